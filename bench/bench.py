@@ -517,8 +517,8 @@ def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Ro
     sys.path.insert(0, str(ROOT / "tools"))
     from diagnosis_cases import Case, labels_of, simulated
 
-    from otel_ddp.agent.verdicts.run_case import learn
     from otel_ddp.diagnosis.bounds import Bounds
+    from otel_ddp.diagnosis.detector import Detector, Observation, RankState
     from otel_ddp.diagnosis.stall.detector import Stalls
     from otel_ddp.diagnosis.step_facts import batches_of, facts_of
     from otel_ddp.diagnosis.straggler.detector import Stragglers
@@ -527,15 +527,17 @@ def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Ro
     recorded = list(zip(*simulated(Case(ranks, 0.05, steps=steps)), strict=True))
     best_s = float("inf")
     for _ in range(5):
-        stalls, bounds, stragglers = Stalls(), Bounds(), Stragglers(ranks)
+        stragglers = Stragglers()
+        detectors: list[Detector] = [Stalls(), stragglers, Bounds()]
+        states = [RankState(labels_of(rank), ranks) for rank in range(ranks)]
         before = time.process_time()
         for at in range(0, steps, rate // 4):
             for rank in range(ranks):
                 batches = batches_of(recorded[rank][at : at + rate // 4])
-                learn(stalls, 1_000_000_000 * at // rate, labels_of(rank), batches)
                 facts = [each for batch in batches for each in facts_of(batch)]
-                stragglers.feed(labels_of(rank), facts)
-                bounds.feed(labels_of(rank), facts)
+                seen = Observation(1_000_000_000 * at // rate, batches, facts)
+                for detector in detectors:
+                    detector.feed(states[rank], seen)
             if at % rate == 0:
                 stragglers.report()
         best_s = min(best_s, time.process_time() - before)

@@ -22,8 +22,8 @@ from tools.diagnosis_cases import labels_of
 
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.bounds import Bounds
-from otel_ddp.diagnosis.device_steps import DeviceSteps
-from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.detector import Detector, Observation, RankState
+from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import side_of
 
@@ -140,15 +140,15 @@ class _Rank:
 def replayed(case: Case) -> Found:
     """The verdicts of the detectors."""
     ranks = case.setting.ranks
-    stragglers, bounds = Stragglers(ranks), Bounds()
-    bounds.set_world_size(ranks)
+    stragglers, bounds = Stragglers(), Bounds()
+    known = None if not case.setting.sharded else False
+    states = [
+        RankState(labels_of(rank), ranks, waits_known=known, device_clock=True)
+        for rank in range(ranks)
+    ]
     readers = [_Rank() for _ in range(ranks)]
-    for rank in range(ranks):
-        stragglers.add_rank(labels_of(rank))
-        stragglers.set_clock_known(labels_of(rank), True)
-        if case.setting.sharded:
-            stragglers.set_waits_known(labels_of(rank), False)
-            bounds.set_waits_known(labels_of(rank), False)
+    for state in states:
+        stragglers.feed(state, Observation())
     named: dict[int, Named] = {}
     verdicts, bound = 0, ""
     pieces: list[list[Piece]] = []
@@ -157,17 +157,18 @@ def replayed(case: Case) -> Found:
         if len(pieces) < _STEPS_AT_A_TIME:
             continue
         for rank, theirs in enumerate(zip(*pieces, strict=True)):
-            if facts := readers[rank].read(theirs):
-                stragglers.feed(labels_of(rank), facts)
-                bounds.feed(labels_of(rank), facts)
+            facts = readers[rank].read(theirs)
+            detectors: tuple[Detector, ...] = (stragglers, bounds)
+            for detector in detectors:
+                detector.feed(states[rank], Observation(facts=facts))
         pieces.clear()
-        for verdict, opened in stragglers.poll():
+        for verdict, opened in stragglers.poll(0):
             if opened and verdict.kind in ("straggler", "imbalance"):
                 verdicts += 1
                 at = (verdict.step or 0) - BEGINS
                 rank = int(dict(verdict.labels)["rank"])
                 named.setdefault(rank, Named(verdict.kind, verdict.phase, side_of(verdict), at))
-        for verdict, opened in bounds.poll():
+        for verdict, opened in bounds.poll(0):
             bound = verdict.phase if opened else ""
     return Found(named, verdicts, bound, stragglers.report().insufficient)
 

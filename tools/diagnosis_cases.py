@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Labels
@@ -169,15 +170,17 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
 
 def replayed(case: Case, own: bool = False) -> Found:
     """The verdicts of the detector."""
-    detector = Stragglers(case.ranks)
-    if own:
-        detector.set_own_collectives(labels_of(0), ("other",))
+    detector = Stragglers()
+    states = [
+        RankState(labels_of(rank), case.ranks, own_collectives=("other",) if own else ())
+        for rank in range(case.ranks)
+    ]
     found = Found({}, set())
     for steps in simulated(case, own):
         for rank, step in enumerate(steps):
             for run in batches_of([step]):
-                detector.feed(labels_of(rank), facts_of(run))
-        for verdict, opened in detector.poll():
+                detector.feed(states[rank], Observation(facts=facts_of(run)))
+        for verdict, opened in detector.poll(0):
             found.kinds.add(verdict.kind)
             if opened and verdict.kind in ("straggler", "imbalance"):
                 rank = int(dict(verdict.labels)["rank"])

@@ -10,11 +10,20 @@ from typing import NamedTuple
 import pytest
 
 from make import labels_of
-from otel_ddp.diagnosis.arrivals import Arrival, Comparison, Sample, TimedStep, compare
+from otel_ddp.diagnosis.arrivals import (
+    Arrival,
+    Comparison,
+    HostStep,
+    Sample,
+    _find_waits,
+    _Interval,
+    _Segment,
+    compare,
+)
+from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change, Labels
-from otel_ddp.diagnosis.waits import Interval, Segment, find_waits
 from otel_ddp.words import PHASES
 
 MS = 1_000_000
@@ -63,7 +72,7 @@ class Rank:
     def __init__(self) -> None:
         self.now_ns = 0.0
         self.arrivals: list[Arrival] = []
-        self.steps: list[TimedStep] = []
+        self.steps: list[HostStep] = []
         self.began_ns = 0
         self.parts: list[tuple[str, int]] = []
 
@@ -79,7 +88,7 @@ class Rank:
         number = len(self.steps)
         step = Step(number, self.began_ns, ended_ns, Parts(codes, spans_ns))
         ((facts,),) = [facts_of(run) for run in batches_of([step])]
-        self.steps.append(TimedStep(facts, self.began_ns, codes, spans_ns))
+        self.steps.append(HostStep(facts, self.began_ns, codes, spans_ns))
         self.began_ns, self.parts = ended_ns, []
 
 
@@ -205,7 +214,7 @@ class Job:
             for index, rank in enumerate(self.ranks)
         }
 
-    def steps(self) -> dict[Labels, list[TimedStep]]:
+    def steps(self) -> dict[Labels, list[HostStep]]:
         return {labels_of(index): rank.steps[-300:] for index, rank in enumerate(self.ranks)}
 
     def compared(self, after: int = -1) -> Comparison:
@@ -214,17 +223,17 @@ class Job:
 
 def judged(job: Job, samples: int, steps_between: int = 100) -> list[Change]:
     """All changes in a training that is sampled so often."""
-    stragglers = Stragglers(len(job.ranks), every_step=False)
+    stragglers = Stragglers(every_step=False)
     reported = []
     for rank in range(len(job.ranks)):
-        stragglers.feed(labels_of(rank), [])
+        stragglers.expect(labels_of(rank))
     last = -1
     for _ in range(samples):
         job.train(steps_between)
         for rank, facts in job.compared(last).facts.items():
-            stragglers.feed(rank, facts)
+            stragglers.feed(RankState(rank), Observation(facts=facts))
             last = facts[-1].number
-        reported += stragglers.poll()
+        reported += stragglers.poll(0)
     return reported
 
 
@@ -422,10 +431,10 @@ def test_steps_with_other_collectives_than_usual_are_left_out(trained: Job) -> N
 
 
 def test_a_rank_that_goes_on_before_the_last_arrives_has_not_waited() -> None:
-    early = Segment(rank=0, interval=0, gap_ns=4 * MS, wait_ns=10 * MS, delay_ns=5 * MS)
-    latest = Segment(rank=1, interval=0, gap_ns=4 * MS, wait_ns=0, delay_ns=5 * MS)
+    early = _Segment(rank=0, interval=0, gap_ns=4 * MS, wait_ns=10 * MS, delay_ns=5 * MS)
+    latest = _Segment(rank=1, interval=0, gap_ns=4 * MS, wait_ns=0, delay_ns=5 * MS)
 
-    assert find_waits([Interval(("gloo:a", "gloo:b"), [early, latest] * 20)]) == ([False], "")
+    assert _find_waits([_Interval(("gloo:a", "gloo:b"), [early, latest] * 20)]) == ([False], "")
 
 
 def test_a_wait_that_begins_at_the_end_of_a_step_counts_in_the_next() -> None:

@@ -9,9 +9,11 @@ import pytest
 
 from make import labels_of, step_facts
 from otel_ddp.diagnosis.bounds import Bounds
+from otel_ddp.diagnosis.detector import Memory, Observation, RankState
 from otel_ddp.diagnosis.memory_creep import MemoryCreep
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Change
+from ranks import Told
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -24,6 +26,7 @@ COMPUTE = {"data": 5, "forward": 25, "backward": 50, "optimizer": 10, "other": 5
 class Run:
     def __init__(self, *counts_from: int, at_once: int = 1) -> None:
         self.bounds = Bounds()
+        self.told = Told(self.bounds)
         self.number = 0
         self.now_ns = NOW
         # What each rank adds to its numbers; and how many steps of one are read before the next.
@@ -46,8 +49,8 @@ class Run:
                     number = self.number + (self.counts_from[rank] if self.counts_from else 0)
                     reported.setdefault(rank, []).append(step_facts(number, self.now_ns, ms))
             for rank, facts in reported.items():
-                self.bounds.feed(labels_of(rank), facts)
-            changes += self.bounds.poll()
+                self.told.feed(rank, facts)
+            changes += self.bounds.poll(0)
         return changes
 
 
@@ -95,8 +98,8 @@ def test_an_open_bound_has_the_present_share_without_a_further_change() -> None:
     assert "50 % of the step" in present.sentence
     assert present.evidence["shares"]["data"] == pytest.approx(0.5, abs=0.001)
     assert (present.since_ns, present.step) == (opened.since_ns, opened.step)
-    run.bounds.forget(labels_of(0))
-    run.bounds.forget(labels_of(1))
+    run.told.forget(0)
+    run.told.forget(1)
     assert run.bounds.present() == []
 
 
@@ -143,7 +146,7 @@ def test_ranks_that_are_late_in_turn_are_no_communication_bound(
 @pytest.mark.parametrize(("world", "elsewhere"), [(0, True), (4, True), (2, False)])
 def test_ranks_on_other_nodes_are_blamed_where_there_are_any(world: int, elsewhere: bool) -> None:
     run = Run()
-    run.bounds.set_world_size(world)
+    run.told.known["world_size"] = world
     ms = {**COMPUTE, "comm_wait": 65}
     (change,) = run.steps(500, ms, ms)
 
@@ -155,13 +158,13 @@ def test_collectives_of_the_users_own_are_not_taken_for_what_a_loop_does(when: s
     run = Run()
     ms = {**COMPUTE, "other": 60}
     if when == "before":
-        run.bounds.set_own_collectives(labels_of(1), ("other",))
+        run.told.know(1, own_collectives=("other",))
     changes = run.steps(500, ms, ms)
     if when == "after":
         assert ".item()" in changes[0].verdict.sentence
-        run.bounds.set_own_collectives(labels_of(1), ("other",))
-        changes = run.bounds.poll()
-        assert run.bounds.poll() == []
+        run.told.know(1, own_collectives=("other",))
+        changes = run.bounds.poll(0)
+        assert run.bounds.poll(0) == []
 
     assert phases(changes) == [("other", True)]
     sentence = changes[0].verdict.sentence
@@ -171,7 +174,7 @@ def test_collectives_of_the_users_own_are_not_taken_for_what_a_loop_does(when: s
 
 def test_waiting_for_one_late_rank_in_collectives_of_the_users_own_is_no_bound() -> None:
     run = Run()
-    run.bounds.set_own_collectives(labels_of(1), ("other",))
+    run.told.know(1, own_collectives=("other",))
     late, waiting = {**COMPUTE, "forward": 75}, {**COMPUTE, "other": 55}
 
     assert phases(run.steps(500, late, waiting, waiting)) == [("compute", True)]
@@ -179,11 +182,11 @@ def test_waiting_for_one_late_rank_in_collectives_of_the_users_own_is_no_bound()
 
 def test_collectives_of_the_users_own_in_other_phases_are_mentioned_where_they_count() -> None:
     run = Run()
-    run.bounds.set_own_collectives(labels_of(0), ("data",))
+    run.told.know(0, own_collectives=("data",))
 
     assert "of your own" not in run.steps(500, COMPUTE)[0].verdict.sentence
-    run.bounds.set_own_collectives(labels_of(0), ("data", "other"))
-    assert run.bounds.poll() == []
+    run.told.know(0, own_collectives=("data", "other"))
+    assert run.bounds.poll(0) == []
     (change,) = run.steps(500, {**COMPUTE, "data": 60})
     assert change.verdict.sentence.endswith("you call collectives of your own in data.")
 
@@ -226,7 +229,7 @@ def test_a_run_without_a_bound_closes_the_verdict() -> None:
 
 def test_waits_that_are_not_known_are_mentioned() -> None:
     run = Run()
-    run.bounds.set_waits_known(labels_of(0), False)
+    run.told.know(0, waits_known=False)
     (change,) = run.steps(500, COMPUTE)
 
     assert "cannot be told apart" in change.verdict.sentence
@@ -235,27 +238,31 @@ def test_waits_that_are_not_known_are_mentioned() -> None:
 def test_a_run_that_has_ended_has_no_bound() -> None:
     run = Run()
     run.steps(500, COMPUTE)
-    run.bounds.forget(labels_of(0))
+    run.told.forget(0)
 
-    assert phases(run.bounds.poll()) == [("compute", False)]
+    assert phases(run.bounds.poll(0)) == [("compute", False)]
 
 
 # --- Memory ---------------------------------------------------------------------------------------
 
 
 def watched(used: Callable[[float], float], minutes: float, limit: float = 16 * GB) -> list[Change]:
-    creep = MemoryCreep()
-    creep.set_limit(labels_of(0), limit)
-    return fed(creep, used, 0, minutes)
+    return fed(MemoryCreep(), used, 0, minutes, limit)
 
 
 def fed(
-    creep: MemoryCreep, used: Callable[[float], float], start: float, minutes: float
+    creep: MemoryCreep,
+    used: Callable[[float], float],
+    start: float,
+    minutes: float,
+    limit: float = 16 * GB,
 ) -> list[Change]:
     changes: list[Change] = []
     for tick in range(round(start * 12), round((start + minutes) * 12)):
-        creep.feed(labels_of(0), used(tick / 12), NOW + tick * 5 * S)
-        changes += creep.poll()
+        memory = Memory(round(used(tick / 12)), round(limit))
+        seen = Observation(NOW + tick * 5 * S, memory=memory)
+        creep.feed(RankState(labels_of(0)), seen)
+        changes += creep.poll(0)
     return changes
 
 
@@ -303,7 +310,6 @@ def test_what_does_not_grow_without_end_is_nothing(used: Callable[[float], float
 
 def test_an_open_creep_has_the_present_figures_without_a_further_change() -> None:
     creep = MemoryCreep()
-    creep.set_limit(labels_of(0), 16 * GB)
     ((opened, _),) = fed(creep, leak, 0, 60)
 
     changes = fed(creep, lambda minute: leak(60) + 40 * MB * (minute - 60), 60, 60)
@@ -319,12 +325,11 @@ def test_an_open_creep_has_the_present_figures_without_a_further_change() -> Non
 
 
 def test_without_a_limit_there_is_no_verdict() -> None:
-    assert fed(MemoryCreep(), leak, 0, 60) == []
+    assert watched(leak, 60, limit=0) == []
 
 
 def test_it_is_over_when_it_no_longer_grows() -> None:
     creep = MemoryCreep()
-    creep.set_limit(labels_of(0), 16 * GB)
     fed(creep, leak, 0, 30)
 
     changes = fed(creep, lambda minute: leak(30), 30, 30)
@@ -333,7 +338,6 @@ def test_it_is_over_when_it_no_longer_grows() -> None:
 
 def test_a_gap_in_what_is_known_is_not_bridged() -> None:
     creep = MemoryCreep()
-    creep.set_limit(labels_of(0), 16 * GB)
 
     assert fed(creep, leak, 0, 8) == []
     assert fed(creep, leak, 30, 8) == []
@@ -341,8 +345,7 @@ def test_a_gap_in_what_is_known_is_not_bridged() -> None:
 
 def test_a_process_that_has_ended_does_not_creep() -> None:
     creep = MemoryCreep()
-    creep.set_limit(labels_of(0), 16 * GB)
     fed(creep, leak, 0, 30)
     creep.forget(labels_of(0))
 
-    assert [each.opened for each in creep.poll()] == [False]
+    assert [each.opened for each in creep.poll(0)] == [False]

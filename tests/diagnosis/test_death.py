@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from make import labels_of
-from otel_ddp.diagnosis.death.detector import Deaths
-from otel_ddp.diagnosis.death.ended_process import EndedProcess
-from otel_ddp.diagnosis.verdict import Labels, Verdict
+from otel_ddp.diagnosis.death.cause import EndedProcess
+from otel_ddp.diagnosis.death.incident import Deaths
+from otel_ddp.diagnosis.detector import Observation, RankState
+from otel_ddp.diagnosis.verdict import Change, Verdict
 
 S = 1_000_000_000
 T = 1_700_000_000 * S
@@ -48,11 +49,26 @@ def ended(
     return ended_process._replace(state="finished", cause=cause)
 
 
+def fed(deaths: Deaths, ended: list[EndedProcess], under_nccl: bool = False) -> list[Change]:
+    """All ends that were seen at once."""
+    for each in ended:
+        state = RankState(each.labels, under_nccl=under_nccl)
+        deaths.feed(state, Observation(ended=each))
+    return deaths.poll(0)
+
+
+def seen_at_work(deaths: Deaths, *ranks: int) -> list[Change]:
+    """These ranks are at work now."""
+    for rank in ranks:
+        deaths.feed(RankState(labels_of(rank)), Observation())
+    return deaths.poll(0)
+
+
 def verdict(*looks: list[EndedProcess]) -> Verdict | None:
     """What is open in the end."""
     deaths, standing = Deaths(), {}
     for found in looks:
-        for change in deaths.feed(found):
+        for change in fed(deaths, found):
             if change.opened:
                 standing[change.verdict.key] = change.verdict
             else:
@@ -206,9 +222,9 @@ def test_a_process_that_was_asked_to_end_was_ended_by_the_launcher() -> None:
 
 def test_a_death_long_after_is_an_incident_of_its_own() -> None:
     deaths = Deaths()
-    deaths.feed([killed(3)])
+    fed(deaths, [killed(3)])
 
-    (change,) = deaths.feed([killed(0, 60.0)])
+    (change,) = fed(deaths, [killed(0, 60.0)])
 
     assert change.opened
     assert rank(change.verdict) == "0"
@@ -253,9 +269,9 @@ def test_what_the_kernel_says_decides_within_one_poll(cause: dict[str, Any]) -> 
 
 def test_what_the_kernel_says_a_moment_later_changes_the_verdict() -> None:
     deaths = Deaths()
-    first = deaths.feed([killed(0), killed(1)])
+    first = fed(deaths, [killed(0), killed(1)])
 
-    changes = deaths.feed([killed(0, signal="SIGTERM"), killed(1, signal="SIGKILL")])
+    changes = fed(deaths, [killed(0, signal="SIGTERM"), killed(1, signal="SIGKILL")])
 
     assert [change.opened for change in (*first, *changes)] == [True, False, True]
     assert changes[0].verdict.key == first[0].verdict.key
@@ -316,7 +332,8 @@ def test_a_connection_that_broke_long_before_points_to_another_node() -> None:
     assert found.evidence["cause"] == "lost_peer"
     assert found.sentence == (
         "rank 0 (n1) failed in forward at step 1234, 1 s into it, because it lost a "
-        f"connection: {PEER}. The other end may be on another node: look there. "
+        f"connection: {PEER}. "
+        "No rank here reports another cause: it is on another node, or in the network. "
         "Rank 1 ended after it within 5 s, as a launcher ends the rest of a run."
     )
 
@@ -389,8 +406,8 @@ def test_a_run_of_one_has_no_peer_to_lose() -> None:
 def test_a_failure_is_reported_once_the_others_had_time_to_report_theirs() -> None:
     deaths = Deaths()
 
-    assert deaths.feed([failed(1, BAD, world=4)]) == []
-    (change,) = deaths.feed([failed(1, BAD, world=4, known_for_s=0.5)])
+    assert fed(deaths, [failed(1, BAD, world=4)]) == []
+    (change,) = fed(deaths, [failed(1, BAD, world=4, known_for_s=0.5)])
     assert rank(change.verdict) == "1"
 
 
@@ -452,8 +469,8 @@ def test_where_all_lost_a_peer_no_rank_here_is_the_cause() -> None:
     lost = [failed(each, PEER, each / 10, world=4) for each in (0, 1)]
     deaths = Deaths()
 
-    early = deaths.feed(lost, [])
-    (change,) = deaths.feed([each._replace(known_for_s=2.0) for each in lost], [])
+    early = fed(deaths, lost)
+    (change,) = fed(deaths, [each._replace(known_for_s=2.0) for each in lost])
 
     assert early == []
     assert rank(change.verdict) is None
@@ -474,26 +491,28 @@ def test_different_lost_connections_are_quoted_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finished", "at_work", "words"),
+    ("finished", "world", "left", "words"),
     [
-        ([], None, "The other end may be on another node: look there."),
-        ([], [labels_of(1)], "The run is on this node alone, and rank 1 is still there."),
+        ([], 4, (1,), "The other end may be on another node: look there."),
+        ([], 2, (1,), "The run is on this node alone, and rank 1 is still there."),
         (
             [ended(1, None, -1.0)],
-            [],
+            2,
+            (),
             "Rank 1 has finished before that, with an exit code that is not known.",
         ),
-        ([ended(1, 0, -1.0)], [], "Rank 1 has finished before that."),
+        ([ended(1, 0, -1.0)], 2, (), "Rank 1 has finished before that."),
     ],
-    ids=["not known", "still there", "finished", "finished well"],
+    ids=["elsewhere", "still there", "finished", "finished well"],
 )
 def test_where_the_lost_peer_may_be_is_given_as_far_as_it_is_known(
-    finished: list[EndedProcess], at_work: list[Labels] | None, words: str
+    finished: list[EndedProcess], world: int, left: tuple[int, ...], words: str
 ) -> None:
     deaths = Deaths()
-    deaths.feed(finished, at_work)
+    fed(deaths, finished)
+    seen_at_work(deaths, *left)
 
-    (change,) = deaths.feed([failed(0, PEER, known_for_s=6.0)], at_work)
+    (change,) = fed(deaths, [failed(0, PEER, world=world, known_for_s=6.0)])
 
     assert rank(change.verdict) is None
     assert change.verdict.sentence.endswith(f"{PEER}. {words}")
@@ -501,10 +520,10 @@ def test_where_the_lost_peer_may_be_is_given_as_far_as_it_is_known(
 
 def test_the_exit_code_of_a_finished_rank_is_waited_for_longer() -> None:
     deaths = Deaths()
-    deaths.feed([ended(1, None, -1.0)])
+    fed(deaths, [ended(1, None, -1.0)])
 
-    early = deaths.feed([failed(0, PEER, known_for_s=2.0)])
-    (change,) = deaths.feed([ended(1, 1, -1.0, known_for_s=6.0)])
+    early = fed(deaths, [failed(0, PEER, known_for_s=2.0)])
+    (change,) = fed(deaths, [ended(1, 1, -1.0, known_for_s=6.0)])
 
     assert early == []
     assert rank(change.verdict) == "1"
@@ -551,15 +570,15 @@ def test_a_finished_evaluator_counts_as_no_rank_of_the_training() -> None:
 
     found = of([evaluator], [failed(0, PEER, world=2, known_for_s=2.0)])
 
-    assert "The other end may be on another node: look there" in found.sentence
+    assert "No rank here reports another cause" in found.sentence
 
 
 def test_an_evaluator_that_died_before_is_not_why_the_training_lost_a_peer() -> None:
     deaths = Deaths()
     evaluator = killed(7, -1.0)._replace(world_size=1)
 
-    (alone,) = deaths.feed([evaluator])
-    (training,) = deaths.feed([failed(0, PEER, world=2, known_for_s=2.0)])
+    (alone,) = fed(deaths, [evaluator])
+    (training,) = fed(deaths, [failed(0, PEER, world=2, known_for_s=2.0)])
 
     assert rank(alone.verdict) == "7"
     assert training.verdict.evidence["cause"] == "lost_peer"
@@ -568,9 +587,9 @@ def test_an_evaluator_that_died_before_is_not_why_the_training_lost_a_peer() -> 
 
 def test_a_reason_that_comes_late_takes_the_place_of_a_lost_peer() -> None:
     deaths = Deaths()
-    deaths.feed([failed(0, PEER, world=4, known_for_s=2.0)])
+    fed(deaths, [failed(0, PEER, world=4, known_for_s=2.0)])
 
-    changes = deaths.feed([failed(1, BAD, 5.0, world=4)])
+    changes = fed(deaths, [failed(1, BAD, 5.0, world=4)])
 
     assert [change.opened for change in changes] == [False, True]
     assert rank(changes[1].verdict) == "1"
@@ -581,9 +600,9 @@ def test_a_reason_that_comes_late_takes_the_place_of_a_lost_peer() -> None:
 
 def test_a_rank_that_left_with_an_exit_code_before_another_failed_is_the_cause() -> None:
     deaths = Deaths()
-    first = deaths.feed([ended(1, None), failed(0, PEER, 0.1)])
+    first = fed(deaths, [ended(1, None), failed(0, PEER, 0.1)])
 
-    (change,) = deaths.feed([ended(1, 1, known_for_s=0.5)])
+    (change,) = fed(deaths, [ended(1, 1, known_for_s=0.5)])
 
     assert first == []
     assert rank(change.verdict) == "1"
@@ -720,9 +739,9 @@ def test_a_failure_without_a_reason_is_one() -> None:
 
 def test_a_failed_run_that_is_started_anew_is_over() -> None:
     deaths = Deaths()
-    deaths.feed([ended(2, 0), failed(1, BAD), failed(0, PEER, 0.1)])
+    fed(deaths, [ended(2, 0), failed(1, BAD), failed(0, PEER, 0.1)])
 
-    (change,) = deaths.feed_restarted(labels_of(1))
+    (change,) = seen_at_work(deaths, 1)
 
     assert not change.opened
     assert change.verdict.key == ("death", labels_of(1))
@@ -733,9 +752,9 @@ def test_a_failed_run_that_is_started_anew_is_over() -> None:
 
 def test_an_unchanged_end_is_not_reported_again() -> None:
     deaths = Deaths()
-    assert len(deaths.feed([killed(0)])) == 1
+    assert len(fed(deaths, [killed(0)])) == 1
 
-    assert deaths.feed([killed(0)]) == []
+    assert fed(deaths, [killed(0)]) == []
 
 
 def test_a_rank_that_left_with_os_exit_0_is_what_the_others_lost() -> None:
@@ -743,7 +762,7 @@ def test_a_rank_that_left_with_os_exit_0_is_what_the_others_lost() -> None:
     # It is seen to be gone a moment after the other reports what it lost.
     lost = failed(0, "RuntimeError: Connection closed by peer", 0.1, known_for_s=3.0)
     left = killed(1, 0.2, exit_code=0)._replace(world_size=2)
-    (change,) = deaths.feed([lost, left], at_work=[])
+    (change,) = fed(deaths, [lost, left])
 
     assert change.verdict.sentence.endswith(". Rank 1 has finished before that.")
     assert change.verdict.evidence["cause"] == "lost_peer"
@@ -751,9 +770,9 @@ def test_a_rank_that_left_with_os_exit_0_is_what_the_others_lost() -> None:
 
 def test_a_clean_exit_code_that_comes_late_takes_the_verdict_back() -> None:
     deaths = Deaths()
-    deaths.feed([killed(0)])
+    fed(deaths, [killed(0)])
 
-    (change,) = deaths.feed([killed(0, exit_code=0)])
+    (change,) = fed(deaths, [killed(0, exit_code=0)])
 
     assert not change.opened
     assert change.verdict.key == ("death", labels_of(0))
@@ -761,20 +780,20 @@ def test_a_clean_exit_code_that_comes_late_takes_the_verdict_back() -> None:
 
 def test_a_new_attempt_closes_the_incident_of_the_one_before() -> None:
     deaths = Deaths()
-    deaths.feed([killed(3), killed(0, 1.0)])
+    fed(deaths, [killed(3), killed(0, 1.0)])
 
-    (change,) = deaths.feed_restarted(labels_of(0))
+    (change,) = seen_at_work(deaths, 0)
 
     assert not change.opened
     assert "rank 0 (n1) is at work again" in change.verdict.sentence
-    assert deaths.feed_restarted(labels_of(3)) == []
+    assert seen_at_work(deaths, 3) == []
 
 
 def test_the_same_rank_may_die_again_in_the_next_attempt() -> None:
     deaths = Deaths()
-    deaths.feed([killed(0), killed(1, 1.0)])
+    fed(deaths, [killed(0), killed(1, 1.0)])
 
-    (change,) = deaths.feed([killed(0, 10.0)])
+    (change,) = fed(deaths, [killed(0, 10.0)])
 
     assert change.opened
     assert change.verdict.since_ns == T + 10 * S
@@ -790,11 +809,11 @@ HANGS = "for 88 s: rank 1 is in data after step 7 at train.py:31 (load)"
 def test_ranks_that_gave_up_where_nothing_moved_were_most_likely_ended_by_a_watchdog(
     ranks: int,
 ) -> None:
-    deaths = Deaths()
+    deaths = Deaths(lambda: HANGS)
     gave_up = [killed(rank, signal="SIGABRT") for rank in range(ranks)]
     # The signal comes to be known a moment after the death, and the stall is over by then.
-    deaths.feed([killed(rank) for rank in range(ranks)], stall=HANGS, under_nccl=True)
-    (*_, change) = deaths.feed(gave_up)
+    fed(deaths, [killed(rank) for rank in range(ranks)], under_nccl=True)
+    (*_, change) = fed(deaths, gave_up)
 
     assert change.verdict.sentence.endswith(
         "Most likely the watchdog of NCCL, which ends ranks whose collectives do not end. "
@@ -807,8 +826,8 @@ def test_ranks_that_gave_up_where_nothing_moved_were_most_likely_ended_by_a_watc
     [("", "SIGABRT", True), (HANGS, "SIGKILL", True), (HANGS, "SIGABRT", False)],
 )
 def test_no_watchdog_is_blamed_for_another_end(stall: str, signal: str, under_nccl: bool) -> None:
-    deaths = Deaths()
-    (change,) = deaths.feed([killed(0, signal=signal)], stall=stall, under_nccl=under_nccl)
+    deaths = Deaths(lambda: stall)
+    (change,) = fed(deaths, [killed(0, signal=signal)], under_nccl=under_nccl)
 
     assert "watchdog" not in change.verdict.sentence
 
@@ -822,7 +841,6 @@ def test_no_watchdog_is_blamed_for_another_end(stall: str, signal: str, under_nc
     ],
 )
 def test_deaths_after_a_hang_are_told_as_its_end(gone: list[EndedProcess]) -> None:
-    deaths = Deaths()
-    (change,) = deaths.feed(gone, at_work=[], stall=HANGS)
+    (change,) = fed(Deaths(lambda: HANGS), gone)
 
     assert change.verdict.sentence.endswith(f". Before that, no rank had moved {HANGS}.")

@@ -10,12 +10,12 @@ import pytest
 from make import labels_of
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.diagnosis.bounds import Bounds
-from otel_ddp.diagnosis.device_steps import DeviceSteps
-from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Verdict
 from otel_ddp.journal.layout import PACED_SHIFT
 from otel_ddp.words import PHASES
+from ranks import Told
 
 MS = 1_000_000
 NOW = 1_700_000_000_000 * MS
@@ -52,11 +52,10 @@ class Ranks:
 
     def __init__(self, ranks: int = 4) -> None:
         self.detector, self.bounds = Stragglers(), Bounds()
+        self.told = Told(self.detector, self.bounds, device_clock=True)
         self.joined = [DeviceSteps() for _ in range(ranks)]
         self.number = 0
         self.chance = random.Random(1)
-        for rank in range(ranks):
-            self.detector.set_clock_known(labels_of(rank), True)
 
     def steps(
         self,
@@ -87,11 +86,10 @@ class Ranks:
                 }
                 joined.feed_host(facts(step_of(self.number, host_ms)))
                 found = joined.feed([step_of(self.number, phases_ms, paced_ms)])
-                self.detector.feed(labels_of(rank), found)
-                self.bounds.feed(labels_of(rank), found)
+                self.told.feed(rank, found)
 
     def verdict(self) -> Verdict:
-        (change,) = self.detector.poll()
+        (change,) = self.detector.poll(0)
         assert change.opened
         return change.verdict
 
@@ -177,7 +175,7 @@ def test_a_rank_is_not_late_at_a_pace_that_all_hosts_have(phase: str, said: str)
     # The host of rank 0 happens to be ahead, so that its device does not run dry.
     ranks.steps(500, {1: {phase: 50.0}}, {1: (phase,)}, all_hosts_ms={phase: 110.0})
 
-    assert ranks.detector.poll() == []
+    assert ranks.detector.poll(0) == []
     assert ranks.detector.report().insufficient == said
 
 
@@ -187,7 +185,7 @@ def test_loaders_that_have_batches_ready_may_be_as_slow_as_they_were() -> None:
     ranks.steps(200, late_ms, {1: ("data",)}, all_hosts_ms={"data": 50.0})
     ranks.steps(300, late_ms, {1: ("data",)})
 
-    assert ranks.detector.poll() == []
+    assert ranks.detector.poll(0) == []
     assert ranks.detector.report().insufficient.endswith("whether these are faster is not known")
 
 
@@ -205,14 +203,14 @@ def test_of_several_hosts_that_are_behind_none_is_late_at_a_pace_that_all_have()
     behind_ms = {0: {"data": 59.0}, 1: {"data": 45.0}}
     ranks.steps(500, behind_ms, {0: ("data",), 1: ("data",)}, all_hosts_ms={"data": 110.0})
 
-    assert ranks.detector.poll() == []
+    assert ranks.detector.poll(0) == []
 
 
 def test_loaders_that_are_slow_on_all_hosts_bound_the_run() -> None:
     ranks = Ranks(2)
     ranks.steps(500, {1: {"data": 50.0}}, {1: ("data",)}, all_hosts_ms={"data": 110.0})
 
-    (change,) = ranks.bounds.poll()
+    (change,) = ranks.bounds.poll(0)
     assert change.verdict.phase == "data"
 
 
@@ -220,14 +218,14 @@ def test_a_loader_that_is_slow_on_all_hosts_and_keeps_no_device_waiting_bounds_n
     ranks = Ranks(2)
     ranks.steps(500, all_hosts_ms={"data": 60.0})
 
-    (change,) = ranks.bounds.poll()
+    (change,) = ranks.bounds.poll(0)
     assert change.verdict.phase == "compute"
 
 
 def test_nothing_is_said_where_the_clock_of_a_device_is_not_known() -> None:
     ranks = Ranks()
     ranks.steps(60, {2: {"backward": 30.0}})
-    ranks.detector.set_clock_known(labels_of(1), False)
+    ranks.told.know(1, device_clock=False)
     ranks.joined[1] = DeviceSteps()
     ranks.steps(130, {2: {"backward": 30.0}})
 
@@ -241,17 +239,16 @@ def test_a_verdict_ends_when_the_clock_fails() -> None:
     ranks.steps(130, {2: {"backward": 30.0}})
     assert ranks.verdict().labels == labels_of(2)
 
-    ranks.detector.set_clock_known(labels_of(0), False)
+    ranks.told.know(0, device_clock=False)
 
-    (change,) = ranks.detector.poll()
+    (change,) = ranks.detector.poll(0)
     assert not change.opened
 
 
 def test_ranks_of_which_no_step_was_timed_are_named() -> None:
     detector = Stragglers()
     for rank in (0, 1):
-        detector.add_rank(labels_of(rank))
-        detector.set_clock_known(labels_of(rank), True)
+        Told(detector, device_clock=True).know(rank)
 
     assert detector.report().insufficient == (
         "insufficient data: no step yet that the device's clock has timed of rank 0, 1"
@@ -266,6 +263,6 @@ def test_devices_that_wait_for_launches_bound_the_run(paced: tuple[str, ...], bo
     ranks = Ranks(2)
     ranks.steps(500, paced=dict.fromkeys(range(2), paced))
 
-    (change,) = ranks.bounds.poll()
+    (change,) = ranks.bounds.poll(0)
     assert change.verdict.phase == bound
     assert change.verdict.sentence.startswith(f"{bound}-bound: ")

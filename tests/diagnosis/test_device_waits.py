@@ -6,8 +6,14 @@ import random
 from collections.abc import Mapping
 
 from make import labels_of
-from otel_ddp.diagnosis.arrivals import Arrival, Comparison, Sample, TimedStep
-from otel_ddp.diagnosis.device_waits import NOT_TIMED, compare_on_device
+from otel_ddp.diagnosis.arrivals import (
+    NOT_TIMED,
+    Arrival,
+    Comparison,
+    HostStep,
+    Sample,
+    compare_on_device,
+)
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.words import PHASES, WORK_PHASES
 
@@ -27,7 +33,7 @@ class Training:
         self.chance = random.Random(1)
         self.number = 0
         self.arrivals: list[list[Arrival]] = [[] for _ in self.ranks]
-        self.steps: list[list[TimedStep]] = [[] for _ in self.ranks]
+        self.steps: list[list[HostStep]] = [[] for _ in self.ranks]
         self.on_device: list[list[StepFacts]] = [[] for _ in self.ranks]
 
     def step(
@@ -62,7 +68,7 @@ class Training:
         took_ns = round(max(sum(each.values()) for each in phases_ms) * MS)
         for rank in self.ranks:
             host = StepFacts(self.number, 0, sum(spans_ns), 0, (0,) * 5, {}, False, 0)
-            self.steps[rank].append(TimedStep(host, began_ns, codes, spans_ns))
+            self.steps[rank].append(HostStep(host, began_ns, codes, spans_ns))
             found_ns = tuple(round(ms * MS) for ms in phases_ms[rank].values())
             self.on_device[rank].append(
                 StepFacts(self.number, 0, took_ns, took_ns - sum(found_ns), found_ns, {}, False, 0)

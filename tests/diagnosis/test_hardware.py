@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from make import labels_of
-from otel_ddp.diagnosis.gpu_evidence import with_gpu
+from otel_ddp.diagnosis.hardware import with_gpu
 from otel_ddp.diagnosis.verdict import Verdict
 
-RUN = {"group": "g", "run": "r", "job_type": "train", "node": "n"}
+RUN = {"group": "g", "run": "r", "job_type": "train", "node": "n1"}
 SENTENCE = "rank 1 keeps the others waiting."
 
 
 def gpu(rank: int | None, clock: float = 1980e6, *throttled: str, run: str = "r") -> dict[str, Any]:
-    labels = {"node": "n"} if rank is None else dict(labels_of(rank, run))
+    labels = {"node": "n1"} if rank is None else dict(labels_of(rank, run=run))
     index = "9" if rank is None else str(rank)
     return {
         "index": index,

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from otel_ddp.diagnosis.launch_need import LaunchNeed
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.diagnosis.straggler.host_need import HostNeed
+from otel_ddp.diagnosis.straggler.host_need import HostNeed, LaunchNeed
 
 MS = 1_000_000
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from make import labels_of
-from otel_ddp.agent.verdicts.nonfinite_values import NonfiniteValues
-from otel_ddp.diagnosis.nonfinite import Nonfinite, NonfiniteValue
+from otel_ddp.agent.verdicts.journal_source import NonfiniteValues
+from otel_ddp.diagnosis.detector import NonfiniteValue, Observation, RankState
+from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
@@ -157,14 +158,18 @@ def odd(
     return NonfiniteValue(name, "train", value, step, time_ns, after)
 
 
+def found(values: Nonfinite, rank: int, odd_ones: list[NonfiniteValue]) -> None:
+    values.feed(RankState(labels_of(rank)), Observation(nonfinite=odd_ones))
+
+
 def summary(changes: list[Change]) -> list[tuple[str, int | None, bool]]:
     return [(each.verdict.evidence["rank"], each.verdict.step, each.opened) for each in changes]
 
 
 def test_the_rank_that_was_first_is_named() -> None:
     values = Nonfinite()
-    values.feed(labels_of(0), [odd(151), odd(152, "grad_norm")])
-    values.feed(labels_of(1), [odd(150)])
+    found(values, 0, [odd(151), odd(152, "grad_norm")])
+    found(values, 1, [odd(150)])
 
     ((verdict, opened),) = values.poll(NOW)
 
@@ -179,8 +184,8 @@ def test_the_rank_that_was_first_is_named() -> None:
 
 def test_ranks_that_lose_it_at_the_same_step_are_both_named() -> None:
     values = Nonfinite()
-    values.feed(labels_of(0), [odd(7, value=-INF, time_ns=NOW + 1)])
-    values.feed(labels_of(1), [odd(7, value=-INF)])
+    found(values, 0, [odd(7, value=-INF, time_ns=NOW + 1)])
+    found(values, 1, [odd(7, value=-INF)])
 
     ((verdict, _),) = values.poll(NOW)
 
@@ -222,8 +227,8 @@ def test_as_much_is_said_of_the_step_and_the_rank_as_is_known(
     of_0: NonfiniteValue, of_1: NonfiniteValue, words: str, rank: str
 ) -> None:
     values = Nonfinite()
-    values.feed(labels_of(0), [of_0])
-    values.feed(labels_of(1), [of_1])
+    found(values, 0, [of_0])
+    found(values, 1, [of_1])
 
     ((verdict, _),) = values.poll(NOW)
 
@@ -236,9 +241,9 @@ def test_as_much_is_said_of_the_step_and_the_rank_as_is_known(
 
 def test_it_is_another_incident_where_another_rank_may_have_been_first() -> None:
     values = Nonfinite()
-    values.feed(labels_of(0), [odd(152, after=149)])
+    found(values, 0, [odd(152, after=149)])
     (alone,) = values.poll(NOW)
-    values.feed(labels_of(1), [odd(153, after=150)])
+    found(values, 1, [odd(153, after=150)])
     (both,) = values.poll(NOW + S)
 
     causes = [each.verdict.evidence["cause"] for each in (alone, both)]
@@ -247,21 +252,21 @@ def test_it_is_another_incident_where_another_rank_may_have_been_first() -> None
 
 def test_without_steps_the_clock_decides_which_was_first() -> None:
     values = Nonfinite()
-    values.feed(labels_of(0), [odd(None, time_ns=NOW + 5)])
-    values.feed(labels_of(1), [odd(None, time_ns=NOW)])
+    found(values, 0, [odd(None, time_ns=NOW + 5)])
+    found(values, 1, [odd(None, time_ns=NOW)])
 
     assert summary(values.poll(NOW)) == [("1", None, True)]
 
 
 def test_it_is_one_incident_until_all_values_were_finite_for_a_minute() -> None:
     values = Nonfinite()
-    values.feed(labels_of(0), [odd(5)])
+    found(values, 0, [odd(5)])
     changes = values.poll(NOW)
-    values.feed(labels_of(0), [])
+    found(values, 0, [])
     changes += values.poll(NOW + S)
-    values.feed(labels_of(0), [odd(9)])
+    found(values, 0, [odd(9)])
     changes += values.poll(NOW + 50 * S)
-    values.feed(labels_of(0), [])
+    found(values, 0, [])
     for after_s in (60, 119):
         changes += values.poll(NOW + after_s * S)
 
@@ -272,11 +277,11 @@ def test_it_is_one_incident_until_all_values_were_finite_for_a_minute() -> None:
 
 def test_an_earlier_value_that_is_read_later_is_the_first() -> None:
     values = Nonfinite()
-    values.feed(labels_of(0), [odd(201)])
+    found(values, 0, [odd(201)])
     changes = values.poll(NOW)
-    values.feed(labels_of(1), [odd(200)])
+    found(values, 1, [odd(200)])
     changes += values.poll(NOW + S)
-    values.feed(labels_of(1), [])
+    found(values, 1, [])
     changes += values.poll(NOW + 2 * S)
 
     assert summary(changes) == [("0", 201, True), ("1", 200, True)]

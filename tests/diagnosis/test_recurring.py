@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from make import labels_of, step_facts
+from make import step_facts
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change
+from ranks import Told
 
 MS = 1_000_000
 STEP_MS = 80.0
@@ -24,7 +25,8 @@ class Job:
     """Ranks that wait for each other in each step."""
 
     def __init__(self, ranks: int = 2, jitter: float = 0.05) -> None:
-        self.detector = Stragglers(ranks)
+        self.detector = Stragglers()
+        self.told = Told(self.detector)
         self.ranks, self.jitter = ranks, jitter
         self.number, self.now_ns = 0, 1_700_000_000_000_000_000
         self._chance = random.Random(7)
@@ -49,8 +51,8 @@ class Job:
                 facts = step_facts(
                     *(self.number, self.now_ns, need, took_ms), unusual=unusual[rank]
                 )
-                self.detector.feed(labels_of(rank), [facts])
-            changes += self.detector.poll()
+                self.told.feed(rank, [facts])
+            changes += self.detector.poll(0)
         return changes
 
     def recurring(self, changes: list[Change]) -> list[tuple[str, str, bool]]:
@@ -78,7 +80,7 @@ def test_a_loader_that_stalls_in_every_50th_batch_is_named_with_its_cost(ranks: 
 
     assert job.recurring(changes) == [("1", "data", True)]
     (verdict,) = job.detector.present()
-    assert verdict.sentence.startswith("rank 1 (n1) stalls in data about every 50 steps: it needs")
+    assert verdict.sentence.startswith("rank 1 (n1) stalls in data about every 50 steps: ")
     assert verdict.evidence["recurs_every"] == 50
     assert verdict.evidence["stall_s"] == pytest.approx(0.6, rel=0.05)
     # 0.6 of 50 x 0.08 and 0.6 seconds.
@@ -151,13 +153,13 @@ def test_what_costs_little_is_not_told() -> None:
 
 def test_in_phases_that_are_not_compared_no_stall_is_told() -> None:
     job = Job(2)
-    job.detector.set_own_collectives(labels_of(0), ("data",))
+    job.told.know(0, own_collectives=("data",))
     assert job.recurring(job.train(600, every_50th)) == []
 
 
 def test_a_rank_that_ends_ends_its_verdict() -> None:
     job = Job(2)
     job.train(410, every_50th)
-    job.detector.forget(labels_of(1))
-    assert job.recurring(job.detector.poll()) == [("1", "data", False)]
+    job.told.forget(1)
+    assert job.recurring(job.detector.poll(0)) == [("1", "data", False)]
     assert job.detector.present() == []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from otel_ddp.diagnosis.alignment import Row
 from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.words import WORK_PHASES
 

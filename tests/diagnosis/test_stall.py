@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from make import labels_of
+from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.diagnosis.death.cause import EndedProcess
+from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.stall.detector import Stalls
 from otel_ddp.diagnosis.stall.evidence import (
     Collective,
@@ -17,12 +20,17 @@ from otel_ddp.diagnosis.stall.evidence import (
     Position,
     Thread,
 )
+from otel_ddp.diagnosis.step_facts import StepBatch
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.words import STALL_REASONS
+from otel_ddp.words import PHASES, STALL_REASONS
 
 SECOND = 1_000_000_000
 BEGAN = 1_700_000_000 * SECOND
 TICK_S = 0.25
+
+
+def ended(labels: Labels, at_ns: int) -> EndedProcess:
+    return EndedProcess(labels, "killed", None, "forward", at_ns, at_ns, at_ns)
 
 
 class Job:
@@ -57,7 +65,15 @@ class Job:
 
     def tick(self, seconds: float = TICK_S) -> list[Change]:
         self.now_ns += int(seconds * SECOND)
-        changes = self.stalls.poll(self.now_ns, self.positions.values(), self.evidence)
+        for rank, here in self.positions.items():
+            labels, state = labels_of(rank), RankState(labels_of(rank))
+            seen = Observation(self.now_ns, position=here)
+            if here.alive:
+                evidence = self.evidence.get(labels, Evidence())
+                self.stalls.feed(state, seen._replace(evidence=evidence))
+            else:
+                self.stalls.feed(state, seen._replace(ended=ended(labels, self.now_ns)))
+        changes = self.stalls.poll(self.now_ns)
         for each, question in self.stalls.questions.items() if self.answering else ():
             rank = int(dict(each)["rank"])
             self.asked.append((self.now_s, rank, question))
@@ -69,6 +85,35 @@ class Job:
                     answered=True, kind=question, answered_ns=self.now_ns + 1, **known
                 )
         return changes
+
+    def learn(
+        self,
+        steps_s: list[float],
+        longest_ns: dict[str, int] | None = None,
+        began_ns: int = BEGAN,
+        later_s: float = 0.0,
+    ) -> None:
+        """Rank 0 has made such steps; the longest stretch of each phase in them."""
+        longest_ns = longest_ns or {}
+        parts = Parts(
+            began_ns, bytes(PHASES[word] for word in longest_ns), list(longest_ns.values())
+        )
+        steps = [
+            Step(1, began_ns, began_ns + round(each * SECOND), parts, (), 0.0, False, 0, 0)
+            for each in steps_s
+        ]
+        batch = StepBatch(parts.codes, [[each] * len(steps) for each in parts.spans_ns], steps)
+        seen = Observation(self.now_ns + round(later_s * SECOND), batches=[batch])
+        self.stalls.feed(RankState(labels_of(0)), seen)
+
+    @property
+    def limits(self) -> dict[Labels, float]:
+        return {labels: each.limit_s for labels, each in self.stalls.standing.items()}
+
+    @property
+    def reasons(self) -> dict[Labels, str]:
+        standing = self.stalls.standing
+        return {labels: each.reason for labels, each in standing.items() if each.reason}
 
     def run(self, seconds: float) -> list[Change]:
         changes = []
@@ -107,7 +152,7 @@ def test_as_long_as_one_rank_moves_there_is_no_stall() -> None:
     for _ in range(10):
         job.put(1, "data")
         assert job.run(50) == []
-    assert set(job.stalls.stalled.values()) == {False}
+    assert not any(each.stalled for each in job.stalls.standing.values())
 
 
 def test_an_evaluation_on_one_rank_while_the_others_wait_is_no_stall_until_its_own_limit() -> None:
@@ -117,7 +162,7 @@ def test_an_evaluation_on_one_rank_while_the_others_wait_is_no_stall_until_its_o
     took_s, verdict = job.stalls_after()
 
     assert 600 <= took_s <= 602.5
-    assert job.stalls.limits == {labels_of(0): 600.0, labels_of(1): 60.0}
+    assert job.limits == {labels_of(0): 600.0, labels_of(1): 60.0}
     assert verdict.evidence["limit_s"] == 600.0
 
 
@@ -172,21 +217,19 @@ def test_the_limit_is_the_phases_own(phase: str, more: dict[str, Any], limit_s: 
     job.put(0, phase, **more)
     job.tick()
 
-    assert job.stalls.limits == {labels_of(0): limit_s}
+    assert job.limits == {labels_of(0): limit_s}
 
 
 def test_the_limit_grows_with_the_steps_and_with_the_longest_stretch_of_the_phase() -> None:
     job = Job(ranks=1, floor_s=2.0)
     job.tick()
     for _ in range(100):
-        job.stalls.learn(
-            job.now_ns, labels_of(0), BEGAN, [1.0], {"data": 5 * SECOND, "comm_wait": 100 * SECOND}
-        )
+        job.learn([1.0], {"data": 5 * SECOND, "comm_wait": 100 * SECOND})
     limits = {}
     for phase in ("forward", "data", "comm_wait"):
         job.put(0, phase)
         job.tick()
-        limits[phase] = job.stalls.limits[labels_of(0)]
+        limits[phase] = job.limits[labels_of(0)]
 
     # Ten steps of a second; three times five; and a wait is as long as others make it.
     assert limits == {"forward": 10.0, "data": 15.0, "comm_wait": 10.0}
@@ -196,10 +239,10 @@ def test_one_step_in_a_hundred_does_not_raise_the_limit() -> None:
     job = Job(ranks=1, floor_s=2.0)
     job.tick()
     for number in range(200):
-        job.stalls.learn(job.now_ns, labels_of(0), BEGAN, [100.0 if number == 99 else 1.0], {})
+        job.learn([100.0 if number == 99 else 1.0])
     job.tick()
 
-    assert job.stalls.limits == {labels_of(0): 10.0}
+    assert job.limits == {labels_of(0): 10.0}
 
 
 def test_a_long_phase_is_learnt_and_a_process_that_was_stopped_is_not() -> None:
@@ -213,7 +256,7 @@ def test_a_long_phase_is_learnt_and_a_process_that_was_stopped_is_not() -> None:
         assert not change.opened
         job.put(0, "forward")
         job.tick()
-        limits.append(job.stalls.limits[labels_of(0)])
+        limits.append(job.limits[labels_of(0)])
 
     assert limits == [pytest.approx(300, abs=2), 60.0]
 
@@ -225,10 +268,10 @@ def test_a_step_in_which_a_process_was_stopped_is_not_learnt_either() -> None:
 
     job.put(0, "data")
     job.tick()
-    job.stalls.learn(job.now_ns, labels_of(0), BEGAN, [100.0], {"data": 100 * SECOND})
+    job.learn([100.0], {"data": 100 * SECOND})
     job.tick()
 
-    assert job.stalls.limits == {labels_of(0): 60.0}
+    assert job.limits == {labels_of(0): 60.0}
 
 
 def test_when_the_agent_itself_could_not_run_no_rank_is_named() -> None:
@@ -243,35 +286,34 @@ def test_when_the_agent_itself_could_not_run_no_rank_is_named() -> None:
 def test_what_the_agent_could_not_see_is_not_learnt(told_first: bool) -> None:
     job = Job(ranks=1)
     job.run(20)
-    went_on_ns = job.now_ns + 600 * SECOND
-    steps = went_on_ns, labels_of(0), job.now_ns, [600.0], {"data": 600 * SECOND}
+    steps: Any = [600.0], {"data": 600 * SECOND}, job.now_ns
     if told_first:
-        job.stalls.learn(*steps)
+        job.learn(*steps, later_s=600.0)
     job.put(0, "data")
     job.tick(600.0)
     if not told_first:
-        job.stalls.learn(*steps)
+        job.learn(*steps)
     job.put(0, "data")
     job.tick()
-    assert job.stalls.limits == {labels_of(0): 60.0}
+    assert job.limits == {labels_of(0): 60.0}
 
     # What comes after it is.
-    job.stalls.learn(job.now_ns, labels_of(0), job.now_ns, [1.0], {"data": 50 * SECOND})
+    job.learn([1.0], {"data": 50 * SECOND}, job.now_ns)
     job.tick()
-    assert job.stalls.limits == {labels_of(0): 150.0}
+    assert job.limits == {labels_of(0): 150.0}
 
 
 def test_a_process_inherits_nothing_from_the_one_that_had_its_labels() -> None:
     job = Job(ranks=1)
     job.tick()
-    job.stalls.learn(job.now_ns, labels_of(0), BEGAN, [1.0], {"data": 500 * SECOND})
+    job.learn([1.0], {"data": 500 * SECOND})
     job.put(0, "data", alive=False, state="killed")
     job.tick()
     job.put(0, "data", step=None)
     job.tick()
 
     # Before the first step it has ten times as long.
-    assert job.stalls.limits == {labels_of(0): 600.0}
+    assert job.limits == {labels_of(0): 600.0}
 
 
 # -- which ranks the evidence names
@@ -439,7 +481,7 @@ def test_the_device_that_computes_is_named_and_not_the_host_that_is_least_far_ah
         "in forward after step 68; rank 0 waits for it. What was launched before it does not end: "
         "look at this GPU's errors (Xid), and at the kernels of that phase."
     )
-    assert job.stalls.reasons == {labels_of(0): "waiting", labels_of(1): "not_waiting"}
+    assert job.reasons == {labels_of(0): "waiting", labels_of(1): "not_waiting"}
 
 
 @pytest.mark.parametrize(
@@ -488,7 +530,7 @@ def test_a_rank_that_is_silent_in_our_own_mark_is_not_said_to_hold_the_gil() -> 
         "rank 0 waits in a collective; the launch queue of rank 1 is full, where otel_ddp itself "
         "waits for a place: what the device is in cannot be asked. Look at the network"
     )
-    assert job.stalls.reasons[labels_of(1)] == "waiting"
+    assert job.reasons[labels_of(1)] == "waiting"
 
 
 def test_why_each_rank_does_not_move_is_known_while_a_stall_is_suspected() -> None:
@@ -505,14 +547,14 @@ def test_why_each_rank_does_not_move_is_known_while_a_stall_is_suspected() -> No
         job.put(rank, phase)
         job.answers[rank] = known
     job.run(29)
-    assert job.stalls.reasons == {}
+    assert job.reasons == {}
     job.run(2)
     expected = {labels_of(rank): reason for rank, (_, _, reason) in enumerate(cases)}
-    assert job.stalls.reasons == expected
+    assert job.reasons == expected
 
     job.put(0, "forward")
     job.tick()
-    assert job.stalls.reasons == {}
+    assert job.reasons == {}
     assert set(expected.values()) == set(STALL_REASONS)
 
 

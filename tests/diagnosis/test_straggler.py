@@ -11,13 +11,14 @@ import pytest
 
 from make import labels_of, step_facts
 from otel_ddp.agent.reading.steps import Parts, Step
-from otel_ddp.diagnosis.alignment import Alignment
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
-from otel_ddp.diagnosis.straggler.detector import Stragglers
-from otel_ddp.diagnosis.straggler.report import Report
+from otel_ddp.diagnosis.straggler.alignment import Alignment
+from otel_ddp.diagnosis.straggler.detector import Hint, Stragglers
+from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.words import PHASES, WORK_PHASES
+from ranks import Told
 
 MS = 1_000_000
 S = 1000 * MS
@@ -29,8 +30,9 @@ STEP_S = 0.1
 class Node:
     """Ranks that train together, 100 ms a step."""
 
-    def __init__(self, ranks: int = 4, **detector: Any) -> None:
-        self.detector = Stragglers(**detector)
+    def __init__(self, ranks: int = 4, hint: Hint | None = None, **known: Any) -> None:
+        self.detector = Stragglers(hint)
+        self.told = Told(self.detector, **known)
         self.ranks = list(range(ranks))
         self.number = 0
         self.now_ns = NOW
@@ -62,8 +64,8 @@ class Node:
             for rank in self.ranks:
                 if rank not in silent:
                     facts = self.facts(rank, late.get(rank, {}), took_s, **given.get(rank, {}))
-                    self.detector.feed(labels_of(rank), [facts])
-            changes += self.detector.poll()
+                    self.told.feed(rank, [facts])
+            changes += self.detector.poll(0)
         return changes
 
     def report(self) -> Report:
@@ -273,11 +275,14 @@ def test_less_than_half_a_millisecond_is_nothing_however_short_the_step() -> Non
     node = Node(2)
     for number in range(1, 401):
         for rank in (0, 1):
-            phases_ms = {"forward": 2 + 0.4 * rank + 0.001 * (number % 7)}
-            facts = step_facts(number, NOW + number * 3 * MS, phases_ms, took_ms=3)
-            node.detector.feed(labels_of(rank), [facts])
+            forward_ns = 2_000_000 + 400_000 * rank + 1_000 * (number % 7)
+            facts = StepFacts(
+                *(number, NOW + number * 3 * MS, 3 * MS, 3 * MS - forward_ns),
+                *((0, forward_ns, 0, 0, 0), {}, False, 0),
+            )
+            node.told.feed(rank, [facts])
 
-    assert node.detector.poll() == []
+    assert node.detector.poll(0) == []
 
 
 def test_steps_from_before_it_began_are_not_counted_in() -> None:
@@ -318,8 +323,12 @@ def test_late_in_three_of_five_steps_and_early_in_two_is_chance() -> None:
 def fed(node: Node, number: int, *backward_ms: int, took_ms: int = 100) -> None:
     """One step, exactly as long as given, to the nanosecond."""
     for rank, ms in enumerate(backward_ms):
-        facts = step_facts(number, NOW + number * took_ms * MS, {"backward": ms}, took_ms)
-        node.detector.feed(labels_of(rank), [facts])
+        phases_ns = (0, 0, ms * MS, 0, 0)
+        facts = StepFacts(
+            *(number, NOW + number * took_ms * MS, took_ms * MS, (took_ms - ms) * MS),
+            *(phases_ns, {}, False, 0),
+        )
+        node.told.feed(rank, [facts])
 
 
 def test_late_in_three_of_five_steps_and_as_fast_as_the_others_in_two_is_chance() -> None:
@@ -327,7 +336,7 @@ def test_late_in_three_of_five_steps_and_as_fast_as_the_others_in_two_is_chance(
     for number in range(1000):
         fed(node, number, 50, 60 if number % 5 < 3 else 50, 50, 50)
 
-    assert node.detector.poll() == []
+    assert node.detector.poll(0) == []
 
 
 @pytest.mark.parametrize("every", [3, 5, 10])
@@ -342,9 +351,10 @@ def test_a_rank_that_is_ahead_and_waits_for_its_device_at_once_makes_no_straggle
         node.now_ns += 10 * MS
         last = node.number % every == 0
         for rank, took_ms in ((0, 10 * every - (every - 1) if last else 1), (1, 10)):
-            facts = step_facts(node.number, node.now_ns, {"other": took_ms})
-            node.detector.feed(labels_of(rank), [facts])
-    assert node.detector.poll() == []
+            phases_ns = (0, 0, 0, 0, took_ms * MS)
+            facts = StepFacts(node.number, node.now_ns, took_ms * MS, 0, phases_ns, {}, False, 0)
+            node.told.feed(rank, [facts])
+    assert node.detector.poll(0) == []
 
 
 def test_a_rank_that_is_late_in_four_of_five_steps_and_makes_up_for_it_is_not_named() -> None:
@@ -480,9 +490,9 @@ def test_the_phase_of_a_verdict_does_not_flap(
 def test_a_process_that_has_ended_has_no_verdict() -> None:
     node = Node(4)
     node.steps(200, {1: {"backward": 0.03}})
-    node.detector.forget(labels_of(1))
+    node.told.forget(1)
 
-    assert summary(node.detector.poll()) == [("straggler", "1", "backward", False)]
+    assert summary(node.detector.poll(0)) == [("straggler", "1", "backward", False)]
 
 
 # --- What it costs --------------------------------------------------------------------------------
@@ -518,8 +528,8 @@ def test_a_verdict_has_what_was_lost_since_it_began_and_ends_when_it_was_over() 
     assert abs(first.until_ns - recovered_ns) < 2 * S
     # A rank that ends is late until its end.
     node.steps(130, {1: {"data": 0.03}})
-    node.detector.forget(labels_of(1))
-    ((last, _),) = node.detector.poll()
+    node.told.forget(1)
+    ((last, _),) = node.detector.poll(0)
     assert last.until_ns == 0
 
 
@@ -554,7 +564,7 @@ def test_lost_time_stays_after_the_verdict_and_after_the_process() -> None:
     node.steps(300, {1: {"backward": 0.03}})
     node.steps(300)
     lost = [each.lost_s for each in node.report().ranks if each.labels == labels_of(1)]
-    node.detector.forget(labels_of(1))
+    node.told.forget(1)
 
     after = [each for each in node.report().ranks if each.labels == labels_of(1)]
     assert [each.lost_s for each in after] == lost
@@ -621,20 +631,20 @@ def test_one_rank_alone_cannot_be_compared() -> None:
 def test_ranks_that_have_made_no_step_yet_are_not_taken_for_absent() -> None:
     node = Node(1)
     for rank in range(3):
-        node.detector.add_rank(labels_of(rank))
+        node.told.know(rank)
     # Of a program that only logs no step is to be expected.
     assert node.report().insufficient == "insufficient data: the ranks on this node make no steps"
     node.steps(300)
     assert node.report().insufficient == "insufficient data: no step yet of rank 1, 2"
 
     for rank in (1, 2):
-        node.detector.forget(labels_of(rank))
+        node.told.forget(rank)
 
     # It had others: that they are gone is no lack of them.
     ended = "ranks on this node have ended"
     assert node.report().insufficient == f"insufficient data: the other {ended}"
 
-    node.detector.forget(labels_of(0))
+    node.told.forget(0)
 
     assert node.report().insufficient == f"insufficient data: all {ended}"
 
@@ -648,22 +658,22 @@ def test_few_steps_are_too_few() -> None:
 
 def test_where_waiting_is_not_known_there_is_no_verdict_on_a_rank() -> None:
     node = Node()
-    node.detector.set_waits_known(labels_of(1), False)
+    node.told.know(1, waits_known=False)
 
     assert node.steps(300, {1: {"backward": 0.03}}) == []
     assert node.report().insufficient == (
         "insufficient data: waiting for other ranks cannot be told from work on rank 1"
     )
-    node.detector.set_waits_known(labels_of(1), True)
+    node.told.know(1, waits_known=True)
     assert len(node.steps(200, {1: {"backward": 0.03}})) == 1
 
 
 def test_a_verdict_falls_when_waiting_turns_out_not_to_be_known() -> None:
     node = Node()
     node.steps(200, {1: {"backward": 0.03}})
-    node.detector.set_waits_known(labels_of(0), False)
+    node.told.know(0, waits_known=False)
 
-    assert summary(node.detector.poll()) == [("straggler", "1", "backward", False)]
+    assert summary(node.detector.poll(0)) == [("straggler", "1", "backward", False)]
 
 
 @pytest.mark.parametrize("waiting", [(0,), (0, 1, 3)], ids=["gather", "all-reduce"])
@@ -672,7 +682,7 @@ def test_a_rank_that_waits_in_a_collective_of_the_users_own_is_not_late(
 ) -> None:
     node = Node()
     # Of one rank it is enough: where one has them, all have.
-    node.detector.set_own_collectives(labels_of(1), ("other",))
+    node.told.know(1, own_collectives=("other",))
     changes = node.steps(200, {2: {"forward": 0.02}, **{key: {"other": 0.02} for key in waiting}})
 
     assert summary(changes) == [("straggler", "2", "forward", True)]
@@ -706,7 +716,7 @@ def test_phases_that_could_hide_a_late_rank_are_mentioned(
     phases: tuple[str, ...], why: str
 ) -> None:
     node = Node()
-    node.detector.set_own_collectives(labels_of(0), phases)
+    node.told.know(0, own_collectives=phases)
 
     assert node.steps(200, {key: {"other": 0.03} for key in node.ranks}) == []
     assert node.report().insufficient == (f"insufficient data: {why}" if why else "")
@@ -714,7 +724,7 @@ def test_phases_that_could_hide_a_late_rank_are_mentioned(
 
 def test_little_time_in_such_phases_hides_no_rank() -> None:
     node = Node()
-    node.detector.set_own_collectives(labels_of(0), ("other",))
+    node.told.know(0, own_collectives=("other",))
     node.steps(200, {key: {"other": -0.001} for key in node.ranks})
 
     assert node.report().insufficient == ""
@@ -724,23 +734,23 @@ def test_a_verdict_closes_when_collectives_of_the_users_own_turn_up() -> None:
     node = Node()
     late = {0: {"other": 0.03}}
     node.steps(200, late)
-    node.detector.set_own_collectives(labels_of(2), ("other",))
+    node.told.know(2, own_collectives=("other",))
 
-    assert summary(node.detector.poll()) == [("straggler", "0", "other", False)]
+    assert summary(node.detector.poll(0)) == [("straggler", "0", "other", False)]
     assert "0 of the first 90 steps" in node.report().insufficient
     assert node.steps(200, late) == []
     # The other ranks say the same, and what was seen stays.
-    node.detector.set_own_collectives(labels_of(3), ("other",))
+    node.told.know(3, own_collectives=("other",))
     assert "a rank that is late there" in node.report().insufficient
     # Both may leave, and new processes with their labels may have none.
-    node.detector.forget(labels_of(2))
-    node.detector.forget(labels_of(3))
+    node.told.forget(2)
+    node.told.forget(3)
     assert summary(node.steps(200, late)) == [("straggler", "0", "other", True)]
 
 
 def test_where_nothing_is_left_to_compare_no_rank_is_named() -> None:
     node = Node()
-    node.detector.set_own_collectives(labels_of(0), WORK_PHASES)
+    node.told.know(0, own_collectives=WORK_PHASES)
 
     assert node.steps(200, {1: {"backward": 0.03}}) == []
     assert "a rank that is late there" in node.report().insufficient
@@ -762,8 +772,8 @@ def fed_by_rank(node: Node, pieces: dict[int, list[StepFacts]], at_once: int) ->
     for start in range(0, max(map(len, pieces.values())), at_once):
         for rank, facts in pieces.items():
             for each in facts[start : start + at_once]:
-                node.detector.feed(labels_of(rank), [each])
-    return node.detector.poll()
+                node.told.feed(rank, [each])
+    return node.detector.poll(0)
 
 
 def collected(node: Node, steps: int, late: Mapping[int, Mapping[str, float]],
@@ -842,7 +852,7 @@ def test_step_numbers_that_match_nothing_are_reported() -> None:
         for rank in (0, 1):
             facts = node.facts(rank, {}, 0.1)
             odd = facts._replace(number=number + 10**6 * rank, ended_ns=NOW + rank * 10**15)
-            node.detector.feed(labels_of(rank), [odd._replace(ended_ns=odd.ended_ns + number * MS)])
+            node.told.feed(rank, [odd._replace(ended_ns=odd.ended_ns + number * MS)])
 
     assert node.report().insufficient == (
         "insufficient data: the step numbers of the ranks do not match"
@@ -885,7 +895,7 @@ def test_what_is_kept_is_bounded_when_a_rank_is_far_behind() -> None:
     node.steps(20_000, silent=(1,))
 
     assert len(node.detector._alignment._waiting) <= 1000
-    assert len(node.detector._rows) <= 300
+    assert len(node.detector._history) <= 300
 
 
 # --- Slower than it was ---------------------------------------------------------------------------
@@ -978,7 +988,7 @@ def test_a_straggler_is_no_regression() -> None:
 def test_a_regression_is_seen_where_waiting_is_not_known() -> None:
     node = Node()
     for rank in node.ranks:
-        node.detector.set_waits_known(labels_of(rank), False)
+        node.told.know(rank, waits_known=False)
     node.steps(700)
 
     assert summary(slow_for(node, 400)) == [("regression", "", "backward", True)]
@@ -989,14 +999,15 @@ def test_a_regression_ends_with_its_run() -> None:
     node.steps(700)
     slow_for(node, 400)
     for rank in node.ranks:
-        node.detector.forget(labels_of(rank))
+        node.told.forget(rank)
 
-    assert summary(node.detector.poll()) == [("regression", "", "backward", False)]
+    assert summary(node.detector.poll(0)) == [("regression", "", "backward", False)]
 
 
 def test_restarts_leave_no_ranks_behind() -> None:
     """Restarts of the same ranks, again and again, keep nothing but what was lost."""
     detector = Stragglers()
+    told = Told(detector)
     numbers = count(1)
     phases_ns = tuple(round(PLAIN[word] * S) for word in WORK_PHASES)
     for _ in range(50):
@@ -1004,9 +1015,9 @@ def test_restarts_leave_no_ranks_behind() -> None:
             number = next(numbers)
             for rank in (0, 1):
                 facts = StepFacts(number, NOW, 100 * MS, 0, phases_ns, {}, False, 0)
-                detector.feed(labels_of(rank), [facts])
-        detector.forget(labels_of(0))
-        detector.forget(labels_of(1))
+                told.feed(rank, [facts])
+        told.forget(0)
+        told.forget(1)
 
     assert detector.report().ranks == ()
     assert not detector._alignment._ranks

@@ -28,8 +28,9 @@ from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.families import LedgerCollector
-from otel_ddp.agent.verdicts.exit_causes import ExitCauses
+from otel_ddp.agent.verdicts.journal_source import JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
+from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.history import card, profiles, report
 from otel_ddp.history.compare import render, result, side
 from otel_ddp.history.directory import NotFound, find_run
@@ -169,8 +170,9 @@ def _read(folder: Path) -> None:
     causes = ExitCauses()
     histories = Histories(str(folder / "history"), 1 << 30, "n")
     try:
-        judge = Judge(ledger, 60.0, folder / "reports", causes)
-        _judge_and_show(place, ledger, journals, judge, Collector(histories, ledger, "n"))
+        judge = Judge(ledger, 60.0, folder / "reports")
+        collector = Collector(histories, ledger, "n")
+        _judge_and_show(place, ledger, journals, judge, JournalSources(causes), collector)
         # What its thread does, in this one.
         histories.stop()
         histories._work()
@@ -185,14 +187,19 @@ def _read(folder: Path) -> None:
 
 
 def _judge_and_show(
-    place: Place, ledger: Ledger, journals: Journals, judge: Judge, collector: Collector
+    place: Place,
+    ledger: Ledger,
+    journals: Journals,
+    judge: Judge,
+    sources: JournalSources,
+    collector: Collector,
 ) -> None:
     now_ns = time.time_ns()
     for _ in range(3):
         journals.find()
         journals.poll()
         collector.feed(journals.feeds())
-        judge.poll(journals.feeds())
+        judge.poll(sources.of(journals.feeds()))
         with ledger.lock:
             journals.update_series(now_ns)
             judge.update_series(now_ns)

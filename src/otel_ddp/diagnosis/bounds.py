@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from otel_ddp.diagnosis.alignment import shift_by_clock
-from otel_ddp.diagnosis.launch_need import LaunchNeed
+from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.medians import lower_median, median
+from otel_ddp.diagnosis.say import percent, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.straggler.alignment import shift_by_clock
+from otel_ddp.diagnosis.straggler.host_need import LaunchNeed
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
-from otel_ddp.diagnosis.wording import percent, rounded
 from otel_ddp.words import COMPUTE_PHASES, UNUSUAL_PHASES, WORK_PHASES
 
 _STEPS = 100
@@ -102,30 +103,33 @@ class _Rank:
         return self._launches.usual_ns(step_ns) / step_ns
 
 
-class Bounds:
+class Bounds(Detector):
     """The ranks of one run on this node."""
 
     def __init__(self) -> None:
         self._ranks: dict[Labels, _Rank] = {}
-        self._waits_unknown: set[Labels] = set()
-        self._own_collectives: dict[Labels, Collection[str]] = {}
-        self._world_size = 0
+        self._states: dict[Labels, RankState] = {}
         self._fed = 0
         self._open: Verdict | None = None
         self._candidate = ""
         self._checks = 0
         self._changes: list[Change] = []
 
-    def set_waits_known(self, labels: Labels, known: bool) -> None:
-        """Whether the journal of this rank tells waits for other ranks from work."""
-        if known:
-            self._waits_unknown.discard(labels)
-        else:
-            self._waits_unknown.add(labels)
+    def feed(self, rank: RankState, seen: Observation) -> None:
+        """Unusual steps count too."""
+        labels, steps = rank.labels, seen.facts
+        if rank.is_beside or seen.ended is not None:
+            self.forget(labels)
+            return
+        if rank != (before := self._states.get(labels)):
+            self._states[labels] = rank
+            if before is None or before.own_collectives != rank.own_collectives:
+                self._say_again()
+        if steps:
+            self._feed_steps(labels, steps)
 
-    def set_own_collectives(self, labels: Labels, phases: Collection[str]) -> None:
-        """The phases in which the user calls collectives: if one rank does, all do."""
-        self._own_collectives[labels] = phases
+    def _say_again(self) -> None:
+        """What is known of collectives of the user's own has changed."""
         if self._open:
             share = self._open.evidence["shares"][self._open.phase]
             sentence = self._sentence(self._open.phase, share)
@@ -134,14 +138,9 @@ class Bounds:
                 self._changes.append(Change(self._open, True))
 
     def _own_phases(self) -> set[str]:
-        return set().union(*self._own_collectives.values())
+        return {phase for each in self._states.values() for phase in each.own_collectives}
 
-    def set_world_size(self, ranks: int) -> None:
-        """How many ranks the whole job has, on all its nodes."""
-        self._world_size = ranks
-
-    def feed(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
-        """More steps of a rank, unusual ones too."""
+    def _feed_steps(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
         rank = self._ranks.get(labels)
         if rank is None:
             rank = self._ranks[labels] = _Rank()
@@ -157,16 +156,13 @@ class Bounds:
             rest = rest[len(some) :]
 
     def forget(self, labels: Labels) -> None:
-        """The process has ended."""
         self._ranks.pop(labels, None)
-        self._waits_unknown.discard(labels)
-        self._own_collectives.pop(labels, None)
+        self._states.pop(labels, None)
         if not self._ranks and self._open:
             self._changes.append(Change(self._open, False))
             self._open = None
 
-    def poll(self) -> list[Change]:
-        """What has changed since the last poll."""
+    def poll(self, now_ns: int) -> list[Change]:
         changes, self._changes = self._changes, []
         return changes
 
@@ -262,17 +258,18 @@ class Bounds:
 
     def _sentence(self, leading: str, share: float) -> str:
         own = self._own_phases()
+        world = max([each.world_size for each in self._states.values()], default=0)
         sentence = _SENTENCES[leading].format(
             share=percent(share),
             own=_OWN if "other" in own else _DEVICE,
-            elsewhere="" if 0 < self._world_size <= len(self._ranks) else _ELSEWHERE,
+            elsewhere="" if 0 < world <= len(self._ranks) else _ELSEWHERE,
         )
         inside = own.intersection(COMPUTE_PHASES if leading == "compute" else (leading,)) - {
             "other"
         }
         if inside:
             sentence += _INSIDE.format(words=", ".join(sorted(inside)))
-        if self._waits_unknown:
+        if any(each.waits_known is False for each in self._states.values()):
             sentence += " Waiting for other ranks is inside these phases, and cannot be told apart."
         return sentence
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.medians import median
+from otel_ddp.diagnosis.say import rank_name
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.diagnosis.wording import rank_name
 
 _SPELL_NS = 30 * 10**9
 # A judgement takes ten minutes at least, and up to twenty once they are there.
@@ -32,20 +33,21 @@ class _Memory:
         self.open: Verdict | None = None
 
 
-class MemoryCreep:
+class MemoryCreep(Detector):
     """The memory of each process against its limit."""
 
     def __init__(self) -> None:
         self._memory: dict[Labels, _Memory] = {}
         self._changes: list[Change] = []
 
-    def set_limit(self, labels: Labels, limit: float) -> None:
-        """How many bytes the process may hold."""
-        self._memory.setdefault(labels, _Memory()).limit = limit
-
-    def feed(self, labels: Labels, used: float, now_ns: int) -> None:
-        """How many bytes the process holds now."""
+    def feed(self, rank: RankState, seen: Observation) -> None:
+        labels, now_ns = rank.labels, seen.now_ns
+        if seen.ended is not None:
+            self.forget(labels)
+        if seen.memory is None:
+            return
         memory = self._memory.setdefault(labels, _Memory())
+        used, memory.limit = seen.memory
         spells = memory.spells
         if spells and now_ns - spells[-1].began_ns < _SPELL_NS:
             spells[-1] = spells[-1]._replace(least=min(spells[-1].least, used))
@@ -58,18 +60,15 @@ class MemoryCreep:
         spells.append(_Spell(now_ns, used))
 
     def forget(self, labels: Labels) -> None:
-        """The process has ended."""
         memory = self._memory.pop(labels, None)
         if memory and memory.open:
             self._changes.append(Change(memory.open, False))
 
-    def poll(self) -> list[Change]:
-        """What has changed since the last poll."""
+    def poll(self, now_ns: int) -> list[Change]:
         changes, self._changes = self._changes, []
         return changes
 
     def present(self) -> list[Verdict]:
-        """The open verdicts, with the figures of the last half minute."""
         return [memory.open for memory in list(self._memory.values()) if memory.open]
 
     def _judge(self, labels: Labels, memory: _Memory) -> None:

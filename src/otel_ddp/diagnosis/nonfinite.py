@@ -6,43 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from otel_ddp.diagnosis.detector import Detector, NonfiniteValue, Observation, RankState
+from otel_ddp.diagnosis.say import first_of, rank_name
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
-from otel_ddp.diagnosis.wording import rank_name
 
 # The verdict is over when every value has been finite for so long.
 _FINITE_FOR_NS = 60 * 10**9
 _MOST_NAMED = 8
-
-
-class NonfiniteValue(NamedTuple):
-    """A name whose values were finite once, with the first value that was not."""
-
-    name: str
-    split: str
-    value: float
-    step: int | None
-    time_ns: int
-    finite_step: int | None = None
-    """The step of the last value of this name that was finite, if known."""
-
-    @property
-    def order(self) -> tuple[bool, int, bool, int]:
-        """Sorts the first one first: by step, or by time where a value has no step.
-
-        Of one step, gradients come last: the ranks have summed them up by then.
-        """
-        return self.step is None, self.step or 0, "grad" in self.name, self.time_ns
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the step before this one was finite."""
-        return self.step is not None and self.finite_step == self.step - 1
-
-    def may_precede(self, other: NonfiniteValue) -> bool:
-        """Whether this rank may have lost the value before the other did."""
-        if self.step is None or other.step is None or self.is_exact:
-            return False
-        return self.finite_step is None or self.finite_step < other.step
 
 
 class _Found(NamedTuple):
@@ -51,7 +21,7 @@ class _Found(NamedTuple):
     value: NonfiniteValue
 
 
-class Nonfinite:
+class Nonfinite(Detector):
     """The logged values of one run on this node.
 
     One verdict a run: once the loss is NaN, nearly every value soon is, on every rank.
@@ -63,12 +33,12 @@ class Nonfinite:
         self._first: _Found | None = None
         self._finite_since_ns = 0
 
-    def feed(self, labels: Labels, values: Sequence[NonfiniteValue]) -> None:
-        """The values that are not finite on this rank now; a rank that ended keeps its last."""
-        self._values[labels] = values
+    def feed(self, rank: RankState, seen: Observation) -> None:
+        """A rank that ended keeps its last values."""
+        if seen.nonfinite is not None:
+            self._values[rank.labels] = seen.nonfinite
 
     def poll(self, now_ns: int) -> list[Change]:
-        """What has changed since the last poll."""
         found = sorted(
             (
                 _Found(value.order, labels, value)
@@ -117,8 +87,7 @@ def _verdict(found: Sequence[_Found]) -> Verdict:
     at, where = _steps(first, [each.value for each in maybe])
     names = list(dict.fromkeys(each.value.name for each in found))
     others = names[1:]
-    shown = ", ".join(others[:_MOST_NAMED]) + (", ..." if others[_MOST_NAMED:] else "")
-    since = f" Since then also: {shown}." if others else ""
+    since = f" Since then also: {first_of(others, _MOST_NAMED)}." if others else ""
     return Verdict(
         "nonfinite",
         run_labels(labels),

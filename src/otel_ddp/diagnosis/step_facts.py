@@ -7,11 +7,8 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
-from otel_ddp.words import PHASE_CODE, UNUSUAL_PHASES, WORK_PHASES, phase_word
+from otel_ddp.words import PHASE_CODE, PHASES, UNUSUAL_PHASES, WORK_PHASES, phase_word
 
-# The phases of an ordinary step that are work; all of them are in every StepFacts.
-
-# The bits above these say what a wait is for.
 _NOTHING: Mapping[str, int] = {}
 # Python's small garbage collections take less than this, and happen in nearly every step.
 _SMALL_GC_S = 0.0005
@@ -178,3 +175,68 @@ def facts_of(batch: StepBatch) -> list[StepFacts]:
             StepFacts(number, ended_ns, took_ns, wait_ns, phases_ns, unusual_ns, unusual, step.work)
         )
     return found
+
+
+# -- on the clock of a device: it knows how long each phase took there, and nothing else of a step
+
+# The device is some steps behind the host, and never more than this.
+_MOST_WAITING = 1000
+# In the journal a phase and a time are one number: the phase is above these bits.
+_PACED_SHIFT = 48
+_PACED_NS = (1 << _PACED_SHIFT) - 1
+_CODES = [PHASES[word] for word in WORK_PHASES]
+
+
+class DeviceStep(TimedStep, Protocol):
+    """One step on the device's clock, as the agent has put it together from the journal."""
+
+    @property
+    def paced(self) -> tuple[int, ...]: ...
+    @property
+    def lag_ns(self) -> int | None: ...
+
+
+class DeviceSteps:
+    """One per rank that has such a clock."""
+
+    def __init__(self) -> None:
+        # Of steps that the device has not finished, by number.
+        self._on_host: dict[int, StepFacts] = {}
+        # Of the last step: its number, and by how much the device was behind at its end.
+        self._last: tuple[int, int | None] = (-1, None)
+
+    def feed_host(self, steps: Sequence[StepFacts]) -> None:
+        """Steps as the host saw them."""
+        on_host = self._on_host
+        for each in steps:
+            on_host[each.number] = each
+        while len(on_host) > _MOST_WAITING:
+            del on_host[next(iter(on_host))]
+
+    def feed(self, steps: Sequence[DeviceStep]) -> list[StepFacts]:
+        """Steps as the device saw them; the facts of those that the host has told, too."""
+        by_number = {step.number: step for step in steps}
+        found = []
+        for facts in [each for batch in batches_of(steps) for each in facts_of(batch)]:
+            step = by_number[facts.number]
+            (before, behind_ns), self._last = self._last, (facts.number, step.lag_ns)
+            host = self._on_host.pop(facts.number, None)
+            if host is None:
+                continue
+            paced_ns = dict.fromkeys(_CODES, 0)
+            for each in step.paced:
+                code = each >> _PACED_SHIFT
+                if code in paced_ns:
+                    paced_ns[code] += each & _PACED_NS
+            found.append(
+                facts._replace(
+                    # The two clocks drift apart, so the host's says when.
+                    ended_ns=host.ended_ns + (step.lag_ns or 0),
+                    unusual=host.unusual or facts.unusual,
+                    work=host.work,
+                    paced_ns=tuple(paced_ns.values()),
+                    host_ns=host.phases_ns,
+                    behind_ns=behind_ns if before == facts.number - 1 else None,
+                )
+            )
+        return found

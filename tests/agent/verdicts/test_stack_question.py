@@ -16,13 +16,18 @@ from typing import Any
 import pytest
 
 from node import Node, until
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.verdicts.journal_source import JournalSources
+from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.agent.verdicts.stack_question import StackQuestion
+from otel_ddp.diagnosis.detector import Observation
 from otel_ddp.diagnosis.stall.detector import Stalls
-from otel_ddp.diagnosis.stall.evidence import Evidence, Kernel, Position
+from otel_ddp.diagnosis.stall.evidence import Kernel, Position
 from otel_ddp.diagnosis.verdict import Verdict
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.words import PHASES, STATES
 
 FLOOR_S = 2.0
 HUNG_STEP = 4
@@ -130,70 +135,46 @@ else:
 """
 
 
-class Watched:
-    """One rank, as the agent sees it."""
-
-    def __init__(self, path: Path) -> None:
-        self.reader = JournalReader(path)
-        self.question_to = StackQuestion(path, self.reader.pid, self.reader.start_ticks)
-
-    @property
-    def labels(self) -> tuple[tuple[str, str], ...]:
-        identity = self.reader.identity
-        labels = {"group": "", "run": identity["run"], "job_type": "train", "node": "here"}
-        return tuple({**labels, "rank": str(identity["global_rank"])}.items())
-
-    def position(self) -> Position | None:
-        self.reader.read_definitions()
-        progress = self.reader.progress()
-        if progress is None or self.reader.identity.get("global_rank") is None:
-            return None
-        self.reader.read()
-        named = self.reader.names.get(progress.phase_name)
-        return Position(
-            self.labels,
-            self.reader.writer_is_alive(),
-            _word(STATES, progress.state),
-            progress.step,
-            _word(PHASES, progress.phase_code),
-            self.reader.created_ns + progress.phase_after_ns,
-            "" if named is None else named.text,
-            written=self.reader.position,
-            world=2,
-        )
-
-
-def _word(codes: Any, code: int) -> str:
-    return next(word for word, number in codes.items() if number == code)
-
-
 class Job:
     """Two ranks that train until they hang, and the detector that watches them."""
 
     def __init__(self, place: Place) -> None:
-        self.ranks = [Watched(path) for path in place.journals()]
+        self.journals = [
+            JournalFeed(JournalReader(path), Ledger(), lambda _: "here")
+            for path in place.journals()
+        ]
+        self.causes = ExitCauses()
+        self.sources = JournalSources(self.causes)
         self.stalls = Stalls(FLOOR_S)
-        self.known: dict[Any, Evidence] = {}
         self.questions: list[str] = []
-        until(lambda: all(each.position() for each in self.ranks), "two positions")
+        self.origin_ns = time.time_ns() - time.monotonic_ns()
+        until(lambda: len(self.positions()) == 2, "two positions")
+
+    def positions(self) -> dict[Source, Position]:
+        """Where each rank is by now."""
+        for each in self.journals:
+            each.poll(time.time_ns(), each.reader.writer_is_alive())
+        found = {each: each.position(self.origin_ns) for each in self.sources.of(self.journals)}
+        return {each: position for each, position in found.items() if position is not None}
 
     @property
     def pids(self) -> dict[str, int]:
         """Rank and process."""
-        return {dict(each.labels)["rank"]: each.reader.pid for each in self.ranks}
+        return {dict(each.labels)["rank"]: each.pid for each in self.journals}
 
     def poll(self) -> list[Verdict | None]:
         """One look of the agent; the verdicts, None for one that holds no longer."""
-        now_ns = time.time_ns()
-        found = {each: each.position() for each in self.ranks}
-        positions = [each for each in found.values() if each is not None]
-        changes = self.stalls.poll(now_ns, positions, self.known)
-        for each in self.ranks:
-            question = self.stalls.questions.get(each.labels)
+        positions, now_ns = self.positions(), time.time_ns()
+        for source, position in positions.items():
+            evidence = source.evidence(now_ns)
+            seen = Observation(now_ns, position=position, evidence=evidence)
+            self.stalls.feed(source.state()._replace(world_size=2), seen)
+        changes = self.stalls.poll(now_ns)
+        for source in positions:
+            question = self.stalls.questions.get(source.labels)
             if question is not None:
                 self.questions.append(question)
-                each.question_to.ask(question, now_ns)
-        self.known = {each.labels: each.question_to.poll(now_ns) for each in self.ranks}
+                source.ask(question, now_ns)
         return [each.verdict if each.opened else None for each in changes]
 
     def verdict(self) -> Verdict:
@@ -235,8 +216,9 @@ def hang(parent: tuple[Node, subprocess.Popen[str]]) -> Iterator[Callable[[str],
     for job in jobs:
         for pid in job.pids.values():
             os.kill(pid, signal.SIGKILL)
-        for each in job.ranks:
+        for each in job.journals:
             each.reader.close()
+        job.causes.close()
 
 
 def _row(verdict: Verdict, rank: int) -> dict[str, Any]:
@@ -323,7 +305,7 @@ def test_a_stopped_rank_is_named_and_the_stall_is_over_when_it_goes_on(
     hang: Callable[[str], Job],
 ) -> None:
     job = hang("runs")
-    until(lambda: all((each.position() or NOWHERE).step for each in job.ranks), "some steps")
+    until(lambda: all(each.step for each in job.positions().values()), "some steps")
     os.kill(job.pids["1"], signal.SIGSTOP)
     try:
         verdict = job.verdict()
@@ -332,17 +314,14 @@ def test_a_stopped_rank_is_named_and_the_stall_is_over_when_it_goes_on(
 
     assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("stopped", ["1"])
     assert _row(verdict, 1)["process"] == "T"
-    assert set(job.stalls.stalled.values()) == {True}
+    assert {each.stalled for each in job.stalls.standing.values()} == {True}
     job.over()
-    assert set(job.stalls.stalled.values()) == {False}
-
-
-NOWHERE = Position((), False, "starting", None, "other", 0)
+    assert {each.stalled for each in job.stalls.standing.values()} == {False}
 
 
 def test_a_loop_of_collectives_that_no_hook_sees_is_no_stall(hang: Callable[[str], Job]) -> None:
     job = hang("moves")
-    until(lambda: all((each.position() or NOWHERE).name for each in job.ranks), "the loop")
+    until(lambda: all(each.name for each in job.positions().values()), "the loop")
     began = time.monotonic()
     while time.monotonic() < began + 2 * FLOOR_S:
         assert job.poll() == []

@@ -78,9 +78,16 @@ class Life:
             self.ended_at = time.monotonic()
 
 
-def journal_alone_shows(journal: JournalFeed) -> bool | None:
-    """Whether its parent ended this process, as far as its journal shows that."""
-    return ended_by_parent(journal.reader)
+class Ends:
+    """Decides how processes end that record no end; here, as far as a journal shows that."""
+
+    def goes_on(self, journal: JournalFeed) -> bool:
+        """Whether a process that has lost its lock still writes to its journal."""
+        return False
+
+    def ended_well(self, journal: JournalFeed) -> bool | None:
+        """Whether a process that died had done its work; None: not known yet."""
+        return ended_by_parent(journal.reader)
 
 
 class JournalFeed:
@@ -91,20 +98,20 @@ class JournalFeed:
         reader: JournalReader,
         ledger: Ledger,
         name_node: Callable[[dict[str, Any]], str],
-        ended_well: Callable[[JournalFeed], bool | None] = journal_alone_shows,
+        ends: Ends | None = None,
         summaries: Summaries | None = None,
         devices: Devices = no_devices,
     ) -> None:
-        """*ended_well*: whether this process, which died without a last record, ended well;
-        None: not known yet. *summaries*: those of the node's other journals. *devices*: what is
-        known of the node's devices."""
+        """*summaries*: those of the node's other journals. *devices*: what is known of the
+        node's devices."""
         self.reader: JournalReader = reader
         # The process id as the agent sees it, which differs if only the process is in a container.
         # 0 if the agent cannot see it: the process's own number may be another process here.
         holder = lock_holder(reader.path)
         self.pid = reader.pid if holder is None else holder
         self.labels: Labels = ()
-        self.life = Life(reader.created_ns, lambda: ended_well(self))
+        self._ends = ends or Ends()
+        self.life = Life(reader.created_ns, lambda: self._ends.ended_well(self))
         self.new = _nothing()
         self.documents = Documents(reader, devices)
         self._ledger = ledger
@@ -204,6 +211,7 @@ class JournalFeed:
         """Read what is new. The caller holds the ledger's lock."""
         self.new = _nothing()
         self.reader.read_definitions()
+        alive = alive or (self.ended_at is None and self._ends.goes_on(self))
         self.life.update(self.reader, now_ns, alive)
         if not self.settled():
             return

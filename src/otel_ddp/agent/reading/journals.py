@@ -8,7 +8,7 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from otel_ddp import files
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading import summary
-from otel_ddp.agent.reading.journal_feed import JournalFeed, journal_alone_shows
+from otel_ddp.agent.reading.journal_feed import Ends, JournalFeed
 from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.node_status import with_texts
 from otel_ddp.agent.reading.run_description import Devices, no_devices
@@ -69,7 +69,7 @@ class Journals:
         place: Place,
         ledger: Ledger,
         own_name: str,
-        ended_well: Callable[[JournalFeed], bool | None] = journal_alone_shows,
+        ends: Ends | None = None,
         *,
         keeps_found: bool = False,
         devices: Devices = no_devices,
@@ -78,7 +78,7 @@ class Journals:
         copies. The others: as in JournalFeed."""
         self._place = place
         self._ledger = ledger
-        self._ended_well = ended_well
+        self._ends = ends
         self._devices = devices
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
         self._summaries = Summaries()
@@ -122,7 +122,7 @@ class Journals:
                 log.warning("%s", why)
             else:
                 self._journals[path] = JournalFeed(
-                    *(reader, self._ledger, self._names.name, self._ended_well),
+                    *(reader, self._ledger, self._names.name, self._ends),
                     *(self._summaries, self._devices),
                 )
                 if reader.created_ns < self._keep_before_ns and not reader.writer_is_alive():

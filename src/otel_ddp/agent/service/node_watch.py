@@ -15,9 +15,10 @@ from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.service import startup
 from otel_ddp.agent.verdicts import postmortem
-from otel_ddp.agent.verdicts.ended_by_parent import Parents
-from otel_ddp.agent.verdicts.exit_causes import ExitCauses
+from otel_ddp.agent.verdicts.ends import Parents
+from otel_ddp.agent.verdicts.journal_source import JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
+from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
 from otel_ddp.diagnosis.verdict import run_labels
 from otel_ddp.journal.place import Place
@@ -37,7 +38,7 @@ class NodeWatch:
         self._parents = Parents(self.exit_causes)
         self.sampling = Sampling(self.ledger, node, conf.sources, drivers.known())
         self.journals = Journals(
-            *(place, self.ledger, conf.node, self._parents.ended_well),
+            *(place, self.ledger, conf.node, self._parents),
             keeps_found=keeps_found,
             devices=self.sampling.describe,
         )
@@ -48,12 +49,12 @@ class NodeWatch:
             self.ledger,
             conf.stall_timeout_s,
             postmortem.directory(conf.postmortem_directory),
-            self.exit_causes,
             grafana=conf.grafana_url,
             gpus=self.sampling.gpus,
             cores=self.sampling.cores,
             before=startup.verdicts_before(place),
         )
+        self._sources = JournalSources(self.exit_causes)
         self.silent_ranks = SilentRanks()
 
     def threads(self) -> Iterator[KeptThread]:
@@ -70,7 +71,7 @@ class NodeWatch:
         if self.histories.keeps:
             self._collector.feed(self.journals.feeds())
         self._parents.watch(self.journals.feeds())
-        self.judge.poll(self.journals.feeds())
+        self.judge.poll(self._sources.of(self.journals.feeds()))
 
     def update_series(self) -> None:
         """Write into the ledger, and for the histories, what is true now."""

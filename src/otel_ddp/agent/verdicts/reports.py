@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts import postmortem
-from otel_ddp.agent.verdicts.process_case import snapshot
-from otel_ddp.agent.verdicts.run_case import RunCase
-from otel_ddp.diagnosis.gpu_evidence import Gpu, with_gpu
-from otel_ddp.diagnosis.past import past_sentence
+from otel_ddp.agent.verdicts.source import Snapshot, Source
+from otel_ddp.diagnosis.hardware import Gpu, with_gpu
+from otel_ddp.diagnosis.say import past_sentence, rank_list
 from otel_ddp.diagnosis.straggler.finding import side_of
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
 from otel_ddp.errors import containment
@@ -27,6 +26,8 @@ from otel_ddp.words import HARMLESS_VERDICTS
 
 log = logging.getLogger("otel_ddp.agent")
 
+# So many verdicts that are over are kept of a run.
+_MOST_PAST = 20
 # After these, training does not go on by itself.
 _FATAL: frozenset[Kind] = frozenset({"death", "stall"})
 # Findings about one rank and a phase, which have a series.
@@ -35,6 +36,29 @@ _NAMING: frozenset[Kind] = frozenset({"straggler", "imbalance", "recurring"})
 _OF_RANKS: frozenset[Kind] = _NAMING | {"stall", "death"}
 # A verdict of the agent before goes on if it is found again so soon: it takes a hundred steps.
 _FOUND_AGAIN_WITHIN_NS = 600 * 10**9
+
+
+class RunReports:
+    """What was reported of one run."""
+
+    def __init__(self, run: Labels) -> None:
+        self.run = run
+        self.open: dict[tuple[str, Labels], Verdict] = {}
+        # The same as the detectors have made them, without what is added here.
+        self.as_found: dict[tuple[str, Labels], Verdict] = {}
+        # The last verdicts that are over, as JSON.
+        self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
+        # Those that a history alone tells: what has bounded the run.
+        self.past_bounds: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
+        # Phases that a rank was ever named for, and the side: their series go on, at 0.
+        self.named: set[tuple[Kind, Labels, str, str]] = set()
+        # What post-mortems show of ended processes, whose journals may have been deleted.
+        self.snapshots: dict[Labels, Snapshot] = {}
+        self.postmortems: dict[tuple[str, Labels], Path | None] = {}
+        # The devices as they were when an incident began: a dead process has left its own since.
+        self.gpus: dict[tuple[str, Labels], Sequence[Gpu]] = {}
+        # The kind and the post-mortem of the verdict that this poll has closed.
+        self.just_closed: tuple[Kind, Path | None] | None = None
 
 
 class VerdictReporter:
@@ -61,34 +85,37 @@ class VerdictReporter:
 
     @containment.contained()
     def report(
-        self, case: RunCase, change: Change, journals: Sequence[JournalFeed], now_ns: int
+        self,
+        told: RunReports,
+        change: Change,
+        sources: Collection[Source],
+        now_ns: int,
+        ended: Collection[Labels] = (),
     ) -> None:
-        """A verdict of this run was opened, has changed, or is over."""
+        """A verdict of this run was opened, has changed, or is over, as these ranks *ended*."""
         key = change.verdict.key
         change = change._replace(verdict=self._continued(change.verdict))
-        if not change.opened:
-            self._before = [each for each in self._before if not _is_one(each, change.verdict)]
-        case.as_found.pop(key, None)
+        told.as_found.pop(key, None)
+        before = told.open.pop(key, None)
+        ended_with = _ended_with(change, sources, ended)
         if change.opened:
-            case.as_found[key] = change.verdict
+            told.as_found[key] = change.verdict
             change = change._replace(verdict=self._with_device(change.verdict))
-        verdict = change.verdict
-        before = case.verdicts.pop(key, None)
-        ended_with = _ended_with(case, change, journals)
-        if change.opened:
-            case.verdicts[key] = verdict
-            if before is not None and before.since_ns != verdict.since_ns:
+            told.open[key] = change.verdict
+            if before is not None and before.since_ns != change.verdict.since_ns:
                 # Another bound has taken its place.
-                case.past_bounds.append(self._past(before, "", now_ns))
+                told.past_bounds.append(self._past(before, "", now_ns))
         else:
-            past = case.past_bounds if verdict.kind in HARMLESS_VERDICTS else case.past
-            past.append(self._past(verdict, ended_with, now_ns))
+            self._before = [each for each in self._before if not _is_one(each, change.verdict)]
+            past = told.past_bounds if key[0] in HARMLESS_VERDICTS else told.past
+            past.append(self._past(change.verdict, ended_with, now_ns))
             # A verdict of this kind that opens in the same poll continues the incident.
-            case.just_closed = verdict.kind, case.postmortem.pop(verdict.key, None)
-            case.gpus.pop(verdict.key, None)
+            told.just_closed = change.verdict.kind, told.postmortems.pop(key, None)
+            told.gpus.pop(key, None)
+        verdict = change.verdict
         if verdict.kind in _NAMING:
             side = side_of(verdict) if verdict.kind == "straggler" else ""
-            case.named.add((verdict.kind, verdict.labels, verdict.phase, side))
+            told.named.add((verdict.kind, verdict.labels, verdict.phase, side))
         # One record per incident, and another one if its phase or cause changes.
         if (
             not change.opened
@@ -99,19 +126,19 @@ class VerdictReporter:
             board = self._board(verdict)
             level = logging.WARNING if _warns(change) else logging.INFO
             log.log(level, "%s%s", body, f" · {board}" if board else "")
-            self._record(change, body, journals, now_ns)
+            self._record(change, body, sources, now_ns)
         if change.opened and verdict.kind in ("death", "stall"):
-            self._write_postmortem(case, verdict, journals)
+            self._write_postmortem(told, verdict, sources)
 
     @containment.contained()
-    def update(self, case: RunCase, verdict: Verdict, journals: Sequence[JournalFeed]) -> None:
+    def update(self, told: RunReports, verdict: Verdict, sources: Collection[Source]) -> None:
         """An open verdict may have other figures now: they are shown, and no record is made."""
-        if case.as_found.get(verdict.key, verdict) is verdict:
+        if told.as_found.get(verdict.key, verdict) is verdict:
             return
-        case.as_found[verdict.key] = verdict
-        case.verdicts[verdict.key] = self._with_device(self._continued(verdict))
+        told.as_found[verdict.key] = verdict
+        told.open[verdict.key] = self._with_device(self._continued(verdict))
         if verdict.kind == "stall":
-            self._write_postmortem(case, verdict, journals)
+            self._write_postmortem(told, verdict, sources)
 
     def _continued(self, verdict: Verdict) -> Verdict:
         """Since when it has held: since before this agent's start, if the one before says so."""
@@ -126,14 +153,12 @@ class VerdictReporter:
     def _with_device(self, verdict: Verdict) -> Verdict:
         return with_gpu(verdict, self._gpus()) if verdict.kind == "straggler" else verdict
 
-    def _record(
-        self, change: Change, body: str, journals: Sequence[JournalFeed], now_ns: int
-    ) -> None:
+    def _record(self, change: Change, body: str, sources: Collection[Source], now_ns: int) -> None:
         """Keep a log record, and a span from the beginning until now."""
         if not self._ledger.keep_history:
             return
         verdict, opened = change
-        project = next((each.project for each in journals if each.project), "")
+        project = next((each.project for each in sources if each.project), "")
         attributes = {
             "verdict": verdict.kind,
             "verdict.state": "opened" if opened else "closed",
@@ -171,23 +196,21 @@ class VerdictReporter:
         self._documents.append((verdict.labels, project, documents))
 
     def _write_postmortem(
-        self, case: RunCase, verdict: Verdict, journals: Sequence[JournalFeed]
+        self, told: RunReports, verdict: Verdict, sources: Collection[Source]
     ) -> None:
-        earlier = case.postmortem.get(verdict.key)
-        if earlier is None and case.just_closed is not None:
-            kind, path = case.just_closed
+        key, earlier = verdict.key, told.postmortems.get(verdict.key)
+        if earlier is None and told.just_closed is not None:
+            kind, path = told.just_closed
             earlier = path if kind == verdict.kind else None
-        # As they were when the incident began: a dead process has left its device since.
-        gpus = case.gpus.setdefault(verdict.key, self._gpus())
-        snapshots = {**case.last_snapshots, **{each.labels: snapshot(each) for each in journals}}
-        case.postmortem[verdict.key] = postmortem.write(
+        snapshots = {**told.snapshots, **{each.labels: each.snapshot() for each in sources}}
+        told.postmortems[key] = postmortem.write(
             self._postmortems,
-            dict(case.run).get("run", ""),
+            dict(told.run).get("run", ""),
             verdict=self.plain(verdict),
             processes=[described for described, _ in snapshots.values()],
             values=[value for _, values in snapshots.values() for value in values],
-            open_verdicts=[self.plain(e) for e in case.verdicts.values() if e.key != verdict.key],
-            gpus=gpus,
+            open_verdicts=[self.plain(each) for each in told.open.values() if each.key != key],
+            gpus=told.gpus.setdefault(key, self._gpus()),
             now_ns=time.time_ns(),
             earlier=earlier,
         )
@@ -233,19 +256,11 @@ def _sentence(change: Change, ended: str) -> str:
     return f"no longer, as {ended} ended: {sentence}" if ended else f"no longer: {sentence}"
 
 
-def _ended_with(case: RunCase, change: Change, journals: Sequence[JournalFeed]) -> str:
+def _ended_with(change: Change, sources: Collection[Source], ended: Collection[Labels]) -> str:
     """What ended and ended the verdict with it: then nothing was cured."""
-    ended = case.just_ended or (case.stalls.ended if change.verdict.kind == "stall" else ())
     if not ended or change.opened or change.verdict.kind == "death":
         return ""
-    if all(each.ended_at is not None for each in journals):
-        return "the run"
-    numbers = sorted((dict(labels).get("rank", "?") for labels in ended), key=_by_number)
-    return f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
-
-
-def _by_number(rank: str) -> tuple[int, str]:
-    return len(rank), rank
+    return rank_list(ended) if any(each.is_at_work for each in sources) else "the run"
 
 
 def _warns(change: Change) -> bool:

@@ -1,53 +1,289 @@
-"""Turns the processes of one incident into its verdict."""
+"""Groups the ends of a run's processes into incidents: which was first, and what to say of it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal, NamedTuple
 
-from otel_ddp.diagnosis.death import wording
-from otel_ddp.diagnosis.death.ended_process import (
+from otel_ddp.diagnosis.death.cause import (
     REQUESTS,
     EndedProcess,
     cause_word,
-    manner,
-    rank_key,
-)
-from otel_ddp.diagnosis.death.origin import (
-    Order,
-    first_ended,
     guilt,
-    was_intended,
-    without_numbers,
+    hints,
+    how_it_ended,
+    manner,
+    short,
+    short_cause,
+    why_it_ended,
 )
-from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
+from otel_ddp.diagnosis.detector import Detector, Observation, RankState
+from otel_ddp.diagnosis.say import about, capitalized, rank_name, rank_names, rank_order, verb
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 
+_MOST_INCIDENTS = 8
+_MOST_REASONS = 3
+_WATCHDOG = ". Most likely the watchdog of NCCL, which ends ranks whose collectives do not end"
+# A rank that raises may report it after the rank that lost it, and all may raise the same. So where
+# no process was killed, a verdict waits for further reports; longer where none gives a cause.
+_OTHERS_REPORT_S = 0.5
+_CAUSE_COMES_S = 2.0
+# Python may take seconds to leave after its last report, and the exit code comes after that.
+_CODE_COMES_S = 6.0
 # torchrun looks every 0.1 to 5 s, asks the others to end, and kills them 30 s later.
-FOLLOWS_S = 40.0
+_FOLLOWS_S = 40.0
+# An out-of-memory kill is the cause, even where giving back the memory delayed the end of it.
+_KILL_TAKES_S = 2.0
+# Ctrl-C reaches all ranks at once; within this, another error may come from it.
+_INTERRUPT_TAKES_S = 1.0
+
+_Order = Literal["only", "time", "evidence", "unknown"]
+"""What the order of the ends is known by."""
 
 
-class Surroundings(NamedTuple):
+class _Incident:
+    """Processes of a run that ended because of each other, as far as that is known."""
+
+    def __init__(self, stall: str, under_nccl: bool) -> None:
+        """*stall*: for how long no rank had moved before. *under_nccl*: what may end such ranks."""
+        self.members: dict[Labels, EndedProcess] = {}
+        self.verdict: Verdict | None = None
+        self._stall, self._under_nccl = stall, under_nccl
+
+    def includes(self, process: EndedProcess) -> bool:
+        """Whether this end belongs to the incident."""
+        known = self.members.get(process.labels)
+        if known is not None:
+            return known.ended_ns == process.ended_ns
+        worlds = {member.world_size for member in self.members.values()} - {None}
+        if worlds and process.world_size is not None and process.world_size not in worlds:
+            # An evaluator beside the training: neither loses a peer with the other.
+            return False
+        times = [member.ended_ns for member in self.members.values()]
+        span_ns = max(*times, process.ended_ns) - min(*times, process.ended_ns)
+        return span_ns <= _FOLLOWS_S * 1e9
+
+    def update(self, around: _Surroundings) -> list[Change]:
+        """Judge the incident again; what has changed by that."""
+        members = list(self.members.values())
+        around = around._replace(stall=self._stall, under_nccl=self._under_nccl)
+        before = self.verdict
+        if before is None and not _is_ready(members, around):
+            return []
+        after = _verdict_of(members, around)
+        if before == after:
+            return []
+        self.verdict = after
+        changes = []
+        if before is not None and (after is None or before.key != after.key):
+            sentence = "the end was intended" if after is None else _told_anew(before)
+            changes.append(Change(before._replace(sentence=sentence), False))
+        if after is not None:
+            changes.append(Change(after, True))
+        return changes
+
+
+class Deaths(Detector):
+    """The ends of one run on this node. An incident is one verdict, however many ranks it took."""
+
+    def __init__(self, stall: Callable[[], str] = str) -> None:
+        """*stall*: for how long no rank has moved, and why; empty where ranks move."""
+        self._stall = stall
+        self._incidents: list[_Incident] = []
+        self._ended: list[EndedProcess] = []
+        self._finished: dict[Labels, EndedProcess] = {}
+        self._at_work: set[Labels] = set()
+        self._under_nccl = False
+        self._changes: list[Change] = []
+
+    def feed(self, rank: RankState, seen: Observation) -> None:
+        """What the kernel knows of an end may come a moment after it: then it is judged again."""
+        self._under_nccl |= rank.under_nccl
+        if seen.ended is not None:
+            self._at_work.discard(rank.labels)
+            self._ended.append(seen.ended)
+            return
+        if rank.is_beside:
+            self._at_work.discard(rank.labels)
+        else:
+            self._at_work.add(rank.labels)
+        self._finished.pop(rank.labels, None)
+        for incident in [each for each in self._incidents if rank.labels in each.members]:
+            self._incidents.remove(incident)
+            if incident.verdict is not None:
+                sentence = f"{rank_name(rank.labels)} is at work again: the run was restarted"
+                self._changes.append(Change(incident.verdict._replace(sentence=sentence), False))
+
+    def forget(self, labels: Labels) -> None:
+        self._at_work.discard(labels)
+
+    def poll(self, now_ns: int) -> list[Change]:
+        """All ends that were seen since the last poll are judged at once."""
+        ended, self._ended = self._ended, []
+        changes, self._changes = self._changes, []
+        touched: list[_Incident] = []
+        for each in ended:
+            if each.state == "finished" and not each.cause.get("exit_code"):
+                self._finished[each.labels] = each
+                continue
+            self._finished.pop(each.labels, None)
+            incident = next((known for known in self._incidents if known.includes(each)), None)
+            if incident is None:
+                incident = _Incident(self._stall(), self._under_nccl)
+                self._incidents = [incident, *self._incidents][:_MOST_INCIDENTS]
+            incident.members[each.labels] = each
+            if incident not in touched:
+                touched.append(incident)
+        around = _Surroundings(list(self._finished.values()), self._at_work)
+        return [*changes, *(each for incident in touched for each in incident.update(around))]
+
+
+def _told_anew(before: Verdict) -> str:
+    """What is said of a verdict in whose place comes one about another rank, or about the run."""
+    who = rank_name(before.labels) if "rank" in dict(before.labels) else "the run"
+    return f"{who}: more is known of this end by now"
+
+
+def _is_ready(members: list[EndedProcess], around: _Surroundings) -> bool:
+    """Whether it is time for a verdict, or the next reports may turn it over."""
+    manners = set(map(manner, members))
+    if "killed" in manners:
+        return True  # the kernel may say more later; no report is waited for
+    if any(each.world_size and each.world_size <= len(members) for each in members):
+        return True  # no rank is left that could report anything
+    patience_s = _CAUSE_COMES_S
+    if "own_cause" in manners or manners == {"exit_code", "lost_peer"}:
+        patience_s = _OTHERS_REPORT_S
+    elif any("exit_code" not in each.cause for each in around.finished):
+        patience_s = _CODE_COMES_S
+    return max(each.known_for_s for each in members) >= patience_s
+
+
+# -- which was first
+
+
+def _was_intended(members: list[EndedProcess]) -> bool:
+    """Whether a person, a scheduler or the program itself ended the run. *members*: by time."""
+    manners = [manner(each) for each in members]
+    if "killed" in manners:
+        return False
+    # A launcher asks the others to end once one has failed; here the request came before that.
+    if next((each for each in manners if each != "lost_peer"), None) == "requested":
+        return True
+    # No launcher sends SIGINT by itself, so all ranks got it. One of them may have failed over it,
+    # in a data loader for example, before it could report it.
+    soonest_ns = members[0].ended_ns
+    if any(
+        each.reason.startswith("KeyboardInterrupt")
+        and each.ended_ns - soonest_ns <= _INTERRUPT_TAKES_S * 1e9
+        for each in members
+    ):
+        return True
+    if set(manners) != {"exit_code"}:
+        return False
+    # Where all leave with a code, or no other rank is affected, the program meant it: many programs
+    # leave with 1 when a scheduler asks them to. A single one that reported "failed" has failed.
+    return len(members) > 1 or members[0].state == "finished" or members[0].world_size == 1
+
+
+def _first_ended(members: list[EndedProcess]) -> tuple[list[EndedProcess], _Order]:
+    """Which process ended first, and what says so; several where nothing does."""
+    if len(members) == 1:
+        return members, "only"
+    soonest = min(each.ended_ns for each in members)
+    out_of_memory = [
+        each
+        for each in members
+        if each.cause.get("out_of_memory") == "kernel log"
+        and each.seen_alive_ns - soonest <= _KILL_TAKES_S * 1e9
+    ]
+    if len(out_of_memory) == 1:
+        return out_of_memory, "evidence"
+    if (requested := _requested_alone(members)) is not None:
+        return [requested], "evidence"
+    # A rank that raises closes its connections first, and may report it seconds later, when it
+    # leaves. So among reported ends, a lost peer comes after a rank with another reason.
+    reasons = {manner(each) for each in members} & {"own_cause", "exit_code"}
+    causes = [each for each in members if not (reasons and manner(each) == "lost_peer")]
+    soonest = min(each.ended_ns for each in causes)
+    # A process was first if it was known to have ended while all others were still seen alive.
+    early = [each for each in causes if each.seen_alive_ns < soonest or each.ended_ns == soonest]
+    if len(early) == 1:
+        early += [each for each in causes if _may_share_cause(early[0], each)]
+    if len(early) == 1:
+        earlier = any(each.ended_ns < early[0].seen_alive_ns for each in members)
+        return early, "evidence" if earlier else "time"
+    best = max(map(guilt, early))
+    guilty = [each for each in early if guilt(each) == best]
+    return (guilty, "evidence") if len(guilty) == 1 else (guilty, "unknown")
+
+
+def _requested_alone(members: list[EndedProcess]) -> EndedProcess | None:
+    """The one process that was asked to end while all others were there, which then lost it.
+
+    A launcher asks the others only once one has left, so something else asked this one.
+    """
+    # The launcher may hurry a process that has reported its end; that did not end it.
+    requested = [
+        each for each in members if each.state == "killed" and each.cause.get("signal") in REQUESTS
+    ]
+    if len(requested) != 1 or len(members) == 1:
+        return None
+    (one,) = requested
+    rest = [each for each in members if each is not one]
+    outlived = all(each.last_present_ns > one.ended_ns for each in rest)
+    return one if outlived and {manner(each) for each in rest} == {"lost_peer"} else None
+
+
+def _may_share_cause(first: EndedProcess, other: EndedProcess) -> bool:
+    """Whether one cause may have ended both, although one of them took longer to end.
+
+    A person that ends all ranks sends the same signal to each, and so does a launcher that was
+    asked to end; some ranks take a moment longer. Ranks that report the same reason were hit by
+    the same code or data, and not by each other's end.
+    """
+    if other is not first and manner(first) == manner(other) and manner(first) != "killed":
+        return _without_numbers(first) == _without_numbers(other)
+    signal = first.cause.get("signal")
+    return (
+        other is not first
+        and signal is not None
+        and signal == other.cause.get("signal")
+        and other.ended_ns - first.ended_ns <= _KILL_TAKES_S * 1e9
+    )
+
+
+def _without_numbers(process: EndedProcess) -> str:
+    """Its cause, without what differs between ranks: numbers of shards, devices, addresses."""
+    return re.sub(r"0x[0-9a-fA-F]+|[\d.]+", "0", why_it_ended(process))
+
+
+# -- the verdict
+
+
+class _Surroundings(NamedTuple):
     """What else is known of the run on this node."""
 
     finished: Sequence[EndedProcess]
-    at_work: Collection[Labels] | None
-    """The ranks that still train together; None: not known."""
+    at_work: Collection[Labels]
+    """The ranks that still train together."""
     stall: str = ""
     """For how long no rank had moved before, and why; empty where ranks moved."""
     under_nccl: bool = False
     """Whether a watchdog ends ranks that stand for long."""
 
 
-def verdict_of(members: list[EndedProcess], around: Surroundings) -> Verdict | None:
+def _verdict_of(members: list[EndedProcess], around: _Surroundings) -> Verdict | None:
     """The verdict on processes that ended together; None where the end is no failure."""
     # Code 0 without a word: a program that leaves with os._exit when its work is done.
     left = [each for each in members if each.state != "failed" and each.cause.get("exit_code") == 0]
     members = [each for each in members if each not in left]
     around = around._replace(finished=[*around.finished, *left])
-    members.sort(key=lambda each: (each.ended_ns, rank_key(each.labels)))
-    if not members or was_intended(members):
+    members.sort(key=lambda each: (each.ended_ns, rank_order(each.labels)))
+    if not members or _was_intended(members):
         return None
-    first, order = first_ended(members)
+    first, order = _first_ended(members)
     if not any(map(guilt, first)) and "lost_peer" in map(manner, first):
         # Some lost a peer and a launcher ended the others: the cause is not among them.
         return _lost_peers(members, around)
@@ -55,10 +291,10 @@ def verdict_of(members: list[EndedProcess], around: Surroundings) -> Verdict | N
         return _together(first, members, around)
     (origin,) = first
     others = [each for each in members if each is not origin]
-    why = f"{wording.short_cause(origin)}{wording.hints(origin)}"
-    sentence = f"{wording.name_and_node(origin.labels)} {wording.how_it_ended(origin)}: {why}"
+    why = f"{short_cause(origin)}{hints(origin)}"
+    sentence = f"{rank_name(origin.labels)} {how_it_ended(origin)}: {why}"
     if others:
-        sentence += f". {wording.what_followed(origin, others)}"
+        sentence += f". {_what_followed(origin, others)}"
     sentence += _after_stall(first, around)
     return Verdict(
         "death",
@@ -71,66 +307,66 @@ def verdict_of(members: list[EndedProcess], around: Surroundings) -> Verdict | N
     )
 
 
-def _after_stall(first: list[EndedProcess], around: Surroundings) -> str:
+def _after_stall(first: list[EndedProcess], around: _Surroundings) -> str:
     """That no rank had moved before; and that a watchdog has ended them, where all shows that."""
     if not around.stall:
         return ""
     gave_up = around.under_nccl and {each.cause.get("signal") for each in first} == {"SIGABRT"}
-    return f"{wording.WATCHDOG if gave_up else ''}. Before that, no rank had moved {around.stall}"
+    return f"{_WATCHDOG if gave_up else ''}. Before that, no rank had moved {around.stall}"
 
 
 def _together(
-    first: list[EndedProcess], members: list[EndedProcess], around: Surroundings
+    first: list[EndedProcess], members: list[EndedProcess], around: _Surroundings
 ) -> Verdict:
     """It is not known which process was first, so the verdict is about the run."""
     reported = all(each.state != "killed" for each in first)
     when = (
-        f"failed within {wording.within(first)} of each other"
+        f"failed within {_within(first)} of each other"
         if reported
-        else f"ended at the same moment (within {wording.within(first)})"
+        else f"ended at the same moment (within {_within(first)})"
     )
     sentence = (
-        f"{wording.names(each.labels for each in first)} {when}, {wording.where(first)}: "
+        f"{rank_names(each.labels for each in first)} {when}, {_where(first)}: "
         "it is not known which was first"
     )
-    causes = {wording.cause(each, sizes=False) for each in first}
+    causes = {why_it_ended(each, sizes=False) for each in first}
     if len(causes) == 1:
-        sentence += f"; each: {wording.short(causes.pop())}"
+        sentence += f"; each: {short(causes.pop())}"
     elif reported:
-        sentence += f"; {wording.each_cause(first)}"
+        sentence += f"; {_each_cause(first)}"
     if {each.cause.get("signal") for each in first} <= set(REQUESTS):
         sentence += ". A launcher, a scheduler or a person asked all of them to end"
     rest = [each for each in members if each not in first]
     if rest:
-        sentence += f". {wording.what_followed(first[0], rest)}"
+        sentence += f". {_what_followed(first[0], rest)}"
     sentence += _after_stall(first, around)
     words = {cause_word(each) for each in first}
     cause = words.pop() if reported and len(words) == 1 else "unknown"
     return _about_the_run(f"{sentence}.", first, members, cause)
 
 
-def _lost_peers(members: list[EndedProcess], around: Surroundings) -> Verdict:
+def _lost_peers(members: list[EndedProcess], around: _Surroundings) -> Verdict:
     """They lost connections, and no process that ended here says why the other end did."""
     lost = [each for each in members if manner(each) == "lost_peer"]
     if len(lost) == 1:
-        name = wording.name_and_node(lost[0].labels)
-        sentence = f"{name} {wording.how_it_ended(lost[0])}, because it lost a connection"
+        name = rank_name(lost[0].labels)
+        sentence = f"{name} {how_it_ended(lost[0])}, because it lost a connection"
     else:
-        names = wording.names(each.labels for each in lost)
-        when = f"within {wording.within(lost)}, {wording.where(lost)}"
+        names = rank_names(each.labels for each in lost)
+        when = f"within {_within(lost)}, {_where(lost)}"
         sentence = f"{names} failed {when}, because they lost connections"
-    if len(set(map(without_numbers, lost))) == 1:
-        sentence += f": {wording.short(lost[0].reason)}"
+    if len(set(map(_without_numbers, lost))) == 1:
+        sentence += f": {short(lost[0].reason)}"
     else:
-        sentence += f": {wording.each_cause(lost)}"
+        sentence += f": {_each_cause(lost)}"
     sentence += f". {_other_end(lost, members, around)}"
     if rest := [each for each in members if each not in lost]:
-        sentence += f". {wording.what_followed(lost[0], rest)}"
+        sentence += f". {_what_followed(lost[0], rest)}"
     sentence += _after_stall(lost, around)
     return _about_the_run(f"{sentence}.", lost, members, "lost_peer")
 
 
-def _other_end(lost: list[EndedProcess], members: list[EndedProcess], around: Surroundings) -> str:
+def _other_end(lost: list[EndedProcess], members: list[EndedProcess], around: _Surroundings) -> str:
     """Where the peer may be that they lost, as far as that is known."""
     soonest, latest = min(e.ended_ns for e in lost), max(e.ended_ns for e in lost)
     world = max((each.world_size or 0 for each in lost), default=0)
@@ -139,23 +375,23 @@ def _other_end(lost: list[EndedProcess], members: list[EndedProcess], around: Su
     left = [
         each
         for each in finished
-        if soonest - FOLLOWS_S * 1e9 <= each.ended_ns and each.seen_alive_ns <= latest
+        if soonest - _FOLLOWS_S * 1e9 <= each.ended_ns and each.seen_alive_ns <= latest
     ]
     if left:
-        verb = "has" if len(left) == 1 else "have"
-        text = f"{wording.names(e.labels for e in left)} {verb} finished before that"
+        has = verb(left, "has", "have")
+        text = f"{rank_names(e.labels for e in left)} {has} finished before that"
         if any("exit_code" not in e.cause for e in left):
             text += ", with an exit code that is not known"
-        return wording.capitalized(text)
-    at_work = around.at_work or ()
+        return capitalized(text)
+    at_work = around.at_work
     ended = [each.labels for each in (*members, *finished)]
     if not 0 < world <= len({*at_work, *ended}):
-        if around.at_work is not None and not at_work and world:
+        if not at_work and world:
             return "No rank here reports another cause: it is on another node, or in the network"
         return "The other end may be on another node: look there"
     if at_work:
-        verb = "is" if len(at_work) == 1 else "are"
-        return f"The run is on this node alone, and {wording.names(at_work)} {verb} still there"
+        are = verb(at_work, "is", "are")
+        return f"The run is on this node alone, and {rank_names(at_work)} {are} still there"
     return "The run is on this node alone, and no rank reports another cause"
 
 
@@ -175,7 +411,7 @@ def _about_the_run(
 
 
 def _evidence(
-    origin: EndedProcess | None, order: Order, members: list[EndedProcess]
+    origin: EndedProcess | None, order: _Order, members: list[EndedProcess]
 ) -> dict[str, Any]:
     start_ns = members[0].ended_ns if origin is None else origin.ended_ns
     return {
@@ -194,3 +430,54 @@ def _evidence(
             for each in members
         ],
     }
+
+
+def _within(processes: Sequence[EndedProcess]) -> str:
+    """How far apart their ends may be."""
+    soonest_ns = min(each.seen_alive_ns for each in processes)
+    return about((max(each.ended_ns for each in processes) - soonest_ns) / 1e9)
+
+
+def _where(processes: Sequence[EndedProcess]) -> str:
+    """The phase and the step that they ended in."""
+    phases = {each.phase for each in processes}
+    steps = [each.step for each in processes if each.step is not None]
+    where = f"in {phases.pop()}" if len(phases) == 1 else "in different phases"
+    return f"{where} at step {max(steps)}" if steps else where
+
+
+def _what_followed(origin: EndedProcess, others: list[EndedProcess]) -> str:
+    """What became of the other ranks, in a sentence or two."""
+    killed = [each for each in others if each.state == "killed"]
+    parts = []
+    if killed:
+        after_s = (max(each.ended_ns for each in killed) - origin.ended_ns) / 1e9
+        when = f" within {about(after_s)}" if after_s > 0 else ""
+        text = rank_names(e.labels for e in killed)
+        if all(each.cause.get("signal") in REQUESTS for each in killed):
+            parts.append(f"the launcher ended {text} after it{when}")
+        else:
+            parts.append(f"{text} ended after it{when}, as a launcher ends the rest of a run")
+    if lost := [each for each in others if manner(each) == "lost_peer"]:
+        its = verb(lost, "its connection", "their connections")
+        parts.append(f"{rank_names(e.labels for e in lost)} lost {its} and failed")
+    if requested := [each for each in others if manner(each) == "requested"]:
+        was = verb(requested, "was", "were")
+        parts.append(f"{rank_names(e.labels for e in requested)} {was} asked to end")
+    rest = [each for each in others if manner(each) in ("own_cause", "exit_code")]
+    parts += [
+        f"{rank_names([each.labels])} failed too: {short_cause(each)}"
+        for each in rest[:_MOST_REASONS]
+    ]
+    if more := rest[_MOST_REASONS:]:
+        parts.append(f"{rank_names(e.labels for e in more)} failed too")
+    return capitalized("; ".join(parts))
+
+
+def _each_cause(processes: Sequence[EndedProcess]) -> str:
+    """The causes of the first few, each with its rank."""
+    shown = processes[:_MOST_REASONS]
+    parts = [f"{rank_names([each.labels])}: {short_cause(each)}" for each in shown]
+    if more := len(processes) - len(shown):
+        parts.append(f"and {more} more")
+    return "; ".join(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
+from otel_ddp.diagnosis.say import rank_list, verb
 from otel_ddp.diagnosis.stall import wording
 from otel_ddp.diagnosis.stall.evidence import Collective, Evidence, Group, Position
 from otel_ddp.diagnosis.verdict import Labels
@@ -110,10 +111,7 @@ def _different_collectives(positions: _Positions, known: _Known) -> Findings | N
             if len(majority) > 1 or len(each) < most
             for labels in each
         ]
-        why = [
-            f"{wording.ranks(positions, each)} entered {by_rank[each[0]]}"
-            for each in votes.values()
-        ]
+        why = [f"{rank_list(each)} entered {by_rank[each[0]]}" for each in votes.values()]
         why[0] = f"as collective number {number}, {why[0]}"
         advice = (
             "Look for a branch that not all ranks take, or a collective that one rank left out."
@@ -269,12 +267,12 @@ def _all_wait(positions: _Positions, known: _Known, found: _Positions) -> Findin
     ended = [labels for labels in found if labels not in positions]
     dead = [labels for labels in ended if found[labels].state != "finished"]
     finished = [labels for labels in ended if labels not in dead]
-    wait = "waits" if len(positions) == 1 else "wait"
-    waiting = f"{wording.ranks(positions, list(positions))} {wait} in the same collective"
+    wait = verb(positions, "waits", "wait")
+    waiting = f"{rank_list(positions)} {wait} in the same collective"
     died = "failed" if {found[labels].state for labels in dead} == {"failed"} else "died"
-    for cause, culprits, verb in (("dead", dead, died), ("finished", finished, "finished")):
+    for cause, culprits, did in (("dead", dead, died), ("finished", finished, "finished")):
         if culprits:
-            why = [waiting, f"{wording.ranks(found, culprits)} {verb} before it"]
+            why = [waiting, f"{rank_list(culprits)} {did} before it"]
             advice = "Look at why it is gone; the others will not go on by themselves."
             return _findings(cause, culprits, found, why, advice)
     world = max((each.world or 0 for each in positions.values()), default=0)
@@ -322,7 +320,7 @@ def _where_it_does_not_end(
             continue
         what = f"{by_rank[inside[0]]}, collective number {number}"
         if done:
-            names = wording.ranks(positions, done), wording.ranks(positions, inside)
+            names = rank_list(done), rank_list(inside)
             return inside, positions, [f"{what}, has ended on {names[0]} and goes on on {names[1]}"]
         if len(inside) == len(positions):
             return [], positions, [waiting, f"all devices are in it ({what})", "it does not end"]

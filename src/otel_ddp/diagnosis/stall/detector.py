@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.stall.culprits import Findings, find_culprits, stall_reason
-from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
+from otel_ddp.diagnosis.stall.evidence import Evidence, Group, Position, Question
 from otel_ddp.diagnosis.stall.limits import LONG, UNHOOKED, RankMovement
+from otel_ddp.diagnosis.step_facts import StepBatch
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.words import NODE_LABELS
+from otel_ddp.words import NODE_LABELS, phase_word
 
 # The verdict waits for the last answers, but not longer than this.
 _ANSWERS_TAKE_NS = 1_500_000_000
@@ -26,7 +28,31 @@ _SAY_AGAIN_S, _SAY_AGAIN = 1.0, 0.02
 _JUST_LONG = ("not_reached", "long_phase")
 
 
-class Stalls:
+class Standing(NamedTuple):
+    """How a living rank stands, as its series show it."""
+
+    limit_s: float
+    """How many seconds it may stand still, as in force now."""
+    stalled: bool = False
+    """Whether it is part of a stall."""
+    reason: str = ""
+    """Why a suspected rank does not move: a word of the catalogue."""
+    groups: tuple[Group, ...] = ()
+    """How far a suspected rank is in its collectives."""
+
+
+class _Open(NamedTuple):
+    """An open verdict."""
+
+    verdict: Verdict
+    findings: Findings
+    stood: frozenset[Labels]
+    """The ranks that stood when it was made."""
+    said_s: float
+    """How long the ranks had stood still when the sentence was written."""
+
+
+class Stalls(Detector):
     """The ranks of one run on one node. Polled a few times a second.
 
     Times are nanoseconds since 1970, on a clock that does not jump when the machine's is set.
@@ -36,87 +62,100 @@ class Stalls:
         """*floor_s*: the shortest limit."""
         self._floor_s = floor_s
         self._ranks: dict[Labels, RankMovement] = {}
+        # Where each living rank is now, and what it has answered.
+        self._living: dict[Labels, tuple[Position, Evidence]] = {}
+        # Where ended processes were, and when they ended: others may wait for them.
+        self._ended: dict[Labels, tuple[Position, int]] = {}
+        self._world_size = 0
         self._asked: dict[Labels, tuple[Question, int]] = {}
         self._polled_ns = 0
         self._over_since_ns = 0
         # How long a verdict waits where that is longer than all limits.
         self._patience_s = 0.0
-        self._open: Verdict | None = None
-        self._cause = self._why = ""
-        # The ranks that stood when the verdict was made.
-        self._stood: frozenset[Labels] = frozenset()
-        # How long the ranks had stood still when the sentence was written.
-        self._said_s = 0.0
+        self._open: _Open | None = None
         self.ended: frozenset[Labels] = frozenset()
         """The ranks that have ended since all stood."""
-        self.limits: dict[Labels, float] = {}
-        """How many seconds each rank may stand still, as in force now."""
-        self.stalled: dict[Labels, bool] = {}
-        """Whether each living rank is part of a stall."""
-        self.reasons: dict[Labels, str] = {}
-        """Why each suspected rank does not move: words of the catalogue."""
+        self.standing: dict[Labels, Standing] = {}
         self.questions: dict[Labels, Question] = {}
         """Which ranks to ask now, and what. Each poll replaces them, so they are asked once."""
 
-    def learn(
-        self,
-        now_ns: int,
-        labels: Labels,
-        began_ns: int,
-        steps_s: Sequence[float],
-        longest_ns: Mapping[str, int],
-    ) -> None:
-        """Steps of a rank, since when they were made, and the longest stretch of each phase."""
+    def feed(self, rank: RankState, seen: Observation) -> None:
+        # A process or a step began now, without the processes that had ended by then.
+        since_ns = max([rank.began_ns, *(batch.steps[-1].began_ns for batch in seen.batches)])
+        if self._ended:
+            self._ended = {key: each for key, each in self._ended.items() if each[1] >= since_ns}
+        self._world_size = rank.world_size
+        if rank.is_beside or seen.ended is not None:
+            self.forget(rank.labels)
+            if seen.ended is not None and seen.position is not None:
+                self._ended[rank.labels] = seen.position, seen.ended.ended_ns
+            return
+        if seen.batches:
+            self._learn(rank.labels, seen.batches, seen.now_ns)
+        if seen.position is not None:
+            self._living[rank.labels] = seen.position, seen.evidence
+
+    def forget(self, labels: Labels) -> None:
+        self._living.pop(labels, None)
+
+    def _learn(self, labels: Labels, batches: Sequence[StepBatch], now_ns: int) -> None:
+        """How long the steps and phases of a rank take."""
         rank = self._ranks.get(labels)
         if rank is None:
             rank = self._ranks[labels] = RankMovement()
         if self._was_paused(now_ns):
             # What is read first after a pause lies in the pause, and comes before the next poll.
             rank.not_learnt_before_ns = now_ns
+        began_ns = batches[0].steps[0].began_ns
         if began_ns < rank.not_learnt_before_ns:
             return
-        rank.learn_steps(steps_s)
-        for phase, spent_ns in longest_ns.items():
-            if spent_ns > 1e9 * rank.longest_s.get(phase, 0.0):
-                rank.learn_stretch(phase, began_ns, began_ns + spent_ns)
+        for batch in batches:
+            rank.learn_steps([(step.ended_ns - step.began_ns) / 1e9 for step in batch.steps])
+            for code, spent_ns in batch.longest_ns().items():
+                phase = phase_word(code)
+                if spent_ns > 1e9 * rank.longest_s.get(phase, 0.0):
+                    rank.learn_stretch(phase, began_ns, began_ns + spent_ns)
 
-    def poll(
-        self, now_ns: int, positions: Iterable[Position], evidence: Mapping[Labels, Evidence]
-    ) -> list[Change]:
-        """What has changed, given where all ranks are now and what is known of them."""
-        found = {each.labels: each for each in positions}
-        evidence = self._update_ranks(now_ns, found, evidence)
+    def poll(self, now_ns: int) -> list[Change]:
+        # A living process may have the labels of one that has ended, and replaces it. Those of a
+        # larger world may have finished, and this process goes on without them.
+        found = {
+            labels: position
+            for labels, (position, _) in self._ended.items()
+            if position.world is None or position.world >= self._world_size
+        }
+        found |= {labels: position for labels, (position, _) in self._living.items()}
+        given = {labels: evidence for labels, (_, evidence) in self._living.items()}
+        evidence = self._update_ranks(now_ns, found, given)
         living = {
             labels: self._ranks[labels]
             for labels, each in found.items()
             if each.alive and each.state in ("starting", "running")
         }
-        self.limits = {labels: rank.limit_s(self._floor_s) for labels, rank in living.items()}
-        self.reasons = {}
+        limits_s = {labels: rank.limit_s(self._floor_s) for labels, rank in living.items()}
+        self.standing = {labels: Standing(limit_s) for labels, limit_s in limits_s.items()}
         if not living:
             return self._close()
         still_s = {labels: rank.still_s(now_ns) for labels, rank in living.items()}
-        if any(still_s[labels] < 0.5 * self.limits[labels] for labels in living):
+        if any(still_s[labels] < 0.5 * limits_s[labels] for labels in living):
             self._asked.clear()
             self.questions = {}
             self._over_since_ns = 0
-            self.stalled = dict.fromkeys(living, False)
             return self._close()
-        over = all(still_s[labels] >= self.limits[labels] for labels in living)
+        over = all(still_s[labels] >= limits_s[labels] for labels in living)
         self._choose_questions(living, "what" if over else "where", now_ns)
-        self.reasons = {
-            labels: stall_reason(found[labels], evidence.get(labels, Evidence()), self._floor_s)
-            for labels in living
-        }
         if over and self._open is None:
             patient = self._may_take_longer(living, found, evidence)
             self._patience_s = LONG * self._floor_s if patient else 0.0
             over = all(each_s >= self._patience_s for each_s in still_s.values())
-        self.stalled = dict.fromkeys(living, over or self._open is not None)
+        for labels, limit_s in limits_s.items():
+            reason = stall_reason(found[labels], evidence[labels], self._floor_s)
+            stalled = over or self._open is not None
+            self.standing[labels] = Standing(limit_s, stalled, reason, given[labels].groups)
         if not over:
             self._over_since_ns = 0
             return []
-        self.ended = self._stood - living.keys() if self._open is not None else frozenset()
+        self.ended = self._open.stood - living.keys() if self._open is not None else frozenset()
         if self.ended:
             # They stood before they ended: what is left would tell of another cause.
             finished = any(found[each].state == "finished" for each in self.ended & found.keys())
@@ -141,7 +180,7 @@ class Stalls:
                 rank.pause(spent_ns)
                 rank.not_learnt_before_ns = now_ns
             # A phase that was just long is learnt; one that was stopped says nothing.
-            if self._open is not None and self._cause not in _JUST_LONG:
+            if self._open is not None and self._open.findings.cause not in _JUST_LONG:
                 rank.not_learnt_before_ns = now_ns
             rank.update(position, now_ns)
             if labels in fresh:
@@ -155,13 +194,14 @@ class Stalls:
         return spent_ns > max(_PAUSE_S, self._floor_s / 4) * 1e9
 
     def present(self) -> list[Verdict]:
-        """The open verdict, with the present figures."""
-        return [] if self._open is None else [self._open]
+        return [] if self._open is None else [self._open.verdict]
 
     @property
     def told(self) -> str:
         """For how long no rank has moved, and why, as the open verdict has it; empty: none is."""
-        return "" if self._open is None else f"for {self._said_s:.0f} s: {self._why}"
+        if self._open is None:
+            return ""
+        return f"for {self._open.said_s:.0f} s: {self._open.findings.why}"
 
     @property
     def suspects(self) -> frozenset[Labels]:
@@ -243,11 +283,10 @@ class Stalls:
         still_s = (now_ns - since_ns) / 1e9
         findings = find_culprits(living, found, evidence, self._floor_s)
         before = self._open
-        is_same = before is not None and _is_same(before, findings)
-        if is_same and still_s < self._said_s + max(_SAY_AGAIN_S, _SAY_AGAIN * self._said_s):
+        is_same = before is not None and _told(before.findings) == _told(findings)
+        if before and is_same and still_s < before.said_s + _say_again_s(before.said_s):
             return []
-        self._said_s = still_s
-        limit_s = max(*self.limits.values(), self._patience_s)
+        limit_s = max(*(each.limit_s for each in self.standing.values()), self._patience_s)
         verdict = Verdict(
             "stall",
             _common_labels(found),
@@ -266,22 +305,21 @@ class Stalls:
             findings.step,
             since_ns,
         )
-        self._open, self._cause, self._why = verdict, findings.cause, findings.why
-        self._stood = frozenset(living)
+        self._open = _Open(verdict, findings, frozenset(living), still_s)
         return [] if is_same else [Change(verdict, opened=True)]
 
     def _close(self) -> list[Change]:
         """A rank moves, or none is left."""
-        if self._open is None:
-            return []
-        verdict, self._open = self._open, None
-        return [Change(verdict, opened=False)]
+        before, self._open = self._open, None
+        return [] if before is None else [Change(before.verdict, opened=False)]
 
 
-def _is_same(verdict: Verdict, findings: Findings) -> bool:
-    cause, culprits = verdict.evidence["cause"], verdict.evidence["culprits"]
-    known = cause, culprits, verdict.phase
-    return known == (findings.cause, list(findings.culprits), findings.phase)
+def _say_again_s(said_s: float) -> float:
+    return max(_SAY_AGAIN_S, _SAY_AGAIN * said_s)
+
+
+def _told(findings: Findings) -> tuple[object, ...]:
+    return findings.cause, findings.culprits, findings.phase
 
 
 def _since_it_moved(rank: RankMovement, known: Evidence) -> Evidence:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from otel_ddp.diagnosis.say import plural, rank_list, verb
 from otel_ddp.diagnosis.stall.evidence import Evidence, Frame, Kernel, Position
 from otel_ddp.diagnosis.verdict import Labels
-from otel_ddp.diagnosis.wording import rank_numbers
 
 # So many threads are named of those that the end of a program waits for.
 _MOST_THREADS, _LONGEST_NAME = 3, 60
@@ -70,9 +70,10 @@ def device_behind(on_device: Position, position: Position) -> str:
 def full_queues(positions: Mapping[Labels, Position], full: list[Labels]) -> list[str]:
     """That hosts wait for room, so that their devices cannot be asked."""
     others = [labels for labels in positions if labels not in full]
-    wait = "waits" if len(others) == 1 else "wait"
-    return [f"{ranks(positions, others)} {wait} in a collective"] * bool(others) + [
-        f"the launch queue of {ranks(positions, full)} is full, where otel_ddp itself waits for a "
+    return [f"{rank_list(others)} {verb(others, 'waits', 'wait')} in a collective"] * bool(
+        others
+    ) + [
+        f"the launch queue of {rank_list(full)} is full, where otel_ddp itself waits for a "
         "place: what the device is in cannot be asked"
     ]
 
@@ -99,8 +100,8 @@ def waiting_ranks(positions: Mapping[Labels, Position], culprits: list[Labels]) 
     waiting = [labels for labels in positions if labels not in culprits]
     if not waiting:
         return []
-    them = "it" if len(culprits) == 1 else "them"
-    return [f"{ranks(positions, waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {them}"]
+    them = verb(culprits, "it", "them")
+    return [f"{rank_list(waiting)} {verb(waiting, 'waits', 'wait')} for {them}"]
 
 
 def advice(position: Position, known: Evidence, *, others_wait: bool) -> str:
@@ -114,12 +115,6 @@ def advice(position: Position, known: Evidence, *, others_wait: bool) -> str:
             'phase("checkpoint") may take longer.'
         )
     return advice
-
-
-def ranks(positions: Mapping[Labels, Position], chosen: list[Labels]) -> str:
-    """`ranks 1, 3`."""
-    numbers = (positions[labels].rank for labels in chosen)
-    return rank_numbers(sorted(numbers, key=lambda rank: (len(rank), rank)))
 
 
 def _at(position: Position) -> str:
@@ -138,8 +133,11 @@ def _remaining_threads(known: Evidence) -> str:
         names.append(thread.name[:_LONGEST_NAME] + ("" if frame is None else f" at {frame}"))
     if len(known.other_threads) > _MOST_THREADS:
         names.append("...")
-    many = "s" * (len(known.other_threads) > 1)
-    return f"its thread{many} {', '.join(names)}" if names else "its other threads"
+    return (
+        f"its thread{plural(known.other_threads)} {', '.join(names)}"
+        if names
+        else "its other threads"
+    )
 
 
 def _doing(kernel: Kernel | None) -> str:

@@ -5,35 +5,27 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from otel_ddp.diagnosis.alignment import Alignment, Row
+from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.medians import excesses, median
 from otel_ddp.diagnosis.regression import Regression
+from otel_ddp.diagnosis.say import rank_numbers, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.diagnosis.straggler import rule
-from otel_ddp.diagnosis.straggler.excess_history import MOST_STEPS, STRIDE, ExcessHistory
-from otel_ddp.diagnosis.straggler.finding import Finding
+from otel_ddp.diagnosis.straggler import limits, rule
+from otel_ddp.diagnosis.straggler.alignment import Alignment, Row
+from otel_ddp.diagnosis.straggler.excess_history import ExcessHistory
+from otel_ddp.diagnosis.straggler.finding import Finding, RankReport, Report
 from otel_ddp.diagnosis.straggler.host_pace import HostPace
 from otel_ddp.diagnosis.straggler.lost_time import LostTime, latest_s, part, share_s
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
-from otel_ddp.diagnosis.straggler.report import RankReport, Report
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict, run_labels
-from otel_ddp.diagnosis.wording import rounded
 from otel_ddp.words import WORK_PHASES
 
-# The first steps of a process allocate, compile, and start workers.
-_FIRST_STEPS = 20
-_SHORTEST = rule.LENGTHS[0]
-# An open verdict changes its phase after so many checks that agree, each so many steps apart.
-_CHECKS = 3
-_CHECK_EVERY = 30
-
-Hint = Callable[[Labels, str, Mapping[str, Any]], tuple[str, Mapping[str, Any]]]
+Hint = Callable[[RankState, str, Mapping[str, Any]], tuple[str, Mapping[str, Any]]]
 """Asked for a late rank, its phase and evidence: better advice, or nothing, and more evidence."""
 _Tables = Callable[[int], PhaseTable]
 
@@ -54,84 +46,61 @@ class _Case:
         self.steps_since_check = 0
 
 
-class Stragglers:
+class Stragglers(Detector):
     """The ranks of one run on this node."""
 
-    def __init__(
-        self, world_size: int = 0, hint: Hint | None = None, *, every_step: bool = True
-    ) -> None:
+    def __init__(self, hint: Hint | None = None, *, every_step: bool = True) -> None:
         """*every_step*: all steps are fed, and not samples of them."""
         self._recurring = RecurringStalls() if every_step else None
-        self._world_size = world_size
         self._hint = hint
+        self._ranks: dict[Labels, RankState] = {}
+        self._world_size = 0
         self._alignment = Alignment()
-        self._waits_unknown: set[Labels] = set()
-        # The ranks that a device works for, whose clock is known, and those where it is not.
-        self._on_device: set[Labels] = set()
-        self._clock_unknown: set[Labels] = set()
-        self._own_collectives: dict[Labels, Collection[str]] = {}
         # Indices into WORK_PHASES: in these phases a wait for others looks like work.
         self._not_compared: tuple[int, ...] = ()
-        self._rows: deque[Row] = deque(maxlen=MOST_STEPS)
+        self._waits_known = True
         self._history = ExcessHistory()
         self._pace = HostPace()
         self._unusual_share = 0.0
         self._cases: dict[Labels, _Case] = {}
-        self._lost_time = LostTime()
-        self._present: set[Labels] = set()
-        # Those that ever were; two are enough to tell.
+        self.lost_time = LostTime()
+        # The ranks that ever were here; two are enough to tell.
         self._seen: set[Labels] = set()
         self._regression: Regression | None = None
         self._changes: list[Change] = []
 
     # -- what is known of the ranks
 
-    def set_world_size(self, ranks: int) -> None:
-        """How many ranks the whole job has, on all its nodes."""
-        self._world_size = ranks
+    def feed(self, rank: RankState, seen: Observation) -> None:
+        if rank.is_beside or seen.ended is not None:
+            self.forget(rank.labels)
+            return
+        if rank != (before := self._ranks.get(rank.labels)):
+            self._update(before or RankState(rank.labels), rank)
+        if seen.facts:
+            self.expect(rank.labels)
+            self._feed_steps(rank.labels, seen.facts)
 
-    def set_steps_each(self, steps: float) -> None:
-        """How many steps of the training each step that is fed from now on stands for."""
-        self._lost_time.steps_each = steps
-
-    def add_rank(self, labels: Labels) -> None:
-        """A rank of this run is on this node, even if it has not made a step."""
-        self._present.add(labels)
-        self._note_seen(labels)
-
-    def _note_seen(self, labels: Labels) -> None:
+    def _update(self, before: RankState, rank: RankState) -> None:
+        labels = rank.labels
+        self._ranks[labels] = rank
+        self._world_size = rank.world_size
         if len(self._seen) < 2:
             self._seen.add(labels)
-
-    def set_waits_known(self, labels: Labels, known: bool) -> None:
-        """Whether the journal of this rank tells waits for other ranks from work."""
-        if known:
-            self._waits_unknown.discard(labels)
-        else:
-            self._waits_unknown.add(labels)
+        self._waits_known = all(each.waits_known is not False for each in self._ranks.values())
+        if rank.waits_known is False and before.waits_known is not False:
             # What looked like work may have been a wait.
             self._start_again()
             self._close_all()
-
-    def set_clock_known(self, labels: Labels, known: bool) -> None:
-        """Whether the clock of the device that works for this rank is known."""
-        # Steps by the one clock cannot be compared with steps by the other.
-        self._start_again()
-        if known:
-            self._on_device.add(labels)
-            self._clock_unknown.discard(labels)
-        else:
-            self._on_device.discard(labels)
-            self._clock_unknown.add(labels)
-            self._close_all()
-
-    def set_own_collectives(self, labels: Labels, phases: Collection[str]) -> None:
-        """The phases in which the user calls collectives: if one rank does, all do."""
-        self._own_collectives[labels] = phases
+        if rank.device_clock != before.device_clock:
+            # Steps by the one clock cannot be compared with steps by the other.
+            self._start_again()
+            if not rank.device_clock:
+                self._close_all()
         self._update_not_compared()
 
     def _update_not_compared(self) -> None:
-        phases = set().union(*self._own_collectives.values())
+        phases = {phase for each in self._ranks.values() for phase in each.own_collectives}
         not_compared = tuple(at for at, word in enumerate(WORK_PHASES) if word in phases)
         if not_compared != self._not_compared:
             self._not_compared = not_compared
@@ -140,16 +109,13 @@ class Stragglers:
             self._close_all()
 
     def forget(self, labels: Labels) -> None:
-        """The process has ended."""
-        self._present.discard(labels)
+        if self._ranks.pop(labels, None) is None:
+            return
+        self._waits_known = all(each.waits_known is not False for each in self._ranks.values())
         self._alignment.remove(labels)
         self._pace.forget(labels)
-        self._waits_unknown.discard(labels)
-        self._on_device.discard(labels)
-        self._clock_unknown.discard(labels)
         self._close(labels)
         self._start_again()
-        self._own_collectives.pop(labels, None)
         self._update_not_compared()
         if len(self._alignment.ranks) < 2:
             self._close_all()
@@ -157,27 +123,28 @@ class Stragglers:
             self._changes += self._regression.close()
             self._regression = None
 
+    def expect(self, labels: Labels) -> None:
+        """Compare no step any more without this rank."""
+        if self._alignment.add(labels):
+            self._start_again()
+
     def _start_again(self) -> None:
-        self._rows.clear()
         self._history.clear()
         self._pace.start_again(self._alignment.ranks)
         if self._recurring is not None:
             self._recurring.start_again(self._alignment.ranks)
 
-    def _ranks_of_job(self) -> int:
-        return max(self._world_size, len(self._alignment.ranks))
+    def _others(self) -> int:
+        """How many ranks of the whole job wait for one."""
+        return max(self._world_size, len(self._alignment.ranks)) - 1
 
     # -- steps
 
-    def feed(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
-        """More steps of a rank, in the order in which it made them."""
-        if self._alignment.add(labels):
-            self._note_seen(labels)
-            self._start_again()
+    def _feed_steps(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
         if self._regression is None:
             self._regression = Regression(run_labels(labels))
         self._pace.begin(labels, steps)
-        for row in self._alignment.feed(labels, steps, _FIRST_STEPS):
+        for row in self._alignment.feed(labels, steps, limits.FIRST_STEPS):
             self._feed_row(row, self._regression)
 
     def _feed_row(self, row: Row, regression: Regression) -> None:
@@ -192,23 +159,21 @@ class Stragglers:
         step_ns = median([each.took_ns for each in facts])
         self._changes += regression.feed(facts, step_ns, bool(self._cases))
         # Of processes that are each a world of one, none waits for another.
-        if len(facts) < 2 or self._waits_unknown or self._world_size == 1:
+        if len(facts) < 2 or not self._waits_known or self._world_size == 1:
             return
         row = self._pace.adjusted(row)
         facts = row.facts
         work_ns = [each.took_ns - each.wait_ns for each in facts]
         for at in self._not_compared:
             work_ns = [ns - each.phases_ns[at] for ns, each in zip(work_ns, facts, strict=True)]
-        self._rows.append(row)
-        excesses_ns, waits_ns = excesses(work_ns), [each.wait_ns for each in facts]
+        excesses_ns = excesses(work_ns)
         if self._recurring is not None:
-            others = self._ranks_of_job() - 1
+            others = self._others()
             self._recurring.feed(row.number, facts, excesses_ns, self._not_compared, others)
-        if self._history.append(excesses_ns, step_ns, waits_ns):
+        if self._history.append(row, excesses_ns, step_ns):
             self._judge()
 
-    def poll(self) -> list[Change]:
-        """What has changed since the last poll."""
+    def poll(self, now_ns: int) -> list[Change]:
         changes, self._changes = self._changes, []
         return changes + (self._recurring.poll() if self._recurring is not None else [])
 
@@ -225,7 +190,7 @@ class Stragglers:
 
         def table(length: int) -> PhaseTable:
             if length not in tables:
-                tables[length] = PhaseTable(self._last_rows(length), self._not_compared)
+                tables[length] = PhaseTable(self._history.rows(length), self._not_compared)
             return tables[length]
 
         opening: dict[int, int] = {}
@@ -237,7 +202,8 @@ class Stragglers:
                     opening[i] = length
             elif rule.is_over(self._history, i, case.length):
                 # It was late no more when the steps began that show it.
-                self._close(labels, max(each.ended_ns for each in self._rows[-case.length].facts))
+                oldest = self._history.rows(case.length)[0]
+                self._close(labels, max(each.ended_ns for each in oldest.facts))
         # The cost of each rank depends on the other late ranks: from here on all are known.
         named = [i for i, labels in enumerate(ranks) if labels in self._cases]
         late = [*named, *opening]
@@ -249,14 +215,14 @@ class Stragglers:
     def _open(self, i: int, length: int, late: list[int], named: list[int], table: _Tables) -> None:
         """*named*: the late ranks that have a verdict already, and have been charged."""
         labels = self._alignment.ranks[i]
-        lost_before_s = self._lost_time.lost_s.get(labels, 0.0)
+        lost_before_s = self.lost_time.lost_s.get(labels, 0.0)
         late_s = self._excesses_s(late, length)
         charged_s = max([late_s[j] for j in named], default=0.0)
         left_s = max(latest_s(late_s.values()) - max(charged_s, 0.0), 0.0)
         opening_s = {j: late_s[j] for j in late if j not in named}
-        others = self._ranks_of_job() - 1
-        self._lost_time.charge(labels, part(i, opening_s) * left_s, length - STRIDE, others)
-        self._lost_time.charge(labels, share_s(i, late_s), STRIDE, others)
+        others = self._others()
+        self.lost_time.charge(labels, part(i, opening_s) * left_s, length - limits.STRIDE, others)
+        self.lost_time.charge(labels, share_s(i, late_s), limits.STRIDE, others)
         reading = table(length).kind_and_phase(i, self._history.excess_s(i, length))
         verdict = self._verdict(i, length, late, table(length), reading)
         self._cases[labels] = _Case(self._with_cost(verdict, lost_before_s), length, lost_before_s)
@@ -266,11 +232,11 @@ class Stragglers:
         """Charge a late rank for the last stride, and check its phase now and then."""
         labels = self._alignment.ranks[i]
         case = self._cases[labels]
-        if length := min(case.length, len(self._rows)):
+        if length := min(case.length, len(self._history)):
             wait_s = share_s(i, self._excesses_s(late, length))
-            self._lost_time.charge(labels, wait_s, STRIDE, self._ranks_of_job() - 1)
-        case.steps_since_check += STRIDE
-        if case.steps_since_check < _CHECK_EVERY or len(self._rows) < case.length:
+            self.lost_time.charge(labels, wait_s, limits.STRIDE, self._others())
+        case.steps_since_check += limits.STRIDE
+        if case.steps_since_check < limits.CHECK_EVERY or len(self._history) < case.length:
             return
         case.steps_since_check = 0
         excess_s = self._history.excess_s(i, case.length)
@@ -278,7 +244,7 @@ class Stragglers:
             return
         before, phases = case.verdict, table(case.length)
         present = before.kind, before.phase
-        is_late = excess_s >= rule.EXCESS * self._history.step_s(case.length)
+        is_late = excess_s >= limits.EXCESS * self._history.step_s(case.length)
         # Of less, when the verdict is about to end, what is left says nothing of the phase.
         reading = phases.kind_and_phase(i, excess_s, present) if is_late else present
         if reading == present:
@@ -291,12 +257,12 @@ class Stragglers:
             return
         case.checks = case.checks + 1 if reading == case.other_reading else 1
         case.other_reading = reading
-        if case.checks < _CHECKS:
+        if case.checks < limits.CHECKS:
             return
         if reading[0] != before.kind:
             over = self._with_cost(before, case.lost_before_s)
             self._changes.append(Change(over, False))
-            case.lost_before_s = self._lost_time.lost_s.get(labels, 0.0)
+            case.lost_before_s = self.lost_time.lost_s.get(labels, 0.0)
         verdict = self._verdict(i, case.length, late, phases, reading)
         verdict = verdict._replace(since_ns=before.since_ns)
         case.verdict = case.present = self._with_cost(verdict, case.lost_before_s)
@@ -309,7 +275,7 @@ class Stragglers:
         kind, phase = reading
         labels = self._alignment.ranks[i]
         step_s = self._history.step_s(length)
-        others = self._ranks_of_job() - 1
+        others = self._others()
         finding = Finding(
             labels=labels,
             kind=kind,
@@ -327,8 +293,8 @@ class Stragglers:
             side=table.side(i, phase),
         )
         evidence = finding.evidence()
-        advice, more = self._hint(labels, phase, evidence) if self._hint else ("", {})
-        rows = self._last_rows(length)
+        advice, more = self._hint(self._ranks[labels], phase, evidence) if self._hint else ("", {})
+        rows = self._history.rows(length)
         since_ns = min(each.ended_ns for each in rows[0].facts)
         sentence = finding.sentence(advice if kind == "straggler" else "")
         return Verdict(
@@ -337,7 +303,7 @@ class Stragglers:
 
     def _with_cost(self, verdict: Verdict, lost_before_s: float) -> Verdict:
         """With what the others have lost to the rank since this verdict began."""
-        lost_s = self._lost_time.lost_s.get(verdict.labels, 0.0) - lost_before_s
+        lost_s = self.lost_time.lost_s.get(verdict.labels, 0.0) - lost_before_s
         return verdict._replace(evidence={**verdict.evidence, "lost_s": round(lost_s, 3)})
 
     def _close(self, labels: Labels, until_ns: int = 0) -> None:
@@ -350,9 +316,6 @@ class Stragglers:
         for labels in list(self._cases):
             self._close(labels)
 
-    def _last_rows(self, length: int) -> list[Row]:
-        return list(islice(self._rows, max(len(self._rows) - length, 0), None))
-
     def _excesses_s(self, ranks: list[int], length: int) -> dict[int, float]:
         return {i: self._history.excess_s(i, length) for i in ranks}
 
@@ -362,17 +325,17 @@ class Stragglers:
         """The present state, over the shortest length of the rule at most."""
         ranks = self._alignment.ranks
         # The agent asks every second, and every third step says the same.
-        rows = self._last_rows(_SHORTEST)[::3]
+        rows = self._history.rows(limits.LENGTHS[0])[::3]
         table = PhaseTable(rows, self._not_compared) if rows else None
-        step_s = self._history.step_s(_SHORTEST) if rows else 0.0
-        lost_s = Counter(self._lost_time.lost_s)
+        step_s = self._history.step_s(limits.LENGTHS[0]) if rows else 0.0
+        lost_s = Counter(self.lost_time.lost_s)
         if self._recurring is not None:
             lost_s.update(self._recurring.lost_s)
         found = []
         for i, labels in enumerate(ranks):
             excess: dict[str, float] = {}
             if table:
-                all_s = self._history.excess_s(i, _SHORTEST)
+                all_s = self._history.excess_s(i, limits.LENGTHS[0])
                 parts = {"all": all_s, **table.excess_by_phase(i)}
                 excess = rounded({word: each / step_s for word, each in parts.items()})
             case = self._cases.get(labels)
@@ -395,13 +358,13 @@ class Stragglers:
         why = why or self._alignment.why_not_comparable()
         if not why and self._world_size == 1:
             why = "each of these processes trains alone, so none waits for another"
-        if not why and self._waits_unknown:
-            named = _ranks(self._waits_unknown)
+        if not why and not self._waits_known:
+            named = self._named(lambda rank: rank.waits_known is False)
             why = f"waiting for other ranks cannot be told from work on rank {named}"
         if not why and self._unusual_share > 0.5:
             why = "most steps compile, save, evaluate, are skipped, or collect garbage"
-        if not why and len(self._rows) < _SHORTEST:
-            why = f"{len(self._rows)} of the first {_SHORTEST} steps to compare"
+        if not why and len(self._history) < limits.LENGTHS[0]:
+            why = f"{len(self._history)} of the first {limits.LENGTHS[0]} steps to compare"
         # In these phases a late rank and the ranks that wait for it look the same.
         if (
             not why
@@ -411,35 +374,32 @@ class Stragglers:
         ):
             words = ", ".join(f"`{WORK_PHASES[at]}`" for at in self._not_compared)
             why = f"collectives of your own in {words}: a rank that is late there cannot be named"
-        if not why and not self._cases and self._pace.unclear > rule.EXCESS:
+        if not why and not self._cases and self._pace.unclear > limits.EXCESS:
             why = (
                 "a device waits for its host while other hosts are ahead of theirs: whether these "
                 "are faster is not known"
             )
         return why and f"insufficient data: {why}"
 
+    def _named(self, chosen: Callable[[RankState], object]) -> str:
+        return rank_numbers(each.labels for each in self._ranks.values() if chosen(each))
+
     def _clock_is_unknown(self) -> str:
-        if not self._clock_unknown or self._world_size == 1:
+        unknown = self._named(lambda rank: rank.device_clock is False)
+        if not unknown or self._world_size == 1:
             return ""
-        return (
-            f"the waits are on the device, whose clock is not known on rank "
-            f"{_ranks(self._clock_unknown)}"
-        )
+        return f"the waits are on the device, whose clock is not known on rank {unknown}"
 
     def _ranks_without_steps(self) -> str:
         """Why a rank is compared with no other, though others are beside it."""
         ranks = self._alignment.ranks
         if len(ranks) > 1 or len(self._seen) < 2:
             return ""
-        others = self._present.difference(ranks)
+        others = self._named(lambda rank: rank.labels not in ranks)
         if not others:
             return f"{'the other' if ranks else 'all'} ranks on this node have ended"
-        if untimed := self._on_device.difference(ranks):
-            return f"no step yet that the device's clock has timed of rank {_ranks(untimed)}"
+        if untimed := self._named(lambda rank: rank.device_clock and rank.labels not in ranks):
+            return f"no step yet that the device's clock has timed of rank {untimed}"
         if not ranks:
             return "the ranks on this node make no steps"
-        return f"no step yet of rank {_ranks(others)}"
-
-
-def _ranks(all_labels: Collection[Labels]) -> str:
-    return ", ".join(sorted(dict(labels).get("rank", "?") for labels in all_labels))
+        return f"no step yet of rank {others}"

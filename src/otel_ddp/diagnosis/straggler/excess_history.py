@@ -1,4 +1,4 @@
-"""How much longer than the others each rank worked, in each of the last steps."""
+"""The last steps of all ranks, and how much longer than the others each rank worked in each."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from itertools import islice
 
 from otel_ddp.diagnosis.medians import median
+from otel_ddp.diagnosis.straggler import limits
+from otel_ddp.diagnosis.straggler.alignment import Row
 
-# The rule looks at the steps every so many of them.
-STRIDE = 10
-MOST_STEPS = 300
+_MOST_STEPS = limits.LENGTHS[-1]
 
 
 class ExcessHistory:
     """The excess of each rank over the median of the others, in nanoseconds, step by step."""
 
     def __init__(self) -> None:
-        self._excesses_ns: deque[list[float]] = deque(maxlen=MOST_STEPS)
-        self._steps_ns: deque[float] = deque(maxlen=MOST_STEPS)
-        self._waits_ns: deque[list[int]] = deque(maxlen=MOST_STEPS)
+        self._rows: deque[Row] = deque(maxlen=_MOST_STEPS)
+        self._excesses_ns: deque[list[float]] = deque(maxlen=_MOST_STEPS)
+        self._steps_ns: deque[float] = deque(maxlen=_MOST_STEPS)
         # The same excesses by rank, made when they are first asked for.
         self._by_rank: list[tuple[float, ...]] = []
         # The steps since the last full stride.
@@ -30,27 +30,27 @@ class ExcessHistory:
     def __len__(self) -> int:
         return len(self._excesses_ns)
 
-    def append(self, excesses_ns: list[float], step_ns: float, waits_ns: list[int]) -> bool:
+    def append(self, row: Row, excesses_ns: list[float], step_ns: float) -> bool:
         """Add one step of all ranks; True when it completes a stride."""
+        self._rows.append(row)
         self._excesses_ns.append(excesses_ns)
-        self._waits_ns.append(waits_ns)
         self._steps_ns.append(step_ns)
         self._by_rank.clear()
         self._fresh.append(excesses_ns)
-        if len(self._fresh) < STRIDE:
+        if len(self._fresh) < limits.STRIDE:
             return False
         self._above = self._above or [[] for _ in excesses_ns]
         for counts, excess_ns in zip(self._above, zip(*self._fresh, strict=True), strict=True):
             counts.append(_count_above(excess_ns))
-            del counts[: -MOST_STEPS // STRIDE]
+            del counts[: -_MOST_STEPS // limits.STRIDE]
         self._fresh.clear()
         return True
 
     def clear(self) -> None:
         """Forget all steps: the ranks or the compared phases are others now."""
+        self._rows.clear()
         self._excesses_ns.clear()
         self._steps_ns.clear()
-        self._waits_ns.clear()
         self._by_rank.clear()
         self._fresh.clear()
         self._above.clear()
@@ -67,8 +67,11 @@ class ExcessHistory:
 
     def waits_ns(self, i: int, length: int) -> list[int]:
         """How long rank *i* waited for others in each of the last steps."""
-        first = max(len(self._waits_ns) - length, 0)
-        return [waits_ns[i] for waits_ns in islice(self._waits_ns, first, None)]
+        return [row.facts[i].wait_ns for row in self.rows(length)]
+
+    def rows(self, length: int) -> list[Row]:
+        """The last steps themselves."""
+        return list(islice(self._rows, max(len(self._rows) - length, 0), None))
 
     def steps_ns(self, length: int) -> list[float]:
         """The last step times."""

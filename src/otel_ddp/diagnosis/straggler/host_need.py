@@ -5,46 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from otel_ddp.diagnosis.launch_need import LaunchNeed
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.words import WORK_PHASES
+from otel_ddp.diagnosis.straggler import limits
+from otel_ddp.words import COMPUTE_PHASES, WORK_PHASES
 
-# What a host usually needs is the median of its first steps.
-_BEGINS = 20
-# From then on its usual time follows it this fast, and no pause moves it by more than this.
-_FOLLOWS = 0.05
-_FAR = 3.0
-# So many steps in a row that are all further away are no pause: it takes what all of them take.
-_STAYS = 10
-# A loader that has batches ready hides how long it needs for one. What it has shown of that before
-# counts for at least so many steps: equal loaders take thousands to change their places.
-_SHOWN_STEPS = 10_000
-# It follows this fast what the host waits, so that no loader is slow by chance.
-_SHOWS = 0.02
-# The loader is ahead of the host if this waits less than this part of what the loader has shown:
-# all ranks go at one pace, so a shorter wait is a lead, and no faster loader.
-_AHEAD = 0.95
-# It has batches ready if the host waits less than this part. Then it may have shown what it needs
-# in so many of the first steps alone: among many ranks equal loaders are soon ahead of the slowest.
-_READY = 0.5
-_SHOWN_IN = 4
-# But not where first batches take longer than later ones, also on the rank that waits: by this.
-_STARTS_SLOWLY = 1.5
-# Whether a host waits for its device between steps is looked at this often, over so many steps.
-_CHECK_EVERY = 10
-_WAITS_STEPS = 60
-# So much of the steps may be out of the ordinary.
-_ODD = 0.1
-# It waits if its time between steps varies so much less without the wait, and does not if it varies
-# as much.
-_CLEARLY_LESS = 0.6
-# What varies by less than this does not vary.
-_TICK_NS = 50_000
-# The device has done all if what is left is less than a tick, or than one part in so many.
-_DONE_PART = 64
 _DATA = WORK_PHASES.index("data")
 _OTHER = WORK_PHASES.index("other")
+_COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
 
 
 class HostNeed:
@@ -64,14 +32,14 @@ class HostNeed:
         self._shown_ns = [0.0, 0.0]
         self._shown_first_ns = 0.0
         # Between steps: how long it took, and by how much the device was behind at the beginning.
-        self._between_ns: deque[tuple[int, int]] = deque(maxlen=_WAITS_STEPS)
+        self._between_ns: deque[tuple[int, int]] = deque(maxlen=limits.NEED_WAITS_STEPS)
         self.waits: bool | None = None
         """Whether the host waits for its device between steps; None: that cannot be told yet."""
         self.launches = LaunchNeed()
 
     def begin(self, steps: Sequence[StepFacts]) -> None:
         """More steps of this rank, as soon as they are known: the first ones say how it began."""
-        for facts in steps[: _BEGINS - len(self._first_ns)]:
+        for facts in steps[: limits.NEED_BEGINS - len(self._first_ns)]:
             if facts.host_ns is None:
                 continue
             self._first_ns.append(facts.host_ns)
@@ -81,7 +49,7 @@ class HostNeed:
             self._alone_ns = self._usual_ns[_OTHER]
             self._load_ns = self._shown_ns[0] = self._usual_ns[_DATA]
             loads_ns = sorted([each[_DATA] for each in self._first_ns])
-            self._shown_first_ns = loads_ns[-min(_SHOWN_IN, len(loads_ns))]
+            self._shown_first_ns = loads_ns[-min(limits.NEED_SHOWN_IN, len(loads_ns))]
 
     def follow(self, facts: StepFacts) -> None:
         """One more step that is compared with those of the other ranks."""
@@ -91,32 +59,34 @@ class HostNeed:
         needed_ns = facts.host_ns or ()
         usual_ns = self._usual_ns
         for at, ns in enumerate(needed_ns):
-            most_ns = _FAR * usual_ns[at] + 1
-            usual_ns[at] += _FOLLOWS * (min(ns, most_ns) - usual_ns[at])
+            most_ns = limits.NEED_FAR * usual_ns[at] + 1
+            usual_ns[at] += limits.NEED_FOLLOWS * (min(ns, most_ns) - usual_ns[at])
             if ns > most_ns:
                 self._go_far(at, ns)
             elif self._far[at][0]:
                 self._far[at] = (0, 0)
         self._steps += 1
-        if self._steps % _SHOWN_STEPS == 0:
+        if self._steps % limits.NEED_SHOWN_STEPS == 0:
             self._shown_ns = [0.0, self._shown_ns[0]]
             self._shown_first_ns = 0.0
-        most_ns = _FAR * self._load_ns + 1
-        self._load_ns += _SHOWS * (min(needed_ns[_DATA], most_ns) - self._load_ns)
+        most_ns = limits.NEED_FAR * self._load_ns + 1
+        self._load_ns += limits.NEED_SHOWS * (min(needed_ns[_DATA], most_ns) - self._load_ns)
         self._shown_ns[0] = max(self._shown_ns[0], self._load_ns)
         if facts.behind_ns is None:
             return
         took_ns, behind_ns = needed_ns[_OTHER], facts.behind_ns
         alone_ns = max(took_ns - behind_ns, 0)
-        self._alone_ns += _FOLLOWS * (min(alone_ns, _FAR * self._alone_ns + 1) - self._alone_ns)
+        self._alone_ns += limits.NEED_FOLLOWS * (
+            min(alone_ns, limits.NEED_FAR * self._alone_ns + 1) - self._alone_ns
+        )
         self._between_ns.append((took_ns, behind_ns))
-        if self._steps % _CHECK_EVERY == 0:
+        if self._steps % limits.NEED_CHECK_EVERY == 0:
             self.waits = _waits(self._between_ns, self.waits)
 
     def _go_far(self, at: int, ns: int) -> None:
         many, least_ns = self._far[at]
         many, least_ns = many + 1, min(ns, least_ns) if many else ns
-        if many == _STAYS:
+        if many == limits.NEED_STAYS:
             self._usual_ns[at] = max(self._usual_ns[at], least_ns)
             many = 0
         self._far[at] = (many, least_ns)
@@ -133,7 +103,7 @@ class HostNeed:
     @property
     def began_as_it_is(self) -> bool:
         """Whether its host waited for the first batches about as long as it does now."""
-        return self._shown_first_ns <= _STARTS_SLOWLY * self._usual_ns[_DATA]
+        return self._shown_first_ns <= limits.NEED_STARTS_SLOWLY * self._usual_ns[_DATA]
 
     def loads_ns(self, rank: HostNeed) -> float:
         """How long its host may have to wait for a batch once none is ready.
@@ -143,9 +113,9 @@ class HostNeed:
         """
         usual_ns, shown_ns, theirs_ns = self._usual_ns[_DATA], max(self._shown_ns), rank.waits_ns
         most_ns = max(shown_ns, self._shown_first_ns if rank.began_as_it_is else 0)
-        if usual_ns < _READY * most_ns:
+        if usual_ns < limits.NEED_READY * most_ns:
             return max(most_ns, theirs_ns) if 2 * most_ns >= theirs_ns else most_ns
-        return shown_ns if usual_ns < _AHEAD * shown_ns else usual_ns
+        return shown_ns if usual_ns < limits.NEED_AHEAD * shown_ns else usual_ns
 
     @property
     def waits_ns(self) -> float:
@@ -159,17 +129,20 @@ def _waits(between_ns: deque[tuple[int, int]], before: bool | None) -> bool | No
     Then its device has done all by the end of that time, and the time is longer by as much as the
     device was behind. Other work takes as long whether or not the device is behind.
     """
-    if len(between_ns) < _WAITS_STEPS:
+    if len(between_ns) < limits.NEED_WAITS_STEPS:
         return before
-    missed = sum(took < behind - behind // _DONE_PART - _TICK_NS for took, behind in between_ns)
-    if missed > _ODD * len(between_ns):
+    missed = sum(
+        took < behind - behind // limits.NEED_DONE_PART - limits.NEED_TICK_NS
+        for took, behind in between_ns
+    )
+    if missed > limits.NEED_ODD * len(between_ns):
         return False
     with_wait_ns = _spread_ns([took for took, _ in between_ns])
     alone_ns = _spread_ns([took - behind for took, behind in between_ns])
-    if max(with_wait_ns, alone_ns) < _TICK_NS:
+    if max(with_wait_ns, alone_ns) < limits.NEED_TICK_NS:
         # It takes changes to tell.
         return before
-    if alone_ns < _CLEARLY_LESS * with_wait_ns:
+    if alone_ns < limits.NEED_CLEARLY_LESS * with_wait_ns:
         return True
     return before if alone_ns < with_wait_ns else False
 
@@ -177,5 +150,36 @@ def _waits(between_ns: deque[tuple[int, int]], before: bool | None) -> bool | No
 def _spread_ns(values: list[int]) -> float:
     center = median(values)
     far = sorted([abs(each - center) for each in values])
-    ordinary = far[: len(far) - round(_ODD * len(far))]
+    ordinary = far[: len(far) - round(limits.NEED_ODD * len(far))]
     return sum(ordinary) / len(ordinary)
+
+
+class LaunchNeed:
+    """One per rank whose device's clock is known.
+
+    A host that is ahead of its device waits for a place in the queue, so its time in forward says
+    nothing of its own pace. Now and then it is not ahead: in its first steps, or after a pause.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        # The number of the step since the beginning, and how long the host took to launch it.
+        self._shown: deque[tuple[int, int]] = deque(maxlen=limits.LAUNCH_MOST)
+
+    def follow(self, facts: StepFacts) -> None:
+        """One more step."""
+        if facts.paced_ns is None or facts.host_ns is None:
+            return
+        self._steps += 1
+        took_ns = sum(map(facts.phases_ns.__getitem__, _COMPUTE))
+        if 0 < limits.LAUNCH_KEEPS_UP * took_ns <= sum(map(facts.paced_ns.__getitem__, _COMPUTE)):
+            self._shown.append((self._steps, sum(map(facts.host_ns.__getitem__, _COMPUTE))))
+
+    def usual_ns(self, step_ns: float) -> float:
+        """What it needs, where a step takes this long now; 0 where that is not known."""
+        while self._shown and self._steps - self._shown[0][0] > limits.LAUNCH_SHOWN_STEPS:
+            self._shown.popleft()
+        if len(self._shown) < limits.LAUNCH_FEWEST:
+            return 0.0
+        usual_ns = median([ns for _, ns in self._shown])
+        return usual_ns if usual_ns <= limits.LAUNCH_OUTDATED * step_ns else 0.0

@@ -12,19 +12,14 @@ from collections.abc import Sequence
 from operator import add
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.alignment import Row
 from otel_ddp.diagnosis.medians import excesses, median, without
 from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.straggler import limits
+from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.straggler.host_need import HostNeed
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.words import COMPUTE_PHASES, WORK_PHASES
 
-# How fast the share of the step that is not told as lateness is forgotten.
-_FORGETS = 0.02
-# What a host needs more in a phase is none where it is less than one part of the step in so many.
-_SMALL = 64
-# Hosts launch alike if the one needs at least this part of what the other needs.
-_ALIKE = 0.9
 _DATA = WORK_PHASES.index("data")
 _COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
 
@@ -72,12 +67,12 @@ class HostPace:
         late_ns = _by_rank([_above_least([each.phases_ns[at] for each in facts]) for at in _PHASES])
         idle_ns = [_idle_ns(*each) for each in zip(facts, late_ns, strict=True)]
         if not any(map(any, idle_ns)):
-            self.unclear -= _FORGETS * self.unclear
+            self.unclear -= limits.PACE_FORGETS * self.unclear
             return row
         more_ns = self._more_ns(facts[0].took_ns)
         pairs = [_adjusted(*each) for each in zip(facts, idle_ns, more_ns, strict=True)]
         most = max(unclear_ns / each.took_ns for each, unclear_ns in pairs)
-        self.unclear += _FORGETS * (most - self.unclear)
+        self.unclear += limits.PACE_FORGETS * (most - self.unclear)
         return Row(row.number, tuple([each for each, _ in pairs]))
 
     def follow(self, facts: tuple[StepFacts, ...]) -> bool:
@@ -108,7 +103,7 @@ _PHASES = range(len(WORK_PHASES))
 
 def _are_alike(own_ns: float, others_ns: list[float]) -> bool:
     """Whether at least half of the other hosts need as long; 0 is what is not known."""
-    known = sum(each >= _ALIKE * own_ns > 0 for each in others_ns)
+    known = sum(each >= limits.PACE_ALIKE * own_ns > 0 for each in others_ns)
     return 2 * known >= len(others_ns)
 
 
@@ -138,7 +133,7 @@ def _adjusted(facts: StepFacts, idle_ns: list[int], more_ns: _MoreNs) -> tuple[S
     all_ns = sum(idle_ns)
     if not all_ns:
         return facts, 0.0
-    least_ns = facts.took_ns / _SMALL
+    least_ns = facts.took_ns / limits.PACE_SMALL
     needs_ns = [each if each > least_ns else 0.0 for each in more_ns.by_phase]
     hidden_ns = min(needs_ns[_DATA], needs_ns[_DATA] - more_ns.data_for_sure)
     needs_ns[_DATA] = more_ns.data_for_sure if more_ns.data_for_sure > least_ns else 0.0

@@ -5,28 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import sub
 
-from otel_ddp.diagnosis.alignment import Row
 from otel_ddp.diagnosis.medians import excesses, median, without
 from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.straggler import limits
+from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.verdict import Kind
 from otel_ddp.words import COMPUTE_PHASES, WORK_PHASES
-
-# A phase, or unequal work, explains an excess when it holds this share of it. For another answer
-# than the one that was given, it takes so much more of it; for the same answer, so much less.
-_MOST_OF = 0.7
-_MARGIN = 0.15
-# Forward and backward are slow alike where one is slower by at least this share of the other.
-_ALIKE = 0.5
-
 
 # How a step begins. Of these phases it is known how far the device is behind its host.
 _ORDER = [WORK_PHASES.index(word) for word in ("other", "data", "forward", "backward")]
 # Which of them a verdict speaks of: from the first one up to the second.
 _WINDOWS = {"data": (1, 2), "forward": (2, 3), "backward": (3, 4), "compute": (2, 4)}
-# The host is late for sure, or perhaps, where its device has at most these shares left at the end
-# of what others have: where it had next to nothing to do at the beginning, and where it had more.
-_AFTER_NOTHING, _AFTER_MORE = (1.0, 1.05), (0.5, 0.75)
-_TICK_NS = 100_000
 
 
 def _host(steps: Sequence[StepFacts], first: int, last: int) -> tuple[float, float, float] | None:
@@ -135,8 +124,10 @@ class PhaseTable:
         if phase == "data" and began_ns <= late_ns / 2:
             # No queue holds up a host that waits for a batch. What is left is the batch's copy.
             return "host"
-        share = left_ns / (median([each[2] for each in others]) + _TICK_NS)
-        at_most, perhaps = _AFTER_NOTHING if began_ns <= late_ns / 2 else _AFTER_MORE
+        share = left_ns / (median([each[2] for each in others]) + limits.PHASE_TICK_NS)
+        at_most, perhaps = (
+            limits.PHASE_AFTER_NOTHING if began_ns <= late_ns / 2 else limits.PHASE_AFTER_MORE
+        )
         return "host" if share <= at_most else "unclear" if share <= perhaps else "device"
 
     def kind_and_phase(
@@ -151,7 +142,7 @@ class PhaseTable:
         compute_s = sum(others_s.get(word, 0.0) for word in ("forward", "backward"))
         if phase in ("forward", "backward", "compute"):
             explained_s = self.more_to_do(i) * compute_s
-            least = _MOST_OF + _against(before and before[0], "imbalance")
+            least = limits.PHASE_MOST_OF + _against(before and before[0], "imbalance")
             if explained_s >= least * excess_s:
                 return "imbalance", phase
         return "straggler", phase
@@ -159,11 +150,14 @@ class PhaseTable:
     def _phase(self, i: int, excess_s: float, others_s: dict[str, float], before: str) -> str:
         excess = self.excess_by_phase(i)
         phase = max(excess, key=lambda word: excess[word])
-        if before in excess and excess[before] >= (_MOST_OF - _MARGIN) * excess_s:
+        if (
+            before in excess
+            and excess[before] >= (limits.PHASE_MOST_OF - limits.PHASE_MARGIN) * excess_s
+        ):
             phase = before
-        if excess[phase] < (_MOST_OF + _against(before, phase)) * excess_s:
+        if excess[phase] < (limits.PHASE_MOST_OF + _against(before, phase)) * excess_s:
             together_s = sum(excess.get(word, 0.0) for word in COMPUTE_PHASES)
-            least = _MOST_OF + _against(before, "compute")
+            least = limits.PHASE_MOST_OF + _against(before, "compute")
             return "compute" if together_s >= least * excess_s else "mixed"
         if phase not in ("forward", "backward"):
             return phase
@@ -171,7 +165,7 @@ class PhaseTable:
         other = "backward" if phase == "forward" else "forward"
         if others_s[phase] and others_s.get(other):
             slower, other_slower = excess[phase] / others_s[phase], excess[other] / others_s[other]
-            if other_slower >= (_ALIKE + _against(before, "compute")) * slower:
+            if other_slower >= (limits.PHASE_ALIKE + _against(before, "compute")) * slower:
                 return "compute"
         return phase
 
@@ -180,4 +174,4 @@ def _against(before: str | None, answer: str) -> float:
     """How much more it takes for an answer where another one stands, or less where it does."""
     if not before:
         return 0.0
-    return -_MARGIN if before == answer else _MARGIN
+    return -limits.PHASE_MARGIN if before == answer else limits.PHASE_MARGIN

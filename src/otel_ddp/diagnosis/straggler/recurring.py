@@ -8,35 +8,13 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.medians import excesses, median, without
+from otel_ddp.diagnosis.say import duration, rank_name
 from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.diagnosis.wording import duration, rank_name
 from otel_ddp.words import WORK_PHASES
 
-# A stall is an excess above this share of a step, and above so many times what is usual for the
-# rank; what is shorter than this comes from clocks and scheduling.
-_OF_STEP = 0.5
-_OF_USUAL = 6.0
-_SHORTEST_NS = 2_000_000
-# It is one where the others waited for this share of it: hosts that run ahead of their devices
-# stand still in turn, and none waits for another.
-_WAITED = 0.5
-_USUAL = 100
-_LEAST_USUAL = 20
-# A rank that is late in more than one of so many steps is left to the rule for those.
-_LEAST_EVERY = 4.0
-# How alike the distances between the last stalls must be, as standard deviation by mean. Of a
-# million pauses at random one has such distances before it.
-_ALIKE = ((6, 0.05), (10, 0.12))
-_KEPT = _ALIKE[-1][0] + 1
-# An open verdict ends where they are less alike than this, or where none came for so long.
-_ALIKE_STILL = 0.5
-_OVERDUE = 2.5
-# The share of the time that they take from the others: to be told, and to be told still.
-_COST = 0.05
-_COST_STILL = 0.025
-# The phase of a stall is the one that holds this share of it.
-_MOST_OF = 0.7
+_KEPT = limits.RECURS_ALIKE[-1][0] + 1
 _ADVICE = {
     "data": "Look at what its loader does so often: opens a file or a shard, fills a buffer, "
     "starts workers.",
@@ -68,7 +46,7 @@ class _Trail:
 
     def regular(self) -> list[_Stall]:
         """The last stalls, where their distances are alike; else none."""
-        for gaps, most in _ALIKE:
+        for gaps, most in limits.RECURS_ALIKE:
             stalls = self.last(gaps + 1)
             if len(stalls) > gaps and _varies(stalls) <= most:
                 return stalls
@@ -90,18 +68,18 @@ class _Rank:
         self.labels = labels
         self.trails: dict[str, _Trail] = {}
         # The last excesses, without those of stalls.
-        self.usual_ns: deque[float] = deque(maxlen=_USUAL)
+        self.usual_ns: deque[float] = deque(maxlen=limits.RECURS_USUAL)
         self.case: _Case | None = None
 
     def is_stall(self, excess_ns: float, step_ns: float) -> bool:
         """Whether this excess is more than lateness; *step_ns*: the step without it."""
-        if excess_ns <= max(_OF_STEP * step_ns, _SHORTEST_NS):
+        if excess_ns <= max(limits.RECURS_OF_STEP * step_ns, limits.RECURS_SHORTEST_NS):
             return False
-        if len(self.usual_ns) < _LEAST_USUAL:
+        if len(self.usual_ns) < limits.RECURS_LEAST_USUAL:
             return False
         usual = median(self.usual_ns)
         spread = median([abs(each - usual) for each in self.usual_ns])
-        return excess_ns > usual + _OF_USUAL * spread
+        return excess_ns > usual + limits.RECURS_OF_USUAL * spread
 
 
 class RecurringStalls:
@@ -137,7 +115,7 @@ class RecurringStalls:
                 rank.usual_ns.append(excess_ns)
                 continue
             waits_ns = without([each.wait_ns for each in facts], i)
-            if median(waits_ns) < _WAITED * excess_ns:
+            if median(waits_ns) < limits.RECURS_WAITED * excess_ns:
                 continue
             phase = _phase(i, facts, not_compared, excess_ns)
             trail = rank.trails.setdefault(phase, _Trail())
@@ -149,7 +127,11 @@ class RecurringStalls:
 
     def _open(self, rank: _Rank, phase: str, trail: _Trail, others: int) -> None:
         stalls = trail.regular()
-        if not stalls or _every(stalls) < _LEAST_EVERY or _cost(stalls) <= _COST:
+        if (
+            not stalls
+            or _every(stalls) < limits.RECURS_LEAST_EVERY
+            or _cost(stalls) <= limits.RECURS_COST
+        ):
             return
         lost_s = self._charge(rank, sum(each.excess_ns for each in stalls), others)
         verdict = _verdict(rank.labels, phase, stalls, others, lost_s)
@@ -159,7 +141,7 @@ class RecurringStalls:
     def _continue(self, rank: _Rank, case: _Case, others: int) -> None:
         """One more stall."""
         before, stalls = case.verdict, case.trail.last()
-        if _varies(stalls) > _ALIKE_STILL or _cost(stalls) < _COST_STILL:
+        if _varies(stalls) > limits.RECURS_ALIKE_STILL or _cost(stalls) < limits.RECURS_COST_STILL:
             self._close(rank)
             return
         lost_s = case.lost_s + self._charge(rank, stalls[-1].excess_ns, others)
@@ -174,7 +156,7 @@ class RecurringStalls:
 
     def _close_overdue(self, rank: _Rank, case: _Case, number: int) -> None:
         stalls = case.trail.last()
-        if number - stalls[-1].number > _OVERDUE * _every(stalls):
+        if number - stalls[-1].number > limits.RECURS_OVERDUE * _every(stalls):
             self._close(rank, stalls[-1].ended_ns)
 
     def _close(self, rank: _Rank, until_ns: int = 0) -> None:
@@ -221,7 +203,7 @@ def _phase(
         for at, (word, column) in enumerate(zip(WORK_PHASES, columns, strict=True))
         if at not in not_compared
     )
-    return phase if longest_ns >= _MOST_OF * excess_ns else "mixed"
+    return phase if longest_ns >= limits.RECURS_MOST_OF * excess_ns else "mixed"
 
 
 def _verdict(

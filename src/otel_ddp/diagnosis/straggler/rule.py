@@ -1,6 +1,6 @@
 """The straggler rule: when a rank counts as late, and when it no longer does.
 
-All thresholds are here. `detector` applies the rule to the ranks of a run, every STRIDE steps.
+`limits` has all thresholds; `detector` applies the rule to the ranks of a run, every STRIDE steps.
 """
 
 from __future__ import annotations
@@ -8,27 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from otel_ddp.diagnosis.medians import median, without
-from otel_ddp.diagnosis.straggler.excess_history import STRIDE, ExcessHistory
+from otel_ddp.diagnosis.straggler import limits
+from otel_ddp.diagnosis.straggler.excess_history import ExcessHistory
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 
-# A clear case shows in three windows of 30 steps; what hides in jitter takes longer windows.
-LENGTHS = (90, 120, 300)
-_WINDOWS = 3
-# Shares of the median step: for a verdict, in each of its three windows, and to end it.
-EXCESS = 0.05
-_EXCESS_PER_WINDOW = 0.025
-_EXCESS_OVER = 0.025
-# The smallest window's excess, as a share of the largest window's.
-_ALIKE = 0.4
-# Pauses of a rank are rare: at most in this share of the steps.
-_PAUSES = 0.05
-# Clocks, hooks and the kernel's scheduling make differences below this.
-_EXCESS_NS = 500_000
-# The share of steps in which the rank is above the others must lie this far above one half.
-# The unit is the standard deviation of a fair coin. That makes 78 % of 90 steps, 65 % of 300.
-_SIGMAS = 5.3
 # Length, strides in it, and the steps above the others that it takes.
-_OFTEN = [(length, length // STRIDE, length / 2 + _SIGMAS * length**0.5 / 2) for length in LENGTHS]
+_OFTEN = [
+    (length, length // limits.STRIDE, length / 2 + limits.SIGMAS * length**0.5 / 2)
+    for length in limits.LENGTHS
+]
 
 
 def late_over(history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]) -> int | None:
@@ -49,13 +37,13 @@ def is_over(history: ExcessHistory, i: int, length: int) -> bool:
     if len(history) < length:
         return False
     step_ns = median(history.steps_ns(length))
-    limit_ns = max(_EXCESS_OVER * step_ns, _EXCESS_NS / 2)
+    limit_ns = max(limits.EXCESS_OVER * step_ns, limits.EXCESS_NS / 2)
     return all(each < limit_ns for each in _window_medians(history.excess_ns(i, length)))
 
 
 def least_excess_ns(step_ns: float) -> float:
     """The excess above which a rank may be named."""
-    return max(EXCESS * step_ns, _EXCESS_NS)
+    return max(limits.EXCESS * step_ns, limits.EXCESS_NS)
 
 
 def _lengths_often_above(history: ExcessHistory, i: int) -> list[int]:
@@ -73,13 +61,13 @@ def _stands_out(history: ExcessHistory, i: int, length: int) -> bool:
     step_ns = median(history.steps_ns(length))
     if median(excess_ns) <= least_excess_ns(step_ns):
         return False
-    least_mean_ns = max(_EXCESS_PER_WINDOW * step_ns, _ALIKE * median(excess_ns))
+    least_mean_ns = max(limits.EXCESS_PER_WINDOW * step_ns, limits.ALIKE * median(excess_ns))
     if _mean_without_pauses(excess_ns, history.waits_ns(i, length)) <= least_mean_ns:
         return False
     each_ns = _window_medians(excess_ns)
     # Where one window is far below another, it began within these steps: its phase would be
     # blurred.
-    return min(each_ns) > max(_EXCESS_PER_WINDOW * step_ns, _ALIKE * max(each_ns))
+    return min(each_ns) > max(limits.EXCESS_PER_WINDOW * step_ns, limits.ALIKE * max(each_ns))
 
 
 def _mean_without_pauses(excess_ns: Sequence[float], waits_ns: Sequence[float]) -> float:
@@ -89,7 +77,7 @@ def _mean_without_pauses(excess_ns: Sequence[float], waits_ns: Sequence[float]) 
     for it. Either kind is rare.
     """
     order = sorted(range(len(excess_ns)), key=excess_ns.__getitem__)
-    few = int(_PAUSES * len(order))
+    few = int(limits.PAUSES * len(order))
     highest = excess_ns[order[-few - 1]]
     own_ns = sum(excess_ns[at] - highest for at in order[len(order) - few :])
     waited_ns = sum(max(min(waits_ns[at], -excess_ns[at]), 0.0) for at in order[:few])
@@ -98,11 +86,11 @@ def _mean_without_pauses(excess_ns: Sequence[float], waits_ns: Sequence[float]) 
 
 def _window_medians(excess_ns: Sequence[float]) -> list[float]:
     length = len(excess_ns)
-    window = length // _WINDOWS
+    window = length // limits.WINDOWS
     return [median(excess_ns[start : start + window]) for start in range(0, length, window)]
 
 
 def _is_among_slowest(work_s: Sequence[float], i: int, step_s: float) -> bool:
     """Slower than the slower half of the others too: of three, one is fast rather than two slow."""
     others = sorted(without(work_s, i))
-    return work_s[i] - others[len(others) // 2] > _EXCESS_PER_WINDOW * step_s
+    return work_s[i] - others[len(others) // 2] > limits.EXCESS_PER_WINDOW * step_s

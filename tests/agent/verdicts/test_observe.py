@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent.verdicts import exit_causes
-from otel_ddp.agent.verdicts.exit_causes import ExitCauses
+from otel_ddp.agent.verdicts import observe
+from otel_ddp.agent.verdicts.observe import ExitCauses
 
 PID, TICKS = 4711, 5000
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -521,7 +521,7 @@ def test_the_kill_signal_alone_is_blamed_on_the_out_of_memory_killer(
     machine.events(1)
 
     # The kernel's answer, which only new ones give.
-    monkeypatch.setattr(exit_causes, "exit_status", lambda handle: int(signal.SIGTERM))
+    monkeypatch.setattr(observe, "exit_status", lambda handle: int(signal.SIGTERM))
     assert findings(found.why(PID, TICKS)) == {"signal"}
-    monkeypatch.setattr(exit_causes, "exit_status", lambda handle: int(signal.SIGKILL))
+    monkeypatch.setattr(observe, "exit_status", lambda handle: int(signal.SIGKILL))
     assert "out_of_memory" in found.why(PID, TICKS)

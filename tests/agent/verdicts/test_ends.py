@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,8 @@ import pytest
 
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.agent.verdicts.ended_by_parent import Parents
-from otel_ddp.agent.verdicts.exit_causes import ExitCauses
+from otel_ddp.agent.verdicts.ends import Parents
+from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
@@ -27,8 +30,12 @@ class FakeExitCauses(ExitCauses):
         super().__init__()
         self.report: dict[str, Any] = {}
 
+    # The processes of these journals are all this one.
+
     def goes_on(self, pid: int, start_ticks: int) -> bool:
-        # The processes of these journals are all this one.
+        return False
+
+    def has_mapped(self, pid: int, start_ticks: int, journal: str) -> bool:
         return False
 
     def why(self, pid: int, start_ticks: int) -> dict[str, Any]:
@@ -52,7 +59,7 @@ class Bench:
         writer.phase(PHASES["other"], 0, 5)
         writer.state(STATES["running"], 6)
         reader = JournalReader(writer.path)
-        journal = JournalFeed(reader, Ledger(), lambda who: "n", self.parents.ended_well)
+        journal = JournalFeed(reader, Ledger(), lambda who: "n", self.parents)
         self.writers.append(writer)
         self.journals.append(journal)
         self.poll({})
@@ -123,3 +130,48 @@ def test_without_the_kernels_report_a_pool_has_ended_all_of_its_workers_or_none(
     assert bench.poll({}, one, later_s=2.1) == KILLED
     assert bench.poll({}, one, other, later_s=1.0) == KILLED + RUNNING
     assert bench.poll({}, one, other, later_s=2.1) == KILLED + FINISHED
+
+
+# Closes what it has open, its journal's lock too, and goes on training; or becomes another program.
+CLOSES = """
+import os, sys
+from pathlib import Path
+from otel_ddp.journal.writer import JournalWriter
+writer = JournalWriter(Path(sys.argv[1]), 128 * 1024, {"run": "r", "settled": True})
+writer.state(1, 0)
+if sys.argv[2] == "exec":
+    code = "print('there', flush=True); input()"
+    os.execv(sys.executable, [sys.executable, "-c", code])
+os.closerange(3, 64)
+writer.step(7)
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("how", "then"), [("close", RUNNING), ("exec", FINISHED)])
+def test_a_process_that_closes_its_descriptors_is_at_work_until_it_ends(
+    how: str, then: list[int], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", CLOSES, str(tmp_path), how]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (path,) = tmp_path.glob(f"*{layout.SUFFIX}")
+        causes, reader = ExitCauses(), JournalReader(path)
+        journal = JournalFeed(reader, Ledger(), lambda _: "n", Parents(causes))
+        causes.watch(journal.pid, reader.start_ticks)
+        assert not reader.writer_is_alive()
+
+        journal.poll(1, alive=False)
+        while_it_lives = [journal.state]
+        process.kill()
+        # Its parent has not asked yet how it ended, so the kernel still tells that.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        journal.poll(2, alive=False)
+
+        assert while_it_lives == then
+        assert [journal.state] == (KILLED if how == "close" else FINISHED)
+        assert journal.step() == (7 if how == "close" else None)
+    causes.close()
+    reader.close()

@@ -1,20 +1,27 @@
-"""Finds out why a process ended, from the kernel, its memory cgroup and its launcher."""
+"""Observes processes: pidfd, exit status, kernel log, memory and cgroup, the launcher's error file.
+
+What can only be read while a process lives is noted while it does. What cannot be read is left out.
+"""
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import fcntl
 import os
+import re
+import select
 import signal
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files
-from otel_ddp.agent.node.host.limits import Group
-from otel_ddp.agent.verdicts.kernel_log import KernelLog
-from otel_ddp.agent.verdicts.pidfd import exit_status, has_ended, open_pidfd
-from otel_ddp.agent.verdicts.process_memory import ProcessMemory
+from otel_ddp.agent.node.host.limits import Cgroups, Group
+from otel_ddp.agent.node.source import KernelFiles
+from otel_ddp.diagnosis.detector import Memory
 from otel_ddp.errors import containment
 
 # A process may take a while to die: it gives back its memory before its journal's lock.
@@ -24,17 +31,26 @@ _MOST_XIDS = 3
 _LONGEST_TEXT = 300
 _LONGEST_FILE = 64 * 1024
 _LONGEST_ENVIRON = 256 * 1024
+_LONGEST_MAPS = 8 * 1024 * 1024
 
 # Process ids in the first PID namespace are those of the kernel's log.
 _FIRST_PID_NAMESPACE = f"pid:[{0xEFFFFFFC}]"
+_MOST_LINES = 2000
+_MOST_KILLS = 1000
+_MOST_XIDS_KEPT = 100
 
-
-class Memory(NamedTuple):
-    """What a process holds, and its limit."""
-
-    private_bytes: int
-    """Without shared pages: the kernel takes back pages of mapped files when memory is short."""
-    limit_bytes: int
+_LINE = re.compile(r"\d+,\d+,\d+,[^;]*;(.*)")
+_OOM_KILL = re.compile(r"((?:Memory cgroup o|O)ut of memory).*?: Kill(?:ed)? process (\d+) \(")
+_OOM_RESIDENT = re.compile(r"(?:anon|file|shmem)-rss:(\d+)kB")
+_XID = re.compile(r"NVRM: Xid \(.*?\): (\d+)")
+_XID_PROCESS = re.compile(r"\bpid=(\d+)")
+# A cgroup of version 1 without a limit says so with a number near 2^63.
+_NO_LIMIT = 1 << 60
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+# include/uapi/linux/pidfd.h: _IOWR(0xFF, 11, struct pidfd_info), whose first version has 64 bytes.
+_PIDFD_GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
+_PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_INFO = struct.Struct("<Q52xi")
 
 
 class _Watched:
@@ -56,7 +72,7 @@ class _Watched:
 
 
 class ExitCauses:
-    """Called from the agent's loop alone. What cannot be read is left out."""
+    """One per node. Called from the agent's loop alone."""
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
@@ -119,6 +135,17 @@ class ExitCauses:
         The kernel takes a dying process's memory, its command line too, before its locks.
         """
         return self._started(pid) == start_ticks and bool(self._read(f"proc/{pid}/cmdline"))
+
+    @containment.contained(default=False)
+    def has_mapped(self, pid: int, start_ticks: int, journal: str) -> bool:
+        """Whether this process still writes to a journal of this name, without a lock on it.
+
+        A program that closes all its descriptors, as a daemon does, has lost its lock, and goes on.
+        """
+        return self._started(pid) == start_ticks and any(
+            line.rpartition("/")[2].removesuffix(" (deleted)") == journal
+            for line in (self._read(f"proc/{pid}/maps", _LONGEST_MAPS) or "").splitlines()
+        )
 
     @containment.contained()
     def forget(self, pid: int, start_ticks: int) -> None:
@@ -278,3 +305,166 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+# -- its memory
+
+
+class ProcessMemory:
+    """Memory of any process under this root."""
+
+    def __init__(self, root: Path) -> None:
+        self._proc = root / "proc"
+        self._cgroups = Cgroups(KernelFiles(), proc=self._proc, root=root)
+
+    def held(self, pid: int) -> tuple[int, int] | None:
+        """Bytes in memory, and those of them that no other process shares."""
+        fields = (files.read_text(self._proc / str(pid) / "statm") or "").split()[:3]
+        # A dying process has given its memory back already.
+        if len(fields) < 3 or not all(map(str.isdigit, fields)) or fields[1] == "0":
+            return None
+        resident, shared = int(fields[1]), int(fields[2])
+        return resident * _PAGE, max(resident - shared, 0) * _PAGE
+
+    def group(self, pid: int) -> Group | None:
+        """The memory cgroup of the process, if it counts kills."""
+        for group in self._cgroups.groups(pid, "memory"):
+            if self.count_kills(group) is not None:
+                return group
+        return None
+
+    def count_kills(self, group: Group) -> int | None:
+        """How many out-of-memory kills the cgroup has counted."""
+        name = "memory.oom_control" if group.version == 1 else "memory.events"
+        return _numbers_by_word(files.read_text(Path(group.path, name))).get("oom_kill")
+
+    def limit(self, group: Group | None) -> tuple[int | None, str]:
+        """The smallest limit above this process, and what sets it."""
+        found: list[tuple[int, str]] = []
+        memory = (files.read_text(self._proc / "meminfo") or "").replace(":", "")
+        total = _numbers_by_word(memory).get("MemTotal")
+        if total is not None:
+            found.append((total * 1024, "node"))
+        if group is not None:
+            name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
+            for path in group.upward():
+                limit = (files.read_text(Path(path, name)) or "").strip()
+                if limit.isdigit() and int(limit) < _NO_LIMIT:
+                    found.append((int(limit), "memory cgroup"))
+        return min(found) if found else (None, "")
+
+
+def _numbers_by_word(text: str | None) -> Mapping[str, int]:
+    """The lines that are a word and a number."""
+    rows = (line.split() for line in (text or "").splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+# -- the kernel's log
+
+
+class OutOfMemoryKill(NamedTuple):
+    """The kernel killed a process because memory ran out."""
+
+    scope: str
+    resident_bytes: int | None
+
+
+class Xid(NamedTuple):
+    """An error that the GPU driver logged."""
+
+    at: float
+    pid: int | None
+    text: str
+
+
+class KernelLog:
+    """The lines of the log since it was opened. Process ids are those of the first namespace."""
+
+    def __init__(self, path: Path) -> None:
+        self.kills: dict[int, OutOfMemoryKill] = {}
+        self.xids: collections.deque[Xid] = collections.deque(maxlen=_MOST_XIDS_KEPT)
+        self._handle = _open(path)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the log can be read."""
+        return self._handle >= 0
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def poll(self, now: float) -> None:
+        """Read the lines that are new."""
+        for _ in range(_MOST_LINES if self._handle >= 0 else 0):
+            try:
+                block = os.read(self._handle, 8192)
+            except BrokenPipeError:
+                continue  # lines were overwritten: the next read is at the oldest one
+            except OSError:
+                return
+            if not block:
+                return
+            for line in block.decode("utf-8", "replace").splitlines():
+                if match := _LINE.match(line):
+                    self._parse(match[1], now)
+
+    def _parse(self, text: str, now: float) -> None:
+        if kill := _OOM_KILL.search(text):
+            sizes = [int(size) * 1024 for size in _OOM_RESIDENT.findall(text)]
+            scope = "node" if kill[1].startswith("Out") else "memory cgroup"
+            if len(self.kills) >= _MOST_KILLS:
+                self.kills.pop(next(iter(self.kills)))
+            self.kills[int(kill[2])] = OutOfMemoryKill(scope, sum(sizes) if sizes else None)
+        elif _XID.search(text):
+            process = _XID_PROCESS.search(text)
+            pid = int(process[1]) if process else None
+            self.xids.append(Xid(now, pid, text[:_LONGEST_TEXT]))
+
+
+def _open(path: Path) -> int:
+    try:
+        handle = files.open_private(path)
+    except OSError:
+        return -1
+    # Older lines are about processes that this agent has never watched.
+    with contextlib.suppress(OSError):
+        os.lseek(handle, 0, os.SEEK_END)
+    return handle
+
+
+# -- its descriptor: it becomes readable when the process ends, and tells how it ended
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor of this process; -1: there is no such process; None: it cannot be had."""
+    opened: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
+    try:
+        return None if opened is None else opened(pid)
+    except ProcessLookupError:
+        return -1
+    except OSError:
+        return None
+
+
+def has_ended(pidfd: int) -> bool:
+    """Whether the process has ended, reaped or not."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def exit_status(pidfd: int) -> int | None:
+    """How the process ended: Linux tells this from 6.15 on, once its parent has reaped it."""
+    if pidfd < 0:
+        return None
+    answer = bytearray(_PIDFD_INFO.size)
+    _PIDFD_INFO.pack_into(answer, 0, _PIDFD_INFO_EXIT, 0)
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, answer)
+    except OSError:
+        return None
+    mask, status = _PIDFD_INFO.unpack(answer)
+    return int(status) if mask & _PIDFD_INFO_EXIT else None

@@ -1,4 +1,4 @@
-"""Adds the evidence of its GPU to a verdict on a late rank: a slow clock, throttling."""
+"""Adds what its node knows to a verdict on a late rank: a core that is taken, a slow GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,43 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from otel_ddp.diagnosis.verdict import Labels, Verdict
+from otel_ddp.diagnosis.detector import RankState
+from otel_ddp.diagnosis.say import duration
+from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
+
+Cores = Mapping[Labels, float]
+"""By rank: seconds for which it was ready to run and had no core, in each second."""
+
+# A core is taken where the rank waits for it so much longer than the others that this explains so
+# much of its excess.
+_EXPLAINS = 0.5
+_ADVICE = {
+    "compute": "Look at this rank's cores: what else runs on them, how it is bound to them, their "
+    "clocks.",
+    "mixed": "Look at what else runs on this rank's cores.",
+}
+
+
+def core_hint(
+    rank: RankState, phase: str, evidence: Mapping[str, Any], cores: Cores
+) -> tuple[str, Mapping[str, Any]]:
+    """Advice, if cores are what to look at, and more evidence. *evidence*: that of the verdict."""
+    labels, run = rank.labels, run_labels(rank.labels)
+    usual_advice = _ADVICE.get(phase, "") if rank.device_clock is None else ""
+    others = [each for one, each in cores.items() if one != labels and run_labels(one) == run]
+    if labels not in cores or not others:
+        return usual_advice, {}
+    step_s = evidence["step_s"]
+    mine_s, others_s = cores[labels] * step_s, median(others) * step_s
+    if mine_s - others_s < _EXPLAINS * evidence["excess_s"]:
+        return usual_advice, {}
+    more = {"waited_for_core_s": round(mine_s, 6), "others_waited_for_core_s": round(others_s, 6)}
+    return (
+        f"Its core is taken: in each step it is ready to run and has no core for "
+        f"{duration(mine_s)}, the others for {duration(others_s)}. Look at what else runs on its "
+        "cores, and how ranks are bound to them."
+    ), more
+
 
 Gpu = Mapping[str, Any]
 """One GPU as in the agent's file: `index`, `name`, `labels`, `throttled`, numbers by name."""

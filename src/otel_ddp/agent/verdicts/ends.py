@@ -1,4 +1,4 @@
-"""Finds out whether a dead worker was ended by its parent, after its work."""
+"""Decides how a process ended: well or not, and when more may be known of it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.reading import finished_workers
-from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.agent.verdicts.exit_causes import ExitCauses
-from otel_ddp.agent.verdicts.pidfd import exit_status, has_ended, open_pidfd
+from otel_ddp.agent.reading.journal_feed import Ends, JournalFeed
+from otel_ddp.agent.verdicts.observe import ExitCauses, exit_status, has_ended, open_pidfd
+from otel_ddp.agent.verdicts.source import Source
+from otel_ddp.diagnosis.death.cause import EndedProcess
+from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.errors import containment
 from otel_ddp.journal.process_state import is_proxy
 from otel_ddp.words import STATES
@@ -25,6 +27,10 @@ _KERNEL_FOLLOWS_S = 0.5
 _PARENT_FOLLOWS_S = 0.5
 # A parent ends its other children this soon after one has failed.
 _FOLLOWS_S = 40.0
+# When an end is looked at again. Other ranks report theirs soon after. The kernel knows the cause
+# once the process has left, which takes Python seconds, and once its launcher has looked, which may
+# take 5 s more.
+_LOOK_AGAIN_AFTER_NS = (500_000_000, 2_000_000_000, 6_000_000_000, 20_000_000_000)
 
 
 class _Ended(NamedTuple):
@@ -37,7 +43,7 @@ class _Ended(NamedTuple):
     """Its process id and start."""
 
 
-class Parents:
+class Parents(Ends):
     """One per node. Called from the agent's loop alone."""
 
     def __init__(self, causes: ExitCauses, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,6 +96,10 @@ class Parents:
             if (opened := open_pidfd(parent)) is not None:
                 self._handles[parent] = opened
 
+    def goes_on(self, journal: JournalFeed) -> bool:
+        reader = journal.reader
+        return self._causes.has_mapped(journal.pid, reader.start_ticks, reader.path.name)
+
     @containment.contained(default=False)
     def ended_well(self, journal: JournalFeed) -> bool | None:
         """Whether this process, which recorded no end, has ended well; None: not known yet.
@@ -139,3 +149,61 @@ class Parents:
         if ended.state == STATES["killed"]:
             return self._causes.why(*ended.process).get("signal") != "SIGTERM"
         return ended.state == STATES["failed"]
+
+
+class Exits:
+    """The processes of one run on this node that have ended."""
+
+    def __init__(self) -> None:
+        self.new: list[Labels] = []
+        """Those whose end the last poll has found."""
+        self._ended: set[Labels] = set()
+        # The ends to look at again, and when.
+        self._pending: list[tuple[EndedProcess, Source, int]] = []
+        # Processes that reported their end, and may still exist.
+        self._leaving: dict[Source, EndedProcess] = {}
+
+    def add(self, source: Source, now_ns: int) -> EndedProcess:
+        """How this process ended, as far as that is known at once."""
+        ended = source.end()
+        self.new.append(ended.labels)
+        self._ended.add(ended.labels)
+        if ended.state != "killed":
+            self._leaving[source] = ended
+        self._pending += [
+            (ended._replace(known_for_s=after / 1e9), source, now_ns + after)
+            for after in _LOOK_AGAIN_AFTER_NS
+        ]
+        return ended
+
+    def note_at_work(self, labels: Labels) -> None:
+        """A process with these labels is at work. If an earlier one had ended, the run restarts."""
+        if labels in self._ended:
+            self._ended.remove(labels)
+            self.forget_all()
+
+    def poll(self, now_ns: int) -> list[EndedProcess]:
+        """The ends of which more may be known by now."""
+        for source, ended in self._leaving.items():
+            if source.is_there():
+                self._leaving[source] = ended._replace(last_present_ns=time.time_ns())
+        found: dict[Source, EndedProcess] = {}
+        for due in [each for each in self._pending if now_ns >= each[2]]:
+            self._pending.remove(due)
+            ended, source, _ = due
+            latest = self._leaving.get(source, ended)
+            found[source] = latest._replace(cause=source.cause(), known_for_s=ended.known_for_s)
+            if source in self._leaving:
+                self._leaving[source] = found[source]
+            if not any(each[1] is source for each in self._pending):
+                source.close()
+                self._leaving.pop(source, None)
+        # A verdict on one end depends on when the other processes left, too.
+        return list({**self._leaving, **found}.values()) if found else []
+
+    def forget_all(self) -> None:
+        """No end is looked at again."""
+        for _, source, _ in self._pending:
+            source.close()
+        self._pending.clear()
+        self._leaving.clear()

@@ -18,8 +18,12 @@ import pytest
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.steps import Step
-from otel_ddp.agent.verdicts.arrivals_question import Arrivals
-from otel_ddp.diagnosis.verdict import Change
+from otel_ddp.agent.verdicts.arrivals import Arrivals
+from otel_ddp.agent.verdicts.journal_source import JournalSource
+from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.diagnosis.detector import Observation
+from otel_ddp.diagnosis.step_facts import batches_of
+from otel_ddp.diagnosis.verdict import Change, Labels
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
@@ -118,12 +122,25 @@ class Bench:
         began_ns = [rank.journal.reader.created_monotonic_ns for rank in self.ranks]
         for rank, own_ns in zip(self.ranks, began_ns, strict=True):
             rank.now_ns = max(began_ns) - own_ns
-        self.arrivals = Arrivals()
+        self.quiet = True
+        self.arrivals = Arrivals(self.source, quiet=lambda: self.quiet)
         self.now_s = 1000.0
         self.random = random.Random(1)
         for rank in self.ranks:
             rank.new_steps()
-            self.arrivals.set_waits_known(rank.journal.labels, False)
+        causes = ExitCauses()
+        self.sources = [JournalSource(rank.journal, causes) for rank in self.ranks]
+        causes.close()
+        self.feed(waits_known=False)
+
+    def source(self, labels: Labels) -> JournalSource | None:
+        return next((each for each in self.sources if each.labels == labels), None)
+
+    def feed(self, waits_known: bool, steps: bool = False) -> None:
+        """Steps of the ranks, of which so much is known."""
+        for rank, source in zip(self.ranks, self.sources, strict=True):
+            seen = Observation(batches=batches_of(rank.new_steps() if steps else []))
+            self.arrivals.feed(source.state()._replace(waits_known=waits_known), seen)
 
     def train(self, steps: int, late_ms: float, all_ms: float = 20.0) -> None:
         for _ in range(steps):
@@ -132,12 +149,12 @@ class Bench:
             for rank, mine in zip(self.ranks, own, strict=True):
                 spent = [("data", 10.0), ("forward", max(own) + 5), ("backward", 30.0)]
                 rank.step(spent, [10.0, 10.0 + mine])
-        for rank in self.ranks:
-            self.arrivals.feed(rank.journal.labels, rank.journal, rank.new_steps())
+        self.feed(waits_known=False, steps=True)
 
     def poll(self, later_s: float = 1.0, quiet: bool = True) -> list[Change]:
         self.now_s += later_s
-        return self.arrivals.poll(int(self.now_s * 1e9), quiet)
+        self.quiet = quiet
+        return self.arrivals.poll(int(self.now_s * 1e9))
 
     def asked(self) -> list[int | None]:
         return [rank.asked() for rank in self.ranks]
@@ -299,9 +316,8 @@ def test_where_a_ring_holds_few_steps_ranks_are_asked_as_soon_as_they_say(bench:
 
 
 def test_no_rank_is_asked_where_waits_are_known(bench: Bench) -> None:
-    for rank in bench.ranks:
-        bench.arrivals.set_waits_known(rank.journal.labels, True)
     bench.train(60, 0)
+    bench.feed(waits_known=True)
     bench.poll()
     bench.poll(later_s=100)
 

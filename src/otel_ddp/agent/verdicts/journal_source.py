@@ -1,0 +1,261 @@
+"""A process of this node as the judge sees it: by its journal, its answers and the kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.verdicts import postmortem
+from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.agent.verdicts.source import Snapshot, Source
+from otel_ddp.agent.verdicts.stack_question import StackQuestion
+from otel_ddp.diagnosis.death.cause import EndedProcess
+from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
+from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
+from otel_ddp.diagnosis.step_facts import DeviceStep, TimedStep
+from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.journal.process_state import ENDED
+from otel_ddp.journal.reader import JournalReader, Scalars, Unreadable
+from otel_ddp.words import PHASES, phase_word, state_word
+
+# A single infinite gradient norm is part of finding a loss scale. Two in a row are not, nor is one
+# without a successor for so long.
+_WITHOUT_SUCCESSOR_NS = 60 * 10**9
+
+
+class JournalSources:
+    """One per node: the processes whose labels are known."""
+
+    def __init__(self, causes: ExitCauses) -> None:
+        self._causes = causes
+        self._sources: dict[JournalFeed, JournalSource] = {}
+
+    def of(self, journals: Iterable[JournalFeed]) -> Collection[JournalSource]:
+        """One for each of these journals; a new one where its labels have changed."""
+        before = self._sources
+        self._sources = {}
+        for each in journals:
+            if each.labels and not each.is_proxy:
+                known = before.get(each)
+                if known is None or known.labels != each.labels:
+                    known = JournalSource(each, self._causes)
+                self._sources[each] = known
+        return self._sources.values()
+
+
+class JournalSource(Source):
+    """One process, from when its labels are known until its journal is closed."""
+
+    def __init__(self, journal: JournalFeed, causes: ExitCauses) -> None:
+        reader = journal.reader
+        self.labels: Labels = journal.labels
+        self.began_ns = reader.created_ns
+        self._journal = journal
+        self._causes = causes
+        self._process = journal.pid, reader.start_ticks
+        self._values = NonfiniteValues(reader)
+        self._where = StackQuestion(reader.path, *self._process)
+        self._when = StackQuestion(reader.path, *self._process)
+        self.watch()
+
+    @property
+    def is_at_work(self) -> bool:
+        return self._journal.ended_at is None
+
+    @property
+    def trains(self) -> bool:
+        return self._journal.restarted
+
+    @property
+    def project(self) -> str:
+        return self._journal.project
+
+    def state(self) -> RankState:
+        reader = self._journal.reader
+        found = reader.facts.get("capability")
+        # By what a process cannot do: why it cannot, or nothing.
+        missing: Mapping[str, Any] = found if isinstance(found, dict) else {}
+        own = reader.facts.get("own_collectives")
+        return RankState(
+            self.labels,
+            own_world_size=self._journal.world_size,
+            waits_known=not missing["comm_wait"] if "comm_wait" in missing else None,
+            own_collectives=tuple(each for each in own if isinstance(each, str) and each in PHASES)
+            if isinstance(own, list)
+            else (),
+            device_clock=not missing["device_clock"] if "device_clock" in missing else None,
+            under_nccl="nccl" in str(reader.facts.get("backend")),
+            began_ns=self.began_ns,
+            clock_shift_ns=reader.created_monotonic_ns - reader.created_ns,
+        )
+
+    def steps(self) -> tuple[Sequence[TimedStep], Sequence[DeviceStep]]:
+        return self._journal.new.steps, self._journal.new.device_steps
+
+    def position(self, origin_ns: int) -> Position | None:
+        reader = self._journal.reader
+        progress = reader.progress()
+        if progress is None:
+            return None
+        phase = phase_word(progress.phase_code)
+        name = reader.names.get(progress.phase_name) if phase == "other" else None
+        rank = self.state()
+        return Position(
+            labels=self.labels,
+            alive=self.is_at_work,
+            state=state_word(self._journal.state),
+            step=self._journal.step(),
+            phase=phase,
+            in_mark=reader.in_mark(),
+            waits_in=frozenset(rank.own_collectives) if rank.waits_known else None,
+            # On the host's monotonic clock, which the process and the agent share.
+            since_ns=origin_ns + reader.created_monotonic_ns + progress.phase_after_ns,
+            name="" if name is None else name.text,
+            expect_s=progress.expect_ms / 1000 if progress.expect_ms else None,
+            written=reader.position,
+            world=self._journal.world_size,
+        )
+
+    # -- what is read beside the journal
+
+    def watch(self) -> None:
+        if self.is_at_work:
+            self._causes.watch(*self._process)
+
+    def memory(self) -> Memory | None:
+        return self._causes.memory(*self._process)
+
+    def nonfinite(self, now_ns: int) -> Sequence[NonfiniteValue]:
+        return self._values.find(now_ns, ended=not self.is_at_work)
+
+    def ask(self, question: Question, now_ns: int) -> bool:
+        return (self._when if question == "when" else self._where).ask(question, now_ns)
+
+    def evidence(self, now_ns: int) -> Evidence:
+        return self._where.poll(now_ns)
+
+    def arrivals(self, now_ns: int) -> Mapping[str, Any] | None:
+        return self._when.answer if self._when.poll(now_ns).silent_s is None else None
+
+    # -- its end
+
+    def end(self) -> EndedProcess:
+        journal = self._journal
+        progress, described = journal.reader.progress(), journal.describe()
+        alive_ns, ended_ns = journal.life.seen_alive_ns, journal.life.gone_ns
+        if progress is not None and progress.state in ENDED:
+            # It reported its end: the moment of that report counts.
+            alive_ns = ended_ns = progress.state_since_ns
+        return EndedProcess(
+            labels=self.labels,
+            state=described.state,
+            step=described.step,
+            phase=described.phase,
+            phase_since_ns=described.phase_since_ns,
+            seen_alive_ns=alive_ns,
+            ended_ns=ended_ns,
+            reason=described.reason,
+            cause=self.cause(),
+            world_size=journal.world_size,
+        )
+
+    def cause(self) -> Mapping[str, Any]:
+        return self._causes.why(*self._process)
+
+    def is_there(self) -> bool:
+        return self._causes.is_there(*self._process)
+
+    def close(self) -> None:
+        self._causes.forget(*self._process)
+
+    def snapshot(self) -> Snapshot:
+        described = self._journal.describe()
+        values = postmortem.last_values(self._journal.reader, described.rank, described.node)
+        return described.to_json(), values
+
+
+class _Logged(NamedTuple):
+    value: float
+    record: Scalars
+
+
+class _First(NamedTuple):
+    """The first value of a name that was not finite, after one that was."""
+
+    logged: _Logged
+    seen_ns: int
+    finite_step: int | None
+
+
+class NonfiniteValues:
+    """The values of one process: it checks the last of each name, and reads more on suspicion."""
+
+    def __init__(self, reader: JournalReader) -> None:
+        self._reader = reader
+        # Everything before this position has been checked.
+        self._position = 0
+        # By name: the step of its last finite value.
+        self._finite: dict[int, int | None] = {}
+        # By name; None where no value was ever finite, so that none changed.
+        self._first: dict[int, _First | None] = {}
+
+    def find(self, now_ns: int, ended: bool = False) -> list[NonfiniteValue]:
+        """The names whose values were finite once, and no longer are."""
+        reader = self._reader
+        last = _last(reader.latest())
+        nonfinite = {name for name, each in last.items() if not math.isfinite(each.value)}
+        self._finite |= {n: each.record.step for n, each in last.items() if n not in nonfinite}
+        self._first = {name: first for name, first in self._first.items() if name in nonfinite}
+        fresh = nonfinite - self._first.keys()
+        if fresh:
+            # Where the beginning is overwritten, the last value stands for it.
+            began = {name: last[name] for name in fresh} | self._began(fresh)
+            for name in fresh:
+                known = name in self._finite
+                self._first[name] = (
+                    _First(began[name], now_ns, self._finite[name]) if known else None
+                )
+        self._position = reader.position
+        return [
+            NonfiniteValue(
+                *(named.text, named.split, logged.value, logged.record.step),
+                *(logged.record.time_ns, first.finite_step),
+            )
+            for name, first in self._first.items()
+            if first is not None and (named := reader.names.get(name)) is not None
+            for logged in [first.logged]
+            if ended
+            or last[name].record.position > logged.record.position
+            or now_ns - first.seen_ns >= _WITHOUT_SUCCESSOR_NS
+        ]
+
+    def _began(self, names: set[int]) -> dict[int, _Logged]:
+        """For each of these names: the first value after the last finite one."""
+        try:
+            # The agent's own reader is already past these records.
+            again = JournalReader(self._reader.path)
+        except Unreadable:
+            return {}
+        try:
+            again.position = self._position
+            records = again.read()
+        finally:
+            again.close()
+        began: dict[int, _Logged] = {}
+        for record in records:
+            if not isinstance(record, Scalars):
+                continue
+            for name, value in record.values:
+                if math.isfinite(value):
+                    self._finite[name] = record.step
+                    began.pop(name, None)
+                elif name in names:
+                    began.setdefault(name, _Logged(value, record))
+        return began
+
+
+def _last(records: Iterable[Scalars]) -> dict[int, _Logged]:
+    ordered = sorted(records, key=lambda record: record.position)
+    return {name: _Logged(value, record) for record in ordered for name, value in record.values}

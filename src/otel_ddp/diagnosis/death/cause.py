@@ -1,0 +1,217 @@
+"""One process that has ended: what is known of its end, the manner of it, and its words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from otel_ddp.diagnosis.say import about, size
+from otel_ddp.diagnosis.verdict import Labels
+
+# What an exception says when a peer was lost. "Peer access" is between two GPUs, and no peer.
+_LOST_PEER = re.compile(
+    r"\bpeer\b(?! access)|connection (was )?(closed|reset|refused|aborted)|broken pipe"
+    r"|remote process|socket|ncclremoteerror|heartbeat|store.*(timeout|timed out)"
+    r"|timed? ?out.*\d+ ?(ms|milliseconds)",
+    re.IGNORECASE,
+)
+# What an exception says when a person or a scheduler ended the process: Ctrl-C, what libraries
+# raise from signal handlers, and the codes that a shell gives: 128 and the signal's number.
+_REQUESTED = re.compile(
+    r"(KeyboardInterrupt|SignalException|SIGTERMException)\b|SystemExit: (129|130|143)$"
+    r"|.*\b(got|received|caught)( signal:?)? (SIG(TERM|INT|HUP)|Signals\.SIG(TERM|INT|HUP))\b"
+)
+REQUESTED_CODES = (129, 130, 143)
+# It left by itself with nothing but a number: `sys.exit(1)`.
+_EXIT_CODE = re.compile(r"SystemExit: \d+$")
+# The signals that a launcher, a scheduler or a terminal sends.
+REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP")
+# A process that held this share of its memory limit may have died of that.
+_NEARLY_FULL = 0.8
+_LONGEST_REASON = 200
+_CRASHES = {
+    "SIGSEGV": "a crash in native code",
+    "SIGBUS": "a crash in native code, or a full /dev/shm",
+    "SIGILL": "a crash in native code",
+    "SIGFPE": "a crash in native code",
+    "SIGABRT": "native code gave up: look at the last lines that it printed",
+}
+_REQUESTED_BY = "a launcher, a scheduler or a person asked it to end"
+
+Manner = Literal["killed", "requested", "lost_peer", "exit_code", "own_cause"]
+"""How a process ended: without a word; because it was asked to; because it lost a connection;
+by an exit code alone; or for a cause of its own."""
+
+
+class EndedProcess(NamedTuple):
+    """A process that has ended, as the agent saw it."""
+
+    labels: Labels
+    state: str
+    """`killed` if it ended without a word, else `failed` or `finished`."""
+    step: int | None
+    phase: str
+    phase_since_ns: int
+    seen_alive_ns: int
+    """When it was last seen alive, taken before its lock was looked at.
+
+    If it reported its end, the moment of that report.
+    """
+    ended_ns: int
+    """When it was first seen to have ended, taken after its lock was looked at.
+
+    The death lies between the two moments; no process counts as the first on less. If it
+    reported its end, the moment of that report.
+    """
+    reason: str = ""
+    """What it reported of its end, if anything."""
+    cause: Mapping[str, Any] = {}
+    """What the agent found out about its end, from the kernel and the launcher."""
+    world_size: int | None = None
+    """How many ranks the run has, on all nodes."""
+    last_present_ns: int = 0
+    """When the process was last seen to exist after it reported its end; 0: never.
+
+    Python takes a while to leave.
+    """
+    known_for_s: float = 0.0
+    """How long ago its end was first seen.
+
+    In that time the others report their ends, and the launcher looks.
+    """
+
+
+def manner(process: EndedProcess) -> Manner:
+    """How it ended, by what it reported and what the kernel and its launcher say."""
+    if process.state == "killed":
+        return "killed"
+    if process.state == "finished":
+        if "launcher_error" in process.cause:
+            return "own_cause"
+        requested = process.cause.get("exit_code") in REQUESTED_CODES
+        return "requested" if requested else "exit_code"
+    if _REQUESTED.match(process.reason):
+        return "requested"
+    if _EXIT_CODE.match(process.reason):
+        return "exit_code"
+    # A run of one has no peers: what it lost was something else.
+    lost_peer = process.world_size != 1 and _LOST_PEER.search(process.reason)
+    return "lost_peer" if lost_peer else "own_cause"
+
+
+def cause_word(process: EndedProcess) -> str:
+    """The same, as a word of the evidence."""
+    if "out_of_memory" in process.cause:
+        return "out_of_memory"
+    how = manner(process)
+    if how in ("own_cause", "lost_peer"):
+        return "exception"
+    if how == "exit_code":
+        return "exit"
+    if how == "requested" or "signal" in process.cause:
+        return "signal"
+    return "exit" if "exit_code" in process.cause else "unknown"
+
+
+def guilt(process: EndedProcess) -> int:
+    """How strongly its end looks like a cause, and not like a consequence."""
+    if process.cause.get("out_of_memory") == "kernel log":
+        return 4
+    signal = process.cause.get("signal")
+    if process.state == "killed" and signal is not None:
+        return 0 if signal in REQUESTS else 3
+    if process.state != "killed":
+        return 2 if manner(process) in ("own_cause", "exit_code") else 0
+    return 2 if process.cause.get("exit_code") else 1
+
+
+# -- in words
+
+
+def how_it_ended(process: EndedProcess) -> str:
+    """How it ended, and where."""
+    if process.state == "failed":
+        verb = "failed"
+    elif process.state == "finished":
+        verb = "ended"
+    elif "exit_code" in process.cause:
+        verb = "left without a word"
+    else:
+        verb = "was killed"
+    at = "before its first step" if process.step is None else f"at step {process.step}"
+    return f"{verb} in {process.phase} {at}{_time_in_phase(process)}"
+
+
+def _time_in_phase(process: EndedProcess) -> str:
+    """How long it had been in its phase, as precisely as that is known."""
+    least_s = (process.seen_alive_ns - process.phase_since_ns) / 1e9
+    most_s = (process.ended_ns - process.phase_since_ns) / 1e9
+    if most_s <= 0:
+        return ""
+    if least_s >= 0.8 * most_s:
+        return f", {about(least_s)} into it"
+    return f", less than {about(most_s)} into it"
+
+
+def why_it_ended(process: EndedProcess, sizes: bool = True) -> str:
+    """Why it ended, in full; *sizes*: with the memory that it held."""
+    cause = process.cause
+    if cause.get("out_of_memory") == "kernel log":
+        return _out_of_memory_kill(cause, sizes)
+    if cause.get("out_of_memory") == "cgroup events":
+        kills, within = cause.get("out_of_memory_kills", 1), cause.get("out_of_memory_within_s", 0)
+        return (
+            f"most likely the kernel's out-of-memory killer: it killed {kills} "
+            f"process{'es' * (kills != 1)} of its memory cgroup within {about(within)}"
+        )
+    if process.state == "failed":
+        reason = process.reason or "it gave no reason"
+        return f"{reason}, {_REQUESTED_BY}" if manner(process) == "requested" else reason
+    signal = cause.get("signal")
+    if signal is not None:
+        why = _REQUESTED_BY if signal in REQUESTS else _CRASHES.get(signal, "")
+        return f"{signal}, {why}" if why else str(signal)
+    if error := cause.get("launcher_error"):
+        return str(error)
+    if code := cause.get("exit_code"):
+        return f"exit code {code}"
+    return "the cause is not known here"
+
+
+def short_cause(process: EndedProcess) -> str:
+    """Why it ended, in one line of bounded length."""
+    return short(why_it_ended(process))
+
+
+def short(text: str) -> str:
+    """The first line, cut where it is too long: the evidence has the whole text."""
+    line, _, rest = text.strip().partition("\n")
+    cut = line[:_LONGEST_REASON].rstrip()
+    return f"{cut} [...]" if rest or len(cut) < len(line.rstrip()) else cut
+
+
+def _out_of_memory_kill(cause: Mapping[str, object], sizes: bool) -> str:
+    scopes = {"node": "the node was out of memory", "memory cgroup": "its memory cgroup was full"}
+    scope = scopes.get(str(cause.get("out_of_memory_in")), "")
+    resident = cause.get("resident_bytes")
+    held = f"it held {size(resident)}" if sizes and isinstance(resident, int) else ""
+    details = "; ".join(filter(None, (scope, held)))
+    return "the kernel's out-of-memory killer" + (f" ({details})" if details else "")
+
+
+def hints(process: EndedProcess) -> str:
+    """What may have to do with its end: never a proof."""
+    cause, hints = process.cause, []
+    resident, limit = cause.get("resident_bytes"), cause.get("memory_limit_bytes")
+    if (
+        "out_of_memory" not in cause
+        and process.state == "killed"
+        and isinstance(resident, int)
+        and isinstance(limit, int)
+        and resident >= _NEARLY_FULL * limit
+    ):
+        owner = cause.get("memory_limit_of", "")
+        hints.append(f"it held {size(resident)} of the {owner}'s {size(limit)} a moment before")
+    hints += [f"the GPU driver reported {text}" for text in cause.get("xid", ())]
+    return "".join(f"; {hint}" for hint in hints)

@@ -1,0 +1,126 @@
+"""Words for people that all verdicts share: ranks, lists, durations, shares, and what is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from typing import Any
+
+from otel_ddp.diagnosis.verdict import Labels, Verdict
+
+_MOST_RANKS = 8
+_PLACES = {
+    "compute": "forward, backward and the optimizer",
+    "mixed": "several phases",
+    "other": "the time between the phases",
+}
+
+
+def rank_number(labels: Labels) -> str:
+    """The number of a rank, as its labels have it."""
+    return dict(labels).get("rank", "?")
+
+
+def rank_order(labels: Labels) -> tuple[bool, int, str]:
+    """Sorts ranks by number; processes without a rank come last."""
+    rank = dict(labels).get("rank", "")
+    return not rank.isdecimal(), int(rank) if rank.isdecimal() else 0, rank
+
+
+def rank_name(labels: Labels) -> str:
+    """`rank 3 (node-1)`; a process without a rank is `process 4711 (node-1)`."""
+    return f"{_process(rank_number(labels))} ({dict(labels).get('node', '?')})"
+
+
+def rank_names(several: Iterable[Labels]) -> str:
+    """`rank 3`, or `ranks 1, 3 and 5`."""
+    numbers = [rank_number(each) for each in sorted(several, key=rank_order)]
+    if len(numbers) == 1:
+        return _process(numbers[0])
+    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def _process(rank: str) -> str:
+    # A process without a rank has `p` and its process id in its place.
+    return f"process {rank[1:]}" if rank.startswith("p") else f"rank {rank}"
+
+
+def rank_list(several: Iterable[Labels]) -> str:
+    """`rank 3`, or `ranks 3, 5`; at most eight are shown."""
+    numbers = [rank_number(each) for each in sorted(several, key=rank_order)]
+    return f"rank{plural(numbers)} {first_of(numbers, _MOST_RANKS)}"
+
+
+def rank_numbers(several: Iterable[Labels]) -> str:
+    """`3, 5`."""
+    return ", ".join(rank_number(each) for each in sorted(several, key=rank_order))
+
+
+def plural(several: Sized) -> str:
+    """The `s` that a word for several has."""
+    return "s" * (len(several) != 1)
+
+
+def verb(several: Sized, one: str, many: str) -> str:
+    """The verb for one, or for many."""
+    return one if len(several) == 1 else many
+
+
+def first_of(words: Sequence[str], most: int) -> str:
+    """A list, cut where it is too long."""
+    return ", ".join([*words[:most], *["..."] * (len(words) > most)])
+
+
+def capitalized(text: str) -> str:
+    """The text with a capital first letter, and the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def duration(seconds: float) -> str:
+    """A length of time: three digits, in the unit that fits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def about(seconds: float) -> str:
+    """A length of time that is known less precisely."""
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+
+
+def size(count: float) -> str:
+    """Bytes."""
+    return f"{count / 2**30:.3g} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def percent(share: float) -> str:
+    """A share: `32 %`."""
+    return f"{share * 100:.0f} %"
+
+
+def rounded(values: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers as evidence shows them: more digits than these would be noise."""
+    return {word: round(value, 4) for word, value in values.items()}
+
+
+def past_sentence(verdict: Verdict) -> str:
+    """For people who come after it; from when to when is said beside it."""
+    evidence = verdict.evidence
+    where = _PLACES.get(verdict.phase, verdict.phase)
+    if verdict.kind == "recurring":
+        return (
+            f"{rank_name(verdict.labels)} stalled in {where} about every "
+            f"{evidence['recurs_every']:.0f} steps, for {duration(evidence['stall_s'])}, which "
+            f"cost the others {duration(evidence['lost_s'])} in total"
+        )
+    if verdict.kind not in ("straggler", "imbalance"):
+        return verdict.sentence
+    share, step = percent(evidence["excess"]), duration(evidence["step_s"])
+    unequal = ", for its larger batches" if verdict.kind == "imbalance" else ""
+    return (
+        f"{rank_name(verdict.labels)} kept the others waiting{unequal}: it was late in "
+        f"{where}, by {share} of a step of {step}, which cost "
+        f"the others {duration(evidence['lost_s'])} in total"
+    )

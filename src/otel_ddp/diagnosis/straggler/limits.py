@@ -1,0 +1,123 @@
+"""All limits of the detector of late ranks.
+
+Those of the rule are chosen, for the reasons that stand beside them. Those of phases, hosts and
+recurring stalls are fitted to recorded trainings: docs/diagnosis.md has the tables, and
+`tools/diagnosis_cases.py` and `tools/device_cases.py` make them. Run both after a change.
+"""
+
+from __future__ import annotations
+
+# -- the rule: when a rank is late
+
+# A clear case shows in three windows of 30 steps; what hides in jitter takes longer windows.
+LENGTHS = (90, 120, 300)
+WINDOWS = 3
+# The rule looks at the steps every so many of them.
+STRIDE = 10
+# Shares of the median step: for a verdict, in each of its three windows, and to end it.
+EXCESS = 0.05
+EXCESS_PER_WINDOW = 0.025
+EXCESS_OVER = 0.025
+# The smallest window's excess, as a share of the largest window's.
+ALIKE = 0.4
+# Pauses of a rank are rare: at most in this share of the steps.
+PAUSES = 0.05
+# Clocks, hooks and the kernel's scheduling make differences below this.
+EXCESS_NS = 500_000
+# The share of steps in which the rank is above the others must lie this far above one half.
+# The unit is the standard deviation of a fair coin. That makes 78 % of 90 steps, 65 % of 300.
+SIGMAS = 5.3
+# The first steps of a process allocate, compile, and start workers.
+FIRST_STEPS = 20
+# An open verdict changes its phase after so many checks that agree, each so many steps apart.
+CHECKS = 3
+CHECK_EVERY = 30
+
+# -- its phase, and the side that is late
+
+# A phase, or unequal work, explains an excess when it holds this share of it. For another answer
+# than the one that was given, it takes so much more of it; for the same answer, so much less.
+PHASE_MOST_OF = 0.7
+PHASE_MARGIN = 0.15
+# Forward and backward are slow alike where one is slower by at least this share of the other.
+PHASE_ALIKE = 0.5
+# The host is late for sure, or perhaps, where its device has at most these shares left at the end
+# of what others have: where it had next to nothing to do at the beginning, and where it had more.
+PHASE_AFTER_NOTHING, PHASE_AFTER_MORE = (1.0, 1.05), (0.5, 0.75)
+PHASE_TICK_NS = 100_000
+
+# -- stalls that recur
+
+# A stall is an excess above this share of a step, and above so many times what is usual for the
+# rank; what is shorter than this comes from clocks and scheduling.
+RECURS_OF_STEP = 0.5
+RECURS_OF_USUAL = 6.0
+RECURS_SHORTEST_NS = 2_000_000
+# It is one where the others waited for this share of it: hosts that run ahead of their devices
+# stand still in turn, and none waits for another.
+RECURS_WAITED = 0.5
+RECURS_USUAL = 100
+RECURS_LEAST_USUAL = 20
+# A rank that is late in more than one of so many steps is left to the rule for those.
+RECURS_LEAST_EVERY = 4.0
+# How alike the distances between the last stalls must be, as standard deviation by mean. Of a
+# million pauses at random one has such distances before it.
+RECURS_ALIKE = ((6, 0.05), (10, 0.12))
+# An open verdict ends where they are less alike than this, or where none came for so long.
+RECURS_ALIKE_STILL = 0.5
+RECURS_OVERDUE = 2.5
+# The share of the time that they take from the others: to be told, and to be told still.
+RECURS_COST = 0.05
+RECURS_COST_STILL = 0.025
+# The phase of a stall is the one that holds this share of it.
+RECURS_MOST_OF = 0.7
+
+# -- hosts: the pace at which all go
+
+# How fast the share of the step that is not told as lateness is forgotten.
+PACE_FORGETS = 0.02
+# What a host needs more in a phase is none where it is less than one part of the step in so many.
+PACE_SMALL = 64
+# Hosts launch alike if the one needs at least this part of what the other needs.
+PACE_ALIKE = 0.9
+# What a host usually needs is the median of its first steps.
+NEED_BEGINS = 20
+# From then on its usual time follows it this fast, and no pause moves it by more than this.
+NEED_FOLLOWS = 0.05
+NEED_FAR = 3.0
+# So many steps in a row that are all further away are no pause: it takes what all of them take.
+NEED_STAYS = 10
+# A loader that has batches ready hides how long it needs for one. What it has shown of that before
+# counts for at least so many steps: equal loaders take thousands to change their places.
+NEED_SHOWN_STEPS = 10_000
+# It follows this fast what the host waits, so that no loader is slow by chance.
+NEED_SHOWS = 0.02
+# The loader is ahead of the host if this waits less than this part of what the loader has shown:
+# all ranks go at one pace, so a shorter wait is a lead, and no faster loader.
+NEED_AHEAD = 0.95
+# It has batches ready if the host waits less than this part. Then it may have shown what it needs
+# in so many of the first steps alone: among many ranks equal loaders are soon ahead of the slowest.
+NEED_READY = 0.5
+NEED_SHOWN_IN = 4
+# But not where first batches take longer than later ones, also on the rank that waits: by this.
+NEED_STARTS_SLOWLY = 1.5
+# Whether a host waits for its device between steps is looked at this often, over so many steps.
+NEED_CHECK_EVERY = 10
+NEED_WAITS_STEPS = 60
+# So much of the steps may be out of the ordinary.
+NEED_ODD = 0.1
+# It waits if its time between steps varies so much less without the wait, and does not if it varies
+# as much.
+NEED_CLEARLY_LESS = 0.6
+# What varies by less than this does not vary.
+NEED_TICK_NS = 50_000
+# The device has done all if what is left is less than a tick, or than one part in so many.
+NEED_DONE_PART = 64
+# A device that keeps up with its host for this part of a step's computing shows what the host
+# needs: the host was not held up by a full queue of launches.
+LAUNCH_KEEPS_UP = 0.8
+# It takes so many such steps. The last ones count, for so many steps.
+LAUNCH_FEWEST, LAUNCH_MOST = 3, 30
+LAUNCH_SHOWN_STEPS = 2_000
+# A host cannot need longer than a step takes now: what it has shown is out of date then.
+LAUNCH_OUTDATED = 1.25
