@@ -304,57 +304,6 @@ def test_a_directory_that_cannot_be_made_is_a_problem_and_no_exception(path: str
     assert spool.problem is not None
 
 
-def own_parent(tmp_path: Path) -> Path:
-    return tmp_path / f"otel_ddp-{os.geteuid()}"
-
-
-def test_a_file_in_the_place_of_our_parent_is_survived_and_recovered_from(tmp_path: Path) -> None:
-    own_parent(tmp_path).write_text("")
-    spool = Spool(own_parent(tmp_path) / "spool", PLENTY)
-    refused = spool.append(Request("metrics", b"x", 1))
-    own_parent(tmp_path).unlink()
-
-    taken = spool.append(Request("metrics", b"y", 1))
-
-    assert refused is None
-    assert taken is not None
-    assert spool.problem is None
-    assert drain(spool) == [b"y"]
-
-
-def test_a_parent_of_ours_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
-    own_parent(tmp_path).mkdir()
-    own_parent(tmp_path).chmod(0o777)
-
-    entry = Spool(own_parent(tmp_path) / "spool", PLENTY).append(Request("metrics", b"x", 1))
-
-    assert entry is not None
-    assert own_parent(tmp_path).stat().st_mode & 0o777 == 0o700
-
-
-def test_a_parent_under_our_name_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    own_parent(tmp_path).symlink_to(elsewhere)
-    spool = Spool(own_parent(tmp_path) / "spool", PLENTY)
-
-    assert spool.append(Request("metrics", b"x", 1)) is None
-    assert spool.problem is not None
-    assert [path for path in elsewhere.rglob("*") if path.is_file()] == []
-
-
-def test_a_parent_under_our_name_that_another_user_made_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    own_parent(tmp_path).mkdir()
-    spool = Spool(own_parent(tmp_path) / "spool", PLENTY)
-
-    assert spool.append(Request("metrics", b"x", 1)) is None
-    assert spool.problem is not None
-    assert spool.problem == f"{own_parent(tmp_path)}: belongs to user {os.getuid()}, not to us"
-
-
 def test_a_symlink_is_not_followed(directory: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

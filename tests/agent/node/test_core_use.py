@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_ddp.agent.node.process_tree import CoreUse
+from otel_ddp.agent.node.processes import CoreUse
 from otel_ddp.agent.reading.journals import Rank
 
 S = 1_000_000_000

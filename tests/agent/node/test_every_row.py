@@ -15,9 +15,8 @@ from nvml_boards import Boards, h100, show_here, standin_library
 from otel_ddp import catalog
 from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.gpu.polling import Gpus
-from otel_ddp.agent.node.host.file_systems import FileSystems
-from otel_ddp.agent.node.process_tree import read_process_stat
-from otel_ddp.agent.node.processes import ProcessReader
+from otel_ddp.agent.node.host.devices import FileSystems
+from otel_ddp.agent.node.processes import ProcessReader, read_process_stat
 from otel_ddp.agent.node.source import KernelFiles, Measurement
 
 # Of a board, under a rank's labels: that needs both, and `test_sampling.py` sees it.

@@ -11,8 +11,8 @@ import pytest
 
 from agent.node.node_trees import BOOT_S, GIB, NodeTree, values
 from otel_ddp import catalog
-from otel_ddp.agent.node.host import file_systems
-from otel_ddp.agent.node.host.file_systems import FileSystems
+from otel_ddp.agent.node.host import devices
+from otel_ddp.agent.node.host.devices import FileSystems
 from otel_ddp.agent.node.host.host import Host
 from otel_ddp.catalog import Kind
 
@@ -448,7 +448,7 @@ def test_a_path_that_is_no_text_becomes_text(tmp_path: Path) -> None:
     source = FileSystems(list, always=[odd], statvfs=lambda _: os.statvfs("/"))
     # As if it were a mount point.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_systems, "_mount_point", lambda each: (1, str(each)))
+        patch.setattr(devices, "_mount_point", lambda each: (1, str(each)))
         measurements = source.read()
 
     assert measurements

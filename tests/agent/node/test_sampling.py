@@ -17,7 +17,7 @@ from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.node import sampling
 from otel_ddp.agent.node.gpu.driver import Device, DriverMissing, Question, User
-from otel_ddp.agent.node.process_tree import read_process_stat
+from otel_ddp.agent.node.processes import read_process_stat
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.node.source import KernelFiles, Measurement
 from otel_ddp.agent.reading.journals import Rank

@@ -16,10 +16,9 @@ from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.agent.node.gpu.driver import Driver
 from otel_ddp.agent.node.gpu.owners import Ownership, ProcessDevices, owners
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, GpuSample, identity
-from otel_ddp.agent.node.host.file_systems import FileSystems
+from otel_ddp.agent.node.host.devices import FileSystems
 from otel_ddp.agent.node.host.host import Host
-from otel_ddp.agent.node.process_tree import CoreUse, read_process_stat
-from otel_ddp.agent.node.processes import ProcessReader
+from otel_ddp.agent.node.processes import CoreUse, ProcessReader, read_process_stat
 from otel_ddp.agent.node.source import KernelFiles, Measurement, Sampler
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.errors import containment

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
-from otel_ddp import __version__
+from otel_ddp import __version__, files
 
 _CONTAINER_ID = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:$|[/\s])")
 _MACHINE_ID = re.compile(r"[0-9a-f]{32}")
 # Of what belongs to no project, and where the user names none.
 _SERVICE = "otel-ddp"
+_MOST_BYTES = 1 << 20
 _NAMESPACE_FILE = "run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
@@ -54,10 +55,7 @@ def with_project(resource: Mapping[str, str], project: str) -> dict[str, str]:
 def _machine(root: Path) -> dict[str, str]:
     # A container has that of its image, so of many hosts the same.
     for name in ("etc/machine-id", "var/lib/dbus/machine-id"):
-        try:
-            text = (root / name).read_text(errors="replace").strip()
-        except OSError:
-            continue
+        text = _text(root / name).strip()
         if _MACHINE_ID.fullmatch(text):
             return {"host.id": text}
     return {}
@@ -66,11 +64,7 @@ def _machine(root: Path) -> dict[str, str]:
 def _container(root: Path) -> dict[str, str]:
     # cgroup v1 names the container in the first file; v2 only in the paths of its mounts.
     for name in ("proc/self/cgroup", "proc/self/mountinfo"):
-        try:
-            text = (root / name).read_text(errors="replace")
-        except OSError:
-            continue
-        for line in text.splitlines():
+        for line in _text(root / name).splitlines():
             if name.endswith("mountinfo") and "/containers/" not in line:
                 continue
             if found := _CONTAINER_ID.search(line):
@@ -84,9 +78,10 @@ def _kubernetes(env: Mapping[str, str], host: str, root: Path) -> dict[str, str]
     found = {"k8s.pod.name": env.get("POD_NAME") or env.get("HOSTNAME") or host}
     if node := env.get("K8S_NODE_NAME") or env.get("NODE_NAME"):
         found["k8s.node.name"] = node
-    try:
-        found["k8s.namespace.name"] = (root / _NAMESPACE_FILE).read_text().strip()
-    except OSError:
-        if namespace := env.get("POD_NAMESPACE"):
-            found["k8s.namespace.name"] = namespace
-    return found
+    told = _text(root / _NAMESPACE_FILE) or env.get("POD_NAMESPACE", "")
+    return {**found, **({"k8s.namespace.name": told.strip()} if told.strip() else {})}
+
+
+def _text(path: Path) -> str:
+    # Of the system, which may have put a link there.
+    return files.read_text(path.resolve(), _MOST_BYTES) or ""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from otel_ddp import catalog
-from otel_ddp.agent.node.host import traffic
+from otel_ddp.agent.node.host import devices
 from otel_ddp.agent.node.host.limits import Cgroups, Limits, MemoryShare, ProcessorShare
 from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, number
 from otel_ddp.errors import containment
@@ -204,7 +204,7 @@ class Host:
         self._limits = Limits(self._files, Cgroups(self._files, proc=proc, root=root), pids)
         self._processors = Processors(self._files, proc=proc, clock=clock)
         self._memory = Memory(self._files, proc=proc)
-        self._devices = traffic.devices(self._files, proc, sys)
+        self._devices = devices.moving(self._files, proc, sys)
         self._boot_ns = boot_ns()
 
     @property
