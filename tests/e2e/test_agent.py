@@ -180,18 +180,6 @@ def test_an_agent_says_which_variables_mean_nothing_and_works_without_them() -> 
         assert output.count(f"{variable} must be ") == 1
 
 
-def test_a_second_agent_says_that_there_is_one() -> None:
-    with Node() as node:
-        node.run(TRAIN)
-        node.agent()
-
-        second = node.start(sys.executable, "-m", "otel_ddp", "agent")
-        output, _ = second.communicate(timeout=300)
-
-        assert second.returncode == 1
-        assert "already runs" in output
-
-
 def test_eight_processes_start_one_agent_that_serves_several_runs() -> None:
     with Node() as node:
         ranks = [

@@ -122,20 +122,6 @@ def test_a_history_that_cannot_be_kept_is_said_everywhere_and_comes_back_whole()
     assert again == first
 
 
-def test_ended_processes_give_their_memory_back_and_are_still_told_of() -> None:
-    with Node() as node:
-        node.run(TRAIN)
-        until(lambda: node.value("training_state") == 2.0, "the end to be seen")
-
-        until(lambda: node.place.journals() == [], "the journal to go")
-
-        assert [each["state"] for each in node.processes()] == ["finished"]
-        assert node.processes()[0]["step"] == 499
-        output = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
-        assert "finished" in output
-        assert node.value("training_scalar", name="loss") == 499.0
-
-
 def test_an_agent_whose_lock_was_deleted_makes_way_for_the_next() -> None:
     with Node() as node:
         process = node.python(WORK)
@@ -173,18 +159,6 @@ def test_a_place_that_is_removed_in_mid_run_costs_no_value() -> None:
         assert "was removed. The agent that had it open reads it" in output
         assert receiver.wait_for(lambda r: len(_losses(r)) == 3500)
         until(lambda: not os.path.exists(f"/proc/{first}"), "the first agent to leave")
-
-
-def test_an_agent_whose_place_was_removed_leaves_and_does_not_bring_it_back() -> None:
-    with Node() as node:
-        node.run(TRAIN)
-        pid = int(node.agent()["pid"])
-
-        with _stopped(pid):
-            shutil.rmtree(node.place.directory)
-
-        until(lambda: not os.path.exists(f"/proc/{pid}"), "the agent to leave")
-        assert not node.place.directory.exists()
 
 
 def test_a_process_with_other_settings_gets_an_agent_of_its_own_terms() -> None:

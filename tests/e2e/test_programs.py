@@ -355,22 +355,6 @@ def test_a_launcher_that_passes_the_local_rank_is_understood(
     launch.assert_calm()
 
 
-def test_a_sweep_in_a_pool_is_a_run_for_each_task_in_one_group() -> None:
-    launch = Launch(python("from_wandb_guide/sweep.py"))
-
-    assert launch.printed.startswith("[")
-    assert {group for group, _ in launch.runs} == {"sweep"}
-    assert len(launch.runs) == len(launch.processes) == 4
-    assert launch.ranks(exported=True) == ["0"] * 4
-    info = {labels["run"]: labels["config_lr"] for labels, _ in launch.series("training_run_info")}
-    assert sorted(info.values()) == ["0.01", "0.03", "0.1", "0.3"]
-    for run in info:
-        steps = launch.steps("loss", run=run)
-        assert len(steps) == len(set(steps)) == 50
-    launch.assert_steps()
-    launch.assert_calm()
-
-
 def test_a_run_that_is_shared_with_a_child_process_has_what_the_child_logs() -> None:
     launch = Launch(python("from_wandb_guide/share.py"))
 

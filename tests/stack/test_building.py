@@ -7,18 +7,16 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tools.stack import build, go, loki, versions
+from tools.stack import build, go, loki
 from tools.stack.build import Binaries
 from tools.stack.go import CannotBuild
 from tools.stack.server import free_port, next_free
@@ -100,18 +98,6 @@ def test_what_is_built_is_not_built_again(fake_go: FakeGo, tmp_path: Path) -> No
     assert fake_go.asked() == ""
 
 
-def test_another_version_is_built_anew_and_nothing_else(
-    fake_go: FakeGo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build.binaries(tmp_path / "room", quiet)
-    fake_go.asked()
-    monkeypatch.setattr(versions, "COLLECTOR", "99.0.0")
-
-    build.binaries(tmp_path / "room", quiet)
-
-    assert fake_go.asked() == "run go.opentelemetry.io/collector/cmd/builder@v99.0.0\n"
-
-
 def test_loki_is_built_once_and_only_where_it_is_asked_for(fake_go: FakeGo, tmp_path: Path) -> None:
     room = tmp_path / "room"
     build.binaries(room, quiet)
@@ -128,19 +114,6 @@ def test_loki_is_built_once_and_only_where_it_is_asked_for(fake_go: FakeGo, tmp_
     ]
     assert build.loki(room, quiet) == built
     assert fake_go.asked() == ""
-
-
-def test_each_step_is_a_line_with_its_time(fake_go: FakeGo, tmp_path: Path) -> None:
-    said: list[str] = []
-
-    build.binaries(tmp_path / "room", said.append)
-
-    assert [line.rpartition(":")[0] for line in said] == [
-        f"stack: building collector {versions.COLLECTOR}",
-        f"stack: fetching Prometheus {versions.PROMETHEUS}",
-        f"stack: building Prometheus {versions.PROMETHEUS} and promtool",
-    ]
-    assert all(line.endswith(" s") for line in said)
 
 
 def test_a_build_that_fails_says_why_and_leaves_nothing_that_looks_built(
@@ -192,15 +165,6 @@ def test_without_a_go_it_is_said_what_to_do(found: str, tmp_path: Path) -> None:
         go.find(tmp_path / "room", no_network, path=str(tmp_path))
 
 
-def test_a_go_that_was_fetched_before_is_found_again(tmp_path: Path) -> None:
-    fetched = tmp_path / "go-wheel" / "go" / "bin"
-    fetched.mkdir(parents=True)
-    (fetched / "go").write_text("#!/bin/sh\necho go1.27\n")
-    (fetched / "go").chmod(0o755)
-
-    assert go.find(tmp_path, no_network, path="") == fetched / "go"
-
-
 @pytest.mark.parametrize(("ci", "outcome"), [("", pytest.skip), ("1", pytest.fail)])
 def test_without_servers_tests_are_skipped_but_fail_where_ci_is_set(
     ci: str, outcome: Any, monkeypatch: pytest.MonkeyPatch
@@ -213,20 +177,6 @@ def test_without_servers_tests_are_skipped_but_fail_where_ci_is_set(
         servers.binaries()
 
     assert how.type is outcome.Exception
-
-
-def test_that_there_are_no_servers_is_one_loud_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(say: Callable[[str], None]) -> Binaries:
-        raise CannotBuild("no Go here")
-
-    said: list[str] = []
-    monkeypatch.setattr(servers, "_had", None)
-    monkeypatch.setattr(build, "binaries", none)
-
-    for _ in range(2):
-        servers.prepare(said.append)
-
-    assert said == ["NO REAL SERVERS, THEIR TESTS DO NOT RUN: no Go here"]
 
 
 MANY_PORTS = "from tools.stack.server import free_port; print([free_port() for _ in range(300)])"
@@ -244,18 +194,6 @@ def test_no_port_is_chosen_twice_by_processes_that_live_at_the_same_time() -> No
     )
 
     assert len({*ours, *json.loads(others.stdout)}) == 600
-
-
-def test_ports_that_are_taken_are_passed_over_and_said() -> None:
-    first = free_port()
-    said: list[str] = []
-    with socket.create_server(("127.0.0.1", first)):
-        # All seven want the same one.
-        found = Ports(*[first] * 7).still_free(said.append)
-
-    assert first not in found
-    assert len(set(found)) == 7
-    assert said[0] == f"stack: port {first} is taken: prometheus has {found.prometheus}"
 
 
 # Stands for Grafana, which is never fetched: its health, and what it was told.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import ssl
 import subprocess
@@ -216,14 +215,6 @@ def test_whatever_is_queued_lies_on_disk_is_never_given_up_and_keeps_its_order(
         assert pipeline["processors"] == ["memory_limiter"]
 
 
-def test_remote_write_waits_for_the_backend_and_keeps_the_order() -> None:
-    config: dict[str, Any] = yaml.safe_load(REMOTE_WRITE.read_text())
-    exporter = config["exporters"]["prometheus_remote_write"]
-
-    assert exporter["max_batch_request_parallelism"] == 1
-    assert exporter["remote_write_queue"] == exporter["retry_on_failure"] == {"enabled": False}
-
-
 # All in one
 
 
@@ -280,21 +271,6 @@ def _to_files(traces: Path, logs: Path) -> dict[str, str]:
     }
 
 
-def test_traces_and_logs_go_to_files_where_the_environment_says_so(
-    binaries: Binaries, tmp_path: Path
-) -> None:
-    traces, logs = tmp_path / "traces.jsonl", tmp_path / "logs.jsonl"
-    with (
-        Collector(binaries, tmp_path, ALL_IN_ONE, **_to_files(traces, logs)) as collector,
-        Node() as node,
-    ):
-        train(node, collector)
-
-        until(lambda: '"name":"setup"' in _text(traces), "the span in the file")
-        until(lambda: "began" in _text(logs), "the event in the file")
-        assert json.loads(_text(traces).splitlines()[0])["resourceSpans"]
-
-
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
@@ -335,22 +311,6 @@ def test_what_is_logged_arrives_through_agent_and_gateway(
             train(node, agent)
 
             assert_right(prometheus)
-
-
-def test_what_is_logged_arrives_through_the_gateway_alone(
-    binaries: Binaries, prometheus: Prometheus, tls: dict[str, str], tmp_path: Path
-) -> None:
-    env = {"GATEWAY_TOKEN": "secret", "METRICS_URL": prometheus.otlp_metrics, **tls}
-    with (
-        Collector(binaries, tmp_path, GATEWAY, scheme="https", **env) as gateway,
-        Node(
-            OTEL_EXPORTER_OTLP_CERTIFICATE=tls["TLS_CERT_FILE"],
-            OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer%20secret",
-        ) as node,
-    ):
-        train(node, gateway)
-
-        assert_right(prometheus)
 
 
 def posted(
@@ -515,21 +475,6 @@ def one_point() -> bytes:
     metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="up")
     metric.gauge.data_points.add(time_unix_nano=time.time_ns(), as_int=1)
     return request.SerializeToString()
-
-
-def test_by_remote_write_a_backend_that_is_busy_is_no_refusal_for_good(
-    binaries: Binaries, tmp_path: Path
-) -> None:
-    (gate,) = re.findall(r"--feature-gates=\S+", REMOTE_WRITE.read_text())
-    with (
-        answering(429) as busy,
-        Collector(
-            binaries, tmp_path, ALL_IN_ONE, REMOTE_WRITE, flags=[gate], REMOTE_WRITE_URL=busy
-        ) as collector,
-    ):
-        status = posted(collector.http, one_point())
-
-    assert status == 503
 
 
 def _refused(collector: Collector) -> bool:

@@ -1,0 +1,136 @@
+"""Scenarios on real ranks through the real agent, and what was to be seen of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from subprocess import Popen
+from typing import Any, NamedTuple
+
+from node import Labels, Node, finished, until
+from otel_ddp.agent.reading.node_status import survey
+from otlp_receiver import Receiver
+
+PROGRAM = Path(__file__).with_name("training.py")
+ON_DEVICE = Path(__file__).parent / "device_standin" / "train.py"
+
+Scenario = Mapping[str, Any]
+
+
+class Seen(NamedTuple):
+    """What was to be seen of one scenario, in the moment in which the test had seen enough."""
+
+    verdicts: list[dict[str, Any]]
+    straggler: list[tuple[Labels, float]]
+    insufficient: str
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        return [(labels["rank"], labels["phase"]) for labels, value in self.straggler if value]
+
+
+class Watched:
+    """Two ranks, unless told otherwise; the agent is the one that they start."""
+
+    def __init__(self, *, program: Path = PROGRAM, world: int = 2, **env: str) -> None:
+        self.node, self._receiver = Node(**env), Receiver()
+        self.program, self.world = program, world
+        self.chosen = str(world // 2)
+        self.seen: dict[str, Seen] = {}
+
+    def __enter__(self) -> Watched:
+        self.node.__enter__()
+        self._receiver.__enter__()
+        self.node.export_to(self._receiver.start_http())
+        return self
+
+    def __exit__(self, *how: Any) -> None:
+        self._receiver.__exit__(*how)
+        self.node.__exit__(*how)
+
+    def start(self, scenarios: Sequence[Scenario]) -> Popen[str]:
+        folder = str(self.node.root)
+        return self.node.torchrun(
+            self.world, str(self.program), folder, json.dumps([dict(each) for each in scenarios])
+        )
+
+    def play(self, scenarios: Sequence[Scenario], enough: Callable[[str], Any]) -> None:
+        """One after the other, each until there was *enough* to see."""
+        process = self.start(scenarios)
+        for each in scenarios:
+            name = each["name"]
+            until(lambda name=name: enough(name), f"{name} to be seen")
+            self.seen[name] = self.look(name)
+            self.enough(name)
+        finished(process)
+
+    def enough(self, name: str) -> None:
+        (self.node.root / f"{name}.enough").touch()
+
+    def steps(self, name: str) -> int:
+        """How many all ranks have made."""
+        found = [each["step"] or 0 for each in self.node.processes() if each["run"] == name]
+        return min(found) if len(found) == self.world else 0
+
+    def verdicts(self, name: str, *kinds: str) -> list[dict[str, Any]]:
+        """Those that stand, by the file that the status reads: the ranks need the cores."""
+        return [
+            each
+            for each in self.node.agent()["verdicts"]
+            if each["who"]["run"] == name and (not kinds or each["kind"] in kinds)
+        ]
+
+    def was_compared(self, name: str, steps: int) -> bool:
+        """After so many steps the agent has compared them, or says why it does not."""
+        if self.steps(name) < steps:
+            return False
+        if insufficient := self.node.insufficient(name):
+            return "of the first" not in insufficient
+        return bool(self.node.series("training_straggler", run=name))
+
+    def look(self, name: str) -> Seen:
+        if self.verdicts(name, "straggler"):
+            # A scrape is of the moment before; the verdict stands while the ranks go on like that.
+            metric = "training_straggler"
+            until(lambda: self.node.series(metric, run=name, phase=""), "the series of the verdict")
+        return Seen(
+            self.verdicts(name),
+            self.node.series("training_straggler", run=name),
+            self.node.insufficient(name),
+        )
+
+    def verdicts_of(self, name: str, *kinds: str) -> list[dict[str, Any]]:
+        """Those that stood when there was enough to see."""
+        return [each for each in self.seen[name].verdicts if each["kind"] in kinds]
+
+    def past(self, name: str) -> list[dict[str, Any]]:
+        return [each for each in survey([self.node.place]).past if each["who"]["run"] == name]
+
+    def records(self) -> list[tuple[Any, dict[str, str]]]:
+        """Every log record that the agent has sent by its end, with its attributes."""
+        self.node.stop_agent()
+        return [
+            (each, {pair.key: pair.value.string_value for pair in each.attributes})
+            for each in self._receiver.logs()
+        ]
+
+
+def opened(
+    records: Iterable[tuple[Any, dict[str, str]]], run: str, *kinds: str
+) -> list[tuple[Any, dict[str, str]]]:
+    """The records of verdicts of these kinds that were reached on a run."""
+    return [
+        (record, said)
+        for record, said in records
+        if (said.get("run"), said.get("verdict.state")) == (run, "opened")
+        and said["verdict"] in kinds
+    ]
+
+
+def assert_nobody_named(watched: Watched, name: str) -> None:
+    """And not because there was nothing to go by."""
+    seen = watched.seen[name]
+    assert seen.insufficient == ""
+    told = {(labels["rank"], value) for labels, value in seen.straggler}
+    assert told == {(str(rank), 0.0) for rank in range(watched.world)}
