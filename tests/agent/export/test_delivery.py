@@ -24,7 +24,7 @@ from otel_ddp.agent.export.otlp.encode import (
     number_point,
     resource_bytes,
 )
-from otel_ddp.agent.export.otlp.outcome import Outcome, Request, Signal
+from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Request, Signal
 from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.export.spool import BLOCK_BYTES, Spool
 from otlp_receiver import Receiver
@@ -94,9 +94,19 @@ def requests(
     return [Request(signal, name.encode(), points, irreplaceable) for name in names]
 
 
+def send_next(delivery: Delivery) -> float | None:
+    """One request of the first signal that has one; or the seconds until one is due."""
+    waits_s = []
+    for signal in SIGNALS:
+        if (wait_s := delivery.send_next(signal)) == 0.0:
+            return 0.0
+        waits_s += [] if wait_s is None else [wait_s]
+    return min(waits_s, default=None)
+
+
 def send_all_due(delivery: Delivery) -> None:
     """Send until nothing is due."""
-    while delivery.send_next() == 0.0:
+    while send_next(delivery) == 0.0:
         pass
 
 
@@ -109,13 +119,13 @@ def test_requests_go_out_in_order_and_are_settled_when_all_arrived(
     settled: list[str] = []
     delivery.submit(requests("a", "b"), lambda: settled.append("first"))
 
-    delivery.send_next()
+    send_next(delivery)
     assert settled == []
-    delivery.send_next()
+    send_next(delivery)
 
     assert settled == ["first"]
     assert transport.arrived == [b"a", b"b"]
-    assert delivery.send_next() is None
+    assert send_next(delivery) is None
     assert spool.entries == 0
 
 
@@ -134,7 +144,7 @@ def test_order_is_kept_through_an_outage(
     transport.always(DOWN)
     delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
     assert settled == []
-    delivery.send_next()
+    send_next(delivery)
     assert settled == ["ab"]
     delivery.submit(requests("c"), lambda: settled.append("c"))
     assert settled == ["ab", "c"]
@@ -142,7 +152,7 @@ def test_order_is_kept_through_an_outage(
 
     transport.always(DELIVERED)
     clock.now += 100
-    delivery.send_next()
+    send_next(delivery)
     # One is gone and two wait on disk: what comes now goes behind them.
     delivery.submit(requests("d"), lambda: settled.append("d"))
     assert spool.entries == 3
@@ -176,9 +186,9 @@ def test_a_batch_is_not_settled_before_those_that_were_submitted_earlier(
     delivery.submit(requests("a"), lambda: settled.append("second"))
 
     # Marks of the second say that the first was read, too: after a kill it would be lost.
-    delivery.send_next(["metrics"])
+    delivery.send_next("metrics")
     early = list(settled)
-    delivery.send_next(["traces"])
+    delivery.send_next("traces")
 
     assert early == []
     assert settled == ["first", "second"]
@@ -195,8 +205,8 @@ def test_attempts_become_rarer_up_to_thirty_seconds(
     waits = []
 
     for _ in range(7):
-        assert delivery.send_next() == 0.0
-        wait_s = delivery.send_next()
+        assert send_next(delivery) == 0.0
+        wait_s = send_next(delivery)
         assert wait_s is not None
         waits.append(wait_s)
         clock.now += wait_s
@@ -212,9 +222,9 @@ def test_nodes_do_not_try_again_in_the_same_moment(
     transport.always(DOWN)
     delivery.submit(requests("a"))
 
-    delivery.send_next()
+    send_next(delivery)
 
-    assert delivery.send_next() == pytest.approx(wait_s)
+    assert send_next(delivery) == pytest.approx(wait_s)
 
 
 @pytest.mark.parametrize(("wish_s", "wait_s"), [(0.0, 1.0), (8.0, 10.0), (3600.0, 75.0)])
@@ -224,9 +234,9 @@ def test_the_pause_that_a_collector_asks_for_is_kept_up_to_a_minute(
     transport.always(Outcome("retry", "503", retry_after_s=wish_s))
     delivery.submit(requests("a"))
 
-    delivery.send_next()
+    send_next(delivery)
 
-    assert delivery.send_next() == pytest.approx(wait_s)
+    assert send_next(delivery) == pytest.approx(wait_s)
 
 
 def test_a_new_request_does_not_cut_the_wait_short(
@@ -234,11 +244,11 @@ def test_a_new_request_does_not_cut_the_wait_short(
 ) -> None:
     transport.always(DOWN)
     delivery.submit(requests("a"))
-    delivery.send_next()
+    send_next(delivery)
 
     delivery.submit(requests("b"))
 
-    assert delivery.send_next() == pytest.approx(1.0)
+    assert send_next(delivery) == pytest.approx(1.0)
     assert transport.tried == [b"a"]
 
 
@@ -372,7 +382,7 @@ def test_a_request_over_which_the_receiver_fails_holds_the_others_up_for_minutes
     begin = clock.now
 
     while clock.now < begin + 890:
-        clock.now += delivery.send_next() or 0.0
+        clock.now += send_next(delivery) or 0.0
     before = list(transport.arrived)
     clock.now += 60
     send_all_due(delivery)
@@ -426,8 +436,8 @@ def test_a_file_that_cannot_be_read_now_is_sent_later(
     spool.append(Request("metrics", b"whole", 7))
 
     with no_descriptors():
-        delivery.send_next()
-        due_s = delivery.send_next()
+        send_next(delivery)
+        due_s = send_next(delivery)
     during = delivery.status()
     clock.now += 100
     send_all_due(delivery)
@@ -448,7 +458,7 @@ def test_without_a_disk_requests_wait_in_memory_and_keep_their_order(
     settled: list[str] = []
     transport.always(DOWN)
     delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
-    delivery.send_next()
+    send_next(delivery)
     delivery.submit(requests("c"))
     assert settled == []
     assert delivery.move_to_disk() is False
@@ -469,7 +479,7 @@ def test_when_the_disk_recovers_memory_moves_there(
     settled: list[str] = []
     transport.always(DOWN)
     delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
-    delivery.send_next()
+    send_next(delivery)
 
     no_disk.directory.unlink()
     delivery.submit(requests("c"), lambda: settled.append("c"))
@@ -491,7 +501,7 @@ def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
 
     for name in "abcde":
         delivery.submit(requests(name), functools.partial(settled.append, name))
-        delivery.send_next()
+        send_next(delivery)
 
     status = delivery.status()
     assert settled == ["a", "b"]
@@ -566,7 +576,7 @@ def test_on_disk_all_current_values_are_kept_while_there_is_room(
 
     for name in "ABC":
         delivery.submit(requests(name, irreplaceable=False))
-        delivery.send_next()
+        send_next(delivery)
 
     assert spool.entries == 3
     assert delivery.status().dropped_points == {}
@@ -599,11 +609,11 @@ def test_the_status_describes_success_and_failure(
     assert delivery.status().state == "nothing sent yet to http://c"
     transport.always(Outcome("delivered", "accepted by http://c, which dropped 3", rejected=3))
     delivery.submit(requests("a"))
-    delivery.send_next()
+    send_next(delivery)
     well = delivery.status()
     transport.always(DOWN)
     delivery.submit(requests("b"))
-    delivery.send_next()
+    send_next(delivery)
     ill = delivery.status()
 
     assert well.state == "delivering to http://c"
@@ -624,7 +634,7 @@ def test_an_outage_is_logged_at_its_begin_its_end_and_every_five_minutes(
     delivery.submit(requests("a") + requests("s", signal="traces"))
     begin = clock.now
     while clock.now < begin + 590:
-        clock.now += delivery.send_next() or 0.0
+        clock.now += send_next(delivery) or 0.0
     lines_during = len(caplog.records)
     transport.always(DELIVERED)
     clock.now += 60
@@ -645,7 +655,7 @@ def test_an_outage_is_logged_with_the_reason_why_the_disk_accepts_nothing(
     transport.always(DOWN)
     delivery.submit(requests("a"))
 
-    delivery.send_next()
+    send_next(delivery)
 
     (message,) = caplog.messages
     assert message == (
@@ -664,7 +674,7 @@ def test_a_collector_that_comes_and_goes_is_not_logged_each_time(
     for _ in range(10):
         transport.always(DOWN)
         delivery.submit(requests("a"))
-        delivery.send_next()
+        send_next(delivery)
         transport.always(DELIVERED)
         clock.now += 10
         send_all_due(delivery)
@@ -680,7 +690,7 @@ def test_what_is_refused_is_said_at_once_also_in_an_outage_and_then_every_five_m
 ) -> None:
     transport.always(DOWN)
     delivery.submit(requests("a"))
-    delivery.send_next()
+    send_next(delivery)
     transport.always(BAD)
     for _ in range(31):
         clock.now += 10
@@ -716,7 +726,7 @@ def test_an_overflow_of_the_spool_is_said_as_it_begins_and_at_its_end(
     delivery = Delivery(transport, spool, clock)
     transport.always(DOWN)
     delivery.submit(requests("1", "2", "3", "4"))
-    delivery.send_next()
+    send_next(delivery)
     during_the_outage = list(caplog.messages)
 
     delivery.submit(requests("5"))

@@ -187,7 +187,7 @@ class Delivery:
     def failures(self, signal: Signal) -> int:
         """How many attempts of this signal have failed since the last success."""
         with self._changed:
-            return next(each.failures for each in self._queues if each.signal == signal)
+            return self._queues[signal].failures
 
     def status(self) -> DeliveryStatus:
         """How the delivery goes at this moment."""
@@ -201,25 +201,25 @@ class Delivery:
     # ------------------------------------------------------------------ the threads
 
     def _run(self, signal: Signal) -> None:
-        own = (signal,)
+        queue = self._queues[signal]
         while True:
-            wait_s = self.send_next(own)
+            wait_s = self.send_next(signal)
             with self._changed:
                 if self._stopping:
                     return
-                # Checked again under the lock: a request may have been submitted meanwhile.
-                if wait_s != 0.0 and self._next_queue(own) is None:
-                    self._changed.wait(self._seconds_until_due(own))
+                # Asked again under the lock: a request may have been submitted meanwhile.
+                if wait_s != 0.0 and (wait_s := self._due_in_s(queue)) != 0.0:
+                    self._changed.wait(wait_s)
 
-    def send_next(self, signals: Sequence[Signal] = SIGNALS) -> float | None:
-        """Send one request of these signals if one is due; the seconds until one is, or None."""
-        transport = self._transport
+    def send_next(self, signal: Signal) -> float | None:
+        """Send one request of a signal if one is due; the seconds until one is, or None."""
+        transport, queue = self._transport, self._queues[signal]
         if transport is None:
             return None
         with self._changed:
-            queue = None if self._stopping else self._next_queue(signals)
-            if queue is None:
-                return self._seconds_until_due(signals)
+            wait_s = self._due_in_s(queue)
+            if wait_s != 0.0 or self._stopping:
+                return wait_s
             head = self._head(queue)
             if head is None:
                 self._say_losses()
@@ -280,14 +280,11 @@ class Delivery:
             queue.too_large_bytes = min(size_bytes, queue.too_large_bytes)
             queue.too_large_until = self._clock() + _TOO_LARGE_FOR_S
 
-    def _next_queue(self, signals: Sequence[Signal]) -> SignalQueue | None:
-        now = self._clock()
-        due = (each for each in self._queues.with_requests(signals) if each.not_before <= now)
-        return next(due, None)
-
-    def _seconds_until_due(self, signals: Sequence[Signal]) -> float | None:
-        moments = [queue.not_before for queue in self._queues.with_requests(signals)]
-        return max(min(moments) - self._clock(), 0.0) if moments else None
+    def _due_in_s(self, queue: SignalQueue) -> float | None:
+        """In how many seconds its oldest request may be sent; None if nothing waits."""
+        if not (queue.requests or self._spool.oldest(queue.signal)):
+            return None
+        return max(queue.not_before - self._clock(), 0.0)
 
     def _head(self, queue: SignalQueue) -> Head | None:
         """What is to be sent of a signal's oldest request; None if that cannot be read now."""

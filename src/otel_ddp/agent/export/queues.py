@@ -84,6 +84,9 @@ class Queues:
         self._batches: list[Batch] = []
         self.memory_bytes = 0
 
+    def __getitem__(self, signal: Signal) -> SignalQueue:
+        return self._by_signal[signal]
+
     def __iter__(self) -> Iterator[SignalQueue]:
         return iter(self._by_signal.values())
 
@@ -97,11 +100,6 @@ class Queues:
             queued = QueuedRequest(next(self._numbers), request, batch)
             self._by_signal[request.signal].requests.append(queued)
             self.memory_bytes += len(request.body)
-
-    def with_requests(self, signals: Sequence[Signal]) -> Iterator[SignalQueue]:
-        """The queues of these signals that have something to send."""
-        queues = (self._by_signal[signal] for signal in signals)
-        return (each for each in queues if each.requests or self._spool.oldest(each.signal))
 
     def remove_sent(self, queue: SignalQueue, queued: QueuedRequest, why: Why) -> None:
         """Forget a request that is done with."""

@@ -225,7 +225,7 @@ def send(
 ) -> Iterator[None]:
     """Send all that is taken; comes back after each attempt."""
     for signal in SIGNALS:
-        while (wait_s := delivery.send_next((signal,))) is not None:
+        while (wait_s := delivery.send_next(signal)) is not None:
             yield
             if wait_s:
                 # Before the first success, a wrong address is more likely than a busy collector.
