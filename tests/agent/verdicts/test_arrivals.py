@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import random
-import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from make import WrittenRank
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.steps import Step
@@ -26,32 +26,26 @@ from otel_ddp.diagnosis.step_facts import batches_of
 from otel_ddp.diagnosis.verdict import Change, Labels
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.writer import JournalWriter
-from otel_ddp.words import PHASES
 
 MS = 1_000_000
 RING = 400
 
 
-class Rank:
+class Rank(WrittenRank):
     """A journal with steps in it, and a process that answers when the test lets it."""
 
-    def __init__(self, folder: Path, number: int, ledger: Ledger) -> None:
-        self.number = number
-        fields = {"group": "g", "run": "r", "host": "h", "global_rank": number, "settled": True}
-        self.writer = JournalWriter(folder, 128 * 1024, fields)
+    def __init__(self, folder: Path, rank: int, ledger: Ledger) -> None:
+        super().__init__(folder, rank, 128 * 1024, world_size=None)
         self.journal = JournalFeed(JournalReader(self.writer.path), ledger, lambda labels: "node-1")
         self.ask = self.writer.path.with_suffix(layout.ASK_SUFFIX)
         os.mkfifo(self.ask)
         self.fd = os.open(self.ask, os.O_RDWR | os.O_NONBLOCK)
-        self.now_ns, self.steps, self.words = 0, 0, 0
         self.entries: list[dict[str, Any]] = []
 
-    def step(self, spans_ms: list[tuple[str, float]], arrive_ms: list[float]) -> None:
-        """One more step; and when in it the rank arrived at its collectives."""
-        pairs = [] if self.steps else [(layout.STEPS_BEGAN, self.now_ns)]
+    def arrive(self, *after_ms: float) -> None:
+        """When in its next step it arrives at its collectives."""
         reader = self.journal.reader
-        for at_ms in arrive_ms:
+        for each_ms in after_ms:
             number = len(self.entries) + 1
             self.entries.append(
                 {
@@ -59,17 +53,9 @@ class Rank:
                     "collective_seq_id": number,
                     "profiling_name": "gloo:all_gather",
                     # On this node the clock was set by an hour since the journal began.
-                    "time_created_ns": reader.created_ns + self.now_ns + int(at_ms * MS) + HOUR_NS,
+                    "time_created_ns": reader.created_ns + self.at_ns + int(each_ms * MS) + HOUR_NS,
                 }
             )
-        for phase, spent_ms in spans_ms:
-            pairs.append((PHASES[phase], self.now_ns))
-            self.now_ns += int(spent_ms * MS)
-        self.steps += 1
-        pairs += [(layout.STEP_NUMBER, self.steps), (layout.STEP_ENDED, self.now_ns)]
-        words = [code << layout.CODE_SHIFT | value for code, value in pairs]
-        self.writer.append(layout.STEPS, struct.pack(f"<{len(words) + 1}Q", self.words, *words))
-        self.words += len(words)
 
     def new_steps(self) -> list[Step]:
         self.journal.poll(self.journal.reader.created_ns, True)
@@ -103,7 +89,7 @@ class Rank:
     def close(self) -> None:
         os.close(self.fd)
         self.journal.reader.close()
-        self.writer.close()
+        super().close()
 
 
 HOUR_NS = 3600 * 1_000_000_000
@@ -121,7 +107,7 @@ class Bench:
         # Both begin at one moment, in a journal that one of them has had for longer.
         began_ns = [rank.journal.reader.created_monotonic_ns for rank in self.ranks]
         for rank, own_ns in zip(self.ranks, began_ns, strict=True):
-            rank.now_ns = max(began_ns) - own_ns
+            rank.at_ns = max(began_ns) - own_ns
         self.quiet = True
         self.arrivals = Arrivals(self.source, quiet=lambda: self.quiet)
         self.now_s = 1000.0
@@ -147,8 +133,8 @@ class Bench:
             # No two steps take equally long.
             own = [all_ms + late + self.random.gauss(0, 1) for late in (0.0, late_ms)]
             for rank, mine in zip(self.ranks, own, strict=True):
-                spent = [("data", 10.0), ("forward", max(own) + 5), ("backward", 30.0)]
-                rank.step(spent, [10.0, 10.0 + mine])
+                rank.arrive(10.0, 10.0 + mine)
+                rank.step({"data": 10.0, "forward": max(own) + 5, "backward": 30.0})
         self.feed(waits_known=False, steps=True)
 
     def poll(self, later_s: float = 1.0, quiet: bool = True) -> list[Change]:
@@ -229,7 +215,7 @@ def test_a_run_that_has_become_slower_is_left_to_its_journals(bench: Bench) -> N
         bench.train(60, 0.0, all_ms=20.0 if turn < 15 else 80.0)
         for rank in bench.ranks:
             # So much of it lies between two samples.
-            rank.now_ns += 60_000 * MS
+            rank.at_ns += 60_000 * MS
         bench.pause_s(in_s=20.0)
         changes += bench.poll()
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 import re
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from make import WrittenRank
 from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
@@ -29,67 +28,36 @@ from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.writer import JournalWriter
-from otel_ddp.words import PHASES, STALL_REASONS, STATES
+from otel_ddp.words import STALL_REASONS, STATES
 
 MS = 1_000_000
 SMALL = 128 * 1024
 FLOOR_S = 60.0
-PHASES, STATES = PHASES, STATES
 
 
-class Rank:
+class Rank(WrittenRank):
     """A process that writes down what a training would, and the agent's way to it."""
 
     def __init__(self, bench: Bench, number: int, **more: Any) -> None:
-        fields = {
-            "group": "g",
-            "run": "r",
-            "job_type": "train",
-            "host": "h",
-            "global_rank": number,
-            "local_rank": number,
-            "world_size": 2,
-            "strategy": "all",
-            "exported": True,
-            "settled": True,
-            **more,
-        }
         folder = bench.folder / f"{next(bench.numbers)}"
         folder.mkdir()
-        self.number = number
-        self.writer = JournalWriter(folder, SMALL, fields)
+        super().__init__(folder, number, SMALL, **more)
+        self.rank = number
         self.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
         self.journal = JournalFeed(
             JournalReader(self.writer.path), bench.ledger, lambda labels: "node-1"
         )
         self.alive = True
-        self.at_ns = self.words_told = self.steps = 0
         self.enter("forward")
         self.writer.state(STATES["running"], 0)
 
-    def enter(self, phase: str) -> None:
-        """It is in this phase from now on."""
-        since_ns = time.monotonic_ns() - self.journal.reader.created_monotonic_ns
-        self.writer.phase(PHASES[phase], 0, max(since_ns, 0))
-
-    def step(self, **spent_ms: float) -> None:
+    def spend(self, **spent_ms: float) -> None:
         """One more step, of these phases."""
-        pairs = [] if self.steps else [(layout.STEPS_BEGAN, 0)]
-        for phase, spent in spent_ms.items():
-            pairs.append((PHASES[phase], self.at_ns))
-            self.at_ns += int(spent * MS)
-        self.steps += 1
-        pairs += [(layout.STEP_NUMBER, self.steps), (layout.STEP_ENDED, self.at_ns)]
-        words = [code << layout.CODE_SHIFT | value for code, value in pairs]
-        payload = struct.pack(f"<{len(words) + 1}Q", self.words_told, *words)
-        self.writer.append(layout.STEPS, payload)
-        self.words_told += len(words)
-        self.writer.step(self.steps)
+        self.step(spent_ms)
 
     def close(self) -> None:
         self.journal.reader.close()
-        self.writer.close()
+        super().close()
 
 
 class Bench:
@@ -139,11 +107,11 @@ class Bench:
         """Two ranks in step, one of which may be late in backward."""
         for number in range(steps):
             for rank in self.ranks:
-                own, waits = (late_ms, 1.0) if rank.number == late else (0.0, 1.0 + late_ms)
+                own, waits = (late_ms, 1.0) if rank.rank == late else (0.0, 1.0 + late_ms)
                 # No two steps take equally long, on no rank.
-                jitter = (number * 7 + rank.number * 3) % 5 / 10
+                jitter = (number * 7 + rank.rank * 3) % 5 / 10
                 spent = {"forward": 10.0, "backward": 20.0 + own + jitter, "optimizer": 5.0}
-                rank.step(**spent, comm_wait=waits + 0.5 - jitter)
+                rank.spend(**spent, comm_wait=waits + 0.5 - jitter)
             if number % 25 == 24:
                 self.poll()
 
@@ -252,11 +220,11 @@ def test_stalls_that_recur_have_a_series_of_their_own(bench: Bench) -> None:
     bench.join(0, 1)
     for number in range(1, 401):
         for rank in bench.ranks:
-            mine = rank.number == 1
+            mine = rank.rank == 1
             stall = 300.0 if number % 50 == 0 else 0.0
-            jitter = (number * 7 + rank.number * 3) % 5 / 10
+            jitter = (number * 7 + rank.rank * 3) % 5 / 10
             own, waits = (stall, 1.0) if mine else (0.0, 1.0 + stall)
-            rank.step(data=5.0 + own + jitter, forward=20.0, comm_wait=waits + 0.5 - jitter)
+            rank.spend(data=5.0 + own + jitter, forward=20.0, comm_wait=waits + 0.5 - jitter)
         if number % 25 == 0:
             bench.poll()
 
@@ -501,21 +469,6 @@ def test_what_bounds_a_run_is_no_warning_and_is_over_with_the_run(
     assert bench.judge.past() == []
 
 
-def test_what_bounds_a_run_is_shown_with_its_present_share(bench: Bench) -> None:
-    bench.join(0, 1)
-    bench.train(400)
-    (opened,) = bench.judge.verdicts()
-
-    # A straggler's waits are a part of the step that computes no more.
-    bench.train(200, late_ms=30)
-    (present,) = [each for each in bench.judge.verdicts() if each["kind"] == "bound"]
-
-    assert of("bound", bench.reported()) == [("opened", "INFO")]
-    assert present["evidence"]["shares"]["compute"] != opened["evidence"]["shares"]["compute"]
-    assert present["sentence"] != opened["sentence"]
-    assert present["since_ns"] == opened["since_ns"]
-
-
 def test_a_bound_is_over_when_another_one_takes_its_place(bench: Bench) -> None:
     bench.join(0, 1)
     bench.train(400)
@@ -523,7 +476,7 @@ def test_a_bound_is_over_when_another_one_takes_its_place(bench: Bench) -> None:
 
     for number in range(500):
         for rank in bench.ranks:
-            rank.step(data=60.0, forward=20.0, comm_wait=1.0)
+            rank.spend(data=60.0, forward=20.0, comm_wait=1.0)
         if number % 25 == 24:
             bench.poll()
 
@@ -711,8 +664,8 @@ def test_an_ended_rank_is_named_to_those_that_wait_though_its_journal_is_deleted
         bench.ranks[1].enter("comm_wait")
     else:
         bench.ranks[0].at_ns += 3600 * 1000 * MS
-        bench.ranks[0].step(forward=10.0)
-        bench.ranks[0].step(forward=10.0)
+        bench.ranks[0].spend(forward=10.0)
+        bench.ranks[0].spend(forward=10.0)
     for _ in range(60):
         bench.poll(later_s=12)
     (found,) = [each for each in bench.judge.verdicts() if each["kind"] == "stall"]
@@ -794,22 +747,6 @@ def test_growing_memory_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert of("creep", bench.reported()) == [("closed", "INFO")]
 
 
-def test_of_memory_that_counts_is_what_no_file_gives_back(tmp_path: Path) -> None:
-    page = os.sysconf("SC_PAGE_SIZE")
-    process = tmp_path / "proc" / "42"
-    process.mkdir(parents=True)
-    (process / "stat").write_text(f"42 (python) S {'0 ' * 18}7 0")
-    (process / "statm").write_text("9999 5000 3000 1 0 1 0")
-    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1048576 kB")
-    causes = ExitCauses(tmp_path)
-
-    causes.watch(42, 7)
-
-    assert causes.memory(42, 7) == Memory(2000 * page, 1 << 30)
-    assert causes.memory(42, 8) is None
-    causes.close()
-
-
 @pytest.mark.parametrize(
     "broken",
     [
@@ -856,21 +793,6 @@ def test_stragglers_that_break_leave_deaths_and_stalls(
     killed(bench)
 
     assert bench.series(catalog.TRAINING_STALLED) == {("0",): 0.0}
-
-
-def test_stragglers_that_break_leave_what_bounds_the_run(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("broken on purpose")
-
-    monkeypatch.setattr(containment, "raise_failures", False)
-    monkeypatch.setattr(run_case_module.Stragglers, "feed", fail)
-    bench.join(0, 1)
-
-    bench.train(400)
-
-    assert bench.reported() == [("bound", "opened", "INFO")]
 
 
 def size(bench: Bench) -> Callable[[], tuple[int, ...]]:
@@ -961,7 +883,7 @@ def test_an_evaluator_beside_the_training_is_not_compared_with_it(bench: Bench, 
 def test_processes_that_each_train_alone_are_not_compared(bench: Bench) -> None:
     bench.join(0, world_size=1)
     bench.join(0, world_size=1, job_type="eval")
-    bench.ranks[1].number = 1
+    bench.ranks[1].rank = 1
 
     bench.train(150, late_ms=30)
 
@@ -986,7 +908,7 @@ def test_a_process_beside_the_training_neither_stalls_it_nor_keeps_it_going(
     for _ in range(14):
         bench.poll(later_s=5)
         if beside == "moves":
-            evaluator.step(forward=10.0)
+            evaluator.spend(forward=10.0)
 
     (found,) = [each for each in bench.judge.verdicts() if each["kind"] == "stall"]
     assert (found["evidence"]["cause"], found["evidence"]["culprits"]) == ("backend", [])
@@ -1004,7 +926,7 @@ def test_an_evaluator_that_lives_on_is_given_time_after_the_training_has_finishe
     bench.poll()
     for rank in bench.ranks[:2]:
         rank.writer.state(STATES["finished"], time.time_ns() // 1000)
-    bench.ranks[2].step(forward=10.0)
+    bench.ranks[2].spend(forward=10.0)
     bench.ranks[2].enter("other")
 
     for _ in range(30):
@@ -1022,8 +944,8 @@ def test_those_that_make_steps_are_the_training_and_more_actors_are_beside_it(be
 
     for number in range(400):
         for rank in trainers:
-            late = rank.number == 1
-            rank.step(
+            late = rank.rank == 1
+            rank.spend(
                 forward=10.0, backward=50.0 if late else 20.0, comm_wait=1.0 + 30.0 * (not late)
             )
         if number % 25 == 24:
@@ -1040,8 +962,8 @@ def test_runs_of_one_name_in_two_groups_are_two(bench: Bench) -> None:
     for number in range(200):
         for rank in bench.ranks:
             # All of the other run are as slow as the late one of this.
-            late = rank.number == 1 or rank not in bench.ranks[:2]
-            rank.step(
+            late = rank.rank == 1 or rank not in bench.ranks[:2]
+            rank.spend(
                 forward=10.0, backward=50.0 if late else 20.0, comm_wait=1.0 + 30.0 * (not late)
             )
         if number % 25 == 24:
