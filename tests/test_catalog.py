@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from tools.metrics_page import metrics_page
 
 from otel_ddp import catalog
 from otel_ddp.catalog import BY_NAME, METRICS, Kind, Metric
-from otel_ddp.diagnosis import verdict
 from otel_ddp.words import HARMLESS_VERDICTS, PHASES, STATES, VERDICTS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -327,6 +325,5 @@ def test_what_page_report_and_comparison_look_for_is_in_the_catalogue() -> None:
     assert wanted - known == set()
 
 
-def test_every_kind_of_verdict_has_its_place_from_the_worst_to_the_harmless_ones() -> None:
-    assert sorted(VERDICTS) == sorted(get_args(verdict.Kind))
+def test_the_kinds_of_verdicts_end_with_the_harmless_ones() -> None:
     assert {*VERDICTS[-1:]} == HARMLESS_VERDICTS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 
 class Phase(NamedTuple):
@@ -90,10 +90,18 @@ STALL_REASONS: Mapping[str, int] = {
 }
 
 # Kinds of verdicts, the worst first. A harmless one says where the time goes; nothing is wrong.
-VERDICTS = (
-    *("death", "stall", "nonfinite", "straggler", "creep", "regression", "imbalance", "recurring"),
-    "bound",
-)
+Kind = Literal[
+    "death",  # a process died without a word, or failed
+    "stall",  # no rank moves any more
+    "nonfinite",  # a logged value became NaN or infinite
+    "straggler",  # one rank keeps the others waiting
+    "creep",  # memory that grows without end
+    "regression",  # all ranks are slower than they were
+    "imbalance",  # one rank has more to do than the others
+    "recurring",  # one rank stalls again and again, each so many steps
+    "bound",  # what most of the step goes to
+]
+VERDICTS: tuple[Kind, ...] = get_args(Kind)
 HARMLESS_VERDICTS = frozenset({"bound"})
 
 RANK_LABELS = ("group", "run", "job_type", "node", "rank", "local_rank")

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from otel_ddp.words import RUN_LABELS
+from otel_ddp.words import RUN_LABELS, Kind
 
 # The agent's labels of one process: group, run, job_type, node, rank, local_rank.
 # A verdict about a whole run or node has fewer of them.
 Labels = tuple[tuple[str, str], ...]
-
-Kind = Literal[
-    "straggler",  # one rank keeps the others waiting
-    "imbalance",  # one rank has more to do than the others
-    "recurring",  # one rank stalls again and again, each so many steps
-    "regression",  # all ranks are slower than they were
-    "bound",  # what most of the step goes to
-    "creep",  # memory that grows without end
-    "nonfinite",  # a logged value became NaN or infinite
-    "stall",  # no rank moves any more
-    "death",  # a process died without a word, or failed
-]
 
 
 class Verdict(NamedTuple):

@@ -16,13 +16,13 @@ from otel_ddp.agent.verdicts.source import Snapshot, Source
 from otel_ddp.diagnosis.hardware import Gpu, with_gpu
 from otel_ddp.diagnosis.say import past_sentence, rank_list
 from otel_ddp.diagnosis.straggler.finding import side_of
-from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.errors import containment
 from otel_ddp.identity import addresses
 from otel_ddp.journal import trace_ids
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
-from otel_ddp.words import HARMLESS_VERDICTS
+from otel_ddp.words import HARMLESS_VERDICTS, Kind
 
 log = logging.getLogger("otel_ddp.agent")
 

@@ -8,9 +8,8 @@ from otel_ddp import catalog
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.straggler.finding import side_of
-from otel_ddp.diagnosis.verdict import Kind
 from otel_ddp.errors import containment
-from otel_ddp.words import STALL_REASONS
+from otel_ddp.words import STALL_REASONS, Kind
 
 # The series of verdicts that name a rank and a phase.
 _OF_RANKS: Mapping[Kind, catalog.Metric] = {
