@@ -88,8 +88,8 @@ class Journals:
         self._submitted: Marks = {}
         self._keep_before_ns = time.time_ns() if keeps_found else 0
         self._kept: set[Path] = set()
-        self._unreadable: dict[Path, str] = {}
-        self._unopened: dict[Path, CannotOpen] = {}
+        # Those that cannot be opened are tried again.
+        self._unread: dict[Path, Unreadable] = {}
         self._has_place = True
 
     def _living_identities(self) -> Iterator[Mapping[str, Any]]:
@@ -106,32 +106,32 @@ class Journals:
         """Open the journals that are new, and those that could not be opened before."""
         if not self._has_place:
             return
-        unreadable = {path: why for path, why in self._unreadable.items() if os.path.exists(path)}
-        unopened: dict[Path, CannotOpen] = {}
+        unread = {path: why for path, why in self._unread.items() if os.path.exists(path)}
+        again = [path for path, why in unread.items() if isinstance(why, CannotOpen)]
         # With no file descriptor left, the place cannot be listed: try the known ones too.
-        for path in dict.fromkeys((*self._place.journals(), *self._unopened)):
-            if path in self._journals or path in unreadable or path in self._kept:
+        for path in dict.fromkeys((*self._place.journals(), *again)):
+            if path in self._journals or path in self._kept or path in unread.keys() - again:
                 continue
             try:
                 reader = self._open(path)
-            except CannotOpen as why:
-                if os.path.exists(path):
-                    unopened[path] = why
             except Unreadable as why:
-                unreadable[path] = str(why)
-                log.warning("%s", why)
+                if not isinstance(why, CannotOpen):
+                    log.warning("%s", why)
+                if os.path.exists(path):
+                    unread[path] = why
             else:
+                unread.pop(path, None)
                 self._journals[path] = JournalFeed(
                     *(reader, self._ledger, self._names.name, self._ends),
                     *(self._summaries, self._devices),
                 )
                 if reader.created_ns < self._keep_before_ns and not reader.writer_is_alive():
                     self._kept.add(path)
-        self._unreadable, self._unopened = unreadable, unopened
+        self._unread = unread
         if remark := self.remark():
             containment.warn_once("too many files", "%s", remark)
-        for each in unopened.values():
-            if each.errno != errno.EMFILE:
+        for each in unread.values():
+            if isinstance(each, CannotOpen) and each.errno != errno.EMFILE:
                 text = "%s; this journal is tried again until it can be read"
                 containment.warn_once(f"journal {each.errno}", text, each)
 
@@ -356,11 +356,12 @@ class Journals:
 
     def unreadable(self) -> list[str]:
         """One sentence for each journal that cannot be read."""
-        return [*self._unreadable.values(), *map(str, self._unopened.values())]
+        return [str(each) for each in self._unread.values()]
 
     def remark(self) -> str:
         """What to do if there are more processes than the agent may have files open."""
-        count = sum(each.errno == errno.EMFILE for each in self._unopened.values())
+        unread = self._unread.values()
+        count = sum(isinstance(each, CannotOpen) and each.errno == errno.EMFILE for each in unread)
         if not count:
             return ""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
