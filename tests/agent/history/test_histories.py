@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from otel_ddp.agent.history import histories as module
 from otel_ddp.agent.history import kept_run
 from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, Sample, State
+from otel_ddp.agent.reading.journal_feed import News
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.history import directory
 from otel_ddp.history.directory import file_name
@@ -36,11 +38,10 @@ OTHER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
 
 
-def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0") -> Batch:
-    """So many steps of 10 ms, each with a value and a line."""
+def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0", **more: Any) -> Batch:
+    """So many steps of 10 ms, each with a value and a line; *more*: other news."""
     numbers = range(first, first + count)
-    return Batch(
-        *(RUN, rank, journal, NAMES),
+    news = News(
         [Scalars((n + 1) * S, n, None, ((1, float(n)),), 100 * n + 1) for n in numbers],
         [
             Step(
@@ -58,7 +59,10 @@ def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0") -> Ba
             Document(EVENT, {"time": n, "name": "", "body": f"line {n}", "step": n}, 100 * n + 2)
             for n in numbers
         ],
+        [],
+        [],
     )
+    return Batch(RUN, rank, journal, NAMES, news._replace(**more))
 
 
 def kept(path: Path) -> tuple[int, int, int]:
@@ -111,7 +115,8 @@ def test_what_is_damaged_in_a_record_leaves_the_others(tmp_path: Path) -> None:
         Document(EVENT, {}, 1001),
         Document(EVENT, {"time": 1, "step": [], "attributes": 3}, 1002),
     ]
-    run.feed(good._replace(events=[*bad, *good.events], names={}))
+    news = good.news._replace(events=[*bad, *good.news.events])
+    run.feed(good._replace(names={}, news=news))
     run.write(1)
     run.close()
 
@@ -164,7 +169,7 @@ def test_what_waits_for_its_directory_is_kept_once_that_is_there(made: Histories
 def test_records_that_were_overwritten_unread_are_a_gap(made: Histories) -> None:
     second = 1_000_000_000
     for since in (10, 11, 200):
-        made.feed(batch(0, 2)._replace(overwritten=[(since * second, (since + 1) * second)]))
+        made.feed(batch(0, 2, overwritten=[(since * second, (since + 1) * second)]))
         made._write_all()
 
     with History(path_of(made)) as history:
@@ -506,8 +511,8 @@ def test_a_history_of_a_later_version_is_left_alone(made: Histories) -> None:
 
 
 def test_a_number_that_no_column_holds_is_not_in_the_way_for_ever(made: Histories) -> None:
-    good = batch(0, 1)
-    made.feed(good._replace(scalars=[good.scalars[0]._replace(time_ns=1 << 64)]))
+    scalars = batch(0, 1).news.scalars[0]._replace(time_ns=1 << 64)
+    made.feed(batch(0, 1, scalars=[scalars]))
     made._write_all()
     made.feed(batch(1, 2))
     made._write_all()

@@ -65,12 +65,10 @@ class Collector:
         for each in feeds:
             if not each.labels:
                 continue
-            new = each.new
-            read = (new.scalars, new.steps, new.device_steps, new.events, new.overwritten)
-            if any(read):
+            if any(each.new):
                 key, rank = self._key_and_rank(each)
-                name, names = each.reader.path.name, each.reader.names
-                self._histories.feed(Batch(key, rank, name, names, *read))
+                names = each.reader.names
+                self._histories.feed(Batch(key, rank, each.reader.path.name, names, each.new))
 
     def feed_states(
         self,

@@ -43,7 +43,7 @@ class _Waiting:
         self._left_out_since_ns = 0
 
     def add(self, batch: Batch) -> None:
-        size = sum(map(len, (batch.scalars, batch.steps, batch.device_steps, batch.events)))
+        size = batch.news.size
         with self._lock:
             if self._size + size > _MOST_QUEUED:
                 self._left_out_since_ns = self._left_out_since_ns or time.time_ns()

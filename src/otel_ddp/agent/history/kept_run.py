@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files
+from otel_ddp.agent.reading.journal_feed import News
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.history.run_file import Row, RunFile
 from otel_ddp.history.tables import SeriesKey, StepSum, ValueSum
@@ -46,12 +47,7 @@ class Batch(NamedTuple):
     rank: str
     journal: str
     names: Mapping[int, Name]
-    scalars: Sequence[Scalars]
-    steps: Sequence[Step]
-    device_steps: Sequence[Step]
-    events: Sequence[Document]
-    overwritten: Sequence[tuple[int, int]] = ()
-    """Times between which records were overwritten before they were read."""
+    news: News
 
 
 class State(NamedTuple):
@@ -131,23 +127,24 @@ class KeptRun:
 
     def feed(self, batch: Batch) -> None:
         """Sum up what was not kept before: an agent that starts again reads some of it twice."""
+        news, rank = batch.news, batch.rank
         known = self._new.positions.get(batch.journal) or self._positions.get(batch.journal)
         position, host_ns, device_ns = known or (-1, 0, 0)
-        for record in batch.scalars:
+        for record in news.scalars:
             if record.position > position:
                 self._add_values(batch, record)
-        for document in batch.events:
+        for document in news.events:
             if document.position > position:
-                self._add_event(batch.rank, document)
-        self._add_steps(SeriesKey("steps", "host", batch.rank), batch.steps, host_ns)
-        self._add_steps(SeriesKey("steps", "device", batch.rank), batch.device_steps, device_ns)
-        for since_ns, until_ns in batch.overwritten:
-            self._overwritten(since_ns, until_ns, batch.rank)
-        read = [each.position for each in batch.scalars] + [e.position for e in batch.events]
+                self._add_event(rank, document)
+        self._add_steps(SeriesKey("steps", "host", rank), news.steps, host_ns)
+        self._add_steps(SeriesKey("steps", "device", rank), news.device_steps, device_ns)
+        for since_ns, until_ns in news.overwritten:
+            self._overwritten(since_ns, until_ns, rank)
+        read = [each.position for each in news.scalars] + [e.position for e in news.events]
         self._new.positions[batch.journal] = (
             max([position, *read]),
-            max([host_ns, *(each.ended_ns for each in batch.steps)]),
-            max([device_ns, *(each.ended_ns for each in batch.device_steps)]),
+            max([host_ns, *(each.ended_ns for each in news.steps)]),
+            max([device_ns, *(each.ended_ns for each in news.device_steps)]),
         )
 
     def _overwritten(self, since_ns: int, until_ns: int, rank: str) -> None:

@@ -42,6 +42,12 @@ class News(NamedTuple):
     """Times between which records were overwritten before they were read."""
     artifacts: list[Document]
 
+    @property
+    def size(self) -> int:
+        """How many records and steps."""
+        steps = len(self.steps) + len(self.device_steps)
+        return steps + len(self.scalars) + len(self.events)
+
 
 def _nothing() -> News:
     return News([], [], [], [], [], [])

@@ -14,8 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape.families import LedgerCollector
-from otel_ddp.agent.scrape.handler import Handler
-from otel_ddp.agent.scrape.server import bind
+from otel_ddp.agent.scrape.server import Handler, bind
 from otel_ddp.agent.scrape.web_config import WebConfig
 from otel_ddp.errors import containment
 from otel_ddp.history.page.app import App

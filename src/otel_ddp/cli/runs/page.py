@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from otel_ddp import settings
-from otel_ddp.agent.scrape.handler import Handler
-from otel_ddp.agent.scrape.server import bind
+from otel_ddp.agent.scrape.server import Handler, bind
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import default_directory, histories
