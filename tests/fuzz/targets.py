@@ -36,6 +36,7 @@ from otel_ddp.history.compare import render, result, side
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.page import saved
 from otel_ddp.history.page.app import App
+from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import Unreadable as UnreadableHistory
 from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS
 from otel_ddp.journal import layout
@@ -333,7 +334,7 @@ def _show(folder: Path) -> None:
         *(f"values.csv?{run}&name=loss", f"node?{run}&name=hw.gpu.utilization", f"steps?{run}"),
         *(f"steps.csv?{run}", f"events?{run}&like=a", f"postmortems?{run}", f"profiles?{run}"),
     ):
-        answer = app.answer("GET", f"/api/{path}", {"host": "localhost"}, lambda: True)
+        answer = app.answer(Question.of_address(f"/api/{path}"))
         assert answer.status == 200 or path.endswith(run) or "&" in path, (path, answer)
         json.loads(answer.body) if "json" in answer.headers["Content-Type"] else None
     with contextlib.suppress(UnreadableHistory, NotFound), find_run("sweep/r", folder) as found:

@@ -209,8 +209,6 @@ def _troubles(kept: KeptRequests, status: DeliveryStatus) -> Iterator[str]:
     """A sentence for each kind of data that did not arrive."""
     for why, points in status.refused_points.items():
         yield f"{points} points were refused: {cell(why)}"
-    if status.rejected_points:
-        yield f"{status.rejected_points} points were accepted and dropped by the collector"
     for signal, count in kept.left.items():
         why = cell(status.troubles[signal])
         yield f"{count} requests of {signal} are left: {why}; the next replay continues there"

@@ -604,10 +604,10 @@ def test_current_values_that_are_being_sent_are_not_dropped(
 
 
 def test_the_status_describes_success_and_failure(
-    delivery: Delivery, transport: FakeTransport, clock: FakeClock
+    delivery: Delivery, transport: FakeTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert delivery.status().state == "nothing sent yet to http://c"
-    transport.always(Outcome("delivered", "accepted by http://c, which dropped 3", rejected=3))
+    transport.always(Outcome("delivered", "http://c accepted the rest", rejected=3))
     delivery.submit(requests("a"))
     send_next(delivery)
     well = delivery.status()
@@ -618,6 +618,8 @@ def test_the_status_describes_success_and_failure(
 
     assert well.state == "delivering to http://c"
     assert (well.delivered, well.rejected_points) == (1, 3)
+    assert well.refused_points == {"http://c accepted the rest": 3}
+    assert caplog.messages[0] == "OTLP metrics: 3 points are dropped: http://c accepted the rest."
     assert (ill.delivered, ill.failed, ill.spool_bytes) == (1, 1, BLOCK_BYTES)
     assert ill.state.startswith("connection refused by http://c since ")
     assert ill.state.endswith(", 4 KiB wait on disk")

@@ -37,7 +37,7 @@ class DeliveryStatus:
     refused: int
     """Requests that the collector refused."""
     refused_points: Mapping[str, int]
-    """Points in those, by reason."""
+    """Points in those, and those that it dropped out of others, by reason."""
     rejected_points: int
     """Points that the collector dropped out of requests that it accepted."""
     dropped_points: Mapping[str, int]
@@ -82,7 +82,6 @@ class DeliveryReport:
         self._outage_began: float | None = None
         self._logged_at: float | None = None
         self._logged_outage = False
-        self._logged_rejected_at: float | None = None
         self._losses = _LossLog(clock, _CAUSES)
 
     def add_outcome(self, signal: Signal, points: int, outcome: Outcome) -> None:
@@ -94,7 +93,8 @@ class DeliveryReport:
             state.trouble = ""
             self._counts["points"] += points
             self._counts["rejected"] += outcome.rejected
-            self._log_rejected(signal, outcome)
+            if outcome.rejected:
+                self._losses.add(signal, outcome.why, outcome.rejected)
             self._log_recovery()
             return
         if not state.trouble:
@@ -166,12 +166,6 @@ class DeliveryReport:
         else:
             text = "what cannot be delivered waits on disk"
         log.warning("OTLP %s: %s; %s.", signal, outcome.why, text)
-
-    def _log_rejected(self, signal: Signal, outcome: Outcome) -> None:
-        now, before = self._clock(), self._logged_rejected_at
-        if outcome.rejected and (before is None or now - before >= LOG_EVERY_S):
-            self._logged_rejected_at = now
-            log.warning("OTLP %s: %s.", signal, outcome.why)
 
     def _log_recovery(self) -> None:
         if self._outage_began is None or any(each.trouble for each in self._signals.values()):

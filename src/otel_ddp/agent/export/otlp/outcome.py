@@ -56,9 +56,7 @@ class Outcome:
 
 def accepted(where: str, rejected: int, message: str) -> Outcome:
     """The collector accepted the request; it may have dropped some of the content."""
-    why = f"accepted by {where}"
-    if rejected > 0:
-        why += f", which dropped {rejected} of it"
+    why = f"{where} accepted the rest" if rejected > 0 else f"accepted by {where}"
     if message:
         why += f": {one_line(message)}"
     return Outcome("delivered", why, rejected=max(rejected, 0))
