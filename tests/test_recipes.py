@@ -1,0 +1,91 @@
+"""The recipes of CONTRIBUTING.md lead to files that there are, and every list has its rows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import _STRANGE
+from otel_ddp.agent.node.gpu import drivers
+from otel_ddp.identity import launchers
+from otel_ddp.integrations.launch.startup.sitecustomize import NAMES
+from otel_ddp.words import PHASES, VERDICTS
+from test_rooms import HOMES
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "otel_ddp"
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+_ROW = re.compile(r"\| `([^`]+)` \| (.+) \|")
+RECIPES = (
+    "Add a number of a GPU, or another vendor's GPUs",
+    *("Add a launcher", "Add a phase", "Add a framework", "Add a verdict", "Add a setting"),
+)
+
+
+def files(recipe: str) -> Iterator[tuple[str, str]]:
+    """Each file of a recipe's table, and what it gets."""
+    section = PAGE.partition(f"## {recipe}\n")[2].partition("\n## ")[0]
+    for line in section.splitlines():
+        if found := _ROW.fullmatch(line):
+            yield found[1], found[2]
+
+
+def text_of(page: str) -> str:
+    return (ROOT / "docs" / page).read_text()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_touches_four_files_at_most_and_names_what_is_in_them(recipe: str) -> None:
+    rows = list(files(recipe))
+
+    assert 1 <= len(rows) <= 4
+    for name, what in rows:
+        # A new file is made of what another one has.
+        other = re.findall(r"`(src/[\w/]+\.py)`", what) if "<" in name else [name]
+        text = "".join((ROOT / each).read_text() for each in other)
+        words = set(re.findall(r"`([A-Za-z_]\w*)`", what)) - {"run"}
+        assert words, name
+        assert [each for each in sorted(words) if each not in text] == []
+
+
+def test_every_driver_of_gpus_has_a_home_for_its_library() -> None:
+    homes = " ".join(HOMES.values())
+
+    for driver in drivers.known():
+        module = type(driver).__module__.removeprefix("otel_ddp.").replace(".", "/")
+        assert f"{module}.py" in homes
+
+
+def test_every_launcher_has_its_case_and_its_variables_are_kept_from_tests() -> None:
+    known = [each for each in vars(launchers).values() if isinstance(each, launchers._Variables)]
+    cases = (ROOT / "tests" / "identity" / "test_identity.py").read_text()
+
+    assert len(known) > 5
+    for each in known:
+        assert f'("{each.launcher}", ' in cases
+        assert each.global_rank.startswith(_STRANGE)
+
+
+def test_every_phase_and_every_verdict_has_its_words_for_people() -> None:
+    training, diagnosis = text_of("training.md"), text_of("diagnosis.md")
+
+    assert [each for each in PHASES if f"`{each}`" not in training] == []
+    assert [each for each in VERDICTS if f"\n| {each} | " not in diagnosis] == []
+
+
+def test_every_framework_has_its_home_its_heading_and_what_its_import_calls() -> None:
+    folder = PACKAGE / "integrations"
+    known = {each.stem for each in folder.glob("*.py")} - {"__init__", "framework"}
+    page = text_of("frameworks.md")
+
+    assert [each for each in known if f"otel_ddp.integrations.{each}" not in page] == []
+    # Ray is found by its name: while Python is about to end its import, it cannot be imported.
+    assert {Path(HOMES[each]).stem for each in known - {"ray"}} == known - {"ray"}
+    for call in NAMES.values():
+        module, _, function = call.rpartition(".")
+        tree = ast.parse((folder / f"{module.replace('.', '/')}.py").read_text())
+        assert function in {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
