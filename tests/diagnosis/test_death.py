@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -87,6 +88,179 @@ def rank(found: Verdict) -> str | None:
     return dict(found.labels).get("rank")
 
 
+BAD = "RuntimeError: bad batch in shard 7"
+SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 11x5)"
+WATCHDOG = (
+    "DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL("
+    "SeqNum=9, Timeout(ms)=600000) ran for 600014 milliseconds before timing out."
+)
+NCCL = "DistBackendError: NCCL error: remote process exited or there was a network error"
+RESET = "ConnectionError: dataset server: Connection reset by peer"
+NO_PEER = "RuntimeError: peer access is not supported between these two devices"
+ASKED = {"signal": "SIGTERM"}
+OOM = {"out_of_memory": "kernel log", "out_of_memory_in": "node"}
+# What was seen in one look after another; the rank that is named; and some of the words.
+DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
+    "it left with a code": (
+        [[killed(0, exit_code=3)]],
+        "0",
+        "left without a word in backward at step 1234, 1 s into it: exit code 3.",
+    ),
+    "it entered its phase after the last look": (
+        [[killed(0, into_s=0.1)]],
+        "0",
+        ", less than 0.35 s into it",
+    ),
+    "it has no rank and no step": (
+        [[killed("p4711")._replace(step=None)]],
+        "p4711",
+        "process 4711 (n1) was killed in backward before its first step",
+    ),
+    "another one had finished": (
+        [[killed(1)._replace(state="finished")], [killed(0, 5.0)]],
+        "0",
+        "the cause is not known here.",
+    ),
+    "the launcher asked another one to end": (
+        [[killed(3, signal="SIGKILL")], [killed(0, 0.5, **ASKED)]],
+        "3",
+        "The launcher ended rank 0 after it within 0.5 s.",
+    ),
+    # Rank 0 was seen to have ended at 0; rank 1 was last seen at -0.05: it may have died before.
+    "looks overlap": ([[killed(0)], [killed(1, 0.2)]], None, "not known which was first"),
+    "one was killed": (
+        [[killed(0, **ASKED), killed(1, **ASKED), killed(2, signal="SIGKILL")]],
+        "2",
+        "SIGKILL",
+    ),
+    "one crashed": (
+        [[killed(0, **ASKED), killed(1, **ASKED), killed(2, signal="SIGSEGV")]],
+        "2",
+        "SIGSEGV",
+    ),
+    "one ran out of memory": ([[killed(0, **ASKED), killed(2, **OOM)]], "2", "out-of-memory"),
+    "running out of memory took longer": ([[killed(0)], [killed(1, 0.9, **OOM)]], "1", ""),
+    "one signal for all, some die slower": (
+        [[killed(0, signal="SIGKILL")], [killed(1, 1.0, signal="SIGKILL")]],
+        None,
+        "; each: SIGKILL",
+    ),
+    "all were asked at once": (
+        [[killed(0, seen_s=0.01, **ASKED)], [killed(1, seen_s=0.01, **ASKED)]],
+        None,
+        "A launcher, a scheduler or a person asked all of them to end",
+    ),
+    "all were asked, and each death is known": (
+        [[killed(0, seen_s=0.01, **ASKED)], [killed(1, 0.06, seen_s=0.01, **ASKED)]],
+        None,
+        "A launcher, a scheduler or a person asked all of them to end",
+    ),
+    "a connection broke": (
+        [[failed(0, PEER, -0.1), killed(1)]],
+        "1",
+        "Rank 0 lost its connection and failed",
+    ),
+    "one had left with a code": (
+        [[killed(1, exit_code=1)._replace(state="finished")], [killed(0, 1.0)]],
+        "1",
+        "ended in backward at step 1234, 1 s into it: exit code 1",
+    ),
+    "gloo's words for a lost peer": ([[failed(0, PEER)], [failed(1, BAD, 0.1)]], "1", ""),
+    "nccl's words for a lost peer": ([[failed(0, NCCL)], [failed(1, BAD, 0.1)]], "1", ""),
+    "the watchdog's words for it": ([[failed(0, WATCHDOG)], [failed(1, BAD, 0.1)]], "1", ""),
+    "peer access is no peer": ([[failed(0, NO_PEER), failed(1, PEER, 0.1)]], "0", ""),
+    "a run of one raises": ([[failed(0, BAD, world=1)]], "0", BAD),
+    "a run of one has no peer": ([[failed(0, RESET, world=1)]], "0", f": {RESET}."),
+    "a run of one gives no reason": ([[failed(0, "", world=1)]], "0", "it gave no reason"),
+    "others finish well": (
+        [[ended(0, 0)], [failed(1, BAD, known_for_s=0.5)]],
+        "1",
+        f": {BAD}.",
+    ),
+    "exceptions differ in numbers": (
+        [[failed(0, BAD), failed(1, BAD.replace("7", "12"), 0.1)]],
+        None,
+        f"; rank 0: {BAD}; rank 1: RuntimeError: bad batch in shard 12.",
+    ),
+    "many similar exceptions": (
+        [[failed(each, f"ValueError: shard {each}", world=5) for each in range(5)]],
+        None,
+        "rank 2: ValueError: shard 2; and 2 more.",
+    ),
+    "exceptions differ": (
+        [[failed(1, BAD), failed(0, "AssertionError: out of order", 0.2)]],
+        "1",
+        f"{BAD}. Rank 0 failed too: AssertionError: out of order.",
+    ),
+    "all lost a peer on one node": (
+        [[failed(0, PEER), failed(1, PEER, 0.1)]],
+        None,
+        "The run is on this node alone, and no rank reports another cause.",
+    ),
+    "all lost a peer in different words": (
+        [[failed(0, PEER), failed(1, RESET, 0.1)]],
+        None,
+        f"rank 0: {PEER}; rank 1: {RESET}. ",
+    ),
+    "an evaluator beside them had finished": (
+        [[ended(7, 0, -1.0, world=1)], [failed(0, PEER, known_for_s=2.0)]],
+        None,
+        "No rank here reports another cause",
+    ),
+    "sys.exit": (
+        [[failed(1, "SystemExit: 1"), failed(0, PEER, -0.1)]],
+        "1",
+        "failed in forward at step 1234, 1 s into it: SystemExit: 1. ",
+    ),
+    "sys.exit on one rank": ([[failed(1, "SystemExit: 1", known_for_s=2.0)]], "1", ""),
+    "the launcher knows the error": (
+        [
+            [
+                ended(1, 1)._replace(cause={"exit_code": 1, "launcher_error": "ValueError: odd"}),
+                failed(0, PEER),
+            ]
+        ],
+        "1",
+        ": ValueError: odd. ",
+    ),
+    "asked to end after a failure": (
+        [[failed(1, BAD), failed(0, "SystemExit: 143", 0.3)]],
+        "1",
+        f"{BAD}. Rank 0 was asked to end.",
+    ),
+    "one is killed after an interrupt": (
+        [[failed(0, "KeyboardInterrupt")], [killed(1, 30.0, signal="SIGKILL")]],
+        "0",
+        ": KeyboardInterrupt, a launcher, a scheduler or a person asked it",
+    ),
+    "the user gives the reason": (
+        [[failed(1, "loss diverged", known_for_s=0.5)]],
+        "1",
+        ": loss diverged.",
+    ),
+    "the user gives it, and the process leaves with 0": (
+        [[failed(1, "loss diverged", known_for_s=2.0)._replace(cause={"exit_code": 0})]],
+        "1",
+        "",
+    ),
+    "the user ends all ranks as failed": (
+        [[failed(0, "preempted"), failed(1, "preempted", 0.1)]],
+        None,
+        "; each: preempted.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("looks", "named", "words"), DECISIONS.values(), ids=[*DECISIONS])
+def test_which_rank_is_named(
+    looks: list[list[EndedProcess]], named: str | None, words: str
+) -> None:
+    found = of(*looks)
+
+    assert rank(found) == named
+    assert words in found.sentence
+
+
 # -- one
 
 
@@ -157,23 +331,6 @@ def test_memory_that_was_far_from_its_limit_is_no_hint() -> None:
     assert found.evidence["ended"][0]["resident_bytes"] == 10 << 30
 
 
-def test_a_process_that_left_with_an_exit_code_was_not_killed() -> None:
-    found = of([killed(0, exit_code=3)])
-
-    assert "left without a word in backward at step 1234" in found.sentence
-    assert "exit code 3" in found.sentence
-
-
-def test_a_phase_younger_than_the_last_poll_has_no_exact_length() -> None:
-    assert ", less than 0.35 s into it" in of([killed(0, into_s=0.1)]).sentence
-
-
-def test_a_process_that_has_no_rank_and_no_step_is_named_by_its_number() -> None:
-    found = of([killed("p4711")._replace(step=None)])
-
-    assert found.sentence.startswith("process 4711 (n1) was killed in backward before its")
-
-
 # -- no deaths
 
 
@@ -187,13 +344,6 @@ def test_a_process_that_has_no_rank_and_no_step_is_named_by_its_number() -> None
 )
 def test_a_process_that_finished_did_not_die(ended_process: EndedProcess) -> None:
     assert verdict([ended_process]) is None
-
-
-def test_early_finishers_have_no_part_in_a_death_that_comes_after_them() -> None:
-    found = of([killed(1)._replace(state="finished")], [killed(0, 5.0)])
-
-    assert rank(found) == "0"
-    assert len(found.evidence["ended"]) == 1
 
 
 # -- several
@@ -212,12 +362,6 @@ def test_the_first_is_the_cause_and_the_others_follow() -> None:
     assert found.sentence.endswith(
         "Ranks 0, 1 and 2 ended after it within 30 s, as a launcher ends the rest of a run."
     )
-
-
-def test_a_process_that_was_asked_to_end_was_ended_by_the_launcher() -> None:
-    found = of([killed(3, signal="SIGKILL")], [killed(0, 0.5, signal="SIGTERM")])
-
-    assert "The launcher ended rank 0 after it within 0.5 s." in found.sentence
 
 
 def test_a_death_long_after_is_an_incident_of_its_own() -> None:
@@ -242,31 +386,6 @@ def test_no_rank_is_named_where_the_order_is_unknown() -> None:
     )
 
 
-def test_overlapping_polls_give_no_order() -> None:
-    # Rank 0 was seen to have ended at 0; rank 1 was last seen at -0.05, so it may have died before.
-    found = of([killed(0)], [killed(1, 0.2, seen_s=0.25)])
-
-    assert found.evidence["order_known_by"] == "unknown"
-
-
-@pytest.mark.parametrize(
-    "cause",
-    [
-        {"signal": "SIGKILL"},
-        {"signal": "SIGSEGV"},
-        {"out_of_memory": "kernel log", "out_of_memory_in": "node"},
-    ],
-    ids=lambda cause: next(iter(cause.values())),
-)
-def test_what_the_kernel_says_decides_within_one_poll(cause: dict[str, Any]) -> None:
-    others = [killed(each, signal="SIGTERM") for each in (0, 1)]
-
-    found = of([*others, killed(2, **cause)])
-
-    assert rank(found) == "2"
-    assert found.evidence["order_known_by"] == "evidence"
-
-
 def test_what_the_kernel_says_a_moment_later_changes_the_verdict() -> None:
     deaths = Deaths()
     first = fed(deaths, [killed(0), killed(1)])
@@ -276,31 +395,6 @@ def test_what_the_kernel_says_a_moment_later_changes_the_verdict() -> None:
     assert [change.opened for change in (*first, *changes)] == [True, False, True]
     assert changes[0].verdict.key == first[0].verdict.key
     assert rank(changes[1].verdict) == "1"
-
-
-def test_an_out_of_memory_kill_is_the_cause_even_where_the_dying_took_longer() -> None:
-    oom = killed(1, 0.9, out_of_memory="kernel log", signal="SIGKILL")
-
-    assert rank(of([killed(0)], [oom])) == "1"
-
-
-def test_one_signal_for_all_is_one_cause_although_some_die_slower() -> None:
-    found = of([killed(0, signal="SIGKILL")], [killed(1, 1.0, signal="SIGKILL")])
-
-    assert found.evidence["order_known_by"] == "unknown"
-    assert "; each: SIGKILL" in found.sentence
-
-
-@pytest.mark.parametrize("later_s", [0.0, 0.06])
-def test_a_request_to_all_ranks_is_reported_as_one(later_s: float) -> None:
-    # A launcher passes SIGTERM on and sees each death at once, so the moments are known.
-    found = of(
-        [killed(0, seen_s=0.01, signal="SIGTERM")],
-        [killed(1, later_s, seen_s=0.01, signal="SIGTERM")],
-    )
-
-    assert rank(found) is None
-    assert "A launcher, a scheduler or a person asked all of them to end" in found.sentence
 
 
 # -- deaths and failures
@@ -318,13 +412,6 @@ def test_an_exception_that_brought_the_others_down_is_the_cause() -> None:
     )
 
 
-def test_a_connection_that_broke_is_a_consequence() -> None:
-    found = of([failed(0, PEER, at_s=-0.1), killed(1)])
-
-    assert rank(found) == "1"
-    assert "Rank 0 lost its connection and failed" in found.sentence
-
-
 def test_a_connection_that_broke_long_before_points_to_another_node() -> None:
     found = of([failed(0, PEER, world=4)], [killed(1, 5.0)])
 
@@ -338,21 +425,7 @@ def test_a_connection_that_broke_long_before_points_to_another_node() -> None:
     )
 
 
-def test_a_rank_that_left_with_an_exit_code_before_the_others_is_the_cause() -> None:
-    ended = killed(1, exit_code=1)._replace(state="finished")
-
-    found = of([ended], [killed(0, 1.0)])
-
-    assert rank(found) == "1"
-    assert "ended in backward" in found.sentence
-    assert "exit code 1" in found.sentence
-
-
 # -- failures alone
-
-
-BAD = "RuntimeError: bad batch in shard 7"
-SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 11x5)"
 
 
 @pytest.mark.parametrize("lost_at_s", [0.05, -0.3], ids=["after", "before"])
@@ -368,54 +441,12 @@ def test_a_rank_that_raised_is_the_cause_whichever_reported_first(lost_at_s: flo
     )
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        PEER,
-        "DistBackendError: NCCL error: remote process exited or there was a network error",
-        "DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL("
-        "SeqNum=9, Timeout(ms)=600000) ran for 600014 milliseconds before timing out.",
-    ],
-    ids=["gloo", "nccl", "watchdog"],
-)
-def test_the_loss_of_a_peer_is_known_by_its_words(reason: str) -> None:
-    assert rank(of([failed(0, reason)], [failed(1, BAD, 0.1)])) == "1"
-
-
-def test_missing_peer_access_of_a_gpu_is_no_lost_peer() -> None:
-    reason = "RuntimeError: peer access is not supported between these two devices"
-
-    found = of([failed(0, reason), failed(1, PEER, 0.1)])
-
-    assert rank(found) == "0"
-
-
-def test_a_run_of_one_that_raises_is_reported_at_once() -> None:
-    assert rank(of([failed(0, BAD, world=1)])) == "0"
-
-
-def test_a_run_of_one_has_no_peer_to_lose() -> None:
-    reason = "ConnectionResetError: [Errno 104] Connection reset by peer"
-
-    found = of([failed(0, reason, world=1)])
-
-    assert rank(found) == "0"
-    assert found.evidence["cause"] == "exception"
-
-
 def test_a_failure_is_reported_once_the_others_had_time_to_report_theirs() -> None:
     deaths = Deaths()
 
     assert fed(deaths, [failed(1, BAD, world=4)]) == []
     (change,) = fed(deaths, [failed(1, BAD, world=4, known_for_s=0.5)])
     assert rank(change.verdict) == "1"
-
-
-def test_one_that_failed_while_others_finish_well_is_named() -> None:
-    found = of([ended(0, 0)], [failed(1, BAD, known_for_s=0.5)])
-
-    assert rank(found) == "1"
-    assert found.sentence.endswith(f": {BAD}.")
 
 
 def test_the_same_exception_on_all_is_about_the_run() -> None:
@@ -427,29 +458,6 @@ def test_the_same_exception_on_all_is_about_the_run() -> None:
         "ranks 0 and 1 failed within 3 s of each other, in forward at step 1234: "
         f"it is not known which was first; each: {SHAPES}."
     )
-
-
-def test_exceptions_that_differ_in_numbers_are_the_same_and_both_are_quoted() -> None:
-    found = of([failed(0, BAD), failed(1, BAD.replace("7", "12"), 0.1)])
-
-    assert rank(found) is None
-    assert found.sentence.endswith(
-        "it is not known which was first; rank 0: RuntimeError: bad batch in shard 7; "
-        "rank 1: RuntimeError: bad batch in shard 12."
-    )
-
-
-def test_of_many_similar_exceptions_some_are_quoted() -> None:
-    found = of([failed(each, f"ValueError: shard {each}", world=5) for each in range(5)])
-
-    assert found.sentence.endswith("rank 2: ValueError: shard 2; and 2 more.")
-
-
-def test_of_different_exceptions_the_first_to_be_reported_is_the_cause_and_all_are_quoted() -> None:
-    found = of([failed(1, BAD), failed(0, "AssertionError: out of order", 0.2)])
-
-    assert (rank(found), found.evidence["order_known_by"]) == ("1", "time")
-    assert found.sentence.endswith(f"{BAD}. Rank 0 failed too: AssertionError: out of order.")
 
 
 def test_after_a_failure_on_all_ranks_those_that_lost_a_peer_come_last() -> None:
@@ -480,14 +488,6 @@ def test_where_all_lost_a_peer_no_rank_here_is_the_cause() -> None:
         f"connections: {PEER}. "
         "No rank here reports another cause: it is on another node, or in the network."
     )
-
-
-def test_different_lost_connections_are_quoted_each() -> None:
-    reason = "ConnectionError: dataset server: Connection reset by peer"
-
-    found = of([failed(0, PEER), failed(1, reason, 0.1)])
-
-    assert f"rank 0: {PEER}; rank 1: {reason}. " in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -557,22 +557,6 @@ def test_a_rank_that_a_launcher_may_have_ended_is_not_what_the_others_lost(
     assert rank(of([lost, asked])) != "1"
 
 
-def test_on_one_node_where_all_lost_a_peer_no_other_node_is_named() -> None:
-    found = of([failed(0, PEER), failed(1, PEER, 0.1)])
-
-    assert found.sentence.endswith(
-        "The run is on this node alone, and no rank reports another cause."
-    )
-
-
-def test_a_finished_evaluator_counts_as_no_rank_of_the_training() -> None:
-    evaluator = ended(7, 0, -1.0, world=1)
-
-    found = of([evaluator], [failed(0, PEER, world=2, known_for_s=2.0)])
-
-    assert "No rank here reports another cause" in found.sentence
-
-
 def test_an_evaluator_that_died_before_is_not_why_the_training_lost_a_peer() -> None:
     deaths = Deaths()
     evaluator = killed(7, -1.0)._replace(world_size=1)
@@ -613,17 +597,6 @@ def test_a_rank_that_left_with_an_exit_code_before_another_failed_is_the_cause()
     )
 
 
-def test_sys_exit_in_the_block_of_the_run_is_the_same() -> None:
-    found = of([failed(1, "SystemExit: 1"), failed(0, PEER, -0.1)])
-
-    assert (rank(found), found.evidence["cause"]) == ("1", "exit")
-    assert "failed in forward at step 1234, 1 s into it: SystemExit: 1. " in found.sentence
-
-
-def test_a_single_rank_that_reported_failed_and_left_is_reported() -> None:
-    assert rank(of([failed(1, "SystemExit: 1", known_for_s=2.0)])) == "1"
-
-
 @pytest.mark.parametrize(
     "left",
     [
@@ -636,14 +609,6 @@ def test_a_single_rank_that_reported_failed_and_left_is_reported() -> None:
 )
 def test_where_all_leave_by_themselves_the_program_meant_it(left: list[EndedProcess]) -> None:
     assert verdict(left, [each._replace(known_for_s=6.0) for each in left]) is None
-
-
-def test_an_error_that_the_launcher_knows_is_a_cause_of_its_own() -> None:
-    reported = ended(1, 1)._replace(cause={"exit_code": 1, "launcher_error": "ValueError: odd"})
-
-    found = of([reported, failed(0, PEER)])
-
-    assert ": ValueError: odd. " in found.sentence
 
 
 # -- asked to end
@@ -674,22 +639,8 @@ def test_a_failure_by_the_interrupt_of_all_is_none() -> None:
     assert verdict([failed(0, loader), failed(1, "KeyboardInterrupt", 0.1)]) is None
 
 
-def test_a_request_to_end_after_a_failure_is_a_consequence() -> None:
-    found = of([failed(1, BAD), failed(0, "SystemExit: 143", 0.3)])
-
-    assert rank(found) == "1"
-    assert found.sentence.endswith(f"{BAD}. Rank 0 was asked to end.")
-
-
 def test_an_exit_code_of_a_shell_for_a_signal_is_a_request() -> None:
     assert verdict([ended(0, 143), ended(1, 143, 0.1)], [ended(0, 143, known_for_s=6.0)]) is None
-
-
-def test_an_interrupt_after_which_one_rank_is_killed_is_a_request() -> None:
-    found = of([failed(0, "KeyboardInterrupt")], [killed(1, 30.0, signal="SIGKILL")])
-
-    assert ": KeyboardInterrupt, a launcher, a scheduler or a person asked it" in found.sentence
-    assert found.evidence["cause"] == "signal"
 
 
 # -- run.finish("failed", reason=...)
@@ -711,30 +662,6 @@ def test_one_bounded_line_of_an_exception_is_quoted_and_the_evidence_has_it_whol
 
     assert found.sentence.endswith(f": {quoted}")
     assert found.evidence["ended"][0]["reason"] == reason
-
-
-def test_a_failure_that_the_user_reports_has_its_reason() -> None:
-    found = of([failed(1, "loss diverged", known_for_s=0.5)])
-
-    assert rank(found) == "1"
-    assert found.sentence.endswith(": loss diverged.")
-
-
-def test_a_reported_failure_counts_although_the_process_leaves_with_code_0() -> None:
-    reported = failed(1, "loss diverged", known_for_s=2.0)._replace(cause={"exit_code": 0})
-
-    assert rank(of([reported])) == "1"
-
-
-def test_a_user_who_ends_all_ranks_as_failed_has_a_verdict_about_the_run() -> None:
-    found = of([failed(0, "preempted"), failed(1, "preempted", 0.1)])
-
-    assert rank(found) is None
-    assert "; each: preempted." in found.sentence
-
-
-def test_a_failure_without_a_reason_is_one() -> None:
-    assert "it gave no reason" in of([failed(0, "", world=1)]).sentence
 
 
 def test_a_failed_run_that_is_started_anew_is_over() -> None:
