@@ -75,12 +75,12 @@ def test_every_value_and_step_is_kept_once(killed: bool) -> None:
             assert found.state == "failed"
             curves = {
                 (each.key.name, each.key.rank): [b.last for b in found.sums(each)]
-                for each in found.of_kind("value")
+                for each in found.series("value")
             }
             for rank in (0, 1):
                 assert curves["loss", str(rank)] == [step + rank / 10 for step in range(STEPS)]
                 assert curves["val/acc", str(rank)] == list(range(STEPS))
-            for series in found.step_series():
+            for series in found.step_series.values():
                 steps = found.steps(series)
                 # The step that an agent had read in part when it was killed is known to none.
                 assert STEPS - killed <= sum(each.steps for each in steps) <= STEPS
@@ -108,7 +108,7 @@ def check_page(node: Node) -> None:
 
 def values(path: Path) -> int:
     with History(path) as found:
-        return sum(b.finite for each in found.of_kind("value") for b in found.sums(each))
+        return sum(b.finite for each in found.series("value") for b in found.sums(each))
 
 
 def ended(path: Path) -> bool:

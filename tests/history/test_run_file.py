@@ -33,14 +33,14 @@ def filled(path: Path, values: list[float], piece: int = 100) -> History:
 
 
 def read_whole(history: History) -> None:
-    for series in history.series:
+    for series in history.series():
         history.sums(series)
         history.steps(series)
 
 
 def test_a_short_run_is_kept_value_by_value(tmp_path: Path) -> None:
     with filled(tmp_path / "a.sqlite", [3.0, 1.0, 2.0]) as history:
-        [series] = history.series
+        [series] = history.series()
         assert [(each.first, each.last, each.last_ns) for each in history.sums(series)] == [
             *((0, 3.0, S), (1, 1.0, 2 * S), (2, 2.0, 3 * S))
         ]
@@ -50,7 +50,7 @@ def test_a_long_run_keeps_extremes_sums_and_the_last_of_each_bucket(tmp_path: Pa
     values = [math.sin(step * 1.7) for step in range(20_000)]
 
     with filled(tmp_path / "a.sqlite", values, piece=777) as history:
-        [series] = history.series
+        [series] = history.series()
         buckets = history.sums(series)
     assert 2048 <= len(buckets) <= 4096
     assert all(each.start % series.width == 0 for each in buckets)
@@ -68,7 +68,7 @@ def test_a_bucket_that_is_written_in_pieces_is_one(tmp_path: Path) -> None:
     file.close()
 
     with History(tmp_path / "a.sqlite") as history:
-        [bucket] = history.sums(history.series[0])
+        [bucket] = history.sums(history.series()[0])
     assert (bucket.finite, bucket.low, bucket.high, bucket.last) == (3, 5.0, 7.0, 6.0)
 
 
@@ -79,7 +79,7 @@ def test_what_is_late_does_not_become_the_last_value(tmp_path: Path) -> None:
     file.close()
 
     with History(tmp_path / "a.sqlite") as history:
-        [bucket] = history.sums(history.series[0])
+        [bucket] = history.sums(history.series()[0])
     assert (bucket.last, bucket.first_ns, bucket.last_ns) == (1.0, 3 * S, 9 * S)
 
 
@@ -92,7 +92,7 @@ def test_values_that_are_not_finite_are_counted_and_spoil_nothing(tmp_path: Path
     file.close()
 
     with History(tmp_path / "a.sqlite") as history:
-        [bucket] = history.sums(history.series[0])
+        [bucket] = history.sums(history.series()[0])
     assert (bucket.finite, bucket.nonfinite, bucket.total) == (2, 3, 4.0)
     assert (bucket.low, bucket.high, bucket.last) == (1.0, 3.0, None)
 
@@ -101,7 +101,7 @@ def test_steps_are_summed_by_phase(tmp_path: Path) -> None:
     path = write_history(tmp_path, ranks=2, steps=50, late=1)
 
     with History(path) as history:
-        one, other = (history.steps(series) for series in history.step_series())
+        one, other = (history.steps(series) for series in history.step_series.values())
     assert [each.steps for each in one] == [1] * 50
     for each in (*one, *other):
         assert sum(each.phases_ns.values()) == pytest.approx(each.took_ns, abs=50)
@@ -118,7 +118,7 @@ def test_a_history_goes_on_where_another_process_left_it(tmp_path: Path) -> None
     file.close()
 
     with History(path) as history:
-        [series] = history.series
+        [series] = history.series()
         assert series.width > 1
         assert sum(each.finite for each in history.sums(series)) == 5001
 
@@ -139,9 +139,9 @@ def test_many_series_share_what_there_is(tmp_path: Path, monkeypatch: pytest.Mon
     file.close()
 
     with History(tmp_path / "a.sqlite") as history:
-        assert len(history.series) == 10
-        assert all(len(history.sums(each)) <= 100 for each in history.series)
-        assert all(sum(b.finite for b in history.sums(each)) == 4000 for each in history.series)
+        assert len(history.series()) == 10
+        assert all(len(history.sums(each)) <= 100 for each in history.series())
+        assert all(sum(b.finite for b in history.sums(each)) == 4000 for each in history.series())
     assert left_out > 0
 
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
     file.close()
 
     with History(tmp_path / "a.sqlite") as history:
-        assert [each.first for each in history.sums(history.series[0])] == [0, 2]
+        assert [each.first for each in history.sums(history.series()[0])] == [0, 2]
 
 
 def test_a_file_of_a_later_version_is_told_of_and_left_alone(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_history_is_read_while_it_is_written(tmp_path: Path) -> None:
     file.write(values={LOSS: value_sums(file, LOSS, [(0, S, 1.0)])})
     with History(tmp_path / "a.sqlite") as history:
         file.write(values={LOSS: value_sums(file, LOSS, [(1, 2 * S, 1.0)])})
-        assert len(history.sums(history.series[0])) == 2
+        assert len(history.sums(history.series()[0])) == 2
     file.close()
 
 

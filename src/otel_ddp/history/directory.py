@@ -126,27 +126,31 @@ def find_run(words: str, folder: Path, *, ours: bool = False) -> WholeRun:
     path = Path(words).expanduser()
     if words and path.is_file():
         return WholeRun([History(path)])
-    if words and path.is_dir():
-        return _only_run(path)
-    if ours and (why := why_not_ours(folder)):
+    is_folder = bool(words) and path.is_dir()
+    if is_folder:
+        folder, words = path, ""
+    elif ours and (why := why_not_ours(folder)):
         raise NotFound(f"no history is read: {why}")
     known = list(_known(folder))
-    newest = max(known, key=lambda each: each.seen_ns, default=None)
-    if not words and newest is not None:
-        words = newest.title
-    found = [each for each in known if words in (each.run, each.title)]
-    if not words:
-        raise NotFound(f"{folder} has no history of a run.")
-    if not found:
+    found = [each for each in known if words in ("", each.run, each.title)]
+    if words and not found:
         has = _few(each.run for each in known)
         raise NotFound(
             f"{words!r} is no file and no folder, and {folder} has no history of a run with this "
             f"name{f'; it has {has}' if has else ''}."
         )
+    if not found:
+        for each in histories(folder) if is_folder else ():
+            # Raises Unreadable, which says why.
+            History(each).close()
+        raise NotFound(f"{folder} has no history of a run.")
     titles = {each.title for each in found}
-    if len(titles) > 1:
+    if len(titles) > 1 and is_folder:
+        raise NotFound(f"{folder} has several runs: {_few(titles)}. Name the file of one.")
+    if len(titles) > 1 and words:
         raise NotFound(f"Several runs are called {words!r}: {_few(titles)}. Give one of these.")
-    return WholeRun([History(each.path) for each in found])
+    newest = max(found, key=lambda each: each.seen_ns).title
+    return WholeRun([History(each.path) for each in found if each.title == newest])
 
 
 class _Known(NamedTuple):
@@ -162,32 +166,13 @@ class _Known(NamedTuple):
 
 def _known(folder: Path) -> Iterator[_Known]:
     for path in sorted(histories(folder)):
-        if (found := _look(path)) is not None:
-            yield found
-
-
-def _look(path: Path) -> _Known | None:
-    try:
-        with History(path) as history:
+        with contextlib.suppress(Unreadable), History(path) as history:
             about = history.about
-    except Unreadable:
-        return None
-    group, run = str(about.get("group") or ""), str(about.get("run") or "")
-    seen_ns = about.get("seen_ns")
-    return _Known(path, group, run, seen_ns if isinstance(seen_ns, int) else 0)
-
-
-def _only_run(folder: Path) -> WholeRun:
-    known = list(_known(folder))
-    titles = {each.title for each in known}
-    if len(titles) == 1:
-        return WholeRun([History(each.path) for each in known])
-    if titles:
-        raise NotFound(f"{folder} has several runs: {_few(titles)}. Name the file of one.")
-    for path in histories(folder):
-        # Raises Unreadable, which says why.
-        History(path).close()
-    raise NotFound(f"{folder} has no history of a run.")
+            seen_ns = about.get("seen_ns")
+            yield _Known(
+                *(path, str(about.get("group") or ""), str(about.get("run") or "")),
+                seen_ns if isinstance(seen_ns, int) else 0,
+            )
 
 
 def _few(names: Iterable[str]) -> str:

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from otel_ddp import files
 from otel_ddp.history import tables
-from otel_ddp.history.tables import PHASE_COLUMNS, STEP_COLUMNS, SUM_COLUMNS, SeriesKey
-from otel_ddp.words import ENDED_STATES
+from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, SeriesKey
+from otel_ddp.words import ENDED_STATES, PHASES
 
 # No write takes this long. A file system without locks answers as if another process had one.
 _BUSY_S = 0.5
@@ -194,11 +194,15 @@ class History:
 
     # -- values
 
-    @cached_property
-    def series(self) -> list[Series]:
-        """All series."""
-        rows = self._rows("SELECT id, kind, name, rank, labels, width FROM series ORDER BY id")
-        return [_series(row) for row in rows]
+    def series(self, kind: str = "", name: str = "") -> list[Series]:
+        """Those of a kind and of a name, in the order of their ranks; others are left unread."""
+        wanted = {column: word for column, word in (("kind", kind), ("name", name)) if word}
+        where = " AND ".join(f"{column} = ?" for column in wanted) or "true"
+        rows = self._rows(
+            f"SELECT id, kind, name, rank, labels, width FROM series WHERE {where} ORDER BY id",
+            (*wanted.values(),),
+        )
+        return sorted(map(_series, rows), key=lambda each: rank_order(each.key.rank))
 
     def names(self, kind: str) -> list[str]:
         """The names of a kind, in the order in which they were first written."""
@@ -207,43 +211,24 @@ class History:
         )
         return [name for (name,) in rows]
 
-    def named(self, kind: str, name: str) -> list[Series]:
-        """The series of one name, in the order of their ranks; all others are left unread."""
-        rows = self._rows(
-            "SELECT id, kind, name, rank, labels, width FROM series WHERE kind = ? AND name = ?",
-            (kind, name),
-        )
-        return sorted(map(_series, rows), key=lambda each: (rank_order(each.key.rank), each.key))
-
-    def of_kind(self, kind: str) -> list[Series]:
-        """The series of a kind, in the order of their ranks."""
-        found = [each for each in self.series if each.key.kind == kind]
-        return sorted(found, key=lambda each: rank_order(each.key.rank))
-
-    def sums(
-        self, series: Series, first: int = -(2**63), until: int = 2**63 - 1, newer: int = 0
-    ) -> list[Bucket]:
-        """The buckets of a series from *first* to *until*, with anything later than *newer* ns."""
+    def sums(self, series: Series, first: int = -(2**62), until: int = 2**62) -> list[Bucket]:
+        """The buckets of a series from *first* to *until*."""
         rows = self._rows(
             f"SELECT start, {', '.join(SUM_COLUMNS)} FROM sums WHERE series = ? "
-            "AND start > ? - ? AND start <= ? AND last_ns > ? ORDER BY start",
-            (series.id, max(first, -(2**62)), series.width, until, newer),
+            "AND start > ? - ? AND start <= ? ORDER BY start",
+            (series.id, first, series.width, until),
         )
         return [Bucket(*row) for row in rows]
 
-    def steps(
-        self, series: Series, first: int = -(2**63), until: int = 2**63 - 1, newer: int = 0
-    ) -> list[StepBucket]:
-        """The same of a series of steps."""
+    def steps(self, series: Series) -> list[StepBucket]:
+        """All buckets of a series of steps."""
         rows = self._rows(
-            f"SELECT start, {', '.join(STEP_COLUMNS)} FROM steps WHERE series = ? "
-            "AND start > ? - ? AND start <= ? AND last_ns > ? ORDER BY start",
-            (series.id, max(first, -(2**62)), series.width, until, newer),
+            f"SELECT start, {', '.join(STEP_COLUMNS)} FROM steps WHERE series = ? ORDER BY start",
+            (series.id,),
         )
-        before = 1 + len(STEP_COLUMNS) - len(PHASE_COLUMNS)
-        words = [column.removesuffix("_ns") for column in PHASE_COLUMNS]
+        before = 1 + len(STEP_COLUMNS) - len(PHASES)
         return [
-            StepBucket._make((*row[:before], dict(zip(words, row[before:], strict=True))))
+            StepBucket._make((*row[:before], dict(zip(PHASES, row[before:], strict=True))))
             for row in rows
         ]
 
@@ -266,13 +251,12 @@ class History:
         rows = self._rows("SELECT min(start), max(until) FROM steps WHERE series = ?", (series.id,))
         return None if rows[0][0] is None else rows[0]
 
-    def step_series(self) -> list[Series]:
+    @cached_property
+    def step_series(self) -> dict[str, Series]:
         """The steps of each rank, by the device's clock where it has counted them."""
-        of_rank: dict[str, Series] = {}
-        for each in self.of_kind("steps"):
-            if each.key.name == "device" or each.key.rank not in of_rank:
-                of_rank[each.key.rank] = each
-        return list(of_rank.values())
+        found = self.series("steps")
+        by_device = {each.key.rank: each for each in found if each.key.name == "device"}
+        return {each.key.rank: by_device.get(each.key.rank, each) for each in found}
 
     # -- what was said
 
@@ -308,24 +292,20 @@ class History:
 
         What a time ends, it is a part of; before the first step it is that one.
         """
-        series = self._step_ids.get(rank, next(iter(self._step_ids.values()), None))
+        found = self.step_series
+        series = found.get(rank) or next(iter(found.values()), None)
+        if series is None:
+            return None
         query = "SELECT first, until, first_ns, last_ns FROM steps WHERE series = ? {} LIMIT 1"
         rows = self._rows(
-            query.format("AND first_ns < ? ORDER BY start DESC"), (series, time_ns)
-        ) or self._rows(query.format("ORDER BY start"), (series,))
+            query.format("AND first_ns < ? ORDER BY start DESC"), (series.id, time_ns)
+        ) or self._rows(query.format("ORDER BY start"), (series.id,))
         if not rows:
             return None
         first, until, first_ns, last_ns = map(int, rows[0])
         # In a bucket of several steps each has taken the same.
         share = (time_ns - first_ns) / max(last_ns - first_ns, 1)
         return min(first + max(math.ceil(share * (until - first + 1)) - 1, 0), until)
-
-    @cached_property
-    def _step_ids(self) -> dict[str, int]:
-        """As `step_series`, without reading all series of a run with many names."""
-        query = "SELECT rank, id FROM series WHERE kind = 'steps' ORDER BY name = 'device'"
-        found = dict(self._rows(query))
-        return dict(sorted(found.items(), key=lambda one: rank_order(one[0])))
 
     def _end_ns(self) -> int:
         """When the run ended here, or was last written of; 0 while it goes on."""

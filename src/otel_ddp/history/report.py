@@ -10,6 +10,7 @@ from typing import Any
 from otel_ddp import catalog
 from otel_ddp.history.compare import side
 from otel_ddp.history.compare.side import FORMAT, VERSION
+from otel_ddp.history.page.values import thinned
 from otel_ddp.history.postmortems import Postmortem
 from otel_ddp.history.profiles import Profile
 from otel_ddp.history.reader import Bucket
@@ -170,19 +171,11 @@ def _cost(run: WholeRun, cells: Sequence[Cell]) -> dict[str, Any]:
 
 def _curve(name: str, split: str, buckets: Sequence[Bucket]) -> dict[str, Any]:
     """Points of a step, and the lowest, the mean and the highest value from there on."""
-    finite = [each for each in buckets if each.finite]
-    by = -(-len(finite) // _MOST_POINTS) or 1
-    points = []
-    for at in range(0, len(finite), by):
-        group = finite[at : at + by]
-        count = sum(each.finite for each in group)
-        lows = [each.low for each in group if each.low is not None]
-        highs = [each.high for each in group if each.high is not None]
-        points.append([group[0].first, min(lows), sum(e.total for e in group) / count, max(highs)])
+    finite = thinned([each for each in buckets if each.finite], _MOST_POINTS)
     return {
         "name": name,
         "split": split,
-        "points": points,
+        "points": [[each.first, each.low, each.total / each.finite, each.high] for each in finite],
         "not_finite": sum(each.nonfinite for each in buckets),
     }
 

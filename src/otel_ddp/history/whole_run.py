@@ -130,7 +130,7 @@ class WholeRun:
     def series(self, kind: str) -> Iterator[tuple[History, Series]]:
         """The series of a kind on every node."""
         for each in self.histories:
-            for series in each.of_kind(kind):
+            for series in each.series(kind):
                 yield each, series
 
     @cached_property
@@ -148,7 +148,7 @@ class WholeRun:
         found = {
             series.key.rank: (series.key.name, series.width, each.steps(series))
             for each in self.histories
-            for series in each.step_series()
+            for series in each.step_series.values()
         }
         return _by_rank(found)
 

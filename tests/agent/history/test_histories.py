@@ -68,8 +68,8 @@ def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0", **mor
 def kept(path: Path) -> tuple[int, int, int]:
     """How many values, steps and events a history has."""
     with History(path) as history:
-        values = [sum(b.finite for b in history.sums(each)) for each in history.of_kind("value")]
-        steps = [sum(b.steps for b in history.steps(each)) for each in history.of_kind("steps")]
+        values = [sum(b.finite for b in history.sums(each)) for each in history.series("value")]
+        steps = [sum(b.steps for b in history.steps(each)) for each in history.series("steps")]
         return sum(values), sum(steps), len(history.events())
 
 
@@ -102,7 +102,7 @@ def test_a_sample_that_is_seen_twice_counts_once(tmp_path: Path) -> None:
     run.close()
 
     with History(tmp_path / "a.sqlite") as history:
-        assert [(b.first, b.last) for b in history.sums(history.series[0])] == [
+        assert [(b.first, b.last) for b in history.sums(history.series()[0])] == [
             *((1, 300.0), (2, 310.0))
         ]
 

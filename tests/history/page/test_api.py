@@ -121,7 +121,9 @@ def test_values_are_those_of_the_file(tmp_path: Path, client: Client) -> None:
     path = write_history(tmp_path, steps=300)
     with History(path) as history:
         [series] = [
-            each for each in history.named("value", "loss") if ("split", "train") in each.key.labels
+            each
+            for each in history.series("value", "loss")
+            if ("split", "train") in each.key.labels
         ]
         buckets = history.sums(series)
 
@@ -139,7 +141,7 @@ def test_a_picture_with_fewer_columns_keeps_extremes_and_sums(
 ) -> None:
     path = write_history(tmp_path, steps=300)
     with History(path) as history:
-        buckets = history.sums(history.named("value", "loss")[0])
+        buckets = history.sums(history.series("value", "loss")[0])
 
     [columns, _] = [
         each["columns"]
@@ -181,7 +183,7 @@ def test_values_that_are_not_finite_are_null_and_counted(tmp_path: Path, client:
 def test_phases_of_all_ranks_add_up_to_the_steps(tmp_path: Path, client: Client) -> None:
     path = write_history(tmp_path, ranks=4, steps=90, late=2)
     with History(path) as history:
-        of_rank = {each.key.rank: history.steps(each) for each in history.step_series()}
+        of_rank = {each.key.rank: history.steps(each) for each in history.step_series.values()}
 
     found = client.api("steps", run="lr-0.3", columns=9).json
 

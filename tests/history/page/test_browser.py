@@ -220,10 +220,12 @@ def test_the_page_of_a_run(driver: Any, server: Served, folder: Path, look: str)
     [path] = folder.glob("late-*.sqlite")
     with History(path) as history:
         train = next(
-            each for each in history.named("value", "loss") if ("split", "train") in each.key.labels
+            each
+            for each in history.series("value", "loss")
+            if ("split", "train") in each.key.labels
         )
         values = [each.last for each in history.sums(train) if each.last is not None]
-        steps = {each.key.rank: history.steps(each) for each in history.step_series()}
+        steps = {each.key.rank: history.steps(each) for each in history.step_series.values()}
     waits = sum(each.phases_ns["comm_wait"] for of_rank in steps.values() for each in of_rank)
     took = sum(each.took_ns for of_rank in steps.values() for each in of_rank)
 
@@ -298,7 +300,7 @@ def test_runs_are_compared(driver: Any, server: Served, folder: Path, look: str)
     for run in ("late", "other"):
         [path] = folder.glob(f"{run}-*.sqlite")
         with History(path) as history:
-            for series in history.named("value", "loss"):
+            for series in history.series("value", "loss"):
                 upto = [each.last for each in history.sums(series, until=200)]
                 lasts[run, dict(series.key.labels)["split"]] = upto[-1]
 
@@ -402,7 +404,7 @@ def test_pictures_are_saved_as_numbers_and_as_an_image(
     [path] = folder.glob("late-*.sqlite")
     with History(path) as history:
         buckets = [
-            each.last for series in history.named("value", "loss") for each in history.sums(series)
+            each.last for series in history.series("value", "loss") for each in history.sums(series)
         ]
 
     with Window(driver, server.url) as window:

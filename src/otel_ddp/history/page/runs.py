@@ -139,24 +139,27 @@ def _told(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """One run of several nodes."""
-    began = [each["began_ns"] for each in parts if each["began_ns"]]
-    whole_run = dict(min(parts, key=lambda each: each["ranks"] or ["~"]))
-    for key in ("nodes", "ranks", "verdicts"):
-        whole_run[key] = [one for each in parts for one in each[key]]
-    for key in ("job_type", "local_ranks"):
-        whole_run[key] = sorted({one for each in parts for one in each[key]})
-    # Only the first node has seen rank 0, which tells it.
-    whole_run["script"] = next((each["script"] for each in parts if each["script"]), None)
-    whole_run["state"] = worst_state(each["state"] for each in parts)
-    whole_run["step"] = max(
-        (each["step"] for each in parts if each["step"] is not None), default=None
-    )
-    whole_run["began_ns"] = min(began, default=0)
-    whole_run["seen_ns"] = max(each["seen_ns"] for each in parts)
-    whole_run["verdicts"] = worst_first(whole_run["verdicts"])
-    whole_run["summary"] = [one for each in parts for one in each["summary"]][:_MOST_SUMMARY]
-    whole_run["silent"] = is_silent(whole_run["state"], whole_run["seen_ns"])
-    return whole_run
+
+    def all_of(key: str) -> list[Any]:
+        return [one for each in parts for one in each[key]]
+
+    state = worst_state(each["state"] for each in parts)
+    seen_ns = max(each["seen_ns"] for each in parts)
+    steps = (each["step"] for each in parts if each["step"] is not None)
+    return {
+        **min(parts, key=lambda each: each["ranks"] or ["~"]),
+        **{key: all_of(key) for key in ("nodes", "ranks")},
+        **{key: sorted({*all_of(key)}) for key in ("job_type", "local_ranks")},
+        # Only the first node has seen rank 0, which tells it.
+        "script": next((each["script"] for each in parts if each["script"]), None),
+        "state": state,
+        "silent": is_silent(state, seen_ns),
+        "step": max(steps, default=None),
+        "began_ns": min(filter(None, (each["began_ns"] for each in parts)), default=0),
+        "seen_ns": seen_ns,
+        "summary": all_of("summary")[:_MOST_SUMMARY],
+        "verdicts": worst_first(all_of("verdicts")),
+    }
 
 
 def worst_first(verdicts: Iterable[Any]) -> list[dict[str, Any]]:

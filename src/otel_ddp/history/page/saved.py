@@ -69,7 +69,7 @@ def _pictures(
     """The answer on each name. The more lines a picture has, the fewer points has each."""
     found = {}
     for name in names[:_MOST_NAMES]:
-        lines = sum(len(each.named(kind, name)) for each in histories for kind in kinds)
+        lines = sum(len(each.series(kind, name)) for each in histories for kind in kinds)
         columns = max(min(_MOST_COLUMNS, _MOST_POINTS // max(lines, 1)), _FEWEST_COLUMNS)
         found[name] = answer(path, name=name, columns=columns)
     return found

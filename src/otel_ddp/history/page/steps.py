@@ -36,7 +36,7 @@ def grid(histories: list[History], question: Question) -> dict[str, Any]:
 
     A cell without a step is null. `mean` is over all ranks that were asked for, weighed by steps.
     """
-    found = [(each, series) for each in histories for series in each.step_series()]
+    found = [(each, series) for each in histories for series in each.step_series.values()]
     found.sort(key=lambda one: rank_order(one[1].key.rank))
     chosen = [one for one in found if question.text("rank") in ("", one[1].key.rank)]
     ranges = [span for each, series in chosen if (span := each.step_range(series)) is not None]

@@ -70,7 +70,7 @@ def _named(
 ) -> Iterator[tuple[History, Series]]:
     for kind in kinds:
         for history in histories:
-            yield from ((history, series) for series in history.named(kind, name))
+            yield from ((history, series) for series in history.series(kind, name))
 
 
 def thinned(buckets: list[Bucket], most: int) -> list[Bucket]:
