@@ -339,7 +339,7 @@ def _show(folder: Path) -> None:
         json.loads(answer.body) if "json" in answer.headers["Content-Type"] else None
     with contextlib.suppress(UnreadableHistory, NotFound), find_run("sweep/r", folder) as found:
         told = report.gather(found, profiles=profiles.of_run("sweep", "r", folder))
-        saved.page(found.histories, card.cost_words(told["cost"]))
+        saved.page(found)
         list(card.lines(card.of_report(told)))
     with contextlib.suppress(UnreadableHistory, NotFound):
         both = result.compare(side.load("a", folder), side.load("r", folder))

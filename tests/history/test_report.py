@@ -181,7 +181,7 @@ def test_nothing_that_a_run_has_named_is_markup(tmp_path: Path) -> None:
     beside = [Postmortem(Path(EVIL), 0, EVIL)], [evil_profile()]
     with find_run(str(tmp_path), tmp_path) as run:
         report = gather(run, *beside)
-        page = saved.page(run.histories, EVIL, *beside)
+        page = saved.page(run, *beside)
 
     packed = re.findall(r'<script type="application/gzip" id="answers">([\w+/=]+)</script>', page)
     answers = json.loads(gzip.decompress(base64.b64decode(packed[0])))
@@ -205,7 +205,7 @@ def test_a_saved_page_has_fewer_points_the_more_lines_there_are(tmp_path: Path) 
     file.write(values={key: value_sums(file, key, points) for key in keys})
     file.close()
     with find_run("r", tmp_path) as run:
-        page = saved.page(run.histories, "")
+        page = saved.page(run)
 
     [packed] = re.findall(r'id="answers">([\w+/=]+)<', page)
     answers = json.loads(gzip.decompress(base64.b64decode(packed)))

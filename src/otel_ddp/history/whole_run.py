@@ -21,6 +21,7 @@ from otel_ddp.history.reader import (
 )
 from otel_ddp.words import PHASES, UNUSUAL_PHASES
 
+_EMPTY: tuple[Any, ...] = (None, "", {}, [])
 StepBuckets = Mapping[str, tuple[str, int, list[StepBucket]]]
 """Of each rank: the clock, the width of its buckets, and these."""
 
@@ -64,14 +65,14 @@ class WholeRun:
 
     @property
     def name(self) -> str:
-        return str(self.about.get("run") or "?")
+        return str(self.about.get("run") or self.histories[0].path.stem)
 
     @cached_property
     def about(self) -> dict[str, Any]:
         """What is known of the run: of the first node, and of others what that one lacks."""
         found: dict[str, Any] = {}
         for each in reversed(self.histories):
-            found |= {key: value for key, value in each.about.items() if value not in (None, "")}
+            found |= {key: value for key, value in each.about.items() if value not in _EMPTY}
         for key, choose in (("began_ns", min), ("seen_ns", max)):
             if times := [each.about[key] for each in self.histories if each.about.get(key)]:
                 found[key] = choose(times)

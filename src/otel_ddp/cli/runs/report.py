@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
             out = options.out or Path(f"report-{name}")
             html = out / "report.html"
             shown = "\n".join(card.lines(card.of_report(told, [str(html.absolute())])))
-            content = saved.page(run.histories, card.cost_words(told["cost"]), *beside)
+            content = saved.page(run, *beside)
     except (ConfigError, NotFound, Unreadable) as why:
         print(f"otel-ddp report: {why}", file=sys.stderr)
         return 2

@@ -10,7 +10,7 @@ from otel_ddp import files
 from otel_ddp.history import postmortems, profiles
 from otel_ddp.history.page import steps, values
 from otel_ddp.history.page.exchange import PACKED, Answer, Question, Refused
-from otel_ddp.history.reader import History
+from otel_ddp.history.whole_run import WholeRun
 
 _MOST_EVENTS = 500
 _MOST_PROFILES, _MOST_OPERATORS = 20, 15
@@ -25,21 +25,15 @@ class Beside(NamedTuple):
     profiles: Path
 
 
-def named(histories: Sequence[History]) -> tuple[str, str]:
-    """Its group and its name, whatever the request has left out."""
-    about = histories[0].about
-    return str(about.get("group") or ""), str(about.get("run") or "")
-
-
-def names(histories: list[History], question: Question) -> dict[str, Any]:
-    node = values.names(histories, "node") + values.names(histories, "counter")
+def names(run: WholeRun, question: Question) -> dict[str, Any]:
+    node = values.names(run, "node") + values.names(run, "counter")
     return {
-        "values": values.names(histories, "value"),
+        "values": values.names(run, "value"),
         "node": [{"name": name, **values.described(name)} for name in node],
     }
 
 
-def events(histories: list[History], question: Question) -> dict[str, Any]:
+def events(run: WholeRun, question: Question) -> dict[str, Any]:
     """Log lines, exceptions and checkpoints, the latest first. `more`: there are older ones."""
     most = question.whole("most", 100, 1, _MOST_EVENTS)
     before_ns = question.whole("before_ns", 2**62, 0, 2**62)
@@ -50,42 +44,42 @@ def events(histories: list[History], question: Question) -> dict[str, Any]:
             "time_exact": str(each.time_ns),
             "node": str(history.about.get("node") or ""),
         }
-        for history in histories
+        for history in run.histories
         for each in history.events(most + 1, before_ns, question.text("like")[:200])
     ]
     found.sort(key=lambda each: -each["time_ns"])
     return {"events": found[:most], "more": len(found) > most}
 
 
-def postmortems_of(histories: list[History], beside: Beside) -> dict[str, Any]:
-    found = postmortems.of_run(beside.postmortems, *named(histories))
+def postmortems_of(run: WholeRun, beside: Beside) -> dict[str, Any]:
+    found = postmortems.of_run(beside.postmortems, run.group, run.name)
     return {"postmortems": [each.described() for each in found]}
 
 
-def profiles_of(histories: list[History], beside: Beside) -> dict[str, Any]:
-    found = profiles.of_run(*named(histories), beside.profiles)[:_MOST_PROFILES]
+def profiles_of(run: WholeRun, beside: Beside) -> dict[str, Any]:
+    found = profiles.of_run(run.group, run.name, beside.profiles)[:_MOST_PROFILES]
     return {"profiles": [each.described(_MOST_OPERATORS) for each in found]}
 
 
 # Of the histories alone.
-ANSWERS: Mapping[str, Callable[[list[History], Question], dict[str, Any]]] = {
+ANSWERS: Mapping[str, Callable[[WholeRun, Question], dict[str, Any]]] = {
     "names": names,
-    "values": lambda histories, question: values.columns_of(histories, question, "value"),
-    "node": lambda histories, question: values.columns_of(histories, question, "node", "counter"),
+    "values": lambda run, question: values.columns_of(run, question, "value"),
+    "node": lambda run, question: values.columns_of(run, question, "node", "counter"),
     "steps": steps.grid,
     "events": events,
 }
-BESIDE: Mapping[str, Callable[[list[History], Beside], dict[str, Any]]] = {
+BESIDE: Mapping[str, Callable[[WholeRun, Beside], dict[str, Any]]] = {
     "postmortems": postmortems_of,
     "profiles": profiles_of,
 }
 PRIVATE = ("compare", "events", "postmortem", "postmortems", "profiles", "trace")
 
 
-def trace(histories: list[History], question: Question, beside: Beside) -> Answer:
+def trace(run: WholeRun, question: Question, beside: Beside) -> Answer:
     """One of the files that `profiles` names."""
     wanted = question.text("path")
-    of_run = profiles.of_run(*named(histories), beside.profiles)
+    of_run = profiles.of_run(run.group, run.name, beside.profiles)
     path = next((path for each in of_run for path in each.traces if str(path) == wanted), None)
     try:
         content = files.read(path or "", _LARGEST_TRACE + 1)

@@ -29,7 +29,6 @@ from otel_ddp.history.page.exchange import (
 from otel_ddp.history.page.runs import Runs, listed, mapping, whole
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
 from otel_ddp.history.reader import Unreadable
-from otel_ddp.history.whole_run import WholeRun
 
 # The views of the page: which one it is, its script reads from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
@@ -171,15 +170,15 @@ class App:
         group = question.text("group") if "group" in question.query else None
         group = self._shown_group(question, group)
         beside = answers.Beside(self._folders(), self._profiles)
-        with self._runs.opened(group, question.text("run")) as histories:
+        with self._runs.opened(group, question.text("run")) as run:
             if path == "trace":
-                return answers.trace(histories, question, beside)
+                return answers.trace(run, question, beside)
             if path == "run":
-                found = head.head(histories, self._ask_live(), question.is_private())
+                found = head.head(run, self._ask_live(), question.is_private())
             elif path in answers.ANSWERS:
-                found = answers.ANSWERS[path](histories, question)
+                found = answers.ANSWERS[path](run, question)
             elif path in answers.BESIDE:
-                found = answers.BESIDE[path](histories, beside)
+                found = answers.BESIDE[path](run, beside)
             else:
                 raise Refused(404, f"there is no {path[:100]!r}")
         if not as_table:
@@ -196,12 +195,12 @@ class App:
         sides = []
         for at, run in enumerate(question.texts("run")[:2]):
             group = groups[at] if at < len(groups) else None
-            with self._runs.opened(group, run) as histories:
-                sides.append(side.of_run(WholeRun(histories)))
+            with self._runs.opened(group, run) as found:
+                sides.append(side.of_run(found))
         if len(sides) < 2:
             raise Refused(400, "name two runs")
-        found = result.compare(sides[:1], sides[1:])
-        return {**found.to_json(), "tables": [each._asdict() for each in render.tables(found)]}
+        told = result.compare(sides[:1], sides[1:])
+        return {**told.to_json(), "tables": [each._asdict() for each in render.tables(told)]}
 
     def _folders(self) -> list[Path]:
         """Where post-mortems may lie."""

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from otel_ddp import catalog
+from otel_ddp.history.card import cost_words
 from otel_ddp.history.page.runs import (
     is_harmless,
     listed,
     mapping,
-    state_of,
     whole,
     worst_first,
 )
-from otel_ddp.history.reader import History, is_silent, rank_order
+from otel_ddp.history.reader import is_silent, rank_order
+from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.process_state import ProcessState
 
 _MOST_SUMMARY = 200
@@ -38,61 +39,56 @@ _PRIVATE_RANK = (
 _PRIVATE_VERDICT = (*_PUBLIC_VERDICT, "sentence", "board", "evidence")
 
 
-def head(histories: list[History], live: Mapping[str, Any] | None, private: bool) -> dict[str, Any]:
+def head(run: WholeRun, live: Mapping[str, Any] | None, private: bool) -> dict[str, Any]:
     """Of a run. *live*: what the agent knows at this moment."""
-    abouts = [each.about for each in histories]
-    first = abouts[0]
-    group, run = str(first.get("group") or ""), str(first.get("run") or histories[0].path.stem)
-    seen_ns = max(whole(each.get("seen_ns")) for each in abouts)
-    state = state_of(histories)
-    ranks = {rank: about for each in histories for rank, about in each.ranks.items()}
-    job_type = str(first.get("job_type") or "")
+    about, of_run, state = run.about, (run.group, run.name), run.state
+    abouts = [each.about for each in run.histories]
+    seen_ns = whole(about.get("seen_ns"))
+    ranks = {**run.ranks}
     for process in living(live):
-        key = process.rank_key(job_type)
+        key = process.rank_key(str(about.get("job_type") or ""))
         before = whole(mapping(ranks.get(key)).get("started_ns"))
-        if process.of_run == (group, run) and process.started_ns >= before:
+        if process.of_run == of_run and process.started_ns >= before:
             ranks[key] = process.to_json()
     shown = _PRIVATE_RANK if private else _PUBLIC_RANK
-    found_verdicts = verdicts((v for each in histories for v in each.verdicts()), private)
+    found_verdicts = verdicts(run.verdicts(), private)
     found: dict[str, Any] = {
         "now_ns": time.time_ns(),
-        "group": group,
-        "run": run,
-        "project": str(first.get("project") or ""),
-        "nodes": [str(each.get("node") or "") for each in abouts],
+        "group": run.group,
+        "run": run.name,
+        "project": str(about.get("project") or ""),
+        "nodes": run.nodes,
         "state": state,
         "silent": is_silent(state, seen_ns),
-        "began_ns": min(filter(None, (whole(a.get("began_ns")) for a in abouts)), default=0),
+        "began_ns": whole(about.get("began_ns")),
         "seen_ns": seen_ns,
         "ranks": [
             {key: each[key] for key in shown if key in each} | {"rank": rank}
             for rank, each in sorted(ranks.items(), key=lambda one: rank_order(one[0]))
-            if isinstance(each, Mapping)
         ],
         "verdicts": found_verdicts,
         "worst": next((v for v in worst_first(found_verdicts) if not v["harmless"]), None),
         "gaps": [
-            {"node": str(about.get("node") or ""), **gap}
-            for about in abouts
-            for gap in listed(about.get("gaps"))
+            {"node": node, **gap}
+            for node, of_node in zip(run.nodes, abouts, strict=True)
+            for gap in listed(of_node.get("gaps"))
             if isinstance(gap, Mapping)
         ],
-        "summary": [row for about in abouts for row in listed(about.get("summary"))][
+        "summary": [row for of_node in abouts for row in listed(of_node.get("summary"))][
             :_MOST_SUMMARY
         ],
         "agent": live is not None,
         "not_kept_since_ns": whole(mapping(mapping(live).get("history")).get("since_ns")),
     }
     if private:
-        config = found["config"] = _first_filled(abouts, "config")
-        found["config_note"] = _not_in_labels(config)
-        found["texts"] = _first_filled(abouts, "texts")
-        found["environment"] = _first_filled(abouts, "environment")
+        for key in ("config", "texts", "environment"):
+            found[key] = mapping(about.get(key))
+        found["config_note"] = _not_in_labels(found["config"])
+        found["telemetry"] = cost_words(run.cost)
         found["insufficient"] = [
             str(each.get("why"))
             for each in listed(mapping(live).get("insufficient"))
-            if isinstance(each, Mapping)
-            and (each.get("group") or "", each.get("run")) == (group, run)
+            if isinstance(each, Mapping) and (each.get("group") or "", each.get("run")) == of_run
         ]
     return found
 
@@ -127,7 +123,3 @@ def verdicts(found: Iterable[Any], private: bool) -> list[dict[str, Any]]:
         for each in found
         if isinstance(each, Mapping)
     ]
-
-
-def _first_filled(abouts: list[dict[str, Any]], key: str) -> Mapping[str, Any]:
-    return next((found for each in abouts if (found := mapping(each.get(key)))), {})

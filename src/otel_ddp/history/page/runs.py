@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from otel_ddp.history import directory
 from otel_ddp.history.page.exchange import Refused
-from otel_ddp.history.reader import DAMAGE, History, Unreadable, damaged, is_silent, worst_state
+from otel_ddp.history.reader import History, Unreadable, is_silent, worst_state
+from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.words import HARMLESS_VERDICTS, VERDICTS
 
 _MOST_SUMMARY = 60
@@ -53,7 +54,7 @@ class Runs:
         return sorted(runs, key=lambda run: -run["began_ns"]), faults
 
     @contextlib.contextmanager
-    def opened(self, group: str | None, run: str) -> Iterator[list[History]]:
+    def opened(self, group: str | None, run: str) -> Iterator[WholeRun]:
         """The histories of a run, of each node one; of the newest group where none is named."""
         found = [
             (each.row, path)
@@ -69,13 +70,10 @@ class Runs:
                 f"There is no history of run {run!r}. It begins with the first second of a run; "
                 "OTEL_DDP_HISTORY_BYTES=0 keeps none.",
             )
-        with contextlib.ExitStack() as stack:
-            histories = [stack.enter_context(History(path)) for path in sorted(paths)]
-            try:
-                yield histories
-            except DAMAGE as error:
-                # It may be any of them.
-                raise damaged(histories, error) from error
+        with contextlib.ExitStack() as opened:
+            histories = [opened.enter_context(History(path)) for path in sorted(paths)]
+            with WholeRun(histories) as whole_run:
+                yield whole_run
 
     def _read(self) -> dict[Path, _Known]:
         if self._ours and (why := directory.why_not_ours(self.folder)):
@@ -182,11 +180,6 @@ def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
         -lost_s if isinstance(lost_s, (int, float)) else 0.0,
         -whole(verdict.get("since_ns")),
     )
-
-
-def state_of(histories: list[History]) -> str:
-    """Of all nodes together."""
-    return worst_state(each.state for each in histories)
 
 
 def mapping(found: Any) -> Mapping[str, Any]:

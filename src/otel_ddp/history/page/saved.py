@@ -11,7 +11,7 @@ from otel_ddp.history.page import answers, head, static_files
 from otel_ddp.history.page.exchange import Question, as_json
 from otel_ddp.history.postmortems import Postmortem
 from otel_ddp.history.profiles import Profile
-from otel_ddp.history.reader import History
+from otel_ddp.history.whole_run import WholeRun
 
 # Pictures, the points of all lines in one, and the characters of a post-mortem.
 _MOST_NAMES, _MOST_POINTS, _LONGEST_TEXT = 60, 8192, 256 * 1024
@@ -20,29 +20,28 @@ _MOST_FILES, _MOST_OPERATORS = 5, 15
 
 
 def page(
-    histories: list[History],
-    telemetry: str,
+    run: WholeRun,
     reports: Sequence[Postmortem] = (),
     profiles: Sequence[Profile] = (),
 ) -> str:
-    """HTML. *telemetry*: what it has cost, in words."""
+    """HTML."""
 
     def answer(path: str, **query: Any) -> dict[str, Any]:
         words = {name: [str(value)] for name, value in query.items()}
-        return answers.ANSWERS[path](histories, Question(path, words))
+        return answers.ANSWERS[path](run, Question(path, words))
 
     names = answer("names")
     node = [each["name"] for each in names["node"]]
     reports = reports[:_MOST_FILES]
     found = {
-        "run": {**head.head(histories, None, True), "telemetry": telemetry},
+        "run": head.head(run, None, True),
         "names": {
             "values": names["values"][:_MOST_NAMES],
             "node": names["node"][:_MOST_NAMES],
             "left_out": max(len(names["values"]) - _MOST_NAMES, 0),
         },
-        "values": _pictures(histories, answer, "values", names["values"], ("value",)),
-        "node": _pictures(histories, answer, "node", node, ("node", "counter")),
+        "values": _pictures(run, answer, "values", names["values"], ("value",)),
+        "node": _pictures(run, answer, "node", node, ("node", "counter")),
         "steps": answer("steps", columns=_MOST_COLUMNS),
         "events": answer("events", most=200),
         "postmortems": {"postmortems": [each.described() for each in reports]},
@@ -60,7 +59,7 @@ def page(
 
 
 def _pictures(
-    histories: list[History],
+    run: WholeRun,
     answer: Callable[..., dict[str, Any]],
     path: str,
     names: Sequence[str],
@@ -69,7 +68,7 @@ def _pictures(
     """The answer on each name. The more lines a picture has, the fewer points has each."""
     found = {}
     for name in names[:_MOST_NAMES]:
-        lines = sum(len(each.series(kind, name)) for each in histories for kind in kinds)
+        lines = sum(len(each.series(kind, name)) for each in run.histories for kind in kinds)
         columns = max(min(_MOST_COLUMNS, _MOST_POINTS // max(lines, 1)), _FEWEST_COLUMNS)
         found[name] = answer(path, name=name, columns=columns)
     return found

@@ -9,6 +9,7 @@ from typing import Any
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import History, Series, rank_order
 from otel_ddp.history.tables import STEP_COLUMNS
+from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.words import PHASE, PHASES
 
 # Numbers of one matrix, rank by step.
@@ -31,12 +32,12 @@ _SHOWN = [
 _Cells = Mapping[int, tuple[Any, ...]]
 
 
-def grid(histories: list[History], question: Question) -> dict[str, Any]:
+def grid(run: WholeRun, question: Question) -> dict[str, Any]:
     """Columns of equally many steps, the same for all ranks.
 
     A cell without a step is null. `mean` is over all ranks that were asked for, weighed by steps.
     """
-    found = [(each, series) for each in histories for series in each.step_series.values()]
+    found = [(each, series) for each in run.histories for series in each.step_series.values()]
     found.sort(key=lambda one: rank_order(one[1].key.rank))
     chosen = [one for one in found if question.text("rank") in ("", one[1].key.rank)]
     ranges = [span for each, series in chosen if (span := each.step_range(series)) is not None]

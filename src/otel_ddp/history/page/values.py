@@ -10,6 +10,7 @@ from typing import Any
 from otel_ddp import catalog
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import Bucket, History, Series
+from otel_ddp.history.whole_run import WholeRun
 
 MOST_COLUMNS = 4096
 _MOST_NAMES = 20
@@ -18,9 +19,9 @@ _FURTHEST = 2**62
 _METRICS = {metric.name: metric for metric in catalog.METRICS}
 
 
-def names(histories: list[History], kind: str) -> list[str]:
+def names(run: WholeRun, kind: str) -> list[str]:
     """Of all nodes, each once."""
-    return list(dict.fromkeys(name for each in histories for name in each.names(kind)))
+    return list(dict.fromkeys(name for each in run.histories for name in each.names(kind)))
 
 
 def described(name: str) -> dict[str, str]:
@@ -29,7 +30,7 @@ def described(name: str) -> dict[str, str]:
     return {"unit": metric.unit if metric else "", "text": metric.description if metric else ""}
 
 
-def columns_of(histories: list[History], question: Question, *kinds: str) -> dict[str, Any]:
+def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]:
     """The series of the names that were asked for, and how many were left out."""
     first = question.whole("first", -_FURTHEST, -_FURTHEST, _FURTHEST)
     until = question.whole("until", _FURTHEST, -_FURTHEST, _FURTHEST)
@@ -37,7 +38,7 @@ def columns_of(histories: list[History], question: Question, *kinds: str) -> dic
     rank, left_out = question.text("rank"), 0
     found: list[dict[str, Any]] = []
     for name in question.texts("name")[:_MOST_NAMES]:
-        for history, series in _named(histories, name, kinds):
+        for history, series in _named(run, name, kinds):
             if rank and series.key.rank not in ("", rank):
                 continue
             if len(found) >= _MOST_SERIES:
@@ -65,11 +66,9 @@ def columns_of(histories: list[History], question: Question, *kinds: str) -> dic
 _TAKEN = ("name", "rank", "node", "kept_width", "columns")
 
 
-def _named(
-    histories: list[History], name: str, kinds: tuple[str, ...]
-) -> Iterator[tuple[History, Series]]:
+def _named(run: WholeRun, name: str, kinds: tuple[str, ...]) -> Iterator[tuple[History, Series]]:
     for kind in kinds:
-        for history in histories:
+        for history in run.histories:
             yield from ((history, series) for series in history.series(kind, name))
 
 
