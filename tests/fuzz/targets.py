@@ -333,6 +333,7 @@ def _show(folder: Path) -> None:
         *("runs", "now", f"run?{run}", f"names?{run}", f"values?{run}&name=loss"),
         *(f"values.csv?{run}&name=loss", f"node?{run}&name=hw.gpu.utilization", f"steps?{run}"),
         *(f"steps.csv?{run}", f"events?{run}&like=a", f"postmortems?{run}", f"profiles?{run}"),
+        f"compare?run=a&group=sweep&{run}",
     ):
         answer = app.answer(Question.of_address(f"/api/{path}"))
         assert answer.status == 200 or path.endswith(run) or "&" in path, (path, answer)
