@@ -111,16 +111,6 @@ def test_the_best_value_of_each_name_is_shown_with_its_step_and_time(
     ]
 
 
-def test_of_many_best_values_six_are_shown() -> None:
-    best = {"value": 1.0, "step": 1, "time_ns": 1}
-    rows = [{"name": f"loss{n}", "split": "val", "direction": "min", "min": best} for n in range(8)]
-
-    shown_lines = shown(process(summary=rows))
-
-    assert len([line for line in shown_lines if line.startswith("  best")]) == 6
-    assert shown_lines[-1] == "  and 2 further names have a best value: --json has all"
-
-
 def ranks_by_run(shown_lines: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in shown_lines:
@@ -213,18 +203,6 @@ def test_those_that_make_steps_are_the_training_and_more_actors_are_beside_it() 
     actors = [process(rank=rank, job_type="actor", world_size=4) for rank in range(4)]
 
     assert "run one, world 2" in shown(*trainers, *actors)
-
-
-def test_a_rank_for_which_another_process_logs_is_not_here() -> None:
-    shown_lines = shown(process(rank=0), process(rank=1, proxy=True))
-
-    assert "run one, train, 1 of 2 ranks here" in shown_lines
-
-
-def test_where_one_rank_of_two_records_the_heading_tells_so() -> None:
-    shown_lines = shown(process(rank=0), process(rank=0, job_type="eval", world_size=1))
-
-    assert "run one, 1 of 2 ranks here" in shown_lines
 
 
 @pytest.mark.parametrize(
@@ -602,22 +580,6 @@ def test_the_gpus_of_a_dead_agent_are_not_shown() -> None:
 NO_LIBRARY = "There is no NVIDIA driver library (libnvidia-ml.so.1) here: install it."
 
 
-@pytest.mark.parametrize(
-    ("remark", "remains"),
-    [
-        (NO_LIBRARY, False),
-        ("The NVIDIA kernel driver is not loaded: load it with `modprobe nvidia`.", False),
-        ("the GPU driver does not answer", True),
-        ("The GPU driver or one of its devices went away (NVML: error 15); ...", True),
-        ("The NVIDIA driver may not be asked: this user needs access to it.", True),
-    ],
-)
-def test_the_remark_on_a_missing_driver_is_not_shown(remark: str, remains: bool) -> None:
-    shown_lines = devices(remarks=[remark], driver="")
-
-    assert shown_lines == (["GPUs of alpha", f"  ! {remark}"] if remains else [])
-
-
 def test_the_real_remark_on_a_missing_driver_is_not_shown() -> None:
     remarks = []
     for code in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
@@ -658,15 +620,6 @@ def test_a_gpu_with_odd_values_is_shown_and_stops_nothing(odd: Any) -> None:
 
     assert all(line.isprintable() for line in [*shown_lines, *shown(agents=[agent])])
     assert len([line for line in shown_lines if "NVIDIA H100" in line]) >= len(broken) - 1
-
-
-@pytest.mark.parametrize(
-    "odd", [float("nan"), float("inf"), 10**400, True, "7"], ids=lambda odd: repr(odd)[:9]
-)
-def test_a_gpu_value_that_is_no_number_is_unknown(odd: Any) -> None:
-    row = devices(gpu(busy_ratio=odd, temperature_c=odd, power_w=odd))[2]
-
-    assert row.split()[4:] == ["-", "60.0/80.0", "GiB", "-/700", "W", "-", "-"]
 
 
 def test_reasons_of_throttling_are_printable() -> None:

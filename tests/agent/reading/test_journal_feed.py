@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from make import WrittenRank
 from otel_ddp import catalog
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.ledger import Ledger
@@ -23,27 +23,21 @@ from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.writer import JournalWriter, Shape
-from otel_ddp.words import PHASES, RANK_LABELS, STATES
+from otel_ddp.journal.writer import Shape
+from otel_ddp.words import RANK_LABELS, STATES
 
-RANK_0 = Identity(
-    group="g",
-    run="r",
-    host="h",
-    global_rank=0,
-    local_rank=0,
-    world_size=2,
-    run_settled=True,
-    rank_settled=True,
-)
-IDENTITY = {**RANK_0.to_dict(), "strategy": "all", "exported": True, "settled": True}
+IDENTITY: dict[str, Any] = {
+    **Identity(group="g", run="r", host="h", global_rank=0, local_rank=0, world_size=2).to_dict(),
+    "strategy": "all",
+    "exported": True,
+    "settled": True,
+}
 # What its description says where no facts are known.
 ENVIRONMENT = {
     key: IDENTITY[key]
     for key in ("world_size", "nodes", "strategy", "launcher")
     if IDENTITY[key] is not None
 }
-SMALL = 128 * 1024
 MS_NS = 10**6
 
 
@@ -54,44 +48,22 @@ class Bench:
 
     def __init__(self, folder: Path, identity: dict[str, Any] = IDENTITY) -> None:
         self.made.append(self)
-        self.writer = JournalWriter(folder, SMALL, identity)
+        self.rank = WrittenRank(folder, **identity)
+        self.writer, self.log = self.rank.writer, self.rank.log
         self.ledger = Ledger()
         self.ledger.keep_history = True
         self.names = NodeNames(folder / "nodes.json", "")
         self.readers: list[JournalReader] = []
         self.journal = self.another()
-        self.ids: dict[str, int] = {}
-        self.shapes: dict[tuple[str, ...], Shape] = {}
-        self.words_written = self.steps_written = 0
 
     def another(self) -> JournalFeed:
         self.readers.append(JournalReader(self.writer.path))
         return JournalFeed(self.readers[-1], self.ledger, self.names.name)
 
-    def log(self, values: dict[str, float], step: int, at_ns: int | None = None) -> None:
-        for name in values.keys() - self.ids:
-            self.ids[name] = self.writer.name(name, "train")
-        shape = self.shapes.setdefault(tuple(values), Shape([self.ids[name] for name in values]))
-        at_ns = time.time_ns() if at_ns is None else at_ns
-        self.writer.scalars(shape, at_ns, step, float("nan"), list(values.values()))
-
-    def steps(self, *numbers: int, lost: int = 0) -> None:
-        """Of 10 ms each, half forward and half a wait, in one record."""
-        self.words_written += lost
-        words = [] if self.steps_written else [layout.STEPS_BEGAN << layout.CODE_SHIFT]
+    def steps(self, *numbers: int) -> None:
+        """Of 10 ms each, half forward and half a wait."""
         for number in numbers:
-            at = self.steps_written * 10_000_000
-            self.steps_written += 1
-            pairs = (
-                (PHASES["forward"], at),
-                (PHASES["comm_wait"], at + 5_000_000),
-                (layout.STEP_NUMBER, number),
-                (layout.STEP_ENDED, at + 10_000_000),
-            )
-            words += [code << layout.CODE_SHIFT | value for code, value in pairs]
-        payload = struct.pack(f"<{len(words) + 1}Q", self.words_written, *words)
-        self.writer.append(layout.STEPS, payload)
-        self.words_written += len(words)
+            self.rank.step({"forward": 5.0, "comm_wait": 5.0}, number)
 
     def spans(self) -> list[tuple[str, int]]:
         """The name and step of each span that waits for export."""
@@ -336,15 +308,6 @@ def test_the_time_per_step_goes_when_no_step_was_made_for_two_minutes(bench: Ben
 
     assert told == {"forward": 0.5}
     assert bench.values(catalog.TRAINING_PHASE_STEP_TIME) == {}
-
-
-def test_a_total_of_another_version_is_left_out(bench: Bench) -> None:
-    bench.writer.add(bench.writer.counter("training.of.the.future", {}), 1.0)
-    bench.writer.histogram(catalog.TRAINING_CHECKPOINT_DURATION.name, [1.0, 2.0])
-
-    bench.poll()
-
-    assert bench.values(catalog.TRAINING_CHECKPOINT_DURATION) == {}
 
 
 def test_the_runs_info_has_its_name_description_and_project(tmp_path: Path) -> None:
@@ -609,16 +572,6 @@ def test_a_process_decides_how_many_of_its_steps_are_spans(bench: Bench) -> None
     assert bench.spans() == step_spans(2, 4)
 
 
-def test_a_rank_that_is_not_exported_sends_no_spans_of_steps(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, {**IDENTITY, "exported": False})
-    bench.steps(100)
-
-    bench.poll()
-
-    assert bench.journal.documents.waiting == []
-    bench.close()
-
-
 def test_without_a_collector_no_documents_pile_up(bench: Bench) -> None:
     bench.ledger.keep_history = False
     bench.steps(100)
@@ -634,36 +587,6 @@ def test_without_a_collector_no_documents_pile_up(bench: Bench) -> None:
 
     assert before == []
     assert bench.spans() == [*step_spans(200, 300), ("save", 1)]
-
-
-def test_of_overwritten_steps_only_the_cut_one_is_missing(bench: Bench) -> None:
-    bench.steps(100)
-    bench.poll()
-    bench.steps(200, 300, lost=7)
-
-    bench.poll()
-
-    assert bench.spans() == step_spans(100, 300)
-
-
-def test_a_step_continues_from_one_poll_to_the_next(bench: Bench) -> None:
-    for number in (100, 200):
-        bench.steps(number)
-        bench.poll()
-
-    assert bench.spans() == step_spans(100, 200)
-
-
-def test_damaged_steps_do_no_harm(bench: Bench) -> None:
-    bench.writer.append(layout.STEPS, b"\xff" * 800)
-    bench.writer.append(layout.STEPS, b"\xff" * 7)
-    bench.log({"loss": 1.0}, step=1)
-    bench.steps(100, 200)
-
-    bench.poll()
-
-    assert bench.values(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
-    assert bench.spans() == step_spans(100, 200)
 
 
 class TestNodeNames:
@@ -697,11 +620,6 @@ class TestNodeNames:
 
         # A name that was given is kept: else the series would jump.
         assert (first, names.name(node(0)), names.name(node(1))) == ("h", "h-0", "h")
-
-    def test_runs_of_one_name_in_two_groups_share_no_names(self, tmp_path: Path) -> None:
-        names = NodeNames(tmp_path / "nodes.json", "", lambda: [node(0), {**node(1), "group": "g"}])
-
-        assert [names.name(node(0)), names.name({**node(1), "group": "g"})] == ["h", "h"]
 
     def test_names_outlast_the_agent_and_the_other_node(self, tmp_path: Path) -> None:
         first = NodeNames(tmp_path / "nodes.json", "", lambda: [node(0), node(1)])
@@ -779,12 +697,6 @@ class TestNodeNames:
 
         assert first == ["h", "h-1"]
         assert second == ["h-1", "h"]
-
-    def test_different_runs_have_the_host_each(self, tmp_path: Path) -> None:
-        names = NodeNames(tmp_path / "nodes.json", "")
-
-        assert names.name({"run": "a", "host": "h", "node_rank": 0}) == "h"
-        assert names.name({"run": "b", "host": "h", "node_rank": 1}) == "h"
 
     def test_a_name_that_the_user_gave_wins(self, tmp_path: Path) -> None:
         names = NodeNames(tmp_path / "nodes.json", "machine")

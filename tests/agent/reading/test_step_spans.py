@@ -125,11 +125,6 @@ def test_a_step_with_a_rare_phase_is_shown(word: str) -> None:
     assert reason(alone(step)) == word
 
 
-@pytest.mark.parametrize("phase", sorted(set(PHASES) - {"compile", "checkpoint", "eval"}))
-def test_any_other_phase_is_usual(phase: str) -> None:
-    assert alone(made(1, ((PHASES[phase], 100),))) == []
-
-
 def test_a_rare_phase_after_very_many_parts_is_seen() -> None:
     step = made(1)
     step = step._replace(ended_ns=step.ended_ns + 5, rest=((PHASES["checkpoint"], 5),))
@@ -183,18 +178,6 @@ def test_in_a_job_that_varies_as_usual_hardly_a_step_is_slow() -> None:
     assert 0 < slow < 200
 
 
-def test_few_of_the_first_steps_are_slow() -> None:
-    slow = 0
-    for seed in range(500):
-        dice = random.Random(seed)
-        chosen = StepSpans()
-        for number in range(1, 31):
-            step = took(number, int(100 * MS * dice.lognormvariate(0, 0.15)))
-            slow += reason(chosen.spans(step, labels(), NEVER)) == "slow"
-
-    assert slow < 50  # of the 5,000 that came after the first 20
-
-
 @pytest.mark.parametrize("spread", [0.0, 0.05, 0.15, 0.6])
 def test_twice_the_median_is_slow_in_any_job(spread: float) -> None:
     for seed in range(50):
@@ -227,31 +210,7 @@ def test_a_very_even_job_has_no_slow_step_for_its_last_per_cent() -> None:
     assert reason(chosen.spans(took(22, 126 * MS), labels(), NEVER)) == "slow"
 
 
-def test_a_slow_step_is_slower_than_recent_steps() -> None:
-    chosen = StepSpans()
-    for number in range(1, 500):
-        chosen.spans(took(number, (100 if number < 250 else 300) * MS), labels(), NEVER)
-
-    assert chosen.spans(took(500, 300 * MS), labels(), NEVER) == []
-    assert reason(chosen.spans(took(501, 600 * MS), labels(), NEVER)) == "slow"
-
-
 # -- what is usual
-
-
-@pytest.mark.parametrize("word", ODDITIES)
-def test_a_property_of_many_steps_is_usual(word: str) -> None:
-    chosen = StepSpans()
-
-    found = {
-        number: reason(chosen.spans(made(number, **ODDITIES[word]), labels(), NEVER))
-        for number in range(1, 500)
-    }
-
-    # Before that, it is unknown what is usual.
-    assert {number: why for number, why in found.items() if why} == dict.fromkeys(
-        range(1, 21), word
-    )
 
 
 def test_a_property_of_one_step_in_four_is_unusual_and_of_one_in_three_is_not() -> None:
@@ -264,34 +223,6 @@ def test_a_property_of_one_step_in_four_is_unusual_and_of_one_in_three_is_not() 
 
     assert all(shown[4, number] == "skipped" for number in range(4, 1001, 4))
     assert not any(shown[3, number] for number in range(21, 1001))
-
-
-def test_recent_steps_decide_what_is_usual() -> None:
-    chosen = StepSpans()
-    for number in range(1, 300):
-        chosen.spans(made(number, EVAL), labels(), NEVER)
-    for number in range(300, 449):
-        chosen.spans(made(number), labels(), NEVER)
-
-    # 51 of the last 200 had it, then 50.
-    assert chosen.spans(made(449, EVAL), labels(), NEVER) == []
-    chosen.spans(made(450), labels(), NEVER)
-    assert reason(chosen.spans(made(451, EVAL), labels(), NEVER)) == "eval"
-
-
-def test_a_job_with_an_evaluation_in_each_step_still_shows_other_properties() -> None:
-    chosen = StepSpans()
-    for number in range(1, 101):
-        chosen.spans(made(number, EVAL), labels(), NEVER)
-
-    def why(step: Step) -> str | None:
-        return reason(chosen.spans(step, labels(), 200))
-
-    both = (*EVAL, (PHASES["checkpoint"], 1))
-    slow = ((PHASES["forward"], 300), (PHASES["eval"], 1))
-    assert why(made(101, both)) == "checkpoint"
-    assert why(made(102, slow)) == "slow"
-    assert why(made(200, EVAL)) == "sampled"
 
 
 def test_usual_properties_use_up_no_span_of_others() -> None:
@@ -405,10 +336,3 @@ def test_of_very_many_parts_the_longest_are_shown_at_their_times() -> None:
     assert attributes["parts_shown"] == 64
     assert attributes["forward_s"] == pytest.approx(sum(range(10, 80)) / 1000)
     assert attributes["comm_wait_s"] == pytest.approx(0.070)
-
-
-def test_as_many_parts_as_can_be_shown_are_all_shown() -> None:
-    root, *children = alone(made(100, ((PHASES["forward"], 5), (PHASES["backward"], 5)) * 32), 100)
-
-    assert len(children) == 64
-    assert root["attributes"] == {"reason": "sampled"}

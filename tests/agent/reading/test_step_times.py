@@ -64,22 +64,6 @@ def test_a_devices_clock_that_has_stopped_is_no_clock() -> None:
     assert times.feed(totals(20, {"forward": 2.0}, {"forward": 5.0}), 5 * S) == {"forward": 0.1}
 
 
-def test_both_kinds_of_waiting_are_one() -> None:
-    times = StepTimes()
-    waits = [
-        Total(
-            catalog.TRAINING_PHASE_TIME.name,
-            {"phase": "comm_wait", "clock": "host", "sync": of},
-            (spent,),
-            None,
-        )
-        for of, spent in (("gradients", 3.0), ("buffers", 1.0))
-    ]
-    times.feed(totals(0, {}), 0)
-
-    assert times.feed([*totals(10, {}), *waits], 5 * S) == {"comm_wait": 0.4}
-
-
 def test_a_phase_of_every_step_is_told_at_0_and_any_other_only_while_it_takes_time() -> None:
     times = StepTimes()
     times.feed(totals(0, {"data": 0.0, "checkpoint": 5.0, "eval": 0.0}), 0)

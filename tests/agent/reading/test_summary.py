@@ -10,28 +10,16 @@ from typing import Any
 
 import pytest
 
+from make import WrittenRank
 from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger, Series
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.reading.summary import MOST_NAMES, Summaries, described
-from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.writer import JournalWriter, Shape
-
-RANK_0 = Identity(
-    group="g",
-    run="r",
-    host="h",
-    global_rank=0,
-    local_rank=0,
-    world_size=2,
-    run_settled=True,
-    rank_settled=True,
-)
-IDENTITY = {**RANK_0.to_dict(), "strategy": "all", "exported": True, "settled": True}
+from otel_ddp.journal.writer import JournalWriter
 
 
 class Attempt:
@@ -39,8 +27,8 @@ class Attempt:
 
     def __init__(self, node: Node, identity: dict[str, Any]) -> None:
         self._node = node
-        self.writer = JournalWriter(node.folder, layout.SMALLEST_FILE, identity)
-        self._shapes: dict[tuple[str, str], Shape] = {}
+        self.rank = WrittenRank(node.folder, **identity)
+        self.writer = self.rank.writer
         self.read_by_another_agent()
 
     def read_by_another_agent(self) -> None:
@@ -52,10 +40,7 @@ class Attempt:
         )
 
     def log(self, name: str, value: float, step: int, at_ns: int = 0, split: str = "val") -> None:
-        shape = self._shapes.get((name, split))
-        if shape is None:
-            shape = self._shapes[name, split] = Shape([self.writer.name(name, split)])
-        self.writer.scalars(shape, at_ns or time.time_ns(), step, nan, [value])
+        self.rank.log({name: value}, step, at_ns or None, split)
 
     def poll(self) -> None:
         now_ns = time.time_ns()
@@ -77,7 +62,7 @@ class Node:
         self.summaries = Summaries()
 
     def attempt(self, **more: Any) -> Attempt:
-        made = Attempt(self, {**IDENTITY, **more})
+        made = Attempt(self, more)
         self.written.append(made.writer)
         return made
 
@@ -272,9 +257,9 @@ def test_a_rank_whose_series_are_dropped_begins_anew_and_leaves_no_file(tmp_path
     journals = Journals(place, ledger, "h")
     best = []
     for loss, linger_s in ((1.0, 1000.0), (2.0, 0.0), (3.0, 0.0)):
-        writer = JournalWriter(place.directory, layout.SMALLEST_FILE, IDENTITY)
-        writer.scalars(Shape([writer.name("loss", "val")]), time.time_ns(), 1, nan, [loss])
-        writer.close()
+        rank = WrittenRank(place.directory)
+        rank.log({"loss": loss}, 1, split="val")
+        rank.close()
         journals.find()
         journals.poll()
         journals.update_series(time.time_ns())
