@@ -56,6 +56,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.end_is_known = False
+        self.rank: RankState | None = None
         self._device: DeviceSteps | None = None
 
     def observe(self, source: Source, rank: RankState) -> Observation:
@@ -157,8 +158,8 @@ class RunCase:
             self._worlds.update(labels, rank.own_world_size, trains)
             self._exits.note_at_work(labels)
         rank = rank._replace(world_size=self._worlds.size)
-        if seen.facts or rank.own_collectives != self.own_collectives.get(labels, ()):
-            self._has_news = True
+        self._has_news |= bool(seen.facts) or rank != process.rank
+        process.rank = rank
         self.own_collectives[labels] = () if rank.is_beside else rank.own_collectives
         seen = seen._replace(now_ns=now_ns)
         if not source.is_at_work:

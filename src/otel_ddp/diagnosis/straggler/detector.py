@@ -1,6 +1,6 @@
 """Watches the ranks of a run on this node, and opens and closes verdicts on late ones.
 
-`rule` decides when a rank is late, `phase_table` in which phase, `lost_time` what it costs.
+`rule` decides when a rank is late, `phase_table` in which phase.
 """
 
 from __future__ import annotations
@@ -16,10 +16,15 @@ from otel_ddp.diagnosis.say import rank_numbers, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits, rule
 from otel_ddp.diagnosis.straggler.alignment import Alignment, Row
-from otel_ddp.diagnosis.straggler.excess_history import ExcessHistory
+from otel_ddp.diagnosis.straggler.excess_history import (
+    ExcessHistory,
+    LostTime,
+    latest_s,
+    part,
+    share_s,
+)
 from otel_ddp.diagnosis.straggler.finding import Finding, RankReport, Report
 from otel_ddp.diagnosis.straggler.host_pace import HostPace
-from otel_ddp.diagnosis.straggler.lost_time import LostTime, latest_s, part, share_s
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
