@@ -135,7 +135,7 @@ def journal(data: bytes) -> None:
 def _write(writer: JournalWriter, took: Bytes) -> None:
     kind = took.byte() % 9
     if kind == 0:
-        writer.define(took.byte() % 8, took.document())
+        writer.definitions.define(took.byte() % 8, took.document())
     elif kind == 1:
         writer.append(took.byte() % 24, took.document())
     elif kind == 2:

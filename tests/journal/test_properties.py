@@ -538,7 +538,7 @@ def test_a_definition_that_makes_no_sense_is_no_total(
     directory, _ = journals
     writer = JournalWriter(directory, SMALLEST, {})
     said = {"index": index, "metric": "m", "attributes": attributes, "bounds": bounds}
-    writer.define(layout.HISTOGRAM, json.dumps(said).encode())
+    writer.definitions.define(layout.HISTOGRAM, json.dumps(said).encode())
     reader = JournalReader(writer.path)
 
     for total in reader.totals():

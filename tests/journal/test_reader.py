@@ -79,9 +79,9 @@ def test_texts_of_a_journal_fit_every_terminal_label_and_encoding(
 ) -> None:
     odd = "a\x1b[31mb\x9bc\udcffd\te\nü"
     clean = "a\ufffd[31mb\ufffdc\ufffdd\te\nü"
-    writer.define(layout.FACTS, json.dumps({odd: [{"deep": odd}]}).encode())
+    writer.definitions.define(layout.FACTS, json.dumps({odd: [{"deep": odd}]}).encode())
     raw = b'{"raw": "\xff\xed\xa0\x80\xc2\x9b"}'
-    writer.define(layout.CONFIG, raw)
+    writer.definitions.define(layout.CONFIG, raw)
     writer.name("n\x1b")
     writer.reason("r\x1b")
     reader.read()
@@ -260,7 +260,7 @@ def test_a_later_document_replaces_or_completes_an_earlier_one(
     writer.document(layout.CONFIG, {"lr": 0.2})
     writer.document(layout.FACTS, {"python": "3.11"})
     writer.document(99, {"from": "a later version"})
-    writer.define(layout.FACTS, b"not JSON")
+    writer.definitions.define(layout.FACTS, b"not JSON")
 
     reader.read_definitions()
 

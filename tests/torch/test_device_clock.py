@@ -703,7 +703,7 @@ def test_a_device_that_offers_less_has_no_clock(missing: str) -> None:
 
 def held(clock: DeviceClock) -> int:
     steps = sum(len(marks) for marks in clock._closed)
-    return steps + len(clock._open) + len(clock._pool) + (clock._since is not None)
+    return steps + len(clock._open) + len(clock._pool) + (clock._time.since is not None)
 
 
 def elsewhere(do: Callable[[], Any]) -> None:

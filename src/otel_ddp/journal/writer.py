@@ -45,6 +45,7 @@ _PHASE_NAME_WORD = layout.PHASE_NAME // 8
 _STEP_WORD = layout.STEP // 8
 _EXPECT_MS_WORD = layout.EXPECT_MS // 8
 _STATE_WORD = layout.STATE // 8
+_STEP_DURATION_WORD = layout.STEP_DURATION // 8
 
 
 # The open journals of this process. A query of their locks would drop these locks.
@@ -77,12 +78,82 @@ class Shape:
             self.parts = [Shape(ids[at : at + MOST_VALUES]) for at in range(0, count, MOST_VALUES)]
 
 
+class _Definitions:
+    """The area that is never overwritten, and how much of it each kind may still take."""
+
+    def __init__(self, writer: JournalWriter, identity: bytes) -> None:
+        self._writer = writer
+        self._used = 0
+        self.define(layout.IDENTITY, identity)
+        self.left = self._shares()
+        # The last part of it is for the counters of names.
+        self._reserve = writer.areas.definitions[1] // 16
+        self._names = 0
+        self._totals = 0
+
+    def _shares(self) -> dict[int, int]:
+        """How many bytes each kind of definition may take whose number is not limited."""
+        room = self._writer.areas.definitions[1]
+        config, facts = self._writer.areas.latest[1] // 4, max(4096, room // 16)
+        kept = 2 * self._used + _LEARNED_BYTES + _TOTALS_BYTES
+        # If the identity nearly fills the area, there is still room for the first names.
+        names = max(room // 8, room - kept - config - facts)
+        return {layout.NAME: names, layout.CONFIG: config, layout.FACTS: facts}
+
+    def within(self, share: int, kind: int, payload: bytes, leave: int = 0) -> bool:
+        size = padded(RECORD.size + len(payload))
+        if size > self.left[share] - leave or not self.define(kind, payload):
+            return False
+        self.left[share] -= size
+        return True
+
+    def define(self, kind: int, payload: bytes) -> bool:
+        """Append to the area that is never overwritten; False if it is full."""
+        start, room = self._writer.areas.definitions
+        size = padded(RECORD.size + len(payload))
+        if self._used + size > room:
+            return False
+        self._writer.put(start + self._used, self._used, size, kind, payload, 0)
+        self._used += size
+        self._writer.words[layout.DEFINITIONS_POSITION // 8] = self._used
+        return True
+
+    def name(self, name: bytes, split: bytes) -> int:
+        """Gives a name its number; 0 if there is no room for one more."""
+        number = self._names + 1
+        payload = layout.NAME_HEAD.pack(number, len(name), len(split)) + name + split
+        if not self.within(layout.NAME, layout.NAME, payload, self._reserve):
+            return 0
+        self._names = number
+        return number
+
+    def total(
+        self,
+        kind: int,
+        metric: str,
+        attributes: Mapping[str, str],
+        slots: int,
+        more: Any,
+        of_name: bool = False,
+    ) -> int:
+        index = self._totals
+        if index + slots > len(self._writer.totals) - (_TOTALS_SLOTS if of_name else 0):
+            return -1
+        content = {"index": index, "metric": metric, "attributes": dict(attributes), **more}
+        payload = _json(content)
+        defined = self.within(layout.NAME, kind, payload) if of_name else self.define(kind, payload)
+        if not defined:
+            return -1
+        self._totals += slots
+        return index
+
+
 class JournalWriter:
     """One journal, one process, one writer. Callers hold a lock around each call."""
 
     def __init__(self, directory: Path, size: int, identity: Mapping[str, Any]) -> None:
         size -= size % 8
-        self._areas = layout.areas(size)
+        self.areas = layout.areas(size)
         self.journal_id = os.urandom(16)
         self.created_ns = time.time_ns()
         self.created_monotonic_ns = time.monotonic_ns()
@@ -111,7 +182,7 @@ class JournalWriter:
             raise
 
     def _start(self, size: int, identity: Mapping[str, Any]) -> None:
-        areas = self._areas
+        areas = self.areas
         fixed = layout.FIXED.pack(
             layout.MAGIC,
             layout.VERSION,
@@ -134,18 +205,10 @@ class JournalWriter:
         self.words = words.cast("Q")
         start, length = areas.totals
         self.totals = words[start : start + length].cast("d")
-        self._step_duration = words[layout.STEP_DURATION : layout.STEP_DURATION + 8].cast("d")
         self.ring_start, self.ring_bytes = areas.ring
         self.position = 0
         self.number = 0
-        self._defined = 0
-        self._latest_used = 0
-        self._totals_used = 0
-        self._names = 0
-        self.define(layout.IDENTITY, _json(identity))
-        self._left = self._shares()
-        # The last part of it is for the counters of names.
-        self._names_reserve = self._areas.definitions[1] // 16
+        self.definitions = _Definitions(self, _json(identity))
 
     # -- the ring
 
@@ -198,7 +261,7 @@ class JournalWriter:
             position = self._pad(position, self.ring_bytes - offset)
             offset = 0
         self.number = (self.number + 1) & 0xFFFFFFFF
-        self._put(self.ring_start + offset, position, size, kind, payload, self.number)
+        self.put(self.ring_start + offset, position, size, kind, payload, self.number)
         self.position = position + size
         self.words[layout.RING_POSITION // 8] = self.position
         return True
@@ -206,7 +269,7 @@ class JournalWriter:
     def _pad(self, position: int, room: int) -> int:
         # If not even a record's head fits, writer and reader both go on at the next lap.
         if room >= RECORD.size:
-            self._put(
+            self.put(
                 self.ring_start + position % self.ring_bytes,
                 position,
                 room,
@@ -216,7 +279,7 @@ class JournalWriter:
             )
         return position + room
 
-    def _put(
+    def put(
         self, at: int, position: int, size: int, kind: int, payload: bytes, number: int
     ) -> None:
         body = RECORD.pack(0, size, kind, 0, number)[4:] + payload
@@ -226,64 +289,30 @@ class JournalWriter:
 
     def _first_latest(self, shape: Shape, position: int, record: bytes) -> None:
         shape.seen = True
-        start, room = self._areas.latest
+        start, room = self.areas.latest
         need = _SLOT + len(record)
-        if self._latest_used + need > room:
+        used = self.words[layout.LATEST_POSITION // 8]
+        if used + need > room:
             return
-        at = start + self._latest_used
+        at = start + used
         head = LATEST_HEAD.pack(len(record), len(record) ^ 0xFFFFFFFF, position)
         self.mapped[at : at + need] = head + record
         shape.latest = slice(at + _SLOT, at + need)
         shape.latest_word = (at + _SLOT - 8) // 8
-        self._latest_used += need
-        self.words[layout.LATEST_POSITION // 8] = self._latest_used
+        self.words[layout.LATEST_POSITION // 8] = used + need
 
     # -- definitions
 
-    def _shares(self) -> dict[int, int]:
-        """How many bytes each kind of definition may take whose number is not limited."""
-        room = self._areas.definitions[1]
-        config, facts = self._areas.latest[1] // 4, max(4096, room // 16)
-        kept = 2 * self._defined + _LEARNED_BYTES + _TOTALS_BYTES
-        # If the identity nearly fills the area, there is still room for the first names.
-        names = max(room // 8, room - kept - config - facts)
-        return {layout.NAME: names, layout.CONFIG: config, layout.FACTS: facts}
-
-    def _define_within(self, share: int, kind: int, payload: bytes, leave: int = 0) -> bool:
-        size = padded(RECORD.size + len(payload))
-        if size > self._left[share] - leave or not self.define(kind, payload):
-            return False
-        self._left[share] -= size
-        return True
-
-    def define(self, kind: int, payload: bytes) -> bool:
-        """Append to the area that is never overwritten; False if it is full."""
-        start, room = self._areas.definitions
-        size = padded(RECORD.size + len(payload))
-        if self._defined + size > room:
-            return False
-        self._put(start + self._defined, self._defined, size, kind, payload, 0)
-        self._defined += size
-        self.words[layout.DEFINITIONS_POSITION // 8] = self._defined
-        return True
-
     def name(self, text: str, split: str = "") -> int:
         """Gives a name its number; 0 if there is no room for one more."""
-        name, word = _cut(text, 60_000), _cut(split, 1000)
-        number = self._names + 1
-        head = layout.NAME_HEAD.pack(number, len(name), len(word))
-        payload = head + name + word
-        if not self._define_within(layout.NAME, layout.NAME, payload, self._names_reserve):
-            return 0
-        self._names = number
-        return number
+        return self.definitions.name(_cut(text, 60_000), _cut(split, 1000))
 
     def document(self, kind: int, content: Mapping[str, Any]) -> bool:
         """Writes an IDENTITY, CONFIG or FACTS document; a later one replaces or completes it."""
         payload = _json(content)
-        if kind in self._left:
-            return self._define_within(kind, kind, payload)
-        return self.define(kind, payload)
+        if kind in self.definitions.left:
+            return self.definitions.within(kind, kind, payload)
+        return self.definitions.define(kind, payload)
 
     # -- totals
 
@@ -294,39 +323,15 @@ class JournalWriter:
 
         *of_name*: each name may have such a total, so it takes no room from the others.
         """
-        return self._claim(layout.COUNTER, metric, attributes or {}, 1, {}, of_name)
+        return self.definitions.total(layout.COUNTER, metric, attributes or {}, 1, {}, of_name)
 
     def histogram(
         self, metric: str, bounds: Sequence[float], attributes: Mapping[str, str] | None = None
     ) -> int:
         """The slot of a new histogram: its sum, then one total a bucket; -1 if none is left."""
-        return self._claim(
+        return self.definitions.total(
             layout.HISTOGRAM, metric, attributes or {}, len(bounds) + 2, {"bounds": list(bounds)}
         )
-
-    def _claim(
-        self,
-        kind: int,
-        metric: str,
-        attributes: Mapping[str, str],
-        slots: int,
-        more: Any,
-        of_name: bool = False,
-    ) -> int:
-        index = self._totals_used
-        if index + slots > len(self.totals) - (_TOTALS_SLOTS if of_name else 0):
-            return -1
-        content = {"index": index, "metric": metric, "attributes": dict(attributes), **more}
-        payload = _json(content)
-        defined = (
-            self._define_within(layout.NAME, kind, payload)
-            if of_name
-            else self.define(kind, payload)
-        )
-        if not defined:
-            return -1
-        self._totals_used += slots
-        return index
 
     def add(self, index: int, amount: float) -> None:
         """Raise a total."""
@@ -366,7 +371,8 @@ class JournalWriter:
 
     def step_duration(self, seconds: float) -> None:
         """Writes how long the last step took."""
-        self._step_duration[0] = seconds
+        # The bits of a float, in one store.
+        self.words[_STEP_DURATION_WORD] = int.from_bytes(struct.pack("<d", seconds), "little")
 
     def reason(self, text: str) -> None:
         """Writes why the run ended."""
@@ -400,9 +406,8 @@ class JournalWriter:
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
-        totals, self.totals = self.totals, memoryview(bytearray(self._areas.totals[1])).cast("d")
+        totals, self.totals = self.totals, memoryview(bytearray(self.areas.totals[1])).cast("d")
         totals.release()
-        self._step_duration.release()
         words, self.words = self.words, scratch_words()
         words.release()
         # The map has a descriptor of its own, of which only the size can be asked.

@@ -69,6 +69,90 @@ class _Marks(list[_Mark]):
         self.passed = 0
 
 
+class _DeviceTime:
+    """How far the device's time is known, from the marks that it has passed."""
+
+    def __init__(self, times: DeviceTimes, pool: list[_Mark]) -> None:
+        self._times, self._pool = times, pool
+        # The last mark that was resolved: what it began ends with the next one.
+        self.since: _Mark | None = None
+        # When the device reached it, and the least by which its clock is behind the host's there.
+        self._reached_ns = self._behind_ns = 0
+        # The words of the step that is being resolved; None until the end of one is known.
+        self._words: list[int] | None = None
+        self._paced: dict[int, int] = {}
+
+    def begin_anew(self) -> None:
+        """There is a gap, in which it is unknown what the device did."""
+        self._words = None
+        self._paced = {}
+        if self.since is not None:
+            self._pool.append(self.since)
+            self.since = None
+
+    def passed(self, marks: _Marks) -> None:
+        # Ten times a step: what it uses again and again is local.
+        since, reached_ns, behind_ns = self.since, self._reached_ns, self._behind_ns
+        words, paced, pool = self._words, self._paced, self._pool
+        spent_ms: dict[int, float] = {}
+        for mark in marks:
+            word = mark.word
+            recorded_ns = word & _VALUE
+            not_before_ns = recorded_ns
+            if mark.not_before_ns:
+                # It was asked for later than it was recorded.
+                not_before_ns, mark.not_before_ns = mark.not_before_ns, 0
+            if since is None:
+                # Its own clock begins where the host is.
+                since, reached_ns, behind_ns = mark, recorded_ns, not_before_ns - recorded_ns
+                continue
+            took_ms = since.event.elapsed_time(mark.event)
+            if took_ms > 0:
+                took_ns = int(took_ms * 1e6 + 0.5)
+                reached_ns += took_ns
+                # No device reaches a mark before the host has recorded it, nor one that was asked
+                # for and not reached before that.
+                if not_before_ns - reached_ns > behind_ns:
+                    behind_ns = not_before_ns - reached_ns
+                code = since.word >> _SHIFT
+                if reached_ns + behind_ns - recorded_ns <= _SOON_NS + took_ns // _SOON_PART:
+                    paced[code] = paced.get(code, 0) + took_ns
+                spent_ms[code] = spent_ms.get(code, 0.0) + took_ms
+                pool.append(since)
+                since = mark
+            else:
+                # This stream was ahead of the other one: its phase is the newer one all the same.
+                since.word = word
+                pool.append(mark)
+            if words is not None:
+                words.append(word - recorded_ns + reached_ns)
+        drift_ns = sum(spent_ms.values()) * 1e6 // _DRIFT
+        self.since, self._reached_ns = since, reached_ns
+        self._behind_ns = behind_ns - int(drift_ns)
+        for code, each_ms in spent_ms.items():
+            self._times.add_device_time(code, each_ms / 1000)
+
+    def step_passed(self, number: int, recorded_ns: int) -> None:
+        """The device has reached the end of a step: write down what is known of it."""
+        reached_ns, paced = self._reached_ns, self._paced
+        words, self._words = self._words, []
+        self._paced = {}
+        if words is None:
+            words = [_BEGAN + reached_ns]
+            if self.since is not None:
+                words.append(self.since.word & ~_VALUE | reached_ns)
+        else:
+            # The next phase begins with the next step.
+            following = words.pop()
+            words.append(_NUMBER | number)
+            words.append(_LAG | max(reached_ns + self._behind_ns - recorded_ns, 0))
+            for code, took_ns in paced.items():
+                phase = code & PHASE_CODE
+                words.append(_PACED | phase << layout.PACED_SHIFT | took_ns)
+            words += (_ENDED + reached_ns, following)
+        self._times.add_device_words(words)
+
+
 class DeviceClock:
     """Never waits for the device: it only asks which events it has passed."""
 
@@ -91,13 +175,7 @@ class DeviceClock:
         # Steps that are over, oldest first; one that was spoilt is empty.
         self._closed: deque[_Marks] = deque()
         self._held = 0
-        # The last mark that was resolved: what it began ends with the next one.
-        self._since: _Mark | None = None
-        # When the device reached it, and the least by which its clock is behind the host's there.
-        self._reached_ns = self._behind_ns = 0
-        # The words of the step that is being resolved; None until the end of one is known.
-        self._words: list[int] | None = None
-        self._paced: dict[int, int] = {}
+        self._time = _DeviceTime(times, self._pool)
 
     def mark(self, word: int) -> None:
         """From here on the device works on a phase: the journal's word for it, with the time."""
@@ -151,7 +229,7 @@ class DeviceClock:
         """Where the device is: for another thread, while the training stands still."""
         if self._stopped or self._spoilt:
             return None
-        reached, held = self._since, [*self._closed, self._open]
+        reached, held = self._time.since, [*self._closed, self._open]
         step = None
         for at, mark in [(at, mark) for at, marks in enumerate(held) for mark in [*marks]]:
             if not mark.event.query():
@@ -175,11 +253,11 @@ class DeviceClock:
             containment.reraise_foreign()
             self.failed = True
         finally:
-            self._pool = []
+            self._pool.clear()
             self._open = _Marks()
             self._closed.clear()
             self._held = 0
-            self._since = None
+            self._time.since = None
 
     def _fail(self) -> None:
         # A device that has failed stays so, and training fails at it without us.
@@ -215,15 +293,7 @@ class DeviceClock:
             self.dropped += 1
             self._held -= len(marks)
             self._pool += marks
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """There is a gap, in which it is unknown what the device did."""
-        self._words = None
-        self._paced = {}
-        if self._since is not None:
-            self._pool.append(self._since)
-            self._since = None
+        self._time.begin_anew()
 
     def _resolve(self, now_ns: int) -> None:
         # Asking for an event would spoil a graph that is being captured.
@@ -238,78 +308,16 @@ class DeviceClock:
             self._closed.popleft()
             self._held -= len(marks)
             if not marks:
-                self._begin_anew()
+                self._time.begin_anew()
                 continue
             try:
-                self._passed(marks)
+                self._time.passed(marks)
             except BaseException:
                 # A signal's handler has raised here: the rest of these marks is lost.
-                self._begin_anew()
+                self._time.begin_anew()
                 raise
             if marks.number:
-                self._step_passed(marks.number, marks[-1].word & _VALUE)
-
-    def _passed(self, marks: _Marks) -> None:
-        # Ten times a step: what it uses again and again is local.
-        since, reached_ns, behind_ns = self._since, self._reached_ns, self._behind_ns
-        words, paced, pool = self._words, self._paced, self._pool
-        spent_ms: dict[int, float] = {}
-        for mark in marks:
-            word = mark.word
-            recorded_ns = word & _VALUE
-            not_before_ns = recorded_ns
-            if mark.not_before_ns:
-                # It was asked for later than it was recorded.
-                not_before_ns, mark.not_before_ns = mark.not_before_ns, 0
-            if since is None:
-                # Its own clock begins where the host is.
-                since, reached_ns, behind_ns = mark, recorded_ns, not_before_ns - recorded_ns
-                continue
-            took_ms = since.event.elapsed_time(mark.event)
-            if took_ms > 0:
-                took_ns = int(took_ms * 1e6 + 0.5)
-                reached_ns += took_ns
-                # No device reaches a mark before the host has recorded it, nor one that was asked
-                # for and not reached before that.
-                if not_before_ns - reached_ns > behind_ns:
-                    behind_ns = not_before_ns - reached_ns
-                code = since.word >> _SHIFT
-                if reached_ns + behind_ns - recorded_ns <= _SOON_NS + took_ns // _SOON_PART:
-                    paced[code] = paced.get(code, 0) + took_ns
-                spent_ms[code] = spent_ms.get(code, 0.0) + took_ms
-                pool.append(since)
-                since = mark
-            else:
-                # This stream was ahead of the other one: its phase is the newer one all the same.
-                since.word = word
-                pool.append(mark)
-            if words is not None:
-                words.append(word - recorded_ns + reached_ns)
-        drift_ns = sum(spent_ms.values()) * 1e6 // _DRIFT
-        self._since, self._reached_ns = since, reached_ns
-        self._behind_ns = behind_ns - int(drift_ns)
-        for code, each_ms in spent_ms.items():
-            self._times.add_device_time(code, each_ms / 1000)
-
-    def _step_passed(self, number: int, recorded_ns: int) -> None:
-        """The device has reached the end of a step: write down what is known of it."""
-        reached_ns, paced = self._reached_ns, self._paced
-        words, self._words = self._words, []
-        self._paced = {}
-        if words is None:
-            words = [_BEGAN + reached_ns]
-            if self._since is not None:
-                words.append(self._since.word & ~_VALUE | reached_ns)
-        else:
-            # The next phase begins with the next step.
-            following = words.pop()
-            words.append(_NUMBER | number)
-            words.append(_LAG | max(reached_ns + self._behind_ns - recorded_ns, 0))
-            for code, took_ns in paced.items():
-                phase = code & PHASE_CODE
-                words.append(_PACED | phase << layout.PACED_SHIFT | took_ns)
-            words += (_ENDED + reached_ns, following)
-        self._times.add_device_words(words)
+                self._time.step_passed(marks.number, marks[-1].word & _VALUE)
 
 
 def clock_for(

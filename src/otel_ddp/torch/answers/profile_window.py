@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +30,6 @@ _LEAST_ROOM = 2 * _MOST_MEMORY
 _STEPS_BETWEEN, _QUIET_STEPS = 10, 3
 # So long the process may start, stop or write without being taken for one that hangs.
 _EXPECT_S = 120.0
-# What every user of torch's profiler comes through, also those of emit_nvtx.
-_ENTRANCES = ("_prepare_profiler", "_enable_profiler")
 # How often the memory is looked at while no step ends.
 _CHECK_EVERY_S = 0.1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -88,9 +86,7 @@ class ProfileWindow:
         self._first = self._done = self._began_bytes = 0
         self._check_due_s = 0.0
         self._annotation: Any = None
-        self._annotated = False
         self._annotations = OpenAnnotations()
-        self._entrances: dict[str, Callable[..., Any]] = {}
 
     # -- on the thread of the questions
 
@@ -144,7 +140,7 @@ class ProfileWindow:
                 self._write("recording", asked)
             return
         self._leave_annotation()
-        if self._annotated:
+        if self._first:
             self._done += 1
         if self._done < asked.steps and not (self._done and self._has_grown()):
             self._progress.mark_profiled()
@@ -182,19 +178,17 @@ class ProfileWindow:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         profiler = torch.profiler.profile(activities=activities)
-        self._thread, self._done, self._annotated = threading.get_ident(), 0, False
+        self._thread, self._first, self._done = threading.get_ident(), 0, 0
         self._began_bytes = _resident_bytes()
         # From here on it may have to be stopped.
         self._profiler = profiler
         self._progress.mark_profiled()
         profiler.start()
-        self._annotations.watch(self._check_growth)
-        self._watch_entrances()
+        self._annotations.watch(self._check_growth, self._give_way)
 
     def _annotate(self, step: int) -> None:
         """Give the step that begins its name in the trace, the one by which viewers know a step."""
-        if not self._annotated:
-            self._annotated, self._first = True, step
+        self._first = self._first or step
         self._annotation = torch_profiler.record_function(f"ProfilerStep#{step}")
         self._annotation.__enter__()
 
@@ -205,7 +199,6 @@ class ProfileWindow:
 
     def _stop(self) -> Any:
         profiler, self._profiler = self._profiler, None
-        self._leave_entrances()
         self._annotations.leave()
         if profiler is not None:
             self._last_step = self._progress.steps.count
@@ -252,13 +245,11 @@ class ProfileWindow:
             self._end_early(asked, "the training ended before that many steps")
         else:
             # Only its own thread could stop it, and no step ends there any more.
-            self._leave_entrances()
             self._annotations.leave()
             self._write("refused", asked, "the training ended in another thread")
 
     def leave_to_parent(self) -> None:
         """In a forked child: torch's functions are as they were, and nothing is recorded."""
-        self._leave_entrances()
         self._annotations.leave()
         if self._profiler is not None:
             # The thread that forks goes on in the child, and would record for ever: nothing stops
@@ -266,21 +257,6 @@ class ProfileWindow:
             torch.autograd._enable_record_function(False)
 
     # -- the program's own profiler
-
-    def _watch_entrances(self) -> None:
-        """Give way to a profiler of the program: torch has one at a time, and would raise there."""
-        for name in _ENTRANCES:
-            original = getattr(torch_profiler, name, None)
-            if original is not None:
-                self._entrances[name] = original
-                setattr(torch_profiler, name, self._entrance(original))
-
-    def _entrance(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def give_way(*args: Any, **kwargs: Any) -> Any:
-            self._give_way()
-            return original(*args, **kwargs)
-
-        return give_way
 
     @containment.contained()
     def _give_way(self) -> None:
@@ -291,11 +267,6 @@ class ProfileWindow:
             self._close(asked, "refused", "the program began to profile itself")
             # The program's profiler may have said before that it is on.
             torch_profiler._run_on_profiler_start()
-
-    def _leave_entrances(self) -> None:
-        entrances, self._entrances = self._entrances, {}
-        for name, original in entrances.items():
-            setattr(torch_profiler, name, original)
 
     # -- the answer
 

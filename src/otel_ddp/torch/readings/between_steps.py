@@ -21,7 +21,7 @@ from otel_ddp.torch.readings.devices import MemoryReadings, gpu_facts
 from otel_ddp.torch.readings.gradient_norm import SquareNorm, square_norm
 from otel_ddp.torch.readings.loss import ReturnedLoss
 from otel_ddp.torch.readings.model_flops import ModelFlops
-from otel_ddp.torch.readings.own_collectives import OwnCollectives, counted_steps, none_so_far
+from otel_ddp.torch.readings.own_collectives import OwnCollectives, none_so_far
 from otel_ddp.torch.steps.sampled import StepListener
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel
@@ -59,7 +59,7 @@ class Readings(StepListener):
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
-        self._progress, self._recorder = stepper.progress, stepper.progress.recorder
+        self._recorder = stepper.progress.recorder
         self._options = StepOptions()
         self._optimizer: Callable[[], Any] = _none
         self._flops = ModelFlops(stepper)
@@ -73,8 +73,6 @@ class Readings(StepListener):
         self._device: torch.device | None = None
         self._clock: DeviceClock | None = None
         self._own_collectives = OwnCollectives()
-        self._counts_collectives = False
-        self._counted_steps = counted_steps()
         self._choose_counted_step()
         stepper.sampled.listener = self
 
@@ -106,9 +104,11 @@ class Readings(StepListener):
         if device is None or device.type == "cpu":
             return
         self._device = self._flops.device = device
-        self._memory = MemoryReadings(device, self._progress) if device.type == "cuda" else None
-        self._clock = clock_for(device, self._progress.device_times)
-        self._progress.phases.device_clock = self._clock
+        self._memory = (
+            MemoryReadings(device, self._stepper.progress) if device.type == "cuda" else None
+        )
+        self._clock = clock_for(device, self._stepper.progress.device_times)
+        self._stepper.progress.phases.device_clock = self._clock
         # At once: the first steps are compared by this clock or by none.
         self._recorder.documents.facts({"capability": self._clock_capability()})
 
@@ -157,25 +157,25 @@ class Readings(StepListener):
         if not self._known:
             self.report()
         several = capabilities.world_size() > 1
-        self._counts_collectives = several and self._known.get("comm_wait") == ""
-        if self._counts_collectives:
+        self._own_collectives.counts = several and self._known.get("comm_wait") == ""
+        if self._own_collectives.counts:
             self._own_collectives.begin(model_hooks.trained())
 
     def hook_called(self, phase: str) -> None:
         """Until now it was in this phase."""
-        if self._counts_collectives:
+        if self._own_collectives.counts:
             self._own_collectives.phase_ended(phase)
 
     def counted_step_ended(self) -> None:
         """Record in which phases there were collectives."""
         self._choose_counted_step()
-        if self._counts_collectives:
+        if self._own_collectives.counts:
             self._recorder.documents.facts({"own_collectives": self._own_collectives.end()})
 
     def _choose_counted_step(self) -> None:
         # Hooks that were taken off and put on again go on counting.
-        done = self._progress.steps.count + 1
-        self._stepper.sampled.count_in(next(step for step in self._counted_steps if step > done))
+        done = self._stepper.progress.steps.count + 1
+        self._stepper.sampled.count_in(self._own_collectives.next_step(done))
 
     # -- between steps
 
@@ -188,7 +188,7 @@ class Readings(StepListener):
         model_hooks.watch_compiled_in_place()
         compile_hooks.attach(stepper)
         self._settle_identity()
-        self._progress.check_agent_if_due()
+        self._stepper.progress.check_agent_if_due()
         self._offer()
         if self._memory is not None:
             self._memory.poll()
@@ -231,14 +231,14 @@ class Readings(StepListener):
             scale = getattr(self._options.scaler, "_scale", None)
             if scale is not None:
                 found["loss_scale"] = scale
-        number = self._progress.steps.logged_number
+        number = self._stepper.progress.steps.logged_number
         if found:
             self._recorder.record_reading(found, number)
         self._offer_losses()
 
     @containment.contained()
     def _offer_losses(self) -> None:
-        number = self._progress.steps.logged_number
+        number = self._stepper.progress.steps.logged_number
         for steps_before, loss in self._loss.pop():
             since = self._stepper.seen.steps - steps_before - 1
             self._recorder.record_reading({"loss": loss}, max(0, number - since))
@@ -281,7 +281,7 @@ class Readings(StepListener):
         return {"device_clock": "device_failed" if self._clock.failed else ""}
 
     def _report_work(self, found: dict[str, str]) -> None:
-        progress = self._progress
+        progress = self._stepper.progress
         if found["flops"] == "uncountable" and self._flops.uncounted:
             found["flops"] = self._flops.uncounted
         if found["samples"] == "shapes_unknown" and progress.work.tokens:
@@ -305,7 +305,7 @@ class Readings(StepListener):
         if _STEPS_TO_MISS_A_LOSS <= self._stepper.seen.steps < _STEPS_TO_LOG:
             self._miss_loss()
         if self._clock is not None:
-            self._progress.phases.device_clock = None
+            self._stepper.progress.phases.device_clock = None
             self._clock.close()
 
 

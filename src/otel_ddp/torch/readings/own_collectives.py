@@ -34,6 +34,9 @@ class OwnCollectives:
     """
 
     def __init__(self) -> None:
+        self.counts = False
+        """Whether the present step is one in which they are counted."""
+        self._numbers = counted_steps()
         self._steps = 0
         self._steps_with: Counter[str] = Counter()
         self._phases: set[str] = set()
@@ -45,6 +48,10 @@ class OwnCollectives:
         self._in_backward: Counter[int] = Counter()
         self._shared: set[int] = set()
         self._counts: dict[int, int] = {}
+
+    def next_step(self, done: int) -> int:
+        """The next step after this one in which they are counted."""
+        return next(step for step in self._numbers if step > done)
 
     def begin(self, models: list[nn.Module]) -> None:
         """A step begins in which collectives are counted."""
