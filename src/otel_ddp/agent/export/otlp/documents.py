@@ -13,14 +13,15 @@ from otel_ddp.agent.export.otlp import resource
 from otel_ddp.agent.export.otlp.encode import (
     EVENT_ATTRIBUTES,
     LOG_ATTRIBUTES,
-    RESOURCE_ATTRIBUTES,
-    SCHEMA_URL,
     SCOPE,
     SPAN_ATTRIBUTES,
     attribute_bytes,
+    element,
+    in_scope,
+    request,
+    resource_bytes,
     utf8,
 )
-from otel_ddp.agent.export.otlp.messages import SERVICES
 from otel_ddp.agent.export.otlp.outcome import MOST_BYTES, Request, Signal
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.journal import trace_ids
@@ -38,9 +39,16 @@ class _Message(NamedTuple):
     """A span or a log record."""
 
     time_ns: int
-    content: Any
+    content: bytes
+    """As an element of its scope."""
     scope: str = ""
     """The logger of a line; it has no version of ours."""
+
+
+def _message(
+    time_ns: int, content: trace_pb2.Span | logs_pb2.LogRecord, scope: str = ""
+) -> _Message:
+    return _Message(time_ns, element(2, bytes(content.SerializeToString())), scope)
 
 
 class Documents:
@@ -67,7 +75,7 @@ class Documents:
                 found.setdefault((signal, project), []).extend(messages)
         return [
             Request(
-                *(signal, self._body(signal, project, part), len(part)),
+                *(signal, self._body(project, part), len(part)),
                 oldest_s=min(each.time_ns for each in part) // _S,
             )
             for (signal, project), messages in found.items()
@@ -87,24 +95,18 @@ class Documents:
                     del self._step_traces[next(iter(self._step_traces))]
                 whole: dict[str, Any] = {"name": "global step", "id": span.parent_span_id.hex()}
                 whole |= {key: content.get(key) for key in ("start", "end", "step")}
-                yield _Message(span.start_time_unix_nano, _span(run, trace, labels, whole))
-        yield _Message(span.start_time_unix_nano, span)
+                yield _message(span.start_time_unix_nano, _span(run, trace, labels, whole))
+        yield _message(span.start_time_unix_nano, span)
 
-    def _body(self, signal: Signal, project: str, messages: Sequence[_Message]) -> bytes:
-        service = SERVICES[signal]
-        request = service.request()
-        of_resource = getattr(request, service.resources).add(schema_url=SCHEMA_URL)
-        attributes = resource.with_project(self._attributes, project)
-        of_resource.resource.MergeFromString(attribute_bytes(attributes, RESOURCE_ATTRIBUTES))
-        of_scopes: dict[str, Any] = {}
+    def _body(self, project: str, messages: Sequence[_Message]) -> bytes:
+        of_scopes: dict[str, list[bytes]] = {}
         for each in messages:
-            if each.scope not in of_scopes:
-                added = getattr(of_resource, service.scopes).add(schema_url=SCHEMA_URL)
-                added.scope.name = each.scope or SCOPE
-                added.scope.version = "" if each.scope else __version__
-                of_scopes[each.scope] = getattr(added, service.contents)
-            of_scopes[each.scope].append(each.content)
-        return bytes(request.SerializeToString())
+            of_scopes.setdefault(each.scope, []).append(each.content)
+        scopes = [
+            in_scope(scope or SCOPE, "" if scope else __version__, contents)
+            for scope, contents in of_scopes.items()
+        ]
+        return request(resource_bytes(resource.with_project(self._attributes, project)), scopes)
 
 
 def _parts(messages: Sequence[_Message]) -> Iterator[Sequence[_Message]]:
@@ -112,7 +114,7 @@ def _parts(messages: Sequence[_Message]) -> Iterator[Sequence[_Message]]:
     part: list[_Message] = []
     room_bytes = MOST_BYTES
     for each in messages:
-        size_bytes = each.content.ByteSize()
+        size_bytes = len(each.content)
         if part and (size_bytes > room_bytes or len(part) == _MOST_MESSAGES):
             yield part
             part, room_bytes = [], MOST_BYTES
@@ -179,7 +181,7 @@ def _log_records(labels: Labels, content: dict[str, Any]) -> Iterator[_Message]:
     )
     record.body.string_value = _clean(content.get("body") or content["name"])
     record.MergeFromString(attribute_bytes(_attributes(labels, content), LOG_ATTRIBUTES))
-    yield _Message(time_ns, record, _clean(content.get("scope") or ""))
+    yield _message(time_ns, record, str(content.get("scope") or ""))
 
 
 def _clean(text: Any) -> str:

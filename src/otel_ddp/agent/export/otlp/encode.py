@@ -68,7 +68,7 @@ def _length(number: int) -> bytes:
     return _SHORT[number] if number < 1024 else _varint(number)
 
 
-def _element(number: int, content: bytes) -> bytes:
+def element(number: int, content: bytes) -> bytes:
     """Field `number` with a length in front: a string, a message or packed numbers."""
     return _varint(number << 3 | 2) + _length(len(content)) + content
 
@@ -87,7 +87,7 @@ def _any_value(value: AttributeValue) -> bytes:
     if isinstance(value, float):
         return b"\x21" + _DOUBLE(value)
     # An integer that OTLP cannot hold, such as 2**70, is sent as text.
-    return _element(1, utf8(value if isinstance(value, str) else str(value)))
+    return element(1, utf8(value if isinstance(value, str) else str(value)))
 
 
 def attribute_bytes(attributes: Attributes, field: int = NUMBER_ATTRIBUTES) -> bytes:
@@ -101,7 +101,7 @@ def attribute_bytes(attributes: Attributes, field: int = NUMBER_ATTRIBUTES) -> b
 
 
 def _attribute(field: int, name: str, value: AttributeValue) -> bytes:
-    return _element(field, _element(1, utf8(name)) + _element(2, _any_value(value)))
+    return element(field, element(1, utf8(name)) + element(2, _any_value(value)))
 
 
 # Cached, because every span and every log record of a rank has the same labels.
@@ -132,31 +132,31 @@ def histogram_point(
     body = (
         _TIMES(0x11, start_ns, 0x19, time_ns)
         + _COUNT_SUM(0x21, count, 0x29, total)
-        + _element(6, pack(f"<{len(bucket_counts)}Q", *bucket_counts))
-        + _element(7, pack(f"<{len(bounds)}d", *bounds))
-        + b"".join(_element(8, _exemplar(each)) for each in exemplars)
+        + element(6, pack(f"<{len(bucket_counts)}Q", *bucket_counts))
+        + element(7, pack(f"<{len(bounds)}d", *bounds))
+        + b"".join(element(8, _exemplar(each)) for each in exemplars)
         + attributes
     )
-    return _element(1, body)
+    return element(1, body)
 
 
 def no_number(attributes: bytes, time_ns: int) -> bytes:
     """The end of a series of numbers: from here on it has no value."""
-    return _element(1, _TIME(0x19, time_ns) + attributes + _NO_NUMBER)
+    return element(1, _TIME(0x19, time_ns) + attributes + _NO_NUMBER)
 
 
 def no_histogram(attributes: bytes, time_ns: int, bounds: Sequence[float]) -> bytes:
     """The same of a histogram. Prometheus has a series for each bucket and one for the sum."""
     named = (
         _COUNT_SUM(0x21, 0, 0x29, 0.0)
-        + _element(6, bytes(8 * (len(bounds) + 1)))
-        + _element(7, pack(f"<{len(bounds)}d", *bounds))
+        + element(6, bytes(8 * (len(bounds) + 1)))
+        + element(7, pack(f"<{len(bounds)}d", *bounds))
     )
-    return _element(1, _TIME(0x19, time_ns) + named + attributes + _NO_HISTOGRAM)
+    return element(1, _TIME(0x19, time_ns) + named + attributes + _NO_HISTOGRAM)
 
 
 def _exemplar(exemplar: Exemplar) -> bytes:
-    ids = _element(4, exemplar.span_id) + _element(5, exemplar.trace_id)
+    ids = element(4, exemplar.span_id) + element(5, exemplar.trace_id)
     return _TIME_VALUE(0x11, exemplar.time_ns, 0x19, exemplar.value) + ids
 
 
@@ -172,27 +172,38 @@ def metric(
     content = b"".join(points)
     temporality = _DELTA if delta else _CUMULATIVE
     if kind == "gauge":
-        data = _element(5, content)
+        data = element(5, content)
     elif kind == "histogram":
-        data = _element(9, content + temporality)
+        data = element(9, content + temporality)
     elif kind == "counter":
-        data = _element(7, content + temporality + _MONOTONIC)
+        data = element(7, content + temporality + _MONOTONIC)
     else:
-        data = _element(7, content + _CUMULATIVE)
-    head = _element(1, utf8(name)) + _element(2, utf8(description)) + _element(3, utf8(unit))
-    return _element(2, head + data)
+        data = element(7, content + _CUMULATIVE)
+    head = element(1, utf8(name)) + element(2, utf8(description)) + element(3, utf8(unit))
+    return element(2, head + data)
 
 
 def resource_bytes(attributes: Attributes) -> bytes:
     """The resource, encoded for `metrics_request`."""
-    return _element(1, attribute_bytes(attributes, RESOURCE_ATTRIBUTES))
+    return element(1, attribute_bytes(attributes, RESOURCE_ATTRIBUTES))
+
+
+_SCHEMA = element(3, SCHEMA_URL.encode())
 
 
 def metrics_request(
     resource: bytes, scope_name: str, scope_version: str, metrics: Iterable[bytes]
 ) -> bytes:
     """A whole ExportMetricsServiceRequest."""
-    scope = _element(1, utf8(scope_name)) + _element(2, utf8(scope_version))
-    schema = _element(3, SCHEMA_URL.encode())
-    scope_metrics = _element(2, _element(1, scope) + b"".join(metrics) + schema)
-    return _element(1, resource + scope_metrics + schema)
+    return request(resource, [in_scope(scope_name, scope_version, metrics)])
+
+
+def in_scope(name: str, version: str, contents: Iterable[bytes]) -> bytes:
+    """What belongs to one scope: metrics, spans or log records, each as element 2."""
+    scope = element(1, utf8(name)) + element(2, utf8(version))
+    return element(2, element(1, scope) + b"".join(contents) + _SCHEMA)
+
+
+def request(resource: bytes, scopes: Iterable[bytes]) -> bytes:
+    """A whole request of any of the three services: they number these fields alike."""
+    return element(1, resource + b"".join(scopes) + _SCHEMA)
