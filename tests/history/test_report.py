@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from histories import S, value_sums, write_history, write_profile
+from histories import S, value_sums, write_history
 from otel_ddp import catalog
 from otel_ddp.history import card, profiles
 from otel_ddp.history.directory import find_run
@@ -20,7 +19,7 @@ from otel_ddp.history.page import saved
 from otel_ddp.history.postmortems import Postmortem
 from otel_ddp.history.report import gather
 from otel_ddp.history.run_file import RunFile
-from otel_ddp.history.tables import SeriesKey, ValueSum
+from otel_ddp.history.tables import SeriesKey
 
 EVIL = "<img src=x onerror=alert(1)>'\"&\x1b[31m"
 BEGAN_NS = 1_700_000_000 * S
@@ -49,20 +48,6 @@ def summary(name: str, best: float) -> dict[str, Any]:
         "min": point,
         "max": {**point, "value": 10.0},
     }
-
-
-def test_profiles_of_the_run_have_the_place_of_their_traces(tmp_path: Path) -> None:
-    folder = write_profile(tmp_path / "profiles", "sweep", "r")
-    write_profile(tmp_path / "profiles", "sweep", "other")
-    write_history(tmp_path, "r", began_ns=BEGAN_NS)
-    with find_run("r", tmp_path) as run:
-        report = gather(run, profiles=profiles.of_run("sweep", "r", tmp_path / "profiles"))
-
-    [found] = report["profiles"]
-    traces = [str(folder / "rank-3.json.gz"), str(folder / "rank-0.json.gz")]
-    assert (found["ranks"], found["traces"]) == ([3, 0], traces)
-    assert found["why"] == "rank 3 is named by a verdict"
-    assert found["operators"] == [{"operator": "aten::mm (device)", "times_s": [0.004, 0.001]}]
 
 
 def test_it_says_how_the_run_ended_and_what_it_came_to(tmp_path: Path) -> None:
@@ -226,26 +211,6 @@ def test_a_run_without_steps_or_values_has_a_report(tmp_path: Path) -> None:
 
     assert report["time"]["step_s"] is None
     assert len(list(card.lines(card.of_report(report)))) < 5
-
-
-def test_values_that_are_not_finite_are_told_and_spoil_no_curve(tmp_path: Path) -> None:
-    path = write_history(tmp_path, "r", began_ns=BEGAN_NS, names=())
-    sums = ValueSum(0, S)
-    for at, value in enumerate((1.0, math.nan, 1e308, -1e308)):
-        sums.add(at, S + at, value, None)
-    only_bad = ValueSum(0, S)
-    only_bad.add(0, S, math.inf, None)
-    file = RunFile(path)
-    labels = (("split", "train"),)
-    keys = [SeriesKey("value", name, "0", labels) for name in ("wild", "bad")]
-    file.write(values={keys[0]: {0: sums}, keys[1]: {0: only_bad}})
-    file.close()
-    with find_run("r", tmp_path) as run:
-        report = gather(run)
-
-    wild, bad = report["curves"]
-    assert (wild["not_finite"], len(wild["points"]), bad["points"]) == (1, 1, [])
-    assert json.loads(json.dumps(report))["curves"][0]["points"][0][3] == 1e308
 
 
 def test_a_card_has_twenty_lines_at_most(tmp_path: Path) -> None:

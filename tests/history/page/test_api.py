@@ -494,10 +494,6 @@ def test_two_runs_are_compared_as_the_command_does(tmp_path: Path, client: Clien
     assert client.api("compare", run="a").status == 400
 
 
-def test_no_run_at_all_is_an_empty_list(client: Client) -> None:
-    assert client.api("runs").json["runs"] == []
-
-
 def test_other_sites_get_no_answer(client: Client) -> None:
     assert client.ask("/api/runs", Sec_Fetch_Site="cross-site").status == 403
     assert client.ask("/api/runs", Sec_Fetch_Site="same-origin").status == 200
@@ -532,18 +528,3 @@ def test_a_browser_that_has_a_file_gets_none(client: Client) -> None:
 
     assert (first.status, first.headers["content-encoding"]) == (200, "gzip")
     assert (again.status, again.body) == (304, b"")
-
-
-def test_ten_thousand_names_are_named(tmp_path: Path, client: Client) -> None:
-    file = RunFile(tmp_path / "a.sqlite")
-    keys = [SeriesKey("value", f"layer.{number}", "0") for number in range(10_000)]
-    file.write(
-        values={key: value_sums(file, key, [(1, S, 1.0)]) for key in keys}, about={"run": "a"}
-    )
-    file.close()
-
-    found = client.api("names", run="a").json["values"]
-
-    assert found == [key.name for key in keys]
-    [one] = client.api("values", run="a", name=found[7777]).json["series"]
-    assert one["columns"]["last"] == [1.0]
