@@ -54,66 +54,6 @@ class Late(TensorDataset):
         return super().__getitem__(index)
 
 
-def test_a_model_that_trains_in_evaluation_mode_trains(run: otel_ddp.Run, place: Place) -> None:
-    model = Slow().eval()
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    train(model, optimizer, 1)  # after which that is known
-    before = phase(place, "eval")
-
-    train(model, optimizer)
-
-    found = totals(place)
-    assert found["training.steps"] == 4
-    assert found["training.samples"] == 24
-    assert found["training.micro_batches"] == 3
-    assert phase(place, "forward") >= 3 * PAUSE_S
-    assert phase(place, "backward") >= 6 * PAUSE_S
-    assert phase(place, "eval") == before
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_an_evaluation_with_gradients_on_is_one(
-    backward: bool, run: otel_ddp.Run, place: Place
-) -> None:
-    """Nobody turned them off; or the inputs are attacked along their gradients."""
-    model = Slow()
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        train(model, optimizer, 1)
-        model.eval()
-        loss = model(INPUT).sum()
-        if backward:
-            loss.backward()
-        model.train()
-
-    found = totals(place)
-    assert found["training.steps"] == found["training.micro_batches"] == 3
-    assert found["training.samples"] == 24
-    assert phase(place, "eval") >= 3 * PAUSE_S
-
-
-def test_an_evaluation_between_forward_and_backward_hides_neither(
-    run: otel_ddp.Run, place: Place
-) -> None:
-    model = Slow()
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        loss = model(INPUT).sum()
-        model.eval()
-        model(INPUT)
-        model.train()
-        loss.backward()
-        optimizer.step()
-
-    found = totals(place)
-    assert found["training.micro_batches"] == 3
-    assert phase(place, "backward") >= 6 * PAUSE_S
-    assert phase(place, "eval") >= 3 * PAUSE_S
-
-
 def test_a_backward_that_raised_in_an_idle_thread_hides_no_other_threads_training(
     run: otel_ddp.Run, place: Place
 ) -> None:
@@ -142,48 +82,6 @@ def test_a_backward_that_raised_in_an_idle_thread_hides_no_other_threads_trainin
     assert found["training.steps"] == 1 + 6 + 1 + 1 + 1 + 4
     assert found["training.micro_batches"] == 1 + 6 + 1 + 1 + 4
     assert phase(place, "data") >= 3 * PAUSE_S
-
-
-def test_a_backward_that_raised_is_tried_again_without_a_forward(
-    run: otel_ddp.Run, place: Place
-) -> None:
-    model = Slow()
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        output = model(INPUT)
-        hook = output.register_hook(lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            output.sum().backward(retain_graph=True)
-        hook.remove()
-        output.sum().backward()
-        optimizer.step()
-
-    found = totals(place)
-    assert found["training.steps"] == found["training.micro_batches"] == 3
-    assert phase(place, "backward") >= 6 * PAUSE_S
-
-
-def test_a_model_that_fetches_its_batches_is_in_forward_all_the_while(
-    run: otel_ddp.Run, place: Place
-) -> None:
-    class Fetches(Slow):
-        def forward(self, batches: Any) -> torch.Tensor:
-            (batch,) = next(batches)
-            return super().forward(batch)
-
-    model = Fetches()
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    batches = iter(DataLoader(Late(INPUT)))
-    for _ in range(3):
-        model(batches).sum().backward()
-        optimizer.step()
-
-    assert totals(place)["training.steps"] == 3
-    assert 3 * PAUSE_S <= phase(place, "data") < 6 * PAUSE_S
-    assert phase(place, "forward") >= 3 * PAUSE_S
-    assert phase(place, "other") < PAUSE_S
 
 
 def test_waits_for_data_are_seen_in_each_thread_that_trains_in_its_turn(

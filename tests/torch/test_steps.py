@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import otel_ddp
@@ -85,30 +84,6 @@ def test_each_step_is_counted_as_it_ends(run: otel_ddp.Run, place: Place) -> Non
     assert sum(took[1:]) == 6
 
 
-def test_time_in_the_loader_is_data(run: otel_ddp.Run, place: Place) -> None:
-    class Lazy(TensorDataset):
-        def __getitem__(self, index: Any) -> Any:
-            time.sleep(PAUSE_S / 4)
-            return super().__getitem__(index)
-
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(Lazy(torch.ones(12, 4)), batch_size=4)
-    kind = type(iter(loader))
-
-    for (batch,) in loader:
-        model(batch).sum().backward()
-        optimizer.step()
-    for batch in otel_ddp.data([INPUT, INPUT]):
-        model(batch).sum().backward()
-        optimizer.step()
-
-    assert phase(place, "data") >= 12 * PAUSE_S / 4
-    assert totals(place)["training.steps"] == 5
-    assert type(iter(loader)) is kind
-
-
 def test_a_loader_that_raises_is_the_users_own_error(run: otel_ddp.Run, place: Place) -> None:
     class Broken(TensorDataset):
         def __getitem__(self, index: Any) -> Any:
@@ -119,24 +94,6 @@ def test_a_loader_that_raises_is_the_users_own_error(run: otel_ddp.Run, place: P
     with pytest.raises(KeyError, match="no such sample"):
         next(iter(DataLoader(Broken(INPUT))))
     assert Journal(place.journals()[0]).phase == "other"
-
-
-def test_evaluation_is_recognised_by_grad_mode_and_by_eval_mode(
-    run: otel_ddp.Run, place: Place
-) -> None:
-    model = Slow()
-    otel_ddp.instrument(model)
-
-    before = Journal(place.journals()[0]).state
-    with torch.no_grad():
-        model(INPUT)
-    evaluated = Journal(place.journals()[0]).state
-    model.eval()
-    model(INPUT)
-
-    assert (before, evaluated) == ("starting", "running")
-    assert phase(place, "eval") >= 2 * PAUSE_S
-    assert phase(place, "forward") == 0.0
 
 
 def test_accumulated_micro_batches_are_one_step(run: otel_ddp.Run, place: Place) -> None:
@@ -200,105 +157,6 @@ def test_an_optimizer_of_another_model_ends_no_step(run: otel_ddp.Run, place: Pl
 
     assert "training.steps" not in before
     assert totals(place)["training.steps"] == 2
-
-
-def test_lbfgs_evaluates_inside_its_step(run: otel_ddp.Run, place: Place) -> None:
-    model = Slow()
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(INPUT).square().sum()
-        loss.backward()
-        return loss
-
-    # What torch loads at its first step is no part of ours.
-    optimizer.step(closure)
-    otel_ddp.instrument(model)
-    optimizer.step(closure)
-
-    assert totals(place)["training.steps"] == 1
-    assert phase(place, "forward") >= PAUSE_S
-    assert phase(place, "backward") >= 2 * PAUSE_S
-    assert phase(place, "optimizer") < PAUSE_S
-
-
-def test_optimizers_inside_backward_end_the_step_with_it(run: otel_ddp.Run, place: Place) -> None:
-    model = Slow()
-    otel_ddp.instrument(model)
-    optimizers = {p: SGD([p], lr=0.1) for p in model.parameters()}
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
-
-    for _ in range(3):
-        model(INPUT).sum().backward()
-
-    assert totals(place)["training.steps"] == 3
-    assert phase(place, "backward") >= 6 * PAUSE_S
-
-
-# What torch 2.4 says of its own code.
-@pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_activations_are_computed_again_inside_backward(
-    run: otel_ddp.Run, place: Place, reentrant: bool
-) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.slow = Slow()
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return checkpoint(self.slow, inputs, use_reentrant=reentrant)
-
-    model = Checkpointed()
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    inputs = INPUT.clone().requires_grad_()
-
-    for _ in range(2):
-        model(inputs).sum().backward()
-        optimizer.step()
-
-    assert totals(place)["training.steps"] == 2
-    assert 2 * PAUSE_S <= phase(place, "forward") < 4 * PAUSE_S
-    assert phase(place, "backward") >= 6 * PAUSE_S
-
-
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_an_exception_goes_to_the_user_and_the_next_step_is_clean(
-    run: otel_ddp.Run, place: Place, where: str
-) -> None:
-    fails = True
-
-    class Fragile(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 1)
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            if fails and where == "forward":
-                raise ArithmeticError("mine")
-            output = self.inner(inputs)
-            if fails:
-                output.register_hook(self._break)
-            return output
-
-        def _break(self, gradient: torch.Tensor) -> None:
-            raise ArithmeticError("mine")
-
-    model = Fragile()
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    with pytest.raises(ArithmeticError, match="mine"):
-        train(model, optimizer, 1)
-    fails = False
-    time.sleep(PAUSE_S)
-    train(model, optimizer, 2)
-
-    assert totals(place)["training.steps"] == 2
-    assert phase(place, "forward") < PAUSE_S
 
 
 @dataclass
