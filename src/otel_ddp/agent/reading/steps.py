@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.medians import lower_median
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import JournalReader, Steps
+from otel_ddp.journal.reader import Steps
 from otel_ddp.words import PHASE_CODE, PHASES, phase_word
 
 # Parts beyond this are only summed: no person looks at a step with more.
@@ -263,13 +263,3 @@ class RecentSteps:
 def _waits(codes: bytes) -> tuple[int, ...]:
     """Which parts of such a step are waits for other ranks."""
     return tuple(at for at, code in enumerate(codes) if code & PHASE_CODE == _WAIT)
-
-
-def recent_steps(reader: JournalReader) -> RecentSteps:
-    """Of a journal beside the agent: it takes nothing away that an agent has yet to read."""
-    reader.rewind()
-    stream, recent = StepStream(reader.created_ns), RecentSteps()
-    for record in reader.read():
-        if isinstance(record, Steps) and not record.on_device:
-            recent.feed(stream.feed(record))
-    return recent

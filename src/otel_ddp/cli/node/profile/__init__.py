@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         *("--rank", "-r"),
         type=int,
         action="append",
-        help="this rank (default: the one that a verdict names); with one, the median of the "
-        f"others is added; may be given up to {_MOST_RANKS} times",
+        help="this rank (default: the one that a verdict names); with one, another "
+        f"one that no verdict names is added; may be given up to {_MOST_RANKS} times",
     )
     parser.add_argument(
         "--steps", type=_steps, default=5, help=f"how many steps, up to {MOST_STEPS} (default: 5)"
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         _, places, missing = find_places(options.dir)
         chosen = choose(places, ranks, options.of_run)
         asked_ns = time.time_ns()
-        folder = _make_folder(options.out, chosen.ranks[0].run, asked_ns)
+        folder = _make_folder(options.out, chosen.ranks[0].process.run, asked_ns)
     except (ConfigError, NotFound) as error:
         print(" ".join(filter(None, (str(error), missing))), file=sys.stderr)
         return 2
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"No folder for the traces: {error}.", file=sys.stderr)
         return 2
     windows = [Window(each, folder / f"rank-{each.rank}.json") for each in chosen.ranks]
-    print(f"profile of run {cell(chosen.ranks[0].run)}: {chosen.why}")
+    print(f"profile of run {cell(chosen.ranks[0].process.run)}: {chosen.why}")
     try:
         _record(windows, options.steps, options.wait)
     except KeyboardInterrupt:
@@ -165,8 +165,8 @@ def _report(
     trace = dict(zip(ranks, packed, strict=True))
     content = {
         "version": __version__,
-        "run": chosen.ranks[0].run,
-        "group": chosen.ranks[0].group,
+        "run": chosen.ranks[0].process.run,
+        "group": chosen.ranks[0].process.group,
         "asked_ns": asked_ns,
         "asked_steps": steps,
         "why": chosen.why,
@@ -174,7 +174,7 @@ def _report(
         "ranks": [
             {
                 "rank": each.rank.rank,
-                "pid": each.rank.pid,
+                "pid": each.rank.process.pid,
                 "state": each.state,
                 "why": each.why,
                 "steps": each.steps,

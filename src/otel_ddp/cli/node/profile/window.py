@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files
 from otel_ddp.agent.reading.node_status import survey
-from otel_ddp.agent.reading.steps import recent_steps
 from otel_ddp.cli.text import cell, integer
-from otel_ddp.diagnosis.medians import lower_median
 from otel_ddp.journal.layout import ASK_SUFFIX, PROFILE_SUFFIX
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.reader import JournalReader, Unreadable
+from otel_ddp.journal.process_state import ProcessState
 
 _LARGEST_ANSWER = 64 * 1024
 
@@ -30,18 +28,19 @@ class Candidate(NamedTuple):
     """A living rank."""
 
     journal: Path
-    rank: int
-    group: str
-    run: str
-    pid: int
-    user: int
-    """Its user, as the owner of its journal."""
-    work_ns: float | None
-    """Its own time in a step; None where it has not ended any step."""
+    process: ProcessState
+
+    @property
+    def rank(self) -> int:
+        return self.process.rank or 0
 
     @property
     def label(self) -> str:
         return f"rank {self.rank}"
+
+    @property
+    def takes_questions(self) -> bool:
+        return self.journal.with_suffix(ASK_SUFFIX).exists()
 
 
 class Chosen(NamedTuple):
@@ -54,85 +53,58 @@ class Chosen(NamedTuple):
 
 def choose(places: Sequence[Place], ranks: Sequence[int], run: str) -> Chosen:
     """The ranks of one run; raises NotFound."""
-    found = [each for place in places for each in _candidates(place) if run in ("", each.run)]
+    found: list[Candidate] = []
+    verdicts: list[Mapping[str, Any]] = []
+    for place in places:
+        here = survey([place])
+        verdicts += here.verdicts
+        found += [
+            Candidate(place.directory / each.journal, each)
+            for each in here.processes
+            if not each.ended and each.rank is not None and run in ("", each.run)
+        ]
+    # Evaluators and processes that only log give way to a rank of the same number that trains.
+    found.sort(key=lambda each: each.takes_questions)
     if not found:
         which = f"no rank of the run {run!r}" if run else "no rank"
         raise NotFound(f"{which} runs on this node.")
+    suspects = [who for told in verdicts for who in reversed(found) if _is_named(who, told)]
     if ranks:
-        suspects = _named(found, ranks)
-        why = "named"
+        chosen, why = _asked_for(found, ranks), "named"
+    elif suspects:
+        chosen, why = suspects[:1], f"{suspects[0].label} is named by a verdict"
     else:
-        suspects = [_suspect(found, survey(list(places)).verdicts)]
-        why = f"{suspects[0].label} is named by a verdict"
-    if len(suspects) == 1:
-        first = suspects[0]
-        others = [each for each in _of_run(found, first) if each.rank != first.rank]
-        if others:
-            healthy = _median(others)
-            return Chosen((first, healthy), f"{why}; {healthy.label} is the median of the others")
-    return Chosen(tuple(suspects), why)
+        raise NotFound("No open verdict names a rank of this node: say which one by --rank.")
+    if len(chosen) == 1:
+        of_run, rank = chosen[0].process.of_run, chosen[0].rank
+        others = [
+            each
+            for each in found
+            if each.takes_questions and each.process.of_run == of_run and each.rank != rank
+        ]
+        # One that is late as well would hide what both are late by.
+        for healthy in sorted(others, key=lambda each: each in suspects)[:1]:
+            return Chosen((*chosen, healthy), f"{why}; {healthy.label} is compared with it")
+    return Chosen(tuple(chosen), why)
 
 
-def _candidates(place: Place) -> Iterable[Candidate]:
-    for path in place.journals():
-        try:
-            reader = JournalReader(path)
-        except Unreadable:
-            continue
-        try:
-            rank = reader.identity.get("global_rank")
-            if isinstance(rank, int) and reader.writer_is_alive():
-                recent = recent_steps(reader)
-                if not recent.steps and not path.with_suffix(ASK_SUFFIX).exists():
-                    continue  # an evaluator, or a process that only logs
-                yield Candidate(
-                    *(path, rank, str(reader.identity.get("group") or "")),
-                    *(str(reader.identity.get("run") or ""), reader.pid, os.stat(path).st_uid),
-                    recent.work_ns(),
-                )
-        except OSError:
-            continue  # deleted at this moment
-        finally:
-            reader.close()
-
-
-def _named(found: Sequence[Candidate], ranks: Sequence[int]) -> list[Candidate]:
-    runs = {(each.group, each.run) for each in found if each.rank in ranks}
+def _asked_for(found: Sequence[Candidate], ranks: Sequence[int]) -> list[Candidate]:
+    runs = {each.process.of_run for each in found if each.rank in ranks}
     if len(runs) > 1:
         names = ", ".join(sorted(cell(run) for _, run in runs))
         raise NotFound(f"Several runs here have such a rank: {names}. Choose one by --run.")
-    suspects = []
-    for rank in dict.fromkeys(ranks):
-        # Of a rank that was started again, the newest process.
-        same = [each for each in found if each.rank == rank]
-        if not same:
-            here = ", ".join(str(each) for each in sorted({each.rank for each in found}))
+    newest = {each.rank: each for each in found}
+    for rank in ranks:
+        if rank not in newest:
+            here = ", ".join(map(str, sorted(newest)))
             raise NotFound(f"Rank {rank} does not run on this node; here are: {here}.")
-        suspects.append(same[-1])
-    return suspects
+    return [newest[rank] for rank in dict.fromkeys(ranks)]
 
 
-def _suspect(found: Sequence[Candidate], verdicts: Iterable[Mapping[str, Any]]) -> Candidate:
-    for verdict in verdicts:
-        who = verdict["who"]
-        for each in found:
-            labels = (cell(who.get("group")), cell(who.get("run")), cell(who.get("rank")))
-            if labels == (each.group, each.run, str(each.rank)):
-                return each
-    raise NotFound("No open verdict names a rank of this node: say which one by --rank.")
-
-
-def _of_run(found: Iterable[Candidate], first: Candidate) -> list[Candidate]:
-    return [each for each in found if (each.group, each.run) == (first.group, first.run)]
-
-
-def _median(others: Sequence[Candidate]) -> Candidate:
-    """The rank whose own time is in the middle."""
-    works = [each.work_ns for each in others if each.work_ns is not None]
-    if not works:
-        return others[0]
-    middle = lower_median(works)
-    return next(each for each in others if each.work_ns == middle)
+def _is_named(each: Candidate, verdict: Mapping[str, Any]) -> bool:
+    who = verdict["who"]
+    named = (cell(who.get("group")), cell(who.get("run")), cell(who.get("rank")))
+    return named == (*each.process.of_run, str(each.rank))
 
 
 class Window:
@@ -155,9 +127,9 @@ class Window:
 
     def ask(self, steps: int, wait_s: float) -> None:
         """Ask; the window must begin within that time."""
-        if self.rank.user != os.geteuid():
+        if (user := _owner(self.rank.journal)) not in (None, os.geteuid()):
             # Root could ask, but the process may not write to a folder of root's.
-            self._refuse(f"only its own user may ask it, which is user {self.rank.user}")
+            self._refuse(f"only its own user may ask it, which is user {user}")
             return
         now_ns = time.time_ns()
         self._number = now_ns
@@ -199,3 +171,10 @@ class Window:
 
     def _refuse(self, why: str) -> None:
         self.state, self.why = "refused", why
+
+
+def _owner(journal: Path) -> int | None:
+    try:
+        return journal.stat().st_uid
+    except OSError:
+        return None  # deleted at this moment: then nothing answers
