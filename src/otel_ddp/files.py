@@ -94,13 +94,18 @@ def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = 
 def replace(path: Path, content: str | bytes, mode: int = 0o600) -> None:
     """Writes aside and renames, so that nobody reads half of it. Raises OSError, leaves nothing."""
     half = path.with_name(f"{path.name}.half")
-    remove(half)
     if isinstance(content, str):
         content = content.encode("utf-8", "backslashreplace")
     try:
-        with os.fdopen(create(half), "wb") as file:
+        try:
+            handle = create(half)
+        except FileExistsError:
+            remove(half)
+            handle = create(half)
+        with os.fdopen(handle, "wb") as file:
             file.write(content)
-            os.fchmod(file.fileno(), mode)
+            if mode != 0o600:
+                os.fchmod(handle, mode)
         os.rename(half, path)
     except BaseException:
         remove(half)
@@ -115,7 +120,7 @@ def remove(*paths: Path) -> None:
 
 def _remove(path: Path) -> None:
     try:
-        path.unlink()
+        path.unlink(missing_ok=True)
     except OSError:
         containment.reraise_foreign()
 
