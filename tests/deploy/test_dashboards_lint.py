@@ -6,14 +6,12 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from tools.dashboards import names, queries
 from tools.dashboards.queries import FOLDER, panels
-from tools.dashboards.selectors import RULES_EVERY_S
 
 from otel_ddp import catalog
 from otel_ddp.settings import Settings
@@ -41,8 +39,6 @@ TRANSFORMATIONS = {
     "sortBy",
 }
 DATA_SOURCES = ("${datasource}", "${traces}", "${logs}")
-# Rows of the busiest boards must stay readable.
-MOST_OPEN_PANELS = 25
 
 
 def _targets(panel: Told) -> Iterator[Told]:
@@ -64,12 +60,6 @@ def units_are_known(board: Told) -> Iterator[str]:
         yield from (f"{panel['title']}: unit {unit}" for unit in used if unit not in UNITS)
 
 
-def thresholds_are_there(board: Told) -> Iterator[str]:
-    for _, panel in panels(board):
-        if not panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps"):
-            yield f"{panel['title']}: no thresholds"
-
-
 def transformations_are_known(board: Told) -> Iterator[str]:
     for _, panel in panels(board):
         for each in panel.get("transformations", []):
@@ -88,13 +78,6 @@ def the_worst_are_chosen_once(board: Told) -> Iterator[str]:
                 chosen = _within_brackets(target["expr"], match.end())
                 if not target["instant"] and "@ end()" not in chosen:
                     yield f"{panel['title']}: {match[1]} without @ end()"
-
-
-def xychart_says_its_version(board: Told) -> Iterator[str]:
-    for _, panel in panels(board):
-        version = tuple(map(int, panel.get("pluginVersion", "0").split(".")))
-        if panel["type"] == "xychart" and version < (11, 1):
-            yield f"{panel['title']}: would be taken for an old one"
 
 
 def panels_do_not_overlap(board: Told) -> Iterator[str]:
@@ -140,12 +123,6 @@ def all_is_one_pattern(board: Told) -> Iterator[str]:
     for variable in _variables(board):
         if (variable["multi"] or variable["includeAll"]) and variable.get("allValue") != ".*":
             yield f"{variable['name']}: All would be every value"
-
-
-def lists_follow_the_time(board: Told) -> Iterator[str]:
-    for variable in _variables(board):
-        if variable["type"] == "query" and variable.get("refresh") != 2:
-            yield f"{variable['name']}: not asked again for another time"
 
 
 def the_empty_group_can_be_chosen(board: Told) -> Iterator[str]:
@@ -249,11 +226,6 @@ def _mapped(mappings: list[Told]) -> Iterator[tuple[str, str]]:
 PHASE_COLOURS = dict(found for _, panel in panels(BOARDS["run"]) for found in _phase_colours(panel))
 
 
-def colours_of_neighbours_differ(board: Told) -> Iterator[str]:
-    if "palette-classic-by-name" in json.dumps(board):
-        yield "two series may have almost the same colour"
-
-
 def open_rows_limit_ranks(board: Told) -> Iterator[str]:
     for row, panel in panels(board):
         for target in _targets(panel):
@@ -330,47 +302,6 @@ def rank_pictures_are_of_ranks(board: Told) -> Iterator[str]:
                 yield f"{panel['title']}: {target['format']} of {target['legendFormat']}"
 
 
-# Those that go through white; others Grafana turns round in its light theme.
-_ALIKE_IN_BOTH_THEMES = {"BrBG", "PiYG", "PRGn", "PuOr", "RdBu", "RdYlBu", "RdYlGn", "Spectral"}
-
-
-def colours_mean_the_same_in_both_themes(board: Told) -> Iterator[str]:
-    """What a panel says of red and green rows has to be so for everybody."""
-    for _, panel in panels(board):
-        of_ranks = [t for t in _targets(panel) if t["legendFormat"] == "{{rank}}"]
-        if panel["type"] == "heatmap" and of_ranks:
-            scheme = panel["options"]["color"]["scheme"]
-            if scheme not in _ALIKE_IN_BOTH_THEMES:
-                yield f"{panel['title']}: {scheme}"
-
-
-def bands_have_a_legend(board: Told) -> Iterator[str]:
-    """Where colours go by thresholds, Grafana has no words for them below."""
-    for _, panel in panels(board):
-        mode = panel["fieldConfig"]["defaults"].get("color", {}).get("mode", "thresholds")
-        if panel["type"] == "state-timeline" and mode == "thresholds":
-            yield f"{panel['title']}: colours without words"
-
-
-def nobody_leads_nowhere(board: Told) -> Iterator[str]:
-    """A link of all that a number may say would also be that of `nobody`, who has no labels."""
-    for _, panel in panels(board):
-        if panel["type"] == "stat" and panel["fieldConfig"]["defaults"].get("links"):
-            yield f"{panel['title']}: a link without a name"
-
-
-def empty_cells_stay_empty(board: Told) -> Iterator[str]:
-    """Else they have the words for an empty table, and a link from them carries these."""
-    for _, panel in panels(board):
-        blank = [
-            override["matcher"]["options"]
-            for override in panel["fieldConfig"]["overrides"]
-            if {"id": "noValue", "value": ""} in override["properties"]
-        ]
-        if panel["type"] == "table" and any(_targets(panel)) and blank != [".*"]:
-            yield f"{panel['title']}: words in empty cells"
-
-
 def lines_of_ranks_name_the_node(board: Told) -> Iterator[str]:
     for _, panel in panels(board):
         for target in _targets(panel):
@@ -427,12 +358,6 @@ def _columns(panel: Told) -> set[str]:
     return set()
 
 
-def few_panels_are_open(board: Told) -> Iterator[str]:
-    shown = [panel for row, panel in panels(board) if not row["collapsed"]]
-    if len(shown) > MOST_OPEN_PANELS:
-        yield f"{len(shown)} panels at once"
-
-
 Lint = Callable[[Told], Iterator[str]]
 
 
@@ -468,7 +393,6 @@ def _recolour(board: Told) -> None:
 _RAW = 'training_phase{run="$run"}'
 _BROKEN: list[tuple[Lint, str, Callable[[Told], object]]] = [
     (units_are_known, "run", lambda b: _first(b)["fieldConfig"]["defaults"].update(unit="seconds")),
-    (thresholds_are_there, "run", lambda b: _first(b)["fieldConfig"]["defaults"].pop("thresholds")),
     (
         transformations_are_known,
         "compare",
@@ -480,12 +404,6 @@ _BROKEN: list[tuple[Lint, str, Callable[[Told], object]]] = [
         "ranks",
         lambda b: _ask(b, f"{_RAW} and topk(3, a) and max(b @ end())"),
     ),
-    (xychart_says_its_version, "compare", lambda b: _first(b, "xychart").pop("pluginVersion")),
-    (
-        xychart_says_its_version,
-        "compare",
-        lambda b: _first(b, "xychart").update(pluginVersion="11.0.9"),
-    ),
     (panels_do_not_overlap, "run", _move),
     (panels_do_not_overlap, "run", lambda b: _first(b)["gridPos"].update(x=22)),
     (panels_do_not_overlap, "run", lambda b: _first(b).update(id=1)),
@@ -494,7 +412,6 @@ _BROKEN: list[tuple[Lint, str, Callable[[Told], object]]] = [
     (descriptions_name_the_metrics, "run", lambda b: _ask(b, "max(training_epoch)")),
     (descriptions_name_the_metrics, "run", lambda b: _ask(b, "run:training_step:max")),
     (all_is_one_pattern, "gpus", lambda b: _variable(b, "rank").pop("allValue")),
-    (lists_follow_the_time, "runs", lambda b: _variable(b, "group").update(refresh=1)),
     (the_empty_group_can_be_chosen, "runs", lambda b: _variable(b, "group").pop("staticOptions")),
     (variables_are_chained, "runs", lambda b: b["templating"]["list"].reverse()),
     (variables_exist_and_are_used, "runs", lambda b: b["templating"]["list"].pop()),
@@ -511,13 +428,6 @@ _BROKEN: list[tuple[Lint, str, Callable[[Told], object]]] = [
     ),
     (names_are_known, "run", lambda b: _ask(b, 'max(training_loss{run="$run"})')),
     (phases_have_one_colour, "ranks", _recolour),
-    (
-        colours_of_neighbours_differ,
-        "runs",
-        lambda b: _first(b)["fieldConfig"]["defaults"].update(
-            color={"mode": "palette-classic-by-name"}
-        ),
-    ),
     (open_rows_limit_ranks, "ranks", lambda b: _ask(b, _RAW)),
     (open_rows_limit_ranks, "ranks", lambda b: _ask(b, f"max by (node, rank) ({_RAW})")),
     (open_rows_limit_ranks, "ranks", lambda b: _ask(b, f"sum without (phase) (rate({_RAW}[1m]))")),
@@ -536,11 +446,6 @@ _BROKEN: list[tuple[Lint, str, Callable[[Told], object]]] = [
         rank_pictures_are_of_ranks,
         "ranks",
         lambda b: _first(b, "heatmap")["targets"][0].update(legendFormat="rank {{rank}}"),
-    ),
-    (
-        empty_cells_stay_empty,
-        "runs",
-        lambda b: _first(b, "table")["fieldConfig"]["overrides"].pop(0),
     ),
     (
         lines_of_ranks_name_the_node,
@@ -581,28 +486,6 @@ _BROKEN: list[tuple[Lint, str, Callable[[Told], object]]] = [
         "compare",
         lambda b: _lead(b, "GPUs & nodes", "${run:", "${rank:queryparam}&${run:"),
     ),
-    (
-        colours_mean_the_same_in_both_themes,
-        "ranks",
-        lambda b: _first(b, "heatmap")["options"]["color"].update(scheme="Turbo"),
-    ),
-    (
-        bands_have_a_legend,
-        "ranks",
-        lambda b: _first(b, "state-timeline")["fieldConfig"]["defaults"].pop("color"),
-    ),
-    (
-        nobody_leads_nowhere,
-        "ranks",
-        lambda b: _first(b, "stat")["fieldConfig"]["defaults"].update(
-            links=[{"url": "/d/otel-ddp-run?"}]
-        ),
-    ),
-    (
-        few_panels_are_open,
-        "runs",
-        lambda b: b["panels"].__setitem__(slice(1, 1), [b["panels"][1]] * 30),
-    ),
 ]
 LINTS = list(dict.fromkeys(lint for lint, _, _ in _BROKEN))
 
@@ -642,16 +525,6 @@ def test_the_board_of_gpus_begins_with_the_four_numbers_that_trackers_show() -> 
         {"otel_ddp_gpu_mem_controller_utilization_ratio"},
         {"hw_gpu_memory_usage_bytes", "hw_gpu_memory_limit_bytes"},
     ]
-
-
-def test_integrals_count_with_the_interval_of_the_rules() -> None:
-    intervals = {
-        group["interval"]
-        for path in names.RULES.glob("*.yml")
-        for group in yaml.safe_load(path.read_text())["groups"]
-    }
-
-    assert {f"{RULES_EVERY_S}s"} == intervals
 
 
 @pytest.mark.parametrize("lint", LINTS, ids=_name)
@@ -720,20 +593,6 @@ def test_a_name_that_nobody_emits_or_records_is_refused() -> None:
     )
 
 
-def test_the_questions_are_read_as_they_stand_in_the_files() -> None:
-    read = {board.title: board for board in queries.boards()}
-
-    ranks = read["Ranks"]
-    assert len(read) == len(SIX)
-    assert [v.name for v in ranks.variables][:4] == ["datasource", "group", "job_type", "run"]
-    group = ranks.variables[1]
-    assert (group.all_value, group.default) == (".*", ("$__all",))
-    assert [option.value for option in group.options] == [""]
-    assert {q.panel_type for q in ranks.questions} >= {"heatmap", "stat", "table"}
-    assert {q.collapsed for q in ranks.questions} == {False, True}
-    assert "Run start" in {mark.name for mark in ranks.marks if mark.at_value}
-
-
 GRAFANA = FOLDER.parent
 
 
@@ -794,24 +653,3 @@ def test_the_files_are_what_the_generator_writes() -> None:
     from tools.dashboards.__main__ import differences
 
     assert differences() == []
-
-
-@_OLD_FORMAT
-def test_a_stale_or_strange_file_is_told(tmp_path: Path) -> None:
-    pytest.importorskip("grafana_foundation_sdk", reason="the generator's SDK needs Python 3.11")
-    from tools.dashboards.__main__ import differences
-
-    for path in FOLDER.glob("*.json"):
-        (tmp_path / path.name).write_text(path.read_text())
-    (tmp_path / "run.json").write_text((FOLDER / "run.json").read_text().replace("Run", "Walk"))
-    (tmp_path / "more.json").write_text("{}")
-
-    told = [line for line in differences(tmp_path) if line.startswith("---")]
-
-    assert told == ["--- more.json", "--- run.json"]
-
-
-def test_the_units_are_grafanas() -> None:
-    units = pytest.importorskip("grafana_foundation_sdk.models.units")
-
-    assert {value for value in vars(units).values() if isinstance(value, str)} >= UNITS

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -80,13 +78,6 @@ def test_a_variable_that_a_deployment_sets_is_a_setting(path: Path) -> None:
     assert named <= known
 
 
-def test_folders_that_the_readme_tells_of_are_there_and_no_other() -> None:
-    told = re.findall(r"^\| `([\w-]+)/?", (DEPLOY / "README.md").read_text(), re.M)
-
-    there = {each.stem for each in DEPLOY.iterdir()} - {"README"}
-    assert set(told) == there
-
-
 def test_the_guide_is_short_and_its_queries_name_metrics_that_there_are() -> None:
     text = GUIDE.read_text()
     known = {metric.prometheus for metric in catalog.METRICS}
@@ -97,16 +88,3 @@ def test_the_guide_is_short_and_its_queries_name_metrics_that_there_are() -> Non
     assert len(text.splitlines()) < 200
     assert named
     assert set(named) <= known
-
-
-def test_the_guide_has_its_reader_type_only_commands_that_there_are() -> None:
-    text = GUIDE.read_text()
-    makefile = (ROOT / "Makefile").read_text()
-    shown = subprocess.run(
-        [sys.executable, "-m", "otel_ddp", "--help"], capture_output=True, text=True, check=True
-    )
-
-    typed = set(re.findall(r"(?:`|^|-- |=1 )otel-ddp (\w+)", text, re.M))
-    assert typed
-    assert all(re.search(rf"^    {each}\b", shown.stdout, re.M) for each in typed)
-    assert all(f"\n{each}:" in makefile for each in re.findall(r"`make (\w+)`", text))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +22,6 @@ from deploy.files import (
     in_use,
     manifests,
     pods,
-    tool,
     unset,
     with_environment,
 )
@@ -50,15 +48,6 @@ def test_a_manifest_is_what_kubernetes_knows(path: Path, version: str) -> None:
             kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_the_schema_finds_a_word_that_kubernetes_does_not_know() -> None:
-    kubernetes_validate = needed("kubernetes_validate", "schemas")
-    manifest = one("Job", "ddp-example")
-    manifest["spec"]["template"]["spec"]["initContainers"][0]["restartPolice"] = "Always"
-
-    with pytest.raises(kubernetes_validate.ValidationError, match="restartPolice"):
-        kubernetes_validate.validate(manifest, OLDEST_KUBERNETES, strict=True)
-
-
 def test_kustomization_names_files_that_are_there_and_makes_the_gateways_configuration() -> None:
     (kustomization,) = documents(KUBERNETES / "kustomization.yaml")
     (generated,) = kustomization["configMapGenerator"]
@@ -67,24 +56,6 @@ def test_kustomization_names_files_that_are_there_and_makes_the_gateways_configu
     assert all((KUBERNETES / each).is_file() for each in kustomization["resources"])
     assert all((KUBERNETES / each).is_file() for each in generated["files"])
     assert generated["name"] in [each.get("configMap", {}).get("name") for each in volumes]
-
-
-def test_kubectl_puts_the_gateway_together() -> None:
-    kubectl = tool("kubectl")
-    if kubectl is None:
-        pytest.skip("there is no kubectl here")
-    command = re.search(r"^kubectl (kustomize .*) \| kubectl apply", GUIDE.read_text(), re.M)
-    assert command
-
-    made = subprocess.run(
-        [kubectl, *command[1].split()], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-
-    found = {each["kind"]: each for each in yaml.safe_load_all(made.stdout)}
-    (_, text) = found["ConfigMap"]["data"].popitem()
-    assert text == (DEPLOY / "otel-collector" / "gateway.yaml").read_text()
-    named = found["StatefulSet"]["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"]
-    assert named == found["ConfigMap"]["metadata"]["name"]
 
 
 def test_the_gateway_has_every_variable_that_it_needs() -> None:
@@ -324,7 +295,3 @@ def test_prometheus_finds_the_agents_and_the_gateway_with_and_without_an_operato
 def labelled(kind: str) -> set[str]:
     """Whose pods say that they want to be scraped for this."""
     return {name for name, pod in pods().items() if pod["metadata"]["labels"].get(SCRAPE) == kind}
-
-
-def test_a_training_pod_wears_no_label_of_ours_but_the_one_for_scraping() -> None:
-    assert set(pods()["ddp-example"]["metadata"]["labels"]) == {SCRAPE}

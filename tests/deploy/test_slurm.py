@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
@@ -50,12 +49,6 @@ def test_a_task_is_named_after_its_job(tmp_path: Path) -> None:
         "OTEL_DDP_PROJECT": "nlp",
         "OTEL_DDP_NAME": "llama 4711",
     }
-
-
-def test_a_task_of_an_array_is_named_after_the_array(tmp_path: Path) -> None:
-    said = prolog(tmp_path, SLURM_ARRAY_JOB_ID="4700", SLURM_ARRAY_TASK_ID="3")
-
-    assert said["OTEL_DDP_NAME"] == "llama 4700_3"
 
 
 def test_what_a_user_has_set_is_left_alone(tmp_path: Path) -> None:
@@ -188,17 +181,6 @@ def test_the_epilog_follows_no_link(tmp_path: Path) -> None:
 
         assert (tmp_path / "precious").exists()
         assert link.is_symlink()
-
-
-def test_the_example_job_starts_as_many_processes_as_it_has_gpus() -> None:
-    text = (SLURM / "train.sbatch").read_text()
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, re.M))
-
-    assert asked["ntasks-per-node"] == "1", "torchrun starts the others"
-    assert f"--nproc-per-node={asked['gpus-per-node']}" in text
-    # Since Slurm 22.05 srun does not take it over from sbatch: all ranks would share one core.
-    assert '--cpus-per-task="$SLURM_CPUS_PER_TASK"' in text
-    assert re.search(r"--rdzv-id=\S*\$SLURM_JOB_ID", text)
 
 
 @pytest.mark.parametrize(

@@ -188,21 +188,6 @@ def test_an_agent_that_serves_somebody_keeps_its_settings_and_says_so() -> None:
         other.kill()
 
 
-def test_a_stopped_agent_is_not_said_to_be_well() -> None:
-    from otel_ddp.agent.reading.node_status import survey
-
-    with Node() as node:
-        node.run(TRAIN)
-        node.agent()
-        os.utime(node.place.agent_file, (0, 0))
-
-        # Asked at once: the agent is about to write it again.
-        (agent,) = survey([Place(node.place.directory)]).agents
-
-        assert agent["alive"]
-        assert "has not moved" in agent["remark"]
-
-
 @pytest.fixture
 def tls(tmp_path: Path) -> tuple[Path, Path]:
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
@@ -281,22 +266,6 @@ def test_an_address_that_cannot_be_bound_is_said_with_what_to_do() -> None:
         process.kill()
 
 
-def test_an_error_that_ended_the_agent_before_is_told_by_the_next_one() -> None:
-    with Node() as node:
-        node.place.directory.mkdir(mode=0o700)
-        node.place.agent_log.write_text("... otel-ddp agent: serving\nTraceback\nMemoryError\n")
-
-        node.run("import otel_ddp; otel_ddp.init().finish()")
-        remark = node.agent()["remark"]
-        node.stop_agent()
-        node.run("import otel_ddp; otel_ddp.init().finish()")
-
-        where = f"(MemoryError; {node.place.agent_log})"
-        assert f"the agent before this one was ended by an error {where}" in remark
-        # The second one's left in order.
-        assert "ended by an error" not in node.agent()["remark"]
-
-
 def test_an_agent_that_stops_ends_the_series_that_it_has_sent() -> None:
     with Node() as node, Receiver() as receiver:
         node.export_to(receiver.start_http())
@@ -322,3 +291,34 @@ def test_an_agent_that_stops_ends_the_series_that_it_has_sent() -> None:
 
 def _states(receiver: Receiver) -> list[Point]:
     return [each for each in receiver.points() if each.metric == "training.state"]
+
+
+def test_a_stopped_agent_is_not_said_to_be_well() -> None:
+    from otel_ddp.agent.reading.node_status import survey
+
+    with Node() as node:
+        node.run(TRAIN)
+        node.agent()
+        os.utime(node.place.agent_file, (0, 0))
+
+        # Asked at once: the agent is about to write it again.
+        (agent,) = survey([Place(node.place.directory)]).agents
+
+        assert agent["alive"]
+        assert "has not moved" in agent["remark"]
+
+
+def test_an_error_that_ended_the_agent_before_is_told_by_the_next_one() -> None:
+    with Node() as node:
+        node.place.directory.mkdir(mode=0o700)
+        node.place.agent_log.write_text("... otel-ddp agent: serving\nTraceback\nMemoryError\n")
+
+        node.run("import otel_ddp; otel_ddp.init().finish()")
+        remark = node.agent()["remark"]
+        node.stop_agent()
+        node.run("import otel_ddp; otel_ddp.init().finish()")
+
+        where = f"(MemoryError; {node.place.agent_log})"
+        assert f"the agent before this one was ended by an error {where}" in remark
+        # The second one's left in order.
+        assert "ended by an error" not in node.agent()["remark"]

@@ -188,18 +188,6 @@ def test_a_step_that_a_slow_rank_holds_up_is_slow_on_both(spans: Spans) -> None:
     assert spans.longest(SLOW, 0) == "comm_wait"
 
 
-def test_what_is_slow_after_the_gradients_were_exchanged_is_slow_for_that_rank_alone(
-    spans: Spans,
-) -> None:
-    assert "slow" in spans.steps[LATE, 1].reasons
-    assert spans.longest(LATE, 1) == "other"
-    other = spans.steps.get((LATE, 0))
-    assert other is None or "slow" not in other.reasons
-    # It waits for the other one in the step after it.
-    assert "slow" in spans.steps[LATE + 1, 0].reasons
-    assert spans.longest(LATE + 1, 0) == "comm_wait"
-
-
 def test_a_step_with_a_checkpoint_is_there_on_the_rank_that_wrote_it(spans: Spans) -> None:
     step = spans.steps[CHECKPOINT, 0]
 

@@ -22,31 +22,6 @@ LAUNCH = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")
 ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
 PHASES = ("forward", "backward", "optimizer")
 
-# The program of a laptop. Its data worker is forked when the training is announced, and calls a
-# model that could train.
-PLAIN = """
-import torch
-from torch.utils.data import DataLoader
-
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        inputs = torch.randn(4)
-        return inputs, model(inputs).detach()
-
-
-for inputs, targets in DataLoader(Data(), 8, num_workers=1):
-    (model(inputs) - targets).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
 
 def journals(
     *command: str, options: Sequence[str] = (), env: dict[str, str] | None = None
@@ -60,19 +35,6 @@ def journals(
         place = node.place.directory
         found = Here(place).read() if place.exists() else []
     return sorted(found, key=lambda each: each.identity["global_rank"])
-
-
-def test_a_program_on_a_laptop_is_one_run_of_its_group() -> None:
-    (rank,) = journals("-c", PLAIN, options=("--group", "mine", "--run", "first"))
-
-    assert (rank.identity["group"], rank.identity["run"], rank.state) == (
-        *("mine", "first"),
-        "finished",
-    )
-    assert rank.total(catalog.TRAINING_STEPS) == 8
-    assert rank.total(catalog.TRAINING_SAMPLES) == 64
-    for phase in PHASES:
-        assert rank.total(catalog.TRAINING_PHASE_TIME, phase=phase) > 0, phase
 
 
 @pytest.mark.stress

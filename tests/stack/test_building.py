@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools.stack import build, go, loki
+from tools.stack import build, go
 from tools.stack.build import Binaries
 from tools.stack.go import CannotBuild
 from tools.stack.server import free_port, next_free
@@ -98,24 +98,6 @@ def test_what_is_built_is_not_built_again(fake_go: FakeGo, tmp_path: Path) -> No
     assert fake_go.asked() == ""
 
 
-def test_loki_is_built_once_and_only_where_it_is_asked_for(fake_go: FakeGo, tmp_path: Path) -> None:
-    room = tmp_path / "room"
-    build.binaries(room, quiet)
-    assert "loki" not in fake_go.asked()
-
-    built = build.loki(room, quiet)
-    first = fake_go.asked()
-
-    assert (built.is_file(), loki.found(room)) == (True, built)
-    assert first.splitlines() == [
-        "mod download",
-        "mod edit",
-        "build -mod=mod",
-    ]
-    assert build.loki(room, quiet) == built
-    assert fake_go.asked() == ""
-
-
 def test_a_build_that_fails_says_why_and_leaves_nothing_that_looks_built(
     fake_go: FakeGo, tmp_path: Path
 ) -> None:
@@ -177,23 +159,6 @@ def test_without_servers_tests_are_skipped_but_fail_where_ci_is_set(
         servers.binaries()
 
     assert how.type is outcome.Exception
-
-
-MANY_PORTS = "from tools.stack.server import free_port; print([free_port() for _ in range(300)])"
-
-
-def test_no_port_is_chosen_twice_by_processes_that_live_at_the_same_time() -> None:
-    ours = [free_port() for _ in range(300)]
-
-    others = subprocess.run(
-        [sys.executable, "-c", MANY_PORTS],
-        capture_output=True,
-        check=True,
-        cwd=DEPLOY.parent,
-        timeout=60,
-    )
-
-    assert len({*ours, *json.loads(others.stdout)}) == 600
 
 
 # Stands for Grafana, which is never fetched: its health, and what it was told.

@@ -228,20 +228,6 @@ def test_what_is_logged_arrives_in_prometheus_with_its_own_times_names_and_label
         assert_right(prometheus)
 
 
-def test_over_grpc_it_is_the_same(
-    binaries: Binaries, prometheus: Prometheus, tmp_path: Path
-) -> None:
-    env = {"METRICS_URL": prometheus.otlp_metrics}
-    with (
-        Collector(binaries, tmp_path, ALL_IN_ONE, **env) as collector,
-        Node(OTEL_EXPORTER_OTLP_PROTOCOL="grpc") as node,
-    ):
-        node.export_to(collector.grpc)
-        node.run(RUN)
-
-        assert_right(prometheus)
-
-
 @pytest.mark.parametrize("end", [Collector.kill, Collector.stop], ids=["killed", "stopped"])
 def test_what_a_collector_had_queued_at_its_end_arrives_after_its_restart(
     binaries: Binaries, prometheus: Prometheus, tmp_path: Path, end: Callable[[Collector], None]
@@ -364,33 +350,11 @@ def test_the_gateway_takes_nothing_without_its_token_and_nothing_in_the_clear(
         assert called(gateway.grpc, tls, None) is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_gateway_that_asks_for_certificates_takes_nothing_without_one(
-    binaries: Binaries, tls: dict[str, str], tmp_path: Path
-) -> None:
-    env = {"GATEWAY_TOKEN": "secret", **tls, "TLS_CLIENT_CA_FILE": tls["TLS_CERT_FILE"]}
-    with (
-        Collector(binaries, tmp_path, GATEWAY, scheme="https", **env) as gateway,
-        pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)),
-    ):
-        posted(gateway.http, tls=tls, token="secret")
-
-
 def test_a_gateway_without_a_certificate_does_not_start(binaries: Binaries, tmp_path: Path) -> None:
     gateway = Collector(binaries, tmp_path, GATEWAY, GATEWAY_TOKEN="secret")
 
     with pytest.raises(NotUp, match=r"/etc/otelcol/tls/tls\.crt: no such file"):
         gateway.start()
-
-
-def test_a_second_gateway_on_the_same_queue_does_not_start(
-    binaries: Binaries, tls: dict[str, str], tmp_path: Path
-) -> None:
-    env = {"GATEWAY_TOKEN": "secret", **tls}
-    with Collector(binaries, tmp_path, GATEWAY, **env):
-        second = Collector(binaries, tmp_path, GATEWAY, **env)
-
-        with pytest.raises(NotUp, match=r"file_storage|timeout"):
-            second.start()
 
 
 # Remote write
@@ -614,3 +578,14 @@ def test_what_backends_refuse_is_counted_under_the_names_that_the_rules_ask_for(
         unit = "_seconds" if suffixes and name.endswith("uptime") else ""
         total = "_total" if suffixes and "queue" not in name else ""
         assert labels <= named[f"{name}{unit}{total}"].keys(), name
+
+
+def test_a_gateway_that_asks_for_certificates_takes_nothing_without_one(
+    binaries: Binaries, tls: dict[str, str], tmp_path: Path
+) -> None:
+    env = {"GATEWAY_TOKEN": "secret", **tls, "TLS_CLIENT_CA_FILE": tls["TLS_CERT_FILE"]}
+    with (
+        Collector(binaries, tmp_path, GATEWAY, scheme="https", **env) as gateway,
+        pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)),
+    ):
+        posted(gateway.http, tls=tls, token="secret")

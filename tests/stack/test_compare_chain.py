@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
-import yaml
 from tools.dashboards.queries import FOLDER, board, panels
 from tools.stack.build import Binaries
 
@@ -20,8 +19,8 @@ from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.catalog import Metric
-from stack.asked import ALL, Page, answer, expression, opened, over_time, since
-from stack.servers import DEPLOY, Prometheus, Sample
+from stack.asked import ALL, answer, expression, opened, over_time, since
+from stack.servers import Prometheus, Sample
 from stack.transformations import Curve, Frame, pairs, tables, transformed, trend
 
 # What a point of 24 hours is apart is less than a step takes: each one is seen.
@@ -244,23 +243,6 @@ def test_runs_of_different_times_stand_at_the_same_steps(past: Past) -> None:
     }
 
 
-@pytest.mark.parametrize("more", ["", ", by rank"])
-def test_curves_have_the_colours_of_their_names(past: Past, more: str) -> None:
-    """Colours go by the place of a column; the curves by the clock come by name."""
-    curves = trend(made_of(past, "compare", BESIDE + more, run=(ALL,)))
-
-    assert list(curves) == sorted(curves)
-
-
-@pytest.mark.parametrize(
-    ("more", "name"), [("", "(none) · early"), (", mean by $by", "(none)")], ids=str
-)
-def test_a_run_without_the_attribute_is_called_so(past: Past, more: str, name: str) -> None:
-    curves = trend(made_of(past, "compare", BESIDE + more, run=("early",), by=("config_lr",)))
-
-    assert list(curves) == [name]
-
-
 def test_of_a_resumed_run_the_later_attempt_is_drawn(past: Past) -> None:
     first, second = (each for each in ATTEMPTS if each.run == "resumed")
 
@@ -272,14 +254,6 @@ def test_of_a_resumed_run_the_later_attempt_is_drawn(past: Past) -> None:
             *((step, first.loss(step)) for step in range(13, 21)),
         ]
     }
-
-
-def test_four_points_are_four_points(past: Past) -> None:
-    (short,) = (each for each in ATTEMPTS if each.run == "short")
-
-    curves = trend(made_of(past, "compare", BESIDE, run=("short",)))
-
-    assert curves == {"g1 · short": [(step, short.loss(step)) for step in short.steps]}
 
 
 def test_a_value_that_is_logged_rarely_has_no_steps_in_between(past: Past) -> None:
@@ -360,12 +334,6 @@ def test_a_run_without_what_is_drawn_against_leaves_the_others_alone(past: Past,
     assert rounded(both) == rounded(alone) != {}
 
 
-def test_one_run_is_drawn_against_its_steps(past: Past) -> None:
-    curves = trend(made_of(past, "run", "$name against step", run=("resumed",)))
-
-    assert rounded(curves) == rounded({"train": past.curve("resumed", STEP)})
-
-
 def test_a_resumed_run_is_led_to_from_its_first_start(past: Past) -> None:
     runs = board(json.loads((FOLDER / "runs.json").read_text()))
     (started,) = (each for each in runs.questions if each.ref == "start")
@@ -375,12 +343,3 @@ def test_a_resumed_run_is_led_to_from_its_first_start(past: Past) -> None:
     starts = {each.labels["run"]: each.value for each in found if isinstance(each, Sample)}
     assert {run: past.first_start(run) * 1000 for run in starts} == starts
     assert {each.run for each in ATTEMPTS} == set(starts)
-
-
-def test_the_data_source_says_how_often_there_are_points() -> None:
-    (path,) = (DEPLOY / "grafana" / "provisioning" / "datasources").glob("*.y*ml")
-
-    sources = yaml.safe_load(path.read_text())["datasources"]
-
-    (told,) = (each["jsonData"] for each in sources if each["type"] == "prometheus")
-    assert told["timeInterval"] == f"{Page._field_defaults['interval_s']:g}s"

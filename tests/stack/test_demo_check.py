@@ -43,13 +43,6 @@ def check(
     return played.returncode, output.splitlines()
 
 
-def test_the_alert_on_a_hang_is_seen(binaries: Binaries, tmp_path: Path) -> None:
-    status, lines = check(binaries, tmp_path, "--inject", "hang:1")
-
-    assert (status, lines[-1]) == (0, "1 of 1 alerts fired.")
-    assert lines[1].startswith("  ok   TrainingStalled fires, after ")
-
-
 @pytest.mark.stress
 def test_a_late_rank_a_hang_and_a_death_are_seen_in_turn(
     binaries: Binaries, tmp_path: Path

@@ -188,23 +188,3 @@ def test_an_expired_certificate_is_said_once_and_what_was_logged_waits_for_a_val
     renewed.certificate.replace(tls.certificate)
     with gateway(**renewed._replace(certificate=tls.certificate).env):
         refused.assert_arrives(prometheus)
-
-
-def test_plain_http_to_a_tls_port_is_said_once_and_what_was_logged_waits(
-    gateway: Gateway, prometheus: Prometheus, valid: Tls, tmp_path: Path, life: ExitStack
-) -> None:
-    def plain(protocol: str) -> str:
-        return gateway.url(protocol, "http")
-
-    with gateway(**valid.env):
-        refused = Refused(tmp_path, life, plain, valid, TOKEN)
-
-        https = "want https:// (OTEL_EXPORTER_OTLP_ENDPOINT)"
-        http, grpc = map(plain, PROTOCOLS)
-        it_does = https.replace("want", "it wants")
-        refused.assert_said_once("http/protobuf", f"400 from {http}/v1/metrics: {it_does}")
-        refused.assert_said_once("grpc", f"connection closed by {grpc}; it may {https}")
-
-    # Without TLS on the same port, as the agents believe it to be.
-    with gateway("all-in-one"):
-        refused.assert_arrives(prometheus)

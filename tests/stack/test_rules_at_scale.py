@@ -6,11 +6,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pytest
-from bench.rules_at_scale import Ranks, Samples, all_at_once, read_by_rules, send
+from bench.rules_at_scale import Ranks, Samples, read_by_rules, send
 from tools.stack.build import Binaries
 
-from stack.servers import DEPLOY, Prometheus
+from stack.servers import Prometheus
 
 SIZE = 16
 
@@ -38,13 +37,3 @@ def test_every_series_that_it_makes_is_stored(binaries: Binaries, tmp_path: Path
     assert {each.name for each in names} <= read_by_rules()
     assert backward.value == SIZE
     assert [each.labels["rank"] for each in late] == ["1"]
-
-
-@pytest.mark.stress
-def test_after_a_pause_all_groups_are_due_at_once(binaries: Binaries, tmp_path: Path) -> None:
-    with Prometheus(binaries, tmp_path, config=DEPLOY / "prometheus" / "prometheus.yml") as server:
-        took_s = all_at_once(server)
-        groups = server.api("rules")["groups"]
-
-    assert took_s > 0
-    assert all(each["evaluationTime"] for each in groups)
