@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         return 2
     from otel_ddp.cli.node.top.app import TopApp
 
-    app = TopApp(Watch(find), choice, interval_s=options.interval, plain=is_plain())
+    app = TopApp(Watch(find), choice, interval_s=options.interval)
     # Without the mouse, text can be selected as in any program.
     app.run(mouse=False)
     return app.return_code or 0
@@ -91,17 +91,7 @@ def _why_not_live() -> str:
 def _print_once(find: Find, choice: Choice) -> int:
     view = Watch(find).look()
     width = max(20, shutil.get_terminal_size((_WIDTH, _HEIGHT)).columns)
-    plain = is_plain()
     at = time.strftime("%H:%M:%S", time.localtime(view.now_ns / 1e9))
     lines = [frame.title(view, width, at), frame.head(width)]
-    lines += frame.body(view, choice, width, plain=plain)
+    lines += frame.body(view, choice, width)
     return print_answer("\n".join(line.text.rstrip() for line in lines))
-
-
-def is_plain() -> bool:
-    """Whether the terminal's encoding lacks the bars."""
-    try:
-        "▁█…°".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return True
-    return False

@@ -14,7 +14,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.geometry import Region, Size
-from textual.message import Message
 from textual.screen import ModalScreen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -147,15 +146,6 @@ class _Reading(ModalScreen[None]):
         self.query_one(Lines).move(by)
 
 
-class Looked(Message):
-    """A look is over."""
-
-    def __init__(self, view: View, trouble: str) -> None:
-        super().__init__()
-        self.view = view
-        self.trouble = trouble
-
-
 class TopApp(TextualApp[None]):
     """One look a second, in a thread, so that keys are heard meanwhile."""
 
@@ -187,14 +177,11 @@ class TopApp(TextualApp[None]):
         Binding("h,question_mark", "help"),
     ]
 
-    def __init__(
-        self, watch: Watch, choice: Choice, *, interval_s: float = 1.0, plain: bool = False
-    ) -> None:
+    def __init__(self, watch: Watch, choice: Choice, *, interval_s: float = 1.0) -> None:
         super().__init__(ansi_color=True)
         self._watch_node = watch
         self.choice = choice
         self._interval_s = interval_s
-        self._plain = plain
         self._view = View(time.time_ns())
         self._chosen = ""
         self._trouble = ""
@@ -241,13 +228,13 @@ class TopApp(TextualApp[None]):
     def _look(self) -> None:
         # A place that vanishes is said, and looked for again.
         try:
-            looked = Looked(self._watch_node.look(self._chosen), "")
+            view, trouble = self._watch_node.look(self._chosen), ""
         except (ConfigError, OSError) as error:
-            looked = Looked(self._view._replace(now_ns=time.time_ns()), str(error))
-        self.post_message(looked)
+            view, trouble = self._view._replace(now_ns=time.time_ns()), str(error)
+        self.call_later(self._show, view, trouble)
 
-    def on_looked(self, looked: Looked) -> None:
-        self._view, self._trouble = looked.view, looked.trouble
+    def _show(self, view: View, trouble: str) -> None:
+        self._view, self._trouble = view, trouble
         self._looking = False
         self.looks += 1
         self._draw()
@@ -262,7 +249,7 @@ class TopApp(TextualApp[None]):
         at = time.strftime("%H:%M:%S", time.localtime(self._view.now_ns / 1e9))
         base.query_one("#title", Lines).show([frame.title(self._view, width, at)])
         base.query_one("#head", Lines).show([frame.head(width)])
-        lines = frame.body(self._view, self.choice, width, plain=self._plain)
+        lines = frame.body(self._view, self.choice, width)
         if self._trouble:
             lines.insert(0, Line((Part(f"note: {self._trouble}", "note"),)))
         self._body.show(lines)
@@ -333,7 +320,7 @@ class TopApp(TextualApp[None]):
             self.look()
 
     def _details(self, key: str, width: int) -> list[Line]:
-        return frame.details(self._view, key, width, plain=self._plain)
+        return frame.details(self._view, key, width)
 
 
 def _next(words: tuple[str, ...], word: str) -> str:

@@ -67,23 +67,23 @@ def title(view: View, width: int, at: str) -> Line:
     parts = ("otel-ddp top", nodes, f"{alive} of {len(ranks)} ranks", agent)
     text = "  ".join(filter(None, parts))
     room = width - cells(text) - len(at)
-    return _cut([Part(f"{text}{' ' * room}{at}" if room > 1 else text, "title")], width)
+    return _line(f"{text}{' ' * room}{at}" if room > 1 else text, "title", width)
 
 
 def head(width: int) -> Line:
     """The names of the columns."""
-    cells = [_fit(column.head, column, plain=True) for column in _shown(width)]
+    cells = [_fit(column.head, column) for column in _shown(width)]
     bars = _bars(width)
     if bars:
         cells.append(f"WORK OF THE LAST {bars} STEPS" if bars >= 26 else "WORK")
-    return _cut([Part(" ".join(cells), "head")], width)
+    return _line(" ".join(cells), "head", width)
 
 
 _RIGHT = {"RANK", "LOCAL", "PID", "FOR", "STEP", "STEP TIME", "WORK"}
 
 
-def body(view: View, choice: Choice, width: int, *, plain: bool = False) -> list[Line]:
-    """All lines below the head. *plain*: of ASCII alone."""
+def body(view: View, choice: Choice, width: int) -> list[Line]:
+    """All lines below the head."""
     lines: list[Line] = []
     for note in view.notes:
         lines += _wrapped(f"note: {note}", "note", width)
@@ -92,51 +92,43 @@ def body(view: View, choice: Choice, width: int, *, plain: bool = False) -> list
             lines += _verdicts(run.verdicts, width)
     found = sections(view, choice)
     for section in found:
-        lines += _section(section, view, width, plain)
+        lines += _section(section, view, width)
     if not found:
         nothing = "nothing matches the filter" if any(view.runs) else "no runs"
-        lines.append(_cut([Part(nothing, "dim")], width))
+        lines.append(_line(nothing, "dim", width))
     if view.free_gpus and not choice.filter:
-        lines.append(_cut([Part("GPUs of no rank", "title")], width))
+        lines.append(_line("GPUs of no rank", "title", width))
         several = len(view.runs) > 1
         for gpu in view.free_gpus:
-            lines.append(_cut([Part(_gpu_text(gpu, several, width, plain), "gpu")], width))
+            lines.append(_line(_gpu_text(gpu, several, width), "gpu", width))
     return lines
 
 
-def _section(section: Section, view: View, width: int, plain: bool) -> Iterator[Line]:
+def _section(section: Section, view: View, width: int) -> Iterator[Line]:
     if section.title:
         alive = sum(not each.over for each in section.ranks)
         ended = len(section.ranks) - alive
         counts = [f"{alive} alive" if alive else "", f"{ended} ended" if ended else ""]
         title = ", ".join(filter(None, (section.title, *counts)))
-        yield _cut([Part(title, "title")], width)
+        yield _line(title, "title", width)
     run = section.run
     yield from _verdicts(run.verdicts if run else (), width)
     if run and run.values:
         shown = "  ".join(value_text(each) for each in run.values[:_MOST_VALUES])
         more = len(run.values) - _MOST_VALUES
-        yield _cut([Part(shown + (f"  and {more} more" if more > 0 else ""), "value")], width)
+        yield _line(shown + (f"  and {more} more" if more > 0 else ""), "value", width)
     works = [each.work_ns for each in section.ranks if each.work_ns is not None and not each.over]
     usual = sorted(works)[(len(works) - 1) // 2] if works else None
     last = max((rank.steps[-1].number for rank in section.ranks if rank.steps), default=0)
     for rank in section.ranks:
-        yield _rank_line(rank, section, view.now_ns, width, usual, last, plain)
+        yield _rank_line(rank, section, view.now_ns, width, usual, last)
         for gpu in rank.gpus:
-            yield Line(
-                _cut([Part(" " * 6 + _gpu_text(gpu, False, width, plain), "gpu")], width).parts,
-                rank.key,
-            )
+            text = " " * 6 + _gpu_text(gpu, False, width)
+            yield _line(text, "gpu", width)._replace(rank=rank.key)
 
 
 def _rank_line(
-    rank: RankView,
-    section: Section,
-    now_ns: int,
-    width: int,
-    usual_ns: float | None,
-    last: int,
-    plain: bool,
+    rank: RankView, section: Section, now_ns: int, width: int, usual_ns: float | None, last: int
 ) -> Line:
     for_s = max(0, now_ns - rank.process.phase_since_ns) / 1e9
     phase = rank.text("state" if rank.over else "phase", "-")
@@ -160,7 +152,7 @@ def _rank_line(
     }
     parts = []
     for column in _shown(width):
-        text = _fit(texts[column.head], column, plain)
+        text = _fit(texts[column.head], column)
         parts += [Part(text, styles.get(column.head, row)), Part(" ")]
     if bars := _bars(width):
         by_number = {step.number: step.work_ns for step in rank.steps}
@@ -170,7 +162,7 @@ def _rank_line(
         if by_number and not any(each is not None for each in numbers):
             # It counts its steps from elsewhere, or stopped long before the others.
             numbers = [step.work_ns for step in rank.steps[-bars:]]
-        text = sparkline(numbers, section.most_ns, plain=plain)
+        text = sparkline(numbers, section.most_ns)
         parts.append(Part(text, row or ("high" if late else "bars")))
     return Line(_cut(parts, width).parts, rank.key)
 
@@ -185,7 +177,7 @@ def _bars(width: int) -> int:
     return min(left, _MOST_BARS) if left >= _LEAST_BARS else 0
 
 
-def _gpu_text(gpu: Mapping[str, Any], several_runs: bool, width: int, plain: bool) -> str:
+def _gpu_text(gpu: Mapping[str, Any], several_runs: bool, width: int) -> str:
     index, name, _, busy, memory, power, celsius, throttled = gpu_row(gpu, several_runs)
     user = gpu_user(gpu, several_runs)
     parts = [f"gpu {index}", busy.rjust(4), memory, power, celsius]
@@ -195,8 +187,7 @@ def _gpu_text(gpu: Mapping[str, Any], several_runs: bool, width: int, plain: boo
         parts.append(f"throttled: {throttled}")
     if not cell(gpu.get("labels")) or user in ("free", "others"):
         parts.append(user)
-    text = "  ".join(parts)
-    return text.replace("°", "") if plain else text
+    return "  ".join(parts)
 
 
 def value_text(value: Value) -> str:
@@ -229,13 +220,13 @@ def verdict_style(sentence: str) -> str:
 def _wrapped(text: str, style: str, width: int) -> Iterable[Line]:
     wide = max(10, width)
     for line in textwrap.wrap(text, wide, subsequent_indent="  " if wide > 30 else ""):
-        yield _cut([Part(line, style)], width)
+        yield _line(line, style, width)
 
 
-def _fit(text: str, column: _Column, plain: bool) -> str:
+def _fit(text: str, column: _Column) -> str:
     """As much as there is room for, and filled up."""
     if cells(text) > column.width:
-        text = _start(text, column.width - 1) + ("~" if plain else "…")
+        text = _start(text, column.width - 1) + "…"
     room = " " * (column.width - cells(text))
     return room + text if column.head in _RIGHT else text + room
 
@@ -276,9 +267,9 @@ def _start(text: str, width: int) -> str:
     return text[:at]
 
 
-def sparkline(numbers: Sequence[float | None], most: float, *, plain: bool = False) -> str:
+def sparkline(numbers: Sequence[float | None], most: float) -> str:
     """A bar for each number, as a share of *most*; a blank for None."""
-    bars = "_.-=+*%#" if plain else "▁▂▃▄▅▆▇█"
+    bars = "▁▂▃▄▅▆▇█"
     top = len(bars) - 1
     return "".join(
         " " if each is None or most <= 0 else bars[min(top, max(0, round(each / most * top)))]
@@ -294,7 +285,7 @@ _FIELDS = (
 )
 
 
-def details(view: View, key: str, width: int, *, plain: bool = False) -> list[Line]:
+def details(view: View, key: str, width: int) -> list[Line]:
     """All that is known of a rank. Lines may be longer than the width: the screen cuts them."""
     found = next(((run, r) for run in view.runs for r in run.ranks if r.key == key), None)
     if found is None:
@@ -307,7 +298,7 @@ def details(view: View, key: str, width: int, *, plain: bool = False) -> list[Li
         for_s = max(0, view.now_ns - rank.process.phase_since_ns) / 1e9
         lines.append(_line(f"{'for':<12} {ago(for_s)}"))
     if rank.steps:
-        lines += _steps(rank, width, plain)
+        lines += _steps(rank, width)
     if rank.gpus:
         lines += [_line(""), _line("GPUs", "title")]
         lines += [_line("  ".join(gpu_row(each, False)), "gpu") for each in rank.gpus]
@@ -321,13 +312,13 @@ def details(view: View, key: str, width: int, *, plain: bool = False) -> list[Li
     return lines
 
 
-def _steps(rank: RankView, width: int, plain: bool) -> Iterator[Line]:
+def _steps(rank: RankView, width: int) -> Iterator[Line]:
     works = [step.work_ns for step in rank.steps]
     last, shown = rank.steps[-1], max(10, min(width - 2, len(works)))
     yield _line("")
     title = f"own time of the last {min(shown, len(works))} steps, without waits"
     yield _line(title, "title")
-    yield _line(sparkline(works[-shown:], max(works), plain=plain), "bars")
+    yield _line(sparkline(works[-shown:], max(works)), "bars")
     for name, text in (
         ("shortest", duration(min(works))),
         ("median", duration(rank.work_ns)),
@@ -340,9 +331,10 @@ def _steps(rank: RankView, width: int, plain: bool) -> Iterator[Line]:
         yield _line(f"step {last.number}, by phase", "title")
     for word, span_ns in rank.phases_ns.items():
         share = span_ns / last.took_ns
-        bar = ("#" if plain else "█") * round(share * 30)
+        bar = "█" * round(share * 30)
         yield _line(f"{word:<12} {duration(span_ns):>8} {share:>4.0%} {bar}")
 
 
-def _line(text: str, style: str = "") -> Line:
-    return Line((Part(text, style),))
+def _line(text: str, style: str = "", width: int = 0) -> Line:
+    """A line of one style; *width*: it is cut there, unless the screen does that."""
+    return Line((Part(_start(text, width) if width else text, style),))
