@@ -130,16 +130,14 @@ class History:
             self._db = self._open("immutable=1")
         try:
             version = self._rows("PRAGMA user_version")[0][0]
-            application = self._rows("PRAGMA application_id")[0][0]
+            if self._rows("PRAGMA application_id")[0][0] != tables.APPLICATION:
+                raise Unreadable(f"{path} is no history of a run")
+            if version > tables.VERSION:
+                later = f"is of a later version ({version}): a newer otel-ddp can read it"
+                raise Unreadable(f"{path} {later}")
         except Unreadable:
             self._db.close()
             raise
-        if application != tables.APPLICATION or version > tables.VERSION:
-            self._db.close()
-            why = "is no history of a run"
-            if application == tables.APPLICATION:
-                why = f"is of a later version ({version}): a newer otel-ddp can read it"
-            raise Unreadable(f"{path} {why}")
 
     def _open(self, how: str) -> sqlite3.Connection:
         # Never makes or changes a file.
@@ -183,9 +181,8 @@ class History:
     def ranks(self) -> dict[str, dict[str, Any]]:
         """Each process by its rank, as `otel-ddp status --json` describes it."""
         rows = self._rows("SELECT rank, about FROM ranks")
-        return dict(
-            sorted(((str(r), _loaded(a)) for r, a in rows), key=lambda row: rank_order(row[0]))
-        )
+        found = {str(rank): _loaded(about) for rank, about in rows}
+        return {rank: found[rank] for rank in sorted(found, key=rank_order)}
 
     @property
     def state(self) -> str:

@@ -117,7 +117,8 @@ def test_another_user_sees_no_more_than_metrics_tell(endpoint: Endpoint) -> None
                     *("/api/runs", "/api/now", "/api/run?run=alive", "/api/events?run=alive"),
                     *("/api/values?run=alive&name=loss", "/api/values?run=ended&name=loss"),
                     *("/api/run?run=ended", "/api/postmortems?run=alive", "/api/postmortem?name=x"),
-                    *("/api/profiles?run=alive", "/api/trace?run=alive&folder=f&name=n", "/"),
+                    *("/api/profiles?run=alive", "/api/trace?run=alive&path=f", "/"),
+                    *("/api/compare?run=alive&run=alive", "/api/events.csv?run=alive"),
                 )
             }
             | {"stacks": ask(port, "/api/stacks", "POST", "X-Otel-Ddp: page\r\n")}
@@ -136,7 +137,9 @@ def test_another_user_sees_no_more_than_metrics_tell(endpoint: Endpoint) -> None
         "/api/postmortems?run=alive": 403,
         "/api/postmortem?name=x": 403,
         "/api/profiles?run=alive": 403,
-        "/api/trace?run=alive&folder=f&name=n": 403,
+        "/api/trace?run=alive&path=f": 403,
+        "/api/compare?run=alive&run=alive": 403,
+        "/api/events.csv?run=alive": 403,
         "stacks": 403,
     }
     assert [each["run"] for each in json.loads(answers["/api/runs"][1])["runs"]] == ["alive"]

@@ -220,11 +220,8 @@ class App:
             shown = _runs_of(live)
             rows = [row for row in rows if (row["group"], row["run"]) in shown]
         return {
-            "now_ns": time.time_ns(),
-            "node": str(mapping(live).get("node") or ""),
-            "agent": live is not None,
+            **_seen_by(live, private),
             "folder": str(self._runs.folder) if private else "",
-            "hidden": "" if private else HIDDEN,
             "runs": rows,
             "faults": [*_not_kept(live), *faults] if private else [],
         }
@@ -236,10 +233,7 @@ class App:
         if private and steps and self._recent is not None:
             processes = [{**e, **self._recent(e["journal"], steps, False)} for e in processes]
         found = {
-            "now_ns": time.time_ns(),
-            "agent": live is not None,
-            "hidden": "" if private else HIDDEN,
-            "node": str(mapping(live).get("node") or ""),
+            **_seen_by(live, private),
             "version": str(mapping(live).get("version") or ""),
             "processes": processes,
             "verdicts": head.verdicts(listed(mapping(live).get("verdicts")), private),
@@ -283,6 +277,16 @@ class App:
     @containment.contained()
     def _ask_live(self) -> Mapping[str, Any] | None:
         return None if self._live is None else self._live()
+
+
+def _seen_by(live: Mapping[str, Any] | None, private: bool) -> dict[str, Any]:
+    """What stands above every list."""
+    return {
+        "now_ns": time.time_ns(),
+        "node": str(mapping(live).get("node") or ""),
+        "agent": live is not None,
+        "hidden": "" if private else HIDDEN,
+    }
 
 
 def _not_kept(live: Mapping[str, Any] | None) -> list[str]:

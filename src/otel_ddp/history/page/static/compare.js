@@ -89,7 +89,7 @@ class Compare {
     const named = `A is ${answer.a}, B is ${answer.b}`;
     fill(
       this.result, el("h2", {}, "Result"), el("p", {}, el("strong", {}, answer.conclusion)),
-      answer.tables.map(({ heads, rows }) => table(`${heads[0]}: ${named}`, heads, rows.map(([name, ...cells]) => [name, ...cells.map(number)]))),
+      answer.tables.map(({ heads, rows }) => table(`${heads[0]}: ${named}`, heads.map((each) => each || "verdict"), rows.map(([name, ...cells]) => [name, ...cells.map(number)]))),
       answer.notes.map((note) => el("p", { class: "quiet" }, note)),
     );
   }
