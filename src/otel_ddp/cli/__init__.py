@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from otel_ddp import __version__
-from otel_ddp.journal import system_requirements
+from otel_ddp.journal import place
 
 # By name: the module below this package, and what it does.
 COMMANDS = {
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Before the command is imported, which may need one of these. `run` runs its command anyway.
     needs = words[:1] and words[0] in COMMANDS.keys() - {"run"}
-    if needs and (lacking := system_requirements.missing()):
+    if needs and (lacking := place.missing_calls()):
         print(
             f"otel-ddp {words[0]} needs Linux: this system lacks {lacking}, so nothing is recorded "
             "here, and there is nothing to show.",

@@ -12,7 +12,7 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.identity import identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.integrations.launch import python_path
-from otel_ddp.journal import system_requirements
+from otel_ddp.journal import place
 
 # As env, nohup and timeout leave.
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         return _wrong("nothing to run: otel-ddp run -- python train.py")
     given = {"run": options.name, "group": options.group, "strategy": options.strategy}
     os.environ.update({_VARIABLES[name]: value for name, value in given.items() if value})
-    if lacking := system_requirements.missing():
+    if lacking := place.missing_calls():
         # As with a line of ours in the script: it runs, and nothing is recorded.
         _say(f"this system lacks {lacking}, so nothing is recorded")
     else:

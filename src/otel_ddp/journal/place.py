@@ -20,6 +20,9 @@ from otel_ddp.journal.locks import lock_holder
 LOG_FORM = " otel-ddp agent: "
 _LAST_BYTES = 4096
 _LONGEST_HOLD_S = 120.0
+# A journal's blocks are allocated before it is mapped, a lock shows that its writer lives, and a
+# forked child stops writing. Without one of these a journal would hurt the training or be wrong.
+_CALLS = ("posix_fallocate", "register_at_fork", "mkfifo", "pread", "geteuid")
 
 
 class Place:
@@ -239,3 +242,13 @@ def is_in_memory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
         if under and len(point) >= len(best):
             best, kind = point, parts[2]
     return kind in ("tmpfs", "ramfs")
+
+
+def missing_calls() -> str:
+    """The needed calls that this system lacks, in words; empty if it has all."""
+    lacking = [f"os.{name}" for name in _CALLS if not hasattr(os, name)]
+    try:
+        import fcntl  # noqa: F401
+    except ImportError:
+        lacking.insert(0, "fcntl")
+    return ", ".join(lacking)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import files
+from otel_ddp.files import close_ours, file_of, off_standard_streams
 from otel_ddp.journal import layout, locks
-from otel_ddp.journal.descriptor_ownership import close_ours, file_of, off_standard_streams
 from otel_ddp.journal.layout import (
     LATEST_HEAD,
     MOST_VALUES,

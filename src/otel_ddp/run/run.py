@@ -18,7 +18,7 @@ from otel_ddp.errors import ConfigError, containment
 from otel_ddp.identity import addresses, identity, pool_tasks, run_names
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
-from otel_ddp.journal import agent_environment, layout, place, system_requirements
+from otel_ddp.journal import agent_environment, layout, place
 from otel_ddp.journal.direction import EarlyStop
 from otel_ddp.journal.direction import direction as direction_of
 from otel_ddp.recording import agent_start, values
@@ -213,7 +213,7 @@ class Run:
         if conf.disabled:
             self._settled = True
             return
-        if lacking := system_requirements.missing():
+        if lacking := place.missing_calls():
             self._settled = True
             if not process.local_rank:
                 announcements.nothing_is_recorded(lacking)

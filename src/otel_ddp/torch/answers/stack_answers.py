@@ -18,7 +18,7 @@ from typing import Any
 
 from otel_ddp import files
 from otel_ddp.errors import containment
-from otel_ddp.journal.descriptor_ownership import close_ours, file_of
+from otel_ddp.files import close_ours, file_of
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 from otel_ddp.recording.phases import DevicePosition
 from otel_ddp.torch.answers import collectives

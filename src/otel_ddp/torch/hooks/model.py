@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from otel_ddp.errors import containment
 from otel_ddp.torch import inspect_values, wrappers
 from otel_ddp.torch.frames import module_calls
-from otel_ddp.torch.hooks import every_module, saving
+from otel_ddp.torch.hooks import every_module
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
@@ -28,6 +29,14 @@ _is_tracing = torch._C._is_tracing
 _COMPILED = "OptimizedModule"
 # The key of a hook that is taken off and put on again in each forward of DDP.
 _KEY = "otel_ddp"
+
+# Pickle and copy look this up on the object itself, before its class.
+_STATE = "__getstate__"
+# Hooks of a module -> what else it keeps of each of them, under the same keys.
+_KINDS = {
+    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
+    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+}
 
 _stepper: Stepper | None = None
 # By id. A replica (of DataParallel, say) carries the hooks along, but is not in here.
@@ -54,7 +63,7 @@ def attach(module: nn.Module, stepper: Stepper, found: bool = False, in_eval: bo
     module.register_forward_pre_hook(before_forward, prepend=True, with_kwargs=True)
     # Called where forward raises, too: the time after that is not forward.
     module.register_forward_hook(_after_forward, prepend=True, always_call=True)
-    saving.keep_out(module, _ALL)
+    _keep_out(module, _ALL)
     # A scripted module takes no hooks.
     inside = module.module if isinstance(module, DistributedDataParallel) else None
     if inside is not None and not isinstance(inside, torch.jit.ScriptModule):
@@ -76,7 +85,7 @@ def _attach_inside(ddp: Any, inside: nn.Module, watched: WatchedModel) -> None:
     within.syncs_buffers = watched.syncs_buffers or (known is not None and known.syncs_buffers)
     take_off(inside, _before_inner, _after_inner)
     inside._forward_pre_hooks[_KEY] = _before_inner
-    saving.keep_out(inside, _ALL)
+    _keep_out(inside, _ALL)
     if not within.syncs_buffers:
         # A hook that has nothing to do costs microseconds in each forward, taking it off costs a
         # tenth of that.
@@ -105,7 +114,7 @@ def detach() -> None:
         if model is None:
             continue
         take_off(model, *_ALL)
-        saving.let_in(model)
+        _let_in(model)
         if isinstance(model._compiled_call_impl, _CompiledInPlace):
             model._compiled_call_impl = model._compiled_call_impl.call
     _watched.clear()
@@ -309,6 +318,39 @@ def differentiable(output: Any) -> Iterator[torch.Tensor]:
         elif value is output or inspect_values.maps(kind):
             # A class of the user's: one level of its attributes.
             left.extend(islice(inspect_values.attributes(value).values(), _MOST_OF_ONE))
+
+
+# -- what is saved or copied of a model is without our hooks
+
+
+def _keep_out(module: nn.Module, hooks: frozenset[Callable[..., Any]]) -> None:
+    """Leave these hooks out of `torch.save(model)`, which then loads without us, and of copies."""
+    # Weakly, and not by `setattr`, which torch overrides: it is no part of the model.
+    module.__dict__[_STATE] = partial(_state, ref(module), hooks)
+
+
+def _let_in(module: nn.Module) -> None:
+    """Leave the module as it was."""
+    module.__dict__.pop(_STATE, None)
+
+
+def _state(module_of: Callable[[], nn.Module | None], hooks: frozenset[Callable[..., Any]]) -> Any:
+    module: Any = module_of()
+    state = type(module).__getstate__(module)
+    if not isinstance(state, dict):
+        return state  # of a class with a format of its own
+    state = {name: value for name, value in state.items() if name != _STATE}
+    for kind, more in _KINDS.items():
+        given = state.get(kind)
+        if not isinstance(given, dict):
+            continue
+        left_out = {key for key, hook in given.items() if hook in hooks}
+        if left_out:
+            for name in (kind, *more):
+                if isinstance(found := state.get(name), dict):
+                    kept = ((k, v) for k, v in found.items() if k not in left_out)
+                    state[name] = OrderedDict(kept)
+    return state
 
 
 _ALL = frozenset((before_forward, _after_forward, _before_inner, _after_inner))

@@ -1,0 +1,256 @@
+"""What is known of devices: which they are, what torch's allocator counts, and their peaks."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import otel_ddp
+from conftest import Here
+from otel_ddp.torch.readings.devices import _DEVICES, Allocator, Reading, gpu_facts, peak
+
+ENV = {"CUDA_VISIBLE_DEVICES": "3,4", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "HOME": "/root"}
+CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+def properties(device: torch.device) -> Any:
+    return SimpleNamespace(uuid=f"8932f937-{device.index}")
+
+
+def test_each_board_once_with_what_chose_it() -> None:
+    assert gpu_facts([CPU, SECOND, FIRST, SECOND], ENV, properties) == {
+        "boards": [{"index": 0, "uuid": "8932f937-0"}, {"index": 1, "uuid": "8932f937-1"}],
+        "visible": {"CUDA_VISIBLE_DEVICES": "3,4", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+    }
+
+
+def test_a_torch_that_knows_no_uuid_still_says_which_index() -> None:
+    found = gpu_facts([SECOND], {}, lambda _: SimpleNamespace(name="GPU"))
+
+    assert found == {"boards": [{"index": 1, "uuid": ""}], "visible": {}}
+
+
+def test_a_model_on_the_processor_asks_nothing_of_cuda(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*args: Any) -> Any:
+        raise AssertionError("nothing of CUDA may begin here")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", asked)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", asked)
+    model = torch.nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    assert "boards" not in place.only().facts
+
+
+# -- the allocator
+
+
+CUDA = torch.device("cuda", 1)
+
+
+def statistics() -> dict[str, Any]:
+    """A part of what torch has, with numbers that cannot be mistaken for one another."""
+
+    def pools(first: int) -> dict[str, dict[str, int]]:
+        return {
+            pool: {what: first + number for number, what in enumerate(("current", "peak", "freed"))}
+            for pool, first in (("all", first), ("large_pool", first + 10))
+        }
+
+    return {
+        "allocated_bytes": pools(100),
+        "reserved_bytes": pools(200),
+        "active_bytes": pools(300),
+        "num_alloc_retries": 4,
+        "num_ooms": 5,
+    }
+
+
+class FakeModule:
+    """What torch.cuda offers."""
+
+    def __init__(self) -> None:
+        self.found: Any = statistics()
+        self.asked: list[Any] = []
+        self.initialized = True
+        self.backend = "native"
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def memory_stats_as_nested_dict(self, device: Any) -> Any:
+        assert self.initialized, "this would have made a context"
+        self.asked.append(device)
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    def get_allocator_backend(self) -> str:
+        return self.backend
+
+
+@pytest.fixture
+def module() -> FakeModule:
+    return FakeModule()
+
+
+def read(module: Any) -> Reading | None:
+    return Allocator(CUDA, module=lambda _: module).read()
+
+
+def test_one_question_gives_all_the_numbers(module: FakeModule) -> None:
+    assert read(module) == Reading(allocated=100, reserved=200, peak=101, retries=4, ooms=5)
+    assert module.asked == [CUDA]
+
+
+def test_a_device_that_is_not_in_use_is_not_touched(module: FakeModule) -> None:
+    module.initialized = False
+
+    assert read(module) is None
+
+
+def test_the_real_module_is_not_initialised_by_reading() -> None:
+    assert not torch.cuda.is_initialized()
+    assert Allocator(torch.device("cuda", 0)).read() is None
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "meta", "mps"])
+def test_devices_without_such_an_allocator_have_no_reading(kind: str) -> None:
+    assert Allocator(torch.device(kind)).read() is None
+
+
+@pytest.mark.parametrize(
+    ("missing", "field"),
+    [
+        ("reserved_bytes", "reserved"),
+        ("num_alloc_retries", "retries"),
+        ("num_ooms", "ooms"),
+    ],
+)
+def test_what_the_allocator_does_not_count_is_absent_and_never_0(
+    module: FakeModule, missing: str, field: str
+) -> None:
+    whole = read(module)
+    del module.found[missing]
+
+    assert whole is not None
+    assert read(module) == whole._replace(**{field: None})
+
+
+def test_a_statistic_of_another_shape_is_absent(module: FakeModule) -> None:
+    module.found = {"allocated_bytes": {"all": 7}, "reserved_bytes": {}, "num_ooms": "many"}
+
+    assert read(module) == Reading(None, None, None, None, None)
+
+
+def test_an_allocator_that_never_counts_has_no_counts(module: FakeModule) -> None:
+    module.backend = "cudaMallocAsync"
+    module.found.update(num_alloc_retries=0, num_ooms=0)
+
+    assert read(module) == Reading(allocated=100, reserved=200, peak=101, retries=None, ooms=None)
+
+
+@pytest.mark.parametrize("answer", [{}, RuntimeError("does not yet support getDeviceStats")])
+def test_an_allocator_that_tells_nothing_has_no_reading(module: FakeModule, answer: Any) -> None:
+    module.found = answer
+
+    assert read(module) is None
+
+
+def test_what_a_handler_raises_in_the_middle_is_no_answer(module: FakeModule) -> None:
+    class WorkerDied(RuntimeError):
+        pass
+
+    def handle(*_: Any) -> None:
+        raise WorkerDied
+
+    def interrupted() -> str:
+        signal.raise_signal(signal.SIGUSR1)
+        return "native"
+
+    module.get_allocator_backend = interrupted  # type: ignore[method-assign]
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(WorkerDied):
+            read(module)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+# -- peaks
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
+        ("NVIDIA H100 PCIe", "bfloat16", 756),
+        ("NVIDIA H100 NVL", "bfloat16", 835.5),
+        ("NVIDIA H200", "float8", 1978.9),
+        ("NVIDIA H200 NVL", "float8", 1670.5),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156),
+        ("NVIDIA A100 80GB PCIe", "float16", 312),
+        ("A100-SXM4-40GB", "float32", 19.5),
+        ("NVIDIA A10", "bfloat16", 125),
+        ("NVIDIA L4", "bfloat16", 121),
+        ("NVIDIA L40", "bfloat16", 181.05),
+        ("NVIDIA L40S", "bfloat16", 362.05),
+        ("Tesla V100-SXM2-32GB", "float16", 125),
+        ("Tesla T4", "float16", 65),
+        ("NVIDIA GB200", "bfloat16", 2500),
+        ("NVIDIA B200", "bfloat16", 2250),
+        ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2),
+        ("NVIDIA RTX A6000", "bfloat16", 154.8),
+        ("NVIDIA RTX 6000 Ada Generation", "bfloat16", 364.2),
+        ("AMD Instinct MI250X", "bfloat16", 191.5),
+        ("AMD Instinct MI300X", "bfloat16", 1307.4),
+    ],
+)
+def test_a_device_has_the_peak_of_its_data_sheet(name: str, dtype: str, tera: float) -> None:
+    assert peak(name, dtype) == pytest.approx(tera * 1e12)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA A100-SXM-64GB",
+        "NVIDIA H100",
+        "NVIDIA H1000",
+        "NVIDIA A100X",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A40-48Q",
+        "NVIDIA",
+        "",
+        "cpu",
+    ],
+)
+def test_what_is_only_like_a_device_is_not_known(name: str) -> None:
+    assert peak(name, "bfloat16") is None
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "tf32", "float8", "float64", "int8", "", "count"])
+def test_a_dtype_that_a_device_does_not_have_is_not_known(dtype: str) -> None:
+    assert peak("Tesla V100-SXM2-16GB", dtype) is None
+
+
+def test_half_the_bits_are_never_slower() -> None:
+    for name, peaks in _DEVICES.items():
+        steps = [each for each in (peaks.float32, peaks.tf32, peaks.float16) if each is not None]
+        assert steps == sorted(steps), name
+        assert peaks.bfloat16 in (None, peaks.float16), name
+        if peaks.float8 is not None:
+            assert peaks.float8 == pytest.approx(2 * peaks.float16, rel=0.02), name
