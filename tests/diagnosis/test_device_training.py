@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 
 import pytest
-from tools.device_training.rank import MS, QUEUE, Rank
+from tools.device_training.rank import MS, QUEUE
 from tools.device_training.setting import Setting, Trouble
 from tools.device_training.training import Piece, WordStream, trained
 
@@ -63,17 +62,6 @@ def test_a_collective_ends_on_all_ranks_at_one_time(setting: Setting) -> None:
             assert all(each.started_ns >= each.enqueued_ns for each in same)
 
 
-@EVERY_SETTING
-def test_steps_end_at_the_same_times_where_nothing_else_is_written_down(setting: Setting) -> None:
-    late = (Trouble(1, "device", 0.3),)
-    watched, unwatched = (
-        [[piece.marks[-1] for piece in pieces] for pieces in trained(setting, STEPS, late, each)]
-        for each in (True, False)
-    )
-
-    assert watched == unwatched
-
-
 def test_a_collective_takes_its_transfer_alone_on_the_rank_that_comes_last() -> None:
     late = Trouble(1, "device", 0.3)
 
@@ -82,35 +70,6 @@ def test_a_collective_takes_its_transfer_alone_on_the_rank_that_comes_last() -> 
             last = max(same, key=lambda each: each.started_ns)
             assert last.duration_ns == 2 * MS
             assert last is same[1] or last.started_ns == same[1].started_ns
-
-
-def test_a_host_waits_for_room_in_the_launch_queue_as_if_kernels_were_launched_one_by_one() -> None:
-    chance = random.Random(1)
-    rank = Rank(0, 0.0, 0)
-    host_ns, done_ns = 0.0, [0.0]
-    full = 0
-
-    for _ in range(600):
-        # Now the host is faster, now the device.
-        kernels, launch_ns = chance.randrange(1, 60), chance.choice((5_000.0, 20_000.0))
-        each_ns = chance.choice((2_000.0, 15_000.0, 40_000.0))
-        # Now and then the host is busy until the device has run dry.
-        if chance.random() < 0.01:
-            rank.work(60 * MS)
-            host_ns += 60 * MS
-        rank.launch(kernels, launch_ns, kernels * each_ns)
-        for _ in range(kernels):
-            host_ns += launch_ns
-            if len(done_ns) > QUEUE and done_ns[-QUEUE] > host_ns:
-                host_ns = done_ns[-QUEUE]
-                full += 1
-            done_ns.append(max(done_ns[-1], host_ns) + each_ns)
-        queued = sum(each > host_ns for each in done_ns[-QUEUE - 100 :])
-
-        assert queued <= QUEUE
-        assert abs(rank.host_ns - host_ns) <= 1_000
-        assert abs(rank.compute_ns - done_ns[-1]) <= 1_000
-    assert full > 1000
 
 
 @pytest.mark.parametrize(
@@ -195,17 +154,3 @@ def test_a_step_is_shorter_by_what_a_trouble_costs_once_it_is_taken_away(
     shorter_ms = took_ms(setting, (trouble,)) - took_ms(setting)
 
     assert least_ms <= shorter_ms <= most_ms
-
-
-def test_a_trouble_changes_nothing_before_it_begins_nor_any_chance_afterwards() -> None:
-    setting = Setting(jitter=0.1, disturbances=True)
-    with_it = list(trained(setting, STEPS, (Trouble(1, "device", 0.3, begins=30),)))
-    without = list(trained(setting, STEPS))
-
-    def forward_ns(steps: list[list[Piece]]) -> list[int]:
-        on_device = read([pieces[0] for pieces in steps], "device")
-        return [round(step.seconds(PHASES["forward"]) * 1e6) for step in on_device]
-
-    assert with_it[:30] == without[:30]
-    assert with_it[30] != without[30]
-    assert forward_ns(with_it)[:50] == forward_ns(without)[:50]

@@ -92,6 +92,7 @@ def start() -> Iterator[Callable[[Machine], ExitCauses]]:
 
     def begin(machine: Machine) -> ExitCauses:
         made.append(ExitCauses(machine.root, lambda: machine.now))
+        made[-1].watch(PID, TICKS)
         return made[-1]
 
     yield begin
@@ -126,7 +127,6 @@ def test_the_kernels_log_names_the_process_that_it_killed(
     words: str, scope: str, machine: Machine, start: Start
 ) -> None:
     found = start(machine)
-    found.watch(PID, TICKS)
 
     machine.says("6,2,2,-;something else\n SUBSYSTEM=x\n" + KILLED.format(words, PID))
     why = found.why(PID, TICKS)
@@ -142,7 +142,6 @@ def test_another_ones_kill_is_not_ours_although_the_cgroup_counts_it(
 ) -> None:
     machine.version_2()
     found = start(machine)
-    found.watch(PID, TICKS)
 
     machine.says(KILLED.format("Memory cgroup out of memory", PID + 1))
     machine.events(1)
@@ -153,7 +152,6 @@ def test_another_ones_kill_is_not_ours_although_the_cgroup_counts_it(
 def test_lines_before_the_agent_started_are_ignored(machine: Machine, start: Start) -> None:
     machine.says(KILLED.format("Out of memory", PID))
     found = start(machine)
-    found.watch(PID, TICKS)
 
     assert findings(found.why(PID, TICKS)) == set()
 
@@ -162,7 +160,6 @@ def test_a_kill_of_an_earlier_owner_of_the_number_is_forgotten(
     machine: Machine, start: Start
 ) -> None:
     found = start(machine)
-    found.watch(PID, TICKS)
     machine.says(KILLED.format("Out of memory", PID))
     assert findings(found.why(PID, TICKS))
 
@@ -175,7 +172,6 @@ def test_a_kill_of_an_earlier_owner_of_the_number_is_forgotten(
 def test_numbers_of_another_namespace_are_not_compared(machine: Machine, start: Start) -> None:
     machine.first_namespace(False)
     found = start(machine)
-    found.watch(PID, TICKS)
 
     machine.says(KILLED.format("Out of memory", PID))
 
@@ -189,7 +185,6 @@ def test_version_2_counts_kills_while_the_log_is_closed(machine: Machine, start:
     blind(machine)
     machine.version_2(kills=2)
     found = start(machine)
-    found.watch(PID, TICKS)
 
     machine.now += 4
     machine.end_process()
@@ -212,7 +207,6 @@ def test_version_1_counts_kills_as_well(machine: Machine, start: Start) -> None:
     control = "sys/fs/cgroup/memory/job/memory.oom_control"
     machine.write(control, "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
     found = start(machine)
-    found.watch(PID, TICKS)
 
     machine.write(control, "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
 
@@ -225,7 +219,6 @@ def test_a_container_sees_its_part_of_the_tree_under_a_longer_path(
     blind(machine)
     machine.version_2(path="/docker/abc", top="/docker/abc")
     found = start(machine)
-    found.watch(PID, TICKS)
 
     machine.events(1, "")
 
@@ -252,7 +245,6 @@ def test_a_cgroup_that_cannot_be_read_gives_no_evidence(
         machine.events(0, other)
     machine.process(PID, cgroup=f"0::{path}\n")
     found = start(machine)
-    found.watch(PID, TICKS)
 
     for other in ("/../other", "/d", "/elsewhere", ""):
         machine.events(5, other)
@@ -266,7 +258,6 @@ def test_a_kill_counted_while_it_was_dying_is_seen_and_an_old_one_is_not(
     blind(machine)
     machine.version_2(kills=1)
     found = start(machine)
-    found.watch(PID, TICKS)
     machine.events(2)
     # It takes some seconds to die, and is looked at meanwhile.
     for _ in range(5):
@@ -285,7 +276,6 @@ def test_of_a_deleted_cgroup_the_last_reading_counts(machine: Machine, start: St
     blind(machine)
     machine.version_2()
     found = start(machine)
-    found.watch(PID, TICKS)
     machine.events(1)
     machine.now += 1
     found.watch(PID, TICKS)
@@ -304,9 +294,8 @@ def test_the_last_reading_of_its_memory_and_the_smallest_limit_are_remembered(
     machine.version_2()
     machine.write("sys/fs/cgroup/job/rank/memory.max", "max\n")
     machine.write("sys/fs/cgroup/job/memory.max", f"{8 << 30}\n")
-    found = start(machine)
     machine.process(PID, pages=2000, cgroup="0::/job/rank\n")
-    found.watch(PID, TICKS)
+    found = start(machine)
 
     machine.end_process()
     machine.now += 2.5
@@ -318,7 +307,6 @@ def test_the_last_reading_of_its_memory_and_the_smallest_limit_are_remembered(
 
 def test_without_a_cgroup_the_node_is_the_limit(machine: Machine, start: Start) -> None:
     found = start(machine)
-    found.watch(PID, TICKS)
 
     why = found.why(PID, TICKS)
 
@@ -329,7 +317,6 @@ def test_a_dying_process_that_gave_its_memory_back_does_not_spoil_the_reading(
     machine: Machine, start: Start
 ) -> None:
     found = start(machine)
-    found.watch(PID, TICKS)
     machine.process(PID, pages=0)
     machine.now += 1
     found.watch(PID, TICKS)
@@ -341,7 +328,6 @@ def test_it_is_read_once_a_second_however_often_it_is_watched(
     machine: Machine, start: Start
 ) -> None:
     found = start(machine)
-    found.watch(PID, TICKS)
     machine.process(PID, pages=7)
     machine.now += 0.5
     found.watch(PID, TICKS)
@@ -366,7 +352,6 @@ def test_an_error_that_the_worker_wrote_for_its_launcher_is_evidence(
 ) -> None:
     machine.process(PID, environ="A=b\0TORCHELASTIC_ERROR_FILE=/tmp/e/error.json\0C=d\0")
     found = start(machine)
-    found.watch(PID, TICKS)
 
     machine.end_process()
     machine.write("tmp/e/error.json", json.dumps(content))
@@ -387,7 +372,6 @@ def test_a_broken_error_file_gives_no_evidence(made: str, machine: Machine, star
     elif made == "relative":
         machine.write("error.json", '{"message": "x"}')
     found = start(machine)
-    found.watch(PID, TICKS)
 
     assert findings(found.why(PID, TICKS)) == set()
 
@@ -397,7 +381,6 @@ def test_errors_of_the_gpu_are_evidence_if_they_are_recent_and_not_of_another_pr
 ) -> None:
     xid = "3,9,9,-;NVRM: Xid (PCI:0000:65:00): {}, {}\n"
     found = start(machine)
-    found.watch(PID, TICKS)
     machine.says(xid.format(13, f"pid={PID}, name=python"))
     machine.now += 1
     found.watch(PID, TICKS)
@@ -428,7 +411,6 @@ def test_the_same_number_in_another_namespace_is_another_process(
     machine: Machine, start: Start
 ) -> None:
     found = start(machine)
-    found.watch(PID, TICKS)
 
     found.watch(PID, TICKS + 1)
 
@@ -517,7 +499,6 @@ def test_the_kill_signal_alone_is_blamed_on_the_out_of_memory_killer(
     blind(machine)
     machine.version_2()
     found = start(machine)
-    found.watch(PID, TICKS)
     machine.events(1)
 
     # The kernel's answer, which only new ones give.
