@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -10,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -117,30 +119,51 @@ def test_instrument_opens_the_run_and_says_what_is_trained(place: Here) -> None:
     assert torch.__version__ == facts["torch"]
 
 
-def test_describing_the_same_model_for_ever_leaves_room_for_names(place: Here) -> None:
-    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
-    run = otel_ddp.init()
-    for _ in range(1000):
-        otel_ddp.instrument(torch.nn.Linear(1, 1), config={"lr": 0.1})
+@contextlib.contextmanager
+def group_of_one() -> Iterator[None]:
+    """A process group in which this process is alone."""
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
-    run.log({f"n{number}": 1.0 for number in range(200)})
 
-    assert len(place.only().values) == 200
+def the_same_model(run: otel_ddp.Run, _: int) -> None:
+    otel_ddp.instrument(torch.nn.Linear(1, 1), config={"lr": 0.1})
 
 
-def test_a_configuration_that_always_changes_leaves_room_for_names(
-    place: Here, caplog: pytest.LogCaptureFixture
+def other_models(run: otel_ddp.Run, number: int) -> None:
+    run.describe(torch.nn.Linear(number + 1, 1))
+
+
+def other_settings(run: otel_ddp.Run, number: int) -> None:
+    run.config({"text": f"{number}" * 10})
+
+
+@pytest.mark.parametrize(
+    ("repeated", "said"),
+    [
+        (the_same_model, []),
+        (other_models, ["what is known of this program found no room (OTEL_DDP_JOURNAL_BYTES)."]),
+        (other_settings, ["'text' of the configuration found no room (OTEL_DDP_JOURNAL_BYTES)."]),
+    ],
+)
+def test_what_is_said_for_ever_leaves_room_for_names(
+    repeated: Callable[[otel_ddp.Run, int], None],
+    said: list[str],
+    place: Here,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run = otel_ddp.init()
-    for number in range(5000):
-        run.config({"text": f"{number}" * 10})
+    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
+    with otel_ddp.init() as run:
+        for number in range(1000):
+            repeated(run, number)
+        run.log(many(100))
 
-    run.log({f"n{number}": 1.0 for number in range(900)})
-
-    assert len(place.only().values) == 900
-    assert caplog.messages == [
-        "'text' of the configuration found no room (OTEL_DDP_JOURNAL_BYTES)."
-    ]
+    assert len(place.only().values) == 100
+    assert caplog.messages == said
 
 
 def many(count: int, value: float = 1.0) -> dict[str, float]:
@@ -155,17 +178,13 @@ def test_names_leave_room_for_the_rank_that_is_learned_later(
     run = otel_ddp.init(world_size=2)
     run.log(many(400))
     before = place.only().identity
-    dist = torch.distributed
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with group_of_one():
         if handled:
             # The first call that could tell comes from a signal handler, in the middle of a record.
             assert run._records is not None
             run._records.recorder.gate.write(lambda: run.log({"loss": 1.0}), None)
             assert before == place.only().identity
         run.log({"loss": 1.0})
-    finally:
-        dist.destroy_process_group()
 
     after = place.only().identity
     assert (before["global_rank"], before["settled"]) == (None, False)
@@ -183,13 +202,9 @@ def test_an_identity_without_room_gives_a_warning_with_advice(
     assert run._records is not None
     while run._records.recorder.writer.document(layout.IDENTITY, run.identity.to_dict()):
         pass
-    dist = torch.distributed
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with group_of_one():
         for _ in range(2):
             run.log({"loss": 1.0})
-    finally:
-        dist.destroy_process_group()
 
     said, *_ = caplog.messages
     assert "found no room in its journal" in said
@@ -241,21 +256,6 @@ def test_counts_of_names_stop_with_a_warning_when_the_room_is_full(
     assert journal.total(catalog.TRAINING_PHASE_TIME, phase="eval") > 0
     assert len(caplog.messages) == 2
     assert "are NaN or infinite and are recorded, but not counted" in caplog.messages[1]
-
-
-def test_facts_that_always_change_leave_room_and_give_a_warning(
-    place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
-    with otel_ddp.init() as run:
-        for size in range(1, 300):
-            run.describe(torch.nn.Linear(size, 1))
-        run.log(many(100))
-
-    assert len(place.only().values) == 100
-    assert caplog.messages == [
-        "what is known of this program found no room (OTEL_DDP_JOURNAL_BYTES)."
-    ]
 
 
 def test_of_a_configuration_too_large_the_first_part_is_kept(place: Here) -> None:
@@ -680,9 +680,7 @@ def test_a_model_that_is_no_module_gives_a_warning(
 def test_a_given_rank_that_differs_from_the_process_group_gives_a_warning(
     place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dist = torch.distributed
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with group_of_one():
         otel_ddp.init(global_rank=0).finish()
         # What a launcher says is not what the user says.
         monkeypatch.setenv("RANK", "1")
@@ -690,8 +688,6 @@ def test_a_given_rank_that_differs_from_the_process_group_gives_a_warning(
         otel_ddp.init().finish()
         assert caplog.messages == []
         run = otel_ddp.init(global_rank=3, world_size=8)
-    finally:
-        dist.destroy_process_group()
 
     assert run.identity.global_rank == 3
     (said,) = caplog.messages
@@ -715,13 +711,8 @@ def test_what_a_configuration_says_of_ranks_gives_way_to_the_process_group(place
     parallel = {"rank": 5, "world_size": 8, "backend": "nccl"}
     with otel_ddp.instrument(None, parallel=parallel) as alone:
         assert (alone.identity.global_rank, alone.identity.world_size) == (5, 8)
-    dist = torch.distributed
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with otel_ddp.instrument(None, parallel=parallel) as run:
-            assert (run.identity.global_rank, run.identity.world_size) == (0, 1)
-    finally:
-        dist.destroy_process_group()
+    with group_of_one(), otel_ddp.instrument(None, parallel=parallel) as run:
+        assert (run.identity.global_rank, run.identity.world_size) == (0, 1)
 
 
 def test_what_a_configuration_says_of_ranks_gives_way_to_the_launcher(
@@ -763,17 +754,13 @@ def test_a_rank_without_a_world_size_gives_a_warning_until_a_process_group_has_i
     place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RANK", "7")
-    dist = torch.distributed
 
     otel_ddp.init(world_size=8).finish()
     assert caplog.messages == []
     with otel_ddp.init() as run:
         before = run.identity
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        try:
+        with group_of_one():
             run.log({"loss": 1.0})
-        finally:
-            dist.destroy_process_group()
         after = run.identity
 
     assert (before.global_rank, before.world_size, before.settled) == (7, None, False)
