@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from make import labels_of
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.journal.layout import OF_BUFFERS
@@ -17,17 +18,6 @@ S = 1000 * MS
 NOW = 1_700_000_000_000_000_000
 NEVER = 10**9
 PLAIN = ((PHASES["forward"], 40), (PHASES["backward"], 50), (PHASES["optimizer"], 10))
-
-
-def labels(rank: int = 0, run: str = "r") -> tuple[tuple[str, str], ...]:
-    return (
-        ("group", "g"),
-        ("run", run),
-        ("job_type", "train"),
-        ("node", "n"),
-        ("rank", str(rank)),
-        ("local_rank", str(rank)),
-    )
 
 
 def made(
@@ -83,7 +73,7 @@ def reason(spans: list[dict[str, Any]]) -> str | None:
 
 
 def alone(step: Step, every: int = NEVER) -> list[dict[str, Any]]:
-    return StepSpans().spans(step, labels(), every)
+    return StepSpans().spans(step, labels_of(0), every)
 
 
 # -- which
@@ -92,7 +82,7 @@ def alone(step: Step, every: int = NEVER) -> list[dict[str, Any]]:
 def test_of_usual_steps_every_hundredth_is_a_span() -> None:
     chosen = StepSpans()
 
-    found = {number: reason(chosen.spans(made(number), labels(), 100)) for number in range(301)}
+    found = {number: reason(chosen.spans(made(number), labels_of(0), 100)) for number in range(301)}
 
     shown = {number: why for number, why in found.items() if why}
     assert shown == dict.fromkeys((0, 100, 200, 300), "sampled")
@@ -173,7 +163,7 @@ def test_in_a_job_that_varies_as_usual_hardly_a_step_is_slow() -> None:
     slow = 0
     for number in range(1, 20_001):
         step = took(number, int(100 * MS * dice.lognormvariate(0, 0.15)))
-        slow += reason(chosen.spans(step, labels(), NEVER)) == "slow"
+        slow += reason(chosen.spans(step, labels_of(0), NEVER)) == "slow"
 
     assert 0 < slow < 200
 
@@ -185,10 +175,10 @@ def test_twice_the_median_is_slow_in_any_job(spread: float) -> None:
         chosen = StepSpans()
         times = [int(100 * MS * dice.lognormvariate(0, spread)) for _ in range(20)]
         for number, each in enumerate(times, 1):
-            chosen.spans(took(number, each), labels(), NEVER)
+            chosen.spans(took(number, each), labels_of(0), NEVER)
 
         # The larger one of the two in the middle.
-        spans = chosen.spans(took(21, 2 * sorted(times)[10]), labels(), NEVER)
+        spans = chosen.spans(took(21, 2 * sorted(times)[10]), labels_of(0), NEVER)
 
         assert reason(spans) == "slow"
 
@@ -196,7 +186,7 @@ def test_twice_the_median_is_slow_in_any_job(spread: float) -> None:
 def test_nothing_is_slow_before_twenty_steps_are_known() -> None:
     chosen = StepSpans()
 
-    found = [chosen.spans(took(number, 10**number), labels(), NEVER) for number in range(1, 21)]
+    found = [chosen.spans(took(number, 10**number), labels_of(0), NEVER) for number in range(1, 21)]
 
     assert found == [[]] * 20
 
@@ -204,10 +194,10 @@ def test_nothing_is_slow_before_twenty_steps_are_known() -> None:
 def test_a_very_even_job_has_no_slow_step_for_its_last_per_cent() -> None:
     chosen = StepSpans()
     for number in range(1, 21):
-        chosen.spans(took(number, 100 * MS), labels(), NEVER)
+        chosen.spans(took(number, 100 * MS), labels_of(0), NEVER)
 
-    assert chosen.spans(took(21, 124 * MS), labels(), NEVER) == []
-    assert reason(chosen.spans(took(22, 126 * MS), labels(), NEVER)) == "slow"
+    assert chosen.spans(took(21, 124 * MS), labels_of(0), NEVER) == []
+    assert reason(chosen.spans(took(22, 126 * MS), labels_of(0), NEVER)) == "slow"
 
 
 # -- what is usual
@@ -219,7 +209,7 @@ def test_a_property_of_one_step_in_four_is_unusual_and_of_one_in_three_is_not() 
         chosen = StepSpans()
         for number in range(1, 1001):
             said = {"skipped": number % every == 0}
-            shown[every, number] = reason(chosen.spans(made(number, **said), labels(), NEVER))
+            shown[every, number] = reason(chosen.spans(made(number, **said), labels_of(0), NEVER))
 
     assert all(shown[4, number] == "skipped" for number in range(4, 1001, 4))
     assert not any(shown[3, number] for number in range(21, 1001))
@@ -228,13 +218,13 @@ def test_a_property_of_one_step_in_four_is_unusual_and_of_one_in_three_is_not() 
 def test_usual_properties_use_up_no_span_of_others() -> None:
     chosen = StepSpans()
     for number in range(1, 21):
-        chosen.spans(made(number, EVAL, NOW + number * MS), labels(), NEVER)
+        chosen.spans(made(number, EVAL, NOW + number * MS), labels_of(0), NEVER)
     later = NOW + 60 * S
     for number in range(21, 121):
-        chosen.spans(made(number, EVAL, later + number * MS), labels(), NEVER)
+        chosen.spans(made(number, EVAL, later + number * MS), labels_of(0), NEVER)
 
     spans = [
-        chosen.spans(made(number, CHECKPOINT, later + number * MS), labels(), NEVER)
+        chosen.spans(made(number, CHECKPOINT, later + number * MS), labels_of(0), NEVER)
         for number in range(121, 132)
     ]
 
@@ -253,7 +243,7 @@ def test_a_broken_job_sends_thirty_spans_a_minute_and_counts_the_others() -> Non
     for tenth in range(10 * 300):
         steps += 1
         step = made_odd(tenth, NOW + tenth * S // 10)
-        if spans := chosen.spans(step, labels(), 0):
+        if spans := chosen.spans(step, labels_of(0), 0):
             went.append((step.ended_ns, spans[0]["attributes"].get("left_out", 0)))
 
     for at, _ in went:
@@ -267,11 +257,11 @@ def test_sampled_steps_are_sent_beside_any_number_of_others() -> None:
     spans = []
     for number in range(1, 101):
         step = made_odd(number, NOW + number * MS)
-        spans.append(chosen.spans(step, labels(), 100))
+        spans.append(chosen.spans(step, labels_of(0), 100))
 
     assert [bool(each) for each in spans] == [True] * 10 + [False] * 89 + [True]
     assert spans[-1][0]["attributes"] == {"reason": "sampled,skipped", "left_out": 89}
-    assert "left_out" not in chosen.spans(made(200), labels(), 100)[0]["attributes"]
+    assert "left_out" not in chosen.spans(made(200), labels_of(0), 100)[0]["attributes"]
 
 
 # -- the contents of spans
@@ -301,7 +291,7 @@ def test_a_step_is_a_span_of_its_phases() -> None:
 
 
 def test_all_ranks_share_the_trace_of_a_step_and_nothing_else() -> None:
-    first, second = (StepSpans().spans(made(100), labels(rank), 100) for rank in (0, 1))
+    first, second = (StepSpans().spans(made(100), labels_of(rank), 100) for rank in (0, 1))
 
     assert {each["trace"] for each in first + second} == {"step/100"}
     assert len({each["id"] for each in first + second}) == len(first) + len(second)
@@ -314,7 +304,7 @@ def test_a_step_that_is_read_twice_is_the_same_span() -> None:
 def test_a_step_that_is_trained_twice_is_another_span() -> None:
     first = alone(made(100), 100)
     again = alone(made(100, began_ns=NOW), 100)
-    elsewhere = StepSpans().spans(made(100), labels(run="other"), 100)
+    elsewhere = StepSpans().spans(made(100), labels_of(0, run="other"), 100)
 
     ids = [{each["id"] for each in spans} for spans in (first, again, elsewhere)]
     assert len(set.union(*ids)) == sum(map(len, ids))

@@ -15,8 +15,9 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
+from make import labels_of
 from otel_ddp import catalog
-from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger
+from otel_ddp.agent.ledger import Buckets, Exemplar, Ledger
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.errors import containment
 from otel_ddp.history.page.app import App
@@ -24,14 +25,7 @@ from shortages import no_threads
 
 PAGE = App(Path("/nowhere"))
 
-RANK: Labels = (
-    ("group", "g"),
-    ("run", "r"),
-    ("job_type", "train"),
-    ("node", "n1"),
-    ("rank", "0"),
-    ("local_rank", "0"),
-)
+RANK = labels_of(0)
 SNAPSHOT = Path(__file__).with_name("exposition.txt")
 
 
