@@ -56,7 +56,6 @@ class Ended(NamedTuple):
     """What remains of a process after its journal is deleted: its labels and its description."""
 
     labels: Labels
-    created_ns: int
     ended_at: float
     process: ProcessState
 
@@ -253,7 +252,7 @@ class Journals:
         for journal in self._journals.values():
             yield journal.labels, journal.reader.created_ns
         for ended in self._ended:
-            yield ended.labels, ended.created_ns
+            yield ended.labels, ended.process.started_ns
 
     # -- the end of a journal
 
@@ -280,7 +279,7 @@ class Journals:
             self._submitted.pop(path, None)
             ended_at = journal.ended_at or 0.0
             process = with_texts(journal.describe(), journal.reader)
-            self._ended.append(Ended(journal.labels, journal.reader.created_ns, ended_at, process))
+            self._ended.append(Ended(journal.labels, ended_at, process))
             journal.reader.close()
 
     def delete(self, done: Collection[Path]) -> None:
