@@ -19,6 +19,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 import warm
 from node import Node, finished, until
+from otel_ddp.agent.export.otlp.outcome import SIGNALS
 from otel_ddp.agent.export.spool import Spool
 from otel_ddp.journal.reader import JournalReader
 from otlp_receiver import Receiver
@@ -279,11 +280,12 @@ def test_a_process_ends_with_its_last_values_on_disk_where_no_collector_takes_th
         kept = Spool(folder, 1 << 30)
         signals = set()
         states = set()
-        while (entry := kept.oldest()) is not None:
-            signals.add(entry.signal)
-            if entry.signal == "metrics":
-                states |= _states_of("second", entry.read() or b"")
-            kept.remove(entry)
+        for signal_name in SIGNALS:
+            while (entry := kept.oldest(signal_name)) is not None:
+                signals.add(signal_name)
+                if signal_name == "metrics":
+                    states |= _states_of("second", entry.read() or b"")
+                kept.remove(entry, "delivered")
         assert signals == {"metrics", "traces", "logs"}
         # Its end as well: whoever takes over the last value has seen that it finished.
         assert 2.0 in states
