@@ -52,6 +52,21 @@ def test_a_recipe_touches_four_files_at_most_and_names_what_is_in_them(recipe: s
         assert [each for each in sorted(words) if each not in text] == []
 
 
+@pytest.mark.parametrize(
+    ("walk", "most"), [("A value", 15), ("A step", 15), ("A hang", 15), ("The end of a process", 4)]
+)
+def test_a_walk_passes_files_that_there_are_and_few_of_them(walk: str, most: int) -> None:
+    text = text_of("how-it-works.md").partition(f"**{walk}**")[2]
+    rows = re.findall(r"^\| (`.+) \| .+ \|$", text.partition("\n**")[0], re.MULTILINE)
+
+    passed = []
+    for row in rows:
+        first, *others = re.findall(r"`([\w/]+\.py)`", row)
+        passed += [Path(first), *(Path(first).parent / each for each in others)]
+    assert 4 <= len(passed) <= most
+    assert [str(each) for each in passed if not (PACKAGE / each).is_file()] == []
+
+
 def test_every_driver_of_gpus_has_a_home_for_its_library() -> None:
     homes = " ".join(HOMES.values())
 
