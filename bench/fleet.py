@@ -21,6 +21,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -197,7 +198,7 @@ class Fleet:
         rows = recorded()
         self.interval_s = interval_s
         """Of the exports from now on: a long past may be played in fewer of them."""
-        conf = settings.read(env={})._replace(endpoint=endpoint)
+        conf = replace(settings.read(env={}), endpoint=endpoint)
         self._nodes = [
             SimulatedNode(number, rows, began_ns=began_ns, steps_per_s=steps_per_s)
             for number in range(size)

@@ -213,3 +213,11 @@ def finished(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> 
     output, _ = process.communicate(timeout=patience_s)
     assert process.returncode == 0, output
     return str(output)
+
+
+def new_certificate(folder: Path, name: str) -> None:
+    """Makes a certificate for 127.0.0.1 and its key, *name*.crt and *name*.key."""
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj"
+    where = ("-addext", "subjectAltName=IP:127.0.0.1")
+    files = ("-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.crt"))
+    subprocess.run([*command.split(), "/CN=tls", *where, *files], check=True, capture_output=True)

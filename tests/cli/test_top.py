@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from node import Node, finished, until
+from node import Node, finished, new_certificate, until
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.scrape import web_config
@@ -323,6 +323,24 @@ def test_an_agent_that_wants_a_token_gets_that_of_the_web_configuration(
     assert "wants a token: set OTEL_DDP_WEB_CONFIG" in str(refused)
     assert isinstance(admitted, dict)
     assert len(admitted["processes"]) == 1
+    ranks.leave()
+
+
+def test_a_token_goes_to_no_server_with_another_certificate(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("abc")
+    for name in ("tls", "other"):
+        new_certificate(tmp_path, name)
+        (tmp_path / f"{name}.yml").write_text(
+            "bearer_token_file: token\n"
+            f"tls_server_config: {{cert_file: {name}.crt, key_file: {name}.key}}\n"
+        )
+    ranks = make(ranks=1, rules=str(tmp_path / "tls.yml"))
+
+    refused = Agents(str(tmp_path / "other.yml")).ask(ranks.place, "now")
+    admitted = Agents(str(tmp_path / "tls.yml")).ask(ranks.place, "now")
+
+    assert "CERTIFICATE_VERIFY_FAILED" in str(refused)
+    assert isinstance(admitted, dict)
     ranks.leave()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import socket
 import ssl
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from node import new_certificate
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape import server as servers
 from otel_ddp.agent.scrape import web_config
@@ -26,7 +26,6 @@ PAGE = App(Path("/nowhere"))
 
 TLS = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}\n"
 TOKEN = "bearer_token_file: token\n"
-NEW_KEY = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj"
 
 # What a client sees that speaks another language.
 NO_ANSWER = (ssl.SSLError, urllib.error.URLError, ConnectionError)
@@ -35,9 +34,7 @@ NO_ANSWER = (ssl.SSLError, urllib.error.URLError, ConnectionError)
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys")
-    command = (*NEW_KEY.split(), "/CN=tls", "-addext", "subjectAltName=IP:127.0.0.1")
-    files = ("-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt"))
-    subprocess.run([*command, *files], check=True, capture_output=True)
+    new_certificate(folder, "tls")
     (folder / "token").write_text("abc\n")
     return folder
 

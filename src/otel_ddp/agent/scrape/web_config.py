@@ -35,6 +35,8 @@ class WebConfig:
     tls: ssl.SSLContext | None
     token: bytes
     """Empty: none is asked for."""
+    certificate: str
+    """Its file; empty without TLS."""
 
     def admits(self, authorization: str) -> bool:
         """Whether a request with this header may be answered."""
@@ -84,9 +86,10 @@ def _read(path: Path) -> WebConfig:
 
     said = yaml.safe_load(path.read_text()) or {}
     _check_keys(path, said, "bearer_token_file", "tls_server_config")
-    tls, token = None, b""
+    tls, token, certificate = None, b"", ""
     if "tls_server_config" in said:
-        tls = _context(path, said["tls_server_config"] or {})
+        tls = _context(path, of_tls := said["tls_server_config"] or {})
+        certificate = str(_file(path, of_tls, "cert_file"))
     if "bearer_token_file" in said:
         found = _file(path, said, "bearer_token_file")
         try:
@@ -97,7 +100,7 @@ def _read(path: Path) -> WebConfig:
             raise Refused(f"{found} is empty")
     if tls is None and not token:
         raise Refused(f"{path} protects nothing: name tls_server_config or bearer_token_file")
-    return WebConfig(tls, token)
+    return WebConfig(tls, token, certificate)
 
 
 def _context(path: Path, said: Any) -> ssl.SSLContext:

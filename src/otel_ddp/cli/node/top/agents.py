@@ -25,9 +25,11 @@ class Agents:
         """*web_configuration*: OTEL_DDP_WEB_CONFIG, whose token an agent may ask for."""
         self._answer_s = answer_s
         self._headers: dict[str, str] = {}
+        self._certificate = ""
         if web_configuration and web_configuration != web_config.INSECURE:
             try:
-                token = web_config.read(Path(web_configuration)).token.decode()
+                rules = web_config.read(Path(web_configuration))
+                self._certificate, token = rules.certificate, rules.token.decode()
             except (web_config.Refused, ValueError):
                 token = ""  # the agent says what is wrong with it
             if token:
@@ -61,7 +63,11 @@ class Agents:
         at, patience_s = (where.hostname or "", where.port), self._answer_s
         if where.scheme == "http":
             return http.client.HTTPConnection(*at, timeout=patience_s)
-        # Its address is in a directory of ours; whether others trust its certificate is theirs.
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        # A token goes to the server of the agent's own certificate alone: after the agent's end
+        # its port may be another's.
+        context = ssl.create_default_context(cafile=self._certificate or None)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        if not self._headers:
+            context.verify_mode = ssl.CERT_NONE
         return http.client.HTTPSConnection(*at, timeout=patience_s, context=context)
