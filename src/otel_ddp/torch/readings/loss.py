@@ -13,6 +13,9 @@ import torch
 from otel_ddp.torch import inspect_values
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
+# A loss is read every tenth of a second. Where so many steps have gone by, looking at each would
+# take more than half a percent of them.
+_MANY_STEPS = 64
 # How much of a tuple is searched for a loss.
 _MOST_RETURNED = 16
 
@@ -29,6 +32,7 @@ class ReturnedLoss:
         self.missing = ""
         """Why the last forward gave no loss; empty where it gave one."""
         self._found: dict[int, Any] = {}
+        self._read_before = 0
         self._place: _Place | None = None
         self._before = self._last = (-1, math.nan)  # of two steps, the first finite loss
 
@@ -39,7 +43,10 @@ class ReturnedLoss:
         loss, self.missing = (None, "divided_loss") if watched.divided_loss else loss_of(output)
         if loss is not None:
             self._found.setdefault(steps_before, loss)
-        self._place = _place(watched, output) if loss is not None and loss.is_cpu else None
+        short = steps_before - self._read_before > _MANY_STEPS
+        self._read_before = steps_before
+        at_hand = loss is not None and loss.is_cpu and not short
+        self._place = _place(watched, output) if at_hand else None
         return self._place is not None
 
     def check(self, watched: WatchedModel, output: Any, steps_before: int) -> None:
