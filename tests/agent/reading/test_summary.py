@@ -194,6 +194,10 @@ def test_a_damaged_summary_is_none(node: Node) -> None:
         b'[["loss", "val", 1.0, 1, 1, "x", 1, 1]]',
         # No float can be as large.
         b'[["loss", "train", %b, 1, 1, 1.0, 1, 1]]' % huge,
+        b'[["loss", "train", 1.0, %b, 1, 1.0, %b, 1]]' % (huge, huge),
+        # No label may be like that.
+        b'[["loss\\ud800", "val", 1.0, 1, 1, 1.0, 1, 1]]',
+        b'[["loss\\u001b[31m", "val", 1.0, 1, 1, 1.0, 1, 1]]',
     ):
         beside.write_bytes(content)
         node.new_agent()

@@ -13,7 +13,7 @@ from otel_ddp import catalog, files
 from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.journal import layout
 from otel_ddp.journal.direction import direction
-from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.reader import JournalReader, clean_text
 
 # A name and its split.
 Key = tuple[str, str]
@@ -200,12 +200,28 @@ def _path(reader: JournalReader) -> Path:
 
 def _read(reader: JournalReader) -> Iterator[tuple[Key, Extremes]]:
     """What is in the file beside a journal; nothing of a damaged one."""
-    try:
-        for name, split, *low_high in files.read_json(_path(reader), _MOST_BYTES) or ():
-            low, high = (
-                Point(float(value), None if step is None else int(step), int(time_ns))
-                for value, step, time_ns in (low_high[:3], low_high[3:])
-            )
-            yield (str(name), str(split)), Extremes(low, high)
-    except (TypeError, ValueError, OverflowError):
-        return
+    content = files.read_json(_path(reader), _MOST_BYTES)
+    for row in content if isinstance(content, list) else ():
+        if _is_row(row):
+            name, split, *points = row
+            yield (name, split), Extremes(Point(*points[:3]), Point(*points[3:]))
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, list) or len(row) != 8:
+        return False
+    texts, points = row[:2], (row[2:5], row[5:8])
+    return all(map(_is_clean, texts)) and all(
+        isinstance(value, float) and (step is None or _is_word(step)) and _is_word(time_ns)
+        for value, step, time_ns in points
+    )
+
+
+def _is_clean(text: Any) -> bool:
+    """Whether it can be a label as it is, like every text that a journal gives."""
+    return isinstance(text, str) and clean_text(text.encode(errors="replace")) == text
+
+
+def _is_word(number: Any) -> bool:
+    """Whether a journal can hold it: a larger one is no float, either."""
+    return isinstance(number, int) and abs(number) < 1 << 63
