@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -204,3 +205,20 @@ def test_a_mistake_in_the_sites_file_costs_no_task_its_start(mistake: str, tmp_p
         "export OTEL_DDP_PROJECT=nlp",
         "export OTEL_DDP_NAME=llama 4711",
     ]
+
+
+def test_a_task_of_an_array_is_named_after_the_array(tmp_path: Path) -> None:
+    said = prolog(tmp_path, SLURM_ARRAY_JOB_ID="4700", SLURM_ARRAY_TASK_ID="3")
+
+    assert said["OTEL_DDP_NAME"] == "llama 4700_3"
+
+
+def test_the_example_job_starts_as_many_processes_as_it_has_gpus() -> None:
+    text = (SLURM / "train.sbatch").read_text()
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, re.M))
+
+    assert asked["ntasks-per-node"] == "1", "torchrun starts the others"
+    assert f"--nproc-per-node={asked['gpus-per-node']}" in text
+    # Since Slurm 22.05 srun does not take it over from sbatch: all ranks would share one core.
+    assert '--cpus-per-task="$SLURM_CPUS_PER_TASK"' in text
+    assert re.search(r"--rdzv-id=\S*\$SLURM_JOB_ID", text)

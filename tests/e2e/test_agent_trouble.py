@@ -322,3 +322,15 @@ def test_an_error_that_ended_the_agent_before_is_told_by_the_next_one() -> None:
         assert f"the agent before this one was ended by an error {where}" in remark
         # The second one's left in order.
         assert "ended by an error" not in node.agent()["remark"]
+
+
+def test_an_agent_whose_place_was_removed_leaves_and_does_not_bring_it_back() -> None:
+    with Node() as node:
+        node.run(TRAIN)
+        pid = int(node.agent()["pid"])
+
+        with _stopped(pid):
+            shutil.rmtree(node.place.directory)
+
+        until(lambda: not os.path.exists(f"/proc/{pid}"), "the agent to leave")
+        assert not node.place.directory.exists()

@@ -16,7 +16,7 @@ from node import Node, finished, until
 # What Linux tells from 6.15 on.
 TELLS_EXITS = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
 
-RUNNING, FINISHED, KILLED = 1.0, 2.0, 4.0
+RUNNING, FINISHED, FAILED, KILLED = 1.0, 2.0, 3.0, 4.0
 
 # The first snippet of another tracker's guide: a pool that nobody closes, or one in `with`.
 POOL = """
@@ -63,11 +63,11 @@ if __name__ == "__main__":
 """
 
 # Children of the given kinds, each with a run of its own. The parent ends them when it is told to,
-# and lives on.
+# or when one of them fails, and lives on.
 CHILDREN = """
 import multiprocessing, sys, time, otel_ddp
 
-def child(kind, there):
+def child(kind, there, go):
     run = otel_ddp.init(run=kind, global_rank=0, world_size=1)
     run.log({"loss": 0.5})
     if kind == "busy":
@@ -75,17 +75,24 @@ def child(kind, there):
             there.set()
             time.sleep(60)
     there.set()
+    if kind == "fails":
+        go.wait()
+        raise ValueError("no more data")
     time.sleep(60)
 
 if __name__ == "__main__":
+    go = multiprocessing.Event()
     children = []
     for kind in sys.argv[1:]:
         there = multiprocessing.Event()
-        children.append(multiprocessing.Process(target=child, args=(kind, there)))
+        children.append(multiprocessing.Process(target=child, args=(kind, there, go)))
         children[-1].start()
         there.wait()
     print(*[each.pid for each in children], flush=True)
     sys.stdin.readline()
+    go.set()
+    if "fails" in sys.argv:
+        children[sys.argv[1:].index("fails")].join()
     for each in children:
         each.terminate()
     for each in children:
@@ -168,6 +175,15 @@ def test_a_child_that_its_parent_ends_has_ended_unless_it_was_in_the_middle_of_s
         assert reasons == {"idle": "finished", "busy": "killed"}
 
 
+def test_a_child_that_is_ended_because_another_has_failed_is_killed() -> None:
+    with Node() as node:
+        family = Family(node, ["fails", "idle"])
+
+        family.end()
+
+        family.become(fails=FAILED, idle=KILLED)
+
+
 # A container calls the function that trains in a thread, and leaves with 1 when it is done with it.
 CONTAINER = """
 import os, sys, threading, torch, otel_ddp
@@ -236,6 +252,47 @@ def test_runs_that_a_living_process_has_ended_give_their_memory_back() -> None:
 
         assert process.poll() is None
         assert states(node) == {str(number): FINISHED for number in range(12)}
+
+
+FUNNEL = """
+import sys, otel_ddp
+run = otel_ddp.init(run="r")
+run.log({"loss": 0.5})
+for rank in (1, 2):
+    run.for_rank(rank, job_type="worker").log({"loss": 0.5 + rank})
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_rank_that_another_process_logs_for_neither_stands_still_nor_dies() -> None:
+    with Node() as node:
+        parent = program(node, FUNNEL)
+
+        def seen() -> dict[tuple[str, str], float]:
+            found = node.series("training_state")
+            return {(labels["job_type"], labels["rank"]): state for labels, state in found}
+
+        ranks = [("train", "0"), ("worker", "1"), ("worker", "2")]
+        until(lambda: seen() == dict.fromkeys(ranks, RUNNING), "all ranks")
+        values = {labels["rank"]: v for labels, v in node.series("training_scalar", name="loss")}
+        assert values == {"0": 0.5, "1": 1.5, "2": 2.5}
+        for metric in (
+            "process_cpu_time_seconds_total",
+            "training_progress_timestamp_seconds",
+            "training_stalled",
+            "training_run_info",
+        ):
+            found = until(lambda metric=metric: node.series(metric), metric)
+            assert {labels["rank"] for labels, _ in found} == {"0"}
+
+        parent.kill()
+
+        ends = dict(zip(ranks, (KILLED, FINISHED, FINISHED), strict=True))
+        until(lambda: seen() == ends, "the ends")
+        (sentence,) = until(lambda: told(node), "the verdict")
+        assert sentence.startswith("rank 0 (")
+        assert "rank 1" not in sentence
 
 
 @pytest.mark.skipif(not TELLS_EXITS, reason="this kernel does not tell signals")

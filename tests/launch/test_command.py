@@ -209,3 +209,17 @@ def test_a_command_that_cannot_be_run_as_asked_is_one_line(
     assert line.startswith("otel-ddp run: ")
     assert said in line
     assert line.count("\n") == 1
+
+
+def test_a_module_that_is_only_called_torch_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import sys; sys.exc_clear = 1")
+    env = below({"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(python_path.FOLDER).parents[3]}"})
+
+    code = (
+        "import sys, torch; print(torch.sys is sys, 'otel_ddp.integrations.launch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.stdout, done.stderr) == ("True True\n", "")

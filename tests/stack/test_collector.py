@@ -589,3 +589,37 @@ def test_a_gateway_that_asks_for_certificates_takes_nothing_without_one(
         pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)),
     ):
         posted(gateway.http, tls=tls, token="secret")
+
+
+def test_by_remote_write_a_backend_that_is_busy_is_no_refusal_for_good(
+    binaries: Binaries, tmp_path: Path
+) -> None:
+    (gate,) = re.findall(r"--feature-gates=\S+", REMOTE_WRITE.read_text())
+    with (
+        answering(429) as busy,
+        Collector(
+            binaries, tmp_path, ALL_IN_ONE, REMOTE_WRITE, flags=[gate], REMOTE_WRITE_URL=busy
+        ) as collector,
+    ):
+        status = posted(collector.http, one_point())
+
+    assert status == 503
+
+
+def test_remote_write_waits_for_the_backend_and_keeps_the_order() -> None:
+    config: dict[str, Any] = yaml.safe_load(REMOTE_WRITE.read_text())
+    exporter = config["exporters"]["prometheus_remote_write"]
+
+    assert exporter["max_batch_request_parallelism"] == 1
+    assert exporter["remote_write_queue"] == exporter["retry_on_failure"] == {"enabled": False}
+
+
+def test_a_second_gateway_on_the_same_queue_does_not_start(
+    binaries: Binaries, tls: dict[str, str], tmp_path: Path
+) -> None:
+    env = {"GATEWAY_TOKEN": "secret", **tls}
+    with Collector(binaries, tmp_path, GATEWAY, **env):
+        second = Collector(binaries, tmp_path, GATEWAY, **env)
+
+        with pytest.raises(NotUp, match=r"file_storage|timeout"):
+            second.start()
