@@ -93,7 +93,7 @@ def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = 
 
 
 def replace(path: Path, content: str | bytes, mode: int = 0o600) -> None:
-    """Writes aside and renames, so that nobody reads half of it. Raises OSError, leaves nothing."""
+    """Writes aside and renames: no reader sees half of it. Raises OSError, leaves nothing."""
     half = path.with_name(f"{path.name}.half")
     if isinstance(content, str):
         content = content.encode("utf-8", "backslashreplace")
@@ -127,7 +127,7 @@ def _remove(path: Path) -> None:
 
 
 def tell(fifo: Path, line: str) -> None:
-    """Writes a line to whoever reads a fifo, in one piece. Raises OSError if nobody does."""
+    """Writes a line to the reader of a fifo, in one piece. Raises OSError if there is none."""
     handle = open_private(fifo, os.O_WRONLY)
     try:
         os.write(handle, line.encode())

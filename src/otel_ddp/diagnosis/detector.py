@@ -93,7 +93,7 @@ class Observation(NamedTuple):
     """What it has answered, and what the kernel says of it, where a detector has asked."""
     memory: Memory | None = None
     nonfinite: Sequence[NonfiniteValue] | None = None
-    """The values that are not finite now; None: nobody has looked."""
+    """The values that are not finite now; None: they were not looked at."""
     ended: EndedProcess | None = None
     """How it ended. The same end may come again, when more is known of it."""
 

@@ -108,7 +108,7 @@ class WholeRun:
 
     @property
     def world_size(self) -> Any:
-        """None where nobody has said it."""
+        """None where no rank has said it."""
         told = [self.about.get("environment") or {}, *self.ranks.values()]
         return next(filter(None, (each.get("world_size") for each in told)), None)
 

@@ -70,7 +70,7 @@ def say(text: str) -> None:
     # A name may hold control codes, or letters that turn the line around: a terminal obeys them.
     clean = "\n".join(map(printable, text.split("\n")))
     encoded = clean.encode(encoding, "replace")[:_MOST_BYTES]
-    # It may be closed, or a pipe that nobody reads any more.
+    # It may be closed, or a pipe whose reader has gone.
     with contextlib.suppress(OSError, ValueError):
         if _takes_at_once(stream):
             stream.write(encoded.decode(encoding, "ignore"))

@@ -184,7 +184,7 @@ def _silence_libraries() -> None:
 
 
 def is_trusted(port: int, proc: Path = _PROC) -> bool:
-    """Whether root or our own user listens there, and nobody else; False where it cannot be told.
+    """Whether root or our own user listens there, and no other user; False where it cannot be told.
 
     Every user may listen on a port above 1023, and would get what is sent there.
     """

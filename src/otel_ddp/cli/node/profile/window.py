@@ -165,7 +165,7 @@ class Window:
             self._refuse("it ended")
 
     def give_up(self, why: str) -> None:
-        """Nobody waits for it any longer."""
+        """The command no longer waits for it."""
         if not self.is_over:
             self._refuse(why)
 
