@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from otel_ddp.words import RANK_LABELS
+from otel_ddp.vocabulary.words import RANK_LABELS
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -27,7 +27,7 @@ from fleet import RECORDED, Row  # noqa: E402
 
 from node import Node, until  # noqa: E402
 from nvml_boards import GIB, SOURCE, Board, Boards, h100  # noqa: E402
-from otel_ddp import catalog  # noqa: E402
+from otel_ddp.vocabulary import catalog  # noqa: E402
 from otlp_receiver import Point, Receiver  # noqa: E402
 
 RANKS, GPUS = 2, 8

@@ -18,12 +18,12 @@ import pytest
 
 import leftovers
 import warm
-from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Scalars
-from otel_ddp.words import PHASES, STATES
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import PHASES, STATES
 
 if TYPE_CHECKING:
     from tools.stack.build import Binaries
@@ -143,10 +143,10 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del os.environ[name]
     # A slow machine makes a run long enough for it.
     os.environ["OTEL_DDP_SAY"] = "nothing"
-    monkeypatch.setattr(containment, "raise_failures", True)
-    monkeypatch.setattr(containment, "failures", {})
-    monkeypatch.setattr(containment, "warned", set())
-    monkeypatch.setattr(containment, "count_failure", None)
+    monkeypatch.setattr(errors, "raise_failures", True)
+    monkeypatch.setattr(errors, "failures", {})
+    monkeypatch.setattr(errors, "warned", set())
+    monkeypatch.setattr(errors, "count_failure", None)
     before = threads()
     files = open_files()
     # A command that a test calls may leave others, as its process would end. A later test's process
@@ -277,6 +277,6 @@ def place() -> Iterator[Here]:
     path = tempfile.mkdtemp(prefix="otel_ddp-test-", dir=memory if memory.is_dir() else None)
     os.environ.update(OTEL_DDP_DIR=path, OTEL_DDP_AGENT="off")
     # The test wants no agent; the warning about that is checked by another test.
-    containment.warned.add("off")
+    errors.warned.add("off")
     yield Here(Path(path))
     shutil.rmtree(path)

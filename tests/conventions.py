@@ -11,7 +11,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from otel_ddp.catalog import Kind
+from otel_ddp.vocabulary.catalog import Kind
 
 
 class Convention(NamedTuple):

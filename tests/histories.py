@@ -13,7 +13,7 @@ from typing import Any
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.run_file import Row, RunFile
 from otel_ddp.history.tables import SeriesKey, StepSum, ValueSum
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 S = 10**9
 # Of a step of 20 ms, when nobody is late.

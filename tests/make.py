@@ -12,7 +12,7 @@ from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter, Shape
-from otel_ddp.words import PHASES, STATES, UNUSUAL_PHASES, WORK_PHASES
+from otel_ddp.vocabulary.words import PHASES, STATES, UNUSUAL_PHASES, WORK_PHASES
 
 MS = 1_000_000
 

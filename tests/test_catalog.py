@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tools.metrics_page import metrics_page
 
-from otel_ddp import catalog
-from otel_ddp.catalog import BY_NAME, METRICS, Kind, Metric
-from otel_ddp.words import HARMLESS_VERDICTS, PHASES, STATES, VERDICTS
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.catalog import BY_NAME, METRICS, Kind, Metric
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, PHASES, STATES, VERDICTS
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -211,11 +211,11 @@ def test_bounds_belong_to_histograms_and_rise(metric: Metric) -> None:
 
 
 # Who speaks of a metric without reporting it: the catalogue, and who only reads what is served.
-_READERS = ("catalog.py", "survey.py", "cli/", "demo/")
+_READERS = ("vocabulary/", "survey.py", "cli/", "demo/")
 
 
 def test_all_that_stands_there_is_reported() -> None:
-    package = Path(catalog.__file__).parent
+    package = Path(catalog.__file__).parents[1]
     used = {
         name
         for path in package.rglob("*.py")
@@ -227,7 +227,7 @@ def test_all_that_stands_there_is_reported() -> None:
 
 
 def _constants(source: str) -> set[str]:
-    imported = re.findall(r"from otel_ddp\.catalog import (\([^)]*\)|.*)", source)
+    imported = re.findall(r"from otel_ddp\.vocabulary\.catalog import (\([^)]*\)|.*)", source)
     return {
         *re.findall(r"\bcatalog\.([A-Z][A-Z0-9_]+)", source),
         *re.findall(r"[A-Z][A-Z0-9_]+", " ".join(imported)),
@@ -311,7 +311,7 @@ def test_the_documentation_is_what_the_catalogue_says() -> None:
 
 
 def test_what_page_report_and_comparison_look_for_is_in_the_catalogue() -> None:
-    package = Path(catalog.__file__).parent / "history"
+    package = Path(catalog.__file__).parents[1] / "history"
     known = {metric.name for metric in catalog.METRICS}
     known |= {label for metric in catalog.METRICS for label in metric.attributes}
     sources = [*package.rglob("*.py"), *package.rglob("*.js")]

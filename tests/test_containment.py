@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 
 class Preempted(Exception):
@@ -22,7 +22,7 @@ class Preempted(Exception):
 
 @pytest.fixture(autouse=True)
 def _as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(containment, "raise_failures", False)
+    monkeypatch.setattr(errors, "raise_failures", False)
     before = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, before)
@@ -77,7 +77,7 @@ HANDLERS: dict[str, Callable[..., None]] = {
 
 @pytest.mark.parametrize("kind", HANDLERS)
 def test_the_error_of_a_handler_passes_through_though_it_installed_another_one(kind: str) -> None:
-    @containment.contained()
+    @errors.contained()
     def ours() -> None:
         signal.raise_signal(signal.SIGUSR1)
 
@@ -85,7 +85,7 @@ def test_the_error_of_a_handler_passes_through_though_it_installed_another_one(k
 
     with pytest.raises(Preempted):
         ours()
-    assert containment.failures == {}
+    assert errors.failures == {}
 
 
 # Calls after which an error is raised in this thread, as another thread does it. In a process of
@@ -93,7 +93,7 @@ def test_the_error_of_a_handler_passes_through_though_it_installed_another_one(k
 RAISED_HERE = """
 import ctypes, threading
 from functools import partial
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 class Preempted(Exception): pass
 
@@ -102,10 +102,10 @@ def raised_here(error):
     return partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, ident, ctypes.py_object(error))
 
 try:
-    containment.attempt(raised_here(Preempted), None)
+    errors.attempt(raised_here(Preempted), None)
 except Preempted:
     print("passed through")
-print(containment.attempt(raised_here(ValueError), "default"))
+print(errors.attempt(raised_here(ValueError), "default"))
 """
 
 
@@ -123,7 +123,7 @@ def test_an_error_of_user_code_that_we_call_is_caught() -> None:
     def users_code() -> None:
         raise Preempted
 
-    assert containment.attempt(users_code, "default") == "default"
+    assert errors.attempt(users_code, "default") == "default"
 
 
 def test_an_error_with_a_message_did_not_come_from_another_thread() -> None:
@@ -136,16 +136,16 @@ def test_an_error_with_a_message_did_not_come_from_another_thread() -> None:
     failed.set_exception(Library("a device has failed"))
     loop.close()
 
-    assert containment.attempt(failed.result, "default") == "default"
+    assert errors.attempt(failed.result, "default") == "default"
 
 
 def test_a_function_that_takes_a_frame_is_not_yet_a_handler() -> None:
     def deeper(frame: Any) -> None:
         raise LookupError("ours")
 
-    @containment.contained(default="default")
+    @errors.contained(default="default")
     def ours() -> Any:
         return (lambda: deeper(sys._getframe(1)))()
 
     assert ours() == "default"
-    assert containment.failures != {}
+    assert errors.failures != {}

@@ -9,7 +9,7 @@ import opentelemetry.sdk.environment_variables
 import pytest
 
 import conventions
-from otel_ddp.catalog import LABELS, METRICS, Metric
+from otel_ddp.vocabulary.catalog import LABELS, METRICS, Metric
 
 DOCS = Path(__file__).parents[1] / "docs"
 

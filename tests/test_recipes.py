@@ -13,7 +13,7 @@ from conftest import _STRANGE
 from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.identity import launchers
 from otel_ddp.integrations.launch.startup.sitecustomize import NAMES
-from otel_ddp.words import PHASES, VERDICTS
+from otel_ddp.vocabulary.words import PHASES, VERDICTS
 from test_rooms import HOMES
 
 ROOT = Path(__file__).parents[1]

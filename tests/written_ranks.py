@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from make import WrittenRank
-from otel_ddp import catalog
 from otel_ddp.journal import locks
 from otel_ddp.journal.place import Place
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import PHASES
 
 # What a step is made of, by rank: the one that is late computes, and the others wait for it.
 STEP_MS, WORK_MS, LATE_MS = 50, 20, 45

@@ -19,7 +19,7 @@ from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Labels
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
 BEGIN, END = "<!-- cases: begin -->", "<!-- cases: end -->"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from otel_ddp import catalog
+from otel_ddp.vocabulary import catalog
 
 INTRODUCTION = """\
-<!-- Generated from src/otel_ddp/catalog.py by `make docs`: change it there. -->
+<!-- Generated from src/otel_ddp/vocabulary/catalog.py by `make docs`: change it there. -->
 
 # Metrics
 
-Generated from `src/otel_ddp/catalog.py` by `make docs`.
+Generated from `src/otel_ddp/vocabulary/catalog.py` by `make docs`.
 
 Every metric has one OpenTelemetry name and one Prometheus name. The Prometheus name is the same
 whether the data came through a collector or from the agent's own `/metrics`.

@@ -14,9 +14,9 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from otel_ddp import catalog
 from otel_ddp.agent.scrape.families import parse
 from otel_ddp.journal.place import Place
+from otel_ddp.vocabulary import catalog
 
 FILE = Path(__file__).parents[1] / "tests" / "data" / "straggler.txt"
 SECTIONS = ("Speed", "Diagnosis")

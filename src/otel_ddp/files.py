@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 # A longer file than any of the kernel's or of ours that is read as a whole.
 _MOST_BYTES = 8 << 20
@@ -54,7 +54,7 @@ def read_text(path: Path | str, most: int = _PIECE) -> str | None:
     try:
         return read(path, most).decode("utf-8", "replace")
     except (OSError, ValueError):  # a null byte in a path is a ValueError
-        containment.reraise_foreign()
+        errors.reraise_foreign()
         return None
 
 
@@ -63,7 +63,7 @@ def read_json(path: Path | str, most: int = _MOST_BYTES) -> Any:
     try:
         return parse_json(read(path, most))
     except (OSError, ValueError):
-        containment.reraise_foreign()
+        errors.reraise_foreign()
         return None
 
 
@@ -123,7 +123,7 @@ def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError:
-        containment.reraise_foreign()
+        errors.reraise_foreign()
 
 
 def tell(fifo: Path, line: str) -> None:

@@ -8,11 +8,11 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from prometheus_client import CollectorRegistry, generate_latest
 
-from otel_ddp import catalog
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, is_logged
 from otel_ddp.agent.scrape.families import LedgerCollector, parse
-from otel_ddp.catalog import Kind, Metric
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.catalog import Kind, Metric
 
 NOW_NS = 1_700_000_000_000_000_000
 MS_NS = 10**6

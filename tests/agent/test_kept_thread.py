@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
-from otel_ddp.errors import containment
 from shortages import no_threads
 
 PATIENCE_S = 60.0
@@ -63,7 +63,7 @@ def test_a_thread_that_an_error_ended_is_started_again(
 @pytest.fixture(autouse=True)
 def forget_failures() -> Iterator[None]:
     yield
-    containment.failures.pop("the thread metrics", None)
+    errors.failures.pop("the thread metrics", None)
 
 
 def test_a_thread_that_was_never_wanted_is_no_problem() -> None:

@@ -13,9 +13,9 @@ import yaml
 from tools.dashboards import names, queries
 from tools.dashboards.queries import FOLDER, panels
 
-from otel_ddp import catalog
 from otel_ddp.settings import Settings
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import PHASES
 
 Told = dict[str, Any]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.files import DEPLOY, GUIDE, ROOT, SERVICES, containers, environment, pods
-from otel_ddp import catalog
+from otel_ddp.vocabulary import catalog
 from stack.servers import CONFIGURATIONS, binaries, validated
 
 

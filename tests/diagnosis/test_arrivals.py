@@ -24,7 +24,7 @@ from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change, Labels
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 MS = 1_000_000
 RING = 2000

@@ -14,7 +14,7 @@ from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, fa
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Verdict
 from otel_ddp.journal.layout import PACED_SHIFT
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 from ranks import Told
 
 MS = 1_000_000

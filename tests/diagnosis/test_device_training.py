@@ -11,7 +11,7 @@ from tools.device_training.training import Piece, WordStream, trained
 
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.journal.layout import CODE_SHIFT, STEP_NUMBER, WORD_VALUE
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 STEPS = 60
 SETTINGS = {

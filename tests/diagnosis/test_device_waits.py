@@ -15,7 +15,7 @@ from otel_ddp.diagnosis.arrivals import (
     compare_on_device,
 )
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.words import PHASES, WORK_PHASES
+from otel_ddp.vocabulary.words import PHASES, WORK_PHASES
 
 MS = 1_000_000
 LAYERS = 4

@@ -7,7 +7,7 @@ import pytest
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
-from otel_ddp.words import WORK_PHASES
+from otel_ddp.vocabulary.words import WORK_PHASES
 
 MS = 1_000_000
 

@@ -22,7 +22,7 @@ from otel_ddp.diagnosis.stall.evidence import (
 )
 from otel_ddp.diagnosis.step_facts import StepBatch
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.words import PHASES, STALL_REASONS
+from otel_ddp.vocabulary.words import PHASES, STALL_REASONS
 
 SECOND = 1_000_000_000
 BEGAN = 1_700_000_000 * SECOND

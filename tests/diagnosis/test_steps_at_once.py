@@ -11,7 +11,7 @@ from otel_ddp.agent.reading.steps import Parts, Step, StepStream
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import Steps
-from otel_ddp.words import PHASES, WORK_PHASES
+from otel_ddp.vocabulary.words import PHASES, WORK_PHASES
 
 CREATED = 1_700_000_000_000_000_000
 MS = 1_000_000

@@ -17,7 +17,7 @@ from otel_ddp.diagnosis.straggler.detector import Hint, Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.layout import OF_BUFFERS
-from otel_ddp.words import PHASES, WORK_PHASES
+from otel_ddp.vocabulary.words import PHASES, WORK_PHASES
 from ranks import Told
 
 MS = 1_000_000

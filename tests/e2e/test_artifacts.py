@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any
 
 from node import Node, until
-from otel_ddp import catalog
+from otel_ddp.vocabulary import catalog
 from otlp_receiver import Receiver
 
 MIB = 1024 * 1024

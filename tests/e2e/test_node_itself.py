@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from node import Node, until
-from otel_ddp import catalog
+from otel_ddp.vocabulary import catalog
 from otlp_receiver import Receiver
 
 RANK = "import otel_ddp, sys; otel_ddp.init(); print('there', flush=True); sys.stdin.read()"

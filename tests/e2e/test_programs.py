@@ -13,7 +13,7 @@ from tools.stack.server import free_port
 
 import warm
 from node import Labels, Node, finished, until
-from otel_ddp import catalog
+from otel_ddp.vocabulary import catalog
 from otlp_receiver import Receiver
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

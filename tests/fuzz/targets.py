@@ -17,7 +17,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from histories import write_history, write_profile
-from otel_ddp import catalog
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.export.spool import Entry
@@ -43,6 +42,7 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Unreadable
 from otel_ddp.journal.writer import JournalWriter, Shape
+from otel_ddp.vocabulary import catalog
 
 SMALLEST = 128 * 1024
 KEYS = (

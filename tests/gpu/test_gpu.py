@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 torch = pytest.importorskip("torch")
 
@@ -22,10 +22,10 @@ from torch.optim import SGD  # noqa: E402
 import otel_ddp  # noqa: E402
 from conftest import Here, Journal  # noqa: E402
 from node import Node, finished  # noqa: E402
-from otel_ddp import catalog  # noqa: E402
 from otel_ddp.journal.writer import scratch_words  # noqa: E402
 from otel_ddp.torch.device_clock import DeviceClock  # noqa: E402
 from otel_ddp.torch.readings.devices import Allocator  # noqa: E402
+from otel_ddp.vocabulary import catalog  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -263,9 +263,9 @@ def test_a_compiled_model_that_captures_graphs_itself(node: Node) -> None:
 import torch
 from torch import nn
 import otel_ddp
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
-containment.raise_failures = True
+errors.raise_failures = True
 
 def trained(watched):
     torch._dynamo.reset()
@@ -284,7 +284,7 @@ def trained(watched):
     return [p.detach().cpu() for p in model.parameters()]
 
 pairs = zip(trained(True), trained(False), strict=True)
-print("same", all(torch.equal(a, b) for a, b in pairs), containment.failures)
+print("same", all(torch.equal(a, b) for a, b in pairs), errors.failures)
 """)
 
     assert "same True {}" in said
@@ -302,9 +302,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import otel_ddp
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
-containment.raise_failures = True
+errors.raise_failures = True
 torch.cuda.set_device(0)
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 
@@ -322,7 +322,7 @@ def trained(watched):
     return [p.detach().cpu() for p in model.parameters()]
 
 pairs = zip(trained(True), trained(False), strict=True)
-print("same", all(torch.equal(a, b) for a, b in pairs), containment.failures)
+print("same", all(torch.equal(a, b) for a, b in pairs), errors.failures)
 dist.destroy_process_group()
 """)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from otel_ddp.history.compare.side import Side, Value
 from otel_ddp.history.whole_run import Cell
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 # Seconds of a step of 20 ms.
 _PHASES_S = {"data": 0.001, "forward": 0.006, "backward": 0.009, "optimizer": 0.002, "other": 5e-4}

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from histories import S, value_sums, write_history
-from otel_ddp import catalog
 from otel_ddp.history import card, profiles
 from otel_ddp.history.directory import find_run
 from otel_ddp.history.page import saved
@@ -20,6 +19,7 @@ from otel_ddp.history.postmortems import Postmortem
 from otel_ddp.history.report import gather
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import SeriesKey
+from otel_ddp.vocabulary import catalog
 
 EVIL = "<img src=x onerror=alert(1)>'\"&\x1b[31m"
 BEGAN_NS = 1_700_000_000 * S

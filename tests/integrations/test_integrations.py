@@ -11,7 +11,7 @@ import pytest
 from extras import needed
 from integrations import programs
 from integrations.launch import Frameworks, Ran, Value, imported, snippet
-from otel_ddp import catalog
+from otel_ddp.vocabulary import catalog
 
 
 @pytest.fixture(scope="module")

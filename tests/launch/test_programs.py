@@ -13,7 +13,7 @@ from tools.stack.server import free_port
 from conftest import Here, Journal
 from extras import needed
 from node import Node, finished
-from otel_ddp import catalog
+from otel_ddp.vocabulary import catalog
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -17,8 +17,8 @@ import pytest
 
 import otel_ddp
 from conftest import Here, Journal
-from otel_ddp import Run, catalog
-from otel_ddp.errors import containment
+from otel_ddp import Run, errors
+from otel_ddp.vocabulary import catalog
 
 
 class Rude:
@@ -64,8 +64,8 @@ class HalfRead(Mapping[str, float]):
 
 @pytest.fixture(params=["strict", "as users have it"])
 def run(request: pytest.FixtureRequest, place: Here) -> Run:
-    # Bad input is no failure of ours, so it must not even reach the containment.
-    containment.raise_failures = request.param == "strict"
+    # Bad input is no failure of ours, so it must not even reach the errors.
+    errors.raise_failures = request.param == "strict"
     return otel_ddp.init()
 
 
@@ -85,7 +85,7 @@ def refused(journal: Journal, why: str = "") -> float:
 
 def finished(place: Here) -> Journal:
     otel_ddp.finish()
-    assert containment.failures == {}
+    assert errors.failures == {}
     return place.only()
 
 

@@ -14,10 +14,11 @@ import pytest
 
 import otel_ddp
 from conftest import Here, Journal
-from otel_ddp import catalog, settings
+from otel_ddp import settings
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.recorder import Recorder
+from otel_ddp.vocabulary import catalog
 
 torch = pytest.importorskip("torch")
 

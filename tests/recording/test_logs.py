@@ -16,11 +16,12 @@ import pytest
 
 import otel_ddp
 from conftest import Here, Journal
-from otel_ddp import catalog
-from otel_ddp.errors import ConfigError, containment
+from otel_ddp import errors
+from otel_ddp.errors import ConfigError
 from otel_ddp.journal import layout
 from otel_ddp.recording.logs import loggers
 from otel_ddp.recording.logs.records import severity_number
+from otel_ddp.vocabulary import catalog
 
 LOGGER = "train"
 
@@ -238,7 +239,7 @@ def test_a_message_without_a_text_costs_itself_alone(
         logger.warning(Mute())
 
     assert bodies(place.only()) == ["Mute"]
-    assert containment.failures == {}
+    assert errors.failures == {}
 
 
 def test_basic_config_still_works_after_the_root_logger_was_asked_for(place: Here) -> None:
@@ -336,7 +337,7 @@ def test_a_line_that_cannot_be_formatted_is_kept_and_told_as_python_does(
 
     assert bodies(place.only()) == ["%d items", "%d more"]
     assert capsys.readouterr().err.count("--- Logging error ---") == 1
-    assert containment.failures == {}
+    assert errors.failures == {}
 
 
 class Loud:
@@ -353,7 +354,7 @@ def test_neither_we_nor_a_text_that_logs_by_itself_come_round_again(
     logger.propagate = False
     with otel_ddp.init() as run:
         run.logs(logger=["root", LOGGER])
-        containment.log.warning("of ours")
+        errors.log.warning("of ours")
         logging.getLogger("opentelemetry.sdk").warning("of the SDK")
         logger.warning("%s", Loud())
 

@@ -13,12 +13,13 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import catalog, settings
-from otel_ddp.catalog import TRAINING_CHECKPOINT_DURATION, TRAINING_CHECKPOINT_TIMESTAMP
+from otel_ddp import settings
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.catalog import TRAINING_CHECKPOINT_DURATION, TRAINING_CHECKPOINT_TIMESTAMP
+from otel_ddp.vocabulary.words import PHASES
 
 
 def test_a_span_knows_its_parent_and_shares_its_trace(place: Here) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import catalog
+from otel_ddp.vocabulary import catalog
 
 
 def answers(run: otel_ddp.Run, values: list[float], name: str = "loss", **how: Any) -> list[bool]:

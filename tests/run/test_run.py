@@ -21,12 +21,12 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import ConfigError, catalog
-from otel_ddp.errors import containment
+from otel_ddp import ConfigError, errors
 from otel_ddp.journal import layout, writer
 from otel_ddp.journal import place as places
 from otel_ddp.recording import agent_start
 from otel_ddp.run import opening
+from otel_ddp.vocabulary import catalog
 
 torch = pytest.importorskip("torch")
 
@@ -391,7 +391,7 @@ def test_without_an_agent_the_run_warns_at_its_start_and_when_records_begin_to_b
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     os.environ.update(OTEL_DDP_AGENT=agent, OTEL_DDP_JOURNAL_BYTES="128k")
-    containment.warned.clear()
+    errors.warned.clear()
     # Each value is followed by a look around.
     monkeypatch.setattr(agent_start, "CHECK_EVERY_NS", 0)
     monkeypatch.setattr(agent_start, "wait_for_agent", lambda *_: None)
@@ -429,7 +429,7 @@ def test_an_offline_run_wants_another_agent_than_one_that_is_sent(
 def test_only_the_first_rank_says_that_no_agent_reads(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    containment.warned.clear()
+    errors.warned.clear()
 
     otel_ddp.init(global_rank=8, local_rank=0, world_size=16).finish()
 
@@ -529,7 +529,7 @@ def test_with_says_how_the_run_ended_and_lets_the_exception_pass(end: str, place
 def test_our_own_failure_is_logged_once_counted_and_goes_no_further(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    containment.raise_failures = False
+    errors.raise_failures = False
     run = otel_ddp.init()
 
     class Model:

@@ -31,8 +31,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
-from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp import errors
+from otel_ddp.vocabulary import catalog
 
 log = logging.getLogger("train")
 
@@ -159,7 +159,7 @@ def befall(part: Part, orders: Orders, rank: int, step: int) -> None:
             otel_ddp.event("sample", number=number)
         otel_ddp.log({"note": "no number"}, step=step)
         # As one of our hooks that failed.
-        containment.count_failure()
+        errors.count_failure()
 
 
 def evaluate(run: otel_ddp.Run, model: DistributedDataParallel, step: int) -> None:

@@ -13,12 +13,13 @@ import pytest
 from tools.dashboards.queries import FOLDER, board, panels
 from tools.stack.build import Binaries
 
-from otel_ddp import catalog, settings
+from otel_ddp import settings
 from otel_ddp.agent.export.otlp import resource
 from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.catalog import Metric
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.catalog import Metric
 from stack.asked import ALL, answer, expression, opened, over_time, since
 from stack.servers import Prometheus, Sample
 from stack.transformations import Curve, Frame, pairs, tables, transformed, trend

@@ -10,7 +10,7 @@ from tools.dashboards.queries import Board, Mark, Question, boards
 from tools.stack.build import Binaries
 
 from nvml_boards import standin_library
-from otel_ddp.words import STATES
+from otel_ddp.vocabulary.words import STATES
 from stack.asked import ALL, Page, answer, expression, menu, opened, options, put_in, step_s
 from stack.scenario import (
     BASE,

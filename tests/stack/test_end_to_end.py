@@ -18,10 +18,10 @@ import pytest
 from tools.stack.build import Binaries
 
 from node import Node, until
-from otel_ddp import catalog
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
-from otel_ddp.words import RANK_LABELS
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import RANK_LABELS
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus
 from stack.trainings import Training, assert_all_there, points, selector, wait_for
 

@@ -9,7 +9,7 @@ from bench.fleet import NAMES, ONCE, RANKS, Fleet, lost, recorded
 from tools.stack.build import Binaries
 
 from node import until
-from otel_ddp import catalog
+from otel_ddp.vocabulary import catalog
 from stack.servers import CONFIGURATIONS, Collector, Prometheus
 
 NODES = 2

@@ -9,12 +9,13 @@ import pytest
 from tools.stack.build import Binaries
 
 from node import until
-from otel_ddp import catalog, settings
+from otel_ddp import settings
 from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.export.spool import Spool
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.cli import main
+from otel_ddp.vocabulary import catalog
 from stack.servers import CONFIGURATIONS, Collector, Prometheus
 
 S = 10**9

@@ -10,7 +10,7 @@ import pytest
 from tools.stack.build import Binaries
 
 from node import Node, until
-from otel_ddp.catalog import METRICS, Kind
+from otel_ddp.vocabulary.catalog import METRICS, Kind
 from stack.servers import CONFIGURATIONS, Collector, Prometheus
 from stack.trainings import Training, assert_all_there, wait_for
 

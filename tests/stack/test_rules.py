@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from otel_ddp import catalog
 from otel_ddp.agent.reading.process_series import StepTimes
 from otel_ddp.journal.reader import Total
-from otel_ddp.words import NODE_LABELS
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import NODE_LABELS
 from stack.servers import binaries
 
 REPOSITORY = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import catalog
+from otel_ddp.vocabulary import catalog
 
 PAUSE_S = 0.02
 INPUT = torch.ones(8, 4)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 
 import otel_ddp
 from conftest import Here, Journal
-from otel_ddp import catalog
+from otel_ddp.vocabulary import catalog
 
 SIZES = ("training.set.size", "training.set.batches", "training.set.rank_samples")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 torch = pytest.importorskip("torch")
 

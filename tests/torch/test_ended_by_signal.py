@@ -24,12 +24,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 
 import otel_ddp
 from conftest import Here, Journal, open_files
-from otel_ddp import Run, catalog
-from otel_ddp.errors import containment
+from otel_ddp import Run, errors
 from otel_ddp.journal.layout import END
 from otel_ddp.journal.reader import Document
 from otel_ddp.torch import measure
 from otel_ddp.torch.answers import stack_answers
+from otel_ddp.vocabulary import catalog
 
 OURS = str(Path(otel_ddp.__file__).parent) + os.sep
 WITNESS = stack_answers.__file__
@@ -122,7 +122,7 @@ def _forget(place: Here) -> None:
 
 def assert_quiet(caplog: pytest.LogCaptureFixture, handler: Handler) -> None:
     said = [each for each in caplog.messages if not each.startswith("Not measured in this run")]
-    assert (said, containment.failures) == ([], {}), handler.during
+    assert (said, errors.failures) == ([], {}), handler.during
 
 
 def assert_no_mode(job: Job, handler: Handler) -> None:
@@ -327,7 +327,7 @@ class Preempted(Exception):
 )
 def test_what_a_handler_raises_reaches_the_loop(kind: str, every: int, place: Here) -> None:
     # As users have it: nothing of ours is raised.
-    containment.raise_failures = False
+    errors.raise_failures = False
 
     class Limit:
         def raised(self, *_: Any) -> None:

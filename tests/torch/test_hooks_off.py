@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
+from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
 
@@ -240,7 +240,7 @@ def test_hooks_take_any_convention_of_torchs(place: Here, with_kwargs: bool) -> 
 def test_a_scripted_model_gets_a_warning_and_no_hooks(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    containment.raise_failures = False
+    errors.raise_failures = False
     model = torch.jit.script(nn.Linear(4, 1))
 
     otel_ddp.instrument(model)

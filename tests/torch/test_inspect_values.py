@@ -16,11 +16,11 @@ from torch.optim import SGD
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import catalog
 from otel_ddp.torch import inspect_values
 from otel_ddp.torch.hooks.model import differentiable
 from otel_ddp.torch.readings.loss import loss_of
 from otel_ddp.torch.steps.workload import workload
+from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
 WORDS = torch.ones(2, 5, dtype=torch.long)

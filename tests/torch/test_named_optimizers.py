@@ -11,9 +11,9 @@ from torch.optim import SGD, Optimizer
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
+from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
 
@@ -126,7 +126,7 @@ def test_what_wraps_no_optimizer_of_torch_gets_one_warning_and_training_goes_on(
         def optimizer(self) -> Any:
             raise ZeroDivisionError("the user's own")
 
-    containment.raise_failures = False
+    errors.raise_failures = False
     circle = Light(None)
     circle._optimizer = Light(circle)
     model = nn.Linear(4, 1)

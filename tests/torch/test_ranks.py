@@ -14,7 +14,7 @@ from node import Node, finished
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.journal.reader import JournalReader, Steps
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 pytestmark = pytest.mark.timed
 

@@ -25,7 +25,7 @@ import torch
 from conftest import threads
 from extras import newer_torch
 from node import until
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.recording.progress import DevicePosition
 from otel_ddp.torch import process_group
 from otel_ddp.torch.answers import collectives, stack_answers
@@ -199,7 +199,7 @@ def test_training_goes_on_where_the_fifo_or_its_directory_is_removed(journal: Pa
 
     assert waiting is not None
     assert waiting._ended.is_set()
-    assert containment.failures == {}
+    assert errors.failures == {}
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_a_descriptor_that_the_program_has_closed_is_no_failure(tmp_path: Path) 
     stack_answers.stop()
 
     assert waiting._ended.is_set()
-    assert containment.failures == {}
+    assert errors.failures == {}
 
 
 def test_a_time_limit_of_a_signal_handler_reaches_the_program(
@@ -292,7 +292,7 @@ def test_where_no_fifo_can_be_made_training_goes_on(tmp_path: Path) -> None:
     stack_answers.start(tmp_path / "missing" / "1-0.journal", int, lambda: None)
 
     assert stack_answers._current is None
-    assert containment.failures == {}
+    assert errors.failures == {}
 
 
 def test_a_second_start_beside_another_journal_leaves_the_first(

@@ -28,6 +28,7 @@ import otel_ddp
 from conftest import Journal
 from extras import newer_torch
 from loops import INPUT, PAUSE_S, Slow, in_a_thread, phase, totals, train
+from otel_ddp import errors
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Steps
@@ -320,13 +321,12 @@ def test_a_hook_that_keeps_failing_switches_itself_off(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from otel_ddp.errors import containment
     from otel_ddp.torch.steps import forwards
 
     def broken(*args: Any) -> Any:
         raise LookupError("ours")
 
-    monkeypatch.setattr(containment, "raise_failures", False)
+    monkeypatch.setattr(errors, "raise_failures", False)
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
     monkeypatch.setattr(forwards, "workload", broken)

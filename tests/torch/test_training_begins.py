@@ -19,9 +19,9 @@ from torch.optim import SGD, Optimizer
 import otel_ddp
 from conftest import Here
 from loops import totals
-from otel_ddp import catalog
 from otel_ddp.integrations.launch import after_import
 from otel_ddp.torch import training_begins
+from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
 STEPS = 14

@@ -11,7 +11,7 @@ from grafana_foundation_sdk.models.dashboard import (
     ValueMappingResult,
 )
 
-from otel_ddp.words import PHASE, PHASES, STALL_REASONS, STATES
+from otel_ddp.vocabulary.words import PHASE, PHASES, STALL_REASONS, STATES
 
 PHASE_COLOURS: Mapping[str, str] = {word: phase.colour for word, phase in PHASE.items()}
 STATE_COLOURS: Mapping[str, str] = {

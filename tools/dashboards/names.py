@@ -6,8 +6,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-from otel_ddp import catalog
-from otel_ddp.catalog import Kind
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.catalog import Kind
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules"
 

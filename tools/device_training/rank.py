@@ -13,7 +13,7 @@ import torch
 from otel_ddp.journal.layout import CODE_SHIFT, STEP_ENDED, STEP_NUMBER, STEP_WORK, STEPS_BEGAN
 from otel_ddp.journal.writer import scratch_words
 from otel_ddp.torch.device_clock import DeviceClock
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 # So many kernels fit into the launch queue of a device; then the host waits for room.
 QUEUE = 1024

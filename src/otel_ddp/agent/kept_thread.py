@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 
 class KeptThread:
@@ -42,8 +42,8 @@ class KeptThread:
     def _run(self) -> None:
         try:
             self._work()
-        except containment.ANY_ERROR:
-            containment.record_failure(f"the thread {self.name}")
+        except errors.ANY_ERROR:
+            errors.record_failure(f"the thread {self.name}")
 
     def is_alive(self) -> bool:
         """Whether it runs."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from otel_ddp.catalog import Kind, Metric
+from otel_ddp.vocabulary.catalog import Kind, Metric
 
 Labels = tuple[tuple[str, str], ...]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from otel_ddp.history.quantities import printable, when
-from otel_ddp.words import HARMLESS_VERDICTS
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS
 
 
 def print_answer(text: str) -> int:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Labels
-from otel_ddp.words import PHASE_CODE, PHASES, WORK_PHASES, phase_word
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, WORK_PHASES, phase_word
 
 # The most steps of one sample: a verdict takes two samples at least.
 _MOST_STEPS = 60

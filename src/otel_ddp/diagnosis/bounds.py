@@ -13,7 +13,7 @@ from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.alignment import shift_by_clock
 from otel_ddp.diagnosis.straggler.host_need import LaunchNeed
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
-from otel_ddp.words import COMPUTE_PHASES, UNUSUAL_PHASES, WORK_PHASES
+from otel_ddp.vocabulary.words import COMPUTE_PHASES, UNUSUAL_PHASES, WORK_PHASES
 
 _STEPS = 100
 # The first steps allocate, compile, and start workers.

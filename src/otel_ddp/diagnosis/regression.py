@@ -9,7 +9,7 @@ from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import duration, percent, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.words import COMPUTE_PHASES, WORK_PHASES
+from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES
 
 # Steps are compared in blocks, by the medians of each block.
 _BLOCK = 50

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
-from otel_ddp.words import PHASE_CODE, PHASES, UNUSUAL_PHASES, WORK_PHASES, phase_word
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES, WORK_PHASES, phase_word
 
 _NOTHING: Mapping[str, int] = {}
 # Python's small garbage collections take less than this, and happen in nearly every step.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.history.quantities import printable, shown_bytes, shown_number, shown_s
-from otel_ddp.words import HARMLESS_VERDICTS, shown_phase
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, shown_phase
 
 _MOST_VALUES, _MOST_SENTENCES = 5, 4
 _WIDTH = 100

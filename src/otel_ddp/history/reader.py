@@ -16,7 +16,7 @@ from urllib.parse import quote
 from otel_ddp import files
 from otel_ddp.history import tables
 from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, SeriesKey
-from otel_ddp.words import ENDED_STATES, PHASES
+from otel_ddp.vocabulary.words import ENDED_STATES, PHASES
 
 # No write takes this long. A file system without locks answers as if another process had one.
 _BUSY_S = 0.5

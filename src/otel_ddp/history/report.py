@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from otel_ddp import catalog
 from otel_ddp.history.compare import side
 from otel_ddp.history.compare.side import FORMAT, VERSION
 from otel_ddp.history.page.values import thinned
@@ -15,7 +14,8 @@ from otel_ddp.history.postmortems import Postmortem
 from otel_ddp.history.profiles import Profile
 from otel_ddp.history.reader import Bucket
 from otel_ddp.history.whole_run import Cell, StepBuckets, WholeRun, rank_cells
-from otel_ddp.words import PHASES, UNUSUAL_PHASES
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import PHASES, UNUSUAL_PHASES
 
 # Of a curve, and of the heatmap's columns and rows.
 _MOST_POINTS, _MOST_COLUMNS, _MOST_ROWS = 1024, 120, 48

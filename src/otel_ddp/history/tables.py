@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from otel_ddp.words import PHASE_CODE, PHASES
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES
 
 VERSION: Final = 1
 """SQLite's user_version. A reader refuses a later one."""

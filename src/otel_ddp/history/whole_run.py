@@ -8,7 +8,6 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog
 from otel_ddp.history.reader import (
     DAMAGE,
     Bucket,
@@ -19,7 +18,8 @@ from otel_ddp.history.reader import (
     rank_order,
     worst_state,
 )
-from otel_ddp.words import PHASES, UNUSUAL_PHASES
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import PHASES, UNUSUAL_PHASES
 
 _EMPTY: tuple[Any, ...] = (None, "", {}, [])
 StepBuckets = Mapping[str, tuple[str, int, list[StepBucket]]]

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp.errors import ConfigError, containment
+from otel_ddp import errors
+from otel_ddp.errors import ConfigError
 
 _MOST_ANCESTORS = 16
 
@@ -172,7 +173,7 @@ def ray_experiment(env: Mapping[str, str]) -> str:
     if module is None or not (env.get("RAY_RAYLET_PID") and env.get("RANK")):
         return ""
     # A worker of something else has no context.
-    name = containment.attempt(lambda: module.get_context().get_experiment_name(), "")
+    name = errors.attempt(lambda: module.get_context().get_experiment_name(), "")
     return name if isinstance(name, str) else ""
 
 

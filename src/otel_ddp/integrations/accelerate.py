@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
 import otel_ddp
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.integrations.framework import checked
 
 
@@ -33,16 +33,16 @@ class OtelDdpTracker(GeneralTracker):  # type: ignore[misc]
         """The run of this rank."""
         return self._run
 
-    @containment.contained()
+    @errors.contained()
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         self._run.config(values)
 
-    @containment.contained()
+    @errors.contained()
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
         self._run.log(numbers, step=step, **kwargs)
 
-    @containment.contained()
+    @errors.contained()
     def finish(self) -> None:
         self._run.finish()
 
@@ -63,7 +63,7 @@ def _end_runs_of_all_ranks() -> None:
     Accelerator.end_training = end_and_finish
 
 
-@containment.contained()
+@errors.contained()
 def _finish(accelerator: Any) -> None:
     for each in accelerator.log_with:
         if isinstance(each, OtelDdpTracker):

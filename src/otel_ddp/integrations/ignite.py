@@ -13,7 +13,7 @@ from ignite.handlers.base_logger import (
 )
 
 import otel_ddp
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.integrations.framework import OpenPhase, checked
 from otel_ddp.recording import values
 
@@ -86,7 +86,7 @@ class OutputHandler(BaseOutputHandler):  # type: ignore[misc]
         )
         self._step_of = global_step_transform
 
-    @containment.contained()
+    @errors.contained()
     def __call__(self, engine: Any, logger: OtelDdpLogger, event_name: Any) -> None:
         step = None if self._step_of is None else self._step_of(engine, event_name)
         logger.log(dict(_numbers("", self._found(engine.state))), self.tag, step)
@@ -104,7 +104,7 @@ class OutputHandler(BaseOutputHandler):  # type: ignore[misc]
 class OptimizerParamsHandler(BaseOptimizerParamsHandler):  # type: ignore[misc]
     """Logs a parameter of each group of an optimizer."""
 
-    @containment.contained()
+    @errors.contained()
     def __call__(self, engine: Any, logger: OtelDdpLogger, event_name: Any) -> None:
         groups = enumerate(self.optimizer.param_groups)
         name = self.param_name

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import otel_ddp
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.integrations.framework import OpenPhase, checked
 from otel_ddp.recording import values
 from otel_ddp.run import unasked
@@ -52,21 +52,21 @@ class OtelDdpLogger(_Logger):  # type: ignore[misc]
         """The name of the run."""
         return (self._run or self.experiment).run
 
-    @containment.contained()
+    @errors.contained()
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         _log(metrics, step)
 
-    @containment.contained()
+    @errors.contained()
     def log_hyperparams(
         self, params: Mapping[str, Any] | Namespace, *args: Any, **kwargs: Any
     ) -> None:
         self.experiment.config(params)
 
-    @containment.contained()
+    @errors.contained()
     def log_graph(self, model: Any, input_array: Any = None) -> None:
         self.experiment.describe(model)
 
-    @containment.contained()
+    @errors.contained()
     def finalize(self, status: str) -> None:
         # After "success" a test may follow: a run that has not failed ends with its process.
         if status == "failed":
@@ -101,27 +101,27 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
         run.describe(pl_module)
         self._look_at(trainer, run)
 
-    @containment.contained()
+    @errors.contained()
     def _look_at(self, trainer: Any, run: otel_ddp.Run) -> None:
         # Lightning tells when a checkpoint is about to be written, and not when it is.
         trainer.save_checkpoint = _as_checkpoint(trainer.save_checkpoint)
         run.config({"trainer": _settings(trainer)})
 
-    @containment.contained()
+    @errors.contained()
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._phase.end()
         vars(trainer).pop("save_checkpoint", None)
 
-    @containment.contained()
+    @errors.contained()
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         vars(trainer).pop("save_checkpoint", None)
         _end_failed(exception)
 
-    @containment.contained()
+    @errors.contained()
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._phase.begin("eval")
 
-    @containment.contained()
+    @errors.contained()
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._phase.end()
 
@@ -136,7 +136,7 @@ def _log(metrics: Mapping[str, Any], step: int | None) -> None:
     otel_ddp.log(numbers, step=step, epoch=metrics.get("epoch"))
 
 
-@containment.contained()
+@errors.contained()
 def _wrapped(trainer: Any, module: Any) -> Any:
     """What the strategy calls, if that is a wrapper.
 
@@ -200,7 +200,7 @@ class _AddedCallback(OtelDdpCallback):
         if not self._gave_way(trainer):
             super().setup(trainer, pl_module, stage)
 
-    @containment.contained(default=True)
+    @errors.contained(default=True)
     def _gave_way(self, trainer: Any) -> bool:
         others = [each for each in trainer.callbacks if each is not self]
         if not _is_there(others):
@@ -223,7 +223,7 @@ def add_to_every_trainer() -> None:
     Trainer.__init__ = make_with_ours
 
 
-@containment.contained()
+@errors.contained()
 def _add_ours(trainer: Any) -> None:
     if _is_there(trainer.callbacks) or _is_there(trainer.loggers):
         return

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import otel_ddp
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 # By its name: while Python is about to end its import, it is no attribute of `ray`.
 _train: Any = import_module("ray.train")
@@ -24,7 +24,7 @@ def report(metrics: Any, checkpoint: Any = None, *args: Any, **kwargs: Any) -> A
         return _report(metrics, checkpoint, *args, **kwargs)
 
 
-@containment.contained()
+@errors.contained()
 def _log(metrics: Mapping[str, Any]) -> None:
     # On each worker: the hooks read a loss on each as well, and one name has one meaning.
     numbers = {k: v for k, v in metrics.items() if not isinstance(v, str | Mapping | list | tuple)}
@@ -61,7 +61,7 @@ def end_with_the_function() -> None:
     context.__exit__ = leave_and_end
 
 
-@containment.contained()
+@errors.contained()
 def _end(kind: Any, error: Any, trace: Any) -> None:
     if (run := otel_ddp.current()) is not None:
         run.__exit__(kind, error, trace)

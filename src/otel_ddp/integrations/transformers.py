@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
 import otel_ddp
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.integrations.framework import OpenPhase, checked
 from otel_ddp.run import trials, unasked
 from otel_ddp.run.trials import Trials
@@ -75,7 +75,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
             run.describe(model)
         # Not all parameters of a trial are settings of the Trainer.
         first = parameters or {}
-        containment.attempt(lambda: run.config({**first, **_configuration(args, model)}), None)
+        errors.attempt(lambda: run.config({**first, **_configuration(args, model)}), None)
 
     def _open_trial(self, args: Any, state: Any, model: Any, parameters: Any) -> None:
         """Each trial of a search is a run. Its evaluation follows, so it ends with the next one."""
@@ -97,7 +97,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         trials.end()
         self._open(self._instrument_again, args, model, search.searching)
 
-    @containment.contained()
+    @errors.contained()
     def _end_trial(self, search: Trials) -> None:
         self._phase.end()
         # The search keeps to itself which of the two it was.
@@ -108,7 +108,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         if not self._is_open:
             self._open(self._instrument, args, more.get("model"), {})
 
-    @containment.contained()
+    @errors.contained()
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._phase.end()
         if (search := trials.of_process()) is not None:
@@ -116,13 +116,13 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
     # -- values
 
-    @containment.contained()
+    @errors.contained()
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
         # The Trainer has computed the mean of all ranks, so it is the same on each.
         if state.is_world_process_zero:
             self._log(args, state, logs, more)
 
-    @containment.contained()
+    @errors.contained()
     def on_predict(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any
     ) -> None:
@@ -144,7 +144,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
     # -- evaluations and checkpoints: the Trainer announces them in its control before they begin
 
-    @containment.contained()
+    @errors.contained()
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if control.should_evaluate:
             self._phase.begin("eval")
@@ -153,13 +153,13 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
     on_epoch_end = on_step_end
 
-    @containment.contained()
+    @errors.contained()
     def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self._phase.name != "eval":
             self._open_without_training(args, more)
             self._phase.begin("eval")
 
-    @containment.contained()
+    @errors.contained()
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any
     ) -> None:
@@ -168,7 +168,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         if control.should_save and _OF_ONE_SET in (metrics or ()):
             self._phase.begin("checkpoint")
 
-    @containment.contained()
+    @errors.contained()
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._phase.end()
 
@@ -232,14 +232,14 @@ def add_to_every_trainer() -> None:
     Trainer.__init__, Trainer.add_callback = make_with_ours, add_instead_of_ours
 
 
-@containment.contained()
+@errors.contained()
 def _add_ours(trainer: Any) -> None:
     there = trainer.callback_handler.callbacks
     if not any(isinstance(each, OtelDdpCallback) for each in there):
         trainer.add_callback(_Added())
 
 
-@containment.contained()
+@errors.contained()
 def _give_way(trainer: Any, callback: Any) -> None:
     kind = callback if isinstance(callback, type) else type(callback)
     if issubclass(kind, OtelDdpCallback):

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any
 
-from otel_ddp import catalog
+from otel_ddp.vocabulary import catalog
 
 
 def _set(words: str) -> frozenset[str]:

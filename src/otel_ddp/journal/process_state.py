@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.words import ENDED_STATES, STATES, phase_word, state_word
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import ENDED_STATES, STATES, phase_word, state_word
 
 ENDED = tuple(STATES[word] for word in ENDED_STATES)
 

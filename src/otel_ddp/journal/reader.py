@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from otel_ddp import files
 from otel_ddp.journal import layout, locks
 from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
-from otel_ddp.words import PHASE_CODE
+from otel_ddp.vocabulary.words import PHASE_CODE
 
 # One read takes at most this many bytes, so that one rank cannot starve the others.
 _MOST_BYTES = 4 * 1024 * 1024

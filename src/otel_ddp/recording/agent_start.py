@@ -10,8 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from otel_ddp import files
-from otel_ddp.errors import containment
+from otel_ddp import errors, files
 from otel_ddp.journal import agent_environment, locks
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
@@ -34,7 +33,7 @@ _LOG_BYTES = 256 * 1024
 _started: set[Path] = set()
 
 
-@containment.contained(default=False)
+@errors.contained(default=False)
 def ensure_agent(place: Place) -> bool:
     """Starts the node's agent unless one lives or is starting; True if this call started one."""
     if _MARK in os.environ:
@@ -48,10 +47,10 @@ def ensure_agent(place: Place) -> bool:
     try:
         return _start_once(place)
     except OSError as error:
-        containment.reraise_foreign()
+        errors.reraise_foreign()
         # The directory was removed during the run, was replaced, or no process may be added.
         what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-        containment.warn_once("agent", "the node agent cannot be started (%s).", what)
+        errors.warn_once("agent", "the node agent cannot be started (%s).", what)
         return False
 
 
@@ -61,13 +60,13 @@ def _start_once(place: Place) -> bool:
         try:
             locks.acquire(fd)
         except OSError:
-            containment.reraise_foreign()
+            errors.reraise_foreign()
             return False  # Another rank starts one.
         if time.monotonic() < place.start_not_before() or place.agent_is_alive():
             return False
         place.delay_start(START_GRACE_S)
         if place.directory in _started and (error := place.last_error()):
-            containment.warn_once(
+            errors.warn_once(
                 "agent",
                 "the node agent was ended by an error and is started again (%s; %s): what is "
                 "logged waits in the journal. It lives under the limits of this process (ulimit).",
@@ -132,7 +131,7 @@ def _no_python() -> str:
 
 
 def _warn_no_agent(why: str) -> None:
-    containment.warn_once(
+    errors.warn_once(
         "agent",
         "%s, so no node agent can be started from here: run `otel-ddp agent` on this node and set "
         "OTEL_DDP_AGENT=external.",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 _SLOTS = 256
 _DRAIN_S = 0.2
@@ -87,7 +87,7 @@ class DeviceScalars:
                 self._poll()
                 return self._send(module, number, tensor, step, epoch, now)
             except RuntimeError as error:
-                containment.reraise_foreign()
+                errors.reraise_foreign()
                 return f"its device failed: {str(error)[:200]}"
             finally:
                 self._busy = False
@@ -126,7 +126,7 @@ class DeviceScalars:
                 with torch.inference_mode(False):
                     self._slab = self._make_slab()
             except RuntimeError as error:
-                containment.reraise_foreign()
+                errors.reraise_foreign()
                 # A copy to other memory would wait for the device.
                 lacking = "there is no page-locked memory to copy it to without waiting"
                 self._no_slab = f"{lacking} ({str(error)[:200]}); log its .item()"
@@ -161,7 +161,7 @@ class DeviceScalars:
                 if _capturing(self._module(copy.device)) or not copy.arrived.query():
                     return
             except RuntimeError:
-                containment.reraise_foreign()
+                errors.reraise_foreign()
                 # A device that has failed stays failed: its copies never arrive.
                 self.lost += len(self._copies)
                 self._copies.clear()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_ddp import catalog
 from otel_ddp.journal.gate import Gate
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording import values
 from otel_ddp.recording.totals import Totals
+from otel_ddp.vocabulary import catalog
 
 
 class Names:

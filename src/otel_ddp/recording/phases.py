@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter, scratch_words
 from otel_ddp.recording.documents import Documents
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 _OTHER = PHASES["other"]
 _SHIFT = layout.CODE_SHIFT

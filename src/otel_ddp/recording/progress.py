@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.recording.documents import Documents
 from otel_ddp.recording.phases import (
@@ -23,7 +22,8 @@ from otel_ddp.recording.phases import (
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.steps import Work
 from otel_ddp.recording.totals import NAMED, StepTotals, TimeAccount
-from otel_ddp.words import PHASES, STATES
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import PHASES, STATES
 
 _SHIFT = layout.CODE_SHIFT
 _STEP_WORD = layout.STEP // 8
@@ -89,7 +89,7 @@ class _AtThreadEnd:
         # A forked child drops what belonged to the other threads, and so does Python at its end.
         # Those threads may be in the middle of a write, and hold its lock for ever.
         if self.pid == os.getpid() and not sys.is_finalizing():
-            containment.attempt(self.act, None)
+            errors.attempt(self.act, None)
 
 
 def call_at_thread_end(act: Callable[[], None]) -> None:

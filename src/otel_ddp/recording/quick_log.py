@@ -11,7 +11,7 @@ from time import time_ns
 from typing import Any, Protocol
 from zlib import crc32
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.journal.gate import Gate
 from otel_ddp.journal.writer import JournalWriter, Shape
@@ -171,7 +171,7 @@ def quick_log(
     mapped, words = writer.mapped, writer.words
     ring_start, ring_bytes = writer.ring_start, writer.ring_bytes
     plain_mappings, plain_types = PLAIN_MAPPINGS, PLAIN_TYPES
-    clock, crc, any_error, no_epoch = time_ns, crc32, containment.ANY_ERROR, _NO_EPOCH
+    clock, crc, any_error, no_epoch = time_ns, crc32, errors.ANY_ERROR, _NO_EPOCH
     ring_word = layout.RING_POSITION // 8
     # float's own method accepts floats only. A tensor would be asked for its value, and NumPy's
     # scalars, of which this makes plain floats, would warn in a sum about overflow and infinity.
@@ -265,7 +265,7 @@ def quick_log(
                 steps.last = step if step >= steps.last else steps.after_lower(step)
         # Most often these are names seen for the first time.
         except any_error:
-            containment.reraise_foreign()
+            errors.reraise_foreign()
             return slowly(metrics, step, epoch, split, now)
         if now > gate.check_due_ns:
             check(now)

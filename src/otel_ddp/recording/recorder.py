@@ -8,8 +8,7 @@ from operator import index
 from time import time_ns
 from typing import Any
 
-from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.journal.gate import Gate
 from otel_ddp.journal.writer import NO_STEP, JournalWriter
@@ -20,6 +19,7 @@ from otel_ddp.recording.quick_log import Log, Shapes, quick_log
 from otel_ddp.recording.steps import StepNumbers
 from otel_ddp.recording.totals import Totals
 from otel_ddp.settings import Settings
+from otel_ddp.vocabulary import catalog
 
 _IN_MARK = layout.IN_MARK // 8
 _NO_EPOCH = float("nan")
@@ -74,14 +74,14 @@ class Recorder:
 
     # -- values
 
-    @containment.contained()
+    @errors.contained()
     def _log_slowly(self, metrics: Any, step: Any, epoch: Any, split: Any, now: int) -> None:
         if self.gate.closed:
             if self._successor is not None:
                 self._successor(metrics, step=step, epoch=epoch, split=split)
             return
         refuse, names, steps = self.totals.refuse, self.names, self.steps
-        if not containment.attempt(lambda: isinstance(metrics, Mapping), False):
+        if not errors.attempt(lambda: isinstance(metrics, Mapping), False):
             kind = type(metrics).__name__
             refuse("value", "log", f"log expects a mapping of names to numbers, got {kind}")
             return
@@ -144,7 +144,7 @@ class Recorder:
             if value - value != 0.0:
                 name, split = self.names.of(number)
                 if not self.totals.count(catalog.TRAINING_NONFINITE, name=name, split=split):
-                    containment.warn_once(
+                    errors.warn_once(
                         "nonfinite",
                         "%s and further names are NaN or infinite and are recorded, but not "
                         "counted: there is no room for more names (OTEL_DDP_JOURNAL_BYTES).",
@@ -154,7 +154,7 @@ class Recorder:
     def _whole(self, step: Any) -> int | None:
         if step is None:
             return None
-        whole = containment.attempt(lambda: _whole_number(step), -1)
+        whole = errors.attempt(lambda: _whole_number(step), -1)
         if not 0 <= whole < _LARGEST_STEP:
             shown = values.shown(step)
             self.totals.refuse(
@@ -193,13 +193,13 @@ class Recorder:
             if values.is_device_tensor(value):
                 self._start_copy(number, value, step, None, now)
                 continue
-            number_of = containment.attempt(partial(values.number, value), None)
+            number_of = errors.attempt(partial(values.number, value), None)
             if number_of is not None:
                 self._write((number,), (number_of,), step, None, now)
 
     # -- tensors of a device
 
-    @containment.contained()
+    @errors.contained()
     def _start_copy(
         self, number: int, tensor: Any, step: int | None, epoch: float | None, now: int
     ) -> None:
@@ -223,7 +223,7 @@ class Recorder:
     ) -> None:
         self._write((number,), (value,), step, epoch, now)
 
-    @containment.contained()
+    @errors.contained()
     def poll_copies(self) -> None:
         """Records the tensors that have arrived by now."""
         self._count_interrupted()
@@ -231,7 +231,7 @@ class Recorder:
             self.device_scalars.poll()
             self._count_lost()
 
-    @containment.contained()
+    @errors.contained()
     def drain_copies(self) -> None:
         """Waits a moment for the tensors that are still being copied."""
         self._count_interrupted()
@@ -263,7 +263,7 @@ def _collect(metrics: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> bool:
         pairs.extend(metrics.items())
         return True
 
-    return containment.attempt(walk, False)
+    return errors.attempt(walk, False)
 
 
 def _epoch_among(known: Sequence[tuple[int, Any, Any]]) -> float | None:
@@ -271,7 +271,7 @@ def _epoch_among(known: Sequence[tuple[int, Any, Any]]) -> float | None:
     for _, name, value in known:
         if isinstance(name, str) and name.lower() in _EPOCHS:
             # A value that is no number is refused later, once.
-            number = containment.attempt(partial(values.number, value), None)
+            number = errors.attempt(partial(values.number, value), None)
             return number if number is not None and number - number == 0.0 else None
     return None
 
@@ -281,7 +281,7 @@ def _whole_number(value: Any) -> int:
     if values.is_device_tensor(value) or values.is_spread(value):
         return -1
     # Not by way of a float, which cannot hold a large step.
-    whole = containment.attempt(lambda: index(value), None)
+    whole = errors.attempt(lambda: index(value), None)
     if whole is not None:
         return int(whole)
     number = values.number(value)

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from otel_ddp import settings
-from otel_ddp.errors import containment
+from otel_ddp import errors, settings
 from otel_ddp.journal import layout, trace_ids
 from otel_ddp.recording import values
 from otel_ddp.recording.recorder import Recorder
@@ -37,7 +36,7 @@ def _users_current() -> SpanContext | None:
     """The user's span that is open here; None if there is none, or if it is not recorded."""
     if "opentelemetry.trace" not in sys.modules:
         return None
-    return containment.attempt(_read_current, None)
+    return errors.attempt(_read_current, None)
 
 
 def _read_current() -> SpanContext | None:
@@ -62,7 +61,7 @@ def _attach(ours: SpanContext) -> Callable[[], None] | None:
     """Let the user's next spans be below this one; what is returned ends that."""
     if "opentelemetry.trace" not in sys.modules:
         return None
-    return containment.attempt(lambda: _attached(ours), None)
+    return errors.attempt(lambda: _attached(ours), None)
 
 
 def _attached(ours: SpanContext) -> Callable[[], None]:
@@ -72,7 +71,7 @@ def _attached(ours: SpanContext) -> Callable[[], None]:
     ids = (int(ours.trace_id, 16), int(ours.span_id, 16))
     span = trace.NonRecordingSpan(trace.SpanContext(*ids, is_remote=False, trace_flags=flags))
     token = context.attach(trace.set_span_in_context(span))
-    return lambda: containment.attempt(lambda: context.detach(token), None)
+    return lambda: errors.attempt(lambda: context.detach(token), None)
 
 
 # -- spans and events of ours
@@ -243,14 +242,14 @@ def record_artifact(
 
 def _uri(path: Any) -> str:
     """The address: of a path its full name, whose odd bytes a journal would not keep."""
-    word = containment.attempt(lambda: os.fsdecode(os.fspath(path)), "")
+    word = errors.attempt(lambda: os.fsdecode(os.fspath(path)), "")
     if "://" in word and not word.startswith("file:///"):
         uri = without_secrets(word[:_LONGEST_URI])
     else:
         if word.startswith("file:///"):
             word = unquote(word.removeprefix("file://"))
         # A working directory may be gone.
-        full = containment.attempt(lambda: os.path.abspath(word), "") if word else ""
+        full = errors.attempt(lambda: os.path.abspath(word), "") if word else ""
         uri = f"file://{quote(os.fsencode(full))}" if full else ""
     if not 0 < len(uri) <= _LONGEST_URI:
         raise values.Refused(f"a path or an address was expected, got {values.shown(path)}")

@@ -6,13 +6,13 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.journal.gate import Gate
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.steps import Work
-from otel_ddp.words import PHASE_CODE, PHASES, phase_word
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, phase_word
 
 # By how much which total grows: its metric, its attributes, the amount.
 Amount = tuple[catalog.Metric, Mapping[str, str], float]
@@ -33,7 +33,7 @@ class Totals:
         self.count(catalog.OTEL_DDP_VALUES_REFUSED, amount, why=why)
         if place not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(place)
-            containment.log.warning("%s.", text)
+            errors.log.warning("%s.", text)
 
     def has_warned(self, place: str) -> bool:
         """Whether a value of this place was refused before: no text is needed then."""

@@ -13,7 +13,7 @@ from itertools import islice
 from math import isfinite, prod
 from typing import Any
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.recording.secrets import HIDDEN, is_secret, without_secrets
 
 _SPLITS = {
@@ -47,7 +47,7 @@ def number(value: Any) -> float:
     if kind is float or kind is bool:
         return float(value)
     # Any other value may run the user's code, which may raise anything.
-    found = containment.attempt(lambda: _number(value), None)
+    found = errors.attempt(lambda: _number(value), None)
     if found is None:
         raise Refused(f"a number was expected, got {shown(value)}")
     if isinstance(found, str):
@@ -89,7 +89,7 @@ def is_device_tensor(value: Any) -> bool:
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
     if kind is None or kind not in type(value).__mro__:
         return False
-    return containment.attempt(lambda: bool(value.device.type != "cpu"), True)
+    return errors.attempt(lambda: bool(value.device.type != "cpu"), True)
 
 
 def is_spread(tensor: Any) -> bool:
@@ -104,7 +104,7 @@ def text(name: Any, longest: int) -> tuple[str, bool]:
         clean = str.__str__(name)  # A subclass may return another text.
     elif isinstance(name, (int, float)):
         # A whole number of thousands of digits refuses to be text.
-        clean = containment.attempt(lambda: str(name), "")
+        clean = errors.attempt(lambda: str(name), "")
         if not clean:
             raise Refused(f"a name must be text, got {shown(name)}")
     else:
@@ -187,7 +187,7 @@ def flat(
 def _pairs(value: Any, most: int) -> list[tuple[Any, Any]] | None:
     """What a mapping, or an object that only holds values, holds; None for anything else."""
     # The first items of a huge mapping are enough. The user's code may raise anything.
-    return containment.attempt(lambda: _inside(value, most), None)
+    return errors.attempt(lambda: _inside(value, most), None)
 
 
 def _inside(value: Any, most: int) -> list[tuple[Any, Any]] | None:
@@ -198,7 +198,7 @@ def _inside(value: Any, most: int) -> list[tuple[Any, Any]] | None:
     # argparse.Namespace, dataclasses and their like.
     if hasattr(value, "__dataclass_fields__"):
         fields = islice(value.__dataclass_fields__, most)
-        return [(name, containment.attempt(partial(getattr, value, name), None)) for name in fields]
+        return [(name, errors.attempt(partial(getattr, value, name), None)) for name in fields]
     if type(value).__name__ in ("Namespace", "SimpleNamespace"):
         return list(islice(vars(value).items(), most))
     return None
@@ -206,13 +206,13 @@ def _inside(value: Any, most: int) -> list[tuple[Any, Any]] | None:
 
 def _unless_secret(name: str, value: Any, longest: int, hidden: Collection[str]) -> Any:
     # A text may be of a class of the user's, which may raise.
-    secret = containment.attempt(lambda: is_secret(name, value, hidden), True)
+    secret = errors.attempt(lambda: is_secret(name, value, hidden), True)
     return HIDDEN if secret else plain(value, longest)
 
 
 def plain(value: Any, longest: int) -> Any:
     """A value that JSON can carry: scalars as they are, the rest as shortened text."""
-    return containment.attempt(lambda: _plain(value, longest), f"<{type(value).__name__}>")
+    return errors.attempt(lambda: _plain(value, longest), f"<{type(value).__name__}>")
 
 
 def _plain(value: Any, longest: int) -> Any:
@@ -237,7 +237,7 @@ def _words(value: Any, longest: int) -> str:
     """Any value as a user would print it; containers are walked only as far as can be shown."""
     if is_device_tensor(value) or isinstance(value, _CONTAINERS):
         return shown(value, longest)
-    words = containment.attempt(lambda: str(value), "")
+    words = errors.attempt(lambda: str(value), "")
     if not isinstance(words, str) or not words:
         return shown(value, longest)
     return _short(_ADDRESS.sub("", words[: 2 * longest]), longest)
@@ -265,13 +265,13 @@ class _Shown(reprlib.Repr):
         return super().repr1(x, level)
 
     def repr_instance(self, x: Any, level: int) -> str:
-        return containment.attempt(lambda: repr(x), f"<{type(x).__name__}>")
+        return errors.attempt(lambda: repr(x), f"<{type(x).__name__}>")
 
 
 def shown(value: Any, longest: int = 60) -> str:
     """A value in a few characters, for a warning."""
     # A repr is the user's code: it may raise anything.
-    words = containment.attempt(lambda: _Shown(longest).repr(value), f"<{type(value).__name__}>")
+    words = errors.attempt(lambda: _Shown(longest).repr(value), f"<{type(value).__name__}>")
     return _short(words, longest)
 
 
@@ -286,6 +286,6 @@ def exception_names(error: BaseException) -> tuple[str, str]:
 
 def error_line(error: BaseException) -> str:
     """An exception in one line."""
-    message = containment.attempt(lambda: str(error), "")
+    message = errors.attempt(lambda: str(error), "")
     message = one_line(without_secrets(message[:4000]), 1000)
     return f"{type(error).__name__}: {message}"[:1000] if message else type(error).__name__

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from otel_ddp import settings
-from otel_ddp.errors.containment import warn_once
+from otel_ddp.errors import warn_once
 from otel_ddp.identity.identity import GroupFacts, Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal.writer import JournalWriter

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol, TypeVar
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.recording import values
 
 
@@ -148,7 +148,7 @@ def _bootstrap() -> FrameType | None:
     return frame
 
 
-@containment.contained()
+@errors.contained()
 def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
     if os.getpid() != pid:
         return

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import catalog, files
-from otel_ddp.errors import containment
+from otel_ddp import errors, files
 from otel_ddp.history import card
 from otel_ddp.history.card import Card, CardValue
 from otel_ddp.history.quantities import shown_s, when
@@ -22,7 +21,8 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader, Unreadable
 from otel_ddp.run.where_to_look import say
-from otel_ddp.words import HARMLESS_VERDICTS, STATES
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, STATES
 
 # Shorter runs say nothing: tests, and sweeps of thousands.
 SHORTEST_S = 10.0
@@ -37,7 +37,7 @@ _NO_STEP = (
 )
 
 
-@containment.contained()
+@errors.contained()
 def show(
     journal: Path,
     place: Place,

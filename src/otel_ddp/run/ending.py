@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 Act = Callable[[], Any]
 
@@ -52,7 +52,7 @@ def _do_all(acts: list[Act]) -> None:
     except BaseException:
         while acts:
             act = acts[0]
-            containment.attempt(act, None)
+            errors.attempt(act, None)
             if acts[:1] == [act]:
                 del acts[0]
         raise

@@ -7,14 +7,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from otel_ddp import catalog
-from otel_ddp.errors import ConfigError, containment
+from otel_ddp import errors
+from otel_ddp.errors import ConfigError
 from otel_ddp.identity import launchers, pool_tasks
 from otel_ddp.identity.git_commit import revision
 from otel_ddp.identity.run_names import clean
 from otel_ddp.journal import place, writer
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.settings import Settings
+from otel_ddp.vocabulary import catalog
 
 _JOB = {
     "slurm_job_id": "SLURM_JOB_ID",
@@ -29,12 +30,12 @@ def open_journal(conf: Settings, size: int, identity: dict[str, Any]) -> Journal
     """The journal of this process, in the best place that has room; None if there is no room."""
     places, remark = place.find(conf.directory, offline=conf.offline)
     if remark:
-        containment.warn_once("place", "%s.", remark)
+        errors.warn_once("place", "%s.", remark)
     if not places:
         return None
     opened, remark = writer.open_journal([each.directory for each in places], size, identity)
     if remark:
-        containment.warn_once("journal", "%s.", remark)
+        errors.warn_once("journal", "%s.", remark)
     return opened
 
 
@@ -89,7 +90,7 @@ def program_facts() -> dict[str, Any]:
     """What the run's info says about this program, and the process that started it."""
     script = sys.argv[0] if sys.argv else ""
     # The working directory may be gone. `-c` and an interactive Python have no folder.
-    folder = containment.attempt(lambda: os.path.dirname(os.path.abspath(script)), "")
+    folder = errors.attempt(lambda: os.path.dirname(os.path.abspath(script)), "")
     folder = folder if script and script != "-c" else ""
     found: dict[str, Any] = {
         # With the last folder: of two runs, both may be of a `train.py`.

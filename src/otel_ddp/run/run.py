@@ -13,8 +13,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-from otel_ddp import catalog, settings
-from otel_ddp.errors import ConfigError, containment
+from otel_ddp import errors, settings
+from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses, identity, pool_tasks, run_names
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
@@ -31,6 +31,7 @@ from otel_ddp.run import announcements, current_run, end_card, log_lines, openin
 from otel_ddp.run.ending import Act, Ending
 from otel_ddp.run.statements import EarlyStops, EnteredSpan
 from otel_ddp.run.where_to_look import ASK_AGAIN_NS, WhereToLook
+from otel_ddp.vocabulary import catalog
 
 T = TypeVar("T")
 
@@ -126,7 +127,7 @@ class Run:
         if task is None or before is None:
             return False
         # Comparing values of the user may raise.
-        same = containment.attempt(lambda: bool(arguments == self._origin.arguments), False)
+        same = errors.attempt(lambda: bool(arguments == self._origin.arguments), False)
         return task.follows(before, same)
 
     def brought_by_fork(self) -> bool:
@@ -250,7 +251,7 @@ class Run:
         recorder.on_first_value = records.progress.mark_running
         recorder.check_agent = self._check_agent
         if not is_handle:
-            containment.count_failure = self._count_failures
+            errors.count_failure = self._count_failures
             self._count_failures(0.0)
         recorder.documents.facts(
             {
@@ -314,7 +315,7 @@ class Run:
             announcements.rank_differs(process, facts)
         return identity.settle(process, facts)
 
-    @containment.contained(default=True)
+    @errors.contained(default=True)
     def _settle_by_hooks(self) -> bool:
         """Asks the process group while training goes on; true once nothing is left to ask."""
         records = self._records
@@ -327,7 +328,7 @@ class Run:
             records.log_lines.attach(started=True)
         return self._settled and (not self.identity.may_have_others or opening.group_is_up())
 
-    @containment.contained()
+    @errors.contained()
     def _settle(self, records: Records) -> None:
         """Asks the process group for this rank and run, if it is up by now."""
         if not self.identity.settled or self.identity.may_have_others:
@@ -366,7 +367,7 @@ class Run:
             self._settle(records)
         return records
 
-    @containment.contained()
+    @errors.contained()
     def _join(self) -> None:
         current_run.join(self)
 
@@ -455,7 +456,7 @@ class Run:
         """Makes calls of `log` come to this run again, instead of straight to its recorder."""
         vars(self).pop("log", None)
 
-    @containment.contained()
+    @errors.contained()
     def log_tensor(
         self,
         name: str,
@@ -480,7 +481,7 @@ class Run:
         self._config(mapping)
         return mapping
 
-    @containment.contained()
+    @errors.contained()
     def _config(self, mapping: Any) -> None:
         if (records := self._ready()) is not None:
             statements.config(records.recorder, mapping, records.conf.hidden_names)
@@ -511,7 +512,7 @@ class Run:
             raise
         self._leave(entered, attributes, None)
 
-    @containment.contained()
+    @errors.contained()
     def _enter(self, name: Any, phase: bool = False, expect_s: Any = None) -> EnteredSpan | None:
         records = self._ready()
         if records is None:
@@ -522,7 +523,7 @@ class Run:
             records.recorder, records.progress, name, run, phase=phase, expect_s=expect_s
         )
 
-    @containment.contained()
+    @errors.contained()
     def _leave(
         self,
         entered: EnteredSpan | None,
@@ -535,7 +536,7 @@ class Run:
             is_here = records is not None and records.progress is entered.progress
             entered.leave(records.recorder if records and is_here else None, attributes, raised)
 
-    @containment.contained()
+    @errors.contained()
     def event(self, name: str, /, **attributes: Any) -> None:
         """Record that something happened: `run.event("lr drop", factor=0.1)`."""
         records = self._ready()
@@ -564,12 +565,12 @@ class Run:
         except ConfigError as why:
             if self._records is None or not self._records.has_begun:
                 raise
-            containment.warn_once("logs", "Log lines are recorded as before: %s", why)
+            errors.warn_once("logs", "Log lines are recorded as before: %s", why)
             return
         if self._logs_for is None and self._ready() is not None:
             self._hook_logs(choice)
 
-    @containment.contained()
+    @errors.contained()
     def _hook_logs(self, choice: log_lines.Choice) -> None:
         if (records := self._records) is not None:
             records.unhook_logs()
@@ -580,7 +581,7 @@ class Run:
                 lambda: self.identity.global_rank == 0,
             )
 
-    @containment.contained()
+    @errors.contained()
     def ended_by(self, error: BaseException) -> None:
         """Records the exception that ends this run, with its stack trace."""
         records = self._records
@@ -591,7 +592,7 @@ class Run:
                 layout.EVENT, log_records.from_exception(error) | moment
             )
 
-    @containment.contained()
+    @errors.contained()
     def artifact(
         self,
         path: str | os.PathLike[str],
@@ -635,7 +636,7 @@ class Run:
         *min_delta*. A tensor on a device is waited for. Every rank has an answer of its own: where
         their values may differ, send that of rank 0 to all.
         """
-        return containment.attempt(
+        return errors.attempt(
             lambda: self._early_stop(metric, value, patience, min_delta, direction), False
         )
 
@@ -648,14 +649,14 @@ class Run:
             self._record_early_stop(metric, by)
         return stops
 
-    @containment.contained()
+    @errors.contained()
     def _record_early_stop(self, metric: str, by: EarlyStop) -> None:
         if (records := self._ready()) is not None:
             statements.early_stop(records.recorder, metric, by)
 
     # -- what is measured
 
-    @containment.contained()
+    @errors.contained()
     def describe(self, model: Any) -> None:
         """Record which model this run trains."""
         records = self._ready()
@@ -665,7 +666,7 @@ class Run:
 
         records.recorder.documents.facts(wrappers.describe(model))
 
-    @containment.contained()
+    @errors.contained()
     def watch(self, model: Any = None, **options: Any) -> None:
         """Measure the steps that train this model, or models that are found if none is given."""
         records = self._ready()
@@ -691,7 +692,7 @@ class Run:
         if self._records is not records:
             _unwatch(records.progress)
 
-    @containment.contained()
+    @errors.contained()
     def unwatch(self) -> None:
         """Take every hook off again."""
         if self._records is not None:
@@ -709,7 +710,7 @@ class Run:
         """
         return self._for_rank(global_rank, job_type, local_rank) or silent()
 
-    @containment.contained()
+    @errors.contained()
     def _for_rank(self, global_rank: Any, job_type: Any, local_rank: Any) -> Run | None:
         if self._logs_for is not None:
             return self._logs_for._for_rank(global_rank, job_type, local_rank)
@@ -719,7 +720,7 @@ class Run:
         try:
             other = identity.of_rank(process, global_rank, job_type, local_rank)
         except ConfigError as error:
-            containment.warn_once("for_rank", "Nothing is recorded by for_rank: %s", error)
+            errors.warn_once("for_rank", "Nothing is recorded by for_rank: %s", error)
             return None
         key = other.global_rank, other.job_type
         if key == (process.global_rank, process.job_type):
@@ -728,7 +729,7 @@ class Run:
         if known is not None and not known.is_closed:
             return known
         if known is None and len(self._ranks) >= MOST_RANKS:
-            containment.warn_once(
+            errors.warn_once(
                 "most ranks",
                 "for_rank gives handles for %d ranks at most: what is logged for others is not "
                 "recorded. Let them log by themselves, or log their mean.",
@@ -756,7 +757,7 @@ class Run:
             raise ConfigError(f'state must be "finished" or "failed", got {state!r}.')
         self.close(state, str(reason))
 
-    @containment.contained()
+    @errors.contained()
     def close(self, state: str, reason: str) -> None:
         """Does what `finish` does; also called when the process ends without it."""
         self._opened = True
@@ -859,7 +860,7 @@ class Run:
 
     # -- every few seconds
 
-    @containment.contained()
+    @errors.contained()
     def _check_agent(self, now: int) -> None:
         """Every few seconds, from a call that logs or after a step: restarts a missing agent.
 
@@ -908,7 +909,7 @@ def _attach(arguments: dict[str, Any]) -> Run:
     return cast("Run", current_run.attach(lambda: Run(Origin(arguments, joins=True))))
 
 
-@containment.contained()
+@errors.contained()
 def _unwatch(progress: Progress) -> None:
     if "otel_ddp.torch.measure" in sys.modules:
         from otel_ddp.torch import measure

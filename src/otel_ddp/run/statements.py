@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.journal.direction import EarlyStop
 from otel_ddp.recording import values
 from otel_ddp.recording.phases import Phase
@@ -14,6 +13,7 @@ from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.spans import OpenSpan, record_event
 from otel_ddp.run import announcements
+from otel_ddp.vocabulary import catalog
 
 
 def tensor(recorder: Recorder, name: str, tensor: Any, **where: Any) -> None:
@@ -23,7 +23,7 @@ def tensor(recorder: Recorder, name: str, tensor: Any, **where: Any) -> None:
     try:
         found = tensor_summary.summary(tensor)
     except (tensor_summary.NoSummary, RuntimeError) as why:
-        containment.reraise_foreign()
+        errors.reraise_foreign()
         text = f"{values.shown(name)} was not recorded: {str(why)[:200]}"
         recorder.totals.refuse("value", f"tensor:{values.shown(name)}", text)
         return
@@ -71,7 +71,7 @@ class EnteredSpan(NamedTuple):
         except values.Refused as why:
             recorder.totals.refuse("name", "span", f"a span was not recorded: {why}")
             return None
-        expected = containment.attempt(lambda: float(expect_s or 0.0), 0.0)
+        expected = errors.attempt(lambda: float(expect_s or 0.0), 0.0)
         if not 0.0 <= expected < 1e9:
             expected = 0.0
         entered = progress.begin(clean, expected) if phase else None
@@ -113,25 +113,23 @@ class EarlyStops:
         if stop is None:
             if direction not in ("min", "max"):
                 direction = "min"
-                containment.warn_once(
+                errors.warn_once(
                     f"early stop: {metric}",
                     'early_stop takes %r as better the lower it is: say direction="max" if not.',
                     metric,
                 )
             way = direction
-            stop = containment.attempt(
-                lambda: EarlyStop(way, int(patience), float(min_delta)), None
-            )
+            stop = errors.attempt(lambda: EarlyStop(way, int(patience), float(min_delta)), None)
             if stop is None:
                 text = "early_stop never stops for %r: patience and min_delta must be numbers."
-                containment.warn_once(f"early stop numbers: {metric}", text, metric)
+                errors.warn_once(f"early stop numbers: {metric}", text, metric)
                 return False, None
             self._stops[metric] = stop
         stopped_before = stop.stopped
-        number = containment.attempt(lambda: float(value), None)
+        number = errors.attempt(lambda: float(value), None)
         if number is None:
             text = "early_stop leaves out an evaluation of %r: its value is no number."
-            containment.warn_once(f"early stop value: {metric}", text, metric)
+            errors.warn_once(f"early stop value: {metric}", text, metric)
         elif stop.feed(number) and not stopped_before:
             return True, stop
         return stop.stopped, None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from otel_ddp.errors import ConfigError, containment
+from otel_ddp import errors
+from otel_ddp.errors import ConfigError
 from otel_ddp.run import api, current_run
 from otel_ddp.run.run import Origin, Run
 
@@ -58,7 +59,7 @@ def end() -> None:
     _open = None
 
 
-@containment.contained()
+@errors.contained()
 def begin_unasked(arguments: Mapping[str, Any]) -> Trials | None:
     """As `begin`, for a program that has no line of ours; None where nothing is to be recorded."""
     if api.current() is None and current_run.had_one():
@@ -66,5 +67,5 @@ def begin_unasked(arguments: Mapping[str, Any]) -> Trials | None:
     try:
         return begin(arguments)
     except ConfigError as error:
-        containment.warn_once("unasked", "Nothing is recorded of this program: %s", error)
+        errors.warn_once("unasked", "Nothing is recorded of this program: %s", error)
         return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_ddp.errors import ConfigError, containment
+from otel_ddp import errors
+from otel_ddp.errors import ConfigError
 from otel_ddp.run import api, current_run
 from otel_ddp.run.run import Run, silent
 
@@ -24,13 +25,13 @@ def instrument_again(model: Any = None, **arguments: Any) -> Run:
     return _instrument(model, arguments) or silent()
 
 
-@containment.contained()
+@errors.contained()
 def _instrument(model: Any, arguments: dict[str, Any]) -> Run | None:
     before = api.current()
     try:
         opened = api.instrument(model, **arguments)
     except ConfigError as error:
-        containment.warn_once("unasked", "Nothing is recorded of this program: %s", error)
+        errors.warn_once("unasked", "Nothing is recorded of this program: %s", error)
         return None
     if opened is not before:
         opened.was_unasked = True

@@ -9,7 +9,7 @@ import select
 import sys
 from typing import Any
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.history.quantities import printable
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
@@ -33,7 +33,7 @@ class WhereToLook:
         """Whether an agent may be about to have an address."""
         return not self.said and self._asked < _ASKED_OFTEN
 
-    @containment.contained()
+    @errors.contained()
     def say(self, place: Place, run: str) -> None:
         """Say it, if the agent has an address by now."""
         self._asked += 1
@@ -53,7 +53,7 @@ class WhereToLook:
 def _shown_in_notebook(run: str, address: str) -> bool:
     """Whether this is a notebook, where the address can be clicked."""
     ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else containment.attempt(ipython.get_ipython, None)
+    shell = None if ipython is None else errors.attempt(ipython.get_ipython, None)
     if ipython is None or type(shell).__name__ != "ZMQInteractiveShell":
         return False
     link = f'<a href="{html.escape(address)}" target="_blank">{html.escape(run)}</a>'

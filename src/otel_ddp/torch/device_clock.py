@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import torch
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.phases import DevicePosition
-from otel_ddp.words import PHASE_CODE
+from otel_ddp.vocabulary.words import PHASE_CODE
 
 # A host that asks for its loss every 100 or 200 steps is that far ahead of its device. Some ten
 # marks a step are 2,560 events, fewer than a step of many micro-batches may hold.
@@ -207,7 +207,7 @@ class DeviceClock:
             if len(marks) >= _LONG_STEP:
                 self._long_step(word & _VALUE)
         except RuntimeError:
-            containment.reraise_foreign()
+            errors.reraise_foreign()
             self._fail()
 
     def step_finished(self, number: int, now_ns: int) -> None:
@@ -222,7 +222,7 @@ class DeviceClock:
             self._close_step(number)
             self._resolve(now_ns)
         except RuntimeError:
-            containment.reraise_foreign()
+            errors.reraise_foreign()
             self._fail()
 
     def position(self) -> DevicePosition | None:
@@ -250,7 +250,7 @@ class DeviceClock:
                 self._close_step(0)
                 self._resolve(0)
         except RuntimeError:
-            containment.reraise_foreign()
+            errors.reraise_foreign()
             self.failed = True
         finally:
             self._pool.clear()

@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 from torch.jit import ScriptModule
 from torch.optim import Optimizer
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch import wrappers
 from otel_ddp.torch.frames import CALL_MODULE, module_calls, times_called
 from otel_ddp.torch.hooks import compile as compile_hooks
@@ -263,7 +263,7 @@ class _Search(Search):
             self.begin()
         self.between_calls()
         if self._unknown_steps == _STEPS_WITHOUT_MODEL:
-            containment.warn_once(
+            errors.warn_once(
                 "discovery",
                 "In %d steps of an optimizer no model was seen that is called and trains, so no "
                 "steps are measured: name the model by otel_ddp.instrument(model), after whatever "
@@ -282,7 +282,7 @@ def before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
         return
     try:
         search.called(module, args)
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         search.stepper.failed("looking for the model")
 
 
@@ -294,7 +294,7 @@ def _after_any(module: nn.Module, *_: Any) -> None:
         return
     try:
         search.ended(module)
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         search.stepper.failed("looking for the model")
 
 

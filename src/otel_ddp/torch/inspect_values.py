@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 _Tensor = torch.Tensor
 _Base = torch._C.TensorBase
@@ -54,7 +54,7 @@ def attribute(value: Any, name: str) -> Any:
 
 
 def _read(member: Any, value: Any) -> Any:
-    return containment.attempt(partial(member.__get__, value), None)  # a slot may be empty
+    return errors.attempt(partial(member.__get__, value), None)  # a slot may be empty
 
 
 def maps(kind: type) -> bool:

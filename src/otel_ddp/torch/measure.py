@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.jit import ScriptModule
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch import discovery, training_begins, wrappers
 from otel_ddp.torch.answers import stack_answers
@@ -43,7 +43,7 @@ def start(
         discovery.attach(_prepared(progress, options), found)
         return
     if isinstance(model, ScriptModule):
-        containment.warn_once(
+        errors.warn_once(
             "script",
             "A model that torch.jit has scripted or traced takes no hooks, so its steps cannot be "
             "measured; what you log is recorded as before.",
@@ -102,7 +102,7 @@ def _of_torch(name: str, given: Any) -> Any:
         return None
     found = optimizer_hooks.torchs_own(given)
     if found is None:
-        containment.warn_once(
+        errors.warn_once(
             name,
             "%s=%s: no torch.optim.Optimizer, and none in its .optimizer or ._optimizer, so its "
             "steps are not seen; the others are measured as if it had not been named.",
@@ -127,7 +127,7 @@ def stop(progress: Progress | None) -> None:
         *(discovery.detach, model_hooks.detach, optimizer_hooks.detach, data_hooks.detach),
         *(garbage.detach, compile_hooks.detach, stack_answers.stop),
     ):
-        containment.contained()(act)()
+        errors.contained()(act)()
 
 
 def _after_fork() -> None:
@@ -138,11 +138,11 @@ def _after_fork() -> None:
     if _stepper is not None:
         _stepper.leave_to_parent()
         _stepper = None
-    containment.attempt(discovery.detach, None)
+    errors.attempt(discovery.detach, None)
     if window is not None:
-        containment.attempt(window.leave_to_parent, None)
+        errors.attempt(window.leave_to_parent, None)
     if readings is not None:
-        containment.attempt(readings.leave_to_parent, None)
+        errors.attempt(readings.leave_to_parent, None)
 
 
 os.register_at_fork(after_in_child=_after_fork)

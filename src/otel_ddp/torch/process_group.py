@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.identity.identity import GroupFacts
 
 log = logging.getLogger("otel_ddp")
@@ -49,7 +49,7 @@ def facts(propose: str, *, agree: bool) -> GroupFacts | None:
     try:
         rank, world_size = module.get_rank(), module.get_world_size()
     except (RuntimeError, ValueError):
-        containment.reraise_foreign()
+        errors.reraise_foreign()
         return None  # another thread has just destroyed it
     store = _store(module)
     asks = agree and world_size > 1 and store is not None
@@ -66,7 +66,7 @@ def _store(module: Any) -> Any:
     try:
         store = getter()
     except (RuntimeError, ValueError, KeyError, TypeError):
-        containment.reraise_foreign()
+        errors.reraise_foreign()
         return None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's agent keeps one store over all its restarts of the workers and prefixes each

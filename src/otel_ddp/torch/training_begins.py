@@ -20,7 +20,7 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch.versions import too_old
 
 # After so many calls of modules that do not train, as in an evaluation before the training, the
@@ -116,12 +116,12 @@ class _Waiting:
             every_module.set_hook(None)
             compile_hooks.ignore()
 
-    @containment.contained()
+    @errors.contained()
     def _announced(self, *_: Any, **__: Any) -> None:
         if _waiting is not self or self._looks:
             return
         if remark := too_old(torch.__version__):
-            containment.warn_once("torch", "%s.", remark[0].upper() + remark[1:])
+            errors.warn_once("torch", "%s.", remark[0].upper() + remark[1:])
             stop()
             return
         if self._at_once:
@@ -140,12 +140,12 @@ class _Waiting:
         compile_hooks.listen(_before_compile, _after_compile)
         self._look()
 
-    @containment.contained()
+    @errors.contained()
     def _backward_ended(self, *_: Any, **__: Any) -> None:
         if self.stepped and _waiting is self:
             self.begin()
 
-    @containment.contained()
+    @errors.contained()
     def _optimizer_stepped(self) -> None:
         if self.stepped and _waiting is self:
             self.begin()
@@ -166,7 +166,7 @@ class _Waiting:
         if self._training_mode is None:
             self._training_mode = _Called(nn.Module, "train", self._mode_set)
 
-    @containment.contained()
+    @errors.contained()
     def _mode_set(self, module: nn.Module, mode: bool = True) -> None:
         mode_set = self._training_mode
         if mode and mode_set is not None and _waiting is self:
@@ -217,7 +217,7 @@ def _before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
         return
     try:
         waiting.called(module, args)
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         _failed("waiting for the training")
 
 
@@ -227,7 +227,7 @@ def _before_compile(*_: Any) -> None:
         return
     try:
         waiting.compiling()
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         _failed("before compiling")
 
 
@@ -237,10 +237,10 @@ def _after_compile(*_: Any) -> None:
         return
     try:
         waiting.compiled()
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         _failed("after compiling")
 
 
 def _failed(where: str) -> None:
-    containment.record_failure(where)
+    errors.record_failure(where)
     stop()

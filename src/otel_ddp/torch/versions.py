@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 # The first with `torch.get_autocast_dtype` and `torch.amp.GradScaler`; also in pyproject.toml.
 OLDEST = (2, 4)
@@ -31,7 +31,7 @@ def can_measure(model: Any) -> bool:
     if torch is None:
         return False
     if model is not None and not isinstance(model, torch.nn.Module):
-        containment.warn_once(
+        errors.warn_once(
             "model",
             "instrument was given a %s, which is no torch.nn.Module: no steps are measured; "
             "what you log is recorded.",
@@ -39,7 +39,7 @@ def can_measure(model: Any) -> bool:
         )
         return False
     if remark := too_old(str(getattr(torch, "__version__", ""))):
-        containment.warn_once("torch", "%s.", remark[0].upper() + remark[1:])
+        errors.warn_once("torch", "%s.", remark[0].upper() + remark[1:])
         return False
     return True
 
@@ -49,8 +49,8 @@ def _import_torch() -> Any:
     try:
         return import_module("torch")
     except ImportError:
-        containment.reraise_foreign()
-        containment.warn_once(
+        errors.reraise_foreign()
+        errors.warn_once(
             "torch",
             "instrument() measures steps of PyTorch, which is not installed here; what you log is "
             "recorded.",

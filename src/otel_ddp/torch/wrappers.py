@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 # The class of a wrapper -> the attribute with the model inside. By name: asking for the types
 # would import them.
@@ -24,7 +24,7 @@ def describe(model: Any) -> dict[str, Any]:
     for parameter in inner.parameters() if hasattr(inner, "parameters") else ():
         key = "true" if parameter.requires_grad else "false"
         # A lazy parameter has no size yet, and raises.
-        size = containment.attempt(parameter.numel, 0)
+        size = errors.attempt(parameter.numel, 0)
         counts[key] = counts.get(key, 0) + int(size)
     return {"model": type(inner).__name__[:_LONGEST_NAME], "parameters": counts}
 
@@ -45,7 +45,7 @@ def makes_steps(model: Any) -> bool:
     return (
         inner is not model
         and is_lightning_module(inner)
-        and containment.attempt(lambda: not inner.automatic_optimization, False)
+        and errors.attempt(lambda: not inner.automatic_optimization, False)
     )
 
 

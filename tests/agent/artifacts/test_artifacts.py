@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from otel_ddp import catalog, settings
+from otel_ddp import settings
 from otel_ddp.agent.artifacts.artifacts import Artifacts
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journals import Journals
@@ -18,6 +18,7 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.recorder import Recorder
+from otel_ddp.vocabulary import catalog
 
 IDENTITY = {
     "run": "r",

@@ -10,9 +10,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
-from otel_ddp import catalog
 from otel_ddp.agent.export.render import Deltas, Preference, Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
+from otel_ddp.vocabulary import catalog
 
 LABELS = (("run", "r"), ("rank", "0"))
 S = 10**9

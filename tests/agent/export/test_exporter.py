@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from otel_ddp import catalog, settings
+from otel_ddp import errors, settings
 from otel_ddp.agent.export.exporter import Exporter, Marks
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.errors import containment
 from otel_ddp.journal.place import Place
+from otel_ddp.vocabulary import catalog
 from otlp_receiver import Receiver
 
 
@@ -34,7 +34,7 @@ class Source:
 def test_an_error_at_the_start_keeps_everything_until_the_next_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containment, "raise_failures", False)
+    monkeypatch.setattr(errors, "raise_failures", False)
     with Receiver() as receiver:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.start_http()}
         conf = settings.read(env, spool_directory=str(tmp_path / "spool"))
@@ -64,4 +64,4 @@ def test_an_error_at_the_start_keeps_everything_until_the_next_try(
 
 @pytest.fixture(autouse=True)
 def forget_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containment, "failures", {})
+    monkeypatch.setattr(errors, "failures", {})

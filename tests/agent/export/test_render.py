@@ -13,14 +13,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from otel_ddp import __version__, catalog
+from otel_ddp import __version__, errors
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.otlp.outcome import Request
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
-from otel_ddp.errors import containment
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
+from otel_ddp.vocabulary import catalog
 
 LABELS = (("run", "r"), ("rank", "0"))
 VERDICT = {"name": "straggler", "time": 5, "attributes": {"phase": "data"}}
@@ -195,7 +195,7 @@ def test_a_request_has_the_time_of_its_oldest_point() -> None:
 def test_only_the_series_that_otlp_cannot_express_is_left_out(
     odd: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containment, "raise_failures", False)
+    monkeypatch.setattr(errors, "raise_failures", False)
     ledger = Ledger()
     ledger.keep_history = True
 
@@ -228,7 +228,7 @@ def test_only_the_series_that_otlp_cannot_express_is_left_out(
     assert [point.time_unix_nano for point in logged] == [5 * MS, 5 * MS]
     (steps,) = sent[catalog.TRAINING_STEPS.name].sum.data_points
     assert steps.as_double == 7.0
-    assert containment.failures == {"Renderer._points": 1}
+    assert errors.failures == {"Renderer._points": 1}
 
 
 @pytest.mark.parametrize("time", NO_TIMES)

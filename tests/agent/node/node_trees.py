@@ -8,7 +8,7 @@ from pathlib import Path
 
 from otel_ddp.agent.node.host.host import Host
 from otel_ddp.agent.node.source import Measurement
-from otel_ddp.catalog import Metric
+from otel_ddp.vocabulary.catalog import Metric
 
 BOOT_S = 1_700_000_000
 GIB = 1 << 30

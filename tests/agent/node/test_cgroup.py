@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from agent.node.node_trees import GIB, NodeTree, values
-from otel_ddp import catalog
 from otel_ddp.agent.node.host.host import Host
 from otel_ddp.agent.node.host.limits import Cgroups, Group
 from otel_ddp.agent.node.source import KernelFiles, Measurement
+from otel_ddp.vocabulary import catalog
 
 UNLIMITED = str((1 << 63) - 4096)
 

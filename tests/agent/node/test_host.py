@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from agent.node.node_trees import BOOT_S, GIB, NodeTree, values
-from otel_ddp import catalog
 from otel_ddp.agent.node.host import devices
 from otel_ddp.agent.node.host.devices import FileSystems
 from otel_ddp.agent.node.host.host import Host
-from otel_ddp.catalog import Kind
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.catalog import Kind
 
 
 @pytest.fixture

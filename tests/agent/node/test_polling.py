@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from otel_ddp import catalog
 from otel_ddp.agent.node.gpu.driver import (
     Device,
     DeviceLost,
@@ -21,6 +20,7 @@ from otel_ddp.agent.node.gpu.driver import (
 )
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, GpuSample, identity
 from otel_ddp.agent.node.source import Measurement
+from otel_ddp.vocabulary import catalog
 
 S = 1_000_000_000
 PATIENCE_S = 300.0

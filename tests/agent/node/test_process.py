@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from agent.node.node_trees import BOOT_S, NodeTree, values
-from otel_ddp import catalog
 from otel_ddp.agent.node.processes import ProcessReader
 from otel_ddp.agent.node.source import Measurement
-from otel_ddp.catalog import Kind, Metric
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.catalog import Kind, Metric
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")

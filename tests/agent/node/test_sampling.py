@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from node import until
-from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.node import sampling
 from otel_ddp.agent.node.gpu.driver import Device, DriverMissing, Question, User
@@ -21,6 +20,7 @@ from otel_ddp.agent.node.processes import read_process_stat
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.node.source import KernelFiles, Measurement
 from otel_ddp.agent.reading.journals import Rank
+from otel_ddp.vocabulary import catalog
 
 BOARD = Device("GPU-1234", "0", "H100")
 OF_BOARD = {"hw.id": "GPU-1234", "hw.type": "gpu", "hw.model": "H100", "gpu": "0"}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from otel_ddp import errors
 from otel_ddp.agent.node.source import Sample, Sampler
-from otel_ddp.errors import containment
 
 PATIENCE_S = 300.0
 
@@ -138,7 +138,7 @@ def test_an_error_is_counted_and_the_last_value_stays_and_grows_old(
     assert sampler.failures == 2
     assert sampler.latest() == Sample("good", 100_000_000_007, 2.0)
     assert sampler.age_s() == 2.0
-    assert containment.failures == {"reading the made-up source": 2}
+    assert errors.failures == {"reading the made-up source": 2}
     assert len(caplog.records) == 1
 
     bench.pauses.end()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from otel_ddp.agent.reading.finished_workers import End, ended_by_parent
-from otel_ddp.catalog import TRAINING_STEPS
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
-from otel_ddp.words import PHASES, STATES
+from otel_ddp.vocabulary.catalog import TRAINING_STEPS
+from otel_ddp.vocabulary.words import PHASES, STATES
 
 WORKER: Mapping[str, Any] = {"parent": 1234, "pool": False}
 POOLED: Mapping[str, Any] = {"parent": 1234, "pool": True}

@@ -11,7 +11,6 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from make import WrittenRank
-from otel_ddp import catalog
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
@@ -24,7 +23,8 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import Shape
-from otel_ddp.words import RANK_LABELS, STATES
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import RANK_LABELS, STATES
 
 IDENTITY: dict[str, Any] = {
     **Identity(group="g", run="r", host="h", global_rank=0, local_rank=0, world_size=2).to_dict(),

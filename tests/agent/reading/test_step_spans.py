@@ -11,7 +11,7 @@ from make import labels_of
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.journal.layout import OF_BUFFERS
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 MS = 1_000_000
 S = 1000 * MS

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from otel_ddp import catalog
 from otel_ddp.agent.reading.process_series import StepTimes
 from otel_ddp.journal.reader import Total
+from otel_ddp.vocabulary import catalog
 
 S = 10**9
 

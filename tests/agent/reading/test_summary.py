@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from make import WrittenRank
-from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger, Series
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.journals import Journals
@@ -20,6 +19,7 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.vocabulary import catalog
 
 
 class Attempt:

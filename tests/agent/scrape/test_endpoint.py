@@ -16,11 +16,11 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
 from make import labels_of
-from otel_ddp import catalog
+from otel_ddp import errors
 from otel_ddp.agent.ledger import Buckets, Exemplar, Ledger
 from otel_ddp.agent.scrape.endpoint import Endpoint
-from otel_ddp.errors import containment
 from otel_ddp.history.page.app import App
+from otel_ddp.vocabulary import catalog
 from shortages import no_threads
 
 PAGE = App(Path("/nowhere"))
@@ -292,7 +292,7 @@ def test_an_endpoint_whose_thread_never_ran_can_be_stopped() -> None:
 
 
 def test_an_error_while_rendering_is_answered_with_500(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containment, "raise_failures", False)
+    monkeypatch.setattr(errors, "raise_failures", False)
     ledger = Ledger()
     ledger.put(catalog.TRAINING_STATE, RANK, "no number", 1)  # type: ignore[arg-type]
     endpoint = Endpoint(ledger, "127.0.0.1", 0, PAGE)

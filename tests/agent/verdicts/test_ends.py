@@ -18,7 +18,7 @@ from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
-from otel_ddp.words import PHASES, STATES
+from otel_ddp.vocabulary.words import PHASES, STATES
 
 SIGTERM = {"signal": "SIGTERM"}
 

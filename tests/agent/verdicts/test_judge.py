@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from make import WrittenRank
-from otel_ddp import catalog
+from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts import run_case as run_case_module
@@ -24,11 +24,11 @@ from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.agent.verdicts.stack_question import StackQuestion
 from otel_ddp.diagnosis.detector import Memory
 from otel_ddp.diagnosis.stall.evidence import Evidence, Group
-from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.words import STALL_REASONS, STATES
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import STALL_REASONS, STATES
 
 MS = 1_000_000
 SMALL = 128 * 1024
@@ -764,7 +764,7 @@ def test_a_broken_detector_takes_nothing_from_the_others(
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(containment, "raise_failures", False)
+    monkeypatch.setattr(errors, "raise_failures", False)
     name, method = broken.split(".")
     monkeypatch.setattr(getattr(run_case_module, name), method, fail)
     bench.join(0, 1)
@@ -786,7 +786,7 @@ def test_stragglers_that_break_leave_deaths_and_stalls(
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(containment, "raise_failures", False)
+    monkeypatch.setattr(errors, "raise_failures", False)
     for method in ("feed", "poll", "report", "forget"):
         monkeypatch.setattr(run_case_module.Stragglers, method, fail)
 

@@ -12,9 +12,9 @@ import pytest
 
 import otel_ddp
 from conftest import Here
+from otel_ddp import errors
 from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.verdicts import postmortem
-from otel_ddp.errors import containment
 from otel_ddp.journal.reader import JournalReader
 
 S = 1_000_000_000
@@ -390,7 +390,7 @@ def test_a_full_disk_is_logged_once_and_leaves_no_unfinished_file(
     assert written(folder, earlier=folder / "postmortem-r.json") is None
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
     assert caplog.text.count("No space left on device") == 1
-    assert not containment.failures
+    assert not errors.failures
 
 
 def test_by_default_they_lie_where_a_reboot_leaves_them() -> None:

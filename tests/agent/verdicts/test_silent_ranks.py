@@ -15,7 +15,7 @@ from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
 from otel_ddp.identity.identity import Identity
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
-from otel_ddp.words import STATES
+from otel_ddp.vocabulary.words import STATES
 
 MINUTE_NS = 61 * 10**9
 IDENTITY = Identity(

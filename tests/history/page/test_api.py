@@ -26,7 +26,7 @@ from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import SeriesKey
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 
 class Reply(NamedTuple):

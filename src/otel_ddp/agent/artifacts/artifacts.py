@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable
 from hashlib import blake2s
 from typing import Any
 
-from otel_ddp import catalog
 from otel_ddp.agent.artifacts.content import Pace, path_of
 from otel_ddp.agent.artifacts.store import Store, is_directory
 from otel_ddp.agent.artifacts.work_list import COMPLETE, WAITING, Artifact, WorkList, label, told
@@ -22,6 +21,7 @@ from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document
 from otel_ddp.settings import Settings
+from otel_ddp.vocabulary import catalog
 
 log = logging.getLogger("otel_ddp.agent")
 

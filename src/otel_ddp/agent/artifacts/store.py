@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import Any
 from urllib.parse import quote, unquote
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 # One block waits for the store at a time.
 _BLOCK_BYTES = 16 * 1024 * 1024
@@ -109,7 +109,7 @@ class Store:
             with _errors_told():
                 self._commit(file, part, final)
         except BaseException:
-            containment.attempt(file.close, None)
+            errors.attempt(file.close, None)
             self._remove(part)
             raise
         if self.size(key) != size:
@@ -130,7 +130,7 @@ class Store:
         os.replace(part, final)
 
     def _remove(self, path: str) -> None:
-        containment.attempt(lambda: self._files.rm_file(path), None)
+        errors.attempt(lambda: self._files.rm_file(path), None)
 
 
 @contextmanager
@@ -138,6 +138,6 @@ def _errors_told() -> Iterator[None]:
     """The errors of a file system are of any class."""
     try:
         yield
-    except containment.ANY_ERROR as error:
+    except errors.ANY_ERROR as error:
         why = re.sub(r"//[^/\s]*@", "//", str(error))[:200]
         raise CannotStore(f"{type(error).__name__}: {why}") from None

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from otel_ddp import files
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.catalog import LONGEST_LABEL
 from otel_ddp.journal.reader import clean_text
+from otel_ddp.vocabulary.catalog import LONGEST_LABEL
 
 WAITING, COMPLETE, INCOMPLETE, LEFT_OUT = "waiting", "complete", "incomplete", "left_out"
 _STATES = (WAITING, COMPLETE, INCOMPLETE, LEFT_OUT)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from hashlib import blake2s, sha256
 from urllib.parse import quote
 
+from otel_ddp import errors
 from otel_ddp.agent.artifacts.content import (
     MOST_FILES,
     CannotRead,
@@ -30,7 +31,6 @@ from otel_ddp.agent.artifacts.content import (
 from otel_ddp.agent.artifacts.store import CannotStore, Store
 from otel_ddp.agent.artifacts.work_list import COMPLETE, INCOMPLETE, Artifact, WorkList
 from otel_ddp.agent.kept_thread import KeptThread
-from otel_ddp.errors import containment
 
 # A file that is not there yet, or is still written to: two and a half minutes in all.
 READ_AGAIN_S = (5.0, 10.0, 20.0, 40.0, 80.0)
@@ -94,8 +94,8 @@ class Worker:
             self._failed(artifact, f"it is not stored: {why}", why.again, STORE_AGAIN_S)
         except (Stopped, MemoryError):
             raise
-        except containment.ANY_ERROR as error:
-            containment.record_failure("reading an artifact")
+        except errors.ANY_ERROR as error:
+            errors.record_failure("reading an artifact")
             self._work.finish(artifact, INCOMPLETE, f"{type(error).__name__}: {error}")
         else:
             self._work.finish(artifact, COMPLETE)
@@ -109,7 +109,7 @@ class Worker:
         told = artifact.told
         run = dict(told.labels).get("run", "")
         text = "the artifact %r of run %s is not complete: %s"
-        containment.warn_once(f"artifact: {why}", text, told.name, run, why)
+        errors.warn_once(f"artifact: {why}", text, told.name, run, why)
         self._work.finish(artifact, INCOMPLETE, why)
 
     def _read(self, artifact: Artifact) -> None:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from otel_ddp import errors
 from otel_ddp.agent.export.otlp.messages import Piece, halves
 from otel_ddp.agent.export.otlp.outcome import (
     RETRY_AFTER_LIMIT_S,
@@ -36,7 +37,6 @@ from otel_ddp.agent.export.queues import (
 from otel_ddp.agent.export.report import DeliveryReport, DeliveryStatus, human_size
 from otel_ddp.agent.export.spool import Entry, Store
 from otel_ddp.agent.kept_thread import KeptThread
-from otel_ddp.errors import containment
 
 MEMORY_LIMIT_BYTES = 32 * 1024 * 1024
 # How long one request waits where the receiver may fail over it. Then the next ones get their turn.
@@ -228,7 +228,7 @@ class Delivery:
             queue.in_flight = head.queued
         try:
             outcome, parts = self._attempt(transport, queue, head)
-        except containment.ANY_ERROR:
+        except errors.ANY_ERROR:
             # The thread ends, and is started again: the request is still there.
             with self._changed:
                 queue.busy, queue.in_flight = False, None
@@ -389,7 +389,7 @@ def _is_oldest(queued: QueuedRequest, entry: Entry | None, queue: SignalQueue) -
     return bool(queue.requests) and queue.requests[0] is queued
 
 
-@containment.contained(default=Outcome("retry", "sending failed: the agent's log says how"))
+@errors.contained(default=Outcome("retry", "sending failed: the agent's log says how"))
 def _send(transport: Sender, signal: Signal, body: bytes) -> Outcome:
     try:
         return transport.send(signal, body)
@@ -402,6 +402,6 @@ def _halves(signal: Signal, piece: Piece) -> list[Piece]:
     return halves(signal, piece.body) if piece.points > 1 else []
 
 
-@containment.contained()
+@errors.contained()
 def _call(on_settled: Callable[[], None]) -> None:
     on_settled()

@@ -12,12 +12,12 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from otel_ddp import errors
 from otel_ddp.agent.export.otlp.outcome import Request, exported_signals
 from otel_ddp.agent.export.report import DeliveryStatus, human_size
 from otel_ddp.agent.export.spool import OFFLINE_PREFIX
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.errors import containment
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document
 from otel_ddp.settings import Settings, value
@@ -92,7 +92,7 @@ class Exporter:
                 # Until the next try, what is logged waits in the ledger.
                 self._ledger.keep_history = True
 
-    @containment.contained(default=False)
+    @errors.contained(default=False)
     def _connect(self) -> bool:
         if self._conf.offline:
             self._start(None)
@@ -132,7 +132,7 @@ class Exporter:
         delivery.start()
         self._ledger.keep_history = True
 
-    @containment.contained()
+    @errors.contained()
     def export(self, on_settled: Callable[[], None] | None = None) -> None:
         """Submit everything new; the journals' marks are committed once that is settled."""
         if self._delivery is None:

@@ -8,13 +8,12 @@ from types import MappingProxyType
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from otel_ddp import __version__
+from otel_ddp import __version__, errors
 from otel_ddp.agent.export.otlp import encode, resource
 from otel_ddp.agent.export.otlp.encode import SCOPE
 from otel_ddp.agent.export.otlp.outcome import MOST_BYTES, Request
 from otel_ddp.agent.ledger import Buckets, Ledger, Series, is_logged
-from otel_ddp.catalog import Kind, Metric
-from otel_ddp.errors import containment
+from otel_ddp.vocabulary.catalog import Kind, Metric
 
 _MOST_POINTS = 2000
 _S = 10**9
@@ -83,7 +82,7 @@ class Renderer:
                     add(series, now_ns // _HOUR_NS, True, points, now_ns)
         return [request for key in sorted(builders) for request in builders[key].build()]
 
-    @containment.contained(default=MappingProxyType({}))
+    @errors.contained(default=MappingProxyType({}))
     def _points(
         self, series: Series, now_ns: int, delta: bool
     ) -> Mapping[int, tuple[int, list[bytes]]]:

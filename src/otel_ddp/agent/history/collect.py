@@ -6,16 +6,17 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from otel_ddp import __version__, catalog
+from otel_ddp import __version__
 from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.history.kept_run import Batch, RunKey, Sample, State
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading import summary
 from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.catalog import Kind
 from otel_ddp.history.tables import SeriesKey
 from otel_ddp.journal.process_state import rank_key
-from otel_ddp.words import RANK_LABELS
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.catalog import Kind
+from otel_ddp.vocabulary.words import RANK_LABELS
 
 _SUMMARY_EVERY_S = 5.0
 # Of a rank, beside its steps and phases, which have series.

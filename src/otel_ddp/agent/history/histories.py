@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import files
+from otel_ddp import errors, files
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, RunKey, State
 from otel_ddp.agent.kept_thread import KeptThread
-from otel_ddp.errors import containment
 from otel_ddp.history import directory
 from otel_ddp.history.run_file import Unusable
 
@@ -176,7 +175,7 @@ class Histories:
                 self._write_all()
         self._write_all()
 
-    @containment.contained()
+    @errors.contained()
     def _write_all(self) -> None:
         now_ns, now = time.time_ns(), time.monotonic()
         batches, states, left_out_since_ns = self._waiting.take()

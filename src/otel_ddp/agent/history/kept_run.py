@@ -14,7 +14,7 @@ from otel_ddp.agent.reading.steps import Step
 from otel_ddp.history.run_file import Row, RunFile
 from otel_ddp.history.tables import SeriesKey, StepSum, ValueSum
 from otel_ddp.journal.reader import Document, Name, Scalars
-from otel_ddp.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
 
 log = logging.getLogger("otel_ddp.agent")
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from otel_ddp import catalog
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, number
 from otel_ddp.agent.reading.journals import Rank
-from otel_ddp.catalog import Metric
-from otel_ddp.errors import containment
+from otel_ddp.errors import contained
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.catalog import Metric
 
 
 class ProcessStat(NamedTuple):
@@ -271,7 +271,7 @@ class ProcessReader:
         """How many numbers were left out so far."""
         return self._files.errors
 
-    @containment.contained()
+    @contained()
     def begin_round(self) -> None:
         """List the processes of the node; call it before each round of `read`."""
         self._tree.poll()
@@ -279,7 +279,7 @@ class ProcessReader:
             key: family for key, family in self._families.items() if key[0] in self._tree
         }
 
-    @containment.contained()
+    @contained()
     def read(
         self, pid: int, start_ticks: int, others: Collection[int] = ()
     ) -> list[Measurement] | None:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog
+from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.agent.node.gpu.driver import Driver
@@ -21,8 +21,8 @@ from otel_ddp.agent.node.host.host import Host
 from otel_ddp.agent.node.processes import CoreUse, ProcessReader, read_process_stat
 from otel_ddp.agent.node.source import KernelFiles, Measurement, Sampler
 from otel_ddp.agent.reading.journals import Rank
-from otel_ddp.errors import containment
-from otel_ddp.words import NODE_LABELS
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import NODE_LABELS
 
 _GPU_S, _HOST_S, _PROCESS_S, _FILE_SYSTEMS_S = 1.0, 5.0, 2.0, 30.0
 # Older samples are not shown: better no number than one of another time.
@@ -130,7 +130,7 @@ class Sampling:
 
     # -- series
 
-    @containment.contained()
+    @errors.contained()
     def update_series(self, ranks: Sequence[Rank], pids: Collection[int], now_ns: int) -> None:
         """Write the fresh samples into the ledger. The caller holds the ledger's lock.
 

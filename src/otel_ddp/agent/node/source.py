@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from otel_ddp import files
+from otel_ddp import errors, files
 from otel_ddp.agent.kept_thread import KeptThread
-from otel_ddp.catalog import Metric
-from otel_ddp.errors import containment
+from otel_ddp.vocabulary.catalog import Metric
 
 _NS_PER_S = 1_000_000_000
 
@@ -199,6 +198,6 @@ class Sampler(Generic[T]):
         try:
             self._last = (self._read(), taken_ns, began_at)
             self._finished_at = self._clock()
-        except containment.ANY_ERROR:
+        except errors.ANY_ERROR:
             self.failures += 1
-            containment.record_failure(f"reading the {self.name}")
+            errors.record_failure(f"reading the {self.name}")

@@ -11,7 +11,7 @@ from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document, JournalReader
-from otel_ddp.words import STATES, state_word
+from otel_ddp.vocabulary.words import STATES, state_word
 
 CHECKPOINT_EVENT = "training.checkpoint"
 

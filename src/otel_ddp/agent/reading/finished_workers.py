@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp.journal.process_state import is_proxy, made_steps
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.words import PHASES
+from otel_ddp.vocabulary.words import PHASES
 
 _OTHER = PHASES["other"]
 

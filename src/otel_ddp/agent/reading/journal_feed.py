@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.documents import Documents, checkpoint_event
 from otel_ddp.agent.reading.finished_workers import ended_by_parent
@@ -15,12 +16,11 @@ from otel_ddp.agent.reading.process_series import ProcessSeries
 from otel_ddp.agent.reading.run_description import Devices, RunDescription, no_devices
 from otel_ddp.agent.reading.steps import RecentSteps, Step, StepStream
 from otel_ddp.agent.reading.summary import Summaries
-from otel_ddp.errors import containment
 from otel_ddp.journal.layout import ARTIFACT, END, EVENT
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.process_state import ENDED, ProcessState, is_proxy, state_of
 from otel_ddp.journal.reader import Document, JournalReader, Record, Scalars, Steps
-from otel_ddp.words import STATES
+from otel_ddp.vocabulary.words import STATES
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -245,7 +245,7 @@ class JournalFeed:
         # Without a collector nothing fetches the documents: they would pile up.
         return self.exported and self._ledger.keep_history
 
-    @containment.contained()
+    @errors.contained()
     def _feed_steps(self, record: Steps) -> None:
         steps = self._streams[record.on_device].feed(record)
         if record.on_device:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import files
+from otel_ddp import errors, files
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading import summary
 from otel_ddp.agent.reading.journal_feed import Ends, JournalFeed
@@ -21,7 +21,6 @@ from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.node_status import with_texts
 from otel_ddp.agent.reading.run_description import Devices, no_devices
 from otel_ddp.agent.reading.summary import Summaries
-from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.place import Place
@@ -128,11 +127,11 @@ class Journals:
                     self._kept.add(path)
         self._unread = unread
         if remark := self.remark():
-            containment.warn_once("too many files", "%s", remark)
+            errors.warn_once("too many files", "%s", remark)
         for each in unread.values():
             if isinstance(each, CannotOpen) and each.errno != errno.EMFILE:
                 text = "%s; this journal is tried again until it can be read"
-                containment.warn_once(f"journal {each.errno}", text, each)
+                errors.warn_once(f"journal {each.errno}", text, each)
 
     def _open(self, path: Path) -> JournalReader:
         # Two files a process: its journal, and the handle that shows its death.
@@ -177,7 +176,7 @@ class Journals:
                 if not journal.life.gone_ns and journal.reader.writer_is_alive():
                     journal.life.seen_alive_ns = time.time_ns()
 
-    @containment.contained()
+    @errors.contained()
     def _poll(self, journal: JournalFeed) -> None:
         # The lock is asked before the journal is read: so all that a dead process wrote is read.
         # Nor is it seen alive later than it was, so the time is asked before that.
@@ -243,7 +242,7 @@ class Journals:
                 journal, now_ns, newest[journal.labels] == journal.reader.created_ns
             )
 
-    @containment.contained()
+    @errors.contained()
     def _update_series(self, journal: JournalFeed, now_ns: int, is_newest: bool) -> None:
         journal.update_series(now_ns, is_newest)
 
@@ -374,7 +373,7 @@ class Journals:
         """Every process."""
         return table(self.describe_ended(), (each.describe() for each in list(self.feeds())))
 
-    @containment.contained(default={})
+    @errors.contained(default={})
     def recent(self, name: str, most: int, with_values: bool) -> dict[str, Any]:
         """The last steps, and values, of the process with this journal, if that is open.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from otel_ddp import catalog
+from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.agent.reading.summary import Key, Summaries, SummaryOfJournal
-from otel_ddp.errors import containment
 from otel_ddp.journal.reader import JournalReader, Scalars
+from otel_ddp.vocabulary import catalog
 
 
 class _Entry(NamedTuple):
@@ -116,7 +116,7 @@ class LoggedValues:
     def _leave_out(self, name: str) -> None:
         self.too_fast += 1
         labels = dict(self._labels)
-        containment.warn_once(
+        errors.warn_once(
             f"too fast: {labels['run']}",
             "rank %s logs %r more often than a thousand times a second, or its clock was set back. "
             "Points are a millisecond apart at least, and these are a minute late by now: so "

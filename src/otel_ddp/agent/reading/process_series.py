@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog
 from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger, Series
 from otel_ddp.agent.reading.logged_values import LoggedValues
 from otel_ddp.agent.reading.run_description import RunDescription, info_labels, settings
@@ -16,7 +15,8 @@ from otel_ddp.agent.reading.steps import Step
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader, Total
 from otel_ddp.journal.trace_ids import trace_id
-from otel_ddp.words import STATES, UNUSUAL_PHASES
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
 
 # The name of an exception class; a user's own reason for an end mostly does not match.
 _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")

@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import catalog
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.reader import Document, JournalReader
+from otel_ddp.vocabulary import catalog
 
 TEXTS = ("project", "name", "description", "tags")
 _OF_IDENTITY = ("world_size", "nodes", "strategy", "launcher")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from otel_ddp.diagnosis.medians import lower_median
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import Steps
-from otel_ddp.words import PHASE_CODE, PHASES, phase_word
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, phase_word
 
 # Parts beyond this are only summed: no person looks at a step with more.
 _MOST_PARTS = 2000

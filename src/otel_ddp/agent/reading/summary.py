@@ -9,11 +9,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog, files
+from otel_ddp import files
 from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.journal import layout
 from otel_ddp.journal.direction import direction
 from otel_ddp.journal.reader import JournalReader, clean_text
+from otel_ddp.vocabulary import catalog
 
 # A name and its split.
 Key = tuple[str, str]

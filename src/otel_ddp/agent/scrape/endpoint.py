@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape.families import LedgerCollector
 from otel_ddp.agent.scrape.server import Handler, bind
 from otel_ddp.agent.scrape.web_config import WebConfig
-from otel_ddp.errors import containment
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.exchange import Answer, as_text
 
@@ -81,7 +81,7 @@ class Endpoint:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
 
-@containment.contained()
+@errors.contained()
 def _render(encoder: Callable[[CollectorRegistry], bytes], registry: CollectorRegistry) -> bytes:
     return encoder(registry)
 

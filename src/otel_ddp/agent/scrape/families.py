@@ -9,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as ShownExemplar
 
-from otel_ddp import catalog
 from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger, Series
-from otel_ddp.catalog import Kind
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.catalog import Kind
 
 _TYPES = {
     Kind.COUNTER: "counter",

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 INSECURE = "insecure"
@@ -76,7 +76,7 @@ def read(path: Path) -> WebConfig:
         raise
     except ImportError:
         raise Refused(f"{path} needs PyYAML: pip install 'otel_ddp[web]'") from None
-    except containment.ANY_ERROR as error:
+    except errors.ANY_ERROR as error:
         # A value of an unexpected type must not end the agent.
         raise Refused(f"{path} cannot be used: {_short(error)}") from None
 

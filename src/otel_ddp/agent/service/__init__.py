@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 
-from otel_ddp import catalog, files, settings
+from otel_ddp import files, settings
 from otel_ddp.agent.export.exporter import Exporter
 from otel_ddp.agent.service import startup, wakeup
 from otel_ddp.agent.service.front import Front
@@ -16,6 +16,7 @@ from otel_ddp.agent.service.node_watch import NodeWatch
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal import agent_environment
 from otel_ddp.journal.place import Place
+from otel_ddp.vocabulary import catalog
 
 log = logging.getLogger("otel_ddp.agent")
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from otel_ddp import errors
 from otel_ddp.agent.reading import finished_workers
 from otel_ddp.agent.reading.journal_feed import Ends, JournalFeed
 from otel_ddp.agent.verdicts.observe import ExitCauses, exit_status, has_ended, open_pidfd
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.verdict import Labels
-from otel_ddp.errors import containment
 from otel_ddp.journal.process_state import is_proxy
-from otel_ddp.words import STATES
+from otel_ddp.vocabulary.words import STATES
 
 # The kernel reports how a worker ended once its parent has asked; and by then the parent of failed
 # ranks has failed as well.
@@ -57,7 +57,7 @@ class Parents(Ends):
         self._seen_ended: dict[Path, float] = {}
         self._ended: dict[Path, _Ended] = {}
 
-    @containment.contained()
+    @errors.contained()
     def watch(self, journals: Collection[JournalFeed]) -> None:
         """Open handles of workers and of their parents while they live."""
         now = self._clock()
@@ -100,7 +100,7 @@ class Parents(Ends):
         reader = journal.reader
         return self._causes.has_mapped(journal.pid, reader.start_ticks, reader.path.name)
 
-    @containment.contained(default=False)
+    @errors.contained(default=False)
     def ended_well(self, journal: JournalFeed) -> bool | None:
         """Whether this process, which recorded no end, has ended well; None: not known yet.
 

@@ -18,7 +18,7 @@ from otel_ddp.diagnosis.step_facts import DeviceStep, TimedStep
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal.process_state import ENDED
 from otel_ddp.journal.reader import JournalReader, Scalars, Unreadable
-from otel_ddp.words import PHASES, phase_word, state_word
+from otel_ddp.vocabulary.words import PHASES, phase_word, state_word
 
 # A single infinite gradient norm is part of finding a loss scale. Two in a row are not, nor is one
 # without a successor for so long.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.verdicts.reports import VerdictReporter
 from otel_ddp.agent.verdicts.run_case import RunCase
@@ -14,9 +15,8 @@ from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.agent.verdicts.verdict_series import VerdictSeries
 from otel_ddp.diagnosis.hardware import Cores, Gpu
 from otel_ddp.diagnosis.verdict import Labels, run_labels
-from otel_ddp.errors import containment
 from otel_ddp.journal.reader import Document
-from otel_ddp.words import NODE_LABELS
+from otel_ddp.vocabulary.words import NODE_LABELS
 
 _POLL_EVERY_NS = 500_000_000
 _WATCH_EVERY_NS = 2_000_000_000
@@ -54,7 +54,7 @@ class Judge:
         self._reporter = VerdictReporter(ledger, postmortems, grafana, gpus, before)
         self._series = VerdictSeries(ledger, self._origin_ns)
 
-    @containment.contained()
+    @errors.contained()
     def poll(self, sources: Iterable[Source]) -> None:
         """Feed what is new to the detectors, and report what they find."""
         now_ns = self._origin_ns + self._clock()
@@ -83,7 +83,7 @@ class Judge:
             case.node = tuple(pair for pair in sources[0].labels if pair[0] in NODE_LABELS)
         return case
 
-    @containment.contained()
+    @errors.contained()
     def _poll_case(self, case: RunCase, now_ns: int) -> None:
         # All detectors are polled before the first report: post-mortems list the other findings.
         reports = case.reports

@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import files
+from otel_ddp import errors, files
 from otel_ddp.agent.node.host.limits import Cgroups, Group
 from otel_ddp.agent.node.source import KernelFiles
 from otel_ddp.diagnosis.detector import Memory
-from otel_ddp.errors import containment
 
 # A process may take a while to die: it gives back its memory before its journal's lock.
 _REMEMBERED_S = 30.0
@@ -90,7 +89,7 @@ class ExitCauses:
 
     # -- while it lives
 
-    @containment.contained()
+    @errors.contained()
     def watch(self, pid: int, start_ticks: int) -> None:
         """Remember what cannot be read any more once the process has ended; cheap, every round."""
         watched = self._watched.get((pid, start_ticks))
@@ -136,7 +135,7 @@ class ExitCauses:
         """
         return self._started(pid) == start_ticks and bool(self._read(f"proc/{pid}/cmdline"))
 
-    @containment.contained(default=False)
+    @errors.contained(default=False)
     def has_mapped(self, pid: int, start_ticks: int, journal: str) -> bool:
         """Whether this process still writes to a journal of this name, without a lock on it.
 
@@ -147,7 +146,7 @@ class ExitCauses:
             for line in (self._read(f"proc/{pid}/maps", _LONGEST_MAPS) or "").splitlines()
         )
 
-    @containment.contained()
+    @errors.contained()
     def forget(self, pid: int, start_ticks: int) -> None:
         """The process is of no interest any more."""
         watched = self._watched.pop((pid, start_ticks), None)
@@ -175,7 +174,7 @@ class ExitCauses:
 
     # -- when it has ended
 
-    @containment.contained(default={})
+    @errors.contained(default={})
     def why(self, pid: int, start_ticks: int) -> dict[str, Any]:
         """What is known of its end. More may be known a moment later, when it has been reaped."""
         watched = self._watched.get((pid, start_ticks))

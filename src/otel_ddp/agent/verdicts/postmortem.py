@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import files
+from otel_ddp import errors, files
 from otel_ddp.agent.verdicts.postmortem_text import Plain, as_text
-from otel_ddp.errors import containment
 from otel_ddp.journal.reader import JournalReader
 
 _KEPT = 50
@@ -72,7 +71,7 @@ def write(
         return _save(directory, run, _json(report), as_text(report), earlier)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        containment.warn_once("postmortem", "no post-mortem in %s: %s", directory, why)
+        errors.warn_once("postmortem", "no post-mortem in %s: %s", directory, why)
         return None
 
 

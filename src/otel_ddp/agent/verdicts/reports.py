@@ -10,6 +10,7 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
+from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.agent.verdicts.source import Snapshot, Source
@@ -17,12 +18,11 @@ from otel_ddp.diagnosis.hardware import Gpu, with_gpu
 from otel_ddp.diagnosis.say import past_sentence, rank_list
 from otel_ddp.diagnosis.straggler.finding import side_of
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.errors import containment
 from otel_ddp.identity import addresses
 from otel_ddp.journal import trace_ids
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
-from otel_ddp.words import HARMLESS_VERDICTS, Kind
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, Kind
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -83,7 +83,7 @@ class VerdictReporter:
         self._gpus = gpus
         self._documents: list[tuple[Labels, str, list[Document]]] = []
 
-    @containment.contained()
+    @errors.contained()
     def report(
         self,
         told: RunReports,
@@ -130,7 +130,7 @@ class VerdictReporter:
         if change.opened and verdict.kind in ("death", "stall"):
             self._write_postmortem(told, verdict, sources)
 
-    @containment.contained()
+    @errors.contained()
     def update(self, told: RunReports, verdict: Verdict, sources: Collection[Source]) -> None:
         """An open verdict may have other figures now: they are shown, and no record is made."""
         if told.as_found.get(verdict.key, verdict) is verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from otel_ddp import errors
 from otel_ddp.agent.verdicts.arrivals import Arrivals
 from otel_ddp.agent.verdicts.ends import Exits
 from otel_ddp.agent.verdicts.reports import RunReports
@@ -21,7 +22,6 @@ from otel_ddp.diagnosis.step_facts import DeviceSteps, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.errors import containment
 from otel_ddp.journal.process_state import World, training_world
 
 
@@ -142,7 +142,7 @@ class RunCase:
         known = self._processes.items()
         return any(not (each.is_at_work or process.end_is_known) for each, process in known)
 
-    @containment.contained()
+    @errors.contained()
     def feed(self, source: Source, now_ns: int, *, watch: bool, due: bool) -> None:
         """Feed what is new of a process to all detectors.
 
@@ -232,21 +232,21 @@ class RunCase:
 # A detector that breaks takes nothing from the others, nor from other runs.
 
 
-@containment.contained()
+@errors.contained()
 def _feed(detector: Detector, rank: RankState, seen: Observation) -> None:
     detector.feed(rank, seen)
 
 
-@containment.contained()
+@errors.contained()
 def _forget(detector: Detector, labels: Labels) -> None:
     detector.forget(labels)
 
 
-@containment.contained(default=())
+@errors.contained(default=())
 def _poll(detector: Detector, now_ns: int) -> Iterable[Change]:
     return detector.poll(now_ns)
 
 
-@containment.contained(default=())
+@errors.contained(default=())
 def _present(detector: Detector) -> Iterable[Verdict]:
     return detector.present()

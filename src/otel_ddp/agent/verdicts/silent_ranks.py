@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from otel_ddp import errors
 from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.errors import containment
-from otel_ddp.words import STATES
+from otel_ddp.vocabulary.words import STATES
 
 # A rank has trained or logged for so long: by then every rank that will call us has done so.
 _PATIENCE_NS = 60 * 10**9
@@ -38,7 +38,7 @@ class SilentRanks:
         """What was found by the last poll: a sentence each, with its run."""
         return self._notes
 
-    @containment.contained()
+    @errors.contained()
     def poll(self, journals: Iterable[JournalFeed], now_ns: int) -> None:
         """Check all launches; each finding goes to the log once."""
         by_launch: dict[str, list[JournalFeed]] = {}
@@ -59,7 +59,7 @@ class SilentRanks:
                 notes += _silent(launch, living, now_ns)
             notes += _differing(living)
         for note in notes:
-            containment.warn_once(
+            errors.warn_once(
                 f"{note['run']}: {note['sentence']}", "run %s: %s", note["run"], note["sentence"]
             )
         self._notes = notes

@@ -18,7 +18,7 @@ from otel_ddp.diagnosis.stall.evidence import (
     Thread,
 )
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
-from otel_ddp.words import phase_word
+from otel_ddp.vocabulary.words import phase_word
 
 _LARGEST_ANSWER = 4 * 1024 * 1024
 _MOST_FRAMES = 64

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from otel_ddp import catalog
+from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.straggler.finding import side_of
-from otel_ddp.errors import containment
-from otel_ddp.words import STALL_REASONS, Kind
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import STALL_REASONS, Kind
 
 # The series of verdicts that name a rank and a phase.
 _OF_RANKS: Mapping[Kind, catalog.Metric] = {
@@ -110,6 +110,6 @@ class VerdictSeries:
         self._ledger.put(metric, (*labels, *more), value, now_ns, self._origin_ns)
 
 
-@containment.contained()
+@errors.contained()
 def _contained(update: Callable[[RunCase, int], None], case: RunCase, now_ns: int) -> None:
     update(case, now_ns)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from urllib.request import urlopen
 
-from otel_ddp import catalog
-from otel_ddp.words import state_word
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import state_word
 
 
 class Sample(NamedTuple):

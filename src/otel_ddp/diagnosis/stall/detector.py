@@ -11,7 +11,7 @@ from otel_ddp.diagnosis.stall.evidence import Evidence, Group, Position, Questio
 from otel_ddp.diagnosis.stall.limits import LONG, UNHOOKED, RankMovement
 from otel_ddp.diagnosis.step_facts import StepBatch
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.words import NODE_LABELS, phase_word
+from otel_ddp.vocabulary.words import NODE_LABELS, phase_word
 
 # The verdict waits for the last answers, but not longer than this.
 _ANSWERS_TAKE_NS = 1_500_000_000

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from otel_ddp.diagnosis.stall.evidence import Frame, Position
-from otel_ddp.words import UNUSUAL_PHASES
+from otel_ddp.vocabulary.words import UNUSUAL_PHASES
 
 # The limit is 10 times the p99 step, or 3 times the longest stretch of the phase; or 1.5 times
 # what the user has announced.

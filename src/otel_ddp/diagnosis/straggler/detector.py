@@ -28,7 +28,7 @@ from otel_ddp.diagnosis.straggler.host_pace import HostPace
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
-from otel_ddp.words import WORK_PHASES, Kind
+from otel_ddp.vocabulary.words import WORK_PHASES, Kind
 
 Hint = Callable[[RankState, str, Mapping[str, Any]], tuple[str, Mapping[str, Any]]]
 """Asked for a late rank, its phase and evidence: better advice, or nothing, and more evidence."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.say import duration, percent, rank_name, rounded
 from otel_ddp.diagnosis.verdict import Labels, Verdict
-from otel_ddp.words import COMPUTE_PHASES, PHASE, WORK_PHASES, Kind, shown_phase
+from otel_ddp.vocabulary.words import COMPUTE_PHASES, PHASE, WORK_PHASES, Kind, shown_phase
 
 _ADVICE = {
     **{word: PHASE[word].advice for word in WORK_PHASES},

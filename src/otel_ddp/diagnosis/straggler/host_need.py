@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.words import COMPUTE_PHASES, WORK_PHASES
+from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES
 
 _DATA = WORK_PHASES.index("data")
 _OTHER = WORK_PHASES.index("other")

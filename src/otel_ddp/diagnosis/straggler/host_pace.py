@@ -18,7 +18,7 @@ from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.straggler.host_need import HostNeed
 from otel_ddp.diagnosis.verdict import Labels
-from otel_ddp.words import COMPUTE_PHASES, WORK_PHASES
+from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES
 
 _DATA = WORK_PHASES.index("data")
 _COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]

@@ -9,7 +9,7 @@ from otel_ddp.diagnosis.medians import excesses, median, without
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.alignment import Row
-from otel_ddp.words import COMPUTE_PHASES, WORK_PHASES, Kind
+from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES, Kind
 
 # How a step begins. Of these phases it is known how far the device is behind its host.
 _ORDER = [WORK_PHASES.index(word) for word in ("other", "data", "forward", "backward")]

@@ -12,7 +12,7 @@ from otel_ddp.diagnosis.say import duration, rank_name
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.words import WORK_PHASES
+from otel_ddp.vocabulary.words import WORK_PHASES
 
 _KEPT = limits.RECURS_ALIKE[-1][0] + 1
 _ADVICE = {

@@ -12,7 +12,7 @@ from otel_ddp.history.compare.blocks import Difference
 from otel_ddp.history.compare.pace import Beside
 from otel_ddp.history.compare.side import Side, Value
 from otel_ddp.history.whole_run import Cell
-from otel_ddp.words import PHASE, UNUSUAL_PHASES
+from otel_ddp.vocabulary.words import PHASE, UNUSUAL_PHASES
 
 SIGNIFICANT_P = 0.01
 # Below it a change is not worth a word, however certain it is.

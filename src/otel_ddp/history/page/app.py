@@ -12,8 +12,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import files
-from otel_ddp.errors import containment
+from otel_ddp import errors, files
 from otel_ddp.history import postmortems, profiles
 from otel_ddp.history.compare import render, result, side
 from otel_ddp.history.page import answers, guard, head
@@ -274,7 +273,7 @@ class App:
                 return each[0]
         raise Refused(403, HIDDEN)
 
-    @containment.contained()
+    @errors.contained()
     def _ask_live(self) -> Mapping[str, Any] | None:
         return None if self._live is None else self._live()
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from otel_ddp import catalog
 from otel_ddp.history.card import cost_words
 from otel_ddp.history.page.runs import (
     is_harmless,
@@ -18,6 +17,7 @@ from otel_ddp.history.page.runs import (
 from otel_ddp.history.reader import is_silent, rank_order
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.vocabulary import catalog
 
 _MOST_SUMMARY = 200
 # What /metrics tells as well. Reasons of an end hold texts of errors, and sentences may.

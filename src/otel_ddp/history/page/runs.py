@@ -12,7 +12,7 @@ from otel_ddp.history import directory
 from otel_ddp.history.page.exchange import Refused
 from otel_ddp.history.reader import History, Unreadable, is_silent, worst_state
 from otel_ddp.history.whole_run import WholeRun
-from otel_ddp.words import HARMLESS_VERDICTS, VERDICTS
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, VERDICTS
 
 _MOST_SUMMARY = 60
 _MOST_SENTENCES = 5

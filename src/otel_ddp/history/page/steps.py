@@ -10,7 +10,7 @@ from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import History, Series, rank_order
 from otel_ddp.history.tables import STEP_COLUMNS
 from otel_ddp.history.whole_run import WholeRun
-from otel_ddp.words import PHASE, PHASES
+from otel_ddp.vocabulary.words import PHASE, PHASES
 
 # Numbers of one matrix, rank by step.
 _MOST_CELLS = 60_000

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from otel_ddp import catalog
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import Bucket, History, Series
 from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.vocabulary import catalog
 
 MOST_COLUMNS = 4096
 _MOST_NAMES = 20

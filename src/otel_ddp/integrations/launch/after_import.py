@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 _done: set[str] = set()
 
 
-@containment.contained()
+@errors.contained()
 def imported(name: str, call: str) -> None:
     """Call this function of the integrations: a module of this name has been imported."""
     if name in _done:
@@ -27,7 +27,7 @@ def wait_for_training() -> None:
         from otel_ddp.torch import training_begins
     except ImportError:
         # Another module of this name, or a torch that is years too old.
-        containment.reraise_foreign()
+        errors.reraise_foreign()
         return
     training_begins.wait(_measure)
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.recording.logs import records
 from otel_ddp.recording.logs.loggers import Loggers, is_ours
 from otel_ddp.recording.recorder import Recorder
+from otel_ddp.vocabulary import catalog
 
 # A line costs as much as it takes in the journal, and this much at least.
 _LEAST_BYTES = 512
@@ -99,7 +99,7 @@ class LogHandler(logging.Handler):
         """Says once if no line of the asked level can come."""
         asked, attached = self._of_rank_0, self._loggers.attached
         if not attached:
-            containment.warn_once(
+            errors.warn_once(
                 "log levels",
                 "Log lines are asked for, and this program has no logger of its own: "
                 "OTEL_DDP_LOGS=info,root hears every logger.",
@@ -108,7 +108,7 @@ class LogHandler(logging.Handler):
         lowest = min(each.getEffectiveLevel() for each in attached)
         if lowest > asked:
             level, made = logging.getLevelName(asked), logging.getLevelName(lowest)
-            containment.warn_once(
+            errors.warn_once(
                 "log levels",
                 "Log lines are asked for from %s on, and the loggers of this program make them "
                 'from %s on: logging.basicConfig(level="%s") makes the others.',
@@ -124,7 +124,7 @@ class LogHandler(logging.Handler):
     def _at_fork_reinit(self) -> None:
         pass
 
-    @containment.contained(default=False)
+    @errors.contained(default=False)
     def handle(self, record: logging.LogRecord) -> bool:
         """Record one line; without the lock that other handlers take."""
         if is_ours(record.name) or not self.filter(record):
@@ -166,7 +166,7 @@ class LogHandler(logging.Handler):
     def _write(self, record: logging.LogRecord) -> None:
         # Asked before the line is formatted: a line in every iteration must stay cheap.
         if not self._rate.has_room(record.levelno >= logging.ERROR):
-            containment.warn_once(
+            errors.warn_once(
                 "log rate",
                 "Log lines are left out of what is recorded: they come faster than %d a second. "
                 "They are counted, and a higher level (OTEL_DDP_LOGS) makes them fewer.",
@@ -187,11 +187,11 @@ class LogHandler(logging.Handler):
         hidden = self._recorder.documents.hidden_names
         try:
             return records.from_line(record, hidden)
-        except containment.ANY_ERROR:
-            containment.reraise_foreign()
+        except errors.ANY_ERROR:
+            errors.reraise_foreign()
             # As every handler does: prints, if `logging.raiseExceptions` is set, and goes on.
             self.handleError(record)
-            bare = containment.attempt(lambda: str(record.msg), type(record.msg).__name__)
+            bare = errors.attempt(lambda: str(record.msg), type(record.msg).__name__)
             plain = logging.makeLogRecord({**vars(record), "args": (), "msg": bare})
             return records.from_line(plain, hidden)
 

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.recording import values
 from otel_ddp.recording.secrets import without_secrets
 
@@ -99,7 +99,7 @@ def _message(record: logging.LogRecord) -> str:
     if isinstance(args, tuple) and any(values.is_device_tensor(each) for each in args):
         # Its text would make training wait for the device.
         shown = (values.shown(e) if values.is_device_tensor(e) else e for e in args)
-        return containment.attempt(partial(_formatted, record.msg, tuple(shown)), str(record.msg))
+        return errors.attempt(partial(_formatted, record.msg, tuple(shown)), str(record.msg))
     return record.getMessage()
 
 
@@ -108,7 +108,7 @@ def _formatted(message: Any, args: tuple[Any, ...]) -> str:
 
 
 def _of_exception(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
-    words = containment.attempt(lambda: str(error), "")
+    words = errors.attempt(lambda: str(error), "")
     return {
         "exception.type": values.exception_names(error)[1],
         "exception.message": _bounded(words, _LONGEST_MESSAGE),
@@ -121,7 +121,7 @@ def _stacktrace(error: BaseException, trace: TracebackType | None) -> str:
         return "".join(traceback.format_exception(type(error), error, trace, limit=-_MOST_FRAMES))
 
     # An exception's own text may raise.
-    return containment.attempt(walk, type(error).__qualname__)
+    return errors.attempt(walk, type(error).__qualname__)
 
 
 def _bounded(text: str, longest: int) -> str:

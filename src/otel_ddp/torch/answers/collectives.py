@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch import process_group
 from otel_ddp.torch.process_group import is_up
 
@@ -48,7 +48,7 @@ def world() -> Any:
 def started(group: Any) -> int | None:
     """How many collectives a process group has been given; None of a group without this process."""
     count = getattr(group, "_get_sequence_number_for_group", None)
-    return None if count is None else containment.attempt(count, None)
+    return None if count is None else errors.attempt(count, None)
 
 
 def groups() -> list[dict[str, Any]]:
@@ -166,7 +166,7 @@ class Arrivals:
         if dump is not None and world() is not None:
             # Stacks would take seconds. As JSON, the same would take twice as long.
             wanted = {"includeCollectives": True, "includeStackTraces": False, "onlyActive": False}
-            content = containment.attempt(lambda: dump(**wanted), None) or b""
+            content = errors.attempt(lambda: dump(**wanted), None) or b""
         self._took_s = self._work_clock() - began_s
         self._read_s, self._count = self._clock(), count
         if entries >= _TELLING:
@@ -211,7 +211,7 @@ def _flight_recorders(**wanted: bool) -> list[tuple[str, dict[str, Any]]]:
         dump = getattr(c10d, name, None)
         if dump is None or world() is None:
             continue
-        text = containment.attempt(lambda read=dump: read(**wanted), None)  # type: ignore[misc]
+        text = errors.attempt(lambda read=dump: read(**wanted), None)  # type: ignore[misc]
         with contextlib.suppress(TypeError, ValueError):
             content = json.loads(text or "null")
             if isinstance(content, dict):

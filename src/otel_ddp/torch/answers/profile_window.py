@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import profiler as torch_profiler
 
-from otel_ddp import files
-from otel_ddp.errors import containment
+from otel_ddp import errors, files
 from otel_ddp.journal.layout import PROFILE_SUFFIX
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.answers.open_annotations import OpenAnnotations
@@ -121,7 +120,7 @@ class ProfileWindow:
         except (OSError, RuntimeError) as error:
             # Before the error goes on: it may be the program's own, by a signal handler.
             self._close(asked, "failed", f"{type(error).__name__}: {error}")
-            containment.reraise_foreign()
+            errors.reraise_foreign()
         except BaseException as error:
             self._close(asked, "failed", type(error).__name__)
             raise
@@ -152,7 +151,7 @@ class ProfileWindow:
     def _has_grown(self) -> bool:
         return _resident_bytes() - self._began_bytes > _MOST_MEMORY
 
-    @containment.contained()
+    @errors.contained()
     def _check_growth(self) -> None:
         """End the window within a step: an evaluation in it may be long, and all is recorded."""
         now_s = time.monotonic()
@@ -222,7 +221,7 @@ class ProfileWindow:
         try:
             self._stop()
         except RuntimeError:
-            containment.reraise_foreign()
+            errors.reraise_foreign()
         if self._made:
             with contextlib.suppress(OSError):
                 asked.trace.unlink(missing_ok=True)
@@ -234,7 +233,7 @@ class ProfileWindow:
         self._done = 0
         self._sampled.call_after_steps(None)
 
-    @containment.contained()
+    @errors.contained()
     def close(self) -> None:
         """The hooks come off: what is recorded by now is written, if this thread may do that."""
         asked = self._asked
@@ -258,7 +257,7 @@ class ProfileWindow:
 
     # -- the program's own profiler
 
-    @containment.contained()
+    @errors.contained()
     def _give_way(self) -> None:
         asked = self._asked
         if asked is not None and self._profiler is not None:
@@ -285,7 +284,7 @@ class ProfileWindow:
         try:
             files.replace(self._answer, json.dumps(answer))
         except OSError:
-            containment.reraise_foreign()  # full or gone: the person who asked waits in vain
+            errors.reraise_foreign()  # full or gone: the person who asked waits in vain
 
 
 @contextlib.contextmanager
@@ -311,7 +310,7 @@ def _why_not(asked: Asked) -> str | None:
     try:
         found, disk = os.stat(folder), os.statvfs(folder)
     except OSError as error:
-        containment.reraise_foreign()
+        errors.reraise_foreign()
         return f"it cannot write to {folder}: {error.strerror}"
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         return f"{folder} is not a directory of its user alone"
@@ -325,7 +324,7 @@ def _make_file(path: Path) -> None:
     try:
         os.close(files.create(path))
     except OSError as error:
-        containment.reraise_foreign()
+        errors.reraise_foreign()
         raise _Refused(f"it cannot write to {path.parent}: {error.strerror}") from None
 
 
@@ -335,5 +334,5 @@ def _resident_bytes() -> int:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE
     except (OSError, ValueError, IndexError):
-        containment.reraise_foreign()
+        errors.reraise_foreign()
         return 0

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from otel_ddp import files
-from otel_ddp.errors import containment
+from otel_ddp import errors, files
 from otel_ddp.files import close_ours, file_of
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 from otel_ddp.recording.phases import DevicePosition
@@ -78,7 +77,7 @@ class _StackAnswers:
         try:
             self._wake()
         except OSError:
-            containment.reraise_foreign()
+            errors.reraise_foreign()
         ended = self._ended.wait(_END_S)
         files.remove(self._ask, self._answer)
         if ended:
@@ -121,7 +120,7 @@ class _StackAnswers:
                 finally:
                     self._answering.release()
 
-    @containment.contained()
+    @errors.contained()
     def _reply(self, asked: bytes) -> None:
         # One answer serves several questions: it has the highest number and the most content.
         words = []
@@ -144,7 +143,7 @@ class _StackAnswers:
         }
         if everything:
             answer["collectives"] = collectives.latest()
-            if position := containment.attempt(self._device_position, None):
+            if position := errors.attempt(self._device_position, None):
                 answer["device"] = position._asdict()
         if b"when" in words:
             answer["arrivals"] = self._arrivals.read()
@@ -161,7 +160,7 @@ def _without_profiles(question: bytes) -> None:
 _current: _StackAnswers | None = None
 
 
-@containment.contained()
+@errors.contained()
 def start(
     journal_path: Path,
     training: Callable[[], int],
@@ -176,11 +175,11 @@ def start(
         try:
             _current = _StackAnswers(journal_path, training, device_position, profile)
         except (OSError, RuntimeError) as error:  # no fifos here, or no more threads
-            containment.reraise_foreign()
-            containment.log.info("The agent cannot ask this process where it hangs: %s", error)
+            errors.reraise_foreign()
+            errors.log.info("The agent cannot ask this process where it hangs: %s", error)
 
 
-@containment.contained()
+@errors.contained()
 def stop() -> None:
     """Answer no more, and leave no file and no thread behind."""
     global _current

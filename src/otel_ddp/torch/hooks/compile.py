@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.stepper import Stepper
 
@@ -79,7 +79,7 @@ def began(*args: Any) -> None:
         stepper.step.search.compiling()
         stepper.compile_began(threading.get_ident())
         model_hooks.watch_compiled_wrapper(stepper)
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         stepper.failed("before compiling")
 
 
@@ -89,5 +89,5 @@ def _ended(*args: Any) -> None:
         return
     try:
         stepper.compile_ended()
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         stepper.failed("after compiling")

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import dataloader
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch.hooks.data_sets import LOOKED_AT, DataSets
 from otel_ddp.torch.steps.stepper import Stepper
 
@@ -75,7 +75,7 @@ def _began() -> None:
     if stepper is not None and stepper.alive:
         try:
             stepper.loads.began()
-        except containment.ANY_ERROR:
+        except errors.ANY_ERROR:
             stepper.failed("before the data")
 
 
@@ -84,7 +84,7 @@ def _ended() -> None:
     if stepper is not None and stepper.alive:
         try:
             stepper.loads.ended()
-        except containment.ANY_ERROR:
+        except errors.ANY_ERROR:
             stepper.failed("after the data")
 
 

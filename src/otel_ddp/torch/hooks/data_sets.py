@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import BatchSampler
 
-from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch.steps.stepper import Stepper
+from otel_ddp.vocabulary import catalog
 
 # By this batch of a pass the first ones have been trained on, if any are: loaders of frameworks
 # fetch one or two ahead.
@@ -36,7 +36,7 @@ class DataSets:
         self._epoch: _Pass | None = None
         self._told: dict[tuple[str, str], float] = {}
 
-    @containment.contained()
+    @errors.contained()
     def batch_wanted(self, iterator: Any) -> None:
         """One of the first batches of a pass is asked for."""
         stepper, number = self._stepper, iterator._num_yielded
@@ -49,7 +49,7 @@ class DataSets:
         elif number == LOOKED_AT - 1:
             self._tell_sizes(iterator)
 
-    @containment.contained()
+    @errors.contained()
     def ended(self, iterator: Any) -> None:
         """The loader has no further batch."""
         before = self._passes.pop(iterator, None)
@@ -77,7 +77,7 @@ class DataSets:
         split = "train" if trained else "eval"
         for metric, size in _sizes(iterator):
             # A length is the user's code.
-            found = containment.attempt(size, None)
+            found = errors.attempt(size, None)
             if type(found) is int and found >= 0:
                 self._stamp(metric, found, split=split)
 

@@ -10,7 +10,7 @@ from itertools import accumulate
 from operator import getitem, setitem, sub
 from typing import Any
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.recording.steps import Work
 from otel_ddp.torch.steps.stepper import Stepper
 
@@ -31,7 +31,7 @@ def detach() -> None:
     try:
         gc.callbacks.remove(_callback)
     except ValueError:  # not there
-        containment.reraise_foreign()
+        errors.reraise_foreign()
     _callback = None
 
 

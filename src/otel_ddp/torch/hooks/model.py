@@ -15,7 +15,7 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch import inspect_values, wrappers
 from otel_ddp.torch.frames import module_calls
 from otel_ddp.torch.hooks import every_module
@@ -233,7 +233,7 @@ def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: An
         watched.inner_hooks.pop(_KEY, None)
     try:
         stepper.forwards.began(watched, module, args, kwargs)
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         stepper.failed("before forward")
 
 
@@ -250,7 +250,7 @@ def _before_inner(module: nn.Module, *_: Any) -> None:
             module.register_forward_hook(_after_inner, always_call=True)
         elif watched.syncs_buffers:
             stepper.forwards.buffers_arrived()
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         stepper.failed("before the inner forward")
 
 
@@ -266,7 +266,7 @@ def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any)
     watched.called_past_ddp = False
     try:
         stepper.forwards.ended(watched, module, None)
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         stepper.failed("after the inner forward")
 
 
@@ -291,7 +291,7 @@ def _after_forward(module: nn.Module, args: Any = (), output: Any = None, *more:
         else:
             for tensor in differentiable(output):
                 hook.put_on(tensor, inspect_values.of_tensor(tensor, "grad_fn"))
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         stepper.failed("after forward")
 
 

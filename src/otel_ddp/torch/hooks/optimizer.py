@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.step_end import CompiledSteps
 from otel_ddp.torch.steps.stepper import Stepper
@@ -95,7 +95,7 @@ def torchs_own(given: Any) -> Optimizer | None:
             if getattr(type(each).step, "hooked", False):
                 return each
             found = found or each
-        inner = [containment.attempt(partial(getattr, each, name, None), None) for name in _WITHIN]
+        inner = [errors.attempt(partial(getattr, each, name, None), None) for name in _WITHIN]
         level += [one for one in inner if one is not None]
     return found
 
@@ -162,7 +162,7 @@ def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: A
             # Beside its optimizer, `step` is given a closure; some wrappers give it None.
             given = len(args) > 1 or bool(kwargs)
             stepper.optimizers.began(optimizer, given and _has_closure(args[1:], kwargs))
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         stepper.failed("before the optimizer")
 
 
@@ -187,5 +187,5 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
                 search.model_stepped()
         else:
             stepper.step.search.unknown_optimizer_stepped(optimizer)
-    except containment.ANY_ERROR:
+    except errors.ANY_ERROR:
         stepper.failed("after the optimizer")

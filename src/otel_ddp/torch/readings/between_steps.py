@@ -11,8 +11,7 @@ from weakref import ref
 import torch
 from torch import nn
 
-from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import model as model_hooks
@@ -25,6 +24,7 @@ from otel_ddp.torch.readings.own_collectives import OwnCollectives, none_so_far
 from otel_ddp.torch.steps.sampled import StepListener
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel
+from otel_ddp.vocabulary import catalog
 
 # By then a loop has shown what it is made of.
 _STEPS_TO_KNOW = 3
@@ -83,7 +83,7 @@ class Readings(StepListener):
         if options.step_optimizer is not None:
             stepper.step.end.choose(options.step_optimizer, named=True)
         if options.optimizer is not None:
-            self._optimizer = containment.attempt(partial(ref, options.optimizer), _none)
+            self._optimizer = errors.attempt(partial(ref, options.optimizer), _none)
         options = options._replace(optimizer=None, step_optimizer=None)
         given = {name: value for name, value in options._asdict().items() if value is not None}
         options = self._options = self._options._replace(**given)
@@ -132,7 +132,7 @@ class Readings(StepListener):
     def _check_loss(self, watched: WatchedModel, output: Any) -> None:
         try:
             self._loss.check(watched, output, self._stepper.seen.steps)
-        except containment.ANY_ERROR:
+        except errors.ANY_ERROR:
             # Transforms such as vmap let no number be read.
             self._stepper.sampled.check_loss = None
 
@@ -236,14 +236,14 @@ class Readings(StepListener):
             self._recorder.record_reading(found, number)
         self._offer_losses()
 
-    @containment.contained()
+    @errors.contained()
     def _offer_losses(self) -> None:
         number = self._stepper.progress.steps.logged_number
         for steps_before, loss in self._loss.pop():
             since = self._stepper.seen.steps - steps_before - 1
             self._recorder.record_reading({"loss": loss}, max(0, number - since))
 
-    @containment.contained()
+    @errors.contained()
     def report(self) -> None:
         """Record what is measured and what is not, as far as the run has shown it."""
         found = capabilities.measured(
@@ -261,13 +261,13 @@ class Readings(StepListener):
             self._warned = True
             missing = "; ".join(capabilities.sentences(found))
             if missing and self._options.speaks:
-                containment.log.warning("Not measured in this run: %s.", missing)
+                errors.log.warning("Not measured in this run: %s.", missing)
 
     def _miss_loss(self) -> None:
         """Say that there is no loss, if none is returned and the program logs nothing itself."""
         missing = self._loss.asked and self._loss.missing == "no_loss"
         if missing and self._options.speaks and not self._recorder.names.has_users:
-            containment.warn_once(
+            errors.warn_once(
                 "loss",
                 "No loss is read: the model does not return it. Log it where you compute it: "
                 "otel_ddp.log({'loss': loss}).",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch import inspect_values
 from otel_ddp.torch.hooks.model import differentiable
 from otel_ddp.torch.process_group import backend, is_up
@@ -139,7 +139,7 @@ def _arrivals() -> str:
     c10d = getattr(torch._C, "_distributed_c10d", None)
     name = "_dump_nccl_trace_json" if on_device else "_dump_fr_trace_json"
     summary = getattr(c10d, name, lambda **_: b"{}")
-    text = containment.attempt(lambda: summary(includeCollectives=False), None)
+    text = errors.attempt(lambda: summary(includeCollectives=False), None)
     return "" if json.loads(text or "{}").get("pg_status") else "no_recorder"
 
 

@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.progress import Progress
+from otel_ddp.vocabulary import catalog
 
 # The variables that decide which GPUs a process sees, and in which order.
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES")
@@ -34,7 +34,7 @@ def gpu_facts(
 
     def uuid(device: torch.device) -> str:
         # Older versions of torch do not know it: then the agent goes by the variables.
-        return containment.attempt(lambda: str(properties(device).uuid), "")
+        return errors.attempt(lambda: str(properties(device).uuid), "")
 
     return {
         "boards": [{"index": each.index or 0, "uuid": uuid(each)} for each in found],
@@ -76,7 +76,7 @@ class Allocator:
             found = ask(self._device)
             counts = self._counts()
         except RuntimeError:
-            containment.reraise_foreign()
+            errors.reraise_foreign()
             # An allocator of the user's own that keeps no statistics, or a failed device.
             return None
         if not found:

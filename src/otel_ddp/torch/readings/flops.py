@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch.frames import outward
 
 # Where the two factors of a product stand among an op's arguments. For each factor that needs a
@@ -189,8 +189,8 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
         if not self._unknown:
             try:
                 self._count(func, types, args, kwargs, output)
-            except containment.ANY_ERROR:
-                containment.reraise_foreign()
+            except errors.ANY_ERROR:
+                errors.reraise_foreign()
                 # A formula that does not know these shapes.
                 self._unknown = True
         return output

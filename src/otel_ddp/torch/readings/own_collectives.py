@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.torch.answers.collectives import started, world
 
 # The steps in which collectives are counted: before any rank is judged, then now and then. No round
@@ -103,7 +103,7 @@ class OwnCollectives:
 def _of_gradients(model: Any) -> int | None:
     """How many collectives this DDP starts in a backward: one a bucket, and what it asks beside."""
     ask = getattr(model, "_get_ddp_logging_data", None)
-    known = None if ask is None else containment.attempt(ask, None)
+    known = None if ask is None else errors.attempt(ask, None)
     if not isinstance(known, dict):
         return None
     sizes = str(known.get("rebuilt_bucket_sizes") or known.get("bucket_sizes") or "")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.steps.open_calls import OpenCalls, current_backward
 from otel_ddp.torch.steps.open_step import OpenStep
@@ -102,7 +102,7 @@ class Backwards:
             # Runs when the local gradients are done, and before DDP's own finaliser, which is
             # queued later; what that callback queues in turn runs after the finaliser.
             self._queue_callback(self.gradients_done)
-        except containment.ANY_ERROR:
+        except errors.ANY_ERROR:
             self._failed("backward began")
 
     def _evaluated_gradient_arrived(self, gradient: torch.Tensor) -> None:
@@ -116,7 +116,7 @@ class Backwards:
         try:
             self._enter(self._wait)
             self._queue_callback(self.ended)
-        except containment.ANY_ERROR:
+        except errors.ANY_ERROR:
             self._failed("gradients done")
 
     def _ended(self) -> None:
@@ -139,5 +139,5 @@ class Backwards:
             if step.stepped_in_backward:
                 step.stepped_in_backward = False
                 step.finish()
-        except containment.ANY_ERROR:
+        except errors.ANY_ERROR:
             self._failed("backward ended")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.recording.steps import Work
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
@@ -155,8 +155,8 @@ class SampledSteps:
         began = time.perf_counter()
         try:
             act(*args)
-        except containment.ANY_ERROR:
-            containment.record_failure(name)
+        except errors.ANY_ERROR:
+            errors.record_failure(name)
             self._failures[name] = failures + 1
         took_s = time.perf_counter() - began
         self._work.hook_s += took_s

@@ -9,7 +9,7 @@ from weakref import ref
 
 import torch
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 
 # Another optimizer ends our steps from here on, once it has stepped so often, with a backward each
 # time, while ours did not.
@@ -61,7 +61,7 @@ class StepEnd:
         known: dict[int, Any] = {}
         # Weakly: its state may be most of the memory of a device. The callback is no function of
         # Python's: what a signal handler raises in one is lost.
-        known[id(optimizer)] = containment.attempt(
+        known[id(optimizer)] = errors.attempt(
             lambda: ref(optimizer, partial(known.pop, id(optimizer))), lambda: None
         )
         self._optimizer = known

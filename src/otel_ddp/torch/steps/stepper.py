@@ -7,7 +7,7 @@ begins next closes what is still open.
 
 from __future__ import annotations
 
-from otel_ddp.errors import containment
+from otel_ddp import errors
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.steps.backwards import Backwards
 from otel_ddp.torch.steps.forwards import Forwards
@@ -50,11 +50,11 @@ class Stepper:
 
     def failed(self, where: str) -> None:
         """A hook of ours raised: after three times all of them are switched off."""
-        containment.record_failure(where)
+        errors.record_failure(where)
         self._failures += 1
         if self.alive and self._failures >= _FAILURES_ALLOWED:
             self.stop()
-            containment.log.warning(
+            errors.log.warning(
                 "The hooks of otel_ddp have failed %d times and measure no more steps; "
                 "what you log is recorded as before.",
                 _FAILURES_ALLOWED,

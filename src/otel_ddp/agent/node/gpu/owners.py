@@ -9,7 +9,7 @@ from typing import NamedTuple
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.gpu.driver import Device, User
 from otel_ddp.agent.node.gpu.polling import DeviceSample
-from otel_ddp.words import NODE_LABELS, RUN_LABELS
+from otel_ddp.vocabulary.words import NODE_LABELS, RUN_LABELS
 
 VisibleDevices = Callable[[Mapping[str, str]], Sequence[str] | None]
 """The devices that a process with these variables sees; as `Driver.visible`."""

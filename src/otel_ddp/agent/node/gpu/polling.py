@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
+from otel_ddp import errors
 from otel_ddp.agent.node.gpu.driver import (
     Device,
     DeviceLost,
@@ -19,7 +20,6 @@ from otel_ddp.agent.node.gpu.driver import (
 )
 from otel_ddp.agent.node.gpu.drivers import opened
 from otel_ddp.agent.node.source import Measurement
-from otel_ddp.errors import containment
 
 T = TypeVar("T")
 Attributes = tuple[tuple[str, str], ...]
@@ -267,7 +267,7 @@ class Gpus:
                 continue
             self._errors += 1
             sentence = f"GPU {device.index} has impossible values of {each.metric.name}"
-            containment.warn_once(f"gpu impossible {name}", "%s: they are left out.", sentence)
+            errors.warn_once(f"gpu impossible {name}", "%s: they are left out.", sentence)
         return tuple(good)
 
     def _users(self, device: Device) -> tuple[User, ...]:
@@ -279,9 +279,9 @@ class Gpus:
             return ask()
         except (DriverMissing, NotSupported, DeviceLost):
             raise
-        except containment.ANY_ERROR as why:
+        except errors.ANY_ERROR as why:
             self._errors += 1
-            containment.warn_once(
+            errors.warn_once(
                 f"gpu {what}",
                 "GPU: %s failed (%s: %s); it is tried again.",
                 what,

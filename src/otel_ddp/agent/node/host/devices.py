@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from otel_ddp import catalog
 from otel_ddp.agent.node.source import KernelFiles, Measurement, number
+from otel_ddp.vocabulary import catalog
 
 # Hardware, but no disks: drives for media, and parts of a flash chip.
 _NO_DISK = re.compile(r"(sr|fd)\d+|mmcblk\d+(boot\d+|rpmb)|mtdblock\d+")

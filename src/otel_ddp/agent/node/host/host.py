@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from otel_ddp import catalog
 from otel_ddp.agent.node.host import devices
 from otel_ddp.agent.node.host.limits import Cgroups, Limits, MemoryShare, ProcessorShare
 from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, number
-from otel_ddp.errors import containment
+from otel_ddp.errors import contained
+from otel_ddp.vocabulary import catalog
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # In the order of /proc/stat; `user` and `nice` include the time of guests.
@@ -216,7 +216,7 @@ class Host:
         parts = (self._from_limits, self._load_average, *(each.read for each in self._devices))
         return [measurement for part in parts for measurement in self._part(part)]
 
-    @containment.contained(default=())
+    @contained(default=())
     def _part(self, read: Callable[[int], list[Measurement]]) -> list[Measurement]:
         return read(self._boot_ns)
 

@@ -13,7 +13,7 @@ from otel_ddp.cli.node.top.agents import Agents
 from otel_ddp.cli.text import cell, integer, mappings, marked, number
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
-from otel_ddp.words import HARMLESS_VERDICTS
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS
 
 # Of processes that have ended and that no agent tells of any more.
 _MOST_REMEMBERED = 500

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from otel_ddp import errors
 from otel_ddp.agent.node.gpu.driver import (
     Device,
     DeviceLost,
@@ -31,7 +32,6 @@ from otel_ddp.agent.node.gpu.nvml.readings import GpmSamples
 from otel_ddp.agent.node.gpu.nvml.visibility import visible
 from otel_ddp.agent.node.gpu.nvml.xid import XidCounts, XidWatch
 from otel_ddp.agent.node.source import Measurement, boot_ns
-from otel_ddp.errors import containment
 
 _MOST_USED_BYTES = 1 << 50
 # A reset board appears only once the driver is opened anew, which interrupts the others.
@@ -197,7 +197,7 @@ class Nvml:
             "kernel's log for Xid."
         )
         self._silent.append(sentence)
-        containment.warn_once(f"gpu {sentence}", "GPU: %s", sentence)
+        errors.warn_once(f"gpu {sentence}", "GPU: %s", sentence)
         before = self._boards_before.get(index)
         if before is not None and any(self._xid_counts(before).codes.values()):
             yield before

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from otel_ddp import errors
 from otel_ddp.agent.node.gpu.driver import NotSupported, Question
 from otel_ddp.agent.node.gpu.nvml.calls import SUCCESS, Calls, FieldValue
 from otel_ddp.agent.node.gpu.nvml.table import (
@@ -22,8 +23,7 @@ from otel_ddp.agent.node.gpu.nvml.table import (
     Way,
 )
 from otel_ddp.agent.node.source import Measurement
-from otel_ddp.catalog import Kind
-from otel_ddp.errors import containment
+from otel_ddp.vocabulary.catalog import Kind
 
 _VERSION = 1
 
@@ -223,7 +223,7 @@ class _FieldsQuestion:
             raise NotSupported("32 bits")
         found = self._calls.fields(wanted)
         if any(self._wraps(series, way, found) for series, way in self.sums.items()):
-            containment.warn_once(
+            errors.warn_once(
                 "gpu 32 bits",
                 "GPU: the driver counts bytes on PCIe in 32 bits, which are full within a second: "
                 "they are not shown.",

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog
 from otel_ddp.agent.node.source import Measurement
+from otel_ddp.vocabulary import catalog
 
 MOVING_S, COUNTING_S, SETTLED_S = 1.0, 5.0, 10.0
 U32 = 0xFFFF_FFFF

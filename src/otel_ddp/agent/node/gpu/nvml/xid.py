@@ -8,7 +8,7 @@ from typing import Any
 
 from otel_ddp.agent.node.gpu.nvml.calls import TIMEOUT, Calls
 from otel_ddp.agent.node.source import Measurement
-from otel_ddp.catalog import OTEL_DDP_GPU_XID_ERRORS
+from otel_ddp.vocabulary.catalog import OTEL_DDP_GPU_XID_ERRORS
 
 _XID_EVENT = 8
 # Many faults at once must not delay the other questions.

@@ -1,4 +1,4 @@
-"""Keeps our own failures out of the training loop: each is logged once a place, and counted."""
+"""What a user may catch, and what keeps our own failures out of the training loop."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ warned: set[str] = set()
 
 # The packages whose errors our own code may raise.
 _KNOWN: Final = {"builtins", "torch", __name__.partition(".")[0], *sys.stdlib_module_names}
+
+
+class OtelDdpError(Exception):
+    """The root of what this library raises."""
+
+
+class ConfigError(OtelDdpError, ValueError):
+    """A setting or an argument that cannot mean anything; the text says what was expected."""
+
+
+class MissingDependency(OtelDdpError, ImportError):
+    """Something was asked for by name that needs a package which is not installed."""
 
 
 def contained(default: Any = None) -> Callable[[Callable[P, T]], Callable[P, T]]:

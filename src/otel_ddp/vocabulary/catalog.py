@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from otel_ddp.words import NODE_LABELS, PHASES, RANK_LABELS, STALL_REASONS, STATES
+from otel_ddp.vocabulary.words import NODE_LABELS, PHASES, RANK_LABELS, STALL_REASONS, STATES
 
 LabelSet = Literal["rank", "run", "node", "gpu"]
 

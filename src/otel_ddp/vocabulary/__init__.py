@@ -1,0 +1,1 @@
+"""What has a name here: phases, states and verdicts, and each metric."""
