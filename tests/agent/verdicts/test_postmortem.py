@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import otel_ddp
-from conftest import Here
 from otel_ddp import errors
-from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.verdicts import postmortem
-from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.process_state import ProcessState
 
 S = 1_000_000_000
 NOW = 1_700_000_000 * S
@@ -31,22 +28,20 @@ DEATH: dict[str, Any] = {
 }
 
 
-def process(rank: int | None, **more: Any) -> dict[str, Any]:
-    return {
-        "run": "r",
-        "node": "node-1",
-        "rank": rank,
-        "world_size": 4,
-        "pid": 4711,
-        "state": "running",
-        "reason": "",
-        "step": 17,
-        "phase": "comm_wait",
-        "phase_since_ns": NOW - 3 * S,
-        "seen_alive_ns": NOW,
-        "started_ns": NOW - 100 * S,
-        **more,
-    }
+RUNNING = ProcessState(
+    run="r",
+    node="node-1",
+    world_size=4,
+    pid=4711,
+    step=17,
+    phase="comm_wait",
+    phase_since_ns=NOW - 3 * S,
+    started_ns=NOW - 100 * S,
+)
+
+
+def process(rank: int | None, **more: Any) -> ProcessState:
+    return dataclasses.replace(RUNNING, rank=rank, **more)
 
 
 DEAD = process(
@@ -80,10 +75,20 @@ def text(path: Path | None) -> str:
     return path.with_suffix(".txt").read_text()
 
 
-def block(path: Path | None, head: str) -> list[list[str]]:
-    """The words of the lines below a heading."""
+def block(path: Path | None, head: str) -> list[str]:
+    """The lines below a heading, each space once."""
     lines = text(path).partition(f"{head}\n")[2].partition("\n\n")[0].splitlines()
-    return [line.split() for line in lines]
+    return [" ".join(line.split()) for line in lines]
+
+
+LOOK = {
+    "out_of_memory": "host memory",
+    "signal": "printed",
+    "exception": "traceback in the output of rank 1",
+    "exit": "left by itself",
+    "lost_peer": "one of them ended first",
+    "unknown": "dmesg",
+}
 
 
 @pytest.fixture
@@ -94,15 +99,33 @@ def folder(tmp_path: Path) -> Path:
 # -- what is in it
 
 
-def test_the_first_line_says_what_died_and_the_second_which_run(folder: Path) -> None:
-    lines = text(written(folder)).splitlines()
+def test_the_text_says_what_died_where_every_rank_was_and_what_it_reported(folder: Path) -> None:
+    path = written(folder)
 
+    lines = text(path).splitlines()
     assert lines[0] == SENTENCE
     assert lines[2].startswith("run r, 2023-11-14 22:13:19 UTC")
     assert "3 of 4 processes" in lines[2]
+    assert block(path, "Where every rank was")[1:] == [
+        "0 node-1 running 17 comm_wait 3 s now",
+        "1 node-1 killed 17 backward 0.8 s 2 s ago",
+        "2 node-1 failed 17 comm_wait 2 s 1 s ago",
+    ]
+    # A reason cannot command a terminal.
+    assert block(path, "What they reported") == ["rank 2: RuntimeError: lost [31mpeer"]
+    assert not {"Its GPUs", "Last values", "Also open at that moment"} & set(lines)
 
 
-def test_the_gpus_are_in_a_table_of_their_own(folder: Path) -> None:
+def test_a_process_without_a_rank_or_a_step_is_shown_by_its_number(folder: Path) -> None:
+    path = written(folder, processes=[process(0, step=0), process(None, step=None)])
+
+    assert block(path, "Where every rank was")[1:] == [
+        "0 node-1 running 0 comm_wait 3 s now",
+        "p4711 node-1 running comm_wait 3 s now",
+    ]
+
+
+def test_gpus_last_values_and_open_verdicts_are_in_tables_of_their_own(folder: Path) -> None:
     hot = {
         "index": "3",
         "labels": {"rank": "1"},
@@ -113,118 +136,55 @@ def test_the_gpus_are_in_a_table_of_their_own(folder: Path) -> None:
         "temperature_c": 91.0,
         "throttled": ["hw_thermal", "sw_power"],
     }
-
-    rows = block(written(folder, gpus=[hot, {"index": "4"}, {"labels": 3}]), "Its GPUs")
-
-    assert rows[1:] == [
-        [
-            "3",
-            "1",
-            "98",
-            "%",
-            "70",
-            "of",
-            "80",
-            "GiB",
-            "403",
-            "W",
-            "91",
-            "C",
-            "hw_thermal,",
-            "sw_power",
-        ],
-        ["4", "?", "?", "of", "?", "GiB", "?", "?"],
-        ["?", "?", "of", "?", "GiB", "?", "?"],
-    ]
-    assert "Its GPUs" not in text(written(folder, "without"))
-
-
-def test_every_rank_is_in_the_table_with_phase_and_times(folder: Path) -> None:
-    rows = block(written(folder), "Where every rank was")
-
-    assert rows[1:] == [
-        ["0", "node-1", "running", "17", "comm_wait", "3.0", "s", "now"],
-        ["1", "node-1", "killed", "17", "backward", "0.8", "s", "2.0", "s", "ago"],
-        ["2", "node-1", "failed", "17", "comm_wait", "2.0", "s", "1.0", "s", "ago"],
-    ]
-
-
-def test_step_0_is_a_step_and_no_step_is_none(folder: Path) -> None:
-    path = written(folder, processes=[process(0, step=0), process(1, step=None)])
-
-    assert [row[3] for row in block(path, "Where every rank was")[1:]] == ["0", "comm_wait"]
-
-
-def test_a_process_without_a_rank_is_shown_by_its_number(folder: Path) -> None:
-    assert (
-        block(written(folder, processes=[process(None)]), "Where every rank was")[1][0] == "p4711"
-    )
-
-
-def test_reasons_cannot_command_a_terminal(folder: Path) -> None:
-    path = written(folder)
-
-    assert block(path, "What they reported") == [
-        ["rank", "2:", "RuntimeError:", "lost", "[31mpeer"],
-    ]
-
-
-def test_last_values_are_one_line_a_name(folder: Path) -> None:
     values = [
         value(0, "loss", 0.25),
         value(1, "loss", 0.5, step=16),
         value(2, "loss", float("nan")),
         value(0, "lr", 0.1, step=None),
     ]
-
-    rows = block(written(folder, values=values), "Last values")
-
-    assert " ".join(rows[1]) == "loss train 0.25 to 0.5, nan on rank 2 step 17 3 ranks"
-    assert " ".join(rows[2]) == "lr train 0.1 rank 0"
-
-
-def test_open_verdicts_are_listed_and_empty_sections_are_left_out(folder: Path) -> None:
     straggler = {"kind": "straggler", "sentence": "rank 0 keeps the others waiting."}
 
-    assert "rank 0 keeps the others waiting." in text(written(folder, open_verdicts=[straggler]))
-    assert "Also open" not in text(written(folder))
-    assert "Last values" not in text(written(folder))
+    path = written(folder, gpus=[hot, {"index": "4"}], values=values, open_verdicts=[straggler])
+
+    assert block(path, "Its GPUs")[1:] == [
+        "3 1 98 % 70 of 80 GiB 403 W 91 C hw_thermal, sw_power",
+        "4 ? ? of ? GiB ? ?",
+    ]
+    assert block(path, "Last values")[1:] == [
+        "loss train 0.25 to 0.5, nan on rank 2 step 17 3 ranks",
+        "lr train 0.1 rank 0",
+    ]
+    assert block(path, "Also open at that moment") == [straggler["sentence"]]
 
 
 def stall_of(culprits: list[str]) -> dict[str, Any]:
     """A stall of four ranks that these hold up."""
-    rows = [{"rank": str(rank)} for rank in range(4)]
-    return {"kind": "stall", "evidence": {"culprits": culprits, "ranks": rows}}
+    return {"kind": "stall", "evidence": {"culprits": culprits, "ranks": [{}] * 4}}
 
 
 @pytest.mark.parametrize(
-    ("more", "word"),
+    ("more", "ranks", "word"),
     [
-        ({"evidence": {"cause": "out_of_memory"}}, "host memory"),
-        ({"evidence": {"cause": "signal"}}, "printed"),
-        ({"evidence": {"cause": "exception"}}, "traceback in the output of rank 1"),
-        ({"evidence": {"cause": "unknown"}}, "dmesg"),
-        ({"kind": "stall", "evidence": {}}, "otel-ddp stacks"),
-        (stall_of(["1", "3"]), "\n  ranks 1, 3: the others wait\n"),
-        (stall_of(["0", "1", "2", "3"]), "\n  ranks 0, 1, 2, 3\n"),
+        *(({"evidence": {"cause": cause}}, 2, word) for cause, word in LOOK.items()),
+        (
+            {"evidence": {"cause": "lost_peer"}},
+            4,
+            "the network between the ranks",
+        ),
+        (stall_of([]), 4, "otel-ddp stacks"),
+        (stall_of(["1", "3"]), 4, "\n  ranks 1, 3: the others wait\n"),
+        (stall_of(["0", "1", "2", "3"]), 4, "\n  ranks 0, 1, 2, 3\n"),
     ],
 )
 def test_what_to_look_at_depends_on_the_cause(
-    more: dict[str, Any], word: str, folder: Path
+    more: dict[str, Any], ranks: int, word: str, folder: Path
 ) -> None:
-    path = written(folder, verdict={**DEATH, **more})
+    path = written(folder, verdict={**DEATH, **more}, processes=list(map(process, range(ranks))))
 
-    assert word in text(path).partition("What to look at")[2]
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_no_other_node_is_to_be_looked_at_where_all_ranks_are_here(
-    ranks: int, folder: Path
-) -> None:
-    verdict = {**DEATH, "evidence": {"cause": "lost_peer"}}
-    path = written(folder, verdict=verdict, processes=list(map(process, range(ranks))))
-
-    assert ("node" in text(path).partition("What to look at")[2]) == (ranks < 4)
+    advice = text(path).partition("What to look at")[2]
+    assert word in advice
+    # Where all ranks are here, no other node is to be looked at.
+    assert ("node" in advice) == (ranks < 4)
 
 
 def test_a_program_finds_all_of_it_in_strict_json(folder: Path) -> None:
@@ -233,7 +193,9 @@ def test_a_program_finds_all_of_it_in_strict_json(folder: Path) -> None:
     assert path is not None
     report = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(word))
     assert report["verdict"] == DEATH
-    assert report["processes"] == [FAILED, DEAD, process(0)]
+    assert [ProcessState.from_json(each) for each in report["processes"]] == [
+        *(FAILED, DEAD, process(0))
+    ]
     assert report["values"][0]["value"] == "inf"
 
 
@@ -251,8 +213,8 @@ def test_neither_file_grows_without_bounds(folder: Path) -> None:
     report = json.loads(path.read_text())
     assert report["left_out"][0] == "values"
     assert report["verdict"]["sentence"] == SENTENCE
-    assert len(text(path)) < 100_000
-    assert "and 836 more" in text(path)
+    assert len(text(path)) < 200_000
+    assert "and 837 more" in text(path)
 
 
 # -- where it lies
@@ -312,25 +274,25 @@ def test_the_newest_fifty_are_kept_and_foreign_files_left_alone(folder: Path) ->
             path = folder / f"postmortem-old{number}.{ending}"
             path.write_text("")
             os.utime(path, (number, number))
-    for foreign in ("notes.txt", "postmortem-.json", ".postmortem-torn.json.half"):
-        (folder / foreign).write_text("")
-        os.utime(folder / foreign, (0, 0))
+    for other in ("notes.txt", "postmortem-.json", "postmortem-torn.json.half"):
+        (folder / other).write_text("")
+        os.utime(folder / other, (0, 0))
+    (folder / "postmortem-new.json.half").write_text("")
 
     written(folder)
 
     left = {each.name for each in folder.iterdir()}
-    assert left >= {"notes.txt", "postmortem-.json", "postmortem-r.txt", "postmortem-old6.txt"}
-    assert len([name for name in left if name.endswith("json")]) == 51
-    assert not left & {"postmortem-old5.json", "postmortem-old5.txt", ".postmortem-torn.json.half"}
+    kept = {f"postmortem-old{number}.{end}" for number in range(6, 55) for end in ("json", "txt")}
+    new = {"postmortem-r.json", "postmortem-r.txt", "postmortem-new.json.half"}
+    assert left == {*kept, *new, "notes.txt", "postmortem-.json"}
 
 
-def test_a_file_that_another_agent_is_writing_is_not_touched(folder: Path) -> None:
+def test_a_name_that_another_agent_has_taken_is_left_to_it(folder: Path) -> None:
     folder.mkdir(0o700)
-    (folder / ".postmortem-r.json.half").write_text("half")
-    os.utime(folder / ".postmortem-r.json.half", (time.time(), time.time()))
+    (folder / "postmortem-r.txt").write_text("half")
 
     assert written(folder) == folder / "postmortem-r-2.json"
-    assert (folder / ".postmortem-r.json.half").read_text() == "half"
+    assert (folder / "postmortem-r.txt").read_text() == "half"
 
 
 @pytest.mark.parametrize("made", ["link", "open", "file"])
@@ -354,19 +316,19 @@ def test_a_directory_that_is_not_ours_alone_is_not_used(
         assert list(folder.iterdir()) == []
 
 
-def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_link_in_the_place_of_a_file_is_not_followed(folder: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    folder.mkdir(0o700)
-    (folder / "postmortem-r.txt").symlink_to(victim)
-
     path = written(folder)
+    for ending in (".json", ".txt", ".json.half"):
+        link = folder / f"postmortem-r{ending}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(victim)
+
+    written(folder, earlier=path)
 
     assert victim.read_text() == "mine"
-    assert text(path).startswith(SENTENCE)
-    assert not (folder / "postmortem-r.txt").is_symlink()
+    assert not any(each.is_symlink() for each in folder.iterdir())
 
 
 def test_a_full_disk_is_logged_once_and_leaves_no_unfinished_file(
@@ -396,29 +358,3 @@ def test_a_full_disk_is_logged_once_and_leaves_no_unfinished_file(
 def test_by_default_they_lie_where_a_reboot_leaves_them() -> None:
     assert postmortem.directory("") == Path(f"/var/tmp/otel_ddp-{os.geteuid()}/postmortems")
     assert postmortem.directory("there") == Path.cwd() / "there"
-
-
-# -- what the agent feeds it
-
-
-def test_the_last_values_of_a_journal_are_the_last_of_each_name(place: Here, folder: Path) -> None:
-    run = otel_ddp.init(run="r")
-    run.log({"loss": 2.0, "lr": 0.1}, step=1)
-    run.log({"loss": 1.0}, step=2)
-    (path,) = place.journals()
-    reader = JournalReader(path)
-    try:
-        reader.read_definitions()
-        found = postmortem.last_values(reader, 0, "n")
-    finally:
-        reader.close()
-
-    assert {(each["name"], each["value"], each["step"]) for each in found} == {
-        ("loss", 1.0, 2),
-        ("lr", 0.1, 1),
-    }
-    report = written(
-        folder, values=found, processes=[each.to_json() for each in survey([place]).processes]
-    )
-    assert ["loss", "train", "1", "step", "2", "rank", "0"] in block(report, "Last values")
-    assert block(report, "Where every rank was")[1][0] == "0"

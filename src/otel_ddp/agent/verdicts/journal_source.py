@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.agent.verdicts.source import Snapshot, Source
 from otel_ddp.agent.verdicts.stack_question import StackQuestion
@@ -171,9 +170,21 @@ class JournalSource(Source):
         self._causes.forget(*self._process)
 
     def snapshot(self) -> Snapshot:
-        described = self._journal.describe()
-        values = postmortem.last_values(self._journal.reader, described.rank, described.node)
-        return described.to_json(), values
+        process, reader = self._journal.describe(), self._journal.reader
+        values = [
+            {
+                "rank": process.rank,
+                "node": process.node,
+                "name": named.text,
+                "split": named.split,
+                "value": logged.value,
+                "step": logged.record.step,
+                "time_ns": logged.record.time_ns,
+            }
+            for name, logged in _last(reader.latest()).items()
+            if (named := reader.names.get(name)) is not None
+        ]
+        return process, values
 
 
 class _Logged(NamedTuple):

@@ -7,29 +7,29 @@ import json
 import math
 import os
 import re
-import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from otel_ddp import errors, files
-from otel_ddp.agent.verdicts.postmortem_text import Plain, as_text
-from otel_ddp.journal.reader import JournalReader
+from otel_ddp.diagnosis.say import about, first_of, plural
+from otel_ddp.journal.process_state import ProcessState
+
+Plain = Mapping[str, Any]
 
 _KEPT = 50
 _LONGEST_NAME = 120
 _MOST_NUMBERS = 10_000
 _STALE_S = 60.0
-
-_OURS = re.compile(r"(postmortem-.+)\.(?:json|txt)")
-# An unfinished file has another ending: a search for `*.json` must not find it.
-_UNFINISHED = re.compile(rf"\.{_OURS.pattern}\.half")
-# People read the file and send it by mail: it stays small, whatever the run has logged.
+# People read the files and send them by mail: they stay small, whatever the run has logged.
 _LONGEST_TEXT = 2000
 _MOST_MEMBERS = 1000
 _DEEPEST = 8
 _MOST_BYTES = 2 * 1024 * 1024
+_MOST_ROWS = 64
+_LONGEST_CELL = 60
+_LONGEST_REASON = 300
 
 
 def directory(named: str) -> Path:
@@ -44,7 +44,7 @@ def write(
     run: str,
     *,
     verdict: Plain,
-    processes: Sequence[Plain],
+    processes: Sequence[ProcessState],
     values: Sequence[Plain] = (),
     open_verdicts: Sequence[Plain] = (),
     gpus: Sequence[Plain] = (),
@@ -55,46 +55,27 @@ def write(
 
     *earlier* is what an earlier call for the same incident returned: its files are replaced,
     because more is known now. A verdict is a mapping with `kind`, `who` (labels), `sentence`,
-    `phase`, `step`, `since_ns` and `evidence`. A process is a ProcessState, as JSON.
+    `phase`, `step`, `since_ns` and `evidence`.
     """
     report = {
         "version": 1,
         "run": run,
         "written_ns": now_ns,
         "verdict": verdict,
-        "processes": list(processes),
-        "values": list(values),
-        "open_verdicts": list(open_verdicts),
-        "gpus": list(gpus),
+        "processes": [each.to_json() for each in processes],
+        "values": values,
+        "open_verdicts": open_verdicts,
+        "gpus": gpus,
     }
     try:
-        return _save(directory, run, _json(report), as_text(report), earlier)
+        return _save(directory, run, _json(report), _text(report, processes), earlier)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         errors.warn_once("postmortem", "no post-mortem in %s: %s", directory, why)
         return None
 
 
-def last_values(reader: JournalReader, rank: object, node: object) -> list[dict[str, Any]]:
-    """The last value of each name that a process has logged."""
-    found: dict[int, dict[str, Any]] = {}
-    for record in sorted(reader.latest(), key=lambda record: record.position):
-        for number, value in record.values:
-            name = reader.names.get(number)
-            if name is not None:
-                found[number] = {
-                    "rank": rank,
-                    "node": node,
-                    "name": name.text,
-                    "split": name.split,
-                    "value": value,
-                    "step": record.step,
-                    "time_ns": record.time_ns,
-                }
-    return list(found.values())
-
-
-def _json(report: Mapping[str, Any]) -> str:
+def _json(report: Plain) -> str:
     plain = _plain(report)
     content = json.dumps(plain, indent=1, ensure_ascii=False)
     # The least useful parts go first.
@@ -127,107 +108,192 @@ def _plain(given: Any, depth: int = 0) -> Any:
 
 def _save(directory: Path, run: str, content: str, text: str, earlier: Path | None) -> Path:
     """Write a `.json` and a `.txt`, or replace those of *earlier*; the path of the `.json`."""
-    with _opened(directory) as opened:
-        name = _write(opened, run, content, text, earlier)
-        _delete_oldest(opened)
-    return directory / f"{name}.json"
-
-
-@contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
     files.make_kept(directory)
-    opened = files.open_private(directory, os.O_DIRECTORY)
+    path = earlier or _free_name(directory, run)
     try:
-        yield opened
-    finally:
-        os.close(opened)
+        files.replace(path, content)
+    except OSError:
+        if earlier is None:
+            files.remove(path.with_suffix(".txt"))
+        raise
+    files.replace(path.with_suffix(".txt"), text)
+    # Another agent may delete the same ones.
+    with contextlib.suppress(FileNotFoundError):
+        _delete_oldest(directory)
+    return path
 
 
-def _write(opened: int, run: str, content: str, text: str, earlier: Path | None) -> str:
-    if earlier is not None:
-        name = earlier.stem
-        _replace(opened, f"{name}.json", content)
-    else:
-        name = _write_new(opened, _safe(run), content)
-    _replace(opened, f"{name}.txt", text)
-    return name
-
-
-def _write_new(opened: int, name: str, content: str) -> str:
-    """Write under the first free name. Another agent may look for one at the same time."""
+def _free_name(directory: Path, run: str) -> Path:
+    """The first free name. Another agent may look for one too: its `.txt` is made at once."""
+    name = re.sub(r"[^\w.-]+", "_", run).encode()[:_LONGEST_NAME].decode(errors="ignore") or "run"
     for number in range(1, _MOST_NUMBERS):
-        stem = f"postmortem-{name}" if number == 1 else f"postmortem-{name}-{number}"
-        hidden = _unfinished(f"{stem}.json")
-        if _exists(opened, f"{stem}.json"):
-            continue
-        try:
-            _create(opened, hidden, content)
-        except FileExistsError:
-            continue  # another agent is writing it at this moment
-        if _exists(opened, f"{stem}.json"):
-            os.unlink(hidden, dir_fd=opened)
-            continue
-        os.rename(hidden, f"{stem}.json", src_dir_fd=opened, dst_dir_fd=opened)
-        return stem
+        suffix = "" if number == 1 else f"-{number}"
+        path = directory / f"postmortem-{name}{suffix}.json"
+        if not os.path.lexists(path):
+            with contextlib.suppress(FileExistsError):
+                os.close(files.create(path.with_suffix(".txt")))
+                return path
     raise FileExistsError(17, f"{_MOST_NUMBERS} post-mortems of this name are there already")
 
 
-def _unfinished(name: str) -> str:
-    return f".{name}.half"
-
-
-def _replace(opened: int, name: str, content: str) -> None:
-    hidden = _unfinished(name)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(hidden, dir_fd=opened)
-    _create(opened, hidden, content)
-    os.rename(hidden, name, src_dir_fd=opened, dst_dir_fd=opened)
-
-
-def _create(opened: int, name: str, content: str) -> None:
-    handle = files.create(name, opened)
-    try:
-        with open(handle, "wb") as file:
-            file.write(content.encode("utf-8", "backslashreplace"))
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=opened)
-        raise
-
-
-def _exists(opened: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=opened, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _delete_oldest(opened: int) -> None:
+def _delete_oldest(directory: Path) -> None:
     """Keep the newest, and no unfinished file of an agent that was killed."""
-    newest: dict[str, float] = {}
-    for name in os.listdir(opened):
-        match, unfinished = _OURS.fullmatch(name), _UNFINISHED.fullmatch(name)
-        if match is None and unfinished is None:
-            continue
-        try:
-            found = os.stat(name, dir_fd=opened, follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISREG(found.st_mode):
-            continue
-        if match is not None:
-            newest[match[1]] = max(found.st_mtime, newest.get(match[1], 0.0))
-        elif time.time() - found.st_mtime > _STALE_S:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=opened)
-    for stem in sorted(newest, key=lambda stem: newest[stem])[:-_KEPT]:
-        for ending in ("json", "txt"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{stem}.{ending}", dir_fd=opened)
+    written_at = {each: each.lstat().st_mtime for each in directory.glob("postmortem-?*.*")}
+    ours = sorted(
+        (each for each in written_at if each.suffix == ".json"), key=lambda each: written_at[each]
+    )
+    for path in ours[:-_KEPT]:
+        files.remove(path, path.with_suffix(".txt"))
+    for path, at in written_at.items():
+        if path.suffix == ".half" and time.time() - at > _STALE_S:
+            files.remove(path)
 
 
-def _safe(run: str) -> str:
-    """The name of a run, as part of a file name."""
-    name = re.sub(r"[^\w.-]+", "_", run).encode()[:_LONGEST_NAME].decode(errors="ignore")
-    return name or "run"
+# -- the text: where every rank was, why it ended, what to look at
+
+
+def _text(report: Plain, processes: Sequence[ProcessState]) -> str:
+    now_ns, verdict = report["written_ns"], report["verdict"]
+    processes = sorted(
+        processes, key=lambda each: (each.node, each.rank is None, each.rank or 0, each.started_ns)
+    )
+    world = max((each.world_size or 0 for each in processes), default=0)
+    whole = 0 < world <= len({each.rank for each in processes})
+    began = time.gmtime((verdict.get("since_ns") or now_ns) / 1e9)
+    sections = {
+        "Where every rank was": _table([_HEADS, *(_row(each, now_ns) for each in processes)]),
+        "What they reported": [
+            f"{_name(each)}: {_line(each.reason)[:_LONGEST_REASON]}"
+            for each in processes
+            if each.reason
+        ],
+        "Its GPUs": _table([_GPU_HEADS, *map(_gpu_row, report["gpus"])]),
+        "Last values": _table([_VALUE_HEADS, *_value_rows(report["values"])]),
+        "Also open at that moment": [_line(each["sentence"]) for each in report["open_verdicts"]],
+        "What to look at": _advice(verdict, whole),
+    }
+    lines = [
+        _line(verdict.get("sentence") or "an incident"),
+        "",
+        f"run {_line(report['run'])}, {time.strftime('%Y-%m-%d %H:%M:%S UTC', began)}, "
+        f"by the agent of one node: {len(processes)} of {world or '?'} processes",
+    ]
+    for head, rows in sections.items():
+        shown = rows[:_MOST_ROWS]
+        more = [f"and {len(rows) - len(shown)} more, in the .json"] * (len(rows) > len(shown))
+        if rows:
+            lines += ["", head, *(f"  {row}" for row in (*shown, *more))]
+    return "\n".join(lines) + "\n"
+
+
+_HEADS = ("rank", "node", "state", "step", "phase", "for", "last seen")
+
+
+def _row(each: ProcessState, now_ns: int) -> Sequence[Any]:
+    seen_ns = each.seen_alive_ns if each.ended else now_ns
+    spent = about(max(0, seen_ns - each.phase_since_ns) / 1e9) if seen_ns else ""
+    seen = "now"
+    if each.ended:
+        seen = f"{about(max(0, now_ns - seen_ns) / 1e9)} ago" if seen_ns else "?"
+    rank = f"p{each.pid}" if each.rank is None else each.rank
+    return rank, each.node, each.state, each.step, each.phase, spent, seen
+
+
+_GPU_HEADS = ("gpu", "rank", "busy", "memory", "power", "temp", "held back by")
+
+
+def _gpu_row(gpu: Plain) -> Sequence[Any]:
+    def number(name: str, times: float, unit: str) -> str:
+        return f"{gpu[name] * times:.0f}{unit}" if gpu.get(name) is not None else "?"
+
+    return (
+        gpu.get("index"),
+        gpu.get("labels", {}).get("rank"),
+        number("busy_ratio", 100, " %"),
+        f"{number('used_bytes', 2**-30, '')} of {number('limit_bytes', 2**-30, '')} GiB",
+        number("power_w", 1, " W"),
+        number("temperature_c", 1, " C"),
+        ", ".join(gpu.get("throttled", ())),
+    )
+
+
+_VALUE_HEADS = ("name", "split", "value", "at", "of")
+
+
+def _value_rows(values: Sequence[Plain]) -> Iterable[Sequence[Any]]:
+    by_name: dict[tuple[str, str], list[Plain]] = {}
+    for each in values:
+        by_name.setdefault((each["name"], each["split"]), []).append(each)
+    for (name, split), found in by_name.items():
+        finite = [each["value"] for each in found if math.isfinite(each["value"])]
+        shown = list(dict.fromkeys(f"{each(finite):.6g}" for each in (min, max) if finite))
+        odd = [
+            f"{each['value']} on rank {each['rank']}"
+            for each in found
+            if not math.isfinite(each["value"])
+        ]
+        steps = [each["step"] for each in found if each["step"] is not None]
+        at = f"step {max(steps)}" if steps else ""
+        ranks = f"{len(found)} ranks" if len(found) > 1 else f"rank {found[0]['rank']}"
+        yield name, split, ", ".join([" to ".join(shown)] * bool(shown) + odd[:3]), at, ranks
+
+
+_LOOK = {
+    "out_of_memory": [
+        "host memory: batches kept in lists, data loader workers and their prefetching, "
+        "data that every rank loads instead of one",
+        "the limit of its container or job, if the memory is needed",
+    ],
+    "signal": [
+        "the last lines that {owner} printed; PYTHONFAULTHANDLER=1 shows where it crashes",
+        "the launcher's and the scheduler's log: time limits, preemption, memory limits",
+    ],
+    "exception": ["the traceback in the output of {owner}"],
+    "lost_peer": [
+        "the output of the ranks that had ended before, and the network between the ranks"
+    ],
+    "lost_peer elsewhere": [
+        "the output and the post-mortems of the ranks that are not in the table: one of them "
+        "ended first",
+        "the network between the nodes, if no rank of any node reports another cause",
+    ],
+    "exit": ["the last lines that {owner} printed: it left by itself"],
+    "unknown": [
+        "the launcher's and the scheduler's log: they know the exit code",
+        "the kernel's log, if you may read it: `dmesg -T | grep -i -e 'killed process' -e xid`",
+    ],
+}
+
+
+def _advice(verdict: Plain, whole: bool) -> list[str]:
+    """*whole*: whether all ranks are on this node."""
+    evidence = verdict["evidence"]
+    if verdict["kind"] == "stall":
+        named = evidence["culprits"]
+        wait = ": the others wait" if len(named) < len(evidence["ranks"]) else ""
+        ranks = [f"rank{plural(named)} {first_of(named, _MOST_ROWS)}{wait}"] if named else []
+        return [*ranks, "`otel-ddp stacks` while the processes are still there"]
+    rank, cause = verdict["who"].get("rank"), evidence["cause"]
+    if cause == "lost_peer" and not whole:
+        cause = "lost_peer elsewhere"
+    owner = f"rank {rank}" if rank else "each rank"
+    found = [each.replace("{owner}", owner) for each in _LOOK[cause]]
+    return found if whole else [*found, "the post-mortems of the other nodes, if the run has any"]
+
+
+def _name(each: ProcessState) -> str:
+    return f"process {each.pid}" if each.rank is None else f"rank {each.rank}"
+
+
+def _table(rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Its lines; none where there is nothing below the heads."""
+    cells = [["" if one is None else _line(one)[:_LONGEST_CELL] for one in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return lines if len(lines) > 1 else []
+
+
+def _line(given: Any) -> str:
+    """One line of text: names and reasons may contain control codes, which terminals obey."""
+    text = "".join(c if c.isprintable() else " " for c in str(given)[:_LONGEST_TEXT])
+    return " ".join(text.split())

@@ -10,8 +10,9 @@ from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
 from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
 from otel_ddp.diagnosis.step_facts import DeviceStep, TimedStep
 from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.journal.process_state import ProcessState
 
-Snapshot = tuple[dict[str, Any], list[dict[str, Any]]]
+Snapshot = tuple[ProcessState, Sequence[Mapping[str, Any]]]
 """What a post-mortem shows of a process: its description and its last values."""
 
 
