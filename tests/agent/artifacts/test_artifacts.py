@@ -15,7 +15,6 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.reader import Document
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.vocabulary import catalog
@@ -88,16 +87,12 @@ class Here:
 
     def records(self) -> list[dict[str, Any]]:
         made = [each for _, _, found in self.artifacts.flush_documents() for each in found]
-        return [each.content["attributes"] for each in made if _is_record(each)]
+        return [each.content["attributes"] for each in made if each.kind == layout.EVENT]
 
     def close(self) -> None:
         for each in self.journals.feeds():
             each.reader.close()
         self.recorder.close()
-
-
-def _is_record(document: Document) -> bool:
-    return document.kind == layout.EVENT
 
 
 @pytest.fixture
@@ -146,6 +141,10 @@ def test_the_series_go_with_those_of_the_rank(here: Here, saved: Path) -> None:
     here.tell(f"file://{saved}")
     here.read()
 
+    here.artifacts._linger_s = 3600.0
+    here.show(set())
+    assert len(here.series(catalog.TRAINING_ARTIFACT_SIZE)) == 1
+    here.artifacts._linger_s = 0.0
     here.show(set())
 
     assert here.series(catalog.TRAINING_ARTIFACT_SIZE) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import time
 from collections.abc import Collection, Iterable
 from hashlib import blake2s
@@ -12,8 +11,7 @@ from typing import Any
 
 from otel_ddp.agent.artifacts.content import Pace, path_of
 from otel_ddp.agent.artifacts.store import Store, is_directory
-from otel_ddp.agent.artifacts.work_list import COMPLETE, WAITING, Artifact, WorkList, label, told
-from otel_ddp.agent.artifacts.worker import Worker
+from otel_ddp.agent.artifacts.work import COMPLETE, WAITING, Artifact, Told, Worker, WorkList
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
@@ -24,6 +22,8 @@ from otel_ddp.settings import Settings
 from otel_ddp.vocabulary import catalog
 
 log = logging.getLogger("otel_ddp.agent")
+
+_LATEST_NS = 2**63
 
 
 class Artifacts:
@@ -43,7 +43,7 @@ class Artifacts:
         make_store = functools.cache(lambda: Store(address, f"{node}\0{place.directory}"))
         self._worker = Worker(
             self._work,
-            Pace(conf.artifact_rate_bytes, stopping=threading.Event()),
+            Pace(conf.artifact_rate_bytes),
             conf.artifact_roots if of_platform else None,
             make_store if address else None,
         )
@@ -53,78 +53,65 @@ class Artifacts:
 
     def feed(self, found: Iterable[tuple[JournalFeed, Document]]) -> None:
         """Take what the journals tell of, before their marks are committed."""
-        news = False
         for journal, document in found:
-            said = told(journal.labels, journal.project, document.content)
-            if said is None:
+            told = _told(journal.labels, journal.project, document.content)
+            if told is None:
                 journal.reader.unreadable += 1
                 continue
-            artifact = Artifact(f"{journal.reader.path.name}/{document.position}", said)
-            if path_of(said.uri) is None:
+            artifact = Artifact(f"{journal.reader.path.name}/{document.position}", told)
+            if path_of(told.uri) is None:
                 # It lies elsewhere, and is not fetched.
                 artifact.state = COMPLETE
-            elif self._ledger.keep_history:
+            else:
                 self._note(artifact, _record(artifact))
-            news |= self._work.add(artifact)
-        if news:
-            self._work.keep()
+            self._work.add(artifact)
+        self._work.keep()
 
     def _note(self, artifact: Artifact, *made: Document) -> None:
-        self._documents.append((artifact.told.labels, artifact.told.project, list(made)))
+        if self._ledger.keep_history:
+            self._documents.append((artifact.told.labels, artifact.told.project, list(made)))
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The records and spans that have not been exported yet."""
-        self._collect()
         found, self._documents = self._documents, []
         return found
 
-    def _collect(self) -> None:
-        """Make records and spans of what is done with, if they are to be sent."""
-        for artifact in self._work.flush_done():
-            if self._ledger.keep_history:
-                made = [_record(artifact)]
-                if artifact.began_ns:
-                    made.append(_span(artifact))
-                self._note(artifact, *made)
-
     def update_series(self, now_ns: int, in_use: Collection[Labels]) -> None:
         """Write them into the ledger, whose lock the caller holds. *in_use*: the ranks shown."""
-        # Where nothing is sent, nothing else asks for them.
-        self._collect()
+        for artifact in self._work.flush_done():
+            span = [_span(artifact)] if artifact.began_ns else []
+            self._note(artifact, _record(artifact), *span)
         self._work.forget(in_use, self._linger_s)
+        self._work.keep()
         shown: set[tuple[catalog.Metric, Labels]] = set()
         for artifact in self._work.shown():
-            said = artifact.told
+            told = artifact.told
             labels = (
-                *said.labels,
-                ("name", label(said.name)),
-                ("type", label(said.type)),
-                ("direction", said.direction),
+                *told.labels,
+                ("name", _label(told.name)),
+                ("type", _label(told.type)),
+                ("direction", told.direction),
                 ("digest", artifact.digest),
-                ("uri", label(artifact.uri)),
+                ("uri", _label(artifact.uri)),
             )
             for metric, value in (
-                (catalog.TRAINING_ARTIFACT_TIMESTAMP, said.time_ns / 1e9),
+                (catalog.TRAINING_ARTIFACT_TIMESTAMP, told.time_ns / 1e9),
                 (catalog.TRAINING_ARTIFACT_SIZE, artifact.size),
-                (catalog.TRAINING_ARTIFACT_STEP, said.step),
+                (catalog.TRAINING_ARTIFACT_STEP, told.step),
             ):
                 if value is not None:
-                    self._ledger.put(metric, labels, float(value), now_ns, 0, said.project)
+                    self._ledger.put(metric, labels, float(value), now_ns, 0, told.project)
                     shown.add((metric, labels))
         for metric, labels in self._shown - shown:
             self._ledger.forget(self._ledger.series(metric, labels))
         self._shown = shown
-        self._update_own_series(now_ns)
-
-    def _update_own_series(self, now_ns: int) -> None:
         node = ("node", self._node)
-        for outcome, count in self._work.outcomes().items():
-            labels = (node, ("outcome", outcome))
-            self._ledger.put(
-                catalog.OTEL_DDP_ARTIFACTS, labels, float(count), now_ns, self._started_ns
-            )
+        if outcomes := self._work.outcomes():
             waiting = float(self._work.waiting())
             self._ledger.put(catalog.OTEL_DDP_ARTIFACTS_WAITING, (node,), waiting, now_ns)
+        for outcome, count in outcomes.items():
+            own, metric = (node, ("outcome", outcome)), catalog.OTEL_DDP_ARTIFACTS
+            self._ledger.put(metric, own, float(count), now_ns, self._started_ns)
 
     def busy(self) -> bool:
         """Whether there is something left to read or to store."""
@@ -136,56 +123,72 @@ class Artifacts:
 
     def stop(self) -> None:
         """Leave the rest to the next agent."""
-        was_busy = self.busy()
         self._worker.stop()
-        if was_busy:
+        if self.busy():
             log.info("%d artifacts are left to the next agent", self._work.waiting())
-            self._work.keep()
+        self._work.keep()
+
+
+def _told(labels: Labels, project: str, content: dict[str, Any]) -> Told | None:
+    """What a record says; None if it makes no sense. Another process has written it."""
+    words = [content.get(name) for name in ("name", "type", "direction", "uri", "span", "trace")]
+    if not all(isinstance(word, str) for word in words):
+        return None
+    name, kind, direction, uri, span, trace = map(str, words)
+    time_ns, step, metadata = (content.get(each) for each in ("time", "step", "metadata"))
+    if direction not in ("output", "input") or not name or not uri:
+        return None
+    if not all(type(each) is int and 0 <= each < _LATEST_NS for each in (time_ns, step or 0)):
+        return None
+    more = metadata if isinstance(metadata, dict) else {}
+    said = (name, kind, direction, uri, int(time_ns or 0), step, span, trace, more)
+    return Told(labels, project, *said)
+
+
+def _label(text: str) -> str:
+    """A text as a label, which stores want short."""
+    longest = catalog.LONGEST_LABEL
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _record(artifact: Artifact) -> Document:
     """What is known now, as a log record: once it is told of, and once it is done with."""
-    told, state = artifact.told, artifact.state
-    failed = state not in (WAITING, COMPLETE)
-    body = f"{told.direction} {told.name} ({told.type})"
-    if artifact.size is not None:
-        body += f", {artifact.size} bytes"
-    body += f": {artifact.uri}"
-    if artifact.problem:
-        body += f": {artifact.problem}"
+    told = artifact.told
+    size = "" if artifact.size is None else f", {artifact.size} bytes"
+    problem = artifact.problem and f": {artifact.problem}"
     content = {
-        "name": catalog.ARTIFACT_EVENT,
+        **_common(artifact),
         "time": artifact.done_ns or told.time_ns,
-        "body": body,
-        "severity": "WARN" if failed else "INFO",
-        "step": told.step,
+        "body": f"{told.direction} {told.name} ({told.type}){size}: {artifact.uri}{problem}",
+        "severity": "INFO" if artifact.state in (WAITING, COMPLETE) else "WARN",
         "span": told.span,
-        "trace": told.trace,
-        "attributes": _attributes(artifact),
     }
     return Document(EVENT, content, 0)
 
 
 def _span(artifact: Artifact) -> Document:
     """The time that the agent took to read and to store it, below the span it was told of in."""
-    told = artifact.told
     content = {
-        "name": catalog.ARTIFACT_EVENT,
+        **_common(artifact),
         "id": blake2s(artifact.key.encode("utf-8", "replace"), digest_size=8).hexdigest(),
-        "parent": told.span,
-        "trace": told.trace,
+        "parent": artifact.told.span,
         "start": artifact.began_ns,
         "end": artifact.done_ns,
-        "step": told.step,
         "error": artifact.problem,
-        "attributes": _attributes(artifact),
     }
     return Document(SPAN, content, 0)
 
 
-def _attributes(artifact: Artifact) -> dict[str, Any]:
+def _common(artifact: Artifact) -> dict[str, Any]:
+    """Of the record and of the span."""
     told = artifact.told
     found: dict[str, Any] = {
+        # A journal may hold anything.
+        **{
+            f"artifact.metadata.{key}": value
+            for key, value in told.metadata.items()
+            if isinstance(value, (str, bool, int, float))
+        },
         "artifact.name": told.name,
         "artifact.type": told.type,
         "artifact.direction": told.direction,
@@ -199,12 +202,5 @@ def _attributes(artifact: Artifact) -> dict[str, Any]:
         found["artifact.origin"] = told.uri
     if artifact.problem:
         found["artifact.problem"] = artifact.problem
-    # A journal may hold anything.
-    return {
-        **{
-            f"artifact.metadata.{key}": value
-            for key, value in told.metadata.items()
-            if isinstance(value, (str, bool, int, float))
-        },
-        **found,
-    }
+    name, trace = catalog.ARTIFACT_EVENT, told.trace
+    return {"name": name, "trace": trace, "step": told.step, "attributes": found}

@@ -13,17 +13,19 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from hashlib import blake2s, sha256
+from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from otel_ddp import files
 
 MOST_FILES = 100_000
+CHUNK_BYTES = 1024 * 1024
 _LOOK = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
 _MOST_LINKS = 40
+_CHANGED = "it was written to while the agent read it"
 
 
 class CannotRead(Exception):
@@ -36,7 +38,7 @@ class CannotRead(Exception):
 
 
 class File(NamedTuple):
-    """A file, or a link within a directory, as it is found."""
+    """A file, or a link within a directory, as it was found."""
 
     name: bytes
     """Its path within the directory; empty if the artifact is one file."""
@@ -45,6 +47,19 @@ class File(NamedTuple):
     inode: int
     link: bytes | None
     """Where a link leads."""
+
+
+class Content(NamedTuple):
+    """All of an artifact, read once."""
+
+    size: int
+    digest: str
+    digests: dict[File, str]
+    """By file, in the order of their names."""
+
+    def listing(self) -> bytes:
+        """As `sha256sum` prints it for a directory; empty if the artifact is one file."""
+        return b"".join(_line(file.name, digest) for file, digest in self.digests.items())
 
 
 def path_of(uri: str) -> bytes | None:
@@ -132,30 +147,30 @@ def cannot(error: OSError | ValueError) -> CannotRead:
     return CannotRead(f"it cannot be read: {why}", again=True)
 
 
-def listed(top: int) -> list[File]:
+def listed(top: int) -> tuple[File, ...]:
     """All files of what is open, by their names; one file has an empty name."""
-    found = os.fstat(top)
-    if stat.S_ISREG(found.st_mode):
-        return [_file(b"", found)]
-    if not stat.S_ISDIR(found.st_mode):
+    status = os.fstat(top)
+    if stat.S_ISREG(status.st_mode):
+        return (_file(b"", status),)
+    if not stat.S_ISDIR(status.st_mode):
         raise CannotRead("it is neither a file nor a directory")
-    found_files: list[File] = []
+    found: list[File] = []
     try:
         for folder, folders, names, fd in os.fwalk(b".", dir_fd=top, onerror=_raise):
-            if len(found_files) + len(names) > MOST_FILES:
+            if len(found) + len(names) > MOST_FILES:
                 raise CannotRead(f"there are more than {MOST_FILES} files in it")
             for name in (*names, *folders):
-                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 where = os.path.normpath(os.path.join(folder, name))
-                if stat.S_ISLNK(found.st_mode):
-                    found_files.append(_file(where, found, os.readlink(name, dir_fd=fd)))
-                elif stat.S_ISREG(found.st_mode):
-                    found_files.append(_file(where, found))
-                elif not stat.S_ISDIR(found.st_mode):
+                if stat.S_ISLNK(status.st_mode):
+                    found.append(_file(where, status, os.readlink(name, dir_fd=fd)))
+                elif stat.S_ISREG(status.st_mode):
+                    found.append(_file(where, status))
+                elif not stat.S_ISDIR(status.st_mode):
                     raise CannotRead("there is something in it that is neither file nor directory")
     except OSError as error:
         raise cannot(error) from None
-    return sorted(found_files)
+    return tuple(sorted(found))
 
 
 def _raise(error: OSError) -> None:
@@ -163,31 +178,8 @@ def _raise(error: OSError) -> None:
 
 
 def _file(name: bytes, found: os.stat_result, link: bytes | None = None) -> File:
-    return File(name, found.st_size, found.st_mtime_ns, found.st_ino, link)
-
-
-def signature(found: Collection[File]) -> bytes:
-    """Another one, as soon as a file of them was written to, replaced, added or removed."""
-    return blake2s(repr([tuple(each) for each in found]).encode()).digest()
-
-
-@contextmanager
-def file_within(top: int, name: bytes) -> Iterator[int]:
-    """A file of an open directory, itself open; no part of its name may be a link."""
-    fd = os.dup(top)
-    try:
-        for part in name.split(b"/") if name else ():
-            inner = files.open_private(os.fsdecode(part), dir_fd=fd)
-            os.close(fd)
-            fd = inner
-        if not name:
-            os.lseek(fd, 0, os.SEEK_SET)
-        yield fd
-    finally:
-        os.close(fd)
-
-
-CHUNK_BYTES = 1024 * 1024
+    size = found.st_size if link is None else 0
+    return File(name, size, found.st_mtime_ns, found.st_ino, link)
 
 
 class Stopped(Exception):
@@ -200,7 +192,6 @@ class Pace:
     def __init__(
         self,
         bytes_per_s: int,
-        *,
         stopping: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -217,70 +208,45 @@ class Pace:
             raise Stopped
 
 
-class Part(NamedTuple):
-    """One file of an artifact."""
-
-    name: bytes
-    size: int
-    digest: str
-    is_link: bool
-
-
-class Content(NamedTuple):
-    """What was found."""
-
-    size: int
-    digest: str
-    parts: tuple[Part, ...]
-
-
-def content_of(top: int, found: Sequence[File], pace: Pace) -> Content:
+def content_of(top: int, found: tuple[File, ...], pace: Pace) -> Content:
     """Read all of what is open. Raises `CannotRead` if it changes meanwhile."""
-    parts = tuple(_part(top, each, pace) for each in found)
-    if signature(listed(top)) != signature(found):
-        raise CannotRead("it was written to while the agent read it", again=True)
-    size = sum(each.size for each in parts)
-    if len(parts) == 1 and not parts[0].name:
-        return Content(size, parts[0].digest, parts)
-    return Content(size, sha256(lines(parts)).hexdigest(), parts)
+    digests = {}
+    for file in found:
+        digest = sha256(file.link or b"")
+        for chunk in chunks(top, file, pace) if file.link is None else ():
+            digest.update(chunk)
+        digests[file] = digest.hexdigest()
+    if listed(top) != found:
+        raise CannotRead(_CHANGED, again=True)
+    content = Content(sum(file.size for file in found), "", digests)
+    listing = content.listing()
+    whole = sha256(listing).hexdigest() if listing or not found else digests[found[0]]
+    return content._replace(digest=whole)
 
 
-def lines(parts: Sequence[Part]) -> bytes:
-    """The list of a directory's files, whose digest is that of the directory."""
-    return b"".join(_line(each) for each in parts)
-
-
-def _part(top: int, file: File, pace: Pace) -> Part:
-    if file.link is not None:
-        return Part(file.name, 0, sha256(file.link).hexdigest(), True)
-    digest = sha256()
-    for chunk in chunks(top, file.name, file.size, pace):
-        digest.update(chunk)
-    return Part(file.name, file.size, digest.hexdigest(), False)
-
-
-def chunks(top: int, name: bytes, size: int, pace: Pace) -> Iterator[bytes]:
-    """The content of one file. Raises `CannotRead` if it has another size."""
+def chunks(top: int, file: File, pace: Pace) -> Iterator[bytes]:
+    """The bytes of a file of what is open; no part of its name may be a link by now."""
+    fd, count = os.dup(top), 0
     try:
-        with file_within(top, name) as fd:
-            at = 0
-            # One byte more than there should be shows a file that grows.
-            while wanted := min(CHUNK_BYTES, size + 1 - at):
-                pace.take(wanted)
-                chunk = os.pread(fd, wanted, at)
-                if not chunk:
-                    break
-                at += len(chunk)
+        for part in file.name.split(b"/") if file.name else ():
+            inner = files.open_private(os.fsdecode(part), dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        while count <= file.size and (chunk := os.pread(fd, CHUNK_BYTES, count)):
+            count += len(chunk)
+            if count <= file.size:
+                pace.take(len(chunk))
                 yield chunk
     except OSError as error:
         raise cannot(error) from None
-    if at != size:
-        raise CannotRead("it was written to while the agent read it", again=True)
+    finally:
+        os.close(fd)
+    if count != file.size:
+        raise CannotRead(_CHANGED, again=True)
 
 
-def _line(part: Part) -> bytes:
+def _line(name: bytes, digest: str) -> bytes:
     """As `sha256sum` writes it, where a backslash stands before odd characters."""
-    name = part.name
     escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
     mark = b"\\" if escaped != name else b""
-    return mark + part.digest.encode() + b"  " + escaped + b"\n"
+    return mark + digest.encode() + b"  " + escaped + b"\n" if name else b""

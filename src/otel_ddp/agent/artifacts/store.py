@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2s
 from secrets import token_hex
@@ -16,9 +16,11 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from otel_ddp import errors
+from otel_ddp.agent.artifacts.content import Content, File
 
 # One block waits for the store at a time.
 _BLOCK_BYTES = 16 * 1024 * 1024
+_LONGEST_PART = 120
 
 
 class CannotStore(Exception):
@@ -68,15 +70,31 @@ class Store:
         """Its address, without passwords."""
         return f"{self._shown}/{quote(key) if self._is_local else key}"
 
-    def size(self, key: str) -> int | None:
-        """The size of a whole file; None if there is none."""
-        with _errors_told():
-            try:
-                return int(self._files.info(self._path(key))["size"])
-            except FileNotFoundError:
-                return None
+    def copy(
+        self, folder: str, name: bytes, content: Content, read: Callable[[File], Iterable[bytes]]
+    ) -> str:
+        """Store every file below a folder, and the list of a directory's last; returns the address.
 
-    def sizes(self, base: str) -> dict[str, int]:
+        *name*: of an artifact that is one file. With its list the copy of a directory is whole.
+        """
+        # The digest is in the key, so a file that is there is this one.
+        base = key = f"{folder}/{content.digest[:16]}"
+        there = self._sizes(base)
+        for file in content.digests:
+            parts = file.name.split(b"/") if file.name else [name]
+            key = posixpath.join(base, *map(plain, parts))
+            if file.link is None and there.get(key) != file.size:
+                self.put(key, read(file))
+        listing = content.listing()
+        if not listing and content.digests:
+            return self.uri(key)
+        with _errors_told():
+            is_whole = self._files.exists(self._path(f"{base}.sha256"))
+        if not is_whole:
+            self.put(f"{base}.sha256", [listing])
+        return self.uri(base)
+
+    def _sizes(self, base: str) -> dict[str, int]:
         """Of the files below, by their keys. What a killed agent of this name left is removed."""
         with _errors_told():
             # Others store there too.
@@ -90,7 +108,7 @@ class Store:
             self._remove(path)
         return {path.removeprefix(self._path("")): info["size"] for path, info in found.items()}
 
-    def put(self, key: str, size: int, content: Iterable[bytes]) -> None:
+    def put(self, key: str, content: Iterable[bytes]) -> None:
         """Store a file, which has another name until it is whole and *content* has not raised.
 
         A file of fsspec that is closed after an error may become an object, and be half of one.
@@ -112,8 +130,6 @@ class Store:
             errors.attempt(file.close, None)
             self._remove(part)
             raise
-        if self.size(key) != size:
-            raise CannotStore("the store has another size of it")
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
@@ -131,6 +147,16 @@ class Store:
 
     def _remove(self, path: str) -> None:
         errors.attempt(lambda: self._files.rm_file(path), None)
+
+
+def plain(word: str | bytes) -> str:
+    """A part of a key: letters that every store takes, and not too many."""
+    text = quote(word, safe=" +,=@()~")
+    if not text.strip("."):
+        text = text.replace(".", "%2E") or "%"
+    if len(text) > _LONGEST_PART:
+        text = f"{text[: _LONGEST_PART - 9]}~{blake2s(text.encode(), digest_size=4).hexdigest()}"
+    return text
 
 
 @contextmanager

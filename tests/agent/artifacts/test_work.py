@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
@@ -14,31 +12,27 @@ from typing import Any
 
 import fsspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from otel_ddp.agent.artifacts import work_list, worker
+from otel_ddp.agent.artifacts import work
 from otel_ddp.agent.artifacts.content import CHUNK_BYTES, Pace, Stopped
-from otel_ddp.agent.artifacts.store import CannotStore, Store
-from otel_ddp.agent.artifacts.work_list import (
+from otel_ddp.agent.artifacts.store import CannotStore, Store, plain
+from otel_ddp.agent.artifacts.work import (
     COMPLETE,
     INCOMPLETE,
     LEFT_OUT,
     MOST_SHOWN,
+    READ_AGAIN_S,
+    STORE_AGAIN_S,
     WAITING,
     Artifact,
     Told,
+    Worker,
     WorkList,
 )
-from otel_ddp.agent.artifacts.worker import READ_AGAIN_S, STORE_AGAIN_S, Worker, plain
 from otel_ddp.agent.ledger import Labels
 
 RANK: Labels = (("group", "g"), ("run", "r"), ("rank", "0"))
 FAST = 1 << 40
-_KEYS = [
-    *("key", "told", "state", "size", "digest", "stored_uri", "problem", "attempts", "began_ns"),
-    "done_ns",
-]
 
 
 class Bench:
@@ -76,6 +70,7 @@ class Bench:
     def go_on(self) -> None:
         while (artifact := self.work.next()) is not None:
             self.worker.work_on(artifact)
+        self.work.keep()
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
@@ -96,23 +91,6 @@ def saved(tmp_path: Path) -> Path:
 
 def digest(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
-
-
-def test_what_is_remembered_of_large_directories_does_not_add_up(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker, "_MOST_KNOWN_PARTS", 4)
-    for number in range(3):
-        folder = tmp_path / f"data{number}"
-        folder.mkdir()
-        for name in "abc":
-            (folder / name).write_text(name)
-        bench.told(folder, name=folder.name)
-
-    bench.go_on()
-
-    assert [each.state for each in bench.work.shown()] == [COMPLETE] * 3
-    assert sum(len(each.parts) for each in bench.worker._known.values()) == 3
 
 
 def test_a_file_that_comes_late_is_found_and_one_that_never_comes_is_given_up(
@@ -141,7 +119,8 @@ def test_the_next_agent_goes_on_with_what_waits_and_shows_what_was_done(
 
     bench.new_agent()
     # The record is read once more, as its position was not committed.
-    assert not bench.work.add(waiting)
+    bench.work.add(waiting)
+    assert bench.work.waiting() == 1
     assert [each.told.name for each in bench.work.shown()] == ["done"]
     bench.go_on()
 
@@ -150,37 +129,22 @@ def test_the_next_agent_goes_on_with_what_waits_and_shows_what_was_done(
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[1]", b'[{"key": 1}]', b"[" * 100_000, b"\xff", b'{"told": []}']
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'[{"key": 1}]',
+        b"[" * 100_000,
+        b"\xff",
+        b'[{"told": []}]',
+        b'{"told": 1}',
+    ],
 )
-def test_a_damaged_work_file_is_none(content: bytes, tmp_path: Path) -> None:
+def test_a_work_file_that_makes_no_sense_is_none(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "artifacts.json").write_bytes(content)
 
-    assert work_list.read(tmp_path / "artifacts.json") == []
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=9) | st.dictionaries(st.sampled_from(_KEYS), inner),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=25, deadline=None)
-@given(rows=st.lists(_JSON, max_size=3), changed=st.dictionaries(st.sampled_from(_KEYS), _JSON))
-def test_a_work_file_of_any_content_harms_nobody(rows: list[Any], changed: dict[str, Any]) -> None:
-    said = Told(RANK, "", "model", "file", "output", "file:///a", 1, None, "", "", {})
-    whole = json.loads(json.dumps(Artifact("j/1", said).to_json()))
-    with tempfile.NamedTemporaryFile("w") as file:
-        json.dump([*rows, {**whole, **changed}, whole], file)
-        file.flush()
-
-        found = work_list.read(Path(file.name))
-
-    assert found[-1] == Artifact("j/1", said)
-    # What was read can be written again, and can be labels.
-    json.dumps([each.to_json() for each in found]).encode()
-    for each in found:
-        "".join((*each.told.labels[0], each.told.name, each.uri, each.digest)).encode()
+    assert WorkList(tmp_path / "artifacts.json").outcomes() == {}
 
 
 def test_the_next_file_under_the_same_name_is_read_in_place_of_the_one_before(
@@ -199,7 +163,7 @@ def test_the_next_file_under_the_same_name_is_read_in_place_of_the_one_before(
 def test_only_so_many_wait_and_only_so_many_are_shown(
     bench: Bench, saved: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work_list, "MOST_WAITING", 120)
+    monkeypatch.setattr(work, "MOST_WAITING", 120)
     told = [bench.told(saved, name=f"model-{n}") for n in range(122)]
 
     bench.go_on()
@@ -208,28 +172,6 @@ def test_only_so_many_wait_and_only_so_many_are_shown(
     assert bench.work.outcomes() == {COMPLETE: 120, INCOMPLETE: 0, LEFT_OUT: 2}
     assert caplog.text.count("name a directory rather than each of its files") == 1
     assert len(bench.work.shown()) == MOST_SHOWN
-
-
-def test_an_agent_that_stops_has_written_down_what_it_has_done(bench: Bench, saved: Path) -> None:
-    told = [bench.told(saved, name=f"model-{n}") for n in range(3)]
-    bench.go_on()
-    bench.new_agent()
-
-    assert [each.state for each in told] == [COMPLETE] * 3
-    assert bench.work.waiting() == 0
-    assert len(bench.work.shown()) == 3
-
-
-def test_what_is_done_is_forgotten_with_its_rank(bench: Bench, saved: Path) -> None:
-    bench.told(saved)
-    bench.go_on()
-
-    bench.work.forget({RANK}, linger_s=0.0)
-    assert len(bench.work.shown()) == 1
-    bench.work.forget((), linger_s=3600.0)
-    assert len(bench.work.shown()) == 1
-    bench.work.forget((), linger_s=0.0)
-    assert bench.work.shown() == []
 
 
 # -- stores
@@ -251,8 +193,8 @@ def content(store: Store, name: str) -> bytes:
     return bytes(store._files.cat_file(f"{store._root}{name}"))
 
 
-def test_a_copy_of_an_output_is_stored_under_its_digest(
-    bench: Bench, saved: Path, store: Store
+def test_a_copy_of_an_output_is_stored_once_under_its_digest(
+    bench: Bench, saved: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.store_in(store)
     output = bench.told(saved)
@@ -265,6 +207,11 @@ def test_a_copy_of_an_output_is_stored_under_its_digest(
     assert content(store, f"/{key}") == saved.read_bytes()
     assert output.uri == store.uri(key)
     assert given.uri == given.told.uri
+
+    monkeypatch.setattr(store, "put", None)
+    again = bench.told(saved)
+    bench.go_on()
+    assert again.uri == output.uri
 
 
 def test_the_list_of_a_directory_is_stored_last_and_has_its_digest(
@@ -302,16 +249,24 @@ def test_an_upload_that_was_broken_off_is_begun_anew(
     assert content(store, f"{folder}/model.pt") == saved.read_bytes()
 
 
-def test_two_agents_of_one_name_do_not_write_into_one_part(store: Store) -> None:
+def test_nothing_has_a_final_name_before_it_is_whole_and_no_part_is_shared(
+    store: Store,
+) -> None:
     during: list[str] = []
 
     def meanwhile() -> Iterator[bytes]:
         yield b"who"
-        store.put("model/one", 5, iter([b"whole"]))
+        store.put("model/one", iter([b"whole"]))
         during.extend(names(store))
         yield b"le"
 
-    store.put("model/one", 5, meanwhile())
+    def broken_off() -> Iterator[bytes]:
+        yield b"half"
+        raise Stopped
+
+    store.put("model/one", meanwhile())
+    with pytest.raises(Stopped):
+        store.put("model/two", broken_off())
 
     # The part of the other one had another name, and none can be guessed.
     assert [name.startswith("/model/.one.") for name in during] in ([True, False], [False])
@@ -324,24 +279,10 @@ def test_a_link_in_a_store_is_replaced_and_not_written_through(tmp_path: Path) -
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "one").symlink_to(tmp_path / "mine")
 
-    Store(str(tmp_path / "store"), "agent").put("one", 5, [b"whole"])
+    Store(str(tmp_path / "store"), "agent").put("one", [b"whole"])
 
     assert (tmp_path / "mine").read_text() == "untouched"
     assert not (tmp_path / "store" / "one").is_symlink()
-
-
-def test_what_is_stored_is_not_stored_again(
-    bench: Bench, saved: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.store_in(store)
-    bench.told(saved)
-    bench.go_on()
-    monkeypatch.setattr(store, "put", None)
-
-    again = bench.told(saved)
-    bench.go_on()
-
-    assert again.state == COMPLETE
 
 
 @pytest.fixture
@@ -382,27 +323,15 @@ def test_a_store_that_never_comes_is_given_up_and_what_is_known_stays(
     assert "not stored" in artifact.problem
 
 
-def test_nothing_that_is_half_done_has_a_final_name(store: Store) -> None:
-    def broken_off() -> Iterator[bytes]:
-        yield b"half"
-        assert store.size("r/model.pt") is None
-        raise Stopped
-
-    with pytest.raises(Stopped):
-        store.put("r/model.pt", 8, broken_off())
-
-    assert names(store) == []
-
-
 def test_a_file_that_changes_while_it_is_stored_is_read_again(
     bench: Bench, saved: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, put = saved.stat().st_size, store.put
 
-    def changed(key: str, size: int, content: Iterable[bytes]) -> None:
+    def changed(key: str, content: Iterable[bytes]) -> None:
         # Of the same size, and in the same file.
         saved.write_bytes(b"2" * size)
-        put(key, size, content)
+        put(key, content)
 
     bench.store_in(store)
     monkeypatch.setattr(store, "put", changed)
