@@ -22,7 +22,7 @@ _OPENING = ("instrument", "uninstrument", "data", "init", "current")
 _RECORDING = ("log", "phase", "span", "event", "artifact", "config", "finish")
 _RUN = (
     *("log", "log_tensor", "logs", "phase", "span", "event", "artifact", "early_stop"),
-    *("config", "for_rank", "finish"),
+    *("config", "finish"),
 )
 _RUN_PROPERTIES = ("run", "group", "job_type", "identity", "url")
 _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
@@ -53,11 +53,6 @@ _SUMMARY = [
         "records any number of Python, NumPy or torch scalars; it never waits for a CUDA tensor. "
         "Without `step=` a value has [the step that the hooks count]"
         "(training.md#numbers-of-steps)",
-    ),
-    (
-        '`run.for_rank(3, job_type="worker")`',
-        "records what a parent logs for a worker, under the worker's labels: "
-        "[processes](processes.md#numbers-that-come-by-a-queue)",
     ),
     (
         '`run.phase("checkpoint", expect_s=300)`',

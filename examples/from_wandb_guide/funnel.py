@@ -22,7 +22,7 @@ if __name__ == "__main__":
     last = {}
     for _ in range(WORKERS * STEPS):
         number, values = queue.get()
-        run.for_rank(number, job_type="worker").log(values)
+        run.log({f"worker-{number}/{name}": value for name, value in values.items()})
         last[number] = values
     for worker in workers:
         worker.join()

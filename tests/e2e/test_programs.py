@@ -365,13 +365,13 @@ def test_a_run_that_is_shared_with_a_child_process_has_what_the_child_logs() -> 
     launch.assert_calm()
 
 
-def test_what_a_parent_logs_for_its_workers_has_their_ranks() -> None:
+def test_what_a_parent_logs_for_its_workers_has_their_names() -> None:
     launch = Launch(python("from_wandb_guide/funnel.py"))
 
     assert len(launch.runs) == 1
-    for rank in ("1", "2", "3"):
-        values = launch.history("loss", rank=rank, job_type="worker")
-        assert [each.value for each in values] == [int(rank) / (step + 1) for step in range(20)]
+    for number in (1, 2, 3):
+        values = launch.history(f"worker-{number}/loss")
+        assert [each.value for each in values] == [number / (step + 1) for step in range(20)]
     launch.assert_steps()
     launch.assert_calm()
 

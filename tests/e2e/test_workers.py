@@ -254,47 +254,6 @@ def test_runs_that_a_living_process_has_ended_give_their_memory_back() -> None:
         assert states(node) == {str(number): FINISHED for number in range(12)}
 
 
-FUNNEL = """
-import sys, otel_ddp
-run = otel_ddp.init(run="r")
-run.log({"loss": 0.5})
-for rank in (1, 2):
-    run.for_rank(rank, job_type="worker").log({"loss": 0.5 + rank})
-print("there", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_rank_that_another_process_logs_for_neither_stands_still_nor_dies() -> None:
-    with Node() as node:
-        parent = program(node, FUNNEL)
-
-        def seen() -> dict[tuple[str, str], float]:
-            found = node.series("training_state")
-            return {(labels["job_type"], labels["rank"]): state for labels, state in found}
-
-        ranks = [("train", "0"), ("worker", "1"), ("worker", "2")]
-        until(lambda: seen() == dict.fromkeys(ranks, RUNNING), "all ranks")
-        values = {labels["rank"]: v for labels, v in node.series("training_scalar", name="loss")}
-        assert values == {"0": 0.5, "1": 1.5, "2": 2.5}
-        for metric in (
-            "process_cpu_time_seconds_total",
-            "training_progress_timestamp_seconds",
-            "training_stalled",
-            "training_run_info",
-        ):
-            found = until(lambda metric=metric: node.series(metric), metric)
-            assert {labels["rank"] for labels, _ in found} == {"0"}
-
-        parent.kill()
-
-        ends = dict(zip(ranks, (KILLED, FINISHED, FINISHED), strict=True))
-        until(lambda: seen() == ends, "the ends")
-        (sentence,) = until(lambda: told(node), "the verdict")
-        assert sentence.startswith("rank 0 (")
-        assert "rank 1" not in sentence
-
-
 @pytest.mark.skipif(not TELLS_EXITS, reason="this kernel does not tell signals")
 @pytest.mark.parametrize("whom", ["one", "all"])
 def test_a_worker_that_is_killed_or_ends_with_its_parent_has_not_ended_its_work(whom: str) -> None:

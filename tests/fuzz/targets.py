@@ -50,7 +50,7 @@ KEYS = (
     *("global_rank", "local_rank", "world_size", "node_rank", "restarts", "settled", "exported"),
     *("strategy", "launcher", "run_settled", "rank_settled", "source", "markers", "pid"),
     *("script", "model", "backend", "precision", "torch", "cuda", "git_sha", "parameters"),
-    *("capability", "terms", "proxy", "parent", "pool", "sample_steps", "gpu", "gpus", "workers"),
+    *("capability", "terms", "parent", "pool", "sample_steps", "gpu", "gpus", "workers"),
     *("index", "metric", "attributes", "bounds", "time", "start", "end", "id", "trace", "step"),
     *("events", "error", "state", "span", "body", "phase", "data", "comm_wait", "device_clock"),
 )

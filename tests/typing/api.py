@@ -42,7 +42,6 @@ def train(model: torch.nn.Module, args: argparse.Namespace) -> None:
     otel_ddp.artifact(Path("data"), direction="input")
     assert_type(run.early_stop("val/loss", 0.5, patience=3, min_delta=0.1), bool)
     run.log_tensor("fc.weight", torch.zeros(3), step=1)
-    assert_type(run.for_rank(3, job_type="worker", local_rank=3), Run)
     run.finish()
     run.finish("failed", reason="no more data")
     otel_ddp.finish()

@@ -316,25 +316,6 @@ def settle(
     )
 
 
-def of_rank(
-    process: Identity, global_rank: object, job_type: object = None, local_rank: object = None
-) -> Identity:
-    """The identity of another rank of the run; raises ConfigError for values that cannot be."""
-    advice = "pass the one that the values are of"
-    rank = _number("global_rank", -1 if global_rank is None else global_rank, {}, advice=advice)
-    local = _number("local_rank", local_rank, {}, advice=advice)
-    return dataclasses.replace(
-        process,
-        job_type=_text("job_type", job_type, {}) or process.job_type,
-        global_rank=rank,
-        local_rank=rank if local is None and process.nodes == 1 else local,
-        # This process counted as the only one, and is not.
-        world_size=None if process.world_size == 1 else process.world_size,
-        rank_settled=True,
-        given=process.given | {"global_rank", "local_rank"},
-    )
-
-
 def _local_rank(
     rank: int | None,
     world: int | None,
@@ -430,13 +411,7 @@ def normal(name: str, value: Any) -> Any:
     return value
 
 
-def _number(
-    name: str,
-    argument: object,
-    env: Mapping[str, str],
-    least: int = 0,
-    advice: str = "leave it out and it is read from the launcher",
-) -> int | None:
+def _number(name: str, argument: object, env: Mapping[str, str], least: int = 0) -> int | None:
     if argument is None:
         (variable,) = VARIABLES[name]
         text = env.get(variable, "").strip()
@@ -447,7 +422,8 @@ def _number(
         value = operator.index(argument)
     if value < least:
         raise ConfigError(
-            f"{name} must be a whole number, {least} or more, got {argument!r}; {advice}."
+            f"{name} must be a whole number, {least} or more, got {argument!r}; leave it out and "
+            f"it is read from the launcher."
         )
     return value
 

@@ -31,11 +31,6 @@ def state_of(recorded: int | None, alive: bool, ended_well: bool | None = False)
     return STATES["finished" if ended_well else "killed"]
 
 
-def is_proxy(reader: JournalReader) -> bool:
-    """Whether another process logs for this rank: the journal ends with that process."""
-    return reader.facts.get("proxy") is True
-
-
 def made_steps(reader: JournalReader) -> bool:
     """Whether the hooks in this process have counted a step of training."""
     return any(
@@ -60,8 +55,6 @@ class ProcessState:
     world_size: int | None = None
     node_rank: int | None = None
     trains: bool = False
-    proxy: bool = False
-    """Another process logs for this rank."""
     launcher: str = ""
     strategy: str = ""
     exported: bool = False
@@ -141,7 +134,6 @@ class ProcessState:
             world_size=identity.get("world_size"),
             node_rank=identity.get("node_rank"),
             trains=bool(identity.get("restarts")) or made_steps(reader),
-            proxy=is_proxy(reader),
             launcher=text("launcher"),
             strategy=text("strategy"),
             exported=bool(identity.get("exported")),
@@ -239,7 +231,7 @@ def world_of(processes: Iterable[ProcessState]) -> int | None:
     told = [
         (World(each.world_size, each.trains), each)
         for each in processes
-        if not each.proxy and each.world_size is not None
+        if each.world_size is not None
     ]
     # Among ended processes, those that trained are the training, or else those that were several;
     # of these the newest attempt.

@@ -20,9 +20,6 @@ class ProcessRun(Protocol):
     @property
     def opened(self) -> bool: ...
 
-    @property
-    def logs_for_another_rank(self) -> bool: ...
-
     def open(self) -> None: ...
 
     def ended_by(self, error: BaseException) -> None: ...
@@ -84,9 +81,7 @@ def join(run: ProcessRun) -> None:
             return
         if run is _inherited:
             _inherited = None
-        if run.logs_for_another_rank:
-            run.open()
-        elif _current is None:
+        if _current is None:
             start(run)
         else:
             run.open()

@@ -26,14 +26,15 @@ _JOB = {
 _IMAGES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "SLURM_CONTAINER")
 
 
-def open_journal(conf: Settings, size: int, identity: dict[str, Any]) -> JournalWriter | None:
+def open_journal(conf: Settings, identity: dict[str, Any]) -> JournalWriter | None:
     """The journal of this process, in the best place that has room; None if there is no room."""
     places, remark = place.find(conf.directory, offline=conf.offline)
     if remark:
         errors.warn_once("place", "%s.", remark)
     if not places:
         return None
-    opened, remark = writer.open_journal([each.directory for each in places], size, identity)
+    directories = [each.directory for each in places]
+    opened, remark = writer.open_journal(directories, conf.journal_bytes, identity)
     if remark:
         errors.warn_once("journal", "%s.", remark)
     return opened

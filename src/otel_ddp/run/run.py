@@ -40,17 +40,11 @@ _ADDED_LATER = ("config", "parallel", "best")
 _NOT_OF_IDENTITY = ("strategy", "config", "best")
 
 
-# Each rank that a process logs for takes two descriptors and this much shared memory: few values
-# come by a queue.
-MOST_RANKS = 100
-_JOURNAL_OF_RANK = settings.MIB // 2
-
-
 class Origin(NamedTuple):
     """How a run came to be."""
 
     arguments: dict[str, Any]
-    """Those of `init`, or of `for_rank`."""
+    """Those of `init`."""
     joins: bool = False
     """Whether another process has opened it."""
     task: pool_tasks.Task | None = None
@@ -92,18 +86,13 @@ class Run:
         self._origin = origin
         self._identity: Identity | None = None
         self._choice = Choice("all")
-        # A run that came into a child by pickle or by fork opens itself at its first use. So does a
-        # handle by which a process logs for another rank.
+        # A run that came into a child by pickle or by fork opens itself at its first use.
         self._opened = False
         self._settled = False
         self._records: Records | None = None
         self._ending = Ending()
         # Whether it was opened for a program that had not asked for it, and may do so yet.
         self.was_unasked = False
-        # For a handle: the run of the process that uses it. For a run: the handles of its ranks, by
-        # global rank and job type.
-        self._logs_for: Run | None = None
-        self._ranks: dict[tuple[int | None, str], Run] = {}
         # As the user says: name -> where its best value lies.
         self._best: dict[str, str] = {}
         self._early_stops = EarlyStops()
@@ -136,17 +125,13 @@ class Run:
         The parent's journal is mapped here too, and the child must write nothing into it. Locks
         are new: a thread of the parent may have held one, and that thread is not here.
         """
-        # The child may use any of these handles.
-        for each in self._ranks.values():
-            each.brought_by_fork()
         records, self._records = self._records, None
         joinable = not self._opened or records is not None
-        if joinable and (self._opened or self._logs_for is not None):
-            self._origin = Origin(self._for_a_child(), joins=True, forked=True)
         if joinable:
-            self._identity = self._logs_for = None
+            if self._opened:
+                self._origin = Origin(self._for_a_child(), joins=True, forked=True)
+            self._identity = None
             self._origin = self._origin._replace(task=None)
-        self._ranks = {}
         self._log_by_run()
         if records is not None:
             records.recorder.disown(partial(Run.log, self))
@@ -200,16 +185,11 @@ class Run:
     def open(self) -> None:
         """Reads the environment as it is now and starts the journal. Strict: this may raise."""
         self._opened = True
-        if self._logs_for is not None and self._logs_for._ready() is None:
-            self._settled = True
-            return
         asked = dict(self._origin.arguments)
         strategy, config = asked.pop("strategy", None), asked.pop("config", None)
         self._best = opening.directions(asked.pop("best", None))
         conf = settings.read()
         self._choice = Choice(conf.strategy if strategy is None else strategy)
-        if self._logs_for is not None:
-            self._choice = self._logs_for._choice
         process = self._identity = self._resolve(asked)
         if conf.disabled:
             self._settled = True
@@ -233,16 +213,14 @@ class Run:
         records.place.wake_agent()
         if config is not None:
             self.config(config)
-        if conf.logs and self._logs_for is None:
+        if conf.logs:
             self._hook_logs(log_lines.asked(conf.logs))
 
     def _open_journal(self, conf: settings.Settings, process: Identity) -> Records | None:
-        is_handle = self._logs_for is not None
-        size = min(conf.journal_bytes, _JOURNAL_OF_RANK) if is_handle else conf.journal_bytes
-        exported = self._exports(process)
+        exported = self._choice.exports(process)
         # Before there is a journal: one that is left without a state shows no end.
         of_run = run_facts(os.environ)
-        writer = opening.open_journal(conf, size, self._identity_record(exported))
+        writer = opening.open_journal(conf, self._identity_record(exported))
         if writer is None:
             return None
         recorder = Recorder(writer, conf)
@@ -250,13 +228,11 @@ class Run:
         recorder.run_span = of_run
         recorder.on_first_value = records.progress.mark_running
         recorder.check_agent = self._check_agent
-        if not is_handle:
-            errors.count_failure = self._count_failures
-            self._count_failures(0.0)
+        errors.count_failure = self._count_failures
+        self._count_failures(0.0)
         recorder.documents.facts(
             {
                 **opening.program_facts(),
-                **({"proxy": True} if is_handle else {}),
                 "terms": agent_environment.digest(os.environ, offline=conf.offline),
                 "sample_steps": conf.sample_steps,
                 "span": recorder.run_span,
@@ -265,13 +241,6 @@ class Run:
             }
         )
         return records
-
-    def _exports(self, process: Identity) -> bool | None:
-        # Values for other ranks are exported where the process's own values are.
-        if self._logs_for is None:
-            return self._choice.exports(process)
-        records = self._logs_for._records
-        return records.exported if records else None
 
     def _identity_record(self, exported: bool | None) -> dict[str, Any]:
         return {
@@ -290,7 +259,7 @@ class Run:
 
     def _speaks_for_all(self) -> bool:
         """Whether this process says what holds for all ranks."""
-        if self._logs_for is not None or (pool_tasks.in_worker() and run_names.parent_has_run()):
+        if pool_tasks.in_worker() and run_names.parent_has_run():
             return False
         return not self.identity.global_rank and not self.identity.local_rank
 
@@ -299,11 +268,6 @@ class Run:
         return wanted and self._settled and self._speaks_for_all()
 
     def _ask_group(self, process: Identity) -> Identity:
-        if self._logs_for is not None:
-            # This handle follows the run of its process, which asks by itself.
-            self._logs_for._ready()
-            found = identity.of_rank(self._logs_for.identity, **self._origin.arguments)
-            return process if found == process else found
         if not opening.group_is_up():
             return process
         from otel_ddp.torch import process_group
@@ -344,7 +308,7 @@ class Run:
             self._identity = process
             self._settled = False
             self._log_by_run()
-        records.exported = self._exports(process)
+        records.exported = self._choice.exports(process)
         written = records.recorder.documents.identity(self._identity_record(records.exported))
         # A signal handler came in the middle of a record: the next call writes the identity.
         if written is None:
@@ -379,11 +343,6 @@ class Run:
         return self._opened
 
     @property
-    def logs_for_another_rank(self) -> bool:
-        """Whether this is a handle that `for_rank` has returned."""
-        return self._logs_for is not None
-
-    @property
     def identity(self) -> Identity:
         """The identity of this process: its run, group, node and ranks."""
         if self._identity is None:
@@ -398,8 +357,6 @@ class Run:
         return self._ask_group(self.identity)
 
     def _resolve(self, arguments: Mapping[str, Any]) -> Identity:
-        if self._logs_for is not None:
-            return identity.of_rank(self._logs_for.identity, **arguments)
         origin = self._origin
         return identity.resolve(
             **arguments,
@@ -567,7 +524,7 @@ class Run:
                 raise
             errors.warn_once("logs", "Log lines are recorded as before: %s", why)
             return
-        if self._logs_for is None and self._ready() is not None:
+        if self._ready() is not None:
             self._hook_logs(choice)
 
     @errors.contained()
@@ -698,52 +655,6 @@ class Run:
         if self._records is not None:
             _unwatch(self._records.progress)
 
-    # -- other ranks
-
-    def for_rank(
-        self, global_rank: int, *, job_type: str | None = None, local_rank: int | None = None
-    ) -> Run:
-        """A handle to log for another rank, whose numbers come by a queue, for example.
-
-        `run.for_rank(3, job_type="worker").log({"loss": loss})` has the labels of that rank. Each
-        rank has one handle, which ends with this run. A child that gets a handle is that rank.
-        """
-        return self._for_rank(global_rank, job_type, local_rank) or silent()
-
-    @errors.contained()
-    def _for_rank(self, global_rank: Any, job_type: Any, local_rank: Any) -> Run | None:
-        if self._logs_for is not None:
-            return self._logs_for._for_rank(global_rank, job_type, local_rank)
-        if self.is_closed:
-            return None
-        process = self.identity
-        try:
-            other = identity.of_rank(process, global_rank, job_type, local_rank)
-        except ConfigError as error:
-            errors.warn_once("for_rank", "Nothing is recorded by for_rank: %s", error)
-            return None
-        key = other.global_rank, other.job_type
-        if key == (process.global_rank, process.job_type):
-            return self
-        known = self._ranks.get(key)
-        if known is not None and not known.is_closed:
-            return known
-        if known is None and len(self._ranks) >= MOST_RANKS:
-            errors.warn_once(
-                "most ranks",
-                "for_rank gives handles for %d ranks at most: what is logged for others is not "
-                "recorded. Let them log by themselves, or log their mean.",
-                MOST_RANKS,
-            )
-            return None
-        asked = {"global_rank": global_rank, "job_type": job_type, "local_rank": local_rank}
-        made = Run(Origin(asked))
-        made._logs_for = self
-        if known is not None:
-            self._ranks[key] = made
-        # Two threads may ask for the same rank at once.
-        return self._ranks.setdefault(key, made)
-
     @property
     def is_closed(self) -> bool:
         """Whether this run has ended, or never records anything."""
@@ -775,9 +686,7 @@ class Run:
 
     def _acts_at_end(self, state: str, reason: str, records: Records) -> list[Act]:
         recorder, progress = records.recorder, records.progress
-        acts: list[Act] = [partial(each.close, state, "") for each in self._ranks.values()]
-        if not self._settled:
-            acts.append(partial(self._settle, records))
+        acts: list[Act] = [] if self._settled else [partial(self._settle, records)]
         acts += [records.unhook_logs, partial(_unwatch, progress), recorder.drain_copies]
         if reason:
             acts.append(partial(recorder.documents.reason, reason))
@@ -786,10 +695,8 @@ class Run:
         acts += [
             partial(progress.end_run, state),
             partial(recorder.documents.append, layout.END, content),
+            partial(self._wait_for_agent, records),
         ]
-        # The agent reads what this process logged for other ranks later: the process goes on.
-        if self._logs_for is None:
-            acts.append(partial(self._wait_for_agent, records))
         if records.conf.say != "nothing" and self._speaks_for_all():
             # While our lock is held, the agent does not delete what the card is made of.
             acts.append(partial(self._show_card, records, state))
@@ -847,11 +754,9 @@ class Run:
 
     def _for_a_child(self) -> dict[str, Any]:
         """The arguments by which a child joins this run, without the parent's ranks and config."""
-        own = self._origin.arguments
-        if self._logs_for is not None:
-            return {**self._logs_for._for_a_child(), **own}
         stays = ("config", "global_rank", "local_rank", "world_size", "parallel")
-        arguments = {key: value for key, value in own.items() if key not in stays}
+        own = self._origin.arguments.items()
+        arguments = {key: value for key, value in own if key not in stays}
         return {**arguments, "run": self.run, "group": self.group}
 
     def __repr__(self) -> str:

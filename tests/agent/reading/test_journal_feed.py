@@ -218,20 +218,6 @@ def test_every_rank_has_its_world_size_and_only_rank_0_describes_the_run(
     other.close()
 
 
-def test_a_rank_for_which_another_process_logs_has_no_heartbeat(bench: Bench) -> None:
-    bench.poll()
-    assert bench.values(catalog.TRAINING_HEARTBEAT_TIMESTAMP) != {}
-
-    (bench.writer.path.parent / "other").mkdir()
-    other = Bench(bench.writer.path.parent / "other")
-    other.writer.document(layout.FACTS, {"proxy": True})
-    other.poll()
-
-    assert other.values(catalog.TRAINING_STATE) != {}
-    assert other.values(catalog.TRAINING_HEARTBEAT_TIMESTAMP) == {}
-    other.close()
-
-
 def test_a_name_counts_its_nonfinite_values_from_0_before_there_is_one(bench: Bench) -> None:
     bench.log({"loss": 1.0}, step=1)
 

@@ -103,8 +103,8 @@ class Collector:
     ) -> State:
         ranks: dict[str, dict[str, Any]] = {}
         about: dict[str, Any] = {"group": key[0], "run": key[1], "job_type": self._job_types[key]}
-        # The newest process of a rank describes it; one that logs for a rank, only if alone.
-        for each in sorted(feeds, key=lambda e: (not e.is_proxy, e.reader.created_ns)):
+        # The newest process of a rank describes it.
+        for each in sorted(feeds, key=lambda e: e.reader.created_ns):
             totals = _totals(each)
             ranks[self._key_and_rank(each)[1]] = {**each.describe().to_json(), "totals": totals}
             if each.identity.get("global_rank") == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from otel_ddp.journal.process_state import is_proxy, made_steps
+from otel_ddp.journal.process_state import made_steps
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary.words import PHASES
 
@@ -68,8 +68,6 @@ def is_idle(reader: JournalReader) -> bool:
 
 def ended_by_parent(reader: JournalReader, end: End = NOTHING_KNOWN) -> bool:
     """Whether this process, which recorded no end, was ended after its work."""
-    if is_proxy(reader):
-        return True
     if has_returned(reader):
         signal = end.cause.get("signal", "SIGKILL")
         return "out_of_memory" not in end.cause and signal in ("SIGKILL", "SIGTERM")

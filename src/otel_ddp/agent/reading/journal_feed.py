@@ -18,7 +18,7 @@ from otel_ddp.agent.reading.steps import RecentSteps, Step, StepStream
 from otel_ddp.agent.reading.summary import Summaries
 from otel_ddp.journal.layout import ARTIFACT, END, EVENT
 from otel_ddp.journal.locks import lock_holder
-from otel_ddp.journal.process_state import ENDED, ProcessState, is_proxy, state_of
+from otel_ddp.journal.process_state import ENDED, ProcessState, state_of
 from otel_ddp.journal.reader import Document, JournalReader, Record, Scalars, Steps
 from otel_ddp.vocabulary.words import STATES
 
@@ -151,11 +151,6 @@ class JournalFeed:
     def exported(self) -> bool:
         """Whether the strategy lets this process's series leave the node."""
         return bool(self.identity.get("exported"))
-
-    @property
-    def is_proxy(self) -> bool:
-        """Whether another process logs for this rank."""
-        return is_proxy(self.reader)
 
     @property
     def project(self) -> str:

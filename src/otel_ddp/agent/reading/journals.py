@@ -327,7 +327,7 @@ class Journals:
         return [
             Rank(each.labels, each.pid, each.reader.start_ticks, each.reader.facts)
             for each in self._journals.values()
-            if each.labels and each.ended_at is None and not each.is_proxy
+            if each.labels and each.ended_at is None
         ]
 
     def pids(self) -> set[int]:

@@ -59,12 +59,9 @@ class ProcessSeries:
         reader = self._reader
         self._put(catalog.TRAINING_STATE, STATES[process.state], now_ns)
         self._put(catalog.TRAINING_RESTARTS, float(reader.identity.get("restarts") or 0), now_ns)
-        # A process that logs for a rank of another process does not show whether that one lives,
-        # or what it does.
-        if not process.proxy:
-            alive_s = (process.seen_alive_ns or 0) / 1e9
-            self._put(catalog.TRAINING_HEARTBEAT_TIMESTAMP, alive_s, now_ns)
-            self._put_progress(now_ns)
+        alive_s = (process.seen_alive_ns or 0) / 1e9
+        self._put(catalog.TRAINING_HEARTBEAT_TIMESTAMP, alive_s, now_ns)
+        self._put_progress(now_ns)
         for metric, value in (
             (catalog.TRAINING_WORLD_SIZE, process.world_size),
             (catalog.TRAINING_STEP, process.step),
@@ -82,7 +79,7 @@ class ProcessSeries:
             self._put(catalog.OTEL_DDP_RECORDS_LOST, count, now_ns, ("why", why))
         self._put_totals(now_ns)
         self._put_capabilities(now_ns)
-        if process.rank == 0 and not process.proxy:
+        if process.rank == 0:
             self._put_run(described, now_ns)
 
     def _put_progress(self, now_ns: int) -> None:

@@ -15,7 +15,6 @@ from otel_ddp.agent.verdicts.observe import ExitCauses, exit_status, has_ended, 
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.verdict import Labels
-from otel_ddp.journal.process_state import is_proxy
 from otel_ddp.vocabulary.words import STATES
 
 # The kernel reports how a worker ended once its parent has asked; and by then the parent of failed
@@ -108,7 +107,7 @@ class Parents(Ends):
         """
         reader = journal.reader
         process = journal.pid, reader.start_ticks
-        if is_proxy(reader) or self._causes.goes_on(*process):
+        if self._causes.goes_on(*process):
             return True
         waited_s = self._clock() - self._seen_ended.setdefault(reader.path, self._clock())
         cause = self._causes.why(*process)

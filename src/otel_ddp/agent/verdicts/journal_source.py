@@ -36,7 +36,7 @@ class JournalSources:
         before = self._sources
         self._sources = {}
         for each in journals:
-            if each.labels and not each.is_proxy:
+            if each.labels:
                 known = before.get(each)
                 if known is None or known.labels != each.labels:
                     known = JournalSource(each, self._causes)

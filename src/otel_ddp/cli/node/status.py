@@ -134,7 +134,7 @@ def _of_world(processes: list[ProcessState]) -> str:
     here = {
         each.rank
         for each in processes
-        if not each.proxy and each.world_size in (None, world) and each.rank is not None
+        if each.world_size in (None, world) and each.rank is not None
     }
     return f"{len(here)} of {world} ranks here" if len(here) < world else f"world {world}"
 
