@@ -563,7 +563,11 @@ def test_a_death_is_over_when_the_run_is_started_anew(
 
 def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch, backend: str = "gloo") -> None:
     groups = (Group("world", 2, 17, 16, backend), Group("other", 2, 3, 2, "gloo"))
-    monkeypatch.setattr(StackQuestion, "poll", lambda *_: Evidence(groups=groups))
+    monkeypatch.setattr(
+        StackQuestion,
+        "poll",
+        lambda _, now_ns: Evidence(answered=True, answered_ns=now_ns, groups=groups),
+    )
     bench.join(0, 1)
     bench.train(25)
     bench.ranks[0].enter("comm_wait")

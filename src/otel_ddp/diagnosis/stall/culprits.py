@@ -1,25 +1,65 @@
-"""Finds the ranks that hold up the others, and why: the surest sign decides."""
+"""Finds the ranks that hold up the others, and says why: the surest sign decides."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from otel_ddp.diagnosis.say import rank_list, verb
-from otel_ddp.diagnosis.stall import wording
-from otel_ddp.diagnosis.stall.evidence import Collective, Evidence, Group, Position
+from otel_ddp.diagnosis.say import first_of, plural, rank_list, rank_order, verb
+from otel_ddp.diagnosis.stall.evidence import Collective, Frame, Group, Suspect
 from otel_ddp.diagnosis.verdict import Labels
 
-# A thread for stack questions that is silent for so long cannot run: something holds the GIL.
-_SILENT_S, _SHORTEST_SILENCE_S = 5.0, 0.5
 # These need the same sizes on all ranks. Where one rank's differ, the calls do not match.
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast")
-
 # What torch's recorder for nccl says of a collective that its device has not come to, and is in.
 _SCHEDULED, _STARTED = "scheduled", "started"
+# So many threads are named of those that the end of a program waits for.
+_MOST_THREADS, _LONGEST_NAME = 3, 60
+# Share of a core. A sleeping thread takes none; a busy one may have to share the core.
+_BUSY = 0.1
 
-_Positions = Mapping[Labels, Position]
-_Known = Mapping[Labels, Evidence]
+# By cause: what a rank that cannot go on does, and what to look at.
+_DISABLED = {
+    "stopped": (
+        "is stopped by a signal or a debugger",
+        "Find out what stopped it; `kill -CONT` lets it go on.",
+    ),
+    "uninterruptible": (
+        "is in I/O that cannot be interrupted",
+        "Look at the disk, the network file system, the driver.",
+    ),
+    "gil": (
+        "does not answer: C code in it holds the GIL",
+        "Look at its native stack: `py-spy dump --native`.",
+    ),
+}
+_ADVICE = {
+    "different_collectives": "Look for a branch that not all ranks take, or a collective that one "
+    "rank left out.",
+    "crossed": "Each waits in a process group for another one: look at the order of their "
+    "collectives.",
+    "device": "What was launched before it does not end: look at this GPU's errors (Xid), and at "
+    "the kernels of that phase.",
+    "gone": "Look at why it is gone; the others will not go on by themselves.",
+    "elsewhere": "Look at the verdicts of the other nodes, and at the network between them.",
+    "backend": "Look at the network, the backend's log (NCCL_DEBUG=INFO), and the GPUs' errors.",
+    "untimed": "Set TORCH_NCCL_ENABLE_TIMING=1 before the process group is made: then it is known "
+    "which devices are in it.",
+    "left": "Its output says why it left. Make threads that need not finish daemons.",
+}
+# By phase, of a rank that others wait for.
+_OF_PHASE = {
+    "data": "Look at its data loader and at what that reads from.",
+    "checkpoint": 'Look at where it writes to; say phase("checkpoint", expect_s=...) where it may '
+    "take longer.",
+    "eval": 'Look at its evaluation; say phase("eval", expect_s=...) where it may take longer.',
+    "compile": "Compilation takes long: look at its log (TORCH_LOGS=recompiles).",
+}
+_LOOK = "Look at its stack: `otel-ddp stacks`."
+_SAY_SO = (
+    ' If that is an evaluation or a checkpoint, say so: phase("eval") and phase("checkpoint") may '
+    "take longer."
+)
 
 
 class Findings(NamedTuple):
@@ -33,271 +73,242 @@ class Findings(NamedTuple):
     advice: str
 
 
-def find_culprits(
-    living: Iterable[Labels], found: _Positions, evidence: _Known, floor_s: float
-) -> Findings:
-    """Which ranks hold up the living ones, by the surest sign that there is.
-
-    *found* has the positions of all ranks, of those that have ended too.
-    """
-    positions = {labels: found[labels] for labels in living}
-    known = {labels: evidence.get(labels, Evidence()) for labels in living}
+def find_culprits(living: Sequence[Suspect], ended: Sequence[Suspect], floor_s: float) -> Findings:
+    """Which ranks hold up the living ones, by the surest sign that there is."""
     return (
-        _disabled(positions, known, floor_s)
-        or _different_collectives(positions, known)
-        or _behind(positions, known)
-        or _not_begun(positions, known)
-        or _computes(positions, known)
-        or _not_waiting(positions, known)
-        or _all_wait(positions, known, found)
+        _disabled(living, floor_s)
+        or _different_collectives(living)
+        or _behind(living)
+        or _not_begun(living)
+        or _computes(living)
+        or _not_waiting(living)
+        or _gone(living, ended)
+        or _none_of_these(living, ended)
     )
 
 
-def stall_reason(position: Position, known: Evidence, floor_s: float) -> str:
-    """Why a rank does not move, as far as the rank alone shows it: a word of the catalogue."""
-    return _disabled_by(position, known, floor_s) or (
-        "waiting" if _is_waiting(position, known) else "not_waiting"
+def _findings(
+    cause: str, living: Sequence[Suspect], culprits: Sequence[Suspect], why: list[str], advice: str
+) -> Findings:
+    positions = [each.position for each in culprits or living]
+    phases = {each.name or each.phase for each in positions}
+    return Findings(
+        cause,
+        tuple(
+            sorted((each.position.rank for each in culprits), key=lambda rank: (len(rank), rank))
+        ),
+        phases.pop() if len(phases) == 1 else "mixed",
+        min((each.step for each in positions if each.step is not None), default=None),
+        "; ".join(why),
+        advice,
     )
+
+
+def _order(each: Suspect) -> tuple[bool, int, str]:
+    return rank_order(each.labels)
 
 
 # -- the signs, the surest first
 
 
-def _disabled_by(position: Position, known: Evidence, floor_s: float) -> str:
-    """What keeps a rank from going on, whatever the others do; empty: nothing."""
-    kernel = known.kernel
-    if kernel is not None and kernel.state in ("T", "t"):
-        return "stopped"
-    if kernel is not None and kernel.state == "D" and kernel.lasting:
-        return "uninterruptible"
-    patience_s = min(_SILENT_S, max(_SHORTEST_SILENCE_S, floor_s / 4))
-    # Our own mark may hold the GIL. It waits for the device.
-    if known.silent_s is not None and known.silent_s >= patience_s and not position.in_mark:
-        return "gil"
-    return ""
-
-
-def _disabled(positions: _Positions, known: _Known, floor_s: float) -> Findings | None:
+def _disabled(living: Sequence[Suspect], floor_s: float) -> Findings | None:
     """Ranks that cannot go on, whatever the others do."""
-    causes = {
-        labels: cause
-        for labels, each in known.items()
-        if (cause := _disabled_by(positions[labels], each, floor_s))
-    }
-    if not causes:
+    found = [(each, cause) for each in living if (cause := each.disabled_by(floor_s))]
+    if not found:
         return None
-    why = [
-        wording.disabled(positions[labels], known[labels], cause)
-        for labels, cause in causes.items()
-    ]
-    advice = wording.DISABLED_ADVICE[next(iter(causes.values()))]
-    return _findings("+".join(dict.fromkeys(causes.values())), causes, positions, why, advice)
+    why = []
+    for each, cause in found:
+        kernel, more = each.known.kernel, ""
+        if cause == "gil":
+            more = f" and {_doing(each) or 'does not return'}"
+        elif cause == "uninterruptible" and kernel is not None and kernel.waits_in:
+            more = f" ({kernel.waits_in})"
+        why.append(f"rank {each.position.rank}, {_at(each)}, {_DISABLED[cause][0]}{more}")
+    causes = list(dict.fromkeys(cause for _, cause in found))
+    culprits = [each for each, _ in found]
+    return _findings("+".join(causes), living, culprits, why, _DISABLED[causes[0]][1])
 
 
-def _different_collectives(positions: _Positions, known: _Known) -> Findings | None:
+_Entered = list[tuple[Suspect, Collective]]
+
+
+def _entered(living: Iterable[Suspect]) -> list[tuple[str, int, _Entered]]:
+    """Group and number of each collective, and who has entered it; the least number first."""
+    # A group that has gloo for the hosts and nccl for the devices counts them apart.
+    found: dict[tuple[str, str, int], dict[Labels, tuple[Suspect, Collective]]] = {}
+    for each in living:
+        for one in each.known.collectives:
+            backend = one.op.partition(":")[0]
+            by_rank = found.setdefault((backend, one.group, one.number), {})
+            by_rank[each.labels] = each, one
+    entered = [(group, number, [*each.values()]) for (_, group, number), each in found.items()]
+    return sorted(entered, key=lambda each: each[1])
+
+
+def _different_collectives(living: Sequence[Suspect]) -> Findings | None:
     """Ranks that entered another collective than the others, under the same number."""
-    for (_, number), by_rank in _entered(known):
-        votes: dict[str, list[Labels]] = {}
-        for labels, one in by_rank.items():
-            votes.setdefault(_signature(one), []).append(labels)
+    for _, number, entered in _entered(living):
+        votes: dict[str, _Entered] = {}
+        for each, one in entered:
+            op = one.op.rpartition(":")[2]
+            vote = f"{op} {one.sizes}" if op.startswith(_SAME_SIZES) else op
+            votes.setdefault(vote, []).append((each, one))
         if len(votes) < 2:
             continue
-        most = max(len(each) for each in votes.values())
-        majority = [each for each in votes.values() if len(each) == most]
+        sizes = sorted(map(len, votes.values()))
         # Of two ranks, it is not known which one is right.
+        tied = sizes[-1] == sizes[-2]
         culprits = [
-            labels
-            for each in votes.values()
-            if len(majority) > 1 or len(each) < most
-            for labels in each
+            each for same in votes.values() if tied or len(same) < sizes[-1] for each, _ in same
         ]
-        why = [f"{rank_list(each)} entered {by_rank[each[0]]}" for each in votes.values()]
+        why = [
+            f"{_ranks(each for each, _ in same)} entered {same[0][1]}" for same in votes.values()
+        ]
         why[0] = f"as collective number {number}, {why[0]}"
-        advice = (
-            "Look for a branch that not all ranks take, or a collective that one rank left out."
-        )
-        return _findings("different_collectives", culprits, positions, why, advice)
+        cause = "different_collectives"
+        return _findings(cause, living, culprits, why, _ADVICE[cause])
     return None
 
 
-def _entered(known: _Known) -> list[tuple[tuple[str, int], dict[Labels, Collective]]]:
-    """Who has entered each collective, by group and number, those of the least number first."""
-    # A group that has gloo for the hosts and nccl for the devices counts them apart.
-    found: dict[tuple[str, str, int], dict[Labels, Collective]] = {}
-    for labels, each in known.items():
-        for one in each.collectives:
-            backend = one.op.partition(":")[0]
-            found.setdefault((backend, one.group, one.number), {})[labels] = one
-    entered = [((group, number), by_rank) for (_, group, number), by_rank in found.items()]
-    return sorted(entered, key=lambda each: each[0][1])
-
-
-def _signature(one: Collective) -> str:
-    op = one.op.rpartition(":")[2]
-    return f"{op} {one.sizes}" if op.startswith(_SAME_SIZES) else op
-
-
-def _behind(positions: _Positions, known: _Known) -> Findings | None:
+def _behind(living: Sequence[Suspect]) -> Findings | None:
     """Ranks that have put fewer collectives in line than other ranks wait for."""
-    waits_for: dict[Labels, set[Labels]] = {}
-    groups: dict[str, dict[Labels, Group]] = {}
-    for labels, each in known.items():
-        for group in each.groups:
+    groups: dict[str, list[tuple[Suspect, Group, int]]] = {}
+    for each in living:
+        for group in each.known.groups:
             if group.enqueued is not None and group.size > 1:
-                groups.setdefault(group.name, {})[labels] = group
+                groups.setdefault(group.name, []).append((each, group, group.enqueued))
+    waiting: set[Labels] = set()
     gaps: dict[Labels, str] = {}
-    for by_rank in groups.values():
-        for labels, group in by_rank.items():
-            for other, its in by_rank.items():
-                if _waits_for(group, its):
-                    waits_for.setdefault(labels, set()).add(other)
-                    gaps[other] = (
-                        f"{its.enqueued} collectives where others have entered "
-                        f"{max(each.enqueued or 0 for each in by_rank.values())}"
+    for members in groups.values():
+        most = max(enqueued for _, _, enqueued in members)
+        for each, group, enqueued in members:
+            for other, _, its_enqueued in members:
+                # What its device waits in comes after the last one that this has done.
+                done = group.device_completed
+                if group.says_who_waits and (
+                    its_enqueued < enqueued if done is None else its_enqueued <= done < enqueued
+                ):
+                    waiting.add(each.labels)
+                    gaps[other.labels] = (
+                        f"{its_enqueued} collectives where others have entered {most}"
                     )
-    if not gaps:
+    behind = [each for each in living if each.labels in gaps]
+    if not behind:
         return None
     # A rank that is late because it waits for a later one is not to blame.
-    culprits = [
-        labels
-        for labels in gaps
-        if not (waits_for.get(labels) and _is_waiting(positions[labels], known[labels]))
-    ]
-    cause = "not_reached"
-    if not culprits:
-        cause, culprits = "crossed", list(gaps)
-    why = [
-        f"{wording.activity(positions[labels], known[labels])}, {gaps[labels]}"
-        for labels in culprits
-    ]
-    why += wording.waiting_ranks(positions, culprits)
-    advice = (
-        "Each waits in a process group for another one: look at the order of their collectives."
-        if cause == "crossed"
-        else wording.advice(positions[culprits[0]], known[culprits[0]], others_wait=True)
-    )
-    return _findings(cause, culprits, positions, why, advice)
+    late = [each for each in behind if not (each.labels in waiting and each.is_waiting)]
+    culprits = late or behind
+    why = [f"{_activity(each)}, {gaps[each.labels]}" for each in culprits]
+    why += _waits(living, culprits)
+    cause = "not_reached" if late else "crossed"
+    advice = _advice(late[0], others_wait=True) if late else _ADVICE[cause]
+    return _findings(cause, living, culprits, why, advice)
 
 
-def _waits_for(one: Group, other: Group) -> bool:
-    """Whether a rank waits until another one puts its next collective in line."""
-    assert one.enqueued is not None
-    assert other.enqueued is not None
-    if not one.says_who_waits:
-        return False
-    if (completed := one.device_completed) is None:
-        return other.enqueued < one.enqueued
-    # What the device waits in comes after its last one.
-    return other.enqueued <= completed < one.enqueued
-
-
-def _not_begun(positions: _Positions, known: _Known) -> Findings | None:
+def _not_begun(living: Sequence[Suspect]) -> Findings | None:
     """Ranks whose devices have not come to a collective that the devices of others are in."""
-    inside = {
-        labels
-        for labels, each in known.items()
-        if any(one.state == _STARTED for one in each.collectives)
-    }
-    for (_, number), by_rank in _entered(known):
-        states = {one.state for one in by_rank.values()}
-        if not states >= {_SCHEDULED, _STARTED}:
+    for _, number, entered in _entered(living):
+        if not {one.state for _, one in entered} >= {_SCHEDULED, _STARTED}:
             continue
         # A device that is in another collective waits there.
-        culprits = [
-            labels
-            for labels, one in by_rank.items()
-            if one.state == _SCHEDULED and labels not in inside
+        late = [
+            (each.on_device, one)
+            for each, one in entered
+            if one.state == _SCHEDULED and _STARTED not in _states(each)
         ]
-        if not culprits:
+        if not late:
             continue
-        what = f"{by_rank[culprits[0]]}, collective number {number}"
-        on_device = {labels: _on_device(positions[labels], known[labels]) for labels in culprits}
-        why = [wording.device(on_device[labels], known[labels], what) for labels in culprits]
-        why += wording.waiting_ranks(positions, culprits)
-        return _findings("device", culprits, on_device, why, wording.DEVICE_ADVICE)
+        why = []
+        for each, _ in late:
+            phase = each.known.device_phase
+            why.append(
+                f"the device of rank {each.position.rank}{_after(each)} has not come to "
+                f"{late[0][1]}, collective number {number}, which the host has put in line"
+                + (f", it is in {phase}" if phase else "")
+            )
+        culprits = [each for each, _ in late]
+        why += _waits(living, culprits)
+        return _findings("device", living, culprits, why, _ADVICE["device"])
     return None
 
 
-def _computes(positions: _Positions, known: _Known) -> Findings | None:
+def _states(each: Suspect) -> set[str]:
+    return {one.state for one in each.known.collectives}
+
+
+def _computes(living: Sequence[Suspect]) -> Findings | None:
     """Ranks whose devices are in what their hosts have long launched, while others wait."""
-    doing = {labels: _device(positions[labels], known[labels]) for labels in positions}
-    culprits = [labels for labels in positions if doing[labels] == "computes"]
-    others = [labels for labels in positions if labels not in culprits]
-    if not culprits or not others:
+    late = [each for each in living if each.device == "computes"]
+    others = [each for each in living if each not in late]
+    if not late or not others or not all(each.is_waiting for each in others):
         return None
-    if not all(_is_waiting(positions[labels], known[labels]) for labels in others):
-        return None
-    on_device = {labels: _on_device(positions[labels], known[labels]) for labels in culprits}
-    why = [wording.device_behind(on_device[labels], positions[labels]) for labels in culprits]
-    why += wording.waiting_ranks(positions, culprits)
-    return _findings("device", culprits, on_device, why, wording.DEVICE_ADVICE)
+    why = [
+        f"the device of rank {each.position.rank} is {_at(each.on_device)} and does not go on, "
+        f"while its host is {_at(each)}"
+        for each in late
+    ]
+    why += _waits(living, late)
+    return _findings("device", living, [each.on_device for each in late], why, _ADVICE["device"])
 
 
-def _device(position: Position, known: Evidence) -> Literal["", "computes", "waits"]:
-    """What the device of a rank does that is behind its host; "waits": at least it may."""
-    phase = known.device_phase
-    if not phase or (known.device_step is None and phase == position.phase):
-        return ""
-    may_wait = position.waits_in is None or phase in (*position.waits_in, "comm_wait")
-    return "waits" if may_wait else "computes"
-
-
-def _on_device(position: Position, known: Evidence) -> Position:
-    """Where the device of a rank is, as far as that is known."""
-    if not known.device_phase:
-        return position
-    step = position.step if known.device_step is None else known.device_step
-    return position._replace(phase=known.device_phase, name="", step=step)
-
-
-def _not_waiting(positions: _Positions, known: _Known) -> Findings | None:
+def _not_waiting(living: Sequence[Suspect]) -> Findings | None:
     """Ranks that do not wait for others."""
-    culprits = [labels for labels in positions if not _is_waiting(positions[labels], known[labels])]
+    culprits = [each for each in living if not each.is_waiting]
     if not culprits:
         return None
-    waits = wording.waiting_ranks(positions, culprits)
-    why = [wording.activity(positions[labels], known[labels]) for labels in culprits] + waits
-    cause = "not_reached" if waits else "long_phase"
-    advice = wording.advice(positions[culprits[0]], known[culprits[0]], others_wait=bool(waits))
-    return _findings(cause, culprits, positions, why, advice)
+    waits = _waits(living, culprits)
+    why = [*map(_activity, culprits), *waits]
+    advice = _advice(culprits[0], others_wait=bool(waits))
+    return _findings("not_reached" if waits else "long_phase", living, culprits, why, advice)
 
 
-def _all_wait(positions: _Positions, known: _Known, found: _Positions) -> Findings:
-    """All living ranks wait, and all have come equally far."""
-    ended = [labels for labels in found if labels not in positions]
-    dead = [labels for labels in ended if found[labels].state != "finished"]
-    finished = [labels for labels in ended if labels not in dead]
-    wait = verb(positions, "waits", "wait")
-    waiting = f"{rank_list(positions)} {wait} in the same collective"
-    died = "failed" if {found[labels].state for labels in dead} == {"failed"} else "died"
-    for cause, culprits, did in (("dead", dead, died), ("finished", finished, "finished")):
-        if culprits:
-            why = [waiting, f"{rank_list(culprits)} {did} before it"]
-            advice = "Look at why it is gone; the others will not go on by themselves."
-            return _findings(cause, culprits, found, why, advice)
-    world = max((each.world or 0 for each in positions.values()), default=0)
-    if world > len(found):
+# -- all living ranks wait, and all have come equally far
+
+
+def _waiting(living: Sequence[Suspect]) -> str:
+    return f"{_ranks(living)} {verb(living, 'waits', 'wait')} in the same collective"
+
+
+def _gone(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findings | None:
+    """They wait for ranks that have ended."""
+    dead = [each for each in ended if each.position.state != "finished"]
+    culprits = dead or ended
+    if not culprits:
+        return None
+    states = {each.position.state for each in culprits}
+    did = states.pop() if states in ({"failed"}, {"finished"}) else "died"
+    why = [_waiting(living), f"{_ranks(culprits)} {did} before it"]
+    return _findings("dead" if dead else "finished", living, culprits, why, _ADVICE["gone"])
+
+
+def _none_of_these(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findings:
+    """They wait for another node, or for the collective itself."""
+    waiting, advice = _waiting(living), _ADVICE["backend"]
+    if max((each.position.world or 0 for each in living), default=0) > len(living) + len(ended):
         why = [waiting, "the rank that they wait for is on another node, or the network is broken"]
-        advice = "Look at the verdicts of the other nodes, and at the network between them."
-        return _findings("elsewhere", (), positions, why, advice)
-    if full := [
-        labels for labels in positions if _has_full_queue(positions[labels], known[labels])
-    ]:
-        why = wording.full_queues(positions, full)
-        return _findings("backend", (), positions, why, wording.BACKEND_ADVICE)
-    if untimed := _untimed(known):
+        return _findings("elsewhere", living, (), why, _ADVICE["elsewhere"])
+    if full := [each for each in living if each.has_full_queue]:
+        others = [each for each in living if each not in full]
+        why = (
+            [f"{_ranks(others)} {verb(others, 'waits', 'wait')} in a collective"] if others else []
+        )
+        why.append(
+            f"the launch queue of {_ranks(full)} is full, where otel_ddp itself waits for a "
+            "place: what the device is in cannot be asked"
+        )
+        return _findings("backend", living, (), why, advice)
+    if untimed := _untimed(living):
         why = [waiting, f"it does not end ({untimed})"]
-        advice = f"{wording.UNTIMED_ADVICE} {wording.BACKEND_ADVICE}"
-        return _findings("backend", (), positions, why, advice)
-    findings = _where_it_does_not_end(positions, known, waiting)
-    return _findings("backend", *findings, wording.BACKEND_ADVICE)
+        return _findings("backend", living, (), why, f"{_ADVICE['untimed']} {advice}")
+    culprits, why = _where_it_goes_on(living)
+    return _findings("backend", living, culprits, why, advice)
 
 
-def _untimed(known: _Known) -> str:
+def _untimed(living: Sequence[Suspect]) -> str:
     """The first collective under way, where torch tells of no device whether it is in one."""
     # Gloo has all its collectives as scheduled, also those that have ended.
     under_way = [
-        one for each in known.values() for one in each.collectives if one.op.startswith("nccl:")
+        one for each in living for one in each.known.collectives if one.op.startswith("nccl:")
     ]
     if {one.state for one in under_way} != {_SCHEDULED}:
         return ""
@@ -305,57 +316,99 @@ def _untimed(known: _Known) -> str:
     return f"{first}, collective number {first.number}"
 
 
-def _where_it_does_not_end(
-    positions: _Positions, known: _Known, waiting: str
-) -> tuple[list[Labels], _Positions, list[str]]:
+def _where_it_goes_on(living: Sequence[Suspect]) -> tuple[list[Suspect], list[str]]:
     """The ranks on which a collective goes on that has ended on others, and what to say of it."""
-    for (group, number), by_rank in _entered(known):
-        inside = [labels for labels, one in by_rank.items() if one.state == _STARTED]
-        done = [
-            labels
-            for labels, each in known.items()
-            if any(g.name == group and (g.completed or 0) >= number for g in each.groups)
-        ]
-        if not inside:
+    for group, number, entered in _entered(living):
+        started = [(each, one) for each, one in entered if one.state == _STARTED]
+        if not started:
             continue
-        what = f"{by_rank[inside[0]]}, collective number {number}"
-        if done:
-            names = rank_list(done), rank_list(inside)
-            return inside, positions, [f"{what}, has ended on {names[0]} and goes on on {names[1]}"]
-        if len(inside) == len(positions):
-            return [], positions, [waiting, f"all devices are in it ({what})", "it does not end"]
-    return [], positions, [waiting, "it does not end"]
+        inside = [each for each, _ in started]
+        what = f"{started[0][1]}, collective number {number}"
+        if done := [
+            each
+            for each in living
+            if any(g.name == group and (g.completed or 0) >= number for g in each.known.groups)
+        ]:
+            return inside, [f"{what}, has ended on {_ranks(done)} and goes on on {_ranks(inside)}"]
+        if len(inside) == len(living):
+            return [], [_waiting(living), f"all devices are in it ({what})", "it does not end"]
+    return [], [_waiting(living), "it does not end"]
 
 
-def _is_waiting(position: Position, known: Evidence) -> bool:
-    """Whether a rank waits for others, by its journal, its own stack, or its device."""
+# -- in words
+
+
+def _ranks(several: Iterable[Suspect]) -> str:
+    return rank_list(each.labels for each in several)
+
+
+def _activity(each: Suspect) -> str:
+    """Where a rank is and what it does there."""
+    known, rank = each.known, each.position.rank
     if known.has_left:
-        return False
-    if position.phase == "comm_wait" or _has_full_queue(position, known):
-        return True
-    if _device(position, known) == "waits":
-        return True
-    inside = bool(known.stack) and "torch/distributed/" in known.stack[0].file
-    return inside or any(each.pending for each in known.groups)
+        return (
+            f"rank {rank} has left its program{_after(each)}, at its end or by an exception, and "
+            f"waits for {_remaining_threads(each)}"
+        )
+    text = f"rank {rank} is {_at(each)}"
+    if (frame := _own_line(known.stack, known.package)) is not None:
+        text += f" at {frame}"
+    if doing := _doing(each):
+        text += f" and {doing}"
+    if known.device_phase not in ("", each.position.phase):
+        text += f", its device in {known.device_phase}"
+    return text
 
 
-def _has_full_queue(position: Position, known: Evidence) -> bool:
-    """Whether a host waits in our mark for its device, of which nothing can be known then."""
-    return position.in_mark and not known.device_phase
+def _waits(living: Sequence[Suspect], culprits: Sequence[Suspect]) -> list[str]:
+    """That all other ranks wait for the culprits; nothing where there are no others."""
+    named = {each.labels for each in culprits}
+    others = [each for each in living if each.labels not in named]
+    if not others:
+        return []
+    return [f"{_ranks(others)} {verb(others, 'waits', 'wait')} for {verb(culprits, 'it', 'them')}"]
 
 
-def _findings(
-    cause: str, culprits: Iterable[Labels], positions: _Positions, why: list[str], advice: str
-) -> Findings:
-    chosen = [positions[labels] for labels in culprits]
-    about = chosen or list(positions.values())
-    phases = {each.name or each.phase for each in about}
-    steps = [each.step for each in about if each.step is not None]
-    return Findings(
-        cause,
-        tuple(sorted((each.rank for each in chosen), key=lambda rank: (len(rank), rank))),
-        phases.pop() if len(phases) == 1 else "mixed",
-        min(steps, default=None),
-        "; ".join(why),
-        advice,
-    )
+def _advice(each: Suspect, *, others_wait: bool) -> str:
+    """What to look at."""
+    if each.known.has_left:
+        return _ADVICE["left"]
+    phase = each.position.phase
+    say_so = _SAY_SO if phase == "other" and others_wait else ""
+    return _OF_PHASE.get(phase, _LOOK) + say_so
+
+
+def _at(each: Suspect) -> str:
+    return f"in {each.position.name or each.position.phase}{_after(each)}"
+
+
+def _after(each: Suspect) -> str:
+    return "" if each.position.step is None else f" after step {each.position.step}"
+
+
+def _remaining_threads(each: Suspect) -> str:
+    """The threads that the end of a program waits for, each with its line."""
+    names = []
+    for thread in each.known.other_threads:
+        frame = _own_line(thread.stack, each.known.package)
+        names.append(thread.name[:_LONGEST_NAME] + ("" if frame is None else f" at {frame}"))
+    if not names:
+        return "its other threads"
+    return f"its thread{plural(names)} {first_of(names, _MOST_THREADS)}"
+
+
+def _doing(each: Suspect) -> str:
+    kernel = each.known.kernel
+    if kernel is None or kernel.busy is None:
+        return ""
+    return "computes" if kernel.busy > _BUSY else "sleeps"
+
+
+def _own_line(stack: tuple[Frame, ...], package: str) -> Frame | None:
+    """The innermost line of the user's own code; where there is none, the innermost of all.
+
+    Lines of installed packages, of Python and of our own *package* are not the user's.
+    """
+    others = ("/site-packages/", "/lib/python", "<frozen", *((package,) if package else ()))
+    own = (frame for frame in stack if not any(part in frame.file for part in others))
+    return next(own, stack[0] if stack else None)

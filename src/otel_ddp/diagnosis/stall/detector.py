@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
-from otel_ddp.diagnosis.stall.culprits import Findings, find_culprits, stall_reason
-from otel_ddp.diagnosis.stall.evidence import Evidence, Group, Position, Question
+from otel_ddp.diagnosis.stall.culprits import Findings, find_culprits
+from otel_ddp.diagnosis.stall.evidence import Group, Position, Question, Suspect
 from otel_ddp.diagnosis.stall.limits import LONG, UNHOOKED, RankMovement
 from otel_ddp.diagnosis.step_facts import StepBatch
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
@@ -63,7 +63,7 @@ class Stalls(Detector):
         self._floor_s = floor_s
         self._ranks: dict[Labels, RankMovement] = {}
         # Where each living rank is now, and what it has answered.
-        self._living: dict[Labels, tuple[Position, Evidence]] = {}
+        self._living: dict[Labels, Suspect] = {}
         # Where ended processes were, and when they ended: others may wait for them.
         self._ended: dict[Labels, tuple[Position, int]] = {}
         self._world_size = 0
@@ -93,7 +93,7 @@ class Stalls(Detector):
         if seen.batches:
             self._learn(rank.labels, seen.batches, seen.now_ns)
         if seen.position is not None:
-            self._living[rank.labels] = seen.position, seen.evidence
+            self._living[rank.labels] = Suspect(seen.position, seen.evidence)
 
     def forget(self, labels: Labels) -> None:
         self._living.pop(labels, None)
@@ -120,24 +120,20 @@ class Stalls(Detector):
         # A living process may have the labels of one that has ended, and replaces it. Those of a
         # larger world may have finished, and this process goes on without them.
         found = {
-            labels: position
+            labels: Suspect(position)
             for labels, (position, _) in self._ended.items()
             if position.world is None or position.world >= self._world_size
         }
-        found |= {labels: position for labels, (position, _) in self._living.items()}
-        given = {labels: evidence for labels, (_, evidence) in self._living.items()}
-        evidence = self._update_ranks(now_ns, found, given)
+        found = self._update_ranks(now_ns, {**found, **self._living})
         living = {
-            labels: self._ranks[labels]
+            labels: each
             for labels, each in found.items()
-            if each.alive and each.state in ("starting", "running")
+            if each.position.alive and each.position.state in ("starting", "running")
         }
-        limits_s = {labels: rank.limit_s(self._floor_s) for labels, rank in living.items()}
+        limits_s = {labels: self._ranks[labels].limit_s(self._floor_s) for labels in living}
+        still_s = {labels: self._ranks[labels].still_s(now_ns) for labels in living}
         self.standing = {labels: Standing(limit_s) for labels, limit_s in limits_s.items()}
-        if not living:
-            return self._close()
-        still_s = {labels: rank.still_s(now_ns) for labels, rank in living.items()}
-        if any(still_s[labels] < 0.5 * limits_s[labels] for labels in living):
+        if not living or any(still_s[labels] < 0.5 * limits_s[labels] for labels in living):
             self._asked.clear()
             self.questions = {}
             self._over_since_ns = 0
@@ -145,34 +141,35 @@ class Stalls(Detector):
         over = all(still_s[labels] >= limits_s[labels] for labels in living)
         self._choose_questions(living, "what" if over else "where", now_ns)
         if over and self._open is None:
-            patient = self._may_take_longer(living, found, evidence)
+            patient = self._may_take_longer(living, found)
             self._patience_s = LONG * self._floor_s if patient else 0.0
-            over = all(each_s >= self._patience_s for each_s in still_s.values())
-        for labels, limit_s in limits_s.items():
-            reason = stall_reason(found[labels], evidence[labels], self._floor_s)
-            stalled = over or self._open is not None
-            self.standing[labels] = Standing(limit_s, stalled, reason, given[labels].groups)
+            over = min(still_s.values()) >= self._patience_s
+        stalled = over or self._open is not None
+        self.standing = {
+            labels: Standing(
+                limits_s[labels], stalled, each.reason(self._floor_s), each.known.groups
+            )
+            for labels, each in living.items()
+        }
         if not over:
             self._over_since_ns = 0
             return []
         self.ended = self._open.stood - living.keys() if self._open is not None else frozenset()
         if self.ended:
             # They stood before they ended: what is left would tell of another cause.
-            finished = any(found[each].state == "finished" for each in self.ended & found.keys())
-            return self._close() if finished else []
+            states = [found[each].position.state for each in self.ended & found.keys()]
+            return self._close() if "finished" in states else []
         self._over_since_ns = self._over_since_ns or now_ns
-        if self._open is None and not self._answers_are_in(living, evidence, now_ns):
+        if self._open is None and not self._answers_are_in(living.values(), now_ns):
             return []
-        return self._update_verdict(now_ns, living, found, evidence)
+        return self._update_verdict(now_ns, living, found)
 
-    def _update_ranks(
-        self, now_ns: int, found: Mapping[Labels, Position], evidence: Mapping[Labels, Evidence]
-    ) -> dict[Labels, Evidence]:
-        """Take in the positions; the evidence that is still of use."""
+    def _update_ranks(self, now_ns: int, found: Mapping[Labels, Suspect]) -> dict[Labels, Suspect]:
+        """Take in where the ranks are; the same with the evidence that is still of use."""
         paused, spent_ns = self._was_paused(now_ns), now_ns - self._polled_ns
         self._polled_ns = now_ns
-        fresh = dict(evidence)
-        for labels, position in found.items():
+        fresh = {}
+        for labels, (position, known) in found.items():
             rank = self._ranks.get(labels)
             if rank is None or rank.succeeded_by(position):
                 rank = self._ranks[labels] = RankMovement()
@@ -183,8 +180,7 @@ class Stalls(Detector):
             if self._open is not None and self._open.findings.cause not in _JUST_LONG:
                 rank.not_learnt_before_ns = now_ns
             rank.update(position, now_ns)
-            if labels in fresh:
-                fresh[labels] = _since_it_moved(rank, fresh[labels])
+            fresh[labels] = Suspect(position, rank.answered(known))
         self._ranks = {labels: each for labels, each in self._ranks.items() if labels in found}
         return fresh
 
@@ -211,45 +207,37 @@ class Stalls(Detector):
     # -- questions
 
     def _choose_questions(
-        self, living: Mapping[Labels, RankMovement], question: Question, now_ns: int
+        self, living: Mapping[Labels, Suspect], question: Question, now_ns: int
     ) -> None:
         share, least_s = (_ASK_WHERE_AGAIN, 0.5) if question == "where" else (_ASK_AGAIN, 2.0)
         again_ns = int(max(least_s, share * self._floor_s) * 1e9)
         self.questions = {}
-        for labels in living:
+        for labels, each in living.items():
             kind, asked_ns = self._asked.get(labels, ("", 0))
             again = now_ns - asked_ns >= again_ns
             if question == "where":
-                position = living[labels].position
-                again &= position is not None and position.phase in UNHOOKED
+                again &= each.position.phase in UNHOOKED
             if kind != question or again:
                 self.questions[labels] = question
                 self._asked[labels] = question, now_ns
 
-    def _answers_are_in(
-        self,
-        living: Mapping[Labels, RankMovement],
-        evidence: Mapping[Labels, Evidence],
-        now_ns: int,
-    ) -> bool:
+    def _answers_are_in(self, living: Iterable[Suspect], now_ns: int) -> bool:
         """Whether every rank has answered, or has had the time to."""
         if now_ns - self._over_since_ns >= _ANSWERS_TAKE_NS:
             return True
-        if self.questions:
-            return False
-        return all(
-            known.kind == "what" and known.answered_ns >= self._over_since_ns
-            for labels in living
-            for known in [evidence.get(labels, Evidence())]
+        return not self.questions and all(
+            each.known.kind == "what" and each.known.answered_ns >= self._over_since_ns
+            for each in living
         )
 
     # -- the verdict
 
+    def _find(self, living: Mapping[Labels, Suspect], found: Mapping[Labels, Suspect]) -> Findings:
+        ended = [each for labels, each in found.items() if labels not in living]
+        return find_culprits([*living.values()], ended, self._floor_s)
+
     def _may_take_longer(
-        self,
-        living: Mapping[Labels, RankMovement],
-        found: Mapping[Labels, Position],
-        evidence: Mapping[Labels, Evidence],
+        self, living: Mapping[Labels, Suspect], found: Mapping[Labels, Suspect]
     ) -> bool:
         """Whether this may well take longer, and the limits cannot know how long.
 
@@ -257,35 +245,38 @@ class Stalls(Detector):
         finished, and this is what comes after a training. Or the rank that the others wait for
         moves where no hook sees it.
         """
-        ended = [each for labels, each in found.items() if labels not in living]
-        finished = bool(ended) and all(each.state == "finished" for each in ended)
-        world = max((each.world or 0 for each in found.values()), default=0)
-        moving = {found[labels].rank for labels, rank in living.items() if rank.moves_unhooked}
+        ended = {each.position.state for labels, each in found.items() if labels not in living}
+        finished = ended == {"finished"}
+        world = max(each.position.world or 0 for each in found.values())
+        moving = {
+            each.position.rank
+            for labels, each in living.items()
+            if self._ranks[labels].moves_unhooked
+        }
         if world <= len(found) and not finished and not moving:
             return False
-        findings = find_culprits(living, found, evidence, self._floor_s)
+        findings = self._find(living, found)
         if findings.cause in _JUST_LONG and moving.issuperset(findings.culprits):
             return True
         return findings.cause == "elsewhere" or (finished and findings.cause == "long_phase")
 
     def _update_verdict(
-        self,
-        now_ns: int,
-        living: Mapping[Labels, RankMovement],
-        found: Mapping[Labels, Position],
-        evidence: Mapping[Labels, Evidence],
+        self, now_ns: int, living: Mapping[Labels, Suspect], found: Mapping[Labels, Suspect]
     ) -> list[Change]:
         """Open the verdict, or open it again where the cause or the culprits are others now.
 
         Where they are the same, it gets the present figures.
         """
-        since_ns = max(rank.moved_ns for rank in living.values())
+        since_ns = max(self._ranks[labels].moved_ns for labels in living)
         still_s = (now_ns - since_ns) / 1e9
-        findings = find_culprits(living, found, evidence, self._floor_s)
+        findings = self._find(living, found)
         before = self._open
-        is_same = before is not None and _told(before.findings) == _told(findings)
-        if before and is_same and still_s < before.said_s + _say_again_s(before.said_s):
-            return []
+        # Cause, culprits and phase.
+        is_same = before is not None and before.findings[:3] == findings[:3]
+        if before is not None and is_same:
+            longer_s = max(_SAY_AGAIN_S, _SAY_AGAIN * before.said_s)
+            if still_s < before.said_s + longer_s:
+                return []
         limit_s = max(*(each.limit_s for each in self.standing.values()), self._patience_s)
         verdict = Verdict(
             "stall",
@@ -298,8 +289,8 @@ class Stalls(Detector):
                 "culprits": list(findings.culprits),
                 "limit_s": limit_s,
                 "ranks": [
-                    _row(self._ranks[labels], evidence.get(labels, Evidence()), now_ns)
-                    for labels in found
+                    _row(each, self._ranks[labels].still_s(now_ns))
+                    for labels, each in found.items()
                 ],
             },
             findings.step,
@@ -314,29 +305,7 @@ class Stalls(Detector):
         return [] if before is None else [Change(before.verdict, opened=False)]
 
 
-def _say_again_s(said_s: float) -> float:
-    return max(_SAY_AGAIN_S, _SAY_AGAIN * said_s)
-
-
-def _told(findings: Findings) -> tuple[object, ...]:
-    return findings.cause, findings.culprits, findings.phase
-
-
-def _since_it_moved(rank: RankMovement, known: Evidence) -> Evidence:
-    """The evidence, without what was answered before the rank last moved."""
-    numbers = tuple((each.name, each.enqueued) for each in known.groups)
-    if known.answered and known.answered_ns > rank.moved_ns:
-        # A rank that puts more collectives in line moves, though no hook sees it.
-        if rank.numbers and rank.numbers != numbers:
-            rank.moved_ns = known.answered_ns
-        rank.numbers = numbers
-    if known.answered and known.answered_ns > rank.moved_ns:
-        rank.update_stack(known.stack)
-        return known
-    return Evidence(silent_s=known.silent_s, kernel=known.kernel)
-
-
-def _common_labels(found: Mapping[Labels, Position]) -> Labels:
+def _common_labels(found: Iterable[Labels]) -> Labels:
     """The labels of the run, and of the node where all ranks are on one."""
     first = dict(next(iter(found)))
     return tuple(
@@ -346,16 +315,15 @@ def _common_labels(found: Mapping[Labels, Position]) -> Labels:
     )
 
 
-def _row(rank: RankMovement, known: Evidence, now_ns: int) -> dict[str, Any]:
+def _row(each: Suspect, still_s: float) -> dict[str, Any]:
     """One rank in the table that a verdict has as evidence."""
-    position = rank.position
-    assert position is not None
+    position, known = each
     row: dict[str, Any] = {
         "rank": position.rank,
         "state": position.state if position.alive else "gone",
         "step": position.step,
         "phase": position.name or position.phase,
-        "still_s": round(rank.still_s(now_ns), 1),
+        "still_s": round(still_s, 1),
         "answers": known.answered and known.silent_s is None,
     }
     if known.kernel is not None:
@@ -363,10 +331,10 @@ def _row(rank: RankMovement, known: Evidence, now_ns: int) -> dict[str, Any]:
         row["busy"] = None if known.kernel.busy is None else round(known.kernel.busy, 2)
     if known.groups:
         row["collectives"] = {
-            each.description or each.name: [each.enqueued, each.completed]
-            for each in known.groups
-            if each.enqueued
+            group.description or group.name: [group.enqueued, group.completed]
+            for group in known.groups
+            if group.enqueued
         }
     if known.stack:
-        row["stack"] = [str(each) for each in known.stack[:10]]
+        row["stack"] = [str(frame) for frame in known.stack[:10]]
     return row

@@ -120,12 +120,8 @@ class Evidence(NamedTuple):
     @property
     def has_left(self) -> bool:
         """Whether the program has ended but for threads that Python waits for."""
-        outermost = self.stack[-1] if self.stack else None
-        return (
-            outermost is not None
-            and outermost.function == "_shutdown"
-            and outermost.file.endswith("/threading.py")
-        )
+        outermost = self.stack[-1] if self.stack else Frame("", None, "")
+        return outermost.function == "_shutdown" and outermost.file.endswith("/threading.py")
 
 
 class Position(NamedTuple):
@@ -156,3 +152,67 @@ class Position(NamedTuple):
     def rank(self) -> str:
         """As the labels have it."""
         return dict(self.labels).get("rank", "?")
+
+
+# A thread for questions that is silent for so long cannot run: something holds the GIL.
+_SILENT_S, _SHORTEST_SILENCE_S = 5.0, 0.5
+
+
+class Suspect(NamedTuple):
+    """A rank that may hold up the others: where it is, and what has been found out about it."""
+
+    position: Position
+    known: Evidence = Evidence()
+
+    @property
+    def labels(self) -> Labels:
+        return self.position.labels
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for others, by its journal, its own stack, or its device."""
+        known = self.known
+        if known.has_left:
+            return False
+        if self.position.phase == "comm_wait" or self.has_full_queue or self.device == "waits":
+            return True
+        inside = bool(known.stack) and "torch/distributed/" in known.stack[0].file
+        return inside or any(each.pending for each in known.groups)
+
+    @property
+    def has_full_queue(self) -> bool:
+        """Whether its host waits in our mark for its device, of which nothing can be known then."""
+        return self.position.in_mark and not self.known.device_phase
+
+    @property
+    def device(self) -> Literal["", "computes", "waits"]:
+        """What its device does that is behind its host; "waits": at least it may."""
+        phase, position = self.known.device_phase, self.position
+        if not phase or (self.known.device_step is None and phase == position.phase):
+            return ""
+        may_wait = position.waits_in is None or phase in (*position.waits_in, "comm_wait")
+        return "waits" if may_wait else "computes"
+
+    @property
+    def on_device(self) -> Suspect:
+        """The same rank at the position of its device, as far as that is known."""
+        phase, step = self.known.device_phase, self.known.device_step
+        if not phase:
+            return self
+        step = self.position.step if step is None else step
+        return self._replace(position=self.position._replace(phase=phase, name="", step=step))
+
+    def disabled_by(self, floor_s: float) -> str:
+        """What keeps it from going on, whatever the others do; empty: nothing."""
+        kernel, silent_s = self.known.kernel, self.known.silent_s or 0.0
+        if kernel is not None and kernel.state in ("T", "t"):
+            return "stopped"
+        if kernel is not None and kernel.state == "D" and kernel.lasting:
+            return "uninterruptible"
+        patience_s = min(_SILENT_S, max(_SHORTEST_SILENCE_S, floor_s / 4))
+        # Our own mark may hold the GIL. It waits for the device.
+        return "gil" if silent_s >= patience_s and not self.position.in_mark else ""
+
+    def reason(self, floor_s: float) -> str:
+        """Why it does not move, as far as it alone shows that: a word of the catalogue."""
+        return self.disabled_by(floor_s) or ("waiting" if self.is_waiting else "not_waiting")

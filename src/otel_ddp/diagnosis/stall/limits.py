@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from otel_ddp.diagnosis.stall.evidence import Frame, Position
+from otel_ddp.diagnosis.stall.evidence import Evidence, Frame, Position
 from otel_ddp.vocabulary.words import UNUSUAL_PHASES
 
 # The limit is 10 times the p99 step, or 3 times the longest stretch of the phase; or 1.5 times
@@ -104,12 +104,21 @@ class RankMovement:
             self.p99_s = ordered[int(0.99 * (len(ordered) - 1))]
         return self.p99_s
 
-    def update_stack(self, stack: tuple[Frame, ...]) -> None:
-        """The program is at this stack. Where no hook shows progress, another stack does."""
-        assert self.position is not None
-        if stack and self.position.phase in UNHOOKED:
-            self.moves_unhooked |= bool(self.stack) and self.stack != stack
-            self.stack = stack
+    def answered(self, known: Evidence) -> Evidence:
+        """Take in what the rank has answered; without what it answered before it last moved."""
+        if known.answered and known.answered_ns > self.moved_ns:
+            # A rank that puts more collectives in line moves, though no hook sees it.
+            numbers = tuple((each.name, each.enqueued) for each in known.groups)
+            if self.numbers and self.numbers != numbers:
+                self.moved_ns = known.answered_ns
+            self.numbers = numbers
+        if not known.answered or known.answered_ns <= self.moved_ns:
+            return Evidence(silent_s=known.silent_s, kernel=known.kernel)
+        # Where no hook shows progress, another stack does.
+        if known.stack and self.position is not None and self.position.phase in UNHOOKED:
+            self.moves_unhooked |= bool(self.stack) and self.stack != known.stack
+            self.stack = known.stack
+        return known
 
     def still_s(self, now_ns: int) -> float:
         """For how long the rank has not moved."""
