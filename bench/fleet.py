@@ -29,8 +29,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from otel_ddp import settings  # noqa: E402
-from otel_ddp.agent.export.otlp import resource  # noqa: E402
-from otel_ddp.agent.export.otlp.outcome import Request  # noqa: E402
+from otel_ddp.agent.export.otlp import Request, resource  # noqa: E402
 from otel_ddp.agent.export.otlp.transport import Transport  # noqa: E402
 from otel_ddp.agent.export.render import Renderer  # noqa: E402
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series  # noqa: E402

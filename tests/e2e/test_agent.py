@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 import warm
 from node import Node, finished, until
-from otel_ddp.agent.export.otlp.outcome import SIGNALS
+from otel_ddp.agent.export.otlp import SIGNALS
 from otel_ddp.agent.export.spool import Spool
 from otel_ddp.journal.reader import JournalReader
 from otlp_receiver import Receiver

@@ -7,32 +7,30 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2s
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_ddp import settings
-from otel_ddp.agent.export.otlp.outcome import SIGNALS, exported_signals
-from otel_ddp.agent.export.replay import (
-    AnotherReplay,
-    FoundSpool,
-    KeptRequests,
-    SentLogUnwritable,
-    find_spools,
-    send,
-)
+from otel_ddp import files, settings
+from otel_ddp.agent.export.otlp import SIGNALS, Signal, exported_signals
 from otel_ddp.agent.export.report import DeliveryStatus, human_size
+from otel_ddp.agent.export.spool import LOCK, OFFLINE_PREFIX, Entries, Entry, Why, list_entries
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
+from otel_ddp.journal import locks
 from otel_ddp.journal.layout import SUFFIX
 
 if TYPE_CHECKING:
     from otel_ddp.agent.export.delivery import Delivery
-    from otel_ddp.agent.export.otlp.transport import Transport
 
+# After so many failures without a success, a minute or two, the rest of a signal is left.
+_MOST_FAILURES = 7
 # From this age on a Prometheus with the usual settings refuses values.
 _OLD_S = 3600.0
-_SHOWN_EVERY_S = (0.2, 10.0)
+_SHOWN_EVERY_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
         if each not in signals:
             print(f"{each} are not sent: OTEL_{each.upper()}_EXPORTER=none")
     # These packages take long to import.
+    from otel_ddp.agent.export.delivery import Delivery
     from otel_ddp.agent.export.otlp.transport import Transport, with_endpoint
 
     conf_there = with_endpoint(conf)
@@ -86,12 +85,41 @@ def run(options: argparse.Namespace) -> int:
         try:
             kept = KeptRequests(spools, transport.address, signals, again=again)
             with contextlib.closing(kept):
-                return _replay(kept, spools, transport, options.on_conflict)
-        except AnotherReplay:
-            print("Another replay of these data to this destination is running.", file=sys.stderr)
-        except SentLogUnwritable as why:
-            print(f"{why}. That file remembers what was sent: replay a copy.", file=sys.stderr)
+                # In the order of time, and whatever is in doubt is refused: a person waits.
+                delivery = Delivery(transport, kept, jitter=lambda: 0.5, patience_s=0.0)
+                there = cell(transport.destination)
+                return _replay(kept, spools, delivery, there, options.on_conflict)
+        except ReplayStopped as why:
+            print(why, file=sys.stderr)
     return 1
+
+
+# -- what was kept
+
+
+@dataclass(frozen=True)
+class FoundSpool:
+    """A spool and the requests that were found in it."""
+
+    path: Path
+    entries: Sequence[Entry]
+
+    @property
+    def missing(self) -> int:
+        """How many of the requests that an offline agent put here are no longer here."""
+        # An agent that sends empties its own spool.
+        offline = self.path.name.startswith(OFFLINE_PREFIX) and self.entries
+        return self.entries[-1].number - len(self.entries) if offline else 0
+
+
+def find_spools(directory: Path) -> list[FoundSpool]:
+    """The directory as a spool, or the offline spools in it. Raises OSError."""
+    own = FoundSpool(directory, list_entries(directory))
+    if own.entries:
+        return [own]
+    paths = sorted(path for path in directory.glob(f"{OFFLINE_PREFIX}*") if path.is_dir())
+    spools = [FoundSpool(path, list_entries(path)) for path in paths]
+    return [spool for spool in spools if spool.entries]
 
 
 def _spools(directories: Sequence[Path]) -> Iterator[FoundSpool]:
@@ -101,27 +129,181 @@ def _spools(directories: Sequence[Path]) -> Iterator[FoundSpool]:
             spools = find_spools(directory)
         except OSError as error:
             raise ConfigError(f"{directory} cannot be read: {error.strerror}.") from None
+        if not spools and any(directory.glob(f"*{SUFFIX}")):
+            raise ConfigError(
+                f"{directory} holds journals that no agent has read: `otel-ddp agent --dir "
+                f"{directory}` exports them."
+            )
         if not spools:
-            raise ConfigError(_nothing(directory))
+            raise ConfigError(f"{directory} holds no data of an offline run.")
         for spool in spools:
             if (path := os.path.realpath(spool.path)) not in known:
                 known.add(path)
                 yield spool
 
 
-def _nothing(directory: Path) -> str:
-    if any(directory.glob(f"*{SUFFIX}")):
-        return (
-            f"{directory} holds journals that no agent has read: `otel-ddp agent --dir "
-            f"{directory}` exports them."
-        )
-    return f"{directory} holds no data of an offline run."
+def merge_by_time(spools: Sequence[FoundSpool]) -> list[Entry]:
+    """The requests of all spools by time; those of one spool in their own order.
+
+    Merged, because a backend refuses values that are much older than its newest one. If one node
+    were sent after the other, all values of the second would be too old.
+    """
+    dated: list[tuple[int, Entry]] = []
+    for spool in spools:
+        times = accumulate((entry.oldest_s for entry in spool.entries), max)
+        dated += zip(times, spool.entries, strict=True)
+    return [entry for _, entry in sorted(dated, key=lambda each: each[0])]
+
+
+class ReplayStopped(Exception):
+    """What was sent cannot be remembered; the text says why."""
+
+
+class SentLog:
+    """Remembers which requests of one spool were sent to one address.
+
+    It is a file in the spool, with a line for each request: the name of the request's file, which
+    survives copying. It is locked while it is open, so that two replays do not send the same.
+    """
+
+    def __init__(self, spool: Path, address: str) -> None:
+        digest = blake2s(address.encode("utf-8", "replace"), digest_size=4).hexdigest()
+        self.path = spool / f"sent-{digest}"
+        with self._explained():
+            self._file = files.open_private(self.path, os.O_RDWR | os.O_CREAT)
+        try:
+            self._lock()
+            with self._explained():
+                self._names = self._read(f"# {address}\n".encode("utf-8", "replace"))
+        except BaseException:
+            self.close()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            locks.acquire(self._file)
+        except BlockingIOError:
+            sentence = "Another replay of these data to this destination is running."
+            raise ReplayStopped(sentence) from None
+        except OSError:
+            pass  # a file system without locks
+
+    def _read(self, head: bytes) -> set[str]:
+        content = b""
+        while piece := os.read(self._file, 1 << 20):
+            content += piece
+        # A kill may have torn the last line: then its request was not remembered.
+        whole = content[: content.rfind(b"\n") + 1]
+        os.ftruncate(self._file, len(whole))
+        os.lseek(self._file, 0, os.SEEK_END)
+        if not whole:
+            os.write(self._file, head)
+        return set(whole.decode("utf-8", "replace").split("\n"))
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ReplayStopped(
+                f"{self.path} cannot be written: {error.strerror}. That file remembers what was "
+                "sent: replay a copy."
+            ) from None
+
+    def __contains__(self, entry: Entry) -> bool:
+        return entry.path.name in self._names
+
+    def add(self, entry: Entry) -> None:
+        """Remember a request; once this returns, a kill does not undo it."""
+        with self._explained():
+            os.write(self._file, f"{entry.path.name}\n".encode())
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class KeptRequests(Entries):
+    """What is left to send, as the delivery takes it from a spool; no file is removed."""
+
+    def __init__(
+        self,
+        spools: Sequence[FoundSpool],
+        address: Callable[[Signal], str],
+        signals: Sequence[Signal] = SIGNALS,
+        *,
+        again: bool = False,
+    ) -> None:
+        """*address*: where a signal is sent to. *again*: also what was sent there before."""
+        super().__init__()
+        self._address = address
+        self._logs: dict[tuple[Path, str], SentLog] = {}
+        try:
+            for spool in spools:
+                for there in {address(signal) for signal in signals}:
+                    self._logs[spool.path, there] = SentLog(spool.path, there)
+        except BaseException:
+            self.close()
+            raise
+        self.sent_before = 0
+        for each in merge_by_time(spools):
+            if each.signal not in signals:
+                continue
+            before = each in self._log(each)
+            self.sent_before += before
+            if again or not before:
+                self.add(each)
+
+    def close(self) -> None:
+        """Let another replay of the same spools begin."""
+        for log in self._logs.values():
+            log.close()
+
+    def _log(self, entry: Entry) -> SentLog:
+        return self._logs[entry.path.parent, self._address(entry.signal)]
+
+    @property
+    def left(self) -> dict[Signal, int]:
+        """How many requests of each signal."""
+        return {signal: len(entries) for signal, entries in self._entries.items() if entries}
+
+    @property
+    def oldest_s(self) -> int:
+        """When the oldest value that is to be sent was measured; 0: there is none."""
+        times = (each.oldest_s for each in self._entries["metrics"].values())
+        return min(filter(None, times), default=0)
+
+    def remove(self, entry: Entry, why: Why) -> None:
+        """Done with; the next replay tries again what is refused."""
+        super().remove(entry, why)
+        if why == "delivered":
+            self._log(entry).add(entry)
+
+
+# -- sending it
+
+
+def send(
+    kept: KeptRequests, delivery: Delivery, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[None]:
+    """Send all that is taken; comes back after each attempt."""
+    for signal in SIGNALS:
+        while (wait_s := delivery.send_next(signal)) is not None:
+            yield
+            if wait_s:
+                # Before the first success, a wrong address is more likely than a busy collector.
+                failures, status = delivery.failures(signal), delivery.status()
+                if failures >= _MOST_FAILURES or not status.delivered:
+                    break
+                sleep(wait_s)
 
 
 def _replay(
-    kept: KeptRequests, spools: Sequence[FoundSpool], transport: Transport, on_conflict: str
+    kept: KeptRequests,
+    spools: Sequence[FoundSpool],
+    delivery: Delivery,
+    there: str,
+    on_conflict: str,
 ) -> int:
-    there = cell(transport.destination)
     for spool in spools:
         _describe(spool)
     if kept.sent_before and on_conflict == "error":
@@ -139,13 +321,13 @@ def _replay(
         print_answer("nothing is left to send")
         return 1 if missing else 0
     _warn_of_age(kept.oldest_s, time.time())
-    from otel_ddp.agent.export.delivery import Delivery
-
-    # In the order of time, and whatever is in doubt is refused: a person waits.
-    delivery = Delivery(transport, kept, jitter=lambda: 0.5, patience_s=0.0)
+    shown_at, requests = time.monotonic(), kept.entries
     try:
-        _send(kept, delivery)
-    except (KeyboardInterrupt, SentLogUnwritable):
+        for _ in send(kept, delivery):
+            if time.monotonic() - shown_at >= _SHOWN_EVERY_S:
+                shown_at = time.monotonic()
+                print(f"{requests - kept.entries} of {requests} requests", flush=True)
+    except (KeyboardInterrupt, ReplayStopped):
         print(f"stopped: {_sent(delivery.status(), there)}; the next replay continues there")
         raise
     print(_sent(delivery.status(), there))
@@ -157,26 +339,6 @@ def _replay(
     return 1 if troubles else 0
 
 
-def _send(kept: KeptRequests, delivery: Delivery) -> None:
-    """Show how far it is: on one line of a terminal, elsewhere now and then."""
-    terminal = sys.stdout.isatty()
-    began = shown_at = time.monotonic()
-    whole, requests = max(kept.size_bytes, 1), kept.entries
-    try:
-        for _ in send(kept, delivery):
-            now = time.monotonic()
-            if now - shown_at < _SHOWN_EVERY_S[not terminal]:
-                continue
-            shown_at, share = now, 1.0 - kept.size_bytes / whole
-            left_s = (now - began) * (1.0 - share) / max(share, 1e-9)
-            done = f"{requests - kept.entries} of {requests} requests"
-            text = f"{share:.0%}  {done}, {left_s:.0f} s left"
-            print(f"\r\033[K{text}" if terminal else text, end="" if terminal else "\n", flush=True)
-    finally:
-        if terminal:
-            print("\r\033[K", end="", flush=True)
-
-
 def _describe(spool: FoundSpool) -> None:
     kept = human_size(sum(entry.size_bytes for entry in spool.entries))
     print(f"{spool.path}: {len(spool.entries)} requests, {kept}")
@@ -185,7 +347,8 @@ def _describe(spool: FoundSpool) -> None:
             f"! {spool.missing} requests that were kept here are missing: they made room for newer "
             "ones (OTEL_DDP_SPOOL_BYTES), or were deleted"
         )
-    if spool.in_use:
+    # A living agent still adds requests.
+    if locks.lock_holder(spool.path / LOCK) is not None:
         print("! an agent still adds to it: replay it again when the training has ended")
 
 

@@ -15,20 +15,19 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from otel_ddp.agent.export.delivery import Delivery
+from otel_ddp.agent.export.otlp import Outcome, Request, Signal
 from otel_ddp.agent.export.otlp.documents import Documents
-from otel_ddp.agent.export.otlp.outcome import Outcome, Request, Signal
-from otel_ddp.agent.export.replay import (
-    AnotherReplay,
+from otel_ddp.agent.export.report import DeliveryStatus
+from otel_ddp.agent.export.spool import BLOCK_BYTES, Spool
+from otel_ddp.cli import main
+from otel_ddp.cli.replay import (
     KeptRequests,
+    ReplayStopped,
     SentLog,
-    SentLogUnwritable,
     find_spools,
     merge_by_time,
     send,
 )
-from otel_ddp.agent.export.report import DeliveryStatus
-from otel_ddp.agent.export.spool import BLOCK_BYTES, Spool
-from otel_ddp.cli import main
 from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.reader import Document
 from otlp_receiver import Receiver
@@ -38,7 +37,7 @@ TAKEN = Outcome("delivered", "")
 AWAY = Outcome("retry", "connection refused")
 
 HOLD = """
-import sys; from pathlib import Path; from otel_ddp.agent.export.replay import SentLog
+import sys; from pathlib import Path; from otel_ddp.cli.replay import SentLog
 sent = SentLog(Path(sys.argv[1]), "metrics at home")
 print("there", flush=True)
 sys.stdin.read()
@@ -213,7 +212,7 @@ def test_two_replays_of_one_spool_do_not_send_at_once(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()
 
-        with pytest.raises(AnotherReplay):
+        with pytest.raises(ReplayStopped, match="Another replay of these data"):
             sent(FakeTransport(), directory)
 
         process.stdin.close()
@@ -227,7 +226,7 @@ def test_nothing_is_sent_where_it_cannot_be_remembered(tmp_path: Path) -> None:
     memory.unlink()
     memory.mkdir()
 
-    with pytest.raises(SentLogUnwritable, match=f"{memory} cannot be written: Is a directory"):
+    with pytest.raises(ReplayStopped, match=f"{memory} cannot be written: Is a directory"):
         sent(transport, directory)
 
     assert transport.bodies == []

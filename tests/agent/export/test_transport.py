@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from otel_ddp import settings
+from otel_ddp.agent.export.otlp import SIGNALS, Outcome, Signal
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.otlp.encode import (
     attribute_bytes,
@@ -28,7 +29,6 @@ from otel_ddp.agent.export.otlp.encode import (
     number_point,
     resource_bytes,
 )
-from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
 from otel_ddp.agent.export.otlp.transport import Transport, find_on_loopback, is_trusted, why_none
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document

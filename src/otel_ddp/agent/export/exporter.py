@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from otel_ddp import errors
-from otel_ddp.agent.export.otlp.outcome import Request, exported_signals
+from otel_ddp.agent.export.otlp import Request, exported_signals
 from otel_ddp.agent.export.report import DeliveryStatus, human_size
 from otel_ddp.agent.export.spool import OFFLINE_PREFIX
 from otel_ddp.agent.kept_thread import KeptThread

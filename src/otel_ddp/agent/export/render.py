@@ -9,9 +9,8 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 from otel_ddp import __version__, errors
-from otel_ddp.agent.export.otlp import encode, resource
+from otel_ddp.agent.export.otlp import MOST_BYTES, Request, encode, resource
 from otel_ddp.agent.export.otlp.encode import SCOPE
-from otel_ddp.agent.export.otlp.outcome import MOST_BYTES, Request
 from otel_ddp.agent.ledger import Buckets, Ledger, Series, is_logged
 from otel_ddp.vocabulary.catalog import Kind, Metric
 

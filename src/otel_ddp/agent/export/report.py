@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
+from otel_ddp.agent.export.otlp import SIGNALS, Outcome, Signal
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -38,155 +38,14 @@ class DeliveryStatus:
     """Requests that the collector refused."""
     refused_points: Mapping[str, int]
     """Points in those, and those that it dropped out of others, by reason."""
-    rejected_points: int
-    """Points that the collector dropped out of requests that it accepted."""
     dropped_points: Mapping[str, int]
-    """Points that are lost, by reason: refused, memory_full, spool_full, spool_error,
-    corrupt."""
+    """Points that are lost, by reason: refused, rejected (out of a request that the collector
+    accepted), memory_full, spool_full, spool_error, corrupt."""
     memory_bytes: int
     spool_bytes: int
     state: str
     troubles: Mapping[Signal, str]
-    """Why the last attempt of a signal failed."""
-
-
-@dataclass
-class _SignalState:
-    """How one signal goes."""
-
-    used: bool = False
-    trouble: str = ""
-    """Why the last attempt failed; empty if it did not."""
-    since_s: float = 0.0
-
-
-class DeliveryReport:
-    """Not locked: the delivery calls it under its own lock."""
-
-    def __init__(
-        self,
-        destination: Callable[[], str],
-        describe_backlog: Callable[[], str],
-        disk_problem: Callable[[], str | None],
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
-        self._destination = destination
-        self._describe_backlog = describe_backlog
-        self._disk_problem = disk_problem
-        self._clock = clock
-        self._wall = wall
-        self._signals = {signal: _SignalState() for signal in SIGNALS}
-        self._counts: Counter[str] = Counter()
-        self._lost: Counter[str] = Counter()
-        self._outage_began: float | None = None
-        self._logged_at: float | None = None
-        self._logged_outage = False
-        self._losses = _LossLog(clock, _CAUSES)
-
-    def add_outcome(self, signal: Signal, points: int, outcome: Outcome) -> None:
-        """Count one attempt, and log it if it is news."""
-        state = self._signals[signal]
-        state.used = True
-        self._counts[outcome.kind] += 1
-        if outcome.kind == "delivered":
-            state.trouble = ""
-            self._counts["points"] += points
-            self._counts["rejected"] += outcome.rejected
-            if outcome.rejected:
-                self._losses.add(signal, outcome.why, outcome.rejected)
-            self._log_recovery()
-            return
-        if not state.trouble:
-            state.since_s = self._wall()
-        state.trouble = outcome.why
-        if outcome.kind == "refused":
-            self.add_lost("refused", points)
-            self._losses.add(signal, outcome.why, points)
-        else:
-            self._log_outage(signal, outcome)
-
-    def add_lost(self, why: str, points: int) -> None:
-        """Count points that will never arrive."""
-        self._lost[why] += points
-
-    def poll_losses(self, lost: Mapping[str, int], has_room: bool) -> None:
-        """Say what was lost since the last call, here and elsewhere (*lost*).
-
-        *has_room*: whether the spool has.
-        """
-        self._losses.poll({**self._lost, **lost})
-        if has_room and (points := self._losses.ended("spool_full")):
-            log.warning("OTLP: the spool has room again; %d points were dropped.", points)
-
-    def status(
-        self, *, lost: Mapping[str, int], memory_bytes: int, spool_bytes: int
-    ) -> DeliveryStatus:
-        """All counts; *lost*: the points that were lost elsewhere."""
-        return DeliveryStatus(
-            delivered=self._counts["delivered"],
-            delivered_points=self._counts["points"],
-            failed=self._counts["retry"],
-            refused=self._counts["refused"],
-            refused_points=self._losses.of_signals(),
-            rejected_points=self._counts["rejected"],
-            dropped_points=dict(Counter(lost) + self._lost),
-            memory_bytes=memory_bytes,
-            spool_bytes=spool_bytes,
-            state=self._describe(),
-            troubles={signal: each.trouble for signal, each in self._signals.items()},
-        )
-
-    def _describe(self) -> str:
-        troubled = [(signal, each) for signal, each in self._signals.items() if each.trouble]
-        if not troubled:
-            if not any(each.used for each in self._signals.values()):
-                return f"nothing sent yet to {self._destination()}"
-            return f"delivering to {self._destination()}"
-        signal, first = troubled[0]
-        since = time.strftime("%H:%M:%S", time.localtime(first.since_s))
-        others_work = any(each.used and not each.trouble for each in self._signals.values())
-        which = f"{signal}: " if others_work else ""
-        return f"{which}{first.trouble} since {since}, {self._describe_backlog()}"
-
-    # -- lines of the log
-
-    def _log_outage(self, signal: Signal, outcome: Outcome) -> None:
-        now = self._clock()
-        if self._outage_began is None:
-            self._outage_began = now
-        if self._logged_at is not None and now - self._logged_at < LOG_EVERY_S:
-            return
-        self._logged_at = now
-        self._logged_outage = True
-        if problem := self._disk_problem():
-            text = (
-                f"what cannot be delivered waits in memory: the disk does not take it ({problem})"
-            )
-        else:
-            text = "what cannot be delivered waits on disk"
-        log.warning("OTLP %s: %s; %s.", signal, outcome.why, text)
-
-    def _log_recovery(self) -> None:
-        if self._outage_began is None or any(each.trouble for each in self._signals.values()):
-            return
-        lasted_s = self._clock() - self._outage_began
-        self._outage_began = None
-        if self._logged_outage:
-            self._logged_outage = False
-            log.warning(
-                "OTLP: %s takes data again after %.0f s; %s.",
-                self._destination(),
-                lasted_s,
-                self._describe_backlog(),
-            )
-
-
-def human_size(size_bytes: int) -> str:
-    """A size for people; the only place with another unit than bytes."""
-    if size_bytes < 1024 * 1024:
-        return f"{size_bytes / 1024:.0f} KiB"
-    return f"{size_bytes / (1024 * 1024):.1f} MiB"
+    """Why the last attempt of a signal failed; empty if it did not."""
 
 
 @dataclass
@@ -198,50 +57,149 @@ class _Loss:
     total: int = 0
 
 
-class _LossLog:
+class DeliveryReport:
     """Not locked: the delivery calls it under its own lock."""
 
-    def __init__(self, clock: Callable[[], float], causes: Mapping[str, str]) -> None:
-        """*causes*: the counters to watch, each with the words for its cause."""
+    def __init__(
+        self,
+        destination: str,
+        backlog: Callable[[], str],
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        """*backlog*: says what waits, and where."""
+        self._destination = destination
+        self._backlog = backlog
         self._clock = clock
-        self._causes = causes
+        self._wall = wall
+        self.lost: Counter[str] = Counter()
+        """Points that will never arrive, by reason."""
+        self._counts: Counter[str] = Counter()
+        # Why the last attempt of each signal that was used failed, and since when such fail.
+        self._troubles: dict[Signal, tuple[str, float]] = {}
+        self._outage_began: float | None = None
+        self._outage_said_at: float | None = None
+        self._outage_is_said = False
+        # By signal, or "" where it is no answer about one, and by cause.
         self._losses: dict[tuple[str, str], _Loss] = {}
-        self._counted: dict[str, int] = {}
+        self._counted: Counter[str] = Counter()
 
-    def add(self, signal: str, cause: str, points: int) -> None:
+    def add_outcome(
+        self, signal: Signal, points: int, outcome: Outcome, disk_problem: str | None = None
+    ) -> None:
+        """Count one attempt, and log it if it is news."""
+        self._counts[outcome.kind] += 1
+        before, since_s = self._troubles.get(signal, ("", 0.0))
+        if outcome.kind == "delivered":
+            self._troubles[signal] = ("", 0.0)
+            self._counts["points"] += points
+            self._lose(signal, "rejected", outcome.why, outcome.rejected)
+            self._log_recovery()
+            return
+        self._troubles[signal] = (outcome.why, since_s if before else self._wall())
+        if outcome.kind == "refused":
+            self._lose(signal, "refused", outcome.why, points)
+        else:
+            self._log_outage(signal, outcome.why, disk_problem)
+
+    def _lose(self, signal: Signal, reason: str, why: str, points: int) -> None:
+        if points:
+            self.lost[reason] += points
+            self._add_loss(signal, why, points)
+
+    def poll_losses(self, lost: Mapping[str, int], has_room: bool) -> None:
+        """Say what was lost since the last call, here and elsewhere (*lost*).
+
+        *has_room*: whether the spool has.
+        """
+        counters = {**self.lost, **lost}
+        for reason, cause in _CAUSES.items():
+            if more := counters.get(reason, 0) - self._counted[reason]:
+                self._counted[reason] += more
+                self._add_loss("", cause, more)
+        for (signal, cause), loss in self._losses.items():
+            self._say(loss, signal, cause)
+        if has_room and (full := self._losses.pop(_key("", _CAUSES["spool_full"]), None)):
+            log.warning("OTLP: the spool has room again; %d points were dropped.", full.total)
+
+    def status(
+        self, *, lost: Mapping[str, int], memory_bytes: int, spool_bytes: int
+    ) -> DeliveryStatus:
+        """All counts; *lost*: the points that were lost elsewhere."""
+        refused = {cause: loss.total for (signal, cause), loss in self._losses.items() if signal}
+        return DeliveryStatus(
+            delivered=self._counts["delivered"],
+            delivered_points=self._counts["points"],
+            failed=self._counts["retry"],
+            refused=self._counts["refused"],
+            refused_points=refused,
+            dropped_points={**self.lost, **lost},
+            memory_bytes=memory_bytes,
+            spool_bytes=spool_bytes,
+            state=self._describe(),
+            troubles={signal: why for signal, (why, _) in self._troubles.items()},
+        )
+
+    def _describe(self) -> str:
+        for signal in SIGNALS:
+            why, since_s = self._troubles.get(signal, ("", 0.0))
+            if why:
+                others_work = any(not other for other, _ in self._troubles.values())
+                which = f"{signal}: " if others_work else ""
+                since = time.strftime("%H:%M:%S", time.localtime(since_s))
+                return f"{which}{why} since {since}, {self._backlog()}"
+        done = "delivering" if self._troubles else "nothing sent yet"
+        return f"{done} to {self._destination}"
+
+    # -- lines of the log
+
+    def _log_outage(self, signal: Signal, why: str, disk_problem: str | None) -> None:
+        now = self._clock()
+        if self._outage_began is None:
+            self._outage_began = now
+        if not self._is_due(self._outage_said_at):
+            return
+        self._outage_said_at, self._outage_is_said = now, True
+        where = "on disk"
+        if disk_problem:
+            where = f"in memory: the disk does not take it ({disk_problem})"
+        log.warning("OTLP %s: %s; what cannot be delivered waits %s.", signal, why, where)
+
+    def _log_recovery(self) -> None:
+        if self._outage_began is None or any(why for why, _ in self._troubles.values()):
+            return
+        lasted_s = self._clock() - self._outage_began
+        if self._outage_is_said:
+            sentence = "OTLP: %s takes data again after %.0f s; %s."
+            log.warning(sentence, self._destination, lasted_s, self._backlog())
+        self._outage_began, self._outage_is_said = None, False
+
+    def _add_loss(self, signal: str, cause: str, points: int) -> None:
         """Points are lost now; the first ones of a cause are said at once."""
-        # What stands behind the colon differs from one answer to the next.
-        key = (signal, cause.partition(": ")[0])
-        loss = self._losses.setdefault(key, _Loss())
+        loss = self._losses.setdefault(_key(signal, cause), _Loss())
         loss.unsaid += points
         loss.total += points
-        if self._is_due(loss):
-            self._say(loss, signal, cause)
-
-    def poll(self, counters: Mapping[str, int]) -> None:
-        """Say what the counters have grown by, and what was not said yet of other losses."""
-        for name, cause in self._causes.items():
-            more = counters.get(name, 0) - self._counted.get(name, 0)
-            if more:
-                self._counted[name] = counters[name]
-                self.add("", cause, more)
-        for (signal, cause), loss in self._losses.items():
-            if loss.unsaid and self._is_due(loss):
-                self._say(loss, signal, cause)
-
-    def of_signals(self) -> dict[str, int]:
-        """The points that a receiver refused, by what it said."""
-        return {cause: loss.total for (signal, cause), loss in self._losses.items() if signal}
-
-    def ended(self, name: str) -> int:
-        """The cause of a counter is over: how many points it has cost since it began."""
-        return self._losses.pop(("", self._causes[name].partition(": ")[0]), _Loss()).total
-
-    def _is_due(self, loss: _Loss) -> bool:
-        return loss.said_at is None or self._clock() - loss.said_at >= LOG_EVERY_S
+        self._say(loss, signal, cause)
 
     def _say(self, loss: _Loss, signal: str, cause: str) -> None:
+        if not loss.unsaid or not self._is_due(loss.said_at):
+            return
         more = "" if loss.said_at is None else "more "
         count = f"1 {more}point is" if loss.unsaid == 1 else f"{loss.unsaid} {more}points are"
         log.warning("OTLP%s: %s dropped: %s.", f" {signal}" if signal else "", count, cause)
         loss.said_at, loss.unsaid = self._clock(), 0
+
+    def _is_due(self, said_at: float | None) -> bool:
+        return said_at is None or self._clock() - said_at >= LOG_EVERY_S
+
+
+def _key(signal: str, cause: str) -> tuple[str, str]:
+    # What stands behind the colon differs from one answer to the next.
+    return signal, cause.partition(": ")[0]
+
+
+def human_size(size_bytes: int) -> str:
+    """A size for people; the only place with another unit than bytes."""
+    if size_bytes < 1024 * 1024:
+        return f"{size_bytes / 1024:.0f} KiB"
+    return f"{size_bytes / (1024 * 1024):.1f} MiB"

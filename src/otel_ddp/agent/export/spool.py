@@ -26,16 +26,16 @@ import errno
 import os
 import re
 import stat
-import threading
+import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from otel_ddp import files
-from otel_ddp.agent.export.otlp.outcome import SIGNALS, Request, Signal
+from otel_ddp.agent.export.otlp import SIGNALS, Request, Signal
 from otel_ddp.journal import locks
 
 # How the names of offline agents' directories begin; a digest follows.
@@ -45,8 +45,9 @@ LOCK = "lock"
 BLOCK_BYTES = 4096
 
 _NAME = re.compile(r"(\d{20})-(metrics|traces|logs)-(\d+)-(\d+)(-standing)?\.z")
-# Why a request is done with.
-Why = Literal["delivered", "refused", "corrupt"]
+# Why a request is done with; the last three are losses.
+Why = Literal["delivered", "refused", "corrupt", "spool_error", "spool_full"]
+_LOSSES = ("corrupt", "spool_error", "spool_full")
 # More living agents of one name and place than this mean a file system whose locks do not work.
 _MOST_OF_A_NAME = 64
 
@@ -108,60 +109,21 @@ def _size_on_disk(length: int) -> int:
     return max(-(-length // BLOCK_BYTES), 1) * BLOCK_BYTES
 
 
-class Store(Protocol):
-    """What the delivery uses of a spool."""
+class Entries:
+    """Requests on disk, in order, to which none can be added. Not locked."""
 
-    @property
-    def problem(self) -> str | None: ...
-
-    @property
-    def has_room(self) -> bool: ...
-
-    @property
-    def entries(self) -> int: ...
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    @property
-    def dropped_points(self) -> Mapping[str, int]: ...
-
-    def append(self, request: Request) -> Entry | None: ...
-
-    def oldest(self, signal: Signal) -> Entry | None: ...
-
-    def protect(self, entry: Entry) -> None: ...
-
-    def unprotect(self, entry: Entry) -> None: ...
-
-    def remove(self, entry: Entry, why: Why) -> None: ...
-
-
-class Spool:
-    """A directory of requests in order. Nothing here raises; any thread may call."""
-
-    def __init__(self, directory: Path, limit_bytes: int) -> None:
-        self.directory = self._wanted = directory
-        """Where the files are, which may be the next one of that name; fixed once it is in use."""
-        self.limit_bytes = limit_bytes
+    def __init__(self) -> None:
         self.problem: str | None = None
         """Why nothing can be written at the moment; None while all is well."""
-        self._lock = threading.Lock()
-        self._lock_file: int | None = None
-        self._loaded = False
-        # Numbers only grow, and a dict keeps the order in which they were added.
-        self._entries: dict[Signal, dict[int, Entry]] = {signal: {} for signal in SIGNALS}
-        self._standing: dict[int, Entry] = {}
-        """Those with current values alone, which are dropped first."""
-        self._protected: set[int] = set()
-        self._dropped: Counter[str] = Counter()
         self.size_bytes = 0
         """How much disk the requests take."""
-        self._next = 1
-        # Reads only: no directory is made before there is a request for it.
-        with self._lock, self._problems(), contextlib.suppress(FileNotFoundError):
-            os.lstat(directory)
-            self._claim()
+        self.limit_bytes = sys.maxsize
+        self.dropped: Counter[str] = Counter()
+        """Points that were lost here, by reason: spool_full, spool_error, corrupt."""
+        # A dict keeps the order in which they were added.
+        self._entries: dict[Signal, dict[Path, Entry]] = {signal: {} for signal in SIGNALS}
+        self._standing: dict[Path, Entry] = {}
+        """Those with current values alone, which are dropped first."""
 
     @property
     def entries(self) -> int:
@@ -173,63 +135,78 @@ class Spool:
         """Whether it is far from its limit."""
         return self.size_bytes < 0.9 * self.limit_bytes
 
-    @property
-    def dropped_points(self) -> Mapping[str, int]:
-        """Points that were lost here, by reason: spool_full, spool_error, corrupt."""
-        with self._lock:
-            return dict(self._dropped)
-
-    def append(self, request: Request) -> Entry | None:
-        """Put a request behind all others; None if the disk does not accept it.
-
-        A request that is not accepted does not count as lost: the caller still has it.
-        """
-        packed = zlib.compress(request.body, 1)
-        size_bytes = _size_on_disk(len(packed))
-        with self._lock:
-            if size_bytes > self.limit_bytes:
-                self.problem = f"a request of {size_bytes} bytes is larger than the spool"
-                return None
-            with self._problems():
-                self._claim()
-                self._make_room(size_bytes)
-                number, self._next = self._next, self._next + 1
-                path = self.directory / _file_name(number, request)
-                files.replace(path, packed)
-                entry = Entry(
-                    *(path, number, request.signal, request.points, size_bytes),
-                    *(request.irreplaceable, request.oldest_s),
-                )
-                self._add(entry)
-                self.problem = None
-                return entry
-        return None
-
     def oldest(self, signal: Signal) -> Entry | None:
         """The oldest request of a signal."""
-        with self._lock:
-            while (entry := next(iter(self._entries[signal].values()), None)) is not None:
-                if not _is_missing(entry.path):
-                    return entry
-                # Its file was removed by another program.
-                self._remove(entry, "spool_error")
+        return next(iter(self._entries[signal].values()), None)
+
+    def append(self, request: Request) -> Entry | None:
+        """Put a request behind all others; None if it is not accepted: the caller still has it."""
         return None
 
-    def protect(self, entry: Entry) -> None:
-        """Mark a request that is being sent: it is not dropped to make room."""
-        with self._lock:
-            self._protected.add(entry.number)
-
-    def unprotect(self, entry: Entry) -> None:
-        """Take the mark away: the request was not delivered."""
-        with self._lock:
-            self._protected.discard(entry.number)
+    def add(self, entry: Entry) -> None:
+        """One that is on disk already."""
+        self._entries[entry.signal][entry.path] = entry
+        if not entry.irreplaceable:
+            self._standing[entry.path] = entry
+        self.size_bytes += entry.size_bytes
 
     def remove(self, entry: Entry, why: Why) -> None:
-        """Remove a request that is done with."""
-        with self._lock:
-            if entry.number in self._entries[entry.signal]:
-                self._remove(entry, why if why == "corrupt" else "")
+        """Done with, if it is still here."""
+        if self._entries[entry.signal].pop(entry.path, None) is None:
+            return
+        self._standing.pop(entry.path, None)
+        self.size_bytes -= entry.size_bytes
+        if why in _LOSSES:
+            self.dropped[why] += entry.points
+
+
+class Spool(Entries):
+    """A directory of requests. Nothing here raises."""
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        super().__init__()
+        self.directory = self._wanted = directory
+        """Where the files are, which may be the next one of that name; fixed once it is in use."""
+        self.limit_bytes = limit_bytes
+        self._lock_file: int | None = None
+        self._loaded = False
+        self._next = 1
+        # Reads only: no directory is made before there is a request for it.
+        with self._problems(), contextlib.suppress(FileNotFoundError):
+            os.lstat(directory)
+            self._claim()
+
+    def append(self, request: Request) -> Entry | None:
+        packed = zlib.compress(request.body, 1)
+        size_bytes = _size_on_disk(len(packed))
+        if size_bytes > self.limit_bytes:
+            self.problem = f"a request of {size_bytes} bytes is larger than the spool"
+            return None
+        with self._problems():
+            self._claim()
+            while self.size_bytes + size_bytes > self.limit_bytes:
+                self._drop_one()
+            path = self.directory / _file_name(self._next, request)
+            files.replace(path, packed)
+            entry = Entry(
+                *(path, self._next, request.signal, request.points, size_bytes),
+                *(request.irreplaceable, request.oldest_s),
+            )
+            self._next += 1
+            self.add(entry)
+            self.problem = None
+            return entry
+        return None
+
+    def remove(self, entry: Entry, why: Why) -> None:
+        super().remove(entry, why)
+        files.remove(entry.path)
+
+    def _drop_one(self) -> None:
+        """The oldest with current values; where there is none, the oldest of all."""
+        firsts = [self._standing, *self._entries.values()]
+        found = [entry for of in firsts if (entry := next(iter(of.values()), None))]
+        self.remove(min(found, key=lambda each: (each.irreplaceable, each.number)), "spool_full")
 
     def _claim(self) -> None:
         """See to it that the directory is ours alone, and of this agent alone. Raises OSError."""
@@ -271,7 +248,7 @@ class Spool:
         files.remove(*self.directory.glob("*.z.half"))
         # All or nothing: a number that is overlooked would be given a second time.
         for entry in list_entries(self.directory):
-            self._add(entry)
+            self.add(entry)
             self._next = entry.number + 1
         self._loaded = True
 
@@ -288,44 +265,3 @@ class Spool:
         except ValueError as error:
             # A name that no file can have.
             self.problem = f"{str(self.directory)!r}: {error}"
-
-    def _make_room(self, size_bytes: int) -> None:
-        while self.size_bytes + size_bytes > self.limit_bytes:
-            standing = (e for e in self._standing.values() if e.number not in self._protected)
-            entry = next(standing, None) or self._first(self._protected) or self._first(set())
-            if entry is None:
-                return
-            self._remove(entry, "spool_full")
-
-    def _first(self, without: Set[int]) -> Entry | None:
-        firsts = (
-            next((entry for number, entry in of.items() if number not in without), None)
-            for of in self._entries.values()
-        )
-        return min(filter(None, firsts), key=lambda entry: entry.number, default=None)
-
-    def _add(self, entry: Entry) -> None:
-        self._entries[entry.signal][entry.number] = entry
-        if not entry.irreplaceable:
-            self._standing[entry.number] = entry
-        self.size_bytes += entry.size_bytes
-
-    def _remove(self, entry: Entry, lost: str) -> None:
-        del self._entries[entry.signal][entry.number]
-        self._standing.pop(entry.number, None)
-        self._protected.discard(entry.number)
-        self.size_bytes -= entry.size_bytes
-        files.remove(entry.path)
-        if lost:
-            self._dropped[lost] += entry.points
-
-
-def _is_missing(path: Path) -> bool:
-    """Whether a file certainly does not exist: one that cannot be seen now may be seen later."""
-    try:
-        os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
-    return False

@@ -169,9 +169,8 @@ class Agent:
         put(catalog.OTEL_DDP_SPOOL_SIZE, status.spool_bytes)
         for outcome in ("delivered", "failed", "refused"):
             put(catalog.OTEL_DDP_EXPORTS, getattr(status, outcome), ("outcome", outcome))
-        lost = {**status.dropped_points, "rejected": status.rejected_points}
-        lost["history_full"] = ledger.points_dropped
-        for why, count in lost.items():
+        lost = {"rejected": 0, "history_full": ledger.points_dropped}
+        for why, count in (lost | dict(status.dropped_points)).items():
             put(catalog.OTEL_DDP_POINTS_DROPPED, count, ("why", why))
 
     def _commit_unless_exported(self) -> None:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import files
-from otel_ddp.agent.export.otlp.outcome import one_line
+from otel_ddp.agent.export.otlp import one_line
 from otel_ddp.cli.demo.injection import Injection
 from otel_ddp.cli.text import dated, integer, mappings
 from otel_ddp.journal.place import Place

@@ -9,7 +9,7 @@ from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import resource
+from otel_ddp.agent.export.otlp import MOST_BYTES, Request, Signal, resource
 from otel_ddp.agent.export.otlp.encode import (
     EVENT_ATTRIBUTES,
     LOG_ATTRIBUTES,
@@ -22,7 +22,6 @@ from otel_ddp.agent.export.otlp.encode import (
     resource_bytes,
     utf8,
 )
-from otel_ddp.agent.export.otlp.outcome import MOST_BYTES, Request, Signal
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.journal import trace_ids
 from otel_ddp.journal.layout import SPAN

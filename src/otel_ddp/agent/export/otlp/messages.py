@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, accepted
+from otel_ddp.agent.export.otlp import Outcome, Signal, accepted
 
 
 class Service(NamedTuple):

@@ -16,8 +16,8 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
+from otel_ddp.agent.export.otlp import Outcome, Signal, one_line
 from otel_ddp.agent.export.otlp.messages import SERVICES, accepted_with
-from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line
 from otel_ddp.agent.export.otlp.variables import (
     TlsFiles,
     is_loopback,

@@ -18,8 +18,8 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from requests.structures import CaseInsensitiveDict
 
 from otel_ddp import __version__
+from otel_ddp.agent.export.otlp import Outcome, Signal, one_line
 from otel_ddp.agent.export.otlp.messages import accepted_with
-from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line
 from otel_ddp.agent.export.otlp.variables import (
     TlsFiles,
     is_loopback,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line
+from otel_ddp.agent.export.otlp import Outcome, Signal, one_line
 from otel_ddp.agent.export.otlp.variables import (
     HTTP,
     STANDARD_PORTS,

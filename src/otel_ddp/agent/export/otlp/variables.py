@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from opentelemetry.util.re import parse_env_headers
 
-from otel_ddp.agent.export.otlp.outcome import Signal
+from otel_ddp.agent.export.otlp import Signal
 from otel_ddp.settings import Settings, value
 
 _GENERAL = "OTEL_EXPORTER_OTLP_"

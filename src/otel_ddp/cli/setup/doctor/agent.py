@@ -15,7 +15,7 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, exported_signals
+from otel_ddp.agent.export.otlp import Outcome, Signal, exported_signals
 from otel_ddp.cli.node.status import NO_AGENT, unserved
 from otel_ddp.cli.setup.doctor.inputs import DoctorInputs, Finding, Findings, Level
 from otel_ddp.cli.text import cell
