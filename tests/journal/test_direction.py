@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from otel_ddp.journal.direction import direction, guessed
+from otel_ddp.journal.values import direction, guessed
 
 
 @pytest.mark.parametrize(

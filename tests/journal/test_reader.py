@@ -265,7 +265,6 @@ def test_a_later_document_replaces_or_completes_an_earlier_one(
     reader.read_definitions()
 
     assert reader.identity == {"rank": 3}
-    assert reader.identity_count == 2
     assert reader.config == {"lr": 0.2, "seed": 1}
     assert reader.facts == {"python": "3.11"}
     assert reader.unreadable == 1

@@ -451,7 +451,7 @@ def test_running_numbers_go_round_after_four_billion(writer: JournalWriter) -> N
     # Nobody logs four billion values in a test: the counter is wound forward.
     writer.number = 2**32 - 3
     reader = JournalReader(writer.path)
-    reader._expected = 2**32 - 2
+    reader.ring.expected = 2**32 - 2
     for step in range(6):
         log(writer, Shape((1,)), step, 1.0)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
 import struct
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,192 +123,139 @@ class CannotOpen(Unreadable):
         self.errno = error.errno
 
 
-class JournalReader:
-    """One journal of another process. Raises `Unreadable` on opening, and nothing afterwards."""
+@dataclass
+class _File:
+    """The journal's bytes. What was cut off, or is asked for after the end, is not there."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = -1
+    fd: int = -1
+
+    def read(self, at: int, size: int) -> bytes:
+        # Not a mapping: if the file is truncated we get a short read, not a SIGBUS.
         try:
-            self._fd = files.open_private(path)
-            self._open()
-        except OSError as error:
-            self.close()
-            raise CannotOpen(path, error) from None
-        except BaseException:
-            self.close()
-            raise
+            return os.pread(self.fd, size, at)
+        except OSError:
+            return b""
 
-    def _open(self) -> None:
-        found = os.fstat(self._fd)
-        # Not _pread: an error of the system says nothing about the file.
-        head = b""
-        if stat.S_ISREG(found.st_mode):
-            head = os.pread(self._fd, layout.FIXED.size + 4, 0)
-        if len(head) < layout.FIXED.size + 4 or head[:8] != layout.MAGIC:
-            raise Unreadable(f"{self.path} is not a journal")
-        # fmt: off
-        (_, self.version, head_bytes, size, *places, self.pid, self.start_ticks, _,
-         self.created_ns, self.created_monotonic_ns, self.journal_id) = layout.FIXED.unpack(
-            head[: layout.FIXED.size])
-        # fmt: on
-        if self.version != layout.VERSION:
-            raise Unreadable(
-                f"{self.path} is a journal of version {self.version}; "
-                f"this otel-ddp reads version {layout.VERSION}"
-            )
-        (crc,) = layout.FIXED_CRC.unpack(head[-4:])
-        whole = crc == checksum(head[:-4], 0) and head_bytes == layout.HEAD_BYTES
-        if size > layout.LARGEST_FILE:
-            raise Unreadable(f"{self.path} is damaged: it claims {size} bytes")
-        areas = [(places[i], places[i + 1]) for i in range(0, 8, 2)]
-        # A time before 1970 cannot be exported or served.
-        if not whole or found.st_size < size or self.created_ns < 0:
-            raise Unreadable(f"{self.path} is damaged")
-        if any(start < head_bytes or start + room > size for start, room in areas):
-            raise Unreadable(f"{self.path} is damaged")
-        self._definitions, self._totals, self._latest, self._ring = areas
-        self._totals = self._totals[0], min(self._totals[1], _MOST_BYTES)
-        if self._ring[1] < 1024 or self._ring[1] % 8:
-            raise Unreadable(f"{self.path} is damaged")
+    def word(self, at: int) -> int:
+        word = self.read(at, 8)
+        return int.from_bytes(word, "little") if len(word) == 8 else 0
+
+
+class _Definitions:
+    """What is written once: documents, names, and where the totals lie."""
+
+    def __init__(self, file: _File, area: tuple[int, int]) -> None:
         self.identity: dict[str, Any] = {}
         self.config: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.names: dict[int, Name] = {}
-        self.identity_count = 0
-        self.definition_reads = 0
+        self.totals: list[dict[str, Any]] = []
         self.unreadable = 0
-        self._definitions_position = 0
-        self._definitions_stuck = 0
-        self._total_slots: list[dict[str, Any]] = []
+        self._file = file
+        self._start, self._room = area
+        self._position = 0
         self._stuck = 0
-        # A record, and the padding before it, are written before they are published.
-        self._unpublished = 2 * layout.largest_record(self._ring[1])
-        self._last_progress: ProgressRecord | None = None
-        self._taken_path = self.path.with_suffix(layout.TAKEN_SUFFIX)
-        self.position, self._expected, self.lost = layout.read_taken(self._taken_path) or (0, 1, 0)
-        self.read_definitions()
 
-    def _pread(self, at: int, size: int) -> bytes:
-        # Not a mapping: if the file is truncated we get a short read, not a SIGBUS.
-        try:
-            return os.pread(self._fd, size, at)
-        except OSError:
-            return b""
-
-    def _word(self, at: int) -> int:
-        word = self._pread(at, 8)
-        return int.from_bytes(word, "little") if len(word) == 8 else 0
-
-    # -- definitions
-
-    def read_definitions(self) -> None:
-        """Reads the definitions since the last call."""
-        start, room = self._definitions
-        end = min(self._word(layout.DEFINITIONS_POSITION), room)
-        if end <= self._definitions_position:
-            return
-        while self._definitions_position < end:
-            at = self._definitions_position
-            most = _MOST_DAMAGED if self._definitions_stuck else _MOST_BYTES
-            block = self._pread(start + at, min(end - at, most))
-            taken = self._walk_definitions(block, more=at + len(block) < end)
-            self._definitions_position += taken
+    def read(self) -> None:
+        """Reads what is new since the last call."""
+        end = min(self._file.word(layout.DEFINITIONS_POSITION), self._room)
+        while self._position < end:
+            most = _MOST_DAMAGED if self._stuck else _MOST_BYTES
+            block = self._file.read(self._start + self._position, min(end - self._position, most))
+            taken = self._walk(block, more=self._position + len(block) < end)
+            self._position += taken
             # One piece of a damaged stretch a call: however long it is, other journals wait for us.
-            if not taken or self._definitions_stuck:
+            if not taken or self._stuck:
                 break
-        self.definition_reads += 1
 
-    def _walk_definitions(self, block: bytes, more: bool) -> int:
+    def _walk(self, block: bytes, more: bool) -> int:
         """Reads the definitions in this block, behind which there may be more; how far that went.
 
         A definition that the block cuts off is left to the next block.
         """
         at = 0
         while at + RECORD.size <= len(block):
-            parsed = _record(block, at, self._definitions_position + at)
+            parsed = _record(block, at, self._position + at)
             if parsed is None:
-                if at and more and not self._definitions_stuck:
+                if at and more and not self._stuck:
                     break
                 # On a weakly ordered machine the position may be visible before the bytes.
-                self._definitions_stuck += 1
-                if self._definitions_stuck < _MOST_STUCK_READS:
+                self._stuck += 1
+                if self._stuck < _MOST_STUCK_READS:
                     break
-                if self._definitions_stuck == _MOST_STUCK_READS:
+                if self._stuck == _MOST_STUCK_READS:
                     self.unreadable += 1  # once for the whole stretch
                 at += 8
                 continue
-            self._definitions_stuck = 0
+            self._stuck = 0
             size, kind, _, payload = parsed
             self._define(kind, payload)
             at += size
         return min(at, len(block))
 
     def _define(self, kind: int, payload: bytes) -> None:
-        if kind == layout.NAME:
-            if len(payload) < layout.NAME_HEAD.size:
-                self.unreadable += 1
-                return
-            number, name_bytes, split_bytes = layout.NAME_HEAD.unpack_from(payload)
-            start = layout.NAME_HEAD.size
-            name = payload[start : start + name_bytes]
-            split = payload[start + name_bytes : start + name_bytes + split_bytes]
+        if kind == layout.NAME and len(payload) >= layout.NAME_HEAD.size:
+            number, *sizes = layout.NAME_HEAD.unpack_from(payload)
+            start, middle, end = accumulate(sizes, initial=layout.NAME_HEAD.size)
+            name, split = payload[start:middle], payload[middle:end]
             self.names[number] = Name(clean_text(name), clean_text(split))
             return
-        content = _document(payload)
+        content = None if kind == layout.NAME else _document(payload)
         if content is None:
             self.unreadable += 1
         elif kind == layout.IDENTITY:
+            # Another dictionary: a thread that reads it sees the old one or the new one.
             self.identity = _identity(content)
-            self.identity_count += 1
         elif kind == layout.CONFIG:
             self.config.update(content)
         elif kind == layout.FACTS:
             self.facts.update(content)
         elif kind in (layout.COUNTER, layout.HISTOGRAM):
-            self._total_slots.append(content)
+            self.totals.append(content)
 
-    # -- the ring
 
-    def read(self) -> list[Record]:
-        """Every whole record since the last read, in order; overwritten records are counted."""
-        start, ring = self._ring
-        end = self._end()
-        # After the position: what the records before it refer to is defined by then.
-        self.read_definitions()
-        if end - self.position > ring:
-            if self._end() < end:
-                return []  # Damaged: a position only grows.
-            self.position = end - ring
+class _Ring:
+    """The records, and how far they are read."""
+
+    def __init__(self, file: _File, area: tuple[int, int], mark: tuple[int, int, int]) -> None:
+        self.position, self.expected, self.lost = mark
+        self.unreadable = 0
+        self._file = file
+        self._start, self.size = area
+        self._stuck = 0
+        # A record, and the padding before it, are written before they are published.
+        self._unpublished = 2 * layout.largest_record(self.size)
+
+    def end(self) -> int:
+        """How far the writer has come."""
+        # Always a multiple of eight, unless it is damaged.
+        return self._file.word(layout.RING_POSITION) & ~7
+
+    def read(self, end: int) -> list[Record]:
+        """Every whole record up to this end, in order; overwritten records are counted."""
         records: list[Record] = []
+        if end - self.position > self.size:
+            if self.end() < end:
+                return records  # Damaged: a position only grows.
+            self.position = end - self.size
         read_bytes = 0
         while self.position < end and read_bytes < _MOST_BYTES:
-            offset = self.position % ring
-            whole = min(end - self.position, ring - offset)
+            offset = self.position % self.size
+            whole = min(end - self.position, self.size - offset)
             want = min(whole, _MOST_BYTES)
-            block = self._pread(start + offset, want)
+            block = self._file.read(self._start + offset, want)
             # The cut-off end of a file counts as zeros: no record, and given up in time.
             block += bytes(want - len(block))
             read_bytes += want
-            taken = self._walk(
-                block, want if want == whole else want - layout.LARGEST_RECORD, records
-            )
+            stop = want if want == whole else want - layout.LARGEST_RECORD
+            taken = self._walk(block, stop, records)
             self.position += taken
             if taken < want:
                 break
         return records
 
-    def rewind(self) -> None:
-        """Goes back to the oldest record that the ring still has."""
-        self.position = max(0, self._end() - self._ring[1])
-
-    def _end(self) -> int:
-        # Always a multiple of eight, unless it is damaged.
-        return self._word(layout.RING_POSITION) & ~7
-
     def _walk(self, block: bytes, stop: int, records: list[Record]) -> int:
         """Reads the records that start before *stop*; returns how far that went."""
-        ring = self._ring[1]
         gone = -self._unpublished
         at = 0
         while at < stop:
@@ -316,7 +266,7 @@ class JournalReader:
             parsed = _record(block, at, position)
             if parsed is None:
                 if self._stuck < _MOST_STUCK_READS and position >= gone + self._unpublished:
-                    gone = self._end() - ring
+                    gone = self.end() - self.size
                 if position < gone + self._unpublished:
                     # The writer overwrote this while we read: go on behind it.
                     at = min(len(block), max(at + 8, gone - self.position))
@@ -333,60 +283,134 @@ class JournalReader:
             if kind == layout.PAD:
                 continue
             # Running numbers have 32 bits; a negative difference is an old record.
-            gap = (number - self._expected) & 0xFFFFFFFF
+            gap = (number - self.expected) & 0xFFFFFFFF
             if gap < 0x80000000:
                 self.lost += gap
-            self._expected = (number + 1) & 0xFFFFFFFF
-            record = self._parse(kind, payload, position)
+            self.expected = (number + 1) & 0xFFFFFFFF
+            record = _parsed(kind, payload, position)
             if record is None:
                 self.unreadable += 1
             else:
                 records.append(record)
         return at
 
-    def _parse(self, kind: int, payload: bytes, position: int) -> Record | None:
-        if kind == layout.SCALARS:
-            return _scalars(payload, position)
-        if kind in (layout.STEPS, layout.DEVICE_STEPS):
-            if len(payload) < 16:
-                return None
-            on_device = kind == layout.DEVICE_STEPS
-            return Steps(int.from_bytes(payload[:8], "little"), payload[8:], position, on_device)
-        if kind in (layout.SPAN, layout.EVENT, layout.END, layout.ARTIFACT):
-            content = _document(payload)
-            return None if content is None else Document(kind, content, position)
-        return None
+
+class JournalReader:
+    """One journal of another process. Raises `Unreadable` on opening, and nothing afterwards."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = _File()
+        try:
+            self._file.fd = files.open_private(path)
+            self._open()
+        except OSError as error:
+            self.close()
+            raise CannotOpen(path, error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        found = os.fstat(self._file.fd)
+        # Not _File.read: an error of the system says nothing about the file.
+        head = b""
+        if stat.S_ISREG(found.st_mode):
+            head = os.pread(self._file.fd, layout.FIXED.size + 4, 0)
+        if len(head) < layout.FIXED.size + 4 or head[:8] != layout.MAGIC:
+            raise Unreadable(f"{self.path} is not a journal")
+        # fmt: off
+        (_, version, head_bytes, size, *places, self.pid, self.start_ticks, _,
+         self.created_ns, self.created_monotonic_ns, _) = layout.FIXED.unpack(head[:-4])
+        # fmt: on
+        if version != layout.VERSION:
+            raise Unreadable(
+                f"{self.path} is a journal of version {version}; "
+                f"this otel-ddp reads version {layout.VERSION}"
+            )
+        if size > layout.LARGEST_FILE:
+            raise Unreadable(f"{self.path} is damaged: it claims {size} bytes")
+        (crc,) = layout.FIXED_CRC.unpack(head[-4:])
+        areas = layout.Areas(*zip(places[::2], places[1::2], strict=True))
+        if (
+            crc != checksum(head[:-4], 0)
+            or head_bytes != layout.HEAD_BYTES
+            or found.st_size < size
+            # A time before 1970 cannot be exported or served.
+            or self.created_ns < 0
+            or any(at < head_bytes or at + room > size for at, room in areas)
+            or areas.ring[1] < 1024
+            or areas.ring[1] % 8
+        ):
+            raise Unreadable(f"{self.path} is damaged")
+        self._areas = areas
+        self._taken_path = self.path.with_suffix(layout.TAKEN_SUFFIX)
+        mark = layout.read_taken(self._taken_path) or (0, 1, 0)
+        self.ring = _Ring(self._file, areas.ring, mark)
+        self._definitions = _Definitions(self._file, areas.definitions)
+        self.config, self.facts = self._definitions.config, self._definitions.facts
+        self.names = self._definitions.names
+        self._last_progress: ProgressRecord | None = None
+        self.read_definitions()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the process has said of itself: another dictionary where that changes."""
+        return self._definitions.identity
+
+    @property
+    def position(self) -> int:
+        """How far the ring is read."""
+        return self.ring.position
+
+    @property
+    def lost(self) -> int:
+        """How many records were overwritten before they were read."""
+        return self.ring.lost
+
+    @property
+    def unreadable(self) -> int:
+        """How many records and definitions made no sense."""
+        return self.ring.unreadable + self._definitions.unreadable
+
+    def read_definitions(self) -> None:
+        """Reads the definitions since the last call."""
+        self._definitions.read()
+
+    def read(self) -> list[Record]:
+        """Every whole record since the last read, in order; overwritten records are counted."""
+        end = self.ring.end()
+        # After the position: what the records before it refer to is defined by then.
+        self.read_definitions()
+        return self.ring.read(end)
 
     def commit(self, position: int, expected: int, lost: int) -> None:
         """Records that everything before *position* was delivered."""
         content = layout.TAKEN.pack(position, expected, lost, 0)[:-4]
         content += checksum(content, 0).to_bytes(4, "little")
-        try:
+        # If the directory is full or gone, some records may be read again.
+        with contextlib.suppress(OSError):
             fd = files.open_private(self._taken_path, os.O_WRONLY | os.O_CREAT)
-        except OSError:
-            return  # The directory is full or gone: some records may be read again.
-        try:
-            os.pwrite(fd, content, 0)
-        except OSError:
-            pass
-        finally:
-            os.close(fd)
+            try:
+                os.pwrite(fd, content, 0)
+            finally:
+                os.close(fd)
 
     def bookmark(self) -> tuple[int, int, int]:
         """The arguments of `commit`, as of now."""
-        return self.position, self._expected, self.lost
+        return self.ring.position, self.ring.expected, self.ring.lost
 
     # -- what is overwritten in place
 
     def latest(self) -> list[Scalars]:
         """The last record of each set of names, oldest first."""
-        start, room = self._latest
-        end = min(self._word(layout.LATEST_POSITION), room)
+        start, room = self._areas.latest
+        end = min(self._file.word(layout.LATEST_POSITION), room)
         self.read_definitions()
         found = []
         at = 0
         while at + layout.LATEST_HEAD.size <= end:
-            head = self._pread(start + at, layout.LATEST_HEAD.size)
+            head = self._file.read(start + at, layout.LATEST_HEAD.size)
             if len(head) < layout.LATEST_HEAD.size:
                 break
             size, complement, position = layout.LATEST_HEAD.unpack(head)
@@ -395,7 +419,7 @@ class JournalReader:
                 break
             if not RECORD.size <= size <= layout.LARGEST_RECORD or size % 8:
                 break
-            block = self._pread(start + at, size)
+            block = self._file.read(start + at, size)
             parsed = _record(block, 0, position) if len(block) == size else None
             # Incomplete: its writer is writing it, or died there. The ring has it as well.
             if parsed is not None and parsed[1] == layout.SCALARS:
@@ -408,20 +432,16 @@ class JournalReader:
 
     def totals(self) -> list[Total]:
         """The present value of every total."""
-        start, room = self._totals
-        block = self._pread(start, room)
-        found = []
-        for place in self._total_slots:
-            total = _total(place, block)
-            if total is not None:
-                found.append(total)
-        return found
+        start, room = self._areas.totals
+        block = self._file.read(start, min(room, _MOST_BYTES))
+        found = (_total(place, block) for place in self._definitions.totals)
+        return [total for total in found if total is not None]
 
     def progress(self) -> ProgressRecord | None:
         """The progress of the process, each word as last written; None before the first state."""
         # The state first: it is written after all the rest.
-        if self._word(layout.STATE):
-            block = self._pread(layout.PHASE, layout.PROGRESS.size)
+        if self._file.word(layout.STATE):
+            block = self._file.read(layout.PHASE, layout.PROGRESS.size)
             if len(block) == layout.PROGRESS.size:
                 phase, name, step, expect_ms, state, duration_s = layout.PROGRESS.unpack(block)
                 self._last_progress = ProgressRecord(
@@ -439,11 +459,11 @@ class JournalReader:
 
     def in_mark(self) -> bool:
         """Whether it records an event of ours on its device, which a full launch queue delays."""
-        return self._word(layout.IN_MARK) == 1
+        return self._file.word(layout.IN_MARK) == 1
 
     def reason(self) -> str:
         """Why the run ended; empty if the run did not say."""
-        block = self._pread(layout.REASON, layout.REASON_BYTES)
+        block = self._file.read(layout.REASON, layout.REASON_BYTES)
         if len(block) < layout.REASON_HEAD.size:
             return ""
         size, crc = layout.REASON_HEAD.unpack_from(block)
@@ -455,31 +475,31 @@ class JournalReader:
     def writer_is_alive(self) -> bool:
         """Whether a process holds the journal's lock: true across PID namespaces, unlike a pid."""
         try:
-            return locks.holder(self._fd) is not None
+            return locks.holder(self._file.fd) is not None
         except (OSError, ValueError):
             return False
 
     def was_removed(self) -> bool:
         """Whether the file has no name any more: only those who have it open can read it."""
         try:
-            return os.fstat(self._fd).st_nlink == 0
+            return os.fstat(self._file.fd).st_nlink == 0
         except OSError:
             return False
 
     def unread_ratio(self) -> float:
         """The unread part of the ring, 0 to 1."""
-        unread = max(0, self._end() - self.position)
-        return float(min(1.0, unread / self._ring[1]))
+        unread = max(0, self.ring.end() - self.ring.position)
+        return float(min(1.0, unread / self.ring.size))
 
     def drained(self) -> bool:
         """Whether all records are read."""
-        return self.position >= self._end()
+        return self.ring.position >= self.ring.end()
 
     def close(self) -> None:
         """Closes the file; later reads return nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._file.fd = self._file.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def _record(block: bytes, at: int, position: int) -> tuple[int, int, int, bytes] | None:
@@ -491,6 +511,20 @@ def _record(block: bytes, at: int, position: int) -> tuple[int, int, int, bytes]
     if checksum(memoryview(block)[at + 4 : end], position) != crc:
         return None
     return size, kind, number, block[at + RECORD.size : end]
+
+
+def _parsed(kind: int, payload: bytes, position: int) -> Record | None:
+    if kind == layout.SCALARS:
+        return _scalars(payload, position)
+    if kind in (layout.STEPS, layout.DEVICE_STEPS):
+        if len(payload) < 16:
+            return None
+        on_device = kind == layout.DEVICE_STEPS
+        return Steps(int.from_bytes(payload[:8], "little"), payload[8:], position, on_device)
+    if kind in (layout.SPAN, layout.EVENT, layout.END, layout.ARTIFACT):
+        content = _document(payload)
+        return None if content is None else Document(kind, content, position)
+    return None
 
 
 def _scalars(payload: bytes, position: int) -> Scalars | None:

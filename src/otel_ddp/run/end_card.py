@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from otel_ddp import errors, files
 from otel_ddp.history import card
 from otel_ddp.history.card import Card, CardValue
 from otel_ddp.history.quantities import shown_s, when
-from otel_ddp.journal.direction import direction
-from otel_ddp.journal.layout import SUMMARY_SUFFIX
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader, Unreadable
+from otel_ddp.journal.values import chosen_directions, direction, last_values, read_extremes
 from otel_ddp.run.where_to_look import say
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, STATES
@@ -27,7 +25,6 @@ from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, STATES
 # Shorter runs say nothing: tests, and sweeps of thousands.
 SHORTEST_S = 10.0
 _LARGEST_FILE = 512 * 1024
-_NO_DIRECTION: Mapping[str, Any] = {}
 
 
 # Of a program that trains: others have no steps.
@@ -138,33 +135,13 @@ class _Value:
 
 
 def _values(reader: JournalReader) -> Iterator[_Value]:
-    best = _best_values(reader)
-    seen: dict[tuple[str, str], tuple[float, int]] = {}
-    for record in reader.latest():
-        for number, value in record.values:
-            if (name := reader.names.get(number)) is not None:
-                # The newest comes last; it keeps its place among the names.
-                step = -1 if record.step is None else record.step
-                seen[name.text, name.split] = value, step
-    for (text, split), (value, step) in seen.items():
-        found, at = best.get((text, split), (None, None))
-        yield _Value(CardValue(text, split, value, found, at), step)
-
-
-def _best_values(reader: JournalReader) -> dict[tuple[str, str], tuple[float | None, int | None]]:
-    """As the agent has written them beside the journal, with their steps."""
-    chosen = reader.facts.get("best")
-    chosen = chosen if isinstance(chosen, dict) else _NO_DIRECTION
-    rows = files.read_json(reader.path.with_suffix(SUMMARY_SUFFIX), _LARGEST_FILE)
-    found: dict[tuple[str, str], tuple[float | None, int | None]] = {}
-    for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, list) and len(row) == 8:
-            name, split, low, low_step, _, high, high_step, _ = row
-            way = direction(str(name), chosen)
-            if way:
-                point = (low, low_step) if way == "min" else (high, high_step)
-                found[str(name), str(split)] = point
-    return found
+    chosen, extremes = chosen_directions(reader), dict(read_extremes(reader))
+    for name, last in last_values(reader).items():
+        way = direction(name.text, chosen)
+        best = extremes[name].best(way) if way and name in extremes else None
+        shown = (best.value, best.step) if best is not None else (None, None)
+        step = -1 if last.step is None else last.step
+        yield _Value(CardValue(name.text, name.split, last.value, *shown), step)
 
 
 def _verdicts(agent_file: Path, group: str, run: str) -> Iterator[str]:

@@ -19,8 +19,8 @@ from otel_ddp.identity import addresses, identity, pool_tasks, run_names
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import agent_environment, layout, place
-from otel_ddp.journal.direction import EarlyStop
-from otel_ddp.journal.direction import direction as direction_of
+from otel_ddp.journal.values import EarlyStop
+from otel_ddp.journal.values import direction as direction_of
 from otel_ddp.recording import agent_start, values
 from otel_ddp.recording.logs import records as log_records
 from otel_ddp.recording.logs.handler import LogHandler

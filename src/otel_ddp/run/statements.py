@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp import errors
-from otel_ddp.journal.direction import EarlyStop
+from otel_ddp.journal.values import EarlyStop
 from otel_ddp.recording import values
 from otel_ddp.recording.phases import Phase
 from otel_ddp.recording.progress import Progress

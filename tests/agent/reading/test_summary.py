@@ -14,10 +14,11 @@ from make import WrittenRank
 from otel_ddp.agent.ledger import Ledger, Series
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.journals import Journals
-from otel_ddp.agent.reading.summary import MOST_NAMES, Summaries, described
+from otel_ddp.agent.reading.logged_values import MOST_NAMES, Summaries
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.values import described
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.vocabulary import catalog
 
@@ -59,7 +60,7 @@ class Node:
 
     def new_agent(self) -> None:
         self.ledger = Ledger()
-        self.summaries = Summaries()
+        self.summaries: Summaries = {}
 
     def attempt(self, **more: Any) -> Attempt:
         made = Attempt(self, more)

@@ -56,7 +56,7 @@ class Artifacts:
         for journal, document in found:
             told = _told(journal.labels, journal.project, document.content)
             if told is None:
-                journal.reader.unreadable += 1
+                journal.reader.ring.unreadable += 1
                 continue
             artifact = Artifact(f"{journal.reader.path.name}/{document.position}", told)
             if path_of(told.uri) is None:

@@ -10,10 +10,10 @@ from otel_ddp import __version__
 from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.history.kept_run import Batch, RunKey, Sample, State
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading import summary
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.history.tables import SeriesKey
 from otel_ddp.journal.process_state import rank_key
+from otel_ddp.journal.values import described
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind
 from otel_ddp.vocabulary.words import RANK_LABELS
@@ -134,7 +134,7 @@ class Collector:
         read_at, found = self._summaries.get(feed, (0.0, []))
         # It is a file: not read again each second, but once more at the end.
         if feed.ended_at is not None or not read_at or now - read_at > _SUMMARY_EVERY_S:
-            found = summary.described(feed.reader)
+            found = described(feed.reader)
             self._summaries[feed] = now, found
         return found
 

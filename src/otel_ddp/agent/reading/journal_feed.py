@@ -11,11 +11,10 @@ from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.documents import Documents, checkpoint_event
 from otel_ddp.agent.reading.finished_workers import ended_by_parent
-from otel_ddp.agent.reading.logged_values import LoggedValues
+from otel_ddp.agent.reading.logged_values import LoggedValues, Summaries
 from otel_ddp.agent.reading.process_series import ProcessSeries
 from otel_ddp.agent.reading.run_description import Devices, RunDescription, no_devices
 from otel_ddp.agent.reading.steps import RecentSteps, Step, StepStream
-from otel_ddp.agent.reading.summary import Summaries
 from otel_ddp.journal.layout import ARTIFACT, END, EVENT
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.process_state import ENDED, ProcessState, state_of
@@ -122,8 +121,8 @@ class JournalFeed:
         self.documents = Documents(reader, devices)
         self._ledger = ledger
         self._name_node = name_node
-        self._known_identities = -1
-        self._values = LoggedValues(reader, ledger, summaries or Summaries())
+        self._labelled: dict[str, Any] = {}
+        self._values = LoggedValues(reader, ledger, {} if summaries is None else summaries)
         self._series = ProcessSeries(reader, ledger)
         self.recent = RecentSteps()
         # By the clock of the host, and by the device's.
@@ -169,9 +168,9 @@ class JournalFeed:
         return self.ended_at is not None or age_s > _UNSETTLED_S or self.reader.unread_ratio() > 0.5
 
     def _update_labels(self) -> None:
-        if self._known_identities == self.reader.identity_count:
+        if self._labelled is self.identity:
             return
-        self._known_identities = self.reader.identity_count
+        self._labelled = self.identity
         labels = rank_labels(self.identity, self._name_node(self.identity), self.reader.pid)
         if labels != self.labels:
             if self.labels:
@@ -233,7 +232,7 @@ class JournalFeed:
         if self._is_sent:
             ended = self.ended_at is not None
             self.documents.add_run(now_ns, self.life.state, self.life.gone_ns, ended=ended)
-        self._values.summary.keep()
+        self._values.keep()
 
     @property
     def _is_sent(self) -> bool:
@@ -270,7 +269,6 @@ class JournalFeed:
         """
         if self.labels and self.exported and is_newest:
             self._series.update(self.describe(), self._values, self.description, now_ns)
-            self._values.summary.update_series(now_ns)
 
 
 class _Overruns:
@@ -302,7 +300,7 @@ class _Overruns:
         found: list[Record] = [
             record for record in self._reader.latest() if before <= record.position < first
         ]
-        self._reader.lost -= len(found)
+        self._reader.ring.lost -= len(found)
         return found
 
     def _say(self, labels: dict[str, str]) -> None:

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 from otel_ddp import errors, files
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.reading import summary
 from otel_ddp.agent.reading.journal_feed import Ends, JournalFeed
+from otel_ddp.agent.reading.logged_values import Summaries
 from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.node_status import with_texts
 from otel_ddp.agent.reading.run_description import Devices, no_devices
-from otel_ddp.agent.reading.summary import Summaries
 from otel_ddp.journal import layout
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, table
 from otel_ddp.journal.reader import CannotOpen, Document, JournalReader, Unreadable
+from otel_ddp.journal.values import last_values
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -79,7 +79,7 @@ class Journals:
         self._ends = ends
         self._devices = devices
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
-        self._summaries = Summaries()
+        self._summaries: Summaries = {}
         self._journals: dict[Path, JournalFeed] = {}
         self._ended: list[Ended] = []
         self._committed: Marks = {}
@@ -296,7 +296,7 @@ class Journals:
             for each in old:
                 if each.labels and each.labels not in in_use:
                     self._ledger.drop(each.labels)
-                    self._summaries.forget(each.labels)
+                    self._summaries.pop(each.labels, None)
 
     # -- questions
 
@@ -381,10 +381,10 @@ class Journals:
         """
         for journal in list(self.feeds()):
             if journal.reader.path.name == name:
-                values = summary.last_values(journal.reader) if with_values else {}
+                values = last_values(journal.reader) if with_values else {}
                 rows = [
-                    {"name": of, "split": split, **last._asdict()}
-                    for (of, split), last in values.items()
+                    {"name": of.text, "split": of.split, **last._asdict()}
+                    for of, last in values.items()
                 ]
                 return {**journal.recent.to_json(most), "values": rows}
         return {}

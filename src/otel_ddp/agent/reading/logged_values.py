@@ -1,14 +1,58 @@
-"""The series of the values that one process logs: their points, and the times of these."""
+"""The values that one process logs: their series, and the lowest and highest of each name."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from math import isfinite
 from typing import NamedTuple
 
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger, Series
-from otel_ddp.agent.reading.summary import Key, Summaries, SummaryOfJournal
-from otel_ddp.journal.reader import JournalReader, Scalars
+from otel_ddp.journal.reader import JournalReader, Name, Scalars
+from otel_ddp.journal.values import (
+    Extremes,
+    Point,
+    chosen_directions,
+    direction,
+    read_extremes,
+    write_extremes,
+)
 from otel_ddp.vocabulary import catalog
+
+# Beyond it a name has no summary: this much is written again whenever an extreme changes.
+MOST_NAMES = 200
+
+
+class Summary:
+    """The extremes of one rank, over all its attempts."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Grows with each change."""
+        self.extremes: dict[Name, Extremes] = {}
+        """In the order in which the names came."""
+
+    def feed(self, name: Name, value: float, step: int | None, time_ns: int) -> None:
+        """Take a value into account; one that comes again changes nothing."""
+        known = self.extremes.get(name)
+        # Most values end here. NaN does as well, if the name is known.
+        if known is not None and not (value < known.lowest.value or value > known.highest.value):
+            return
+        if not isfinite(value) or (known is None and len(self.extremes) >= MOST_NAMES):
+            return
+        point = Point(value, step, time_ns)
+        if known is None:
+            self.extremes[name] = Extremes(point, point)
+        elif value < known.lowest.value:
+            self.extremes[name] = known._replace(lowest=point)
+        else:
+            self.extremes[name] = known._replace(highest=point)
+        self.version += 1
+
+
+# Those of all ranks of a node: a rank that is started again goes on with its summary.
+Summaries = dict[Labels, Summary]
 
 
 class _Entry(NamedTuple):
@@ -17,18 +61,25 @@ class _Entry(NamedTuple):
     value: Series
     step: Series
     epoch: Series
-    key: Key
+    name: Name
 
 
 class LoggedValues:
-    """One a process. The caller of every method holds the ledger's lock."""
+    """One a process. The caller of every method holds the ledger's lock.
+
+    The extremes are written down before the values that they are of are committed. An agent that is
+    killed in between leaves values to be read again, which change nothing.
+    """
 
     def __init__(self, reader: JournalReader, ledger: Ledger, summaries: Summaries) -> None:
         self.last_step: int | None = None
         self.last_epoch: float | None = None
         self.too_fast = 0
         """How many records were left out because they came too fast."""
-        self.summary = SummaryOfJournal(reader, ledger, summaries)
+        self._summaries = summaries
+        # Of rank 0 alone: 2 series a name are little for one rank, and much for thousands.
+        self._summary: Summary | None = None
+        self._kept = 0
         self._reader = reader
         self._ledger = ledger
         self._labels: Labels = ()
@@ -47,7 +98,8 @@ class LoggedValues:
     def relabel(self, labels: Labels) -> None:
         """Go on with new series, under these labels."""
         self._labels = labels
-        self.summary.relabel(labels)
+        is_first = self._exported and self._reader.identity.get("global_rank") == 0
+        self._summary = self._summaries.setdefault(labels, Summary()) if is_first else None
         self._entries.clear()
         self._restored = False
 
@@ -56,7 +108,10 @@ class LoggedValues:
         if self._restored:
             return
         self._restored = True
-        self.summary.restore()
+        if self._summary is not None:
+            for name, extremes in read_extremes(self._reader):
+                for point in extremes:
+                    self._summary.feed(name, *point)
         for record in self._reader.latest():
             if record.position < self._reader.position:
                 self._show(record)
@@ -73,7 +128,7 @@ class LoggedValues:
             for series, seen in ((entry.value, value), (entry.step, step), (entry.epoch, epoch)):
                 if seen is not None and record.time_ns >= series.time_ns:
                     series.value, series.time_ns = float(seen), record.time_ns
-            self.summary.feed(entry.key, value, step, record.time_ns)
+            self._summarize(entry.name, value, record)
 
     def feed(self, record: Scalars) -> None:
         """Add the values of one record."""
@@ -85,11 +140,32 @@ class LoggedValues:
             entry = self._entries.get(number) or self._make_entry(number)
             if entry is None:
                 continue
-            self.summary.feed(entry.key, value, record.step, record.time_ns)
+            self._summarize(entry.name, value, record)
             if not self._log(entry, value, record):
                 too_fast = number
         if too_fast is not None and self._sent:
             self._leave_out(self._reader.names[too_fast].text)
+
+    def _summarize(self, name: Name, value: float, record: Scalars) -> None:
+        if self._summary is not None:
+            self._summary.feed(name, value, record.step, record.time_ns)
+
+    def keep(self) -> None:
+        """Write down, for the next agent and for people, which extremes have changed."""
+        summary = self._summary
+        if summary is not None and summary.version != self._kept:
+            self._kept = summary.version
+            # A full or deleted directory: only the next agent would need the file.
+            with contextlib.suppress(OSError):
+                write_extremes(self._reader, summary.extremes)
+
+    def best(self) -> Iterator[tuple[Name, str, Point]]:
+        """The best value of each name, and which way that is."""
+        if self._summary is not None:
+            chosen = chosen_directions(self._reader)
+            for name, extremes in self._summary.extremes.items():
+                if way := direction(name.text, chosen):
+                    yield name, way, extremes.best(way)
 
     def _keep_last(self, step: int | None, epoch: float | None) -> None:
         if step is not None:

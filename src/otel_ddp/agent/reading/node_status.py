@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from otel_ddp import files
-from otel_ddp.agent.reading import finished_workers, summary
+from otel_ddp.agent.reading import finished_workers
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, state_of, table
 from otel_ddp.journal.reader import JournalReader, Unreadable
+from otel_ddp.journal.values import described
 
 # An agent writes its file every few seconds.
 _STOPPED_S = 20.0
@@ -128,7 +129,7 @@ def with_texts(process: ProcessState, reader: JournalReader) -> ProcessState:
         process,
         description=str(reader.identity.get("description") or ""),
         config=reader.config,
-        summary=summary.described(reader),
+        summary=described(reader),
     )
 
 

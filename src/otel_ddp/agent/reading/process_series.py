@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger, Series
+from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger
 from otel_ddp.agent.reading.logged_values import LoggedValues
 from otel_ddp.agent.reading.run_description import RunDescription, info_labels, settings
 from otel_ddp.agent.reading.steps import Step
@@ -29,21 +29,16 @@ class ProcessSeries:
         self._reader = reader
         self._ledger = ledger
         self._labels: Labels = ()
-        self._info_version = (-1, -1)
-        self._info: Series | None = None
-        self._settings: dict[str, str] = {}
-        self._capabilities: set[tuple[str, str]] = set()
         self._step_times = StepTimes()
-        self._phases: set[str] = set()
+        # Of metrics whose labels say what is true now: the labels that were shown last.
+        self._shown: dict[catalog.Metric, set[Labels]] = {}
         # Of the duration of steps: bucket -> the last step in it that has a span.
         self._exemplars: dict[int, Exemplar] = {}
 
     def relabel(self, labels: Labels) -> None:
         """Begin anew under these labels: the ledger has dropped the others' series."""
         self._labels = labels
-        self._info = None
-        self._info_version = (-1, -1)
-        self._settings.clear()
+        self._shown.clear()
 
     def exemplify(self, step: Step, span: Mapping[str, Any]) -> None:
         """This step has a span, and so stands for its bucket."""
@@ -57,16 +52,19 @@ class ProcessSeries:
     ) -> None:
         """Write what is true now into the ledger."""
         reader = self._reader
-        self._put(catalog.TRAINING_STATE, STATES[process.state], now_ns)
-        self._put(catalog.TRAINING_RESTARTS, float(reader.identity.get("restarts") or 0), now_ns)
-        alive_s = (process.seen_alive_ns or 0) / 1e9
-        self._put(catalog.TRAINING_HEARTBEAT_TIMESTAMP, alive_s, now_ns)
-        self._put_progress(now_ns)
-        for metric, value in (
-            (catalog.TRAINING_WORLD_SIZE, process.world_size),
-            (catalog.TRAINING_STEP, process.step),
-            (catalog.TRAINING_EPOCH, values.last_epoch),
-        ):
+        single = {
+            catalog.TRAINING_STATE: STATES[process.state],
+            catalog.TRAINING_RESTARTS: reader.identity.get("restarts") or 0,
+            catalog.TRAINING_WORLD_SIZE: process.world_size,
+            catalog.TRAINING_STEP: process.step,
+            catalog.TRAINING_EPOCH: values.last_epoch,
+        }
+        single[catalog.TRAINING_HEARTBEAT_TIMESTAMP] = (process.seen_alive_ns or 0) / 1e9
+        if (progress := reader.progress()) is not None:
+            since_ns = reader.created_ns + progress.phase_after_ns
+            single[catalog.TRAINING_PHASE] = progress.phase_code
+            single[catalog.TRAINING_PROGRESS_TIMESTAMP] = since_ns / 1e9
+        for metric, value in single.items():
             if value is not None:
                 self._put(metric, value, now_ns)
         if process.state == "failed" and (kind := _ERROR.match(process.reason)):
@@ -78,21 +76,30 @@ class ProcessSeries:
         ):
             self._put(catalog.OTEL_DDP_RECORDS_LOST, count, now_ns, ("why", why))
         self._put_totals(now_ns)
-        self._put_capabilities(now_ns)
+        reasons = reader.facts.get("capability")
+        if isinstance(reasons, dict):
+            able: dict[Labels, float] = {
+                (("what", str(what)), ("reason", str(reason))): 0.0 if reason else 1.0
+                for what, reason in reasons.items()
+            }
+            self._put_all(catalog.OTEL_DDP_CAPABILITY, able, now_ns)
         if process.rank == 0:
             self._put_run(described, now_ns)
-
-    def _put_progress(self, now_ns: int) -> None:
-        reader = self._reader
-        progress = reader.progress()
-        if progress is not None:
-            since_ns = reader.created_ns + progress.phase_after_ns
-            self._put(catalog.TRAINING_PHASE, progress.phase_code, now_ns)
-            self._put(catalog.TRAINING_PROGRESS_TIMESTAMP, since_ns / 1e9, now_ns)
+        best: dict[Labels, float] = {}
+        at_step: dict[Labels, float] = {}
+        for (name, split), way, point in values.best():
+            labels = ("name", name), ("split", split), ("direction", way)
+            best[labels] = point.value
+            if point.step is not None:
+                at_step[labels] = point.step
+        self._put_all(catalog.TRAINING_SCALAR_BEST, best, now_ns)
+        self._put_all(catalog.TRAINING_SCALAR_BEST_STEP, at_step, now_ns)
 
     def _put_totals(self, now_ns: int) -> None:
         totals = self._reader.totals()
-        self._put_step_times(self._step_times.feed(totals, now_ns), now_ns)
+        seconds = self._step_times.feed(totals, now_ns)
+        per_step: dict[Labels, float] = {(("phase", each),): seconds[each] for each in seconds}
+        self._put_all(catalog.TRAINING_PHASE_STEP_TIME, per_step, now_ns)
         for total in totals:
             metric = catalog.BY_NAME.get(total.metric)
             if metric is None:
@@ -105,60 +112,29 @@ class ProcessSeries:
                 buckets = Buckets(total.values[1:], total.values[0], found.copy())
                 self._put(metric, buckets, now_ns, *more)
 
-    def _put_step_times(self, seconds: dict[str, float], now_ns: int) -> None:
-        for phase in self._phases - seconds.keys():
-            labels = (*self._labels, ("phase", phase))
-            self._ledger.forget(self._ledger.series(catalog.TRAINING_PHASE_STEP_TIME, labels))
-        self._phases = set(seconds)
-        for phase, per_step_s in seconds.items():
-            self._put(catalog.TRAINING_PHASE_STEP_TIME, per_step_s, now_ns, ("phase", phase))
-
-    def _put_capabilities(self, now_ns: int) -> None:
-        reasons = self._reader.facts.get("capability")
-        if not isinstance(reasons, dict):
-            return
-        now = {(str(what), str(reason)) for what, reason in reasons.items()}
-        for what, reason in self._capabilities - now:
-            labels = (*self._labels, ("what", what), ("reason", reason))
-            self._ledger.forget(self._ledger.series(catalog.OTEL_DDP_CAPABILITY, labels))
-        self._capabilities = now
-        for what, reason in now:
-            value = 0.0 if reason else 1.0
-            self._put(
-                catalog.OTEL_DDP_CAPABILITY, value, now_ns, ("what", what), ("reason", reason)
-            )
-
     def _put_run(self, described: RunDescription, now_ns: int) -> None:
         reader = self._reader
         self._put(catalog.TRAINING_RUN_START_TIMESTAMP, reader.created_ns / 1e9, now_ns)
         parameters = reader.facts.get("parameters")
-        if isinstance(parameters, dict):
-            for trainable, count in parameters.items():
-                if isinstance(count, int):
-                    pair = ("trainable", str(trainable))
-                    self._put(catalog.TRAINING_PARAMETERS, count, now_ns, pair)
-        version = (reader.identity_count, reader.definition_reads)
-        if version != self._info_version or self._info is None:
-            self._info_version = version
-            if self._info is not None:
-                self._ledger.forget(self._info)
-            labels = (*self._labels, *info_labels(reader.identity, reader.facts, reader.config))
-            self._info = self._ledger.series(
-                catalog.TRAINING_RUN_INFO, labels, reader.created_ns, self._project
-            )
-        self._info.value, self._info.time_ns = 1.0, now_ns
-        self._put_settings(described, now_ns)
+        for trainable, count in parameters.items() if isinstance(parameters, dict) else ():
+            if isinstance(count, int):
+                pair = ("trainable", str(trainable))
+                self._put(catalog.TRAINING_PARAMETERS, count, now_ns, pair)
+        info = info_labels(reader.identity, reader.facts, reader.config)
+        self._put_all(catalog.TRAINING_RUN_INFO, {info: 1}, now_ns)
+        said = settings(described.texts(), described.environment(), reader.config)
+        now: dict[Labels, float] = {
+            (("setting", setting), ("value", value)): 1 for setting, value in said.items()
+        }
+        self._put_all(catalog.TRAINING_RUN_SETTING, now, now_ns)
 
-    def _put_settings(self, described: RunDescription, now_ns: int) -> None:
-        texts, environment = described.texts(), described.environment()
-        now = dict(settings(texts, environment, self._reader.config))
-        for setting, value in self._settings.items() - now.items():
-            labels = (*self._labels, ("setting", setting), ("value", value))
-            self._ledger.forget(self._ledger.series(catalog.TRAINING_RUN_SETTING, labels))
-        self._settings = now
-        for setting, value in now.items():
-            pairs = ("setting", setting), ("value", value)
-            self._put(catalog.TRAINING_RUN_SETTING, 1, now_ns, *pairs)
+    def _put_all(self, metric: catalog.Metric, values: Mapping[Labels, float], now_ns: int) -> None:
+        """These are all series of this metric: others that were shown are not true any more."""
+        for more in self._shown.get(metric, set()) - values.keys():
+            self._ledger.forget(self._ledger.series(metric, (*self._labels, *more)))
+        self._shown[metric] = set(values)
+        for more, value in values.items():
+            self._put(metric, value, now_ns, *more)
 
     def _put(
         self, metric: catalog.Metric, value: float | Buckets, now_ns: int, *more: tuple[str, str]
@@ -169,12 +145,8 @@ class ProcessSeries:
             value if isinstance(value, Buckets) else float(value),
             now_ns,
             self._reader.created_ns,
-            self._project,
+            str(self._reader.identity.get("project") or ""),
         )
-
-    @property
-    def _project(self) -> str:
-        return str(self._reader.identity.get("project") or "")
 
 
 # -- the time per step in each phase, over the last two minutes

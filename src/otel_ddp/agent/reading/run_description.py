@@ -112,12 +112,12 @@ def _word(value: Any) -> str:
 
 def settings(
     texts: Mapping[str, Any], environment: Mapping[str, Any], config: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+) -> dict[str, str]:
     """Each setting with its value, bounded as the labels of the info are."""
-    for key, value in (*texts.items(), *environment.items()):
-        yield key, _word(value)
+    found = {key: _word(value) for key, value in (*texts.items(), *environment.items())}
     for key, value in islice(config.items(), catalog.MOST_CONFIG_LABELS):
-        yield f"config.{key}"[:100], "None" if value is None else _word(value)
+        found[f"config.{key}"[:100]] = "None" if value is None else _word(value)
+    return found
 
 
 class RunRecords:

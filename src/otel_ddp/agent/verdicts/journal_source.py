@@ -17,6 +17,7 @@ from otel_ddp.diagnosis.step_facts import DeviceStep, TimedStep
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal.process_state import ENDED
 from otel_ddp.journal.reader import JournalReader, Scalars, Unreadable
+from otel_ddp.journal.values import last_values
 from otel_ddp.vocabulary.words import PHASES, phase_word, state_word
 
 # A single infinite gradient norm is part of finding a loss scale. Two in a row are not, nor is one
@@ -170,19 +171,11 @@ class JournalSource(Source):
         self._causes.forget(*self._process)
 
     def snapshot(self) -> Snapshot:
-        process, reader = self._journal.describe(), self._journal.reader
+        process = self._journal.describe()
+        who = {"rank": process.rank, "node": process.node}
         values = [
-            {
-                "rank": process.rank,
-                "node": process.node,
-                "name": named.text,
-                "split": named.split,
-                "value": logged.value,
-                "step": logged.record.step,
-                "time_ns": logged.record.time_ns,
-            }
-            for name, logged in _last(reader.latest()).items()
-            if (named := reader.names.get(name)) is not None
+            {**who, "name": name.text, "split": name.split, **last._asdict()}
+            for name, last in last_values(self._journal.reader).items()
         ]
         return process, values
 
@@ -250,7 +243,7 @@ class NonfiniteValues:
         except Unreadable:
             return {}
         try:
-            again.position = self._position
+            again.ring.position = self._position
             records = again.read()
         finally:
             again.close()

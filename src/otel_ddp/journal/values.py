@@ -1,13 +1,17 @@
-"""Which way a logged value gets better, by its name, and whether it still does."""
+"""The values that a process has logged: the last, lowest and highest, and which is better."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
+from otel_ddp import files
+from otel_ddp.journal import layout
+from otel_ddp.journal.reader import JournalReader, Name, clean_text
 from otel_ddp.vocabulary import catalog
 
 
@@ -123,3 +127,92 @@ class EarlyStop:
             self._without += 1
         self.stopped = self.stopped or self._without >= self.patience
         return self.stopped
+
+
+# -- the last, the lowest and the highest value of each name
+
+# Larger than the summary of as many names as have one, each of the longest kind.
+_MOST_BYTES = 1024 * 1024
+
+
+class Point(NamedTuple):
+    """One logged value."""
+
+    value: float
+    step: int | None
+    time_ns: int
+
+
+class Extremes(NamedTuple):
+    """Those of one name and split; the first of several equal values counts."""
+
+    lowest: Point
+    highest: Point
+
+    def best(self, way: str) -> Point:
+        """*way*: `min` or `max`, whichever is better."""
+        return self.lowest if way == "min" else self.highest
+
+
+def chosen_directions(reader: JournalReader) -> Mapping[str, Any]:
+    """What the user says of names whose direction is not guessed."""
+    best = reader.facts.get("best")
+    return best if isinstance(best, dict) else {}
+
+
+def last_values(reader: JournalReader) -> dict[Name, Point]:
+    """The last value of each name."""
+    last: dict[Name, Point] = {}
+    for record in reader.latest():
+        for number, value in record.values:
+            if (name := reader.names.get(number)) is not None:
+                known = last.get(name)
+                if known is None or record.time_ns >= known.time_ns:
+                    last[name] = Point(value, record.step, record.time_ns)
+    return last
+
+
+def described(reader: JournalReader) -> list[dict[str, Any]]:
+    """The summary of a process for people, with its last values; empty where none was kept."""
+    last, chosen = last_values(reader), chosen_directions(reader)
+    return [
+        {
+            "name": name.text,
+            "split": name.split,
+            "direction": direction(name.text, chosen),
+            "last": last[name]._asdict() if name in last else None,
+            "min": extremes.lowest._asdict(),
+            "max": extremes.highest._asdict(),
+        }
+        for name, extremes in read_extremes(reader)
+    ]
+
+
+def write_extremes(reader: JournalReader, extremes: Mapping[Name, Extremes]) -> None:
+    """Writes them beside a journal; raises OSError."""
+    content = [[*name, *low, *high] for name, (low, high) in extremes.items()]
+    files.replace(reader.path.with_suffix(layout.SUMMARY_SUFFIX), json.dumps(content))
+
+
+def read_extremes(reader: JournalReader) -> Iterator[tuple[Name, Extremes]]:
+    """What an agent has written beside a journal; nothing of a damaged file."""
+    content = files.read_json(reader.path.with_suffix(layout.SUMMARY_SUFFIX), _MOST_BYTES)
+    for row in content if isinstance(content, list) else ():
+        if isinstance(row, list) and len(row) == 8:
+            name, split, *points = row
+            lowest, highest = Point(*points[:3]), Point(*points[3:])
+            if _is_clean(name) and _is_clean(split) and _is_sane(lowest) and _is_sane(highest):
+                yield Name(name, split), Extremes(lowest, highest)
+
+
+def _is_sane(point: Point) -> bool:
+    """Whether a journal can hold it: a larger number is no float, either."""
+    words = (point.time_ns, 0 if point.step is None else point.step)
+    return isinstance(point.value, float) and all(
+        isinstance(word, int) and abs(word) < 1 << 63 for word in words
+    )
+
+
+def _is_clean(text: Any) -> bool:
+    """Whether it can be a label as it is, like every text that a journal gives."""
+    return isinstance(text, str) and clean_text(text.encode(errors="replace")) == text
