@@ -18,10 +18,10 @@ from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts import run_case as run_case_module
+from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.journal_source import JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.observe import ExitCauses
-from otel_ddp.agent.verdicts.stack_question import StackQuestion
 from otel_ddp.diagnosis.detector import Memory
 from otel_ddp.diagnosis.stall.evidence import Evidence, Group
 from otel_ddp.journal import layout
@@ -564,7 +564,7 @@ def test_a_death_is_over_when_the_run_is_started_anew(
 def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch, backend: str = "gloo") -> None:
     groups = (Group("world", 2, 17, 16, backend), Group("other", 2, 3, 2, "gloo"))
     monkeypatch.setattr(
-        StackQuestion,
+        Answers,
         "poll",
         lambda _, now_ns: Evidence(answered=True, answered_ns=now_ns, groups=groups),
     )
@@ -580,7 +580,7 @@ def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch, backend: str = "gloo") 
 def test_a_rank_that_is_silent_in_our_own_mark_is_not_said_to_hold_the_gil(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, in_mark: int, cause: str
 ) -> None:
-    monkeypatch.setattr(StackQuestion, "poll", lambda *_: Evidence(silent_s=30.0))
+    monkeypatch.setattr(Answers, "poll", lambda *_: Evidence(silent_s=30.0))
     bench.join(0, 1)
     bench.train(25)
     for rank in bench.ranks:
@@ -899,7 +899,7 @@ def test_processes_that_each_train_alone_are_not_compared(bench: Bench) -> None:
 def test_a_process_beside_the_training_neither_stalls_it_nor_keeps_it_going(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, beside: str
 ) -> None:
-    monkeypatch.setattr(StackQuestion, "poll", lambda *_: Evidence())
+    monkeypatch.setattr(Answers, "poll", lambda *_: Evidence())
     bench.join(0, 1)
     bench.train(25)
     bench.join(0, job_type="eval", world_size=1)

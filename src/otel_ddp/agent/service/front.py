@@ -12,7 +12,7 @@ from otel_ddp import __version__, files
 from otel_ddp.agent.export.exporter import Exporter
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.service.node_watch import NodeWatch
-from otel_ddp.agent.verdicts import postmortem, stack_survey
+from otel_ddp.agent.verdicts import answers, postmortem
 from otel_ddp.journal.place import Place
 from otel_ddp.settings import Settings
 
@@ -112,7 +112,7 @@ class Front:
                     for name, frames in each.stacks
                 ],
             }
-            for each in stack_survey.ask(self._place.journals(), ranks)
+            for each in answers.ask(self._place.journals(), ranks)
             if (each.group or "", each.run) == (group, run)
         ]
 

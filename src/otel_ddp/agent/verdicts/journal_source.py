@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.agent.verdicts.source import Snapshot, Source
-from otel_ddp.agent.verdicts.stack_question import StackQuestion
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
 from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
@@ -56,8 +56,8 @@ class JournalSource(Source):
         self._causes = causes
         self._process = journal.pid, reader.start_ticks
         self._values = NonfiniteValues(reader)
-        self._where = StackQuestion(reader.path, *self._process)
-        self._when = StackQuestion(reader.path, *self._process)
+        self._where = Answers(reader.path, *self._process)
+        self._when = Answers(reader.path, *self._process)
         self.watch()
 
     @property
@@ -137,7 +137,7 @@ class JournalSource(Source):
         return self._where.poll(now_ns)
 
     def arrivals(self, now_ns: int) -> Mapping[str, Any] | None:
-        return self._when.answer if self._when.poll(now_ns).silent_s is None else None
+        return self._when.content if self._when.poll(now_ns).silent_s is None else None
 
     # -- its end
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from otel_ddp.agent.verdicts.stack_survey import AskedProcess, ask
+from otel_ddp.agent.verdicts.answers import AskedProcess, ask
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell
 from otel_ddp.errors import ConfigError

@@ -18,10 +18,10 @@ import pytest
 from node import Node, until
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.journal_source import JournalSources
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.agent.verdicts.source import Source
-from otel_ddp.agent.verdicts.stack_question import StackQuestion
 from otel_ddp.diagnosis.detector import Observation
 from otel_ddp.diagnosis.stall.detector import Stalls
 from otel_ddp.diagnosis.stall.evidence import Kernel, Position
@@ -336,9 +336,9 @@ def test_nothing_is_known_of_a_process_that_only_has_the_same_number(tmp_path: P
     mine = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     journal = tmp_path / "x.journal"
 
-    assert StackQuestion(journal, os.getpid(), mine).poll(1).kernel is not None
-    assert StackQuestion(journal, os.getpid(), mine + 1).poll(1).kernel is None
-    assert StackQuestion(journal, os.getpid(), 0).poll(1).kernel is None
+    assert Answers(journal, os.getpid(), mine).poll(1).kernel is not None
+    assert Answers(journal, os.getpid(), mine + 1).poll(1).kernel is None
+    assert Answers(journal, os.getpid(), 0).poll(1).kernel is None
 
 
 def test_states_and_time_are_read_whatever_the_program_is_called(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_states_and_time_are_read_whatever_the_program_is_called(tmp_path: Path)
             for path in (folder / "stat", tmp_path / "7" / "stat"):
                 path.write_text(f"7 (a ) b) {state} {'0 ' * 10}{ticks} 0 {'0 ' * 6}99 0 0\n")
 
-    question_to = StackQuestion(tmp_path / "x.journal", 7, 99, proc=tmp_path)
+    question_to = Answers(tmp_path / "x.journal", 7, 99, proc=tmp_path)
     write(100, 100, "S")
     first = question_to.poll(1_000_000_000).kernel
     write(200, 101, "D")
@@ -374,7 +374,7 @@ def test_the_kernel_is_asked_about_the_thread_that_trains(
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDWR)
     try:
-        question_to = StackQuestion(journal, 7, 99, proc=tmp_path)
+        question_to = Answers(journal, 7, 99, proc=tmp_path)
         question_to.ask("where", 1)
         threads = [{"main": True, "id": main}, {"trains": True, "id": 8}]
         (tmp_path / "x.answer").write_text(json.dumps({"question": 99, "threads": threads}))
@@ -391,7 +391,7 @@ def test_a_process_that_cannot_be_asked_differs_from_one_that_does_not_answer(
     tmp_path: Path,
 ) -> None:
     journal, fifo = tmp_path / "x.journal", tmp_path / "x.ask"
-    question_to = StackQuestion(journal, 1, 0)
+    question_to = Answers(journal, 1, 0)
     assert not question_to.ask("where", 1)
     os.mkfifo(fifo)
     assert not question_to.ask("where", 1)
@@ -427,7 +427,7 @@ def test_an_answer_of_odd_contents_is_none(tmp_path: Path, content: str) -> None
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDWR)
     try:
-        question_to = StackQuestion(journal, 1, 0)
+        question_to = Answers(journal, 1, 0)
         question_to.ask("where", 1)
         (tmp_path / "x.answer").write_text(content)
         assert not question_to.poll(2).answered

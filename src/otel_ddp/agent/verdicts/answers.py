@@ -1,9 +1,11 @@
-"""Asks a process for its stack, and the kernel for its state, and waits for neither."""
+"""Asks processes where they are, and the kernel for their state; reads what they answer."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from otel_ddp.diagnosis.stall.evidence import (
     Thread,
 )
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
+from otel_ddp.journal.reader import JournalReader, Unreadable
 from otel_ddp.vocabulary.words import phase_word
 
 _LARGEST_ANSWER = 4 * 1024 * 1024
@@ -28,7 +31,7 @@ _OFTEN_NS, _LONG_AGO_NS = 200_000_000, 10_000_000_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class StackQuestion:
+class Answers:
     """One process. Called from the agent's loop alone. Nothing that is found there raises.
 
     A poll reads a file for each thread of the process: only where there is a suspicion.
@@ -47,8 +50,8 @@ class StackQuestion:
         # When the open question was asked; None: no question is open.
         self._asked_ns: int | None = None
         self._known = Evidence()
-        self.answer: dict[str, Any] = {}
-        """The last answer as it was written, for commands that show stacks."""
+        self.content: dict[str, Any] = {}
+        """The last answer as it was written."""
         self._before: tuple[int, dict[str, int], str] | None = None
         self._last: Kernel | None = None
 
@@ -81,18 +84,19 @@ class StackQuestion:
         if (_whole(content.get("question")) or 0) < self._number:
             return
         self._asked_ns = None
-        self.answer = content
+        self.content = content
         threads = _members(content, "threads")
-        main = _first(threads, "main")
-        trains = _first(threads, "trains") or main
+        main = next((each for each in threads if each.get("main") is True), {})
+        trains = next((each for each in threads if each.get("trains") is True), main)
         self._choose_thread(main.get("id"), trains.get("id"))
         found = content.get("device")
         device = found if isinstance(found, dict) else {}
+        phase = _whole(device.get("phase"))
         self._known = Evidence(
             answered=True,
             kind="what" if content.get("kind") == "what" else "where",
             answered_ns=now_ns,
-            groups=tuple(_groups(content)),
+            groups=tuple(map(_group, _members(content, "groups"))),
             collectives=tuple(_collectives(content)),
             stack=frames(trains),
             other_threads=tuple(
@@ -100,7 +104,7 @@ class StackQuestion:
                 for each in threads
                 if each.get("daemon") is False and each is not trains and each is not main
             ),
-            device_phase=_phase(device.get("phase")),
+            device_phase="" if phase is None else phase_word(phase),
             device_step=_whole(device.get("step")),
             package=str(content.get("package") or ""),
         )
@@ -143,27 +147,23 @@ class StackQuestion:
     def _thread_ticks(self) -> dict[str, int]:
         found: dict[str, int] = {}
         with contextlib.suppress(OSError):
-            for name in os.listdir(self._process / "task"):
-                status = _status(self._process / "task" / name / "stat")
-                if status is not None:
-                    found[name] = status[1]
+            for path in (self._process / "task").iterdir():
+                if (status := _status(path / "stat")) is not None:
+                    found[path.name] = status[1]
         return found
 
     def _waits_in(self) -> str:
-        try:
-            name = (self._process / "wchan").read_text(errors="replace").strip()
-        except OSError:
-            return ""
+        name = (files.read_text(self._process / "wchan") or "").strip()
         return "" if name == "0" else name[:100]
 
 
 def _status(path: Path) -> tuple[str, int, int] | None:
     """The state letter, ticks of processor time, and ticks from boot to the start."""
+    # The name may contain anything, a parenthesis too.
+    fields = (files.read_text(path) or "").rpartition(")")[2].split()
     try:
-        # The name may contain anything, a parenthesis too.
-        fields = path.read_text(errors="replace").rpartition(")")[2].split()
         return fields[0], int(fields[11]) + int(fields[12]), int(fields[19])
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return None
 
 
@@ -175,42 +175,22 @@ def _members(content: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
-def _groups(content: dict[str, Any]) -> list[Group]:
-    return [
-        Group(
-            str(each.get("name")),
-            _whole(each.get("size")) or 0,
-            _whole(each.get("enqueued")),
-            _whole(each.get("completed")),
-            str(each.get("backend") or ""),
-            str(each.get("description") or ""),
-        )
-        for each in _members(content, "groups")
-    ]
+def _group(each: dict[str, Any]) -> Group:
+    return Group(
+        str(each.get("name")),
+        _whole(each.get("size")) or 0,
+        _whole(each.get("enqueued")),
+        _whole(each.get("completed")),
+        str(each.get("backend") or ""),
+        str(each.get("description") or ""),
+    )
 
 
-def _collectives(content: dict[str, Any]) -> list[Collective]:
-    return [
-        Collective(
-            str(each.get("group")),
-            number,
-            str(each.get("op")),
-            str(each.get("sizes")),
-            str(each.get("state") or ""),
-        )
-        for each in _members(content, "collectives")
-        if (number := _whole(each.get("number"))) is not None
-    ]
-
-
-def _phase(code: Any) -> str:
-    number = _whole(code)
-    return "" if number is None else phase_word(number)
-
-
-def _first(threads: list[dict[str, Any]], mark: str) -> dict[str, Any]:
-    """The first thread with this mark; empty if there is none."""
-    return next((each for each in threads if each.get(mark) is True), {})
+def _collectives(content: dict[str, Any]) -> Iterator[Collective]:
+    for each in _members(content, "collectives"):
+        if (number := _whole(each.get("number"))) is not None:
+            words = (str(each.get(word) or "") for word in ("op", "sizes", "state"))
+            yield Collective(str(each.get("group")), number, *words)
 
 
 def frames(thread: dict[str, Any]) -> tuple[Frame, ...]:
@@ -225,3 +205,75 @@ def frames(thread: dict[str, Any]) -> tuple[Frame, ...]:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+# -- several at once, for people who look at stacks
+
+ANSWER_S = 2.0
+_STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "in uninterruptible I/O"}
+
+
+class AskedProcess:
+    """A living process that was asked for its stacks."""
+
+    def __init__(self, reader: JournalReader) -> None:
+        rank = reader.identity.get("global_rank")
+        self.rank = rank if isinstance(rank, int) else None
+        self.run = reader.identity.get("run")
+        self.group = reader.identity.get("group")
+        self.pid = reader.pid
+        self._answers = Answers(reader.path, reader.pid, reader.start_ticks)
+        self.can_answer = self._answers.ask("where", time.time_ns())
+        self.evidence = Evidence()
+
+    def is_done(self) -> bool:
+        """Whether it has answered, or will not."""
+        self.evidence = self._answers.poll(time.time_ns())
+        return self.evidence.answered or not self.can_answer
+
+    @property
+    def stacks(self) -> list[tuple[str, tuple[Frame, ...]]]:
+        """Each thread, and its frames, the innermost first."""
+        found = []
+        for thread in _members(self._answers.content, "threads"):
+            trains = thread.get("trains") is True and thread.get("main") is not True
+            name = str(thread.get("name") or "?") + ", which trains" * trains
+            found.append((name, frames(thread)))
+        return found
+
+    @property
+    def state(self) -> str:
+        """What keeps it from answering, as the kernel sees it."""
+        kernel = self.evidence.kernel
+        return _STATES.get(kernel.state, "") if kernel else ""
+
+    @property
+    def why_no_answer(self) -> str:
+        """Empty where it has answered."""
+        if self.evidence.answered:
+            return ""
+        if not self.can_answer:
+            return "it does not answer: it has not called otel_ddp.instrument, or is about to end"
+        if self.state:
+            return f"it cannot answer: it is {self.state}"
+        return f"no answer within {ANSWER_S:g} s: C code holds Python's lock (the GIL)"
+
+
+def ask(journals: Iterable[Path], ranks: Collection[int] | None = None) -> list[AskedProcess]:
+    """The living processes among these, or of these ranks, by rank, with their answers."""
+    found = list(_ask(journals, ranks))
+    deadline = time.monotonic() + ANSWER_S
+    # All were asked at once, so that the stacks are those of one moment.
+    waiting = found
+    while waiting and time.monotonic() < deadline:
+        time.sleep(0.01)
+        waiting = [each for each in waiting if not each.is_done()]
+    return sorted(found, key=lambda one: (one.rank is None, one.rank or 0))
+
+
+def _ask(journals: Iterable[Path], ranks: Collection[int] | None) -> Iterator[AskedProcess]:
+    for path in journals:
+        with contextlib.suppress(Unreadable), contextlib.closing(JournalReader(path)) as reader:
+            wanted = not ranks or reader.identity.get("global_rank") in ranks
+            if wanted and reader.writer_is_alive():
+                yield AskedProcess(reader)
