@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from otel_ddp.cli.text import cell, integer, mappings, number
+from otel_ddp.cli.text import cell, integer, mappings, number, padded
 
 # A driver keeps a part of each board's memory for itself.
 _IDLE_SHARE = 0.05
@@ -29,10 +29,7 @@ def gpu_lines(agent: Mapping[str, Any]) -> Iterable[str]:
     if gpus:
         runs = {cell(gpu_labels(each).get("run")) for each in gpus} - {""}
         rows = [_HEADS, *(gpu_row(each, len(runs) > 1) for each in gpus)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-        for row in rows:
-            padded = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-            yield "  " + "  ".join(padded).rstrip()
+        yield from (f"  {line}" for line in padded(rows))
     yield from (f"  ! {each}" for each in remarks)
 
 

@@ -1,27 +1,29 @@
-"""Looks at a node again and again for `otel-ddp top`: it asks its agents, and reads no journal."""
+"""Asks the agents of a node what their pages ask, and sorts the answers by run and rank."""
 
 from __future__ import annotations
 
+import http.client
+import ssl
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
+from otel_ddp import files
+from otel_ddp.agent.reading.node_status import of_run
 from otel_ddp.agent.reading.steps import StepWork
+from otel_ddp.agent.scrape import web_config
+from otel_ddp.cli import fetch
 from otel_ddp.cli.node.gpus import gpu_labels
-from otel_ddp.cli.node.top.agents import Agents
+from otel_ddp.cli.options import find_places
 from otel_ddp.cli.text import cell, integer, mappings, marked, number
+from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS
 
-# Of processes that have ended and that no agent tells of any more.
-_MOST_REMEMBERED = 500
-# The state of a process that no agent tells of any more, and whose end none has told.
-_ENDED = "ended"
 STEPS = 120
-# Those that know who asks; and the places, with a sentence where one is missing.
-Find = Callable[[], tuple[Agents, list[Place], str]]
 
 
 class Value(NamedTuple):
@@ -33,10 +35,11 @@ class Value(NamedTuple):
     step: int | None
 
 
-class RankView(NamedTuple):
+class Rank(NamedTuple):
     """One process, as it is shown."""
 
     process: ProcessState
+    place: Place
     steps: tuple[StepWork, ...] = ()
     work_ns: float | None = None
     """Its own time in a step: the median of the last ones."""
@@ -46,29 +49,17 @@ class RankView(NamedTuple):
     named: bool = False
     """An open verdict is about it."""
 
-    @property
-    def key(self) -> str:
-        return self.process.key
-
-    @property
-    def rank(self) -> int | None:
-        return self.process.rank
-
-    @property
-    def over(self) -> bool:
-        return self.process.ended or self.process.state == _ENDED
-
     def text(self, name: str, otherwise: str = "") -> str:
         """One of the words of its state, printable."""
         return cell(getattr(self.process, name), otherwise)
 
 
-class RunView(NamedTuple):
+class Run(NamedTuple):
     """One run."""
 
     group: str
     name: str
-    ranks: tuple[RankView, ...]
+    ranks: tuple[Rank, ...]
     verdicts: tuple[str, ...] = ()
     values: tuple[Value, ...] = ()
     """Those of its first rank."""
@@ -79,36 +70,34 @@ class View(NamedTuple):
 
     now_ns: int
     agents: int = 0
-    runs: tuple[RunView, ...] = ()
+    runs: tuple[Run, ...] = ()
     free_gpus: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
-    chosen: tuple[Value, ...] = ()
-    """The values of the rank that was chosen for details."""
 
     @property
-    def ranks(self) -> list[RankView]:
+    def ranks(self) -> list[Rank]:
         return [rank for run in self.runs for rank in run.ranks]
 
 
 class Watch:
-    """Remembers, between two looks, what no agent tells any more."""
+    """Looks again and again, as the user of the agents. It reads no journal."""
 
-    def __init__(self, find: Find) -> None:
-        self._find = find
-        self._known: dict[str, RankView] = {}
-        self._places: dict[str, Place] = {}
-        self._values: dict[str, tuple[Value, ...]] = {}
+    def __init__(self, directory: str = "") -> None:
+        self._directory = directory
+        self._credentials: tuple[dict[str, str], ssl.SSLContext] = ({}, fetch.unverified())
+        self._last = View(0)
 
-    def look(self, chosen: str = "") -> View:
-        """What is there now. Only a place that was named and is not readable raises.
+    def look(self) -> View:
+        """What is there now, or what was while no agent answers.
 
-        *chosen*: the key of the rank whose values are wanted.
+        Raises ConfigError where a place that was named cannot be read.
         """
-        agents, places, missing = self._find()
+        conf, places, missing = find_places(self._directory)
+        self._credentials = _credentials(conf.web_config)
         found: list[tuple[Place, Mapping[str, Any]]] = []
         notes = [missing]
         for place in places:
-            answer = agents.ask(place, "now", steps=str(STEPS))
+            answer = self._ask(place, "now", steps=str(STEPS))
             if isinstance(answer, str):
                 notes.append(answer)
                 continue
@@ -116,87 +105,100 @@ class Watch:
             told = answer.get("unreadable")
             notes += [cell(answer.get("hidden")), cell(answer.get("remark"))]
             notes += [cell(each) for each in told] if isinstance(told, list) else []
+        now_ns, said = time.time_ns(), tuple(filter(None, notes))
+        if not found:
+            return self._last._replace(now_ns=now_ns, agents=0, notes=said)
         verdicts = [v for _, answer in found for v in mappings(answer.get("verdicts"))]
         gpus = [gpu for _, answer in found for gpu in mappings(answer.get("gpus"))]
-        if found:
-            self._update(found, gpus, verdicts)
-        now_ns = time.time_ns()
-        used = {id(gpu) for view in self._known.values() for gpu in view.gpus}
-        return View(
-            now_ns,
-            len(found),
-            tuple(self._runs(agents, verdicts, now_ns)),
-            tuple(gpu for gpu in gpus if id(gpu) not in used),
-            tuple(filter(None, notes)),
-            self._values_of(agents, self._known.get(chosen)),
-        )
+        ranks = [
+            _rank(process, place, told, gpus, verdicts)
+            for place, answer in found
+            for told in mappings(answer.get("processes"))
+            if (process := ProcessState.from_json(told)) is not None
+        ]
+        used = {id(gpu) for rank in ranks for gpu in rank.gpus}
+        free = tuple(gpu for gpu in gpus if id(gpu) not in used)
+        runs = tuple(self._runs(ranks, verdicts, now_ns))
+        self._last = View(now_ns, len(found), runs, free, said)
+        return self._last
+
+    def values(self, rank: Rank) -> tuple[Value, ...]:
+        """What it has logged last; nothing once its journal is gone."""
+        answer = self._ask(rank.place, "process", journal=rank.process.journal)
+        told = [] if isinstance(answer, str) else mappings(answer.get("values"))
+        return tuple(map(_value, told))
 
     def _runs(
-        self, agents: Agents, verdicts: Collection[Mapping[str, Any]], now_ns: int
-    ) -> Iterator[RunView]:
+        self, ranks: Iterable[Rank], verdicts: Iterable[Mapping[str, Any]], now_ns: int
+    ) -> list[Run]:
         """Living runs first; within these in the order in which they started."""
-        runs: dict[tuple[str, str], list[RankView]] = {}
-        for view in self._known.values():
-            runs.setdefault(view.process.of_run, []).append(view)
-        for run, ranks in sorted(runs.items(), key=lambda item: _order(item[1])):
-            group, name = map(cell, run)
-            sentences = tuple(marked(v, now_ns) for v in verdicts if _run(v.get("who")) == run)
-            values = self._values_of(agents, _first(ranks))
-            yield RunView(group, name or "?", tuple(ranks), sentences, values)
+        runs: dict[tuple[str, str], list[Rank]] = {}
+        for each in sorted(ranks, key=lambda one: one.process.started_ns):
+            runs.setdefault(each.process.of_run, []).append(each)
+        found = []
+        for (group, name), members in runs.items():
+            # Rank 0 logs; the living stand before others.
+            first = min(members, key=lambda one: (one.process.ended, _number(one.process)))
+            said = [marked(v, now_ns) for v in verdicts if of_run(_who(v)) == (group, name)]
+            values = self.values(first)
+            found.append(Run(cell(group), cell(name, "?"), tuple(members), tuple(said), values))
+        return sorted(found, key=lambda run: all(each.process.ended for each in run.ranks))
 
-    def _update(
-        self,
-        found: Iterable[tuple[Place, Mapping[str, Any]]],
-        gpus: Collection[Mapping[str, Any]],
-        verdicts: Collection[Mapping[str, Any]],
-    ) -> None:
-        """A process that no agent tells any more stays shown, as ended."""
-        told: dict[str, RankView] = {}
-        for place, answer in found:
-            for each in mappings(answer.get("processes")):
-                if (process := ProcessState.from_json(each)) is not None:
-                    before = self._known.get(process.key)
-                    told[process.key] = _view(process, each, before, gpus, verdicts)
-                    self._places[process.key] = place
-        gone = {
-            key: each if each.over else each._replace(process=replace(each.process, state=_ENDED))
-            for key, each in self._known.items()
-            if key not in told
-        }
-        for key in list(gone)[:-_MOST_REMEMBERED]:
-            del gone[key]
-        self._known = {**gone, **told}
-
-    def _values_of(self, agents: Agents, view: RankView | None) -> tuple[Value, ...]:
-        """What it has logged last; what is known of it once its journal is gone."""
-        if view is None or view.key not in self._places:
-            return ()
-        answer = agents.ask(self._places[view.key], "process", journal=view.process.journal)
-        told = [] if isinstance(answer, str) else mappings(answer.get("values"))
-        if values := tuple(map(_value, told)):
-            self._values[view.key] = values
-        return self._values.get(view.key, ())
+    def _ask(self, place: Place, path: str, **query: str) -> Mapping[str, Any] | str:
+        """The answer of the agent of a place, or a sentence on why there is none."""
+        if not place.agent_is_alive():
+            return "no agent runs: `otel-ddp status` reads the journals without one"
+        if not (base := addresses.page(place)):
+            return "the agent has no endpoint: `otel-ddp doctor` says why"
+        headers, tls = self._credentials
+        try:
+            url = f"{base}/api/{path}?{urlencode(query)}"
+            status, body = fetch.get(url, headers, tls=tls)
+            found = files.parse_json(body) if status == http.client.OK else None
+        except (fetch.NoAnswer, ValueError) as why:
+            return f"the agent at {base} does not answer ({why})"
+        if status == http.client.UNAUTHORIZED:
+            return f"{base} wants a token: set OTEL_DDP_WEB_CONFIG as its agent has it"
+        if not isinstance(found, dict):
+            return f"the agent at {base} answers {status}: is it of another version?"
+        return found
 
 
-def _view(
+def _credentials(named: str) -> tuple[dict[str, str], ssl.SSLContext]:
+    """The token of a web configuration, and how its agent's certificate is checked."""
+    if named in ("", web_config.INSECURE):
+        return {}, fetch.unverified()
+    try:
+        rules = web_config.read(Path(named))
+        token = rules.token.decode()
+    except (web_config.Refused, ValueError):
+        token = ""  # the agent says what is wrong with it
+    if not token:
+        return {}, fetch.unverified()
+    # A token goes to the server of the agent's own certificate alone: after the agent's end its
+    # port may be another's.
+    tls = ssl.create_default_context(cafile=rules.certificate or None)
+    tls.check_hostname = False
+    tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return {"Authorization": f"Bearer {token}"}, tls
+
+
+def _rank(
     process: ProcessState,
+    place: Place,
     told: Mapping[str, Any],
-    before: RankView | None,
     gpus: Iterable[Mapping[str, Any]],
     verdicts: Iterable[Mapping[str, Any]],
-) -> RankView:
-    seen = before or RankView(process)
-    if steps := told.get("steps"):
-        phases = told["phases_ns"]
-        seen = RankView(process, tuple(StepWork(*each) for each in steps), told["work_ns"], phases)
-    return seen._replace(
-        process=process,
-        gpus=tuple(gpu for gpu in gpus if _is_of(gpu_labels(gpu), process)),
-        named=any(
-            _is_of(each.get("who"), process)
-            for each in verdicts
-            if each.get("kind") not in HARMLESS_VERDICTS
-        ),
+) -> Rank:
+    trouble = [each for each in verdicts if each.get("kind") not in HARMLESS_VERDICTS]
+    return Rank(
+        process,
+        place,
+        tuple(StepWork(*each) for each in told.get("steps") or ()),
+        told.get("work_ns"),
+        told.get("phases_ns") or {},
+        tuple(gpu for gpu in gpus if _is_of(gpu_labels(gpu), process)),
+        any(_is_of(_who(each), process) for each in trouble),
     )
 
 
@@ -206,22 +208,16 @@ def _value(told: Mapping[str, Any]) -> Value:
     return Value(cell(told.get("name")), cell(told.get("split")), shown, integer(told.get("step")))
 
 
-def _first(ranks: Iterable[RankView]) -> RankView:
-    """Rank 0, which logs; the living before others."""
-    return min(ranks, key=lambda each: (each.over, each.rank is None, each.rank or 0))
+def _number(process: ProcessState) -> float:
+    return float("inf") if process.rank is None else process.rank
 
 
-def _order(ranks: Collection[RankView]) -> tuple[bool, int]:
-    return all(each.over for each in ranks), min(each.process.started_ns for each in ranks)
+def _who(verdict: Mapping[str, Any]) -> Mapping[str, Any]:
+    who = verdict.get("who")
+    return who if isinstance(who, Mapping) else {}
 
 
-def _run(labels: Any) -> tuple[str, str]:
-    found = labels if isinstance(labels, Mapping) else {}
-    return str(found.get("group") or ""), str(found.get("run") or "")
-
-
-def _is_of(labels: Any, process: ProcessState) -> bool:
+def _is_of(labels: Mapping[str, Any], process: ProcessState) -> bool:
     """Whether labels with a rank are those of this process."""
-    if not isinstance(labels, Mapping) or labels.get("rank") is None:
-        return False
-    return (*_run(labels), str(labels["rank"])) == (*process.of_run, str(process.rank))
+    rank = labels.get("rank")
+    return rank is not None and (*of_run(labels), str(rank)) == (*process.of_run, str(process.rank))

@@ -1,0 +1,64 @@
+"""Gets one answer of an HTTP server: of an agent on this node, or of a Prometheus."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import (
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    ProxyHandler,
+    Request,
+    build_opener,
+)
+
+from otel_ddp.history.quantities import printable
+
+_MOST_BYTES = 64 * 1024 * 1024
+
+
+class NoAnswer(Exception):
+    """Why there is no answer, without any credentials."""
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """A redirect is an answer: urllib would take the token to wherever it leads."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def get(
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    answer_s: float = 5.0,
+    by_proxy: bool = False,
+    tls: ssl.SSLContext | None = None,
+) -> tuple[int, bytes]:
+    """Status and body; raises NoAnswer. *by_proxy*: as the environment names one."""
+    handlers = [_NoRedirect(), HTTPSHandler(context=tls)]
+    opener = build_opener(*handlers, *([] if by_proxy else [ProxyHandler({})]))
+    try:
+        try:
+            answer = opener.open(Request(url, headers=dict(headers or {})), timeout=answer_s)
+        except HTTPError as refused:
+            answer = refused
+        with answer:
+            return answer.code, answer.read(_MOST_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        why = error.reason if isinstance(error, URLError) else error
+        late = isinstance(why, TimeoutError)
+        raise NoAnswer("no answer in time" if late else printable(str(why))) from None
+
+
+@cache
+def unverified() -> ssl.SSLContext:
+    """For our own agent: whether others trust its certificate is their matter."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
