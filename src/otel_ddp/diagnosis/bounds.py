@@ -11,7 +11,7 @@ from otel_ddp.diagnosis.medians import lower_median, median
 from otel_ddp.diagnosis.say import percent, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.alignment import shift_by_clock
-from otel_ddp.diagnosis.straggler.host_need import LaunchNeed
+from otel_ddp.diagnosis.straggler.host_pace import LaunchNeed
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, UNUSUAL_PHASES, WORK_PHASES
 

@@ -10,15 +10,8 @@ from typing import NamedTuple
 
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.verdict import Labels
-
-# The agent reads one process after the other, so one rank may be far ahead in what was read.
-# A step that is further behind than this many is not waited for.
-_MOST_WAITING = 1000
-# After so many steps of every rank without a common one, the ranks count differently.
-_COUNT_DIFFERENTLY_AFTER = 50
-_SILENT_AFTER = 200
-_REMEMBERED = 256
 
 
 class Row(NamedTuple):
@@ -43,7 +36,7 @@ class _Rank:
         self.shift = 0
         # Its steps since the last complete row.
         self.since_row = 0
-        self.trail: deque[StepFacts] = deque(maxlen=_REMEMBERED)
+        self.trail: deque[StepFacts] = deque(maxlen=limits.MATCHED_BY_CLOCK)
 
 
 class Alignment:
@@ -97,9 +90,9 @@ class Alignment:
                 if row is not None:
                     rows.append(row if seen > first else row._replace(first=True))
                 continue
-            if len(waiting) > _MOST_WAITING:
+            if len(waiting) > limits.MOST_WAITING:
                 self._give_up(next(iter(waiting)))
-            if rank.since_row % _COUNT_DIFFERENTLY_AFTER == 0 and self._count_differently():
+            if rank.since_row % limits.COUNT_DIFFERENTLY_AFTER == 0 and self._count_differently():
                 self._renumber()
         rank.seen += len(steps)
         return rows
@@ -123,7 +116,9 @@ class Alignment:
         self._share_in_common *= 0.99
 
     def _count_differently(self) -> bool:
-        return all(rank.since_row >= _COUNT_DIFFERENTLY_AFTER for rank in self._ranks.values())
+        return all(
+            rank.since_row >= limits.COUNT_DIFFERENTLY_AFTER for rank in self._ranks.values()
+        )
 
     def _renumber(self) -> None:
         """Match steps by the clock where ranks count differently, as when only rank 0 logs."""
@@ -146,9 +141,9 @@ class Alignment:
             for labels in self.ranks
             if not self._ranks[labels].since_row
         ]
-        if most >= _SILENT_AFTER and silent:
+        if most >= limits.SILENT_AFTER and silent:
             return f"no steps any more from rank {', '.join(silent)}"
-        if self._share_in_common < 0.5:
+        if self._share_in_common < limits.LEAST_IN_COMMON:
             return "for most steps, the records of some ranks are missing"
         return ""
 

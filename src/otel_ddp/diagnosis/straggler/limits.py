@@ -7,6 +7,20 @@ recurring stalls are fitted to recorded trainings: docs/diagnosis.md has the tab
 
 from __future__ import annotations
 
+# -- the same step of all ranks
+
+# The agent reads one process after the other, so one rank may be far ahead in what was read.
+# A step that is further behind than this many is not waited for.
+MOST_WAITING = 1000
+# After so many steps of every rank without a common one, the ranks count differently. The clock
+# then matches so many of the last steps.
+COUNT_DIFFERENTLY_AFTER = 50
+MATCHED_BY_CLOCK = 256
+# A rank without a step in so many steps of another one has gone silent.
+SILENT_AFTER = 200
+# Where fewer of the last steps than this are known of all ranks, they are not comparable.
+LEAST_IN_COMMON = 0.5
+
 # -- the rule: when a rank is late
 
 # A clear case shows in three windows of 30 steps; what hides in jitter takes longer windows.
@@ -22,8 +36,9 @@ EXCESS_OVER = 0.025
 ALIKE = 0.4
 # Pauses of a rank are rare: at most in this share of the steps.
 PAUSES = 0.05
-# Clocks, hooks and the kernel's scheduling make differences below this.
+# Clocks, hooks and the kernel's scheduling make differences below this; less of it ends a verdict.
 EXCESS_NS = 500_000
+EXCESS_OVER_NS = 250_000
 # The share of steps in which the rank is above the others must lie this far above one half.
 # The unit is the standard deviation of a fair coin. That makes 78 % of 90 steps, 65 % of 300.
 SIGMAS = 5.3

@@ -37,7 +37,7 @@ def is_over(history: ExcessHistory, i: int, length: int) -> bool:
     if len(history) < length:
         return False
     step_ns = median(history.steps_ns(length))
-    limit_ns = max(limits.EXCESS_OVER * step_ns, limits.EXCESS_NS / 2)
+    limit_ns = max(limits.EXCESS_OVER * step_ns, limits.EXCESS_OVER_NS)
     return all(each < limit_ns for each in _window_medians(history.excess_ns(i, length)))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.diagnosis.straggler.host_need import HostNeed, LaunchNeed
+from otel_ddp.diagnosis.straggler.host_pace import HostNeed, LaunchNeed
 
 MS = 1_000_000
 
