@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 
 from fleet import RANKS, Row, recorded  # noqa: E402
 
-from otel_ddp.agent.scrape.families import parse  # noqa: E402
+from otel_ddp.agent.scrape.endpoint import parse  # noqa: E402
 from otel_ddp.vocabulary import catalog  # noqa: E402
 from stack.servers import DEPLOY, Prometheus, binaries  # noqa: E402
 

@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 import leftovers
 import warm
 from otel_ddp.agent.reading.node_status import survey
-from otel_ddp.agent.scrape.families import parse
+from otel_ddp.agent.scrape.endpoint import parse
 from otel_ddp.journal.place import Place
 
 # A test waits this long for what should happen soon: the machine may be many times too busy.

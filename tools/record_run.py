@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from otel_ddp.agent.scrape.families import parse
+from otel_ddp.agent.scrape.endpoint import parse
 from otel_ddp.journal.place import Place
 from otel_ddp.vocabulary import catalog
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, is_logged
-from otel_ddp.agent.scrape.families import LedgerCollector, parse
+from otel_ddp.agent.scrape.endpoint import LedgerCollector, parse
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind, Metric
 

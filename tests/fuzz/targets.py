@@ -26,7 +26,7 @@ from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.scrape import web_config
-from otel_ddp.agent.scrape.families import LedgerCollector
+from otel_ddp.agent.scrape.endpoint import LedgerCollector
 from otel_ddp.agent.verdicts.journal_source import JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.observe import ExitCauses

@@ -17,7 +17,7 @@ from tools.dashboards.queries import Board, Question, boards
 from tools.stack.build import Binaries
 
 from node import until
-from otel_ddp.agent.scrape.families import parse
+from otel_ddp.agent.scrape.endpoint import parse
 from stack.asked import Page, expression, opened, since, step_s
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from otel_ddp import errors, settings
-from otel_ddp.agent.export.exporter import Exporter, Marks
+from otel_ddp.agent.export import Exporter, Marks
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.journal.place import Place
 from otel_ddp.vocabulary import catalog

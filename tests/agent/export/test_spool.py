@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from otel_ddp import settings
-from otel_ddp.agent.export.exporter import spool_directory
+from otel_ddp.agent.export import spool_directory
 from otel_ddp.agent.export.otlp import SIGNALS, Request
 from otel_ddp.agent.export.spool import BLOCK_BYTES, Entry, Spool
 from otel_ddp.journal.place import Place

@@ -39,14 +39,6 @@ class Renderer:
     def __init__(self, attributes: Mapping[str, str], deltas: Deltas | None = None) -> None:
         self._attributes = attributes
         self._deltas = deltas or Deltas("cumulative", 0)
-        self._resources: dict[str, bytes] = {}
-
-    def _resource(self, project: str) -> bytes:
-        if project not in self._resources:
-            self._resources[project] = encode.resource_bytes(
-                resource.with_project(self._attributes, project)
-            )
-        return self._resources[project]
 
     def metrics(self, ledger: Ledger, now_ns: int) -> list[Request]:
         """Every logged value since the last call, the current value of all other series, and ends.
@@ -64,7 +56,8 @@ class Renderer:
             # Of one hour, logged values go first.
             key = (hour, may_be_lost, series.project)
             if key not in builders:
-                builders[key] = _RequestBuilder(self._resource(series.project), not may_be_lost)
+                described = resource.with_project(self._attributes, series.project)
+                builders[key] = _RequestBuilder(encode.resource_bytes(described), not may_be_lost)
             delta = self._deltas.applies_to(series.metric.kind)
             builders[key].add(series.metric, points, ns, delta)
 

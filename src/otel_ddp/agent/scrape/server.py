@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import socket
 import socketserver
 import ssl
@@ -179,14 +180,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def page_answer(self, app: App, *, is_known: bool = False) -> Answer:
         """The page's answer. *is_known*: who asks has shown that they may see everything."""
-        known = [True] if is_known else []
-
-        def is_private() -> bool:
-            if not known:
-                known.append(self._is_own_connection())
-            return known[0]
-
         headers = {name.lower(): value for name, value in self.headers.items()}
+        is_private = functools.cache(lambda: is_known or self._is_own_connection())
         return app.answer(
             Question.of_address(
                 self.path, method=self.command, headers=headers, is_private=is_private

@@ -9,8 +9,8 @@ import socket
 import time
 
 from otel_ddp import files, settings
-from otel_ddp.agent.export.exporter import Exporter
-from otel_ddp.agent.service import startup, wakeup
+from otel_ddp.agent.export import Exporter
+from otel_ddp.agent.service import startup
 from otel_ddp.agent.service.front import Front
 from otel_ddp.agent.service.node_watch import NodeWatch
 from otel_ddp.errors import ConfigError
@@ -69,7 +69,7 @@ class Agent:
 
     def run(self) -> None:
         """Work until a signal ends it, or until no process is left to watch."""
-        self._doorbell = wakeup.open_doorbell(self._place.doorbell)
+        self._doorbell = startup.open_doorbell(self._place.doorbell)
         self._stop_at_signals()
         journals = self._watch.journals
         journals.delete_unfinished()
@@ -86,7 +86,7 @@ class Agent:
                 self._round()
                 if not self._stop_reason:
                     # A death wakes us as well: the times then show which process died first.
-                    wakeup.wait(self._doorbell, self._watch.exit_causes.handles())
+                    startup.wait(self._doorbell, self._watch.exit_causes.handles())
         finally:
             self._end()
 

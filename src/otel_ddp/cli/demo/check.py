@@ -11,8 +11,7 @@ from urllib.parse import urlencode
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from otel_ddp import files
-from otel_ddp.agent.export.otlp import one_line
-from otel_ddp.agent.export.otlp.variables import is_loopback, take_user, without_credentials
+from otel_ddp.agent.export.otlp import is_loopback, one_line, take_user, without_credentials
 from otel_ddp.cli.demo.injection import PHASES
 from otel_ddp.cli.text import mappings
 from otel_ddp.vocabulary import catalog

@@ -20,7 +20,7 @@ class Sample(NamedTuple):
 
 def samples(url: str) -> list[Sample]:
     """The samples that are served there; none while there is no answer."""
-    from otel_ddp.agent.scrape.families import parse
+    from otel_ddp.agent.scrape.endpoint import parse
 
     if not url:
         return []

@@ -5,7 +5,6 @@ This module imports grpc, which takes 15 MiB and 80 ms: it is imported only wher
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,14 +15,14 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import Outcome, Signal, one_line
-from otel_ddp.agent.export.otlp.messages import SERVICES, accepted_with
-from otel_ddp.agent.export.otlp.variables import (
-    TlsFiles,
+from otel_ddp.agent.export.otlp import (
+    Outcome,
+    Variables,
     is_loopback,
-    take_user,
+    one_line,
     without_credentials,
 )
+from otel_ddp.agent.export.otlp.messages import SERVICES, accepted_with
 
 _COMPRESSION = {
     "none": grpc.Compression.NoCompression,
@@ -47,26 +46,14 @@ _BAD_HEADER = Outcome("retry", "a header from OTEL_EXPORTER_OTLP_HEADERS cannot 
 class GrpcSender:
     """Sends the requests of one signal over gRPC."""
 
-    def __init__(
-        self,
-        signal: Signal,
-        url: str,
-        timeout_s: float,
-        compression: str,
-        headers: Mapping[str, str],
-        tls: TlsFiles,
-        *,
-        insecure: bool = False,
-    ) -> None:
-        """*insecure*: whether an address without a scheme is one without TLS."""
-        self._url, authorization = take_user(url)
-        if authorization:
-            headers = {"authorization": authorization, **headers}
-        self._signal, self._timeout_s, self._compression = signal, timeout_s, compression
-        self._metadata = tuple((name.lower(), text) for name, text in headers.items())
+    def __init__(self, there: Variables) -> None:
+        self._signal, self._url = there.signal, there.url
+        self._timeout_s, self._compression = there.timeout_s(), there.compression()
+        self._metadata = tuple(there.headers().items())
         parts = urlsplit(self._url)
         self._target = parts.netloc or self._url
-        self._tls = None if parts.scheme == "http" or (not parts.netloc and insecure) else tls
+        plain = parts.scheme == "http" or (not parts.netloc and there.insecure())
+        self._tls = None if plain else there.tls_files()
         self._channel: grpc.Channel | None = None
 
     def send(self, body: bytes) -> Outcome:
@@ -106,10 +93,6 @@ class GrpcSender:
         text = one_line(details)
         where = without_credentials(self._url)
         why = f"{code.name} from {where}"
-        if code is grpc.StatusCode.UNAVAILABLE:
-            # A channel waits up to two minutes before it connects again, and keeps its first
-            # certificates. The delivery pauses by itself, so the next attempt gets a new channel.
-            self.close()
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
             return Outcome("refused", f"{why}: {text}", too_large=True)
         if code in _CREDENTIALS:
@@ -117,9 +100,11 @@ class GrpcSender:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Outcome("retry", f"no answer from {where} within {self._timeout_s:g} s")
         if code is grpc.StatusCode.UNAVAILABLE:
-            return Outcome(
-                "retry", _unavailable(details, where), retry_after_s=_retry_after_s(error)
-            )
+            # A channel waits up to two minutes before it connects again, and keeps its first
+            # certificates. The delivery pauses by itself, so the next attempt gets a new channel.
+            self.close()
+            why = _unavailable(details, where)
+            return Outcome("retry", why, retry_after_s=_retry_after_s(error))
         if code is grpc.StatusCode.INTERNAL and details == "Invalid metadata":
             return _BAD_HEADER
         if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -160,10 +145,8 @@ def _retry_after_s(error: Any) -> float | None:
     info = RetryInfo()
     metadata = dict(error.trailing_metadata() or ())
     try:
-        # The first is gRPC's own; the second was read from older collectors.
         for detail in Status.FromString(metadata.get("grpc-status-details-bin", b"")).details:
             detail.Unpack(info)
-        info.MergeFromString(metadata.get("google.rpc.retryinfo-bin", b""))
     except DecodeError:
         return None
     if not info.HasField("retry_delay"):

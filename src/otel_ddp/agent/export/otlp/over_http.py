@@ -9,23 +9,22 @@ import socket
 import ssl
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 
 import requests
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
-from requests.structures import CaseInsensitiveDict
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import Outcome, Signal, one_line
-from otel_ddp.agent.export.otlp.messages import accepted_with
-from otel_ddp.agent.export.otlp.variables import (
-    TlsFiles,
+from otel_ddp.agent.export.otlp import (
+    Outcome,
+    Variables,
     is_loopback,
-    take_user,
+    one_line,
     without_credentials,
 )
+from otel_ddp.agent.export.otlp.messages import accepted_with
 
 # A reply of a collector is a few bytes; a longer one comes from another program.
 _REPLY_LIMIT_BYTES = 64 * 1024
@@ -51,24 +50,17 @@ class HttpSender:
     The timeout is for each wait on the socket: headers that drip hold up this signal, and no other.
     """
 
-    def __init__(
-        self,
-        signal: Signal,
-        url: str,
-        timeout_s: float,
-        compression: str,
-        headers: Mapping[str, str],
-        tls: TlsFiles,
-    ) -> None:
-        self._url, authorization = take_user(url)
-        self._signal, self._timeout_s, self._compression = signal, timeout_s, compression
-        self._headers = CaseInsensitiveDict(headers)
-        if authorization:
-            self._headers.setdefault("Authorization", authorization)
-        self._headers["Content-Type"] = "application/x-protobuf"
-        self._headers["User-Agent"] = f"otel_ddp/{__version__}"
-        if compression != "none":
-            self._headers["Content-Encoding"] = compression
+    def __init__(self, there: Variables) -> None:
+        self._signal, self._url = there.signal, there.url
+        self._timeout_s, self._compression = there.timeout_s(), there.compression()
+        self._headers = {
+            **there.headers(),
+            "content-type": "application/x-protobuf",
+            "user-agent": f"otel_ddp/{__version__}",
+        }
+        if self._compression != "none":
+            self._headers["content-encoding"] = self._compression
+        tls = there.tls_files()
         self._session = requests.Session()
         self._session.headers.clear()
         # Without one, requests would look for a password in ~/.netrc, and replace our token.
@@ -81,10 +73,16 @@ class HttpSender:
         self._session.trust_env = not is_loopback(self._url)
 
     def send(self, body: bytes) -> Outcome:
-        body = _compressed(body, self._compression)
         ends_at = time.monotonic() + self._timeout_s
         try:
-            with self._post(body) as response:
+            with self._session.post(
+                self._url,
+                data=_compressed(body, self._compression),
+                headers=self._headers,
+                timeout=self._timeout_s,
+                allow_redirects=False,
+                stream=True,
+            ) as response:
                 return self._outcome_of(response, ends_at)
         except (OSError, ValueError, http.client.HTTPException) as error:
             # RequestException is an OSError. Other errors come from a certificate that cannot be
@@ -94,45 +92,25 @@ class HttpSender:
     def close(self) -> None:
         self._session.close()
 
-    def _post(self, body: bytes) -> requests.Response:
-        for last in (False, True):
-            try:
-                return self._session.post(
-                    self._url,
-                    data=body,
-                    headers=self._headers,
-                    timeout=self._timeout_s,
-                    allow_redirects=False,
-                    stream=True,
-                )
-            except requests.ConnectionError as error:  # noqa: PERF203
-                # The collector may close a connection that was kept open just when we use it. That
-                # tells nothing about the collector, so the request is sent once more at once.
-                if last or not any(isinstance(e, ConnectionResetError) for e in _causes(error)):
-                    raise
-        raise AssertionError
-
     def _outcome_of(self, response: requests.Response, ends_at: float) -> Outcome:
         status = response.status_code
         where = without_credentials(self._url, with_path=True)
+        about_the_way = status < 400 or status in _ABOUT_THE_WAY
+        reply = b"" if about_the_way and status >= 300 else _reply(response, ends_at)
         if 200 <= status < 300:
-            return accepted_with(self._signal, _reply(response, ends_at), where)
+            return accepted_with(self._signal, reply, where)
         why = f"{status} from {where}"
-        if status not in _ABOUT_THE_REQUEST:
-            doubtful = status >= 400 and status not in _ABOUT_THE_WAY
+        if about_the_way:
             after_s = _retry_after_s(response.headers.get("Retry-After"))
-            if doubtful:
-                detail = _detail(response, _reply(response, ends_at))
-                why += f": {detail}" if detail else ""
-            why += self._advice(status)
-            return Outcome("retry", why, retry_after_s=after_s, doubtful=doubtful)
-        reply = _reply(response, ends_at)
+            return Outcome("retry", why + self._advice(status), retry_after_s=after_s)
         if status == 400 and _is_tls_port(response, reply):
             # Kept: the server has not read the request, and the address can be corrected.
             return Outcome("retry", f"{why}: it wants https:// (OTEL_EXPORTER_OTLP_ENDPOINT)")
         detail = _detail(response, reply)
         why = f"{why}: {detail}" if detail else why
-        return Outcome("refused", why, too_large=status == 413)
+        if status in _ABOUT_THE_REQUEST:
+            return Outcome("refused", why, too_large=status == 413)
+        return Outcome("retry", why, doubtful=True)
 
     def _advice(self, status: int) -> str:
         """What people can mend, where the status says it."""

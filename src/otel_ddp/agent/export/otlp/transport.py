@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from otel_ddp.agent.export.otlp import Outcome, Signal, one_line
-from otel_ddp.agent.export.otlp.variables import (
+from otel_ddp.agent.export.otlp import (
     HTTP,
     STANDARD_PORTS,
+    Outcome,
+    Signal,
     Variables,
+    one_line,
     without_credentials,
 )
 from otel_ddp.agent.node import socket_owners
@@ -89,10 +91,9 @@ class Transport:
             # Asked each time: the program may have ended, and another one may have its port.
             if not there.named and not is_trusted(urlsplit(there.endpoint).port or 0):
                 return Outcome("retry", f"no collector of ours or of root at {there.endpoint}")
-            sender = self._senders.get(signal)
-            if sender is None:
-                sender = self._open(signal, there)
-            return sender.send(body)
+            if signal not in self._senders:
+                self._senders[signal] = self._open(there)
+            return self._senders[signal].send(body)
         except _UNUSABLE as error:
             return Outcome("retry", f"{signal} cannot be sent: {one_line(str(error))}")
 
@@ -103,23 +104,18 @@ class Transport:
             sender.close()
         self._senders.clear()
 
-    def _open(self, signal: Signal, there: Variables) -> SignalSender:
-        how = (there.timeout_s(), there.compression(), there.headers(), there.tls_files())
+    def _open(self, there: Variables) -> SignalSender:
         doubt = there.doubt()
         if doubt and doubt not in self._warned:
             self._warned.add(doubt)
             log.warning("%s", doubt)
-        sender: SignalSender
         if there.protocol == "grpc":
             from otel_ddp.agent.export.otlp.over_grpc import GrpcSender
 
-            sender = GrpcSender(signal, there.url, *how, insecure=there.insecure())
-        else:
-            from otel_ddp.agent.export.otlp.over_http import HttpSender
+            return GrpcSender(there)
+        from otel_ddp.agent.export.otlp.over_http import HttpSender
 
-            sender = HttpSender(signal, there.url, *how)
-        self._senders[signal] = sender
-        return sender
+        return HttpSender(there)
 
 
 def with_endpoint(settings: Settings, env: Mapping[str, str] | None = None) -> Settings | None:

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import Outcome, Signal, exported_signals
+from otel_ddp.agent.export.otlp import Outcome, Signal, Variables, exported_signals
 from otel_ddp.cli.node.status import NO_AGENT, unserved
 from otel_ddp.cli.setup.doctor.inputs import DoctorInputs, Finding, Findings, Level
 from otel_ddp.cli.text import cell
@@ -66,7 +66,7 @@ def endpoint(inputs: DoctorInputs) -> Findings:
 
 
 def _check_scrape(url: str, answer_s: float) -> Finding:
-    from otel_ddp.agent.scrape.families import parse
+    from otel_ddp.agent.scrape.endpoint import parse
 
     try:
         for path in ("/healthz", "/metrics"):
@@ -144,7 +144,6 @@ def collector(inputs: DoctorInputs) -> Findings:
     """Sends an empty request for each signal, and shows the answers."""
     # Imported here: it takes long, and a broken package must not end the other checks.
     from otel_ddp.agent.export.otlp.transport import Transport, why_none, with_endpoint
-    from otel_ddp.agent.export.otlp.variables import Variables
 
     env = inputs.env
     signals = exported_signals(env)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from otel_ddp import __version__, settings
-from otel_ddp.agent.export.exporter import spool_directory
+from otel_ddp.agent.export import spool_directory
 from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.gpu.driver import DriverMissing
 from otel_ddp.agent.verdicts import postmortem
