@@ -53,8 +53,8 @@ model = DistributedDataParallel(nn.Sequential(*layers))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = DataLoader(TensorDataset(torch.randn(640, 32)), batch_size=32, num_workers=1)
 run = otel_ddp.instrument(model, config={"lr": 0.01})
-visible = {"CUDA_VISIBLE_DEVICES": str(rank)}
-run._records.recorder.documents.facts({"boards": [{"index": 0, "uuid": ""}], "visible": visible})
+uuid = f"{rank:08x}-7a5b-4c3d-9e1f-0123456789ab"
+run._records.recorder.documents.facts({"boards": [{"index": 0, "uuid": uuid}]})
 step = 0
 for epoch in range(1000):
     for (batch,) in loader:

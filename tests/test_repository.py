@@ -94,7 +94,7 @@ def test_every_path_that_the_recipes_name_is_there() -> None:
         ("_Variables", "src/otel_ddp/identity/launchers.py"),
         ("_candidates", "src/otel_ddp/identity/launchers.py"),
         ("find", "src/otel_ddp/identity/run_names.py"),
-        ("ROWS", "src/otel_ddp/agent/node/gpu/nvml/table.py"),
+        ("ROWS", "src/otel_ddp/agent/node/gpu/nvml_table.py"),
         ("Driver", "src/otel_ddp/agent/node/gpu/driver.py"),
         ("known", "src/otel_ddp/agent/node/gpu/drivers.py"),
         ("HOMES", "tests/test_rooms.py"),

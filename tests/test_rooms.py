@@ -53,7 +53,7 @@ BOTH_WAYS: tuple[str, ...] = ()
 # A third-party package, and the only places that may name it.
 HOMES = {
     "torch": "torch/ recording/device_scalars.py cli/demo/",
-    "pynvml": "agent/node/gpu/nvml/driver.py",
+    "pynvml": "agent/node/gpu/nvml.py",
     "opentelemetry": "agent/export/otlp/ integrations/launch/instrumentor.py",
     "grpc": "agent/export/otlp/",
     "requests": "agent/export/otlp/",

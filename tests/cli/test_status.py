@@ -19,8 +19,8 @@ import pytest
 import otel_ddp
 from conftest import Here
 from otel_ddp.agent.node.gpu.driver import DriverMissing
-from otel_ddp.agent.node.gpu.nvml.calls import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
-from otel_ddp.agent.node.gpu.nvml.driver import Nvml
+from otel_ddp.agent.node.gpu.nvml import Nvml
+from otel_ddp.agent.node.gpu.nvml_questions import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 from otel_ddp.agent.reading.node_status import Survey, survey
 from otel_ddp.cli import main
 from otel_ddp.cli.node.status import lines

@@ -13,16 +13,16 @@ import pytest
 from node import Labels, Node, until
 from nvml_boards import GIB, Boards, h100, standin_library
 
-# Where each rank is sent to, by CUDA_VISIBLE_DEVICES.
+# Where each rank is sent to, by CUDA_VISIBLE_DEVICES: torch counts it as its first one.
 SENT_TO = (3, 4, 5, 0, 7, 6, 2, 1)
 
-# What `instrument` writes down of a model on a GPU, in versions of torch that know no UUID.
+# What `instrument` writes down of a model on a GPU.
 RANK = """
 import os, sys
 import otel_ddp
 run = otel_ddp.init()
-visible = {"CUDA_VISIBLE_DEVICES": os.environ["CUDA_VISIBLE_DEVICES"]}
-run._records.recorder.documents.facts({"boards": [{"index": 0, "uuid": ""}], "visible": visible})
+uuid = f"{int(os.environ['CUDA_VISIBLE_DEVICES']):08x}-7a5b-4c3d-9e1f-0123456789ab"
+run._records.recorder.documents.facts({"boards": [{"index": 0, "uuid": uuid}]})
 print("there", flush=True)
 sys.stdin.read()
 """

@@ -196,7 +196,7 @@ def tell_of_gpu(run: otel_ddp.Run, uuid: str, step: int) -> None:
     """What the hooks read where the model lies on a GPU."""
     recorder = run._records.recorder
     assert recorder is not None
-    recorder.documents.facts({"boards": [{"index": 0, "uuid": uuid}], "visible": {}})
+    recorder.documents.facts({"boards": [{"index": 0, "uuid": uuid}]})
     used = (40 + step % 10) * GIB
     recorder.totals.stamp(catalog.TRAINING_CUDA_MEMORY_ALLOCATED, float(used))
     recorder.totals.stamp(catalog.TRAINING_CUDA_MEMORY_RESERVED, float(used + 8 * GIB))

@@ -46,14 +46,13 @@ def claim(number: int, *devices: str, **known: Any) -> ProcessDevices:
 def decide(
     claims: Sequence[ProcessDevices],
     users: Mapping[Device, Sequence[tuple[int, int | None]]] | None = None,
-    visible: Sequence[str] | None = None,
     devices: Sequence[Device] = (*BOARDS, *PARTS),
 ) -> Ownership:
     samples = [
         DeviceSample(each, (), tuple(User(*user) for user in (users or {}).get(each, ())))
         for each in devices
     ]
-    return owners(claims, samples, lambda environment: visible, "host")
+    return owners(claims, samples, "host")
 
 
 def shown(ownership: Ownership) -> str:
@@ -78,8 +77,6 @@ def memory(ownership: Ownership) -> list[tuple[str, str, int]]:
 # ------------------------------------------------------------------------------ labels
 
 ALONE, BOTH = [(100, MIB)], [(100, MIB), (101, MIB)]
-# By its variables it has the first visible device.
-CHOSEN = {"environment": {"CUDA_VISIBLE_DEVICES": "0"}, "cuda_index": 0}
 B, P = [each.uuid for each in BOARDS], [each.uuid for each in PARTS]
 R0, R1 = claim(0, B[0]), claim(1)
 OTHERS = {BOARDS[3]: BOTH, PARTS[0]: ALONE, PARTS[1]: [(101, 1)]}
@@ -95,75 +92,46 @@ ZEROS = "00000000-0000-0000-0000-000000000000"
 
 
 @pytest.mark.parametrize(
-    ("claims", "users", "visible", "expected"),
+    ("claims", "users", "expected"),
     [
         # Declared, however it is spelt.
-        ([], {}, None, "- - - - | - -"),
-        ([claim(0, B[1]), claim(1, B[0])], {}, None, "1 0 - - | - -"),
-        ([claim(0, UUIDS[2])], {}, None, "- - 0 - | - -"),
-        ([claim(0, UUIDS[2].upper())], {}, None, "- - 0 - | - -"),
-        ([claim(0, f"gpu-{UUIDS[2]}")], {}, None, "- - 0 - | - -"),
-        ([claim(0, B[0], B[1])], {BOARDS[1]: ALONE}, None, "0 0 - - | - -"),
-        ([claim(0, B[0])], {BOARDS[1]: ALONE}, None, "0 - - - | - -"),
+        ([], {}, "- - - - | - -"),
+        ([claim(0, B[1]), claim(1, B[0])], {}, "1 0 - - | - -"),
+        ([claim(0, UUIDS[2])], {}, "- - 0 - | - -"),
+        ([claim(0, UUIDS[2].upper())], {}, "- - 0 - | - -"),
+        ([claim(0, f"gpu-{UUIDS[2]}")], {}, "- - 0 - | - -"),
+        ([claim(0, B[0], B[1])], {BOARDS[1]: ALONE}, "0 0 - - | - -"),
+        ([claim(0, B[0])], {BOARDS[1]: ALONE}, "0 - - - | - -"),
         # Shared by ranks of one run, and by others.
-        ([claim(0, B[0]), claim(1, B[0])], {}, None, "run - - - | - -"),
-        ([R0, also(job_type="worker")], {}, None, "run - - - | - -"),
-        ([R0, also(run="other")], {}, None, "- - - - | - -"),
-        ([R0, also(group="other")], {}, None, "- - - - | - -"),
-        ([R0, also(node="other")], {}, None, "- - - - | - -"),
+        ([claim(0, B[0]), claim(1, B[0])], {}, "run - - - | - -"),
+        ([R0, also(job_type="worker")], {}, "run - - - | - -"),
+        ([R0, also(run="other")], {}, "- - - - | - -"),
+        ([R0, also(group="other")], {}, "- - - - | - -"),
+        ([R0, also(node="other")], {}, "- - - - | - -"),
         # Not declared: what the driver sees, without what another rank declares.
-        ([claim(0), claim(1)], {BOARDS[0]: [(101, 1)], BOARDS[1]: ALONE}, None, "1 0 - - | - -"),
-        ([claim(0, ZEROS)], {BOARDS[1]: ALONE}, None, "- 0 - - | - -"),
-        ([claim(0, B[0]), claim(1)], {BOARDS[0]: BOTH}, None, "run - - - | - -"),
-        ([R0, R1], {BOARDS[0]: BOTH, BOARDS[1]: [(101, 1)]}, None, "0 1 - - | - -"),
-        ([claim(0, pid=0)], {BOARDS[0]: [(0, 1)]}, None, "- - - - | - -"),
-        # Not declared: what the variables choose, if the driver does not contradict.
-        ([claim(0, **CHOSEN)], {}, B[2:], "- - 0 - | - -"),
-        ([claim(0, ZEROS, **CHOSEN)], {}, B[1:], "- 0 - - | - -"),
-        ([claim(0, **CHOSEN)], {BOARDS[2]: ALONE}, B, "- - 0 - | - -"),
-        ([claim(0, B[1], **CHOSEN)], {}, B, "- 0 - - | - -"),
-        ([claim(0, **{**CHOSEN, "cuda_index": 4})], {}, B, "- - - - | - -"),
-        ([claim(0, **{**CHOSEN, "cuda_index": -1})], {}, B, "- - - - | - -"),
-        ([claim(0, **CHOSEN)], {}, None, "- - - - | - -"),
-        ([claim(0, **CHOSEN)], {}, ["GPU-elsewhere"], "- - - - | - -"),
-        ([claim(0, environment={})], {}, B, "- - - - | - -"),
-        ([claim(0, cuda_index=0)], {}, B, "- - - - | - -"),
+        ([claim(0), claim(1)], {BOARDS[0]: [(101, 1)], BOARDS[1]: ALONE}, "1 0 - - | - -"),
+        ([claim(0, ZEROS)], {BOARDS[1]: ALONE}, "- 0 - - | - -"),
+        ([claim(0, B[0]), claim(1)], {BOARDS[0]: BOTH}, "run - - - | - -"),
+        ([R0, R1], {BOARDS[0]: BOTH, BOARDS[1]: [(101, 1)]}, "0 1 - - | - -"),
+        ([claim(0, pid=0)], {BOARDS[0]: [(0, 1)]}, "- - - - | - -"),
         # Parts, whose board belongs to the ranks on them.
-        ([claim(0, P[0])], {}, None, "- - - 0 | 0 -"),
-        ([claim(0, P[1][4:])], {}, None, "- - - 0 | - 0"),
-        ([claim(0, P[0]), claim(1, P[1])], {}, None, "- - - run | 0 1"),
-        ([claim(0, P[0]), R1], OTHERS, None, "- - - run | 0 1"),
-        ([claim(0, P[0]), claim(1)], {BOARDS[3]: BOTH, PARTS[0]: BOTH}, None, "- - - run | run -"),
+        ([claim(0, P[0])], {}, "- - - 0 | 0 -"),
+        ([claim(0, P[1][4:])], {}, "- - - 0 | - 0"),
+        ([claim(0, P[0]), claim(1, P[1])], {}, "- - - run | 0 1"),
+        ([claim(0, P[0]), R1], OTHERS, "- - - run | 0 1"),
+        ([claim(0, P[0]), claim(1)], {BOARDS[3]: BOTH, PARTS[0]: BOTH}, "- - - run | run -"),
         # Declared is the board: it has one of the parts.
-        ([claim(0, B[3])], {PARTS[1]: ALONE}, None, "- - - 0 | - 0"),
-        ([claim(0, B[3], **CHOSEN)], {}, P[1:], "- - - 0 | - 0"),
-        ([claim(0, **CHOSEN)], {BOARDS[3]: ALONE}, P, "- - - 0 | 0 -"),
+        ([claim(0, B[3])], {PARTS[1]: ALONE}, "- - - 0 | - 0"),
     ],
 )
 def test_a_device_has_the_labels_of_the_ranks_that_use_it(
     claims: Sequence[ProcessDevices],
     users: Mapping[Device, Sequence[tuple[int, int | None]]],
-    visible: Sequence[str] | None,
     expected: str,
 ) -> None:
-    ownership = decide(claims, users, visible)
+    ownership = decide(claims, users)
 
     assert shown(ownership) == expected
-
-
-def test_the_variables_of_a_process_select_its_device() -> None:
-    asked = []
-
-    def visible(environment: Mapping[str, str]) -> Sequence[str]:
-        asked.append(environment)
-        return B[2:]
-
-    environment = {"CUDA_VISIBLE_DEVICES": "2,3"}
-    samples = [DeviceSample(each, (), ()) for each in BOARDS]
-    ownership = owners([claim(0, environment=environment, cuda_index=1)], samples, visible, "host")
-
-    assert ownership.labels[B[3]] == rank(0)
-    assert asked == [environment]
 
 
 # ------------------------------------------------------------------------------ memory

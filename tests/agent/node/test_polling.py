@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -87,9 +87,6 @@ class FakeDriver:
         self.asked[device.uuid, name] += 1
         return _answer(self.answers.get((device.uuid, name), usual))
 
-    def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
-        return [each.uuid for each in self.found]
-
 
 def _answer(answer: Any) -> Any:
     if isinstance(answer, Exception):
@@ -170,7 +167,7 @@ def test_what_a_board_does_not_support_is_asked_once_and_not_shown() -> None:
     assert bench.values(T4) == {"hw.power": 300.0}
     of_other = {"hw.gpu.utilization": 1.0, "hw.power": 0.0, "otel_ddp.gpu.power.limit": 700.0}
     assert bench.values(H100) == of_other
-    assert (sample.remark, sample.errors, sample.version) == ("", 0, "driver 999.1")
+    assert (sample.remark, bench.gpus.errors, sample.version) == ("", 0, "driver 999.1")
 
     # Also what it has answered before.
     bench.driver.answers[T4.uuid, "power"] = NotSupported("no sensor")
@@ -209,14 +206,14 @@ def test_an_impossible_number_is_left_out_and_counted_and_logged_once(
     bench = Bench(H100)
     bench.driver.answers[H100.uuid, "power"] = [CORE, impossible, ENERGY]
 
-    sample = bench.ticks(3)
+    bench.ticks(3)
 
     assert bench.values(H100) == {
         "hw.temperature": 50.0,
         "hw.energy": 5000.0,
         "otel_ddp.gpu.power.limit": 700.0,
     }
-    assert sample.errors == 3
+    assert bench.gpus.errors == 3
     assert len(caplog.records) == 1
     assert impossible.metric.name in caplog.text
 
@@ -275,12 +272,12 @@ def test_a_question_that_fails_is_asked_on_and_its_old_answer_shown_for_three_pe
     for board in (H100, T4):
         bench.driver.answers[board.uuid, "power"] = RuntimeError("unknown error")
 
-    sample = bench.ticks(3)
+    bench.ticks(3)
     assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
-    assert sample.errors == 6
-    sample = bench.tick(1.0)
+    assert bench.gpus.errors == 6
+    bench.tick(1.0)
     assert bench.values(H100) == {"otel_ddp.gpu.power.limit": 700.0}
-    assert sample.errors == 8
+    assert bench.gpus.errors == 8
     assert [each.getMessage() for each in caplog.records] == [
         "GPU: power failed (RuntimeError: unknown error); it is tried again."
     ]
@@ -305,7 +302,8 @@ def test_processes_that_cannot_be_listed_any_more_are_forgotten() -> None:
 def test_a_device_that_cannot_say_what_to_ask_is_asked_again() -> None:
     bench = Bench(H100)
     bench.driver.questioned[H100.uuid] = RuntimeError("unknown error")
-    assert bench.tick().errors == 1
+    bench.tick()
+    assert bench.gpus.errors == 1
     assert bench.values(H100) == {}
     bench.driver.questioned.clear()
 
@@ -320,7 +318,7 @@ def test_a_device_that_cannot_say_what_to_ask_is_asked_again() -> None:
 def test_a_driver_that_is_loaded_later_is_found_within_a_minute() -> None:
     bench = Bench(H100)
     bench.driver.opening = DriverMissing("There is no NVIDIA driver.")
-    assert bench.tick() == GpuSample((), "There is no NVIDIA driver.", 0, "")
+    assert bench.tick() == GpuSample((), "There is no NVIDIA driver.", "")
     bench.driver.opening = None
 
     assert bench.ticks(59).remark == "There is no NVIDIA driver."
@@ -340,7 +338,6 @@ def test_the_first_driver_that_has_devices_is_chosen_and_chosen_again_after_a_lo
     other.opening = None
     bench.tick(60.0)
     assert bench.shown() == [A100]
-    assert bench.gpus.visible({}) == [A100.uuid]
 
     bench.driver.opening, other.found = None, DeviceLost("driver not loaded")
     bench.tick(60.0)
@@ -356,7 +353,7 @@ def test_a_driver_that_fails_to_open_in_its_own_way_is_tried_again() -> None:
     sample = bench.tick()
     assert sample.devices == ()
     assert sample.remark == "The GPU driver could not be opened; the agent's log says why."
-    assert sample.errors == 1
+    assert bench.gpus.errors == 1
 
     bench.driver.opening = None
     bench.tick(60.0)
@@ -379,7 +376,7 @@ def test_a_driver_without_a_version_shows_its_devices() -> None:
 
     sample = bench.tick()
 
-    assert (sample.version, sample.errors) == ("", 1)
+    assert (sample.version, bench.gpus.errors) == ("", 1)
     assert bench.values(H100)["hw.power"] == 300.0
 
 
@@ -407,7 +404,7 @@ def test_a_lost_board_does_not_affect_the_others(where: str) -> None:
         opened_at += [second] * (bench.driver.opened - before)
 
     assert bench.values(T4) == {}
-    assert sample.errors == 0
+    assert bench.gpus.errors == 0
     waits = [later - earlier for earlier, later in itertools.pairwise(opened_at)]
     assert waits == (WAITS_S if where == "the questions" else WAITS_S[1:])
 
@@ -443,7 +440,7 @@ def test_a_list_of_devices_that_fails_changes_nothing_and_the_first_one_is_asked
     bench = Bench(H100)
     bench.driver.found = RuntimeError("unknown error")
     sample = bench.tick()
-    assert (sample.devices, sample.errors) == ((), 1)
+    assert (sample.devices, bench.gpus.errors) == ((), 1)
     assert sample.remark
     bench.driver.found = [H100]
     bench.tick(5.0)
@@ -453,7 +450,7 @@ def test_a_list_of_devices_that_fails_changes_nothing_and_the_first_one_is_asked
     sample = bench.ticks(61)
 
     assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
-    assert (sample.errors, sample.remark) == (2, "")
+    assert (bench.gpus.errors, sample.remark) == (2, "")
 
 
 def test_the_answers_of_a_lost_board_are_shown_while_they_are_fresh() -> None:

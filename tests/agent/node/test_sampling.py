@@ -14,7 +14,7 @@ import pytest
 
 from node import until
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.node import sampling
+from otel_ddp.agent.node import sampling, source
 from otel_ddp.agent.node.gpu.driver import Device, DriverMissing, Question, User
 from otel_ddp.agent.node.processes import read_process_stat
 from otel_ddp.agent.node.sampling import Sampling
@@ -67,9 +67,6 @@ class OneBoard:
     def users(self, device: Device) -> Sequence[User]:
         return [User(pid, 1000 + pid) for pid in self.pids]
 
-    def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
-        return [BOARD.uuid]
-
 
 def rank(labels: Mapping[str, str], pid: int = 0, **facts: Any) -> Rank:
     return Rank(tuple(labels.items()), pid, 0, facts)
@@ -80,7 +77,8 @@ class Bench:
         self.ledger = Ledger()
         self.driver = driver
         self.sampling = Sampling(self.ledger, "n", sources, [driver])
-        self.sampling.start()
+        for thread in self.sampling.threads():
+            thread.keep_running()
 
     def close(self) -> None:
         self.driver.held.set()
@@ -121,10 +119,8 @@ def test_a_board_has_the_labels_of_its_rank_run_or_node(
     first, second = rank(FIRST, **declared), rank(SECOND, **declared)
     assert here.told(power, first) == [({**FIRST, **OF_BOARD}, 100.0)]
     assert here.told(power, first, second) == [({**OF_RUN, **OF_BOARD}, 100.0)]
-    # The variables alone are enough; what makes no sense is nothing.
-    chosen = rank(SECOND, boards=[{"index": 0, "uuid": ""}], visible={})
-    assert here.told(power, chosen) == [({**SECOND, **OF_BOARD}, 100.0)]
-    for strange in ({"boards": 7}, {"boards": ["?"]}, {"boards": [{"index": "?"}], "visible": 3}):
+    # What makes no sense is nothing.
+    for strange in ({"boards": 7}, {"boards": ["?"]}, {"boards": [{"uuid": 3}]}):
         assert here.told(power, rank(FIRST, **strange)) == [({"node": "n", **OF_BOARD}, 100.0)]
 
 
@@ -173,7 +169,7 @@ def test_a_remark_says_why_there_are_no_boards(bench: Callable[..., Bench]) -> N
 def test_numbers_of_a_driver_that_hangs_disappear_and_come_back(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "_FRESH_PERIODS", 0.5)
+    monkeypatch.setattr(source, "_FRESH_PERIODS", 0.5)
     driver = OneBoard()
     here = bench("gpu", driver=driver)
     here.soon(catalog.HW_POWER)

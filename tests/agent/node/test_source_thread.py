@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from otel_ddp import errors
-from otel_ddp.agent.node.source import Sample, Sampler
+from otel_ddp.agent.node.source import Sampler
 
 PATIENCE_S = 300.0
 
@@ -88,14 +88,16 @@ def test_a_sample_has_the_time_at_which_its_reading_began(bench: Bench) -> None:
 
     bench.read = read
     sampler = bench.sampler()
-    assert sampler.latest() is None
+    assert sampler.fresh() is None
 
-    sampler.start()
+    sampler.thread.keep_running()
     bench.pauses.reached()
     bench.clock.now += 3.0
 
-    assert sampler.latest() == Sample("a value", 100_000_000_007, 3.25)
-    assert sampler.age_s() == 3.0
+    assert sampler.fresh() is None
+    bench.clock.now -= 0.25
+    assert sampler.fresh() == ("a value", 100_000_000_007)
+    assert sampler.age_s() == 2.75
     assert sampler.failures == 0
 
 
@@ -106,7 +108,7 @@ def test_readings_begin_a_period_apart_and_late_ones_are_not_caught_up(bench: Be
         bench.clock.now += next(takes_s)
 
     bench.read = read
-    bench.sampler(every_s=1.0).start()
+    bench.sampler(every_s=1.0).thread.keep_running()
     bench.pauses.reached()
     for _ in range(3):
         bench.pauses.end()
@@ -128,7 +130,7 @@ def test_an_error_is_counted_and_the_last_value_stays_and_grows_old(
 
     bench.read = read
     sampler = bench.sampler()
-    sampler.start()
+    sampler.thread.keep_running()
     bench.pauses.reached()
     for _ in range(2):
         bench.clock.now += 1.0
@@ -136,14 +138,14 @@ def test_an_error_is_counted_and_the_last_value_stays_and_grows_old(
         bench.pauses.reached()
 
     assert sampler.failures == 2
-    assert sampler.latest() == Sample("good", 100_000_000_007, 2.0)
+    assert sampler.fresh() == ("good", 100_000_000_007)
     assert sampler.age_s() == 2.0
     assert errors.failures == {"reading the made-up source": 2}
     assert len(caplog.records) == 1
 
     bench.pauses.end()
     bench.pauses.reached()
-    assert sampler.latest() == Sample("good again", 102_000_000_007, 0.0)
+    assert sampler.fresh() == ("good again", 102_000_000_007)
     assert sampler.age_s() == 0.0
 
 
@@ -156,15 +158,14 @@ def test_a_reading_that_hangs_blocks_no_caller_and_its_age_grows(bench: Bench) -
 
     bench.read = hang
     sampler = bench.sampler()
-    bench.clock.now += 50.0
-
-    sampler.start()
+    sampler.thread.keep_running()
     assert inside.wait(PATIENCE_S)
     bench.clock.now += 20.0
 
     # Counted from the start, since none has come to its end.
     assert sampler.age_s() == 20.0
-    assert sampler.latest() is None
+    assert sampler.hangs()
+    assert sampler.fresh() is None
     assert sampler.stop(0.0) is False
 
 
@@ -172,19 +173,19 @@ def test_the_thread_does_not_keep_a_process_from_ending(bench: Bench) -> None:
     bench.read = lambda: threading.current_thread().daemon
     sampler = bench.sampler()
 
-    sampler.start()
+    sampler.thread.keep_running()
     bench.pauses.reached()
 
-    latest = sampler.latest()
-    assert latest is not None
-    assert latest.value is True
+    found = sampler.fresh()
+    assert found is not None
+    assert found[0] is True
 
 
 def test_stopping_ends_a_long_sleep(bench: Bench) -> None:
     read = threading.Event()
     bench.read = read.set
     sampler = bench.sampler(every_s=1e6, stopping=None)
-    sampler.start()
+    sampler.thread.keep_running()
     assert read.wait(PATIENCE_S)
 
     assert sampler.stop(PATIENCE_S) is True

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.agent.node.gpu.driver import Driver
 from otel_ddp.agent.node.gpu.owners import Ownership, ProcessDevices, owners
-from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, GpuSample, identity
+from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, identity
 from otel_ddp.agent.node.host.devices import FileSystems
 from otel_ddp.agent.node.host.host import Host
 from otel_ddp.agent.node.processes import CoreUse, ProcessReader, read_process_stat
@@ -25,16 +24,7 @@ from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import NODE_LABELS
 
 _GPU_S, _HOST_S, _PROCESS_S, _FILE_SYSTEMS_S = 1.0, 5.0, 2.0, 30.0
-# Older samples are not shown: better no number than one of another time.
-_FRESH_PERIODS = 3
 _STOP_S = 0.5
-
-
-class _NodeSample(NamedTuple):
-    """The numbers of one source, and how many it has left out so far."""
-
-    measurements: list[Measurement]
-    errors: int
 
 
 class _ProcessSample(NamedTuple):
@@ -43,7 +33,6 @@ class _ProcessSample(NamedTuple):
     measurements: dict[tuple[int, int], list[Measurement]]
     missed: list[str]
     """Ranks whose process could not be read."""
-    errors: int
 
 
 class Sampling:
@@ -68,24 +57,28 @@ class Sampling:
         self._files = KernelFiles()
         self._gpus = Gpus(drivers)
         self._process_reader = ProcessReader(proc)
-        self._samplers: dict[str, Sampler[Any]] = {}
-        if "gpu" in sources:
-            self._samplers["gpu"] = Sampler("gpu", self._read_gpus, _GPU_S)
-        if "host" in sources:
-            read = partial(_read, Host(proc, pids=self._rank_pids))
-            self._samplers["host"] = Sampler("host", read, _HOST_S)
-            # Apart from the host: a file server that does not answer blocks this thread alone.
-            read = partial(_read, FileSystems(self._directories))
-            self._samplers["file_systems"] = Sampler("file_systems", read, _FILE_SYSTEMS_S)
-        if "process" in sources:
-            self._samplers["process"] = Sampler("process", self._read_processes, _PROCESS_S)
+        host = Host(proc, pids=self._rank_pids)
+        # Apart from the host: a file server that does not answer blocks this thread alone.
+        file_systems = FileSystems(self._directories)
+        self._sources: dict[str, Any] = {
+            "gpu": self._gpus,
+            "host": host,
+            "file_systems": file_systems,
+            "process": self._process_reader,
+        }
+        every: tuple[tuple[str, Callable[[], Any], float], ...] = (
+            ("gpu", lambda: self._gpus.read(time.monotonic_ns()), _GPU_S),
+            ("host", host.read, _HOST_S),
+            ("file_systems", file_systems.read, _FILE_SYSTEMS_S),
+            ("process", self._read_processes, _PROCESS_S),
+        )
+        self._samplers = {
+            name: Sampler(name, read, every_s)
+            for name, read, every_s in every
+            if name in sources or (name == "file_systems" and "host" in sources)
+        }
         self._ownership = Ownership({}, [], [])
         self._core_use = CoreUse(proc)
-
-    def start(self) -> None:
-        """Start the thread of each source."""
-        for sampler in self._samplers.values():
-            sampler.start()
 
     def threads(self) -> list[KeptThread]:
         """The thread of each source."""
@@ -97,9 +90,6 @@ class Sampling:
             sampler.stop(_STOP_S)
 
     # -- what the threads read
-
-    def _read_gpus(self) -> GpuSample:
-        return self._gpus.read(time.monotonic_ns())
 
     def _read_processes(self) -> _ProcessSample:
         reader, ranks = self._process_reader, self._ranks
@@ -113,7 +103,7 @@ class Sampling:
                 found[rank.pid, rank.start_ticks] = measurements
             else:
                 missed.append(dict(rank.labels).get("rank", ""))
-        return _ProcessSample(found, missed, reader.errors)
+        return _ProcessSample(found, missed)
 
     def _rank_pids(self) -> Collection[int | str]:
         """The processes whose cgroups limit the node: the agent may run in those of a service."""
@@ -157,8 +147,7 @@ class Sampling:
 
     def _put_source_health(self, sampler: Sampler[Any], now_ns: int) -> None:
         labels = (("node", self._node), ("source", sampler.name))
-        latest = sampler.latest()
-        errors = sampler.failures + (0 if latest is None else latest.value.errors)
+        errors = sampler.failures + self._sources[sampler.name].errors
         self._ledger.put(catalog.OTEL_DDP_SOURCE_AGE, labels, sampler.age_s(), now_ns)
         metric, began_ns = catalog.OTEL_DDP_SOURCE_ERRORS, self._started_ns
         self._ledger.put(metric, labels, float(errors), now_ns, began_ns)
@@ -166,20 +155,16 @@ class Sampling:
     def _labelled(self) -> Iterator[tuple[Labels, Measurement, int]]:
         node_labels = self._node_labels()
         for name in ("host", "file_systems"):
-            found, taken_ns = self._fresh(name)
-            for measurement in found.measurements if found else ():
+            measurements, taken_ns = self._fresh(name)
+            for measurement in measurements or ():
                 yield node_labels, measurement, taken_ns
         sample, taken_ns = self._fresh("process")
         for rank in self._newest() if sample else ():
             for measurement in sample.measurements.get((rank.pid, rank.start_ticks), ()):
                 yield rank.labels, measurement, taken_ns
-        yield from self._labelled_gpus()
-
-    def _labelled_gpus(self) -> Iterator[tuple[Labels, Measurement, int]]:
         sample, taken_ns = self._fresh("gpu")
-        processes = [self._process_devices(rank) for rank in self._ranks] if sample else []
         devices = sample.devices if sample else ()
-        self._ownership = owners(processes, devices, self._gpus.visible, self._node)
+        self._ownership = owners([_declared(rank) for rank in self._ranks], devices, self._node)
         for each in devices:
             for measurement in each.measurements:
                 yield self._ownership.labels[each.device.uuid], measurement, taken_ns
@@ -191,10 +176,7 @@ class Sampling:
     def _fresh(self, name: str) -> tuple[Any, int]:
         """The last sample of a source, and when it was taken; None if it is old."""
         sampler = self._samplers.get(name)
-        latest = None if sampler is None else sampler.latest()
-        if sampler is None or latest is None or latest.age_s > _FRESH_PERIODS * sampler.every_s:
-            return None, 0
-        return latest.value, latest.taken_ns
+        return (sampler and sampler.fresh()) or (None, 0)
 
     def _newest(self) -> Iterable[Rank]:
         """Of two processes with the same labels the one that was started last."""
@@ -210,21 +192,6 @@ class Sampling:
         }
         return runs.pop() if len(runs) == 1 else (("node", self._node),)
 
-    def _process_devices(self, rank: Rank) -> ProcessDevices:
-        described = rank.facts.get("boards")
-        boards = described if isinstance(described, list) else []
-        boards = [each for each in boards if isinstance(each, dict)]
-        uuids = tuple(uuid for each in boards if isinstance(uuid := each.get("uuid"), str) and uuid)
-        visible = rank.facts.get("visible")
-        index = boards[0].get("index") if len(boards) == 1 else None
-        return ProcessDevices(
-            rank.labels,
-            rank.pid,
-            uuids,
-            visible if isinstance(visible, dict) else None,
-            index if isinstance(index, int) else None,
-        )
-
     # -- for people
 
     def describe(self) -> dict[str, Any]:
@@ -235,7 +202,7 @@ class Sampling:
         gpus = self._samplers.get("gpu")
         if sample:
             remarks = [*filter(None, [sample.remark]), *self._ownership.remarks]
-        elif gpus is not None and gpus.age_s() > _FRESH_PERIODS * _GPU_S:
+        elif gpus is not None and gpus.hangs():
             remarks = ["the GPU driver does not answer"]
         return {
             # Ranks whose process could not be read in the last sample.
@@ -283,5 +250,8 @@ _SHOWN: dict[tuple[catalog.Metric, str], str] = {
 }
 
 
-def _read(source: Host | FileSystems) -> _NodeSample:
-    return _NodeSample(source.read(), source.errors)
+def _declared(rank: Rank) -> ProcessDevices:
+    boards = rank.facts.get("boards")
+    listed = [each for each in boards if isinstance(each, dict)] if isinstance(boards, list) else []
+    uuids = [uuid for each in listed if isinstance(uuid := each.get("uuid"), str)]
+    return ProcessDevices(rank.labels, rank.pid, tuple(uuids))

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from otel_ddp import errors, files
@@ -47,6 +46,7 @@ _NOT_THERE = {
     *(errno.EOPNOTSUPP, errno.EINVAL),
 }
 _MOST_PLACES = 200
+_FRESH_PERIODS = 3
 
 
 class KernelFiles:
@@ -122,19 +122,6 @@ def number(word: str) -> int | None:
 T = TypeVar("T")
 
 
-# Not a NamedTuple: before Python 3.11 those cannot be generic.
-@dataclass(frozen=True)
-class Sample(Generic[T]):
-    """The result of one reading, and its age."""
-
-    value: T
-    taken_ns: int
-    """When that reading began, in nanoseconds since 1970. If it hung half-way and went on, its
-    first numbers are that old."""
-    age_s: float
-    """How long ago that is, by a clock that is never set."""
-
-
 class Sampler(Generic[T]):
     """If a driver's call, or a statvfs of a dead file server, never returns, only the age grows.
 
@@ -154,7 +141,7 @@ class Sampler(Generic[T]):
         self.name = name
         self.failures = 0
         self._read = read
-        self.every_s = every_s
+        self._every_s = every_s
         self._clock = clock
         self._wall_ns = wall_ns
         self._stopping = stopping or threading.Event()
@@ -163,26 +150,32 @@ class Sampler(Generic[T]):
         self._finished_at = clock()
         self.thread = KeptThread(name, self._run)
 
-    def start(self) -> None:
-        """Start the thread; it reads at once."""
-        self._finished_at = self._clock()
-        self.thread.keep_running()
-
     def stop(self, timeout_s: float) -> bool:
         """Stop the thread; False if it still hangs, and is left behind."""
         self._stopping.set()
         return self.thread.join(timeout_s)
 
-    def latest(self) -> Sample[T] | None:
-        """The last reading that succeeded; None before there is one."""
+    def fresh(self) -> tuple[T, int] | None:
+        """The last reading, and when it began, in nanoseconds since 1970; None if it is old.
+
+        Better no number than one of another time.
+        """
         if self._last is None:
             return None
         value, taken_ns, began_at = self._last
-        return Sample(value, taken_ns, self._clock() - began_at)
+        # By a clock that is never set.
+        return None if self._is_old(began_at) else (value, taken_ns)
+
+    def hangs(self) -> bool:
+        """Whether no reading has come to its end for too long."""
+        return self._is_old(self._finished_at)
 
     def age_s(self) -> float:
         """The time since the last reading that succeeded; before the first one, since the start."""
         return self._clock() - self._finished_at
+
+    def _is_old(self, moment: float) -> bool:
+        return self._clock() - moment > _FRESH_PERIODS * self._every_s
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -190,7 +183,7 @@ class Sampler(Generic[T]):
             self._read_once(began_at)
             took_s = self._clock() - began_at
             # A reading that took longer than its period does not catch up on the missed ones.
-            pause_s = self.every_s - took_s if took_s < self.every_s else self.every_s
+            pause_s = self._every_s - took_s if took_s < self._every_s else self._every_s
             self._stopping.wait(pause_s)
 
     def _read_once(self, began_at: float) -> None:

@@ -75,7 +75,6 @@ class Agent:
         journals.delete_unfinished()
         journals.find()
         self._front.serve()
-        self._watch.sampling.start()
         self._exporter.connect()
         self._place.delay_start(0.0)
         self._front.write_file()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -14,14 +13,11 @@ from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.progress import Progress
 from otel_ddp.vocabulary import catalog
 
-# The variables that decide which GPUs a process sees, and in which order.
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES")
 _MOST_GPUS = 64
 
 
 def gpu_facts(
     devices: Iterable[torch.device],
-    env: Mapping[str, str] = os.environ,
     properties: Callable[[torch.device], Any] = torch.cuda.get_device_properties,
 ) -> dict[str, Any]:
     """The facts that the agent finds the GPUs by; none where no device is CUDA's.
@@ -33,13 +29,10 @@ def gpu_facts(
         return {}
 
     def uuid(device: torch.device) -> str:
-        # Older versions of torch do not know it: then the agent goes by the variables.
+        # torch 2.4 does not know it: then the agent goes by what the driver sees.
         return errors.attempt(lambda: str(properties(device).uuid), "")
 
-    return {
-        "boards": [{"index": each.index or 0, "uuid": uuid(each)} for each in found],
-        "visible": {name: env[name] for name in _VARIABLES if name in env},
-    }
+    return {"boards": [{"index": each.index or 0, "uuid": uuid(each)} for each in found]}
 
 
 # -- memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -77,9 +77,3 @@ class Driver(Protocol):
 
     def users(self, device: Device) -> Sequence[User]:
         """The processes that compute on this device."""
-
-    def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
-        """The UUIDs of the devices that a process with these variables sees, in its own order.
-
-        None if that is unknown.
-        """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from otel_ddp.agent.node.gpu.driver import Driver, DriverMissing
-from otel_ddp.agent.node.gpu.nvml.driver import Nvml
+from otel_ddp.agent.node.gpu.nvml import Nvml
 
 
 def known() -> list[Driver]:
@@ -17,16 +17,10 @@ def opened(drivers: Sequence[Driver]) -> Driver:
     """The first one that has devices here; raises DriverMissing with the reasons of all."""
     reasons = []
     for driver in drivers:
-        reason = _why_missing(driver)
-        if not reason:
+        try:
+            driver.open()
+        except DriverMissing as why:  # noqa: PERF203
+            reasons.append(str(why))
+        else:
             return driver
-        reasons.append(reason)
     raise DriverMissing(" ".join(reasons))
-
-
-def _why_missing(driver: Driver) -> str:
-    try:
-        driver.open()
-    except DriverMissing as why:
-        return str(why)
-    return ""

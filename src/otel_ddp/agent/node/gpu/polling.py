@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -49,8 +50,6 @@ class GpuSample(NamedTuple):
     devices: tuple[DeviceSample, ...]
     remark: str
     """Why devices are missing; empty if all is well."""
-    errors: int
-    """How many numbers could not be read or were impossible, since the start."""
     version: str
 
 
@@ -62,7 +61,7 @@ def identity(device: Device) -> Attributes:
     )
 
 
-class _PeriodicQuestion(Generic[T]):
+class _Periodic(Generic[T]):
     """A question, when it is due, and the last answer to it."""
 
     def __init__(self, name: str, every_s: float, ask: Callable[[], T], due_ns: int) -> None:
@@ -93,20 +92,20 @@ class _PeriodicQuestion(Generic[T]):
         return answer if now_ns - answered_ns <= _FRESH_PERIODS * self._every_ns else None
 
 
-class _WatchedDevice:
+@dataclass
+class _Watched:
     """A device, and the questions that it is asked."""
 
-    def __init__(self, device: Device, users: _PeriodicQuestion[tuple[User, ...]]) -> None:
-        self.device = device
-        self.users = users
-        # None until the driver has listed them.
-        self.questions: list[_PeriodicQuestion[tuple[Measurement, ...]]] | None = None
-        self.lost = ""
-        """Why the device is no longer asked; empty while it answers."""
+    device: Device
+    users: _Periodic[tuple[User, ...]]
+    questions: list[_Periodic[tuple[Measurement, ...]]] | None = None
+    """None until the driver has listed them."""
+    lost: str = ""
+    """Why the device is no longer asked; empty while it answers."""
 
     def sample(self, now_ns: int) -> DeviceSample:
-        answers = (each.fresh(now_ns) for each in self.questions or ())
-        measurements = tuple(measurement for answer in answers for measurement in answer or ())
+        answers = (each.fresh(now_ns) or () for each in self.questions or ())
+        measurements = tuple(itertools.chain.from_iterable(answers))
         return DeviceSample(self.device, measurements, self.users.fresh(now_ns) or ())
 
 
@@ -116,12 +115,12 @@ class Gpus:
     def __init__(self, drivers: Sequence[Driver]) -> None:
         """*drivers*: the first one counts that has devices; chosen again when it has lost them."""
         self._drivers = drivers
-        self._driver = drivers[0]
-        self._opened = False
+        self._driver: Driver | None = None
         self._version = ""
         self._remark = ""
-        self._errors = 0
-        self._watched: list[_WatchedDevice] = []
+        self.errors = 0
+        """How many numbers could not be read or were impossible."""
+        self._watched: list[_Watched] = []
         self._find_at_ns = 0
         self._reopen_ns = _REOPEN_NS
         # For each length of period: how many questions have it.
@@ -140,22 +139,18 @@ class Gpus:
             self._close_until(remark, self._reopen_at_ns(now_ns))
         return self._sample(now_ns)
 
-    def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
-        """As `Driver.visible`. Any thread may call it: it asks no device."""
-        return self._driver.visible(environment)
-
     # -- finding devices
 
     def _find_devices(self, now_ns: int) -> None:
         """Open the driver, if it is not open, and list its devices."""
-        if self._opened:
-            if any(each.lost for each in self._watched):
-                # A board that was reset appears again only once the driver is opened anew.
-                self._close()
-            else:
-                self._reopen_ns = _REOPEN_NS
-        if not self._opened:
-            if not self._attempt("opening the driver", self._open):
+        if any(each.lost for each in self._watched):
+            # A board that was reset appears again only once the driver is opened anew.
+            self._close()
+        elif self._driver is not None:
+            self._reopen_ns = _REOPEN_NS
+        if self._driver is None:
+            self._driver = self._attempt("opening the driver", lambda: opened(self._drivers))
+            if self._driver is None:
                 raise DriverMissing("The GPU driver could not be opened; the agent's log says why.")
             self._version = self._attempt("the driver's version", self._driver.version) or ""
         found = self._attempt("the list of devices", self._driver.devices)
@@ -169,14 +164,12 @@ class Gpus:
                 for each in self._watched
                 if before.get(each.device.uuid) == now.get(each.device.uuid)
             }
-            self._watched = [known.get(device) or self._watch(device, now_ns) for device in found]
+            driver = self._driver
+            self._watched = [
+                known.get(device) or self._watch(driver, device, now_ns) for device in found
+            ]
         self._remark = "" if self._watched else "The GPU driver is there, but it shows no device."
         self._find_at_ns = now_ns + _FIND_EVERY_NS
-
-    def _open(self) -> bool:
-        self._driver = opened(self._drivers)
-        self._opened = True
-        return True
 
     def _reopen_at_ns(self, now_ns: int) -> int:
         """When to open the driver again: ever later, until a minute passes without a loss."""
@@ -190,15 +183,17 @@ class Gpus:
 
     def _close(self) -> None:
         self._watched = []
-        if self._opened:
-            self._opened = False
+        if self._driver is not None:
             self._driver.close()
+            self._driver = None
 
     # -- asking
 
-    def _watch(self, device: Device, now_ns: int) -> _WatchedDevice:
-        ask = partial(self._users, device)
-        return _WatchedDevice(device, self._periodic("users", _USERS_EVERY_S, ask, now_ns))
+    def _watch(self, driver: Driver, device: Device, now_ns: int) -> _Watched:
+        def users() -> tuple[User, ...]:
+            return tuple(driver.users(device))
+
+        return _Watched(device, self._periodic("users", _USERS_EVERY_S, users, now_ns))
 
     def _ask_all(self, now_ns: int) -> None:
         before = sum(1 for each in self._watched if each.lost)
@@ -211,10 +206,21 @@ class Gpus:
         if lost and not before:
             self._find_at_ns = min(self._find_at_ns, self._reopen_at_ns(now_ns))
 
-    def _ask(self, watched: _WatchedDevice, now_ns: int) -> None:
+    def _ask(self, watched: _Watched, now_ns: int) -> None:
+        device, driver = watched.device, self._driver
         try:
-            if watched.questions is None:
-                watched.questions = self._questions(watched.device, now_ns)
+            if watched.questions is None and driver is not None:
+                listed = self._attempt("what can be asked", lambda: driver.questions(device))
+                watched.questions = (
+                    None
+                    if listed is None
+                    else [
+                        self._periodic(
+                            name, every_s, partial(self._answer, device, name, ask), now_ns
+                        )
+                        for name, every_s, ask in listed
+                    ]
+                )
             for question in watched.questions or ():
                 self._ask_if_due(question, now_ns)
             self._ask_if_due(watched.users, now_ns)
@@ -222,31 +228,18 @@ class Gpus:
             # The other devices go on; answers of this one are shown while they are fresh.
             watched.lost = str(why)
 
-    def _questions(
-        self, device: Device, now_ns: int
-    ) -> list[_PeriodicQuestion[tuple[Measurement, ...]]] | None:
-        questions = self._attempt(
-            "what can be asked", lambda: tuple(self._driver.questions(device))
-        )
-        if questions is None:
-            return None
-        return [
-            self._periodic(name, every_s, partial(self._measurements, device, name, ask), now_ns)
-            for name, every_s, ask in questions
-        ]
-
     def _periodic(
         self, name: str, every_s: float, ask: Callable[[], T], now_ns: int
-    ) -> _PeriodicQuestion[T]:
+    ) -> _Periodic[T]:
         """It was due in the past, so it is asked at once.
 
         Later it is asked in a second of its period that few other slow questions share.
         """
         seconds = int(every_s)
         ago_s = next(self._turns[seconds]) % seconds if seconds > 1 else 0
-        return _PeriodicQuestion(name, every_s, ask, now_ns - ago_s * _S)
+        return _Periodic(name, every_s, ask, now_ns - ago_s * _S)
 
-    def _ask_if_due(self, question: _PeriodicQuestion[T], now_ns: int) -> None:
+    def _ask_if_due(self, question: _Periodic[T], now_ns: int) -> None:
         if not question.due(now_ns):
             return
         try:
@@ -257,7 +250,7 @@ class Gpus:
         if answer is not None:
             question.keep(answer, now_ns)
 
-    def _measurements(
+    def _answer(
         self, device: Device, name: str, ask: Callable[[], Iterable[Measurement]]
     ) -> tuple[Measurement, ...]:
         good, own = [], identity(device)
@@ -265,13 +258,10 @@ class Gpus:
             if _possible(each):
                 good.append(each._replace(attributes=own + each.attributes))
                 continue
-            self._errors += 1
+            self.errors += 1
             sentence = f"GPU {device.index} has impossible values of {each.metric.name}"
             errors.warn_once(f"gpu impossible {name}", "%s: they are left out.", sentence)
         return tuple(good)
-
-    def _users(self, device: Device) -> tuple[User, ...]:
-        return tuple(self._driver.users(device))
 
     def _attempt(self, what: str, ask: Callable[[], T]) -> T | None:
         """The answer; None if this attempt failed, which is counted."""
@@ -280,14 +270,9 @@ class Gpus:
         except (DriverMissing, NotSupported, DeviceLost):
             raise
         except errors.ANY_ERROR as why:
-            self._errors += 1
-            errors.warn_once(
-                f"gpu {what}",
-                "GPU: %s failed (%s: %s); it is tried again.",
-                what,
-                type(why).__name__,
-                why,
-            )
+            self.errors += 1
+            text = "GPU: %s failed (%s: %s); it is tried again."
+            errors.warn_once(f"gpu {what}", text, what, type(why).__name__, why)
             return None
 
     def _sample(self, now_ns: int) -> GpuSample:
@@ -297,8 +282,9 @@ class Gpus:
             if each.lost
         ]
         devices = tuple(each.sample(now_ns) for each in self._watched)
-        remark = " ".join([self._remark, *left, *self._driver.silent]).strip()
-        return GpuSample(devices, remark, self._errors, self._version)
+        silent = self._driver.silent if self._driver is not None else ()
+        remark = " ".join([self._remark, *left, *silent]).strip()
+        return GpuSample(devices, remark, self._version)
 
 
 def _parts(devices: Iterable[Device]) -> dict[str, set[str]]:

@@ -149,13 +149,9 @@ def print_gpus() -> None:
     except DriverMissing as why:
         print(json.dumps({"missing": str(why)}))
         return
-    devices = driver.devices()
-    visible = driver.visible(os.environ)
-    chosen = [each for uuid in visible or () for each in devices if each.uuid == uuid]
     answer = {
         "version": driver.version(),
-        "devices": [(each.index, each.name) for each in devices],
-        "visible": None if visible is None else [each.index for each in chosen],
+        "devices": [(each.index, each.name) for each in driver.devices()],
         "remarks": list(driver.silent),
     }
     driver.close()
@@ -185,13 +181,9 @@ def gpus(inputs: DoctorInputs) -> Findings:
     yield Finding("ok", "gpus", sentence)
     for remark in nvml["remarks"]:
         yield Finding("warn", "gpus", remark)
-    chosen = inputs.env.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None and nvml["visible"] is not None:
-        seen = ", ".join(nvml["visible"])
-        sentence = f"CUDA_VISIBLE_DEVICES={chosen} shows {f'GPU {seen}' if seen else 'no GPU'}"
-        yield Finding(
-            "ok" if seen else "warn", "gpus", f"{sentence} to programs that are started from here"
-        )
+    if inputs.env.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        sentence = "CUDA_VISIBLE_DEVICES shows no GPU to programs that are started from here"
+        yield Finding("warn", "gpus", sentence)
 
 
 def _count_gpus(devices: Sequence[tuple[str, str]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,20 +17,19 @@ from otel_ddp.agent.node.gpu.driver import (
     Question,
     User,
 )
-from otel_ddp.agent.node.gpu.nvml import readings
-from otel_ddp.agent.node.gpu.nvml.calls import (
+from otel_ddp.agent.node.gpu.nvml_questions import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
     LIB_RM_VERSION_MISMATCH,
     LIBRARY_NOT_FOUND,
     NO_PERMISSION,
     Calls,
+    GpmSamples,
+    Xids,
     printable,
+    questions,
     words,
 )
-from otel_ddp.agent.node.gpu.nvml.readings import GpmSamples
-from otel_ddp.agent.node.gpu.nvml.visibility import visible
-from otel_ddp.agent.node.gpu.nvml.xid import XidCounts, XidWatch
 from otel_ddp.agent.node.source import Measurement, boot_ns
 
 _MOST_USED_BYTES = 1 << 50
@@ -96,12 +95,11 @@ class Nvml:
         self._loaded_ns = boot_ns()
         self._opened = False
         self._parts: dict[str, _Part] = {}
-        self._devices: list[Device] = []
         self._silent: list[str] = []
-        self._held: dict[str, list[XidWatch | GpmSamples]] = {}
+        self._held: dict[str, list[Xids | GpmSamples]] = {}
         # Both are kept when the driver is closed: the board of each index, and its Xid faults.
         self._boards_before: dict[int, Device] = {}
-        self._xids: dict[str, XidCounts] = {}
+        self._xids: dict[str, Xids] = {}
 
     @property
     def silent(self) -> Sequence[str]:
@@ -137,7 +135,7 @@ class Nvml:
     def close(self) -> None:
         for uuid in tuple(self._held):
             self._release(uuid)
-        self._parts, self._devices = {}, []
+        self._parts = {}
         if self._opened:
             self._opened = False
             with contextlib.suppress(self._lib.NVMLError):
@@ -176,7 +174,7 @@ class Nvml:
                 parts[device.uuid] = part
         for uuid in self._held.keys() - parts.keys():
             self._release(uuid)
-        self._parts, self._devices = parts, found
+        self._parts = parts
         return tuple(found)
 
     def _board(self, calls: Calls, index: int) -> Device:
@@ -199,7 +197,7 @@ class Nvml:
         self._silent.append(sentence)
         errors.warn_once(f"gpu {sentence}", "GPU: %s", sentence)
         before = self._boards_before.get(index)
-        if before is not None and any(self._xid_counts(before).codes.values()):
+        if before is not None and self._xids_of(before).codes:
             yield before
 
     def _instances(self, board: Device, calls: Calls) -> Iterator[tuple[Device, _Part]]:
@@ -221,52 +219,46 @@ class Nvml:
             yield device, _Part(part, calls, instance)
 
     def questions(self, device: Device) -> Sequence[Question]:
-        part = self._parts.get(device.uuid)
+        part, xids = self._parts.get(device.uuid), self._xids_of(device)
         if part is None:
-            return (self._question_to_failed(device),)
+            return (self._question_to_failed(xids),)
         self._release(device.uuid)
         held = self._held[device.uuid] = []
         asked = []
         if part.instance is None:
             # First of all: a fault may be the reason why the other questions fail.
-            watch = XidWatch(part.calls, self._xid_counts(device))
-            held.append(watch)
-            asked.append(Question("Xid", 1.0, watch.ask))
+            xids.calls = part.calls
+            held.append(xids)
+            asked.append(Question("Xid", 1.0, xids.ask))
         gpm = self._gpm(part)
         if gpm is not None:
             held.append(gpm)
         of_part = part.instance is not None
-        asked += readings.questions(part.calls, device.pci, self._loaded_ns, gpm, part=of_part)
+        asked += questions(part.calls, device.pci, self._loaded_ns, gpm, part=of_part)
         return asked
 
-    def _question_to_failed(self, device: Device) -> Question:
-        counts, failed_s = self._xid_counts(device), self._clock()
+    def _question_to_failed(self, xids: Xids) -> Question:
+        failed_s = self._clock()
 
         def ask() -> Sequence[Measurement]:
             if self._clock() - failed_s > _SEARCHED_AGAIN_S:
                 raise DeviceLost("it had failed, and is searched again")
-            return counts.measurements()
+            return xids.ask()
 
         return Question("Xid", 10.0, ask)
 
     def _gpm(self, part: _Part) -> GpmSamples | None:
-        try:
-            if not part.board.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
-                return None
-        except NotSupported:
-            return None
-        return GpmSamples(
-            part.board, clock=self._clock, wall_ns=self._wall_ns, instance=part.instance
-        )
+        with contextlib.suppress(NotSupported):
+            if part.board.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
+                return GpmSamples(part.board, self._clock, self._wall_ns, part.instance)
+        return None
 
-    def _xid_counts(self, device: Device) -> XidCounts:
-        if device.uuid not in self._xids:
-            self._xids[device.uuid] = XidCounts(device.pci, self._wall_ns())
-        return self._xids[device.uuid]
+    def _xids_of(self, device: Device) -> Xids:
+        return self._xids.setdefault(device.uuid, Xids(device.pci, self._wall_ns()))
 
     def users(self, device: Device) -> Sequence[User]:
         users: dict[int, User] = {}
-        for process in self._processes(self._parts.get(device.uuid)):
+        for process in self._processes(device):
             used = process.usedGpuMemory
             known = used is not None and 0 <= used < _MOST_USED_BYTES
             user = User(int(process.pid), int(used) if known else None)
@@ -274,14 +266,10 @@ class Nvml:
                 users[user.pid] = user
         return tuple(users.values())
 
-    def _processes(self, part: _Part | None) -> Iterator[Any]:
+    def _processes(self, device: Device) -> Iterator[Any]:
+        part = self._parts.get(device.uuid)
         if part is None:
             return
         for function in _PROCESSES:
             with contextlib.suppress(NotSupported):
                 yield from part.calls.ask(function)
-
-    def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
-        if not self._devices:
-            return None
-        return visible(environment, self._devices)

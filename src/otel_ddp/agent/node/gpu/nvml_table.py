@@ -14,6 +14,7 @@ from otel_ddp.vocabulary import catalog
 
 MOVING_S, COUNTING_S, SETTLED_S = 1.0, 5.0, 10.0
 U32 = 0xFFFF_FFFF
+_ALL_LINKS = U32
 
 
 class Unit(NamedTuple):
@@ -55,6 +56,8 @@ class Field(NamedTuple):
 
     number: int
     scope: int = 0
+    wide: bool = False
+    """Of no use if the driver counts in 32 bits, which are full within a second."""
 
 
 class Fields(NamedTuple):
@@ -64,8 +67,6 @@ class Fields(NamedTuple):
     links: bool = False
     """Each one of each link."""
     times: int = 1
-    wide: bool = False
-    """Not shown if the driver counts in 32 bits, which are full within a second."""
 
 
 class Gpm(NamedTuple):
@@ -114,12 +115,7 @@ def _get(name: str, *arguments: int, part: str | int | None = None, bit: int = 0
 
 
 def _sum(*numbers: int, links: bool = False, wide: bool = False) -> Fields:
-    return Fields(tuple(Field(number) for number in numbers), links, wide=wide)
-
-
-def _all_links(number: int) -> Fields:
-    """In KiB, of all links together."""
-    return Fields((Field(number, U32),), times=1024)
+    return Fields(tuple(Field(number, wide=wide) for number in numbers), links)
 
 
 def _memory(part: str) -> list[Way]:
@@ -185,9 +181,9 @@ _GPM: Ways = {engine: [Gpm(number)] for engine, number in _ENGINES.items()}
 _PCIE_RATE: Ways = {"transmit": [Gpm(20)], "receive": [Gpm(21)]}
 _PCIE: Ways = {"transmit": [_sum(197, wide=True)], "receive": [_sum(198, wide=True)]}
 _NVLINK: Ways = {
-    # The fifth generation of NVLink counts the bytes of each link instead.
-    "transmit": [_all_links(138), _sum(202, links=True)],
-    "receive": [_all_links(139), _sum(204, links=True)],
+    # In KiB; the fifth generation of NVLink counts the bytes of each link instead.
+    "transmit": [Fields((Field(138, _ALL_LINKS),), times=1024), _sum(202, links=True)],
+    "receive": [Fields((Field(139, _ALL_LINKS),), times=1024), _sum(204, links=True)],
 }
 _NVLINK_ERRORS: Ways = {
     "": [

@@ -1,1 +1,0 @@
-"""NVIDIA's GPUs, read through NVML."""
