@@ -118,7 +118,9 @@ class Judge:
         """The open verdicts."""
         cases = list(self._cases.values())
         open_ones = [
-            self._reporter.plain(each) for case in cases for each in [*case.reports.open.values()]
+            self._reporter.plain(each.shown)
+            for case in cases
+            for each in [*case.reports.open.values()]
         ]
         return open_ones[-_MOST_SHOWN:]
 

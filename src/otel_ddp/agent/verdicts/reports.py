@@ -38,14 +38,25 @@ _OF_RANKS: frozenset[Kind] = _NAMING | {"stall", "death"}
 _FOUND_AGAIN_WITHIN_NS = 600 * 10**9
 
 
+class Incident:
+    """An open verdict, and what was made of it."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.found = self.shown = verdict
+        """As its detector has made it; and with what is added here."""
+        self.before_ns: int | None = None
+        """Since when it has held, if an agent that was killed had found it."""
+        self.gpus: Sequence[Gpu] | None = None
+        """The devices as they were when it began: a dead process has left its own since."""
+        self.postmortem: Path | None = None
+
+
 class RunReports:
     """What was reported of one run."""
 
     def __init__(self, run: Labels) -> None:
         self.run = run
-        self.open: dict[tuple[str, Labels], Verdict] = {}
-        # The same as the detectors have made them, without what is added here.
-        self.as_found: dict[tuple[str, Labels], Verdict] = {}
+        self.open: dict[tuple[str, Labels], Incident] = {}
         # The last verdicts that are over, as JSON.
         self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
         # Those that a history alone tells: what has bounded the run.
@@ -54,11 +65,8 @@ class RunReports:
         self.named: set[tuple[Kind, Labels, str, str]] = set()
         # What post-mortems show of ended processes, whose journals may have been deleted.
         self.snapshots: dict[Labels, Snapshot] = {}
-        self.postmortems: dict[tuple[str, Labels], Path | None] = {}
-        # The devices as they were when an incident began: a dead process has left its own since.
-        self.gpus: dict[tuple[str, Labels], Sequence[Gpu]] = {}
-        # The kind and the post-mortem of the verdict that this poll has closed.
-        self.just_closed: tuple[Kind, Path | None] | None = None
+        # What this poll has closed. A verdict of its kind that opens in the same poll continues it.
+        self.just_closed: Incident | None = None
 
 
 class VerdictReporter:
@@ -74,8 +82,11 @@ class VerdictReporter:
     ) -> None:
         """*gpus*: the node's devices as known now. *before*: what an agent that was killed had
         found, and this one may find again."""
-        self._before = [each for each in before if _is_plain(each)]
-        self._found_again: set[tuple[str, Labels]] = set()
+        self._before_ns = {
+            (each.get("kind"), tuple(each["who"].items()), each.get("phase")): each["since_ns"]
+            for each in before
+            if isinstance(each.get("who"), dict) and isinstance(each.get("since_ns"), int)
+        }
         self._before_until_ns = time.monotonic_ns() + _FOUND_AGAIN_WITHIN_NS
         self._ledger = ledger
         self._postmortems = postmortems
@@ -93,72 +104,77 @@ class VerdictReporter:
         ended: Collection[Labels] = (),
     ) -> None:
         """A verdict of this run was opened, has changed, or is over, as these ranks *ended*."""
-        key = change.verdict.key
-        change = change._replace(verdict=self._continued(change.verdict))
-        told.as_found.pop(key, None)
-        before = told.open.pop(key, None)
-        ended_with = _ended_with(change, sources, ended)
-        if change.opened:
-            told.as_found[key] = change.verdict
-            change = change._replace(verdict=self._with_device(change.verdict))
-            told.open[key] = change.verdict
-            if before is not None and before.since_ns != change.verdict.since_ns:
+        verdict, opened = change
+        incident = told.open.pop(verdict.key, None)
+        before = None if incident is None else incident.shown
+        incident = incident or self._incident(verdict)
+        if before is not None and before.phase != verdict.phase:
+            incident.before_ns = None
+        self._update(incident, verdict, opened)
+        verdict, ended_with = incident.shown, ""
+        if opened:
+            told.open[verdict.key] = incident
+            if before is not None and before.since_ns != verdict.since_ns:
                 # Another bound has taken its place.
                 told.past_bounds.append(self._past(before, "", now_ns))
         else:
-            self._before = [each for each in self._before if not _is_one(each, change.verdict)]
-            past = told.past_bounds if key[0] in HARMLESS_VERDICTS else told.past
-            past.append(self._past(change.verdict, ended_with, now_ns))
-            # A verdict of this kind that opens in the same poll continues the incident.
-            told.just_closed = change.verdict.kind, told.postmortems.pop(key, None)
-            told.gpus.pop(key, None)
-        verdict = change.verdict
+            ended_with = _ended_with(verdict, sources, ended)
+            past = told.past_bounds if verdict.kind in HARMLESS_VERDICTS else told.past
+            past.append(self._past(verdict, ended_with, now_ns))
+            told.just_closed = incident
         if verdict.kind in _NAMING:
             side = side_of(verdict) if verdict.kind == "straggler" else ""
             told.named.add((verdict.kind, verdict.labels, verdict.phase, side))
         # One record per incident, and another one if its phase or cause changes.
-        if (
-            not change.opened
-            or before is None
-            or _phase_and_cause(before) != _phase_and_cause(verdict)
-        ):
-            body = _sentence(change, ended_with)
-            board = self._board(verdict)
-            level = logging.WARNING if _warns(change) else logging.INFO
-            log.log(level, "%s%s", body, f" · {board}" if board else "")
-            self._record(change, body, sources, now_ns)
-        if change.opened and verdict.kind in ("death", "stall"):
-            self._write_postmortem(told, verdict, sources)
+        if not opened or before is None or _phase_and_cause(before) != _phase_and_cause(verdict):
+            body = verdict.sentence
+            if not opened:
+                body = f"no longer{f', as {ended_with} ended' if ended_with else ''}: {body}"
+            self._record(verdict, opened, body, sources, now_ns)
+        if opened and verdict.kind in _FATAL:
+            self._write_postmortem(told, incident, sources)
 
     @errors.contained()
     def update(self, told: RunReports, verdict: Verdict, sources: Collection[Source]) -> None:
         """An open verdict may have other figures now: they are shown, and no record is made."""
-        if told.as_found.get(verdict.key, verdict) is verdict:
-            return
-        told.as_found[verdict.key] = verdict
-        told.open[verdict.key] = self._with_device(self._continued(verdict))
-        if verdict.kind == "stall":
-            self._write_postmortem(told, verdict, sources)
+        incident = told.open.get(verdict.key)
+        if incident is not None and incident.found is not verdict:
+            self._update(incident, verdict, opened=True)
+            if verdict.kind == "stall":
+                self._write_postmortem(told, incident, sources)
 
-    def _continued(self, verdict: Verdict) -> Verdict:
-        """Since when it has held: since before this agent's start, if the one before says so."""
-        if time.monotonic_ns() > self._before_until_ns and verdict.key not in self._found_again:
-            return verdict
-        for each in self._before:
-            if _is_one(each, verdict) and each["since_ns"] < verdict.since_ns:
-                self._found_again.add(verdict.key)
-                return verdict._replace(since_ns=each["since_ns"])
-        return verdict
+    def _incident(self, verdict: Verdict) -> Incident:
+        """A new one. It has held since before this agent's start, if the one before says so."""
+        incident = Incident(verdict)
+        if time.monotonic_ns() <= self._before_until_ns:
+            key = (verdict.kind, verdict.labels, verdict.phase)
+            incident.before_ns = self._before_ns.pop(key, None)
+        return incident
+
+    def _update(self, incident: Incident, verdict: Verdict, opened: bool) -> None:
+        incident.found = verdict
+        if incident.before_ns is not None:
+            verdict = verdict._replace(since_ns=min(incident.before_ns, verdict.since_ns))
+        incident.shown = self._with_device(verdict) if opened else verdict
 
     def _with_device(self, verdict: Verdict) -> Verdict:
         return with_gpu(verdict, self._gpus()) if verdict.kind == "straggler" else verdict
 
-    def _record(self, change: Change, body: str, sources: Collection[Source], now_ns: int) -> None:
-        """Keep a log record, and a span from the beginning until now."""
+    def _record(
+        self,
+        verdict: Verdict,
+        opened: bool,
+        body: str,
+        sources: Collection[Source],
+        now_ns: int,
+    ) -> None:
+        """A line of the log; and a log record, with a span from the beginning until now."""
+        board, warns = self._board(verdict), opened and verdict.kind not in HARMLESS_VERDICTS
+        severity = ("ERROR" if verdict.kind in _FATAL else "WARN") if warns else "INFO"
+        level = logging.WARNING if warns else logging.INFO
+        log.log(level, "%s%s", body, f" · {board}" if board else "")
         if not self._ledger.keep_history:
             return
-        verdict, opened = change
-        project = next((each.project for each in sources if each.project), "")
         attributes = {
             "verdict": verdict.kind,
             "verdict.state": "opened" if opened else "closed",
@@ -166,53 +182,52 @@ class VerdictReporter:
             "sentence": verdict.sentence,
             **dict(_flat(verdict.evidence)),
         }
-        if board := self._board(verdict):
+        if board:
             attributes["otel_ddp.board.url"] = board
-        name = f"training.{verdict.kind}"
-        since_ns = min(verdict.since_ns or now_ns, now_ns)
+        name, step = f"training.{verdict.kind}", verdict.step
         identity = f"{verdict.key}/{opened}/{now_ns}".encode("utf-8", "replace")
         span_id = blake2s(identity, digest_size=8).hexdigest()
-        step = verdict.step
-        trace = f"verdict/{span_id}" if step is None else trace_ids.trace_of_step(step)
-        common = {"name": name, "trace": trace, "step": verdict.step, "attributes": attributes}
-        event = {"name": name, "time": now_ns, "attributes": attributes}
+        common = {
+            "name": name,
+            "trace": f"verdict/{span_id}" if step is None else trace_ids.trace_of_step(step),
+            "step": step,
+            "attributes": attributes,
+        }
         span = {
             **common,
             "id": span_id,
             "parent": "",
-            "start": since_ns,
+            "start": min(verdict.since_ns or now_ns, now_ns),
             "end": now_ns,
-            "error": verdict.sentence if _warns(change) else "",
-            "events": [event],
+            "error": verdict.sentence if warns else "",
+            "events": [{"name": name, "time": now_ns, "attributes": attributes}],
         }
-        record = {
-            **common,
-            "time": now_ns,
-            "span": span_id,
-            "body": body,
-            "severity": _severity(change),
-        }
+        record = {**common, "time": now_ns, "span": span_id, "body": body, "severity": severity}
+        project = next((each.project for each in sources if each.project), "")
         documents = [Document(SPAN, span, 0), Document(EVENT, record, 0)]
         self._documents.append((verdict.labels, project, documents))
 
     def _write_postmortem(
-        self, told: RunReports, verdict: Verdict, sources: Collection[Source]
+        self, told: RunReports, incident: Incident, sources: Collection[Source]
     ) -> None:
-        key, earlier = verdict.key, told.postmortems.get(verdict.key)
-        if earlier is None and told.just_closed is not None:
-            kind, path = told.just_closed
-            earlier = path if kind == verdict.kind else None
+        before, verdict = told.just_closed, incident.shown
+        if before is not None and before.shown.kind == verdict.kind:
+            incident.postmortem = incident.postmortem or before.postmortem
+            incident.gpus = before.gpus if incident.gpus is None else incident.gpus
+        if incident.gpus is None:
+            incident.gpus = self._gpus()
         snapshots = {**told.snapshots, **{each.labels: each.snapshot() for each in sources}}
-        told.postmortems[key] = postmortem.write(
+        others = [each.shown for each in told.open.values() if each is not incident]
+        incident.postmortem = postmortem.write(
             self._postmortems,
             dict(told.run).get("run", ""),
             verdict=self.plain(verdict),
-            processes=[described for described, _ in snapshots.values()],
+            processes=[process for process, _ in snapshots.values()],
             values=[value for _, values in snapshots.values() for value in values],
-            open_verdicts=[self.plain(each) for each in told.open.values() if each.key != key],
-            gpus=told.gpus.setdefault(key, self._gpus()),
+            open_verdicts=list(map(self.plain, others)),
+            gpus=incident.gpus,
             now_ns=time.time_ns(),
-            earlier=earlier,
+            earlier=incident.postmortem,
         )
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
@@ -249,28 +264,11 @@ class VerdictReporter:
         return addresses.board(self._grafana, title, dict(verdict.labels), verdict.since_ns)
 
 
-def _sentence(change: Change, ended: str) -> str:
-    sentence = change.verdict.sentence
-    if change.opened:
-        return sentence
-    return f"no longer, as {ended} ended: {sentence}" if ended else f"no longer: {sentence}"
-
-
-def _ended_with(change: Change, sources: Collection[Source], ended: Collection[Labels]) -> str:
+def _ended_with(verdict: Verdict, sources: Collection[Source], ended: Collection[Labels]) -> str:
     """What ended and ended the verdict with it: then nothing was cured."""
-    if not ended or change.opened or change.verdict.kind == "death":
+    if not ended or verdict.kind == "death":
         return ""
     return rank_list(ended) if any(each.is_at_work for each in sources) else "the run"
-
-
-def _warns(change: Change) -> bool:
-    return change.opened and change.verdict.kind not in HARMLESS_VERDICTS
-
-
-def _severity(change: Change) -> str:
-    if not _warns(change):
-        return "INFO"
-    return "ERROR" if change.verdict.kind in _FATAL else "WARN"
 
 
 def _phase_and_cause(verdict: Verdict) -> tuple[str, Any]:
@@ -284,12 +282,3 @@ def _flat(evidence: Mapping[str, Any], prefix: str = "evidence") -> Iterator[tup
             yield from _flat(value, f"{prefix}.{name}")
         elif isinstance(value, (str, bool, int, float)):
             yield f"{prefix}.{name}", value
-
-
-def _is_plain(found: Mapping[str, Any]) -> bool:
-    return isinstance(found.get("since_ns"), int) and found["since_ns"] > 0
-
-
-def _is_one(found: Mapping[str, Any], verdict: Verdict) -> bool:
-    same = (verdict.kind, dict(verdict.labels), verdict.phase)
-    return (found.get("kind"), found.get("who"), found.get("phase")) == same

@@ -25,32 +25,6 @@ from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.journal.process_state import World, training_world
 
 
-class Worlds:
-    """How many ranks of a run train together. Evaluators and actors report another world."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._by_rank: dict[Labels, World] = {}
-        # Whether any process of this run has been seen to train.
-        self._trained = False
-
-    def update(self, labels: Labels, size: int | None, trains: bool) -> None:
-        """A living process has such a world; *trains*: it makes steps, or will."""
-        known = self._by_rank.get(labels)
-        if size is not None:
-            world = World(size, trains or (known is not None and known.trains))
-            self._by_rank[labels] = world
-            self._trained |= world.trains
-            self._decide()
-
-    def remove(self, labels: Labels) -> None:
-        self._by_rank.pop(labels, None)
-        self._decide()
-
-    def _decide(self) -> None:
-        self.size = training_world(self._by_rank.values(), World(self.size, self._trained))
-
-
 class _Process:
     """What is kept of one process."""
 
@@ -96,7 +70,9 @@ class RunCase:
         self.run = run
         self.node: Labels = ()
         self._origin_ns = origin_ns
-        self._worlds = Worlds()
+        # How many ranks train together. Evaluators and actors report another world.
+        self._world = World(0, trains=False)
+        self._worlds: dict[Labels, World] = {}
         self._processes: dict[Source, _Process] = {}
         self._exits = Exits()
         self.stalls = Stalls(floor_s)
@@ -107,7 +83,6 @@ class RunCase:
             *(self._deaths, self.stalls, self.stragglers, self.arrivals),
             *(Bounds(), MemoryCreep(), Nonfinite()),
         )
-        self.own_collectives: dict[Labels, tuple[str, ...]] = {}
         self.last_report: Report | None = None
         """How the ranks compare, as last worked out."""
         self._has_news = True
@@ -117,6 +92,16 @@ class RunCase:
         """The newest living process with these labels."""
         living = [each for each in self._processes if each.labels == labels and each.is_at_work]
         return max(living, key=lambda each: each.began_ns, default=None)
+
+    @property
+    def own_collectives(self) -> Mapping[Labels, tuple[str, ...]]:
+        """The phases in which the program of a rank calls collectives itself."""
+        ranks = [each.rank for each in self._processes.values() if not each.end_is_known]
+        return {
+            rank.labels: rank.own_collectives
+            for rank in ranks
+            if rank is not None and not rank.is_beside
+        }
 
     @property
     def sources(self) -> Collection[Source]:
@@ -132,10 +117,19 @@ class RunCase:
         for gone in {each.labels for each, known in before.items() if not known.end_is_known}:
             if gone not in labels:
                 self._has_news = True
-                self._worlds.remove(gone)
-                self.own_collectives.pop(gone, None)
+                self._update_world(gone, None)
                 for detector in self._detectors:
                     _forget(detector, gone)
+
+    def _update_world(self, labels: Labels, size: int | None, trains: bool = False) -> None:
+        """*size*: of a living process; None: it is gone. *trains*: it makes steps, or will."""
+        known = self._worlds.pop(labels, None)
+        if size is not None:
+            self._worlds[labels] = World(size, trains or (known is not None and known.trains))
+        # Whether any process of this run has been seen to train.
+        trained = self._world.trains or any(each.trains for each in self._worlds.values())
+        last = World(self._world.size, trained)
+        self._world = World(training_world(self._worlds.values(), last), trained)
 
     def has_new_end(self) -> bool:
         """Whether a process has ended since the last poll."""
@@ -155,12 +149,11 @@ class RunCase:
         seen = process.observe(source, rank)
         if source.is_at_work:
             trains = bool(seen.batches) or source.trains
-            self._worlds.update(labels, rank.own_world_size, trains)
+            self._update_world(labels, rank.own_world_size, trains)
             self._exits.note_at_work(labels)
-        rank = rank._replace(world_size=self._worlds.size)
+        rank = rank._replace(world_size=self._world.size)
         self._has_news |= bool(seen.facts) or rank != process.rank
         process.rank = rank
-        self.own_collectives[labels] = () if rank.is_beside else rank.own_collectives
         seen = seen._replace(now_ns=now_ns)
         if not source.is_at_work:
             # The last values that it logged may be why.
@@ -199,11 +192,10 @@ class RunCase:
                 # A new process had these labels before the agent saw the end of this one.
                 source.close()
                 continue
-            self._worlds.remove(labels)
-            self.own_collectives.pop(labels, None)
+            self._update_world(labels, None)
             self._has_news = True
             self.reports.snapshots[labels] = source.snapshot()
-            rank = source.state()._replace(world_size=self._worlds.size)
+            rank = source.state()._replace(world_size=self._world.size)
             ended, position = self._exits.add(source, now_ns), source.position(self._origin_ns)
             self._tell(rank, Observation(now_ns, position=position, ended=ended))
         for ended in self._exits.poll(now_ns):

@@ -9,12 +9,15 @@ from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.diagnosis.say import first_of, plural, rank_number, rank_order, verb
+from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.vocabulary.words import STATES
 
 # A rank has trained or logged for so long: by then every rank that will call us has done so.
 _PATIENCE_NS = 60 * 10**9
 # A launch that began this long before the agent may have had ranks whose journals were deleted.
 _BEFORE_NS = 30 * 10**9
+_MOST_NAMED = 8
 
 
 @dataclass
@@ -47,7 +50,7 @@ class SilentRanks:
                 by_launch.setdefault(launched_by, []).append(journal)
         # A launch without journals is over.
         self._launches = {key: self._launches.get(key, _Launch()) for key in by_launch}
-        notes = []
+        self._notes = []
         for key, ranks in by_launch.items():
             launch = self._launches[key]
             launch.local_ranks |= {each.identity.get("local_rank") for each in ranks}
@@ -56,35 +59,48 @@ class SilentRanks:
                 each for each in ranks if each.ended_at is None and each.identity.get("settled")
             ]
             if launch.began_ns > self._started_ns - _BEFORE_NS:
-                notes += _silent(launch, living, now_ns)
-            notes += _differing(living)
-        for note in notes:
-            errors.warn_once(
-                f"{note['run']}: {note['sentence']}", "run %s: %s", note["run"], note["sentence"]
+                self._note_silent(launch.local_ranks, living, now_ns)
+            self._note_differing(living)
+
+    def _note_silent(self, known: set[Any], living: list[JournalFeed], now_ns: int) -> None:
+        trained = [each for each in living if _has_run_for_long(each, now_ns)]
+        reported = [each.identity.get("local_world_size") for each in living]
+        sizes = [size for size in reported if isinstance(size, int)]
+        # If a rank does not know its number, or how many ranks there are, none can be called
+        # missing.
+        if not trained or None in known or len(sizes) < len(reported):
+            return
+        if missing := [str(each) for each in range(max(sizes)) if each not in known]:
+            self._note(
+                trained[0],
+                f"local rank{plural(missing)} {first_of(missing, _MOST_NAMED)} of node "
+                f"{dict(trained[0].labels)['node']} {verb(missing, 'records', 'record')} nothing: "
+                "call instrument on every rank, not on rank 0 alone; strategy='main' exports rank "
+                "0 alone",
             )
-        self._notes = notes
 
+    def _note_differing(self, living: list[JournalFeed]) -> None:
+        by_run: dict[Labels, dict[str, JournalFeed]] = {}
+        for journal in sorted(living, key=lambda each: rank_order(each.labels)):
+            by_strategy = by_run.setdefault(run_labels(journal.labels), {})
+            by_strategy.setdefault(str(journal.identity.get("strategy")), journal)
+        for by_strategy in by_run.values():
+            if len(by_strategy) > 1:
+                named = ", ".join(
+                    f"rank {rank_number(each.labels)} {strategy!r}"
+                    for strategy, each in by_strategy.items()
+                )
+                self._note(
+                    next(iter(by_strategy.values())),
+                    f"ranks of one launch have different strategies ({named}): set the same one on "
+                    "every rank, in the call or in OTEL_DDP_STRATEGY",
+                )
 
-def _silent(launch: _Launch, living: list[JournalFeed], now_ns: int) -> list[dict[str, str]]:
-    reported = [each.identity.get("local_world_size") for each in living]
-    sizes = [size for size in reported if isinstance(size, int)]
-    trained = [each for each in living if _has_run_for_long(each, now_ns)]
-    # If a rank does not know its number, or how many ranks there are, none can be called missing.
-    if not trained or None in launch.local_ranks or len(sizes) < len(reported):
-        return []
-    missing = sorted(set(range(max(sizes))) - launch.local_ranks)
-    if not missing:
-        return []
-    several = len(missing) > 1
-    first = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-    return [
-        _note(
-            trained[0],
-            f"local rank{'s' * several} {first} of node {_label(trained[0], 'node')} "
-            f"record{'s' * (not several)} nothing: call instrument on every rank, not on rank 0 "
-            "alone; strategy='main' exports rank 0 alone",
-        )
-    ]
+    def _note(self, journal: JournalFeed, sentence: str) -> None:
+        of_run = dict(run_labels(journal.labels))
+        self._notes.append({**of_run, "sentence": sentence})
+        run = of_run["run"]
+        errors.warn_once(f"{run}: {sentence}", "run %s: %s", run, sentence)
 
 
 def _has_run_for_long(journal: JournalFeed, now_ns: int) -> bool:
@@ -94,36 +110,3 @@ def _has_run_for_long(journal: JournalFeed, now_ns: int) -> bool:
         and progress is not None
         and now_ns - progress.state_since_ns >= _PATIENCE_NS
     )
-
-
-def _differing(living: list[JournalFeed]) -> list[dict[str, str]]:
-    by_run: dict[tuple[str, str], dict[str, JournalFeed]] = {}
-    for journal in sorted(living, key=lambda each: each.identity.get("global_rank") or 0):
-        strategy = str(journal.identity.get("strategy"))
-        run = _label(journal, "group"), _label(journal, "run")
-        by_run.setdefault(run, {}).setdefault(strategy, journal)
-    notes = []
-    for by_strategy in by_run.values():
-        if len(by_strategy) > 1:
-            named = ", ".join(
-                f"rank {_label(each, 'rank')} {strategy!r}"
-                for strategy, each in by_strategy.items()
-            )
-            sentence = (
-                f"ranks of one launch have different strategies ({named}): set the same one on "
-                "every rank, in the call or in OTEL_DDP_STRATEGY"
-            )
-            notes.append(_note(next(iter(by_strategy.values())), sentence))
-    return notes
-
-
-def _note(journal: JournalFeed, sentence: str) -> dict[str, str]:
-    return {
-        "run": _label(journal, "run"),
-        "group": _label(journal, "group"),
-        "sentence": sentence,
-    }
-
-
-def _label(journal: JournalFeed, name: str) -> str:
-    return dict(journal.labels)[name]
