@@ -14,8 +14,7 @@ import pytest
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import run_names
 from otel_ddp.identity.identity import GroupFacts, Identity, resolve, settle
-from otel_ddp.identity.readable_names import readable
-from otel_ddp.identity.run_names import hand_down
+from otel_ddp.identity.run_names import hand_down, readable
 
 PID = 4000
 LAUNCHER = 3000

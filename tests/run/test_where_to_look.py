@@ -11,7 +11,7 @@ import pytest
 from node import Node, finished, until
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
-from otel_ddp.run import where_to_look
+from otel_ddp.run import announcements
 
 TRAIN = """
 import os, time
@@ -163,7 +163,7 @@ def test_the_address_of_an_agent_that_has_gone_is_none(node: Node) -> None:
 def test_a_name_that_controls_a_terminal_is_written_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    where_to_look.say("otel_ddp: run a\u202eb\x1b[2Jc\u2066d\x07é · http://x\nnext\n")
+    announcements.say("otel_ddp: run a\u202eb\x1b[2Jc\u2066d\x07é · http://x\nnext\n")
 
     assert capsys.readouterr().err == (
         "otel_ddp: run a\\u202eb\\x1b[2Jc\\u2066d\\x07é · http://x\nnext\n"

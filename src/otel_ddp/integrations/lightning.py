@@ -13,7 +13,7 @@ import otel_ddp
 from otel_ddp import errors
 from otel_ddp.integrations.framework import OpenPhase, checked
 from otel_ddp.recording import values
-from otel_ddp.run import unasked
+from otel_ddp.run import for_frameworks
 
 # The classes of the two packages differ: those of the package that the program has imported.
 _PACKAGE = "lightning.pytorch"
@@ -178,7 +178,7 @@ def _end_failed(error: BaseException | None) -> None:
 class _AddedLogger(OtelDdpLogger):
     """The one that a Trainer gets from `otel-ddp run`."""
 
-    _instrument = staticmethod(unasked.instrument)
+    _instrument = staticmethod(for_frameworks.instrument)
 
     def __init__(self, first: Any) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class _AddedLogger(OtelDdpLogger):
 class _AddedCallback(OtelDdpCallback):
     """The one that a Trainer gets from `otel-ddp run`."""
 
-    _instrument = staticmethod(unasked.instrument)
+    _instrument = staticmethod(for_frameworks.instrument)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Lightning's first call. By then the program may have added its own."""

@@ -12,8 +12,8 @@ from transformers.integrations import integration_utils
 import otel_ddp
 from otel_ddp import errors
 from otel_ddp.integrations.framework import OpenPhase, checked
-from otel_ddp.run import trials, unasked
-from otel_ddp.run.trials import Trials
+from otel_ddp.run import for_frameworks
+from otel_ddp.run.for_frameworks import Trials
 
 # The prefix of what an evaluation and a prediction report -> the split of these values.
 _SPLITS = {"eval_": "val", "test_": "test"}
@@ -32,7 +32,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
     _instrument: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
     _instrument_again: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
-    _begin_search: Callable[..., Trials | None] = staticmethod(trials.begin)
+    _begin_search: Callable[..., Trials | None] = staticmethod(for_frameworks.begin_search)
 
     def __init__(self, **arguments: Any) -> None:
         self._arguments = checked(arguments)
@@ -48,7 +48,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         parameters = getattr(state, "trial_params", None)
         if parameters is not None:
             self._open_trial(args, state, more.get("model"), parameters)
-        elif (search := trials.of_process()) is not None:
+        elif (search := for_frameworks.open_search()) is not None:
             self._open_after_search(args, more.get("model"), search)
         else:
             self._open(self._instrument, args, more.get("model"), {})
@@ -79,7 +79,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
     def _open_trial(self, args: Any, state: Any, model: Any, parameters: Any) -> None:
         """Each trial of a search is a run. Its evaluation follows, so it ends with the next one."""
-        search = trials.of_process()
+        search = for_frameworks.open_search()
         if search is None and not self._is_silent:
             search = self._begin_search(self._arguments)
         if search is None:
@@ -94,7 +94,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     def _open_after_search(self, args: Any, model: Any, search: Trials) -> None:
         """A training with the best parameters, for example: the run that the search began in."""
         self._end_trial(search)
-        trials.end()
+        for_frameworks.end_search()
         self._open(self._instrument_again, args, model, search.searching)
 
     @errors.contained()
@@ -111,7 +111,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     @errors.contained()
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._phase.end()
-        if (search := trials.of_process()) is not None:
+        if (search := for_frameworks.open_search()) is not None:
             search.trains = False
 
     # -- values
@@ -208,9 +208,9 @@ integration_utils.INTEGRATION_TO_CALLBACK["otel_ddp"] = OtelDdpCallback
 class _Added(OtelDdpCallback):
     """The one that a Trainer gets from `otel-ddp run`."""
 
-    _instrument = staticmethod(unasked.instrument)
-    _instrument_again = staticmethod(unasked.instrument_again)
-    _begin_search = staticmethod(trials.begin_unasked)
+    _instrument = staticmethod(for_frameworks.instrument)
+    _instrument_again = staticmethod(for_frameworks.instrument_again)
+    _begin_search = staticmethod(for_frameworks.begin_search_unasked)
 
 
 def add_to_every_trainer() -> None:

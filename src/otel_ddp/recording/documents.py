@@ -1,4 +1,4 @@
-"""What a process says of itself: its identity, facts and configuration, its spans and events."""
+"""What a process says of itself, and the names of its values: each written once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording import values
 from otel_ddp.recording.secrets import without_secrets
 from otel_ddp.recording.totals import Totals
+from otel_ddp.vocabulary import catalog
 
 _LONGEST_REASON = 4000
 # Of a stream in one record; the smallest ring takes a record of 18 kB.
@@ -95,3 +96,95 @@ class Documents:
         """Says why the run ended."""
         clean = without_secrets(text[:_LONGEST_REASON])
         self._gate.write(lambda: self._writer.reason(clean), None)
+
+
+# -- the names of the values: each has a number, and belongs to a split
+
+
+class Names:
+    """Numbers of names, from 1 on; 0 is that of none."""
+
+    def __init__(self, gate: Gate, writer: JournalWriter, totals: Totals, most: int) -> None:
+        self._gate, self._writer, self._totals = gate, writer, totals
+        self._most = most
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._named: dict[int, tuple[str, str]] = {}
+        # Those of our own readings. A name that the user logs too is the user's from then on.
+        self._of_readings: set[int] = set()
+        self._phases: dict[str, int] = {}
+
+    def of(self, number: int) -> tuple[str, str]:
+        """The name with this number, and its split."""
+        return self._named[number]
+
+    def number(self, name: Any, split: str | None) -> int:
+        """The number of a name that the user logs; 0 if it is none, or found no room."""
+        return self._number(name, split, of_user=True)
+
+    def of_reading(self, name: str) -> int:
+        """The number of a name of our own readings; 0 also if the user logs that name."""
+        return self._number(name, None, of_user=False)
+
+    def _number(self, name: Any, split: str | None, of_user: bool) -> int:
+        try:
+            clean, changed = values.text(name, values.LONGEST_NAME)
+        except values.Refused as why:
+            place = f"name:{type(name).__name__}"
+            self._totals.refuse("name", place, f"a value was not recorded: {why}")
+            return 0
+        key = (clean, values.split_of(clean, split))
+        known = self._numbers.get(key)
+        if known is not None:
+            if of_user:
+                self._of_readings.discard(known)
+            return known if of_user or known in self._of_readings else 0
+        known = self._gate.write(lambda: self._new(key), -1)
+        if known == 0:
+            self._refuse(clean)
+        elif known > 0 and not of_user:
+            self._of_readings.add(known)
+        elif known > 0 and changed:
+            self._totals.count(catalog.OTEL_DDP_VALUES_REFUSED, why="name_changed")
+        return max(known, 0)
+
+    def of_phase(self, text: str) -> int:
+        """The number of a phase of the user's own; 0 if no more fit."""
+        return self._gate.write(lambda: self._phase(text), 0)
+
+    def _phase(self, text: str) -> int:
+        if text not in self._phases and len(self._phases) < self._most:
+            self._phases[text] = self._writer.name(text)
+        return self._phases.get(text, 0)
+
+    @property
+    def has_users(self) -> bool:
+        """Whether the program itself has logged a value of training."""
+        named = {number for (_, split), number in self._numbers.items() if split == "train"}
+        return not named <= self._of_readings
+
+    def _new(self, key: tuple[str, str]) -> int:
+        # Another thread may have added it meanwhile.
+        known = self._numbers.get(key)
+        if known is not None:
+            return known
+        if len(self._numbers) >= self._most:
+            return 0
+        number = self._writer.name(*key)
+        if number:
+            self._numbers[key] = number
+            self._named[number] = key
+        return number
+
+    def _refuse(self, clean: str) -> None:
+        if self._totals.has_warned("names"):
+            # There may be very many: no text is made that is not used.
+            self._totals.count(catalog.OTEL_DDP_VALUES_REFUSED, why="names_full")
+            return
+        count = len(self._numbers)
+        setting = "OTEL_DDP_MAX_NAMES" if count >= self._most else "OTEL_DDP_JOURNAL_BYTES"
+        self._totals.refuse(
+            "names_full",
+            "names",
+            f"{values.shown(clean)} and further new names are not recorded: this process has "
+            f"logged {count} different ones ({setting})",
+        )

@@ -13,8 +13,7 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.gate import Gate
 from otel_ddp.journal.writer import NO_STEP, JournalWriter
 from otel_ddp.recording import values
-from otel_ddp.recording.documents import Documents
-from otel_ddp.recording.names import Names
+from otel_ddp.recording.documents import Documents, Names
 from otel_ddp.recording.quick_log import Log, Shapes, quick_log
 from otel_ddp.recording.steps import StepNumbers
 from otel_ddp.recording.totals import Totals

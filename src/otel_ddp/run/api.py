@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from otel_ddp.identity.strategy import UNSAID, Strategy
 from otel_ddp.run import current_run
-from otel_ddp.run.opening import own_task
+from otel_ddp.run.opening import current_task
 from otel_ddp.run.run import Origin, Run
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def init(
 
 def _open(arguments: dict[str, Any]) -> Run:
     with current_run.opening():
-        task = own_task()
+        task = current_task()
         opened = current()
         if opened is not None:
             if not opened.is_over(task, arguments):

@@ -18,7 +18,7 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader, Unreadable
 from otel_ddp.journal.values import chosen_directions, direction, last_values, read_extremes
-from otel_ddp.run.where_to_look import say
+from otel_ddp.run.announcements import say
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, STATES
 

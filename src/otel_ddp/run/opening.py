@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import threading
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 from otel_ddp import errors
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity import launchers, pool_tasks
-from otel_ddp.identity.git_commit import revision
+from otel_ddp.identity import launchers
 from otel_ddp.identity.run_names import clean
 from otel_ddp.journal import place, writer
 from otel_ddp.journal.writer import JournalWriter
@@ -50,11 +53,6 @@ def directions(best: Any) -> dict[str, str]:
             f'best must map names to "min", "max" or "none", as in {{"wer": "min"}}; got {best!r}.'
         )
     return found
-
-
-def own_task() -> pool_tasks.Task | None:
-    """The task of a pool that is a run of its own; None if a process group joins the workers."""
-    return None if group_is_up() else pool_tasks.current_task()
 
 
 def group_is_up() -> bool:
@@ -104,9 +102,128 @@ def program_facts() -> dict[str, Any]:
     }
     if parent := launchers.multiprocessing_parent():
         found["parent"] = parent
-        found["pool"] = pool_tasks.in_worker()
+        found["pool"] = in_pool_worker()
     torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = str(getattr(torch, "__version__", ""))
         found["cuda"] = str(getattr(getattr(torch, "version", None), "cuda", None) or "")
     return found
+
+
+# -- the task of a process pool that calls us: a worker does one task after the other
+
+# The functions in which workers wait for tasks, and their variables that hold a task.
+_LOOPS = {
+    ("multiprocessing.pool", "worker"): ("job", "i"),
+    ("concurrent.futures.process", "_process_worker"): ("call_item",),
+}
+
+
+class Task(NamedTuple):
+    """One task, as far as it can be distinguished from others."""
+
+    number: tuple[object, ...]
+    """The pool's number of it. A pool may give out several calls of a function as one task."""
+    calls: tuple[tuple[CodeType, int], ...]
+    """The calls that lead from the pool to us, and the position of the next call in each."""
+
+    def follows(self, before: Task, asks_for_the_same: bool) -> bool:
+        """Whether *before* is over; else this is another call of the same task.
+
+        A program that comes to the same place again is in a loop, or it does the next of several
+        calls that the pool gave out as one task. Only the latter asks for another run.
+        """
+        if self.number != before.number:
+            return True
+        return self.calls == before.calls and not asks_for_the_same
+
+
+def in_pool_worker() -> bool:
+    """Whether this process is a pool's worker, and the pool calls us."""
+    return _find_task()[0] is not None
+
+
+def current_task() -> Task | None:
+    """The task that calls us and is a run of its own; None outside of pools.
+
+    It is none in a worker's initializer, nor where a process group joins the workers.
+    """
+    loop, calls = _find_task()
+    if loop is None or group_is_up():
+        return None
+    known = loop.f_locals
+    held = [known.get(name) for name in _LOOPS[_function(loop)]]
+    # Before Python 3.13 this is a copy that the frame keeps, together with the task's arguments.
+    if type(known) is dict:
+        known.clear()
+    if None in held:
+        return None
+    numbers = (getattr(each, "work_id", each) for each in held)
+    return Task(tuple(numbers), tuple(calls))
+
+
+def _find_task() -> tuple[FrameType | None, list[tuple[CodeType, int]]]:
+    calls: list[tuple[CodeType, int]] = []
+    # Pools of threads use the same functions, and a thread is no process of its own.
+    is_beside = threading.current_thread() is not threading.main_thread()
+    if is_beside or launchers.multiprocessing_parent() is None:
+        return None, calls
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and _function(frame) not in _LOOPS:
+        calls.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return frame, calls
+
+
+def _function(frame: FrameType) -> tuple[str, str]:
+    return str(frame.f_globals.get("__name__")), frame.f_code.co_name
+
+
+# -- the commit of the script, read from git's files without running git
+
+_SHA = re.compile(r"[0-9a-f]{40,64}")
+_MOST_BYTES = 1_000_000
+
+
+def revision(script: str) -> str:
+    """The commit of the script's folder; empty if that is unknown."""
+    try:
+        first = Path(script).resolve().parent
+        for folder in (first, *first.parents):
+            if (git := folder / ".git").exists():
+                return _head(_directory(git))
+    except (OSError, ValueError, RuntimeError):
+        pass
+    return ""
+
+
+def _directory(git: Path) -> Path:
+    if git.is_dir():
+        return git
+    # In a worktree or a submodule, `.git` is a file that names the directory.
+    return git.parent / _text(git).removeprefix("gitdir:").strip()
+
+
+def _head(directory: Path) -> str:
+    head = _text(directory / "HEAD")
+    if not head.startswith("ref:"):
+        return head if _SHA.fullmatch(head) else ""
+    name = head.removeprefix("ref:").strip()
+    common = directory
+    if (link := directory / "commondir").is_file():
+        common = directory / _text(link)
+    for each in (directory / name, common / name):
+        if each.is_file() and _SHA.fullmatch(found := _text(each)):
+            return found
+    for line in _text(common / "packed-refs").splitlines():
+        sha, _, packed = line.partition(" ")
+        if packed == name and _SHA.fullmatch(sha):
+            return sha
+    return ""
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(_MOST_BYTES).strip()

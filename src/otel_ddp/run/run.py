@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from otel_ddp import errors, settings
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity import addresses, identity, pool_tasks, run_names
+from otel_ddp.identity import addresses, identity, run_names
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import agent_environment, layout, place
@@ -28,9 +28,10 @@ from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.spans import record_artifact, record_event, run_facts
 from otel_ddp.run import announcements, current_run, end_card, log_lines, opening, statements
-from otel_ddp.run.ending import Act, Ending
+from otel_ddp.run.announcements import ASK_AGAIN_NS, WhereToLook
+from otel_ddp.run.current_run import Act, Ending
+from otel_ddp.run.opening import Task
 from otel_ddp.run.statements import EarlyStops, EnteredSpan
-from otel_ddp.run.where_to_look import ASK_AGAIN_NS, WhereToLook
 from otel_ddp.vocabulary import catalog
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class Origin(NamedTuple):
     """Those of `init`."""
     joins: bool = False
     """Whether another process has opened it."""
-    task: pool_tasks.Task | None = None
+    task: Task | None = None
     """The task of a pool that it is."""
     forked: bool = False
 
@@ -110,7 +111,7 @@ class Run:
         self._identity = None
         return self
 
-    def is_over(self, task: pool_tasks.Task | None, arguments: Mapping[str, Any]) -> bool:
+    def is_over(self, task: Task | None, arguments: Mapping[str, Any]) -> bool:
         """Whether this is the run of a pool's task, and its worker does another task by now."""
         before = self._origin.task
         if task is None or before is None:
@@ -259,7 +260,7 @@ class Run:
 
     def _speaks_for_all(self) -> bool:
         """Whether this process says what holds for all ranks."""
-        if pool_tasks.in_worker() and run_names.parent_has_run():
+        if opening.in_pool_worker() and run_names.parent_has_run():
             return False
         return not self.identity.global_rank and not self.identity.local_rank
 

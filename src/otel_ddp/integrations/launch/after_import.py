@@ -33,14 +33,13 @@ def wait_for_training() -> None:
 
 
 def _measure() -> None:
-    from otel_ddp.identity import pool_tasks
-    from otel_ddp.run import opening, unasked
+    from otel_ddp.run import for_frameworks, opening
     from otel_ddp.torch import training_begins
 
     if opening.in_data_worker():
         # A copy of a process that is about to train; a data set may call models, too.
         return
-    unasked.instrument()
-    if pool_tasks.in_worker():
+    for_frameworks.instrument()
+    if opening.in_pool_worker():
         # A pool's worker may train again: its next task is the next run.
         training_begins.wait_for_next(_measure)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_ddp.identity.git_commit import revision
+from otel_ddp.run.opening import revision
 
 
 def git(folder: Path, *words: str) -> str:

@@ -1,4 +1,4 @@
-"""The trials of a search for hyperparameters: each is a run, and all are in one group."""
+"""What frameworks call: `instrument` that never raises, and the trials of a search."""
 
 from __future__ import annotations
 
@@ -8,7 +8,40 @@ from typing import Any
 from otel_ddp import errors
 from otel_ddp.errors import ConfigError
 from otel_ddp.run import api, current_run
-from otel_ddp.run.run import Origin, Run
+from otel_ddp.run.run import Origin, Run, silent
+
+# -- programs that have no line of ours: whatever is wrong is a line in the log
+
+
+def instrument(model: Any = None, **arguments: Any) -> Run:
+    """As `otel_ddp.instrument`, but never raises: the run that it returns may record nothing.
+
+    A program that has finished its run gets no second one.
+    """
+    if api.current() is None and current_run.had_one():
+        return silent()
+    return instrument_again(model, **arguments)
+
+
+def instrument_again(model: Any = None, **arguments: Any) -> Run:
+    """As `instrument`, also after a run that a framework has ended for the next one."""
+    return _instrument(model, arguments) or silent()
+
+
+@errors.contained()
+def _instrument(model: Any, arguments: dict[str, Any]) -> Run | None:
+    before = api.current()
+    try:
+        opened = api.instrument(model, **arguments)
+    except ConfigError as error:
+        errors.warn_once("unasked", "Nothing is recorded of this program: %s", error)
+        return None
+    if opened is not before:
+        opened.was_unasked = True
+    return opened
+
+
+# -- the trials of a search for hyperparameters: each is a run, and all are in one group
 
 # The arguments of `instrument` that decide on the name and the group of a run.
 _NAMING = ("group", "run", "parallel")
@@ -41,31 +74,31 @@ class Trials:
 _open: Trials | None = None
 
 
-def of_process() -> Trials | None:
+def open_search() -> Trials | None:
     """The search whose last trial may be open."""
     return _open
 
 
-def begin(arguments: Mapping[str, Any]) -> Trials:
+def begin_search(arguments: Mapping[str, Any]) -> Trials:
     """A search begins with its first trial; raises ConfigError."""
     global _open
     _open = Trials(arguments)
     return _open
 
 
-def end() -> None:
+def end_search() -> None:
     """A training that is no trial begins."""
     global _open
     _open = None
 
 
 @errors.contained()
-def begin_unasked(arguments: Mapping[str, Any]) -> Trials | None:
-    """As `begin`, for a program that has no line of ours; None where nothing is to be recorded."""
+def begin_search_unasked(arguments: Mapping[str, Any]) -> Trials | None:
+    """As `begin_search`, for programs without a line of ours; None: nothing is to be recorded."""
     if api.current() is None and current_run.had_one():
         return None  # It has finished its run, and gets no second one.
     try:
-        return begin(arguments)
+        return begin_search(arguments)
     except ConfigError as error:
         errors.warn_once("unasked", "Nothing is recorded of this program: %s", error)
         return None
