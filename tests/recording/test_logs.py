@@ -19,8 +19,8 @@ from conftest import Here, Journal
 from otel_ddp import errors
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal import layout
-from otel_ddp.recording.logs import loggers
-from otel_ddp.recording.logs.records import severity_number
+from otel_ddp.recording import log_lines
+from otel_ddp.recording.log_records import severity_number
 from otel_ddp.vocabulary import catalog
 
 LOGGER = "train"
@@ -171,7 +171,7 @@ def test_a_wrong_choice_raises_before_the_first_step_and_is_one_line_after_it(
 def test_a_line_does_not_look_through_all_loggers_of_the_program(
     place: Here, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loggers, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(log_lines, "LOOK_EVERY_S", 3600.0)
     with otel_ddp.init() as run:
         run.logs()
         late = logging.getLogger(f"made_{os.getpid()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import sys
@@ -13,6 +14,8 @@ from urllib.parse import quote, unquote
 from otel_ddp import errors, settings
 from otel_ddp.journal import layout, trace_ids
 from otel_ddp.recording import values
+from otel_ddp.recording.phases import Phase
+from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.secrets import without_secrets
 
@@ -109,75 +112,80 @@ def run_facts(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def open_span(recorder: Recorder) -> tuple[str, str]:
-    """The id and the trace of the innermost span that is open here, be it ours or the user's."""
+def moment(recorder: Recorder) -> dict[str, Any]:
+    """The innermost span that is open here, be it ours or the user's; its trace, and the step.
+
+    Outside of spans the trace is that of the step, and before the first step that of the run.
+    """
     found = _open_here.get()
     # A span of a run that has ended contains no span of the next run.
     ours = found if found.journal == recorder.writer.journal_id else _NONE
+    span_id, trace = ours.span_id, ours.trace
     of_user = _users_span()
     if of_user is not None and of_user != ours.of_user:
-        return of_user.span_id, trace_ids.trace_by_id(of_user.trace_id)
-    return ours.span_id, ours.trace
+        span_id, trace = of_user.span_id, trace_ids.trace_by_id(of_user.trace_id)
+    of_step, step = recorder.steps.trace_and_step()
+    if not trace and not of_step:
+        span_id, trace = recorder.run_span["id"], recorder.run_span["trace"]
+    return {"span": span_id, "trace": trace or of_step, "step": step}
 
 
 class OpenSpan:
-    """A span, from its beginning to its end."""
+    """A span, from its beginning to its end, and the phase where it is one."""
 
     __slots__ = (
-        *("_began", "_detach", "_name", "_parent", "_span_id", "_started_ns"),
-        *("_step", "_token", "_trace"),
+        *("_began", "_detach", "_inside", "_name", "_phase", "_span_id", "_started_ns"),
+        *("_token", "progress"),
     )
 
     def __init__(
-        self, recorder: Recorder, name: Any, trace: str, step: int | None, run: str = ""
+        self, progress: Progress, name: Any, run: str, *, phase: bool, expect_s: Any
     ) -> None:
-        """*trace*: that of the step; empty outside of steps. *run*: the run's name, where it is
-        final and this process's spans are exported: the user's own spans become ours' children."""
-        self._name, _ = values.text(name, 200)
-        self._step = step
-        self._parent, self._trace = open_span(recorder)
-        if not self._trace:
-            self._trace = trace
-            if not trace:
-                self._parent, self._trace = recorder.run_span["id"], recorder.run_span["trace"]
+        """*run*: the run's name, where it is final and this process's spans are exported: the
+        user's own spans become ours' children. Raises `Refused` for what is no name."""
+        self.progress, recorder = progress, progress.recorder
+        self._name, _ = values.text(name, values.LONGEST_NAME)
+        self._phase: Phase | None = None
+        if phase:
+            expected_s = errors.attempt(lambda: float(expect_s or 0.0), 0.0)
+            is_plain = 0.0 <= expected_s < 1e9
+            self._phase = progress.begin(self._name, expected_s if is_plain else 0.0)
+        self._inside = moment(recorder)
         self._span_id, beside = os.urandom(8).hex(), _users_span()
+        trace = self._inside["trace"]
         self._detach: Callable[[], None] | None = None
         if run:
-            trace_id = trace_ids.trace_id(run, self._trace).hex()
+            trace_id = trace_ids.trace_id(run, trace).hex()
             self._detach = _attach(SpanContext(trace_id, self._span_id))
         # Where ours is not attached, the user's span that is open now stays around it.
-        here = _Open(recorder.writer.journal_id, self._span_id, self._trace, beside)
+        here = _Open(recorder.writer.journal_id, self._span_id, trace, beside)
         self._token = _open_here.set(here)
         self._started_ns, self._began = time.time_ns(), time.perf_counter()
 
-    def leave(self) -> float:
-        """Ends the span; returns its duration in seconds."""
-        took_s = time.perf_counter() - self._began
-        try:
-            _open_here.reset(self._token)
-        except ValueError:
-            # A generator may be closed in another context than the one it was opened in.
-            return took_s
-        if self._detach is not None:
-            self._detach()
-        return took_s
-
-    def record(
-        self,
-        recorder: Recorder,
-        took_s: float,
-        attributes: Mapping[str, Any],
-        raised: BaseException | None,
+    def leave(
+        self, attributes: Mapping[str, Any], raised: BaseException | None, here: bool
     ) -> None:
-        """Records the span, which has ended, and with what exception."""
+        """Ends the span, and records it if it was entered *here*, in this process."""
+        took_s = time.perf_counter() - self._began
+        # A generator may be closed in another context than the one it was opened in.
+        with contextlib.suppress(ValueError):
+            _open_here.reset(self._token)
+            if self._detach is not None:
+                self._detach()
+        if not here:
+            return
+        # The phase first: it must end even if the span cannot be written.
+        if self._phase is not None:
+            self.progress.end(self._phase, took_s)
+        recorder = self.progress.recorder
         content = {
             "name": self._name,
             "id": self._span_id,
-            "parent": self._parent,
-            "trace": self._trace,
+            "parent": self._inside["span"],
+            "trace": self._inside["trace"],
             "start": self._started_ns,
             "end": self._started_ns + int(took_s * 1e9),
-            "step": self._step,
+            "step": self._inside["step"],
             "error": "" if raised is None else values.error_line(raised),
             "attributes": values.attributes(attributes, hidden=recorder.documents.hidden_names),
         }
@@ -188,14 +196,11 @@ class OpenSpan:
 
 def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -> None:
     """Records that something happened now, in the span that is open in this context."""
-    clean, _ = values.text(name, 200)
-    span_id, trace = open_span(recorder)
+    clean, _ = values.text(name, values.LONGEST_NAME)
     content = {
         "name": clean,
         "time": time.time_ns(),
-        "step": recorder.steps.current(),
-        "span": span_id,
-        "trace": trace,
+        **moment(recorder),
         "attributes": values.attributes(attributes, hidden=recorder.documents.hidden_names),
     }
     recorder.documents.append(layout.EVENT, content)
@@ -217,9 +222,10 @@ def record_artifact(
     uri = _uri(path)
     clean, _ = values.text(_last_part(uri) if name is None else name, 200)
     kind, _ = values.text(kind, 100)
-    span_id, trace = open_span(recorder)
-    if not trace:
-        span_id, trace = recorder.run_span["id"], recorder.run_span["trace"]
+    here = moment(recorder)
+    if not here["span"]:
+        # The agent's work on it is a span below this one, and the run's is always sent.
+        here |= {"span": recorder.run_span["id"], "trace": recorder.run_span["trace"]}
     more = metadata if isinstance(metadata, Mapping) else {}
     if more is not metadata and metadata is not None:
         shown = values.shown(metadata)
@@ -230,9 +236,7 @@ def record_artifact(
         "direction": direction,
         "uri": uri,
         "time": time.time_ns(),
-        "step": recorder.steps.current(),
-        "span": span_id,
-        "trace": trace,
+        **here,
         "metadata": values.attributes(
             more, _LONGEST_METADATA, _MOST_METADATA, recorder.documents.hidden_names
         ),

@@ -54,10 +54,10 @@ class StepNumbers:
             return self._evaluations
         return self.last
 
-    def current(self) -> int | None:
-        """The step of a span or event that begins now."""
-        step = self.of_values(True) if self.began else self.last
-        return step if step >= 0 else None
+    @property
+    def have_begun(self) -> bool:
+        """Whether there was a step."""
+        return self.began or self.last >= 0
 
     def after_lower(self, step: int) -> int:
         """The step of training after a call with a lower step than the last one.

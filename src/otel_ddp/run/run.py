@@ -21,17 +21,16 @@ from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import agent_environment, layout, place
 from otel_ddp.journal.values import EarlyStop
 from otel_ddp.journal.values import direction as direction_of
-from otel_ddp.recording import agent_start, values
-from otel_ddp.recording.logs import records as log_records
-from otel_ddp.recording.logs.handler import LogHandler
+from otel_ddp.recording import agent_start, log_lines, log_records, values
+from otel_ddp.recording.log_lines import LogHandler
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
-from otel_ddp.recording.spans import record_artifact, record_event, run_facts
-from otel_ddp.run import announcements, current_run, end_card, log_lines, opening, statements
+from otel_ddp.recording.spans import OpenSpan, moment, record_artifact, record_event, run_facts
+from otel_ddp.run import announcements, current_run, end_card, opening, statements
 from otel_ddp.run.announcements import ASK_AGAIN_NS, WhereToLook
 from otel_ddp.run.current_run import Act, Ending
 from otel_ddp.run.opening import Task
-from otel_ddp.run.statements import EarlyStops, EnteredSpan
+from otel_ddp.run.statements import EarlyStops
 from otel_ddp.vocabulary import catalog
 
 T = TypeVar("T")
@@ -71,7 +70,7 @@ class Records:
     @property
     def has_begun(self) -> bool:
         """Whether there was a step, after which nothing raises any more."""
-        return self.progress.steps.began or self.recorder.steps.last >= 0
+        return self.recorder.steps.have_begun
 
     def unhook_logs(self) -> None:
         """Record no log lines from here on."""
@@ -444,25 +443,25 @@ class Run:
         if (records := self._ready()) is not None:
             statements.config(records.recorder, mapping, records.conf.hidden_names)
 
-    @contextlib.contextmanager
-    def phase(self, name: str, *, expect_s: float | None = None) -> Iterator[None]:
+    def phase(
+        self, name: str, *, expect_s: float | None = None
+    ) -> contextlib.AbstractContextManager[None]:
         """Say what this process does: `with run.phase("checkpoint"): save()`.
 
         *expect_s* is how long it may take. Standing still in it is no stall for one and a half
         times as long.
         """
-        entered = self._enter(name, phase=True, expect_s=expect_s)
-        try:
-            yield
-        except BaseException as raised:
-            self._leave(entered, {}, raised)
-            raise
-        self._leave(entered, {}, None)
+        return self._around(name, {}, phase=True, expect_s=expect_s)
+
+    def span(self, name: str, /, **attributes: Any) -> contextlib.AbstractContextManager[None]:
+        """Record how long something takes: `with run.span("load", shard=3): ...`."""
+        return self._around(name, attributes)
 
     @contextlib.contextmanager
-    def span(self, name: str, /, **attributes: Any) -> Iterator[None]:
-        """Record how long something takes: `with run.span("load", shard=3): ...`."""
-        entered = self._enter(name)
+    def _around(
+        self, name: Any, attributes: Mapping[str, Any], phase: bool = False, expect_s: Any = None
+    ) -> Iterator[None]:
+        entered = self._enter(name, phase, expect_s)
         try:
             yield
         except BaseException as raised:
@@ -471,20 +470,22 @@ class Run:
         self._leave(entered, attributes, None)
 
     @errors.contained()
-    def _enter(self, name: Any, phase: bool = False, expect_s: Any = None) -> EnteredSpan | None:
+    def _enter(self, name: Any, phase: bool, expect_s: Any) -> OpenSpan | None:
         records = self._ready()
         if records is None:
             return None
         # A span that is not exported is no parent.
         run = self.identity.run if self._settled and records.exported else ""
-        return EnteredSpan.enter(
-            records.recorder, records.progress, name, run, phase=phase, expect_s=expect_s
-        )
+        try:
+            return OpenSpan(records.progress, name, run, phase=phase, expect_s=expect_s)
+        except values.Refused as why:
+            records.recorder.totals.refuse("name", "span", f"a span was not recorded: {why}")
+            return None
 
     @errors.contained()
     def _leave(
         self,
-        entered: EnteredSpan | None,
+        entered: OpenSpan | None,
         attributes: Mapping[str, Any],
         raised: BaseException | None,
     ) -> None:
@@ -492,7 +493,7 @@ class Run:
             records = self._records
             # A forked child leaves the spans that its parent entered: the parent records them.
             is_here = records is not None and records.progress is entered.progress
-            entered.leave(records.recorder if records and is_here else None, attributes, raised)
+            entered.leave(attributes, raised, is_here)
 
     @errors.contained()
     def event(self, name: str, /, **attributes: Any) -> None:
@@ -532,12 +533,9 @@ class Run:
     def _hook_logs(self, choice: log_lines.Choice) -> None:
         if (records := self._records) is not None:
             records.unhook_logs()
-            records.log_lines = log_lines.start(
-                choice,
-                records.recorder,
-                records.progress,
-                lambda: self.identity.global_rank == 0,
-            )
+            recorder = records.recorder
+            records.log_lines = LogHandler(recorder, choice, lambda: self.identity.global_rank == 0)
+            records.log_lines.attach(started=recorder.steps.have_begun)
 
     @errors.contained()
     def ended_by(self, error: BaseException) -> None:
@@ -545,10 +543,8 @@ class Run:
         records = self._records
         # A program that calls sys.exit has said why before.
         if records is not None and not isinstance(error, SystemExit):
-            moment = log_lines.moment(records.recorder, records.progress)
-            records.recorder.documents.append(
-                layout.EVENT, log_records.from_exception(error) | moment
-            )
+            content = log_records.from_exception(error) | moment(records.recorder)
+            records.recorder.documents.append(layout.EVENT, content)
 
     @errors.contained()
     def artifact(

@@ -1,17 +1,15 @@
-"""Records what a script says beside numbers: tensors, configuration, spans and early stops."""
+"""Records what a script says beside numbers: tensors, configuration and early stops."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.journal.values import EarlyStop
 from otel_ddp.recording import values
-from otel_ddp.recording.phases import Phase
-from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
-from otel_ddp.recording.spans import OpenSpan, record_event
+from otel_ddp.recording.spans import record_event
 from otel_ddp.run import announcements
 from otel_ddp.vocabulary import catalog
 
@@ -45,53 +43,6 @@ def config(recorder: Recorder, mapping: Any, hidden: frozenset[str]) -> None:
     if len(content) == values.MOST_SETTINGS:
         text = f"of a configuration {values.MOST_SETTINGS} settings are recorded at most"
         recorder.totals.refuse("value", "settings", f"{text}, so what follows is left out")
-
-
-class EnteredSpan(NamedTuple):
-    """A span that was entered, and the phase where it is one."""
-
-    progress: Progress
-    span: OpenSpan
-    phase: Phase | None
-
-    @classmethod
-    def enter(
-        cls,
-        recorder: Recorder,
-        progress: Progress,
-        name: Any,
-        run: str,
-        *,
-        phase: bool = False,
-        expect_s: Any = None,
-    ) -> EnteredSpan | None:
-        """*run*: its name, on which the id of a step's trace depends; empty: not exported."""
-        try:
-            clean, _ = values.text(name, values.LONGEST_NAME)
-        except values.Refused as why:
-            recorder.totals.refuse("name", "span", f"a span was not recorded: {why}")
-            return None
-        expected = errors.attempt(lambda: float(expect_s or 0.0), 0.0)
-        if not 0.0 <= expected < 1e9:
-            expected = 0.0
-        entered = progress.begin(clean, expected) if phase else None
-        trace, step = progress.steps.trace_and_step()
-        return cls(progress, OpenSpan(recorder, clean, trace, step, run), entered)
-
-    def leave(
-        self,
-        recorder: Recorder | None,
-        attributes: Mapping[str, Any],
-        raised: BaseException | None,
-    ) -> None:
-        """Leave it, and record it if there is a recorder."""
-        took_s = self.span.leave()
-        if recorder is None:
-            return
-        # The phase first: it must end even if the span cannot be written.
-        if self.phase is not None:
-            self.progress.end(self.phase, took_s)
-        self.span.record(recorder, took_s, attributes, raised)
 
 
 class EarlyStops:
@@ -140,5 +91,5 @@ def early_stop(recorder: Recorder, metric: str, stop: EarlyStop) -> None:
     name, _ = values.text(metric, values.LONGEST_NAME)
     about = {"monitor": name, "patience": stop.patience, "best": stop.best}
     record_event(recorder, catalog.EARLY_STOP_EVENT, about)
-    if (step := recorder.steps.current()) is not None:
+    if (step := recorder.steps.trace_and_step()[1]) is not None:
         recorder.totals.stamp(catalog.TRAINING_EARLY_STOP_STEP, float(step), monitor=name)

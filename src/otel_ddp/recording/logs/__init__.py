@@ -1,1 +1,0 @@
-"""What the program says by Python's logging: a handler, and records of its lines."""
