@@ -98,7 +98,7 @@ def test_every_path_that_the_recipes_name_is_there() -> None:
         ("Driver", "src/otel_ddp/agent/node/gpu/driver.py"),
         ("known", "src/otel_ddp/agent/node/gpu/drivers.py"),
         ("HOMES", "tests/test_rooms.py"),
-        ("_part", "src/otel_ddp/agent/node/host/host.py"),
+        ("_part", "src/otel_ddp/agent/node/host.py"),
         ("Text", "tools/dashboards/panels.py"),
     ],
 )

@@ -70,19 +70,6 @@ def test_host_and_processes_are_told_of_on_both_ways(node: Node) -> None:
         assert first.poll() is None
 
 
-def test_a_node_without_a_run_or_with_several_is_only_itself(node: Node) -> None:
-    first = rank(node, 0)
-    until(lambda: node.series("system_memory_limit_bytes", run="r"), "the host under its run")
-
-    rank(node, 0, OTEL_DDP_RUN="another")
-    until(lambda: not node.series("system_memory_limit_bytes", run="r"), "it to belong to nobody")
-    ((labels, _),) = node.series("system_memory_limit_bytes")
-    assert labels == {"node": "here"}
-
-    first.communicate(input="", timeout=300)
-    until(lambda: node.series("system_memory_limit_bytes", run="another"), "the one that is left")
-
-
 def test_what_is_not_wanted_is_not_read(node: Node) -> None:
     rank(node, 0, OTEL_DDP_SOURCES="process")
 

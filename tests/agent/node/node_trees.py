@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from otel_ddp.agent.node.host.host import Host
+from otel_ddp.agent.node.host import Host
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary.catalog import Metric
 

@@ -12,9 +12,9 @@ import pytest
 import conventions
 from agent.node.node_trees import NodeTree
 from nvml_boards import Boards, h100, show_here, standin_library
+from otel_ddp.agent.node.devices import FileSystems
 from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.gpu.polling import Gpus
-from otel_ddp.agent.node.host.devices import FileSystems
 from otel_ddp.agent.node.processes import ProcessReader, read_process_stat
 from otel_ddp.agent.node.source import KernelFiles, Measurement
 from otel_ddp.vocabulary import catalog

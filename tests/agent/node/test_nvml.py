@@ -22,7 +22,6 @@ from nvml_boards import (
     laptop,
     show_here,
     standin_library,
-    state,
 )
 from nvml_boards import t4 as tesla_t4
 from otel_ddp.agent.node.gpu.driver import (
@@ -282,34 +281,6 @@ def test_lasting_refusals_are_not_supported(seen: Seen, code: int) -> None:
         seen.questions(device)["nvmlDeviceGetTotalEnergyConsumption"].ask()
 
 
-def test_a_passing_error_fails_one_attempt_only(seen: Seen) -> None:
-    board = h100()
-    board.numbers["temperature"] = "!999"
-    (device,) = seen.open(board)
-    question = seen.questions(device)["nvmlDeviceGetTemperature"]
-
-    with pytest.raises(pynvml.NVMLError):
-        question.ask()
-    board.numbers["temperature"] = 50
-    seen.show()
-
-    assert one(question.ask()).value == 50
-
-
-def test_a_field_that_fails_once_is_left_out_once(seen: Seen) -> None:
-    board = h100()
-    (device,) = seen.open(board)
-    question = seen.questions(device)["fields every 1 s"]
-    board.numbers["field.186"] = "!999"
-    seen.show()
-
-    assert [each.metric.name for each in question.ask()] == ["hw.temperature"]
-
-    board.numbers["field.186"] = "1 100000"
-    seen.show()
-    assert {each.value for each in question.ask()} == {71.0, 100.0}
-
-
 def test_a_sum_that_lacks_a_part_is_left_out(seen: Seen) -> None:
     board = h100()
     (device,) = seen.open(board)
@@ -533,18 +504,6 @@ def test_each_instance_is_a_device_of_its_own(seen: Seen) -> None:
     assert of_whole["hw.power", ""] == 412.345
 
 
-def test_an_index_without_an_instance_is_skipped(seen: Seen) -> None:
-    board = a100_mig()
-    seen.open(board)
-    keep = board.instances[1]
-    board.instances = [Instance("", "", 0), keep]
-    written = state([board])
-    hole = {key: value for key, value in written.items() if not key.startswith("0.mig.0.")}
-    seen.shown.write_state(hole)
-
-    assert [each.index for each in seen.driver.devices()] == ["0", "0:1"]
-
-
 def test_engines_of_an_instance_are_its_own(seen: Seen) -> None:
     board = h100()
     board.instances = [
@@ -580,15 +539,6 @@ def test_each_process_of_a_board_is_listed_once(seen: Seen) -> None:
     assert seen.driver.users(device) == (User(13, None),)
 
 
-def test_the_processes_of_an_instance_are_its_own(seen: Seen) -> None:
-    board = a100_mig()
-    board.instances[1].compute = [(5, None)]
-    _, first, second = seen.open(board)
-
-    assert seen.driver.users(first) == ()
-    assert seen.driver.users(second) == (User(5, None),)
-
-
 # --- no driver
 
 
@@ -620,19 +570,6 @@ def test_one_sentence_says_why_there_are_no_devices(
     assert seen.driver.version() == "NVIDIA driver 550.54.14"
 
 
-def test_a_driver_that_fails_at_the_start_is_closed(
-    seen: Seen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> int:
-        raise pynvml.NVMLError(999)
-
-    seen.show(h100())
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", fail)
-
-    with pytest.raises(DriverMissing):
-        seen.driver.open()
-
-
 def test_a_container_with_devices_but_no_library_has_its_own_hint(
     seen: Seen, tmp_path: Path
 ) -> None:
@@ -641,13 +578,6 @@ def test_a_container_with_devices_but_no_library_has_its_own_hint(
 
     with pytest.raises(DriverMissing, match=r"The NVIDIA devices are here.*`utility`"):
         seen.driver.open()
-
-
-def test_an_installation_without_nvidia_ml_py_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-
-    with pytest.raises(DriverMissing, match="pip install nvidia-ml-py"):
-        Nvml().open()
 
 
 def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

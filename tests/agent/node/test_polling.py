@@ -132,25 +132,18 @@ class Bench:
 # ------------------------------------------------------------------------------ what is shown
 
 
-def test_measurements_begin_with_the_attributes_of_their_device() -> None:
+def test_measurements_begin_with_the_identity_that_the_catalogue_has_first() -> None:
     bench = Bench(H100)
     bench.driver.answers[H100.uuid, "power"] = [CORE, ENERGY]
-    of_board = (
-        *(("hw.id", "GPU-aaaa"), ("hw.type", "gpu")),
-        *(("hw.model", "NVIDIA H100"), ("gpu", "0")),
-    )
+    own = identity(H100)
+    names = tuple(name for name, _ in own)
 
     bench.tick()
 
     assert bench.of(H100).measurements[:2] == (
-        CORE._replace(attributes=(*of_board, ("hw.sensor_location", "core"))),
-        ENERGY._replace(attributes=of_board),
+        CORE._replace(attributes=(*own, ("hw.sensor_location", "core"))),
+        ENERGY._replace(attributes=own),
     )
-
-
-def test_the_identity_is_what_the_catalogue_has_first_in_its_section() -> None:
-    names = tuple(name for name, _ in identity(H100))
-
     sections = [each.attributes[:4] for each in catalog.METRICS if each.section == "GPU"]
     assert set(sections) == {names}
 
@@ -188,6 +181,11 @@ def test_the_processes_of_a_device_are_shown_with_it() -> None:
     assert bench.of(H100).users == (User(11, 1024), User(12, None))
     assert bench.of(T4).users == ()
     assert bench.driver.asked[T4.uuid, "users"] == 1
+
+    # They are forgotten once they cannot be listed any more.
+    bench.driver.answers[H100.uuid, "users"] = RuntimeError("unknown error")
+    bench.ticks(8)
+    assert bench.of(H100).users == ()
 
 
 @pytest.mark.parametrize(
@@ -287,45 +285,33 @@ def test_a_question_that_fails_is_asked_on_and_its_old_answer_shown_for_three_pe
     assert bench.values(H100)["hw.power"] == 1.0
 
 
-def test_processes_that_cannot_be_listed_any_more_are_forgotten() -> None:
-    bench = Bench(H100)
-    bench.driver.answers[H100.uuid, "users"] = [User(11, 1024)]
-    bench.tick()
-    bench.driver.answers[H100.uuid, "users"] = RuntimeError("unknown error")
-
-    bench.ticks(6)
-    assert bench.of(H100).users == (User(11, 1024),)
-    bench.tick(1.0)
-    assert bench.of(H100).users == ()
-
-
-def test_a_device_that_cannot_say_what_to_ask_is_asked_again() -> None:
-    bench = Bench(H100)
-    bench.driver.questioned[H100.uuid] = RuntimeError("unknown error")
-    bench.tick()
-    assert bench.gpus.errors == 1
-    assert bench.values(H100) == {}
-    bench.driver.questioned.clear()
-
-    bench.tick(1.0)
-
-    assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
-
-
 # ------------------------------------------------------------------------------ drivers that fail
 
 
-def test_a_driver_that_is_loaded_later_is_found_within_a_minute() -> None:
-    bench = Bench(H100)
-    bench.driver.opening = DriverMissing("There is no NVIDIA driver.")
-    assert bench.tick() == GpuSample((), "There is no NVIDIA driver.", "")
-    bench.driver.opening = None
+@pytest.mark.parametrize(
+    ("what", "answer", "remark", "errors"),
+    [
+        ("opening", DriverMissing("There is no driver."), "There is no driver.", 0),
+        ("opening", RuntimeError("unknown"), "The GPU driver could not be opened; the agent's ", 1),
+        ("found", [], "The GPU driver is there, but it shows no device.", 0),
+    ],
+)
+def test_a_driver_that_shows_no_device_says_why_and_is_asked_again_after_a_minute(
+    what: str, answer: Any, remark: str, errors: int
+) -> None:
+    bench = Bench()
+    bench.driver.named = RuntimeError("it says no version")
+    setattr(bench.driver, what, answer)
 
-    assert bench.ticks(59).remark == "There is no NVIDIA driver."
-    sample = bench.tick(1.0)
+    sample = bench.tick()
+    assert (sample.devices, sample.version) == ((), "")
+    assert sample.remark.startswith(remark)
+    assert bench.gpus.errors == errors + bench.driver.opened
+    bench.driver.opening, bench.driver.found = None, [H100]
+    assert bench.ticks(59).devices == ()
 
+    assert bench.tick(1.0).remark == ""
     assert bench.shown() == [H100]
-    assert sample.remark == ""
 
 
 def test_the_first_driver_that_has_devices_is_chosen_and_chosen_again_after_a_loss() -> None:
@@ -344,40 +330,6 @@ def test_the_first_driver_that_has_devices_is_chosen_and_chosen_again_after_a_lo
     bench.tick(5.0)
     assert bench.shown() == [H100]
     assert other.closed == other.opened == 1
-
-
-def test_a_driver_that_fails_to_open_in_its_own_way_is_tried_again() -> None:
-    bench = Bench(H100)
-    bench.driver.opening = RuntimeError("unknown error")
-
-    sample = bench.tick()
-    assert sample.devices == ()
-    assert sample.remark == "The GPU driver could not be opened; the agent's log says why."
-    assert bench.gpus.errors == 1
-
-    bench.driver.opening = None
-    bench.tick(60.0)
-    assert bench.shown() == [H100]
-
-
-def test_a_driver_without_devices_says_so_and_is_asked_again() -> None:
-    bench = Bench()
-
-    assert bench.tick().remark == "The GPU driver is there, but it shows no device."
-
-    bench.driver.found = [H100]
-    assert bench.tick(60.0).remark == ""
-    assert bench.shown() == [H100]
-
-
-def test_a_driver_without_a_version_shows_its_devices() -> None:
-    bench = Bench(H100)
-    bench.driver.named = RuntimeError("unknown error")
-
-    sample = bench.tick()
-
-    assert (sample.version, bench.gpus.errors) == ("", 1)
-    assert bench.values(H100)["hw.power"] == 300.0
 
 
 WAITS_S = [5, 10, 20, 40, 60, 60]
@@ -451,35 +403,6 @@ def test_a_list_of_devices_that_fails_changes_nothing_and_the_first_one_is_asked
 
     assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
     assert (bench.gpus.errors, sample.remark) == (2, "")
-
-
-def test_the_answers_of_a_lost_board_are_shown_while_they_are_fresh() -> None:
-    bench = Bench(H100, T4)
-    bench.driver.answers[T4.uuid, "limit"] = DeviceLost("GPU is lost")
-
-    bench.tick()
-    assert bench.values(T4) == {"hw.power": 300.0}
-    bench.ticks(3)
-    assert bench.values(T4) == {"hw.power": 300.0}
-    bench.tick(1.0)
-    assert bench.values(T4) == {}
-    assert bench.driver.asked[T4.uuid, "power"] == 1
-
-
-def test_after_a_loss_the_driver_is_opened_anew_in_a_few_seconds() -> None:
-    bench = Bench(H100, T4)
-    bench.tick()
-    bench.driver.answers[T4.uuid, "power"] = DeviceLost("GPU is lost")
-    bench.tick(1.0)
-    del bench.driver.answers[T4.uuid, "power"]
-
-    bench.ticks(4)
-    assert bench.driver.opened == 1
-    sample = bench.tick(1.0)
-
-    assert (bench.driver.opened, bench.driver.closed) == (2, 1)
-    assert bench.values(T4) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
-    assert sample.remark == ""
 
 
 def test_after_a_minute_without_a_loss_the_next_one_is_repaired_quickly_again() -> None:

@@ -23,10 +23,10 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 SPUN_S = 0.2
 PROCESS = {metric.name for metric in catalog.METRICS if metric.section == "Process"}
 
-PUPPET = '''
-import os, signal, sys, threading, time
+PUPPET = """
+import os, sys, time
 
-children, held = {}, []
+children = {}
 
 def serve(lines, answers):
     for line in lines:
@@ -47,29 +47,14 @@ def fork(name):
     children[name] = pid, os.fdopen(there[1], "w"), os.fdopen(here[0])
     return pid
 
-def fork_in_thread(name):
-    thread = threading.Thread(target=fork, args=(name,))
-    thread.start()
-    # It stays, as the thread of a pool does: a child belongs to the thread that forked it.
-    return thread.join() or children[name][0]
-
 def tell(name, line):
     _, lines, answers = children[name]
     lines.write(line + "\\n")
     lines.flush()
     return eval(answers.readline())
 
-def end(name):
-    """It has ended, and its parent has not waited for it yet."""
-    children[name][1].close()
-    return os.waitid(os.P_PID, children[name][0], os.WEXITED | os.WNOWAIT) and None
-
 def reap(name):
     children[name][1].close()
-    return os.waitpid(children.pop(name)[0], 0)[1]
-
-def kill(name):
-    os.kill(children[name][0], signal.SIGKILL)
     return os.waitpid(children.pop(name)[0], 0)[1]
 
 def spin():
@@ -83,16 +68,8 @@ def write(path, size):
         file.flush()
         os.fsync(file.fileno())
 
-def threads(count):
-    never = threading.Event()
-    for _ in range(count):
-        threading.Thread(target=never.wait, daemon=True).start()
-
-def hold(count):
-    held.extend(open(os.devnull) for _ in range(count))
-
 serve(sys.stdin, sys.stdout)
-'''
+"""
 
 
 class Puppet:
@@ -108,8 +85,10 @@ class Puppet:
         )
         self.pid = self._process.pid
         self.does("None")
-        self.start = start_of(self.pid)
-        self.looks_anew()
+        text = Path(f"/proc/{self.pid}/stat").read_text()
+        self.start = int(text.rpartition(")")[2].split()[19])
+        self.reader = ProcessReader(own_pid=0)
+        self.read()
 
     def does(self, line: str, *whom: str) -> Any:
         """What it answers; or a descendant, named by the way that leads there."""
@@ -121,20 +100,12 @@ class Puppet:
         self._process.stdin.flush()
         return eval(self._process.stdout.readline())
 
-    def looks_anew(self) -> list[Measurement]:
-        """As an agent does that has just been started: what it reads first."""
-        self.reader = ProcessReader(own_pid=0)
-        return self.read()
-
-    def read(self, *others: int) -> list[Measurement]:
+    def read(self) -> list[Measurement]:
         self.reader.begin_round()
-        measurements = self.reader.read(self.pid, self.start, others)
+        measurements = self.reader.read(self.pid, self.start)
         assert measurements is not None
         assert self.reader.errors == 0
         return measurements
-
-    def value(self, metric: Metric, *others: int) -> float:
-        return sum(values(self.read(*others), metric).values())
 
     def ends(self) -> None:
         self._process.kill()
@@ -149,173 +120,36 @@ def puppet() -> Iterator[Puppet]:
     made.ends()
 
 
-def start_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-
-
-def start_ns_of(measurements: list[Measurement], metric: Metric) -> int:
-    (start_ns,) = {each.start_ns for each in measurements if each.metric == metric}
-    return start_ns
-
-
 def written(pid: int) -> int:
     lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
     return int(lines["write_bytes"])
 
 
-# -- the process itself
+def io_of_children(measurements: list[Measurement]) -> float:
+    return values(measurements, catalog.TRAINING_CHILDREN_DISK_IO)["write"]
 
 
-def test_processor_time_threads_and_descriptors_are_those_it_has(puppet: Puppet) -> None:
-    before = puppet.read()
-
-    puppet.does("spin()")
-    puppet.does("threads(3)")
-    puppet.does("hold(5)")
-    after = puppet.read()
-
-    def grown(metric: Metric) -> float:
-        return sum(values(after, metric).values()) - sum(values(before, metric).values())
-
-    # Counted in ticks, each of the two modes rounded down.
-    assert grown(catalog.PROCESS_CPU_TIME) >= SPUN_S - 2 / TICKS_PER_S
-    assert grown(catalog.PROCESS_THREAD_COUNT) == 3
-    assert grown(catalog.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT) == 5
-    assert grown(catalog.PROCESS_MEMORY_VIRTUAL) > 0
-    assert grown(catalog.PROCESS_UPTIME) > 0
-    assert values(after, catalog.PROCESS_MEMORY_USAGE)[""] > 1 << 20
+# -- what the kernel adds to a process that waits for another one
 
 
-def test_a_reused_process_id_is_not_taken_for_the_first_process(puppet: Puppet) -> None:
-    puppet.reader.begin_round()
-
-    assert puppet.reader.read(puppet.pid, puppet.start - 1) is None
-    assert puppet.reader.read(puppet.pid, puppet.start) is not None
-
-
-def test_a_dead_process_or_a_zombie_has_no_measurements(puppet: Puppet) -> None:
-    pid = puppet.does("fork('worker')")
-    start = start_of(pid)
-    puppet.does("end('worker')")
-    puppet.reader.begin_round()
-    waits = puppet.reader.read(pid, start)
-    puppet.does("reap('worker')")
-    puppet.reader.begin_round()
-
-    assert waits is None
-    assert puppet.reader.read(pid, start) is None
-    assert puppet.reader.errors == 0
-
-
-# -- its descendants
-
-
-def test_descendants_of_any_depth_are_counted(puppet: Puppet) -> None:
-    assert puppet.value(catalog.TRAINING_CHILDREN_COUNT) == 0
-    assert puppet.value(catalog.TRAINING_CHILDREN_MEMORY_USAGE) == 0
-
-    puppet.does("fork('server')")
-    puppet.does("fork('worker')", "server")
-    puppet.does("fork_in_thread('other')")
-
-    assert puppet.value(catalog.TRAINING_CHILDREN_COUNT) == 3
-    assert puppet.value(catalog.TRAINING_CHILDREN_MEMORY_USAGE) > 3 << 20
-
-
-def test_other_ranks_and_we_ourselves_are_no_descendants(puppet: Puppet) -> None:
-    rank = puppet.does("fork('rank')")
-    puppet.does("fork('its worker')", "rank")
-    agent = puppet.does("fork('agent')")
-    puppet.does("fork('worker')")
-    puppet.reader = ProcessReader(own_pid=agent)
-
-    assert puppet.value(catalog.TRAINING_CHILDREN_COUNT, rank) == 1
-    assert puppet.value(catalog.TRAINING_CHILDREN_COUNT) == 3
-
-
-def test_a_zombie_is_no_living_child_but_its_time_counts(puppet: Puppet) -> None:
-    puppet.does("fork('worker')")
-    puppet.does("spin()", "worker")
-    before = puppet.value(catalog.TRAINING_CHILDREN_CPU_TIME)
-
-    puppet.does("end('worker')")
-
-    assert puppet.value(catalog.TRAINING_CHILDREN_COUNT) == 0
-    assert puppet.value(catalog.TRAINING_CHILDREN_MEMORY_USAGE) == 0
-    assert puppet.value(catalog.TRAINING_CHILDREN_CPU_TIME) >= before
-
-
-@pytest.mark.parametrize("way", ["reap", "kill"])
-def test_the_use_of_a_worker_stays_when_it_has_ended(
-    way: str, puppet: Puppet, tmp_path: Path
-) -> None:
+def test_the_use_of_a_worker_stays_when_it_has_ended(puppet: Puppet, tmp_path: Path) -> None:
     pid = puppet.does("fork('worker')")
     puppet.does("spin()", "worker")
     puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)", "worker")
     size = written(pid)
     before = puppet.read()
 
-    puppet.does(f"{way}('worker')")
+    puppet.does("reap('worker')")
     after = puppet.read()
 
     time_s = sum(values(after, catalog.TRAINING_CHILDREN_CPU_TIME).values())
     assert SPUN_S - 2 / TICKS_PER_S <= time_s < 2 * SPUN_S
-    assert values(before, catalog.TRAINING_CHILDREN_DISK_IO)["write"] == size
-    assert values(after, catalog.TRAINING_CHILDREN_DISK_IO)["write"] == size
+    assert io_of_children(before) == io_of_children(after) == size
     # The kernel has added it to the process that waited, where it would show a second time.
     assert written(puppet.pid) == size
     assert values(after, catalog.PROCESS_DISK_IO)["write"] == 0
+    assert values(before, catalog.TRAINING_CHILDREN_COUNT) == {"": 1}
     assert values(after, catalog.TRAINING_CHILDREN_COUNT) == {"": 0}
-
-
-def test_a_second_agent_counts_only_what_it_has_seen(puppet: Puppet, tmp_path: Path) -> None:
-    def writes(*whom: str) -> None:
-        puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)", *whom)
-
-    def of_both(measurements: list[Measurement]) -> tuple[float, float]:
-        own = values(measurements, catalog.PROCESS_DISK_IO)
-        children = values(measurements, catalog.TRAINING_CHILDREN_DISK_IO)
-        return own["write"], children["write"]
-
-    pids = {name: puppet.does(f"fork({name!r})") for name in ("seen", "unseen", "stays")}
-    puppet.does("spin()", "stays")
-    for name in pids:
-        writes(name)
-    sizes = {name: written(pid) for name, pid in pids.items()}
-    puppet.read()
-    puppet.does("reap('seen')")
-    before = puppet.read()
-    # While there is no agent.
-    puppet.does("reap('unseen')")
-    first = puppet.looks_anew()
-    inherited = written(puppet.pid)
-    writes()
-    own = written(puppet.pid) - inherited
-    writes("stays")
-    more = written(pids["stays"]) - sizes["stays"]
-    puppet.read()
-    puppet.does("reap('stays')")
-    after = puppet.read()
-
-    assert of_both(before) == (0, sum(sizes.values()))
-    assert of_both(first) == (0, 0)
-    assert of_both(after) == (own, more)
-    assert set(values(first, catalog.TRAINING_CHILDREN_CPU_TIME).values()) == {0}
-    # What begins anew says so; what the kernel counts goes on.
-    anew = {
-        metric.name: begins[0] < begins[1] == begins[2]
-        for metric in {each.metric for each in before if each.start_ns}
-        for begins in [
-            [start_ns_of(measurements, metric) for measurements in (before, first, after)]
-        ]
-    }
-    assert anew == {
-        "process.cpu.time": False,
-        "process.context_switches": False,
-        "process.disk.io": True,
-        "training.children.cpu.time": True,
-        "training.children.disk.io": True,
-    }
 
 
 @pytest.mark.parametrize("reads_between", [True, False])
@@ -324,17 +158,16 @@ def test_what_a_server_has_waited_for_is_not_counted_twice(
 ) -> None:
     puppet.does("fork('server')")
     puppet.does("fork('worker')", "server")
-    write = f"write({str(tmp_path / 'file')!r}, 300_000)"
-    puppet.does(write, "server", "worker")
-    before = puppet.value(catalog.TRAINING_CHILDREN_DISK_IO)
+    puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)", "server", "worker")
+    before = io_of_children(puppet.read())
 
     puppet.does("reap('worker')", "server")
     if reads_between:
-        assert puppet.value(catalog.TRAINING_CHILDREN_DISK_IO) == before
+        assert io_of_children(puppet.read()) == before
     puppet.does("reap('server')")
     measurements = puppet.read()
 
-    assert sum(values(measurements, catalog.TRAINING_CHILDREN_DISK_IO).values()) == before
+    assert io_of_children(measurements) == before
     assert values(measurements, catalog.PROCESS_DISK_IO)["write"] == 0
 
 
@@ -382,6 +215,8 @@ def test_exact_numbers(node: NodeTree) -> None:
         switches=(40, 2),
     )
     node.process(78, parent=77, times=(100, 20, 10, 5), pages=200, io=(10, 20))
+    # A zombie is no living child, but its time counts.
+    node.process(79, parent=78, state="Z", times=(10, 0, 0, 0))
     for number in range(6):
         node.write(f"proc/77/fd/{number}", "")
 
@@ -400,7 +235,7 @@ def test_exact_numbers(node: NodeTree) -> None:
     assert of(catalog.PROCESS_CONTEXT_SWITCHES) == {"voluntary": 40, "involuntary": 2}
     assert of(catalog.PROCESS_UPTIME) == {"": node.clock.now - 5000 * tick}
     assert of(catalog.TRAINING_CHILDREN_COUNT) == {"": 1}
-    assert of(catalog.TRAINING_CHILDREN_CPU_TIME) == {"user": 102 * tick, "system": 10 * tick}
+    assert of(catalog.TRAINING_CHILDREN_CPU_TIME) == {"user": 112 * tick, "system": 10 * tick}
     assert of(catalog.TRAINING_CHILDREN_MEMORY_USAGE) == {"": 200 * PAGE}
     assert of(catalog.TRAINING_CHILDREN_DISK_IO) == {"read": 9, "write": 18}
     started_ns = BOOT_S * 1_000_000_000 + 5000 * 1_000_000_000 // TICKS_PER_S
@@ -408,6 +243,24 @@ def test_exact_numbers(node: NodeTree) -> None:
         of_kernel = each.metric in (catalog.PROCESS_CPU_TIME, catalog.PROCESS_CONTEXT_SWITCHES)
         since_ns = started_ns if of_kernel else looked_ns
         assert each.start_ns == (since_ns if each.metric.kind is Kind.COUNTER else 0)
+    # Another agent counts only what it sees.
+    measurements = read(reader_of(node))
+    for metric in (catalog.PROCESS_DISK_IO, catalog.TRAINING_CHILDREN_DISK_IO):
+        assert of(metric) == {"read": 0, "write": 0}
+    assert set(of(catalog.TRAINING_CHILDREN_CPU_TIME).values()) == {0}
+
+
+def test_other_ranks_and_we_ourselves_are_no_descendants(node: NodeTree) -> None:
+    node.process(77)
+    for pid, parent in {78: 77, 79: 78, 80: 77, 81: 77}.items():
+        node.process(pid, parent=parent)
+    reader = ProcessReader(node.proc, own_pid=80)
+    reader.begin_round()
+
+    def children(*others: int) -> float:
+        return values(reader.read(77, 5000, others) or [], catalog.TRAINING_CHILDREN_COUNT)[""]
+
+    assert (children(), children(78)) == (3, 1)
 
 
 Break = Callable[[NodeTree], None]
@@ -449,12 +302,16 @@ def refuse(node: NodeTree, name: str) -> None:
 @pytest.mark.parametrize(
     "content", ["77 (python", "77 (py) S 1 1 1", f"77 (py) S{' -1' * 30}", "\0", ""]
 )
-def test_a_line_that_cannot_be_understood_is_no_process(content: str, node: NodeTree) -> None:
+def test_a_zombie_another_one_and_a_line_that_makes_no_sense_are_no_process(
+    content: str, node: NodeTree
+) -> None:
+    node.process(76, state="Z")
+    node.process(78, start=5001)
     node.write("proc/77/stat", content)
     reader = reader_of(node)
     reader.begin_round()
 
-    assert reader.read(77, 5000) is None
+    assert [reader.read(pid, 5000) for pid in (76, 77, 78, 79)] == [None] * 4
 
 
 def test_workers_with_unreadable_io_have_none(node: NodeTree) -> None:

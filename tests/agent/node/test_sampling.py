@@ -264,16 +264,3 @@ def test_of_two_processes_with_the_same_labels_the_last_one_is_shown(
 
     (own,) = here.told(catalog.PROCESS_MEMORY_VIRTUAL, me(os.getpid()))
     assert memory == [own]
-
-
-def test_an_invisible_process_is_not_taken_for_another_one(bench: Callable[..., Bench]) -> None:
-    driver = OneBoard()
-    # What it is called where it runs is a stranger's number here.
-    driver.pids = [29999]
-    here = bench("gpu", "process", driver=driver)
-    unseen = rank(FIRST, 0)
-
-    until(lambda: here.told(catalog.HW_POWER, unseen) and here.sampling.describe()["unseen"], "it")
-
-    assert here.sampling.describe()["unseen"] == ["0"]
-    assert here.told(catalog.HW_POWER, unseen) == [({"node": "n", **OF_BOARD}, 100.0)]

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger, Series
+from otel_ddp.agent.node.devices import FileSystems
 from otel_ddp.agent.node.gpu.driver import Driver
 from otel_ddp.agent.node.gpu.owners import Ownership, ProcessDevices, owners
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, identity
-from otel_ddp.agent.node.host.devices import FileSystems
-from otel_ddp.agent.node.host.host import Host
+from otel_ddp.agent.node.host import Host
 from otel_ddp.agent.node.processes import CoreUse, ProcessReader, read_process_stat
 from otel_ddp.agent.node.source import KernelFiles, Measurement, Sampler
 from otel_ddp.agent.reading.journals import Rank

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import errors, files
-from otel_ddp.agent.node.host.limits import Cgroups, Group
+from otel_ddp.agent.node.cgroups import Cgroups, Group
 from otel_ddp.agent.node.source import KernelFiles
 from otel_ddp.diagnosis.detector import Memory
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from otel_ddp.agent.node.host import devices
-from otel_ddp.agent.node.host.limits import Cgroups, Limits, MemoryShare, ProcessorShare
+from otel_ddp.agent.node import devices
+from otel_ddp.agent.node.cgroups import Cgroups, Limits, Share
 from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, number
 from otel_ddp.errors import contained
 from otel_ddp.vocabulary import catalog
@@ -42,7 +42,7 @@ class Processors:
         # The cgroup, the moment, and what was spent by then.
         self._before: tuple[str, float, SpentS] | None = None
 
-    def read(self, share: ProcessorShare | None, online: int) -> list[Measurement]:
+    def read(self, share: Share | None, online: int) -> list[Measurement]:
         now_s, cgroup = self._clock(), share.path if share else ""
         spent_s = self._spent_in(share) if share else self._spent_on_node()
         if not spent_s:
@@ -57,7 +57,7 @@ class Processors:
             self._files.leave_out(cgroup or self._path, "time has gone back")
             return []
         if share:
-            self._add_idle(passed_s, now_s - before[1], share.cores, online)
+            self._add_idle(passed_s, now_s - before[1], share.limit or online, online)
         total_s = sum(passed_s.values())
         metric = catalog.SYSTEM_CPU_UTILIZATION
         return [
@@ -79,7 +79,7 @@ class Processors:
         else:
             passed_s.clear()
 
-    def _spent_in(self, share: ProcessorShare) -> SpentS | None:
+    def _spent_in(self, share: Share) -> SpentS | None:
         if share.version == 1:
             path, suffix, per_s = f"{share.path}/cpuacct.stat", "", _TICKS_PER_S
         else:
@@ -105,6 +105,11 @@ class Processors:
 
 _OF_NODE = ("MemTotal", "MemFree", "Buffers", "Cached", "SReclaimable", "Shmem")
 _OF_SWAP = ("SwapTotal", "SwapFree")
+# By the version of cgroups: the file of what is charged, and its part that can be given back.
+_OF_GROUP = {
+    1: ("memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.current", "inactive_file"),
+}
 
 
 class Memory:
@@ -119,13 +124,13 @@ class Memory:
         found = self._files.numbers(self._path, _OF_NODE + _OF_SWAP)
         return {name: kibibytes * 1024 for name, kibibytes in found.items()}
 
-    def read(self, node: dict[str, int], share: MemoryShare | None) -> list[Measurement]:
+    def read(self, node: dict[str, int], share: Share | None) -> list[Measurement]:
         if share is None:
-            limit_bytes = node.get("MemTotal")
+            limit_bytes: float | None = node.get("MemTotal")
             states = self._states_of_node(node)
         else:
             # Also in a container without a limit, the memory that it does not use counts as free.
-            limit_bytes = share.limit_bytes or node.get("MemTotal")
+            limit_bytes = share.limit or node.get("MemTotal")
             states = self._states_of_group(share, limit_bytes)
         measurements = [
             Measurement(catalog.SYSTEM_MEMORY_USAGE, value, (("system.memory.state", state),))
@@ -135,29 +140,25 @@ class Memory:
             measurements.append(Measurement(catalog.SYSTEM_MEMORY_LIMIT, limit_bytes))
         return measurements + self._swap(node)
 
-    def _states_of_node(self, node: dict[str, int]) -> dict[str, int]:
-        names = {"free": "MemFree", "buffers": "Buffers"}
-        states = {state: node[name] for state, name in names.items() if name in node}
-        if {"Cached", "SReclaimable", "Shmem"} <= node.keys():
-            # The kernel counts shared memory, which holds the data loaders' batches, as cache. But
-            # it cannot be reclaimed, so it is in use; in a container too.
-            states["cached"] = node["Cached"] + node["SReclaimable"] - node["Shmem"]
-        if len(states) == 3 and "MemTotal" in node:
-            states["used"] = node["MemTotal"] - sum(states.values())
-        for state in [state for state, value in states.items() if value < 0]:
-            self._files.leave_out(self._path, f"{state} memory would be negative")
-            del states[state]
-        return states
+    def _states_of_node(self, node: dict[str, int]) -> dict[str, float]:
+        if not node.keys() >= set(_OF_NODE):
+            return {}
+        # The kernel counts shared memory, which holds the data loaders' batches, as cache. But it
+        # cannot be reclaimed, so it is in use; in a container too.
+        cached = node["Cached"] + node["SReclaimable"] - node["Shmem"]
+        states = {"free": node["MemFree"], "buffers": node["Buffers"], "cached": cached}
+        states["used"] = node["MemTotal"] - sum(states.values())
+        for state, value in states.items():
+            if value < 0:
+                self._files.leave_out(self._path, f"{state} memory would be negative")
+        return {state: value for state, value in states.items() if value >= 0}
 
-    def _states_of_group(self, share: MemoryShare, limit_bytes: int | None) -> dict[str, int]:
-        if share.version == 1:
-            usage_file, inactive = "memory.usage_in_bytes", "total_inactive_file"
-        else:
-            usage_file, inactive = "memory.current", "inactive_file"
+    def _states_of_group(self, share: Share, limit_bytes: float | None) -> dict[str, float]:
+        usage_file, inactive = _OF_GROUP[share.version]
         charged = self._files.value(f"{share.path}/{usage_file}")
         if charged is None:
             return {}
-        states = {}
+        states: dict[str, float] = {}
         found = self._files.numbers(f"{share.path}/memory.stat", (inactive,))
         if inactive in found:
             # The kernel updates these two numbers separately, every two seconds.

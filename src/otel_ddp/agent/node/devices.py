@@ -18,8 +18,7 @@ _NO_DISK = re.compile(r"(sr|fd)\d+|mmcblk\d+(boot\d+|rpmb)|mtdblock\d+")
 # The unit of /proc/diskstats, whatever the sectors of the disk.
 _SECTOR_BYTES = 512
 _WORD_BYTES = 4
-# Old cards count in 32 bits and stop there: such a counter is useless from then on.
-_STUCK = str(0xFFFFFFFF)
+_OF_A_PORT = ("port_rcv_data", "port_xmit_data")
 # Names of interfaces that never lead out of a node.
 _INNER = (
     *("lo", "veth", "docker", "br", "cni", "flannel", "cali", "virbr", "tun", "tap", "ifb"),
@@ -165,16 +164,13 @@ class Infiniband(_Devices):
     )
 
     def _rows(self) -> Mapping[str, list[str]]:
-        return {
-            f"{card}:{port}": [*self._words(f"{self._folder}/{card}/ports/{port}/counters")]
-            for card in sorted(self._files.names(self._folder))
-            for port in sorted(self._files.names(f"{self._folder}/{card}/ports"))
-        }
-
-    def _words(self, counters: str) -> Iterable[str]:
-        for name in ("port_rcv_data", "port_xmit_data"):
-            word = (self._files.text(f"{counters}/{name}") or "").strip()
-            yield f"{word}, its end," if word == _STUCK else word
+        rows: dict[str, list[str]] = {}
+        for card in sorted(self._files.names(self._folder)):
+            for port in sorted(self._files.names(f"{self._folder}/{card}/ports")):
+                counters = f"{self._folder}/{card}/ports/{port}/counters"
+                texts = [self._files.text(f"{counters}/{name}") or "" for name in _OF_A_PORT]
+                rows[f"{card}:{port}"] = [text.strip() for text in texts]
+        return rows
 
 
 def moving(files: KernelFiles, proc: Path, sys: Path) -> list[_Devices]:

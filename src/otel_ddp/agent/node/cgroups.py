@@ -88,20 +88,13 @@ class Cgroups:
 _NO_LIMIT = 1 << 60
 
 
-class MemoryShare(NamedTuple):
-    """The cgroup whose memory counts as the node's."""
+class Share(NamedTuple):
+    """The cgroup whose memory or processor time counts as the node's."""
 
     path: str
     version: int
-    limit_bytes: int | None
-
-
-class ProcessorShare(NamedTuple):
-    """The cgroup whose processor time counts as the node's."""
-
-    path: str
-    version: int
-    cores: float
+    limit: float | None
+    """In bytes, or in cores; None if there is none."""
 
 
 class Limits:
@@ -131,7 +124,7 @@ class Limits:
             if len(paths) == 1 + len(others):
                 yield group._replace(path=os.path.commonpath(paths))
 
-    def memory(self, node_bytes: int | None) -> MemoryShare | None:
+    def memory(self, node_bytes: int | None) -> Share | None:
         """None if the training may use all memory of the node."""
         for group in self._groups("memory"):
             name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
@@ -142,12 +135,12 @@ class Limits:
             ]
             if found:
                 limit_bytes, path = min(reversed(found), key=itemgetter(0))
-                return MemoryShare(path, group.version, limit_bytes)
+                return Share(path, group.version, limit_bytes)
             if group.in_container() and os.path.exists(f"{group.top}/{name}"):
-                return MemoryShare(group.top, group.version, None)
+                return Share(group.top, group.version, None)
         return None
 
-    def processors(self, online: int) -> ProcessorShare | None:
+    def processors(self, online: int) -> Share | None:
         """None if the training may use all processors of the node."""
         found = [
             *self._limited("cpu", self._quota, online),
@@ -155,10 +148,10 @@ class Limits:
         ]
         if found:
             cores, group, path = min(reversed(found), key=itemgetter(0))
-            return ProcessorShare(self._usage(group, path), group.version, cores)
+            return Share(self._usage(group, path), group.version, cores)
         for group in self._groups("cpuacct"):
             if online and group.in_container():
-                return ProcessorShare(group.top, group.version, online)
+                return Share(group.top, group.version, online)
         return None
 
     def container(self) -> str:

@@ -1,1 +1,0 @@
-"""The host: processors, memory, disks, network, and the limits of our part of it."""
