@@ -14,7 +14,7 @@ import pytest
 from node import Node, finished, until
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.cli import main
-from otel_ddp.history import profiles
+from otel_ddp.history import beside
 from otel_ddp.journal.reader import JournalReader, Steps
 
 # Rank 1 multiplies matrices that the others do not, until there is a file.
@@ -132,9 +132,9 @@ def test_the_rank_of_a_verdict_and_the_median_one_are_traced_and_compared(
     events = json.loads(gzip.decompress((folder / content["files"][0]).read_bytes()))["traceEvents"]
     assert sum(str(each.get("name")).startswith("ProfilerStep#") for each in events) >= 3
     # Where page and report look.
-    (found, *_) = profiles.of_run("g", "a run", node.root / "profiles")
-    assert (found.folder, found.content["asked_steps"]) == (folder, 3)
-    assert profiles.of_run("g", "other", node.root / "profiles") == []
+    (found, *_) = beside.profiles("g", "a run", node.root / "profiles")
+    assert Path(found["traces"][0]).parent == folder
+    assert beside.profiles("g", "other", node.root / "profiles") == []
 
 
 def test_ranks_may_be_named_and_a_second_profile_of_one_is_refused(

@@ -30,10 +30,10 @@ from otel_ddp.agent.scrape.endpoint import LedgerCollector
 from otel_ddp.agent.verdicts.journal_source import JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.observe import ExitCauses
-from otel_ddp.history import card, profiles, report
+from otel_ddp.history import beside, card, report
 from otel_ddp.history.compare import render, result, side
 from otel_ddp.history.directory import NotFound, find_run
-from otel_ddp.history.page import saved
+from otel_ddp.history.page import answers
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import Unreadable as UnreadableHistory
@@ -339,8 +339,8 @@ def _show(folder: Path) -> None:
         assert answer.status == 200 or path.endswith(run) or "&" in path, (path, answer)
         json.loads(answer.body) if "json" in answer.headers["Content-Type"] else None
     with contextlib.suppress(UnreadableHistory, NotFound), find_run("sweep/r", folder) as found:
-        told = report.gather(found, profiles=profiles.of_run("sweep", "r", folder))
-        saved.page(found)
+        told = report.gather(found, profiles=beside.profiles("sweep", "r", folder))
+        answers.saved(found)
         list(card.lines(card.of_report(told)))
     with contextlib.suppress(UnreadableHistory, NotFound):
         both = result.compare(side.load("a", folder), side.load("r", folder))
@@ -353,7 +353,7 @@ def profile(data: bytes) -> None:
     took = Bytes(data)
     try:
         write_history(folder, "r", ranks=1, steps=40, names=())
-        path = write_profile(folder, "sweep", "r") / profiles.FILE
+        path = write_profile(folder, "sweep", "r") / beside.PROFILE
         content = json.loads(path.read_text())
         while took.more():
             content[took.one_of(tuple(content))] = took.json()

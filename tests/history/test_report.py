@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from histories import S, value_sums, write_history
-from otel_ddp.history import card, profiles
+from otel_ddp.history import card
 from otel_ddp.history.directory import find_run
-from otel_ddp.history.page import saved
-from otel_ddp.history.postmortems import Postmortem
+from otel_ddp.history.page import answers as page_answers
 from otel_ddp.history.report import gather
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import SeriesKey
@@ -29,13 +28,6 @@ def gathered(folder: Path, **arguments: Any) -> dict[str, Any]:
     write_history(folder, "r", began_ns=BEGAN_NS, **arguments)
     with find_run("r", folder) as run:
         return gather(run)
-
-
-def evil_profile() -> profiles.Profile:
-    rank = {"rank": 0, "file": "rank-0.json.gz"}
-    table = [{"operator": EVIL, "times_s": [1.0]}]
-    content = {"why": EVIL, "ranks": [rank], "files": ["rank-0.json.gz"], "table": table}
-    return profiles.Profile(Path(EVIL), content)
 
 
 def summary(name: str, best: float) -> dict[str, Any]:
@@ -79,30 +71,14 @@ def test_it_says_who_was_late_since_when_and_what_it_cost(tmp_path: Path) -> Non
     with find_run("r", tmp_path) as run:
         report = gather(run)
 
-    over, still = report["late"]
-    assert (over["rank"], over["phase"], over["lost_s"]) == ("3", "data", 7.5)
-    assert (still["rank"], still["phase"]) == ("1", "forward")
+    over, still = report["verdicts"]
+    assert (over["who"]["rank"], over["phase"]) == ("3", "data")
+    assert over["evidence"] == {"lost_s": 7.5}
+    assert (still["who"]["rank"], still["phase"]) == ("1", "forward")
     assert (still["step"], still["since_step"]) == (100, 60)
     assert still["until_ns"] == report["run"]["seen_ns"]
     findings = [line for line in card.lines(card.of_report(report)) if " ! " in line]
     assert len(findings) == 2
-
-
-def test_the_heatmap_shows_the_late_rank(tmp_path: Path) -> None:
-    work = gathered(tmp_path, late=2)["work"]
-
-    assert work["ranks"] == ["0", "1", "2", "3"]
-    assert len(work["first_steps"]) <= 120
-    means = [sum(row) / len(row) for row in work["work_s"]]
-    assert max(range(4), key=means.__getitem__) == 2
-
-
-def test_of_many_ranks_those_with_most_work_are_shown(tmp_path: Path) -> None:
-    work = gathered(tmp_path, ranks=60, steps=20, late=57)["work"]
-
-    assert len(work["ranks"]) == 48
-    assert work["left_out"] == 12
-    assert "57" in work["ranks"]
 
 
 def test_the_phases_are_the_time_of_the_steps(tmp_path: Path) -> None:
@@ -163,10 +139,12 @@ def test_nothing_that_a_run_has_named_is_markup(tmp_path: Path) -> None:
         steps=60,
         about={"config": {EVIL: EVIL}, "texts": {"description": EVIL}, "job_type": EVIL},
     )
-    beside = [Postmortem(Path(EVIL), 0, EVIL)], [evil_profile()]
+    operator = {"operator": EVIL, "times_s": [1.0]}
+    profile = {"why": EVIL, "ranks": [0], "traces": [EVIL], "operators": [operator]}
+    beside = [{"name": EVIL, "path": EVIL, "sentence": EVIL}], [profile]
     with find_run(str(tmp_path), tmp_path) as run:
         report = gather(run, *beside)
-        page = saved.page(run, *beside)
+        page = page_answers.saved(run, *beside)
 
     packed = re.findall(r'<script type="application/gzip" id="answers">([\w+/=]+)</script>', page)
     answers = json.loads(gzip.decompress(base64.b64decode(packed[0])))
@@ -190,7 +168,7 @@ def test_a_saved_page_has_fewer_points_the_more_lines_there_are(tmp_path: Path) 
     file.write(values={key: value_sums(file, key, points) for key in keys})
     file.close()
     with find_run("r", tmp_path) as run:
-        page = saved.page(run)
+        page = page_answers.saved(run)
 
     [packed] = re.findall(r'id="answers">([\w+/=]+)<', page)
     answers = json.loads(gzip.decompress(base64.b64decode(packed)))

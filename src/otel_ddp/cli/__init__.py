@@ -15,7 +15,7 @@ from otel_ddp.journal import place
 COMMANDS = {
     "agent": ("agent", "run the node agent here, in the foreground"),
     "compare": (
-        "runs.compare",
+        "compare",
         "tell what differs between two runs, and fail a job if it is too much",
     ),
     "demo": ("demo", "train a small model, show what was recorded, and check that alerts fire"),
@@ -24,14 +24,14 @@ COMMANDS = {
         "write the files of collector, Prometheus and Grafana that fit this version",
     ),
     "doctor": ("setup.doctor", "check the whole installation, and tell what to correct"),
-    "open": ("runs.open", "open the page of the newest run in the browser"),
-    "page": ("runs.page", "show a folder of kept runs in the browser, also without an agent"),
+    "open": ("open", "open the page of the newest run in the browser"),
+    "page": ("page", "show a folder of kept runs in the browser, also without an agent"),
     "profile": (
         "node.profile",
         "trace some steps of a suspect and of a healthy rank, and name the culprit",
     ),
     "replay": ("replay", "send the data that offline runs have kept on disk"),
-    "report": ("runs.report", "write a run's report: one page for people, JSON for programs"),
+    "report": ("report", "write a run's report: one page for people, JSON for programs"),
     "run": ("run", "run a command, and measure every training below it"),
     "stacks": ("node.stacks", "show the Python stacks of this node's ranks"),
     "status": ("node.status", "show what runs on this node: agent, endpoint, runs, ranks, GPUs"),

@@ -6,7 +6,7 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +46,19 @@ class Unreadable(Exception):
 # What code meets that reads what no agent has written. A file may come from elsewhere, and SQLite
 # takes a text where a number is declared.
 DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+
+
+def mapping(found: Any) -> Mapping[str, Any]:
+    """What should be a mapping may be anything there."""
+    return found if isinstance(found, Mapping) else {}
+
+
+def listed(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else []
+
+
+def whole(found: Any) -> int:
+    return found if isinstance(found, int) else 0
 
 
 class Series(NamedTuple):

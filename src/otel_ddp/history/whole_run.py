@@ -80,8 +80,9 @@ class WholeRun:
 
     @property
     def summary(self) -> list[Mapping[str, Any]]:
-        """Last and best values."""
-        return [row for row in self.about.get("summary") or () if isinstance(row, dict)]
+        """Last and best values, of all nodes."""
+        found = (row for each in self.histories for row in each.about.get("summary") or ())
+        return [row for row in found if isinstance(row, dict)]
 
     @property
     def cost(self) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from otel_ddp.agent.scrape.server import bind
-from otel_ddp.cli.runs.page import page_handler
+from otel_ddp.cli.page import page_handler
 from otel_ddp.history.page.app import App
 
 

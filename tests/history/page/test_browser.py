@@ -19,7 +19,7 @@ import pytest
 from histories import S, value_sums, write_history
 from history.page.serving import Served
 from otel_ddp.history.directory import find_run
-from otel_ddp.history.page import saved
+from otel_ddp.history.page import answers
 from otel_ddp.history.page.app import App
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import RunFile
@@ -463,7 +463,7 @@ def test_a_saved_page_shows_the_run_without_a_network(
     driver: Any, folder: Path, tmp_path: Path, name: str
 ) -> None:
     with find_run(name, folder) as run:
-        (tmp_path / "report.html").write_text(saved.page(run))
+        (tmp_path / "report.html").write_text(answers.saved(run))
     asked: list[str] = []
     with Window(driver, (tmp_path / "report.html").as_uri(), offline=True) as window:
         window.page.on("request", lambda request: asked.append(request.url))

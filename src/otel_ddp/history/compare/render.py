@@ -35,10 +35,11 @@ def _step_cells(row: Row) -> list[str]:
         return shown_s(value) if row.unit == "s" else shown_number(value)
 
     interval = ""
-    if row.interval is not None and row.before:
+    if row.difference is not None and row.before:
         # None of these is negative, whatever the test reckons with.
-        interval = " to ".join(percent(max(end / row.before, -1.0)) for end in row.interval)
-    beside = ", beside the others" if row.beside is not None and row.verdict else ""
+        ends = row.difference.low / row.before, row.difference.high / row.before
+        interval = " to ".join(percent(max(end, -1.0)) for end in ends)
+    beside = ", beside the others" if row.beside and row.verdict else ""
     cells = [row.name, show(row.before), show(row.after), percent(row.change)]
     return [*cells, interval, _p(row), f"{row.verdict}{beside}"]
 

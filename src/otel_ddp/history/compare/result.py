@@ -86,12 +86,12 @@ class Comparison(NamedTuple):
         )
         told = [row for row in self.rows if row.verdict and not row.of_value and self.block]
         for row in told:
-            if row.beside is not None:
+            if row.beside:
                 yield (
                     f"{row.name}: by how much its fast steps changed beside the other phases. What "
                     "the machine slows as a whole drops out."
                 )
-        if any(row.beside is None for row in told):
+        if any(not row.beside for row in told):
             yield (
                 "One run on each side: where other work shares the machine, equal runs differ as "
                 "well. Several on a side, A1,A2,A3 B1,B2,B3, tell the code from the machine."
@@ -113,7 +113,6 @@ class Comparison(NamedTuple):
 
 
 def _json_row(row: Row) -> dict[str, Any]:
-    low, high = row.interval or (None, None)
     return {
         "name": row.name,
         "split": row.split,
@@ -122,9 +121,9 @@ def _json_row(row: Row) -> dict[str, Any]:
         "a": row.before,
         "b": row.after,
         "change": row.change,
-        "beside_the_rest": row.beside is not None,
-        "difference_low": low,
-        "difference_high": high,
+        "beside_the_rest": row.beside,
+        "difference_low": row.difference and row.difference.low,
+        "difference_high": row.difference and row.difference.high,
         "p": row.p,
         "untested": row.untested or None,
         "verdict": row.verdict or None,
@@ -226,7 +225,7 @@ class Kept(NamedTuple):
     @property
     def sentence(self) -> str:
         size = f"{self.change * 100:+.1f} %" if self.limit.is_share else f"{self.change:+.4g}"
-        beside = "" if self.row.beside is None else " beside the other phases"
+        beside = " beside the other phases" if self.row.beside else ""
         words = f"{self.row.shown} changed by {size}{beside}, the limit is {self.limit.shown}"
         if self.outcome == "kept":
             return f"kept: {words}"

@@ -7,9 +7,8 @@ from functools import partial
 from statistics import fmean
 from typing import NamedTuple
 
-from otel_ddp.history.compare import blocks, pace
+from otel_ddp.history.compare import blocks
 from otel_ddp.history.compare.blocks import Difference
-from otel_ddp.history.compare.pace import Beside
 from otel_ddp.history.compare.side import Side, Value
 from otel_ddp.history.whole_run import Cell
 from otel_ddp.vocabulary.words import PHASE, UNUSUAL_PHASES
@@ -54,8 +53,8 @@ class Row(NamedTuple):
     best: tuple[float | None, float | None] = (None, None)
     matters: bool = True
     """False: a change of this phase is hardly any part of a step."""
-    beside: Beside | None = None
-    """If not None, the change is this: a machine with another pace does not explain it."""
+    beside: bool = False
+    """Whether the difference is that beside the other phases: the pace does not explain it."""
 
     @property
     def shown(self) -> str:
@@ -64,22 +63,16 @@ class Row(NamedTuple):
     @property
     def apart(self) -> float | None:
         """By how much the second differs from the first."""
+        if self.difference is not None:
+            return self.difference.after - self.difference.before
         if self.before is None or self.after is None:
             return None
-        return self.after - self.before if self.beside is None else self.beside.change * self.before
+        return self.after - self.before
 
     @property
     def change(self) -> float | None:
         """As a share of before; None if that is unknown or 0."""
         return self.apart / abs(self.before) if self.before and self.apart is not None else None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The change lies between these, with a confidence of 99 %."""
-        if self.beside is not None and self.before is not None:
-            return self.beside.low * self.before, self.beside.high * self.before
-        found = self.difference
-        return None if found is None else (found.low, found.high)
 
     @property
     def significant(self) -> bool:
@@ -96,17 +89,16 @@ class Row(NamedTuple):
             return "differs"
         return "better" if (self.apart < 0) == (self.better == "min") else "worse"
 
+    def tested(self, found: Difference | None, why_not: str) -> Row:
+        if found is None:
+            return self._replace(untested=why_not)
+        return self._replace(before=found.before, after=found.after, difference=found, p=found.p)
+
 
 def _corrected(rows: Sequence[Row]) -> list[Row]:
     """With a p that is larger the more tests there are."""
     adjusted = iter(blocks.holm([row.p for row in rows if row.p is not None]))
     return [row if row.p is None else row._replace(p=next(adjusted)) for row in rows]
-
-
-def _tested(row: Row, found: Difference | None, why_not: str) -> Row:
-    if found is None:
-        return row._replace(untested=why_not)
-    return row._replace(before=found.before, after=found.after, difference=found, p=found.p)
 
 
 def _mean_of_runs(runs: Sequence[Sequence[float]]) -> float | None:
@@ -131,11 +123,16 @@ def step_rows(first: _Runs, second: _Runs) -> list[Row]:
     """A row for each measure that both sides have; of usual steps."""
     measures = list(_measures(first, second))
     whole, *parts = map(_step_row, measures)
-    step_s = [whole.before or 0.0, whole.after or 0.0]
-    rows = _corrected([whole, *(_weighed(row, step_s) for row in parts)])
-    if len(first) == len(second) == 1 and _has_fast_steps((*first, *second)):
+    step_s = whole.before or 0.0, whole.after or 0.0
+    rows = _corrected([whole, *(_weighed(row, *step_s) for row in parts)])
+    # A mean of many steps is never fast.
+    few = all(
+        fmean(cell.steps for cell in run) <= _MOST_TOGETHER for run in (*first, *second) if run
+    )
+    if len(first) == len(second) == 1 and few:
         work = [each for each in measures[1:] if each.unit == "s" and each.name != "wait"]
-        rows = _with_what_is_no_pace(work, rows, step_s)
+        phases = ({each.name: each.sides[side][0] for each in work} for side in (0, 1))
+        rows = _beside(rows, blocks.most_changed(*phases), *step_s)
     return rows
 
 
@@ -168,53 +165,40 @@ def _step_row(measure: _Measure) -> Row:
     first, second = measure.sides
     row = Row(*measure[:2], _mean_of_runs(first), _mean_of_runs(second), measure.better)
     if len(first) == len(second) == 1:
-        return _tested(row, blocks.of_steps(first[0], second[0]), "too few steps")
+        return row.tested(blocks.of_steps(first[0], second[0]), "too few steps")
     one, other = ([blocks.trimmed_mean(run) for run in runs if run] for runs in measure.sides)
-    return _tested(row, blocks.of_runs(one, other), "too few runs")
+    return row.tested(blocks.of_runs(one, other), "too few runs")
 
 
-def _weighed(row: Row, step_s: Sequence[float]) -> Row:
+def _weighed(row: Row, step_s: float, other_s: float) -> Row:
     """Whether this phase is a part of the step that is worth a word."""
     if row.unit != "s":
         return row
-    before, after = row.before or 0.0, row.after or 0.0
-    if before < _LEAST_SHARE * step_s[0] and after < _LEAST_SHARE * step_s[1]:
+    if (row.before or 0.0) < _LEAST_SHARE * step_s and (row.after or 0.0) < _LEAST_SHARE * other_s:
         row = row._replace(difference=None, p=None, untested="below 1 % of a step")
-    return row._replace(matters=abs(row.apart or 0.0) >= _LEAST_OF_STEP * step_s[0])
+    return row._replace(matters=abs(row.apart or 0.0) >= _LEAST_OF_STEP * step_s)
 
 
-def _has_fast_steps(runs: _Runs) -> bool:
-    """Whether what is known is about single steps, or few; a mean of many is never fast."""
-    return all(fmean(cell.steps for cell in run) <= _MOST_TOGETHER for run in runs if run)
-
-
-def _with_what_is_no_pace(
-    work: Sequence[_Measure], rows: Sequence[Row], step_s: Sequence[float]
+def _beside(
+    rows: list[Row], changed: tuple[str, Difference] | None, step_s: float, other_s: float
 ) -> list[Row]:
     """A phase that has changed beside the others is told, though the pace may hide by how much."""
-    changed = pace.most_changed(
-        *({each.name: each.sides[side][0] for each in work} for side in (0, 1))
-    )
-    if changed is None:
-        return [*rows]
-    return [
-        _weighed(row._replace(p=changed.p, beside=changed), step_s)
-        if row.name == changed.phase and not row.significant and _fits_the_clock(row, changed)
-        else row
-        for row in rows
-    ]
-
-
-def _fits_the_clock(row: Row, changed: Beside) -> bool:
-    """Whether the pace of these runs varies enough to explain what else is seen of this phase.
-
-    Where it is steady, a phase that stays as it is only looks slower once the others are faster.
-    """
-    if row.before is None or row.apart is None or row.difference is None:
-        return False
-    apart = changed.change * row.before
+    at = next((at for at, row in enumerate(rows) if changed and row.name == changed[0]), None)
+    if at is None or changed is None:
+        return rows
+    row, share = rows[at], changed[1]
+    if row.significant or row.difference is None or row.apart is None or row.before is None:
+        return rows
+    after, low, high = (row.before * each for each in (1 + share.after, share.low, share.high))
+    found = Difference(row.before, after, low, high, share.p, row.difference.block)
+    # Where the pace of these runs is steady, it does not explain what else is seen of this phase:
+    # one that stays as it is only looks slower once the others are faster.
+    apart = found.after - found.before
     is_alike = row.apart * apart > 0 and abs(apart) <= _MOST_BEYOND * abs(row.apart)
-    return is_alike or row.difference.low <= apart <= row.difference.high
+    if not is_alike and not row.difference.low <= apart <= row.difference.high:
+        return rows
+    told = row._replace(p=share.p, difference=found, beside=True)
+    return [*rows[:at], _weighed(told, step_s, other_s), *rows[at + 1 :]]
 
 
 def special_rows(before: Sequence[Side], after: Sequence[Side]) -> Iterator[Row]:
@@ -236,18 +220,26 @@ def _share_of_all(cells: Sequence[Cell], word: str) -> float:
 
 def value_rows(before: Sequence[Side], after: Sequence[Side]) -> list[Row]:
     """What all runs have logged."""
-    rows = []
-    for key in ((each.name, each.split) for each in before[0].values):
-        one, other = ([side.value(*key) for side in runs] for runs in (before, after))
-        first, second = ([each for each in runs if each is not None] for runs in (one, other))
-        if len(first) == len(one) and len(second) == len(other):
-            rows.append(_value_row(first, second))
-    return _corrected(rows)
+    named = [
+        [{(each.name, each.split): each for each in run.values} for run in runs]
+        for runs in (before, after)
+    ]
+    return _corrected(
+        [
+            _value_row([run[key] for run in named[0]], [run[key] for run in named[1]])
+            for key in named[0][0]
+            if all(key in run for runs in named for run in runs)
+        ]
+    )
 
 
 def _value_row(before: list[Value], after: list[Value]) -> Row:
-    until = min((each.steps[-1] for each in (*before, *after) if each.steps), default=0)
-    first, second = ([_last_part(each, until) for each in runs] for runs in (before, after))
+    until = min((max(each.means) for each in (*before, *after) if each.means), default=0)
+    since = until - until * _LAST_PART
+    first, second = (
+        [{at: mean for at, mean in each.means.items() if since <= at <= until} for each in runs]
+        for runs in (before, after)
+    )
     values = [[[*run.values()] for run in runs] for runs in (first, second)]
     row = Row(
         *(before[0].name, "", _mean_of_runs(values[0]), _mean_of_runs(values[1])),
@@ -260,15 +252,9 @@ def _value_row(before: list[Value], after: list[Value]) -> Row:
     if len(first) == len(second) == 1:
         few = min(len(first[0]), len(second[0]))
         why = f"only {few} value{'' if few == 1 else 's'} in the last part"
-        return _tested(row, _test_values(first[0], second[0]), why)
+        return row.tested(_test_values(first[0], second[0]), why)
     means = ([fmean(run) for run in runs if run] for runs in values)
-    return _tested(row, blocks.of_runs(*means), "too few runs")
-
-
-def _last_part(value: Value, until: int) -> dict[int, float]:
-    since = until - until * _LAST_PART
-    pairs = zip(value.steps, value.means, strict=True)
-    return {step: mean for step, mean in pairs if since <= step <= until}
+    return row.tested(blocks.of_runs(*means), "too few runs")
 
 
 def _test_values(one: dict[int, float], other: dict[int, float]) -> Difference | None:

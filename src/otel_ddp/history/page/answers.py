@@ -1,21 +1,26 @@
-"""What the page asks about one run, answered out of its histories. A saved page has the same."""
+"""What the page asks about one run, answered out of its histories; a saved page has it inside."""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files
-from otel_ddp.history import postmortems, profiles
-from otel_ddp.history.page import steps, values
-from otel_ddp.history.page.exchange import PACKED, Answer, Question, Refused
+from otel_ddp.history import beside
+from otel_ddp.history.page import columns, runs, static_files
+from otel_ddp.history.page.exchange import PACKED, Answer, Question, Refused, as_json
 from otel_ddp.history.whole_run import WholeRun
 
-_MOST_EVENTS = 500
-_MOST_PROFILES, _MOST_OPERATORS = 20, 15
+_MOST_EVENTS, _MOST_PROFILES = 500, 20
 # The agent holds it in memory while it is sent.
 _LARGEST_TRACE = 32 * 1024 * 1024
+# In a saved page: pictures, the points of all lines in one, and the characters of a post-mortem.
+_SAVED_NAMES, _SAVED_POINTS, _SAVED_TEXT = 60, 8192, 256 * 1024
+_SAVED_COLUMNS, _FEWEST_COLUMNS = 512, 32
+_SAVED_FILES = 5
 
 
 class Beside(NamedTuple):
@@ -25,15 +30,14 @@ class Beside(NamedTuple):
     profiles: Path
 
 
-def names(run: WholeRun, question: Question) -> dict[str, Any]:
-    node = values.names(run, "node") + values.names(run, "counter")
+def _names(run: WholeRun, question: Question) -> dict[str, Any]:
     return {
-        "values": values.names(run, "value"),
-        "node": [{"name": name, **values.described(name)} for name in node],
+        "values": columns.names(run, "value"),
+        "node": [columns.described(name) for name in columns.names(run, "node", "counter")],
     }
 
 
-def events(run: WholeRun, question: Question) -> dict[str, Any]:
+def _events(run: WholeRun, question: Question) -> dict[str, Any]:
     """Log lines, exceptions and checkpoints, the latest first. `more`: there are older ones."""
     most = question.whole("most", 100, 1, _MOST_EVENTS)
     before_ns = question.whole("before_ns", 2**62, 0, 2**62)
@@ -51,47 +55,73 @@ def events(run: WholeRun, question: Question) -> dict[str, Any]:
     return {"events": found[:most], "more": len(found) > most}
 
 
-def postmortems_of(run: WholeRun, beside: Beside) -> dict[str, Any]:
-    found = postmortems.of_run(beside.postmortems, run.group, run.name)
-    return {"postmortems": [each.described() for each in found]}
-
-
-def profiles_of(run: WholeRun, beside: Beside) -> dict[str, Any]:
-    found = profiles.of_run(run.group, run.name, beside.profiles)[:_MOST_PROFILES]
-    return {"profiles": [each.described(_MOST_OPERATORS) for each in found]}
-
-
 # Of the histories alone.
 ANSWERS: Mapping[str, Callable[[WholeRun, Question], dict[str, Any]]] = {
-    "names": names,
-    "values": lambda run, question: values.columns_of(run, question, "value"),
-    "node": lambda run, question: values.columns_of(run, question, "node", "counter"),
-    "steps": steps.grid,
-    "events": events,
+    "names": _names,
+    "values": lambda run, question: columns.columns_of(run, question, "value"),
+    "node": lambda run, question: columns.columns_of(run, question, "node", "counter"),
+    "steps": columns.grid,
+    "events": _events,
 }
-BESIDE: Mapping[str, Callable[[WholeRun, Beside], dict[str, Any]]] = {
-    "postmortems": postmortems_of,
-    "profiles": profiles_of,
+BESIDE: Mapping[str, Callable[[WholeRun, Beside], list[dict[str, Any]]]] = {
+    "postmortems": lambda run, at: beside.postmortems(at.postmortems, run.group, run.name),
+    "profiles": lambda run, at: beside.profiles(run.group, run.name, at.profiles)[:_MOST_PROFILES],
 }
-PRIVATE = ("compare", "events", "postmortem", "postmortems", "profiles", "trace")
+PRIVATE = ("compare", "events", "postmortem", "postmortems", "process", "profiles", "trace")
 
 
-def trace(run: WholeRun, question: Question, beside: Beside) -> Answer:
+def trace(run: WholeRun, question: Question, at: Beside) -> Answer:
     """One of the files that `profiles` names."""
-    wanted = question.text("path")
-    of_run = profiles.of_run(run.group, run.name, beside.profiles)
-    path = next((path for each in of_run for path in each.traces if str(path) == wanted), None)
-    try:
-        content = files.read(path or "", _LARGEST_TRACE + 1)
-    except OSError:
-        content = b""
-    if path is None or not content:
+    wanted, content = question.text("path"), b""
+    of_run = beside.profiles(run.group, run.name, at.profiles)
+    if any(wanted in each["traces"] for each in of_run):
+        # It may have gone, or be no plain file.
+        with contextlib.suppress(OSError):
+            content = files.read(wanted, _LARGEST_TRACE + 1)
+    if not content:
         raise Refused(404, f"there is no trace {wanted[:200]!r}")
     if len(content) > _LARGEST_TRACE:
-        raise Refused(413, f"the trace is larger than this page sends: copy {path}")
+        raise Refused(413, f"the trace is larger than this page sends: copy {wanted}")
     headers = {
         "Content-Type": PACKED,
-        "Content-Disposition": f'attachment; filename="{path.name}"',
+        "Content-Disposition": f'attachment; filename="{Path(wanted).name}"',
         "Cache-Control": "no-store",
     }
     return Answer(200, headers, content)
+
+
+# -- saved in one file
+
+
+def saved(run: WholeRun, reports: Sequence[Any] = (), profiles: Sequence[Any] = ()) -> str:
+    """The page of a run as HTML: what its scripts would ask for lies in it."""
+    names, reports = _names(run, Question("names")), reports[:_SAVED_FILES]
+    texts = {
+        each["name"]: beside.postmortem([Path(each["path"]).parent], each["name"]) or ""
+        for each in reports
+    }
+    shown = {kind: each[:_SAVED_NAMES] for kind, each in names.items()}
+    left_out = max(len(names["values"]) - _SAVED_NAMES, 0)
+    found = {
+        "run": runs.head(run, {}, True),
+        "names": {**shown, "left_out": left_out},
+        "values": _pictures(run, shown["values"], "value"),
+        "node": _pictures(run, [each["name"] for each in shown["node"]], "node", "counter"),
+        "steps": columns.grid(run, Question("steps", {"columns": [str(_SAVED_COLUMNS)]})),
+        "events": _events(run, Question("events", {"most": ["200"]})),
+        "postmortems": {"postmortems": reports},
+        "postmortem": {name: text[:_SAVED_TEXT] for name, text in texts.items()},
+        "profiles": {"profiles": profiles[:_SAVED_FILES]},
+    }
+    return static_files.saved(gzip.compress(as_json(200, found).body, 9, mtime=0))
+
+
+def _pictures(run: WholeRun, names: Sequence[str], *kinds: str) -> dict[str, Any]:
+    """The answer on each name. The more lines a picture has, the fewer points has each."""
+    found = {}
+    for name in names:
+        lines = sum(len(each.series(kind, name)) for each in run.histories for kind in kinds)
+        points = max(min(_SAVED_COLUMNS, _SAVED_POINTS // max(lines, 1)), _FEWEST_COLUMNS)
+        query = {"name": [name], "columns": [str(points)]}
+        found[name] = columns.columns_of(run, Question("values", query), *kinds)
+    return found

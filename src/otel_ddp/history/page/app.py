@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import errors, files
-from otel_ddp.history import postmortems, profiles
+from otel_ddp.history import beside
 from otel_ddp.history.compare import render, result, side
-from otel_ddp.history.page import answers, guard, head
+from otel_ddp.history.page import answers, guard, runs
 from otel_ddp.history.page.exchange import (
     PACKED,
     Answer,
@@ -25,7 +25,7 @@ from otel_ddp.history.page.exchange import (
     as_json,
     as_text,
 )
-from otel_ddp.history.page.runs import Runs, listed, mapping, whole
+from otel_ddp.history.page.runs import Live, Runs
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
 from otel_ddp.history.reader import Unreadable
 
@@ -41,8 +41,6 @@ HIDDEN = (
     "OTEL_DDP_WEB_CONFIG admits by its token."
 )
 
-Live = Callable[[], Mapping[str, Any]]
-"""What an agent knows at this moment: as `otel-ddp status --json` describes it."""
 AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
 """Group, run and rank (empty: all ranks); each process with its threads and their frames."""
 Recent = Callable[[str, int, bool], Mapping[str, Any]]
@@ -60,7 +58,7 @@ class App:
         *,
         ours: bool = False,
         disk_hangs: Callable[[], bool] | None = None,
-        live: Live | None = None,
+        live: Callable[[], Live] | None = None,
         ask_stacks: AskStacks | None = None,
         recent: Recent | None = None,
         postmortem_folders: Sequence[Path] = (),
@@ -79,7 +77,7 @@ class App:
         self._recent = recent
         self._own_folders = [*postmortem_folders, *([folder] if ours else [])]
         self._named_folders = [] if ours else [folder]
-        self._profiles = profile_folder or profiles.directory()
+        self._profiles = profile_folder or beside.profile_directory()
         self._files = StaticFiles()
 
     def answer(self, question: Question) -> Answer:
@@ -110,90 +108,81 @@ class App:
 
     def _timed_answer(self, question: Question) -> Answer:
         began_s = time.thread_time()
-        given = self._answer(question)
+        status, headers, body = self._answer(question)
         extra = {}
-        body = given.body
-        packs = not given.headers.keys() & {"Content-Encoding", "ETag"}
-        packs = packs and given.headers.get("Content-Type") != PACKED
-        accepted = question.headers.get("accept-encoding", "")
-        if packs and len(body) > _PACKED_FROM and "gzip" in accepted:
+        packs = not headers.keys() & {"Content-Encoding", "ETag"}
+        packs = packs and headers.get("Content-Type") != PACKED and len(body) > _PACKED_FROM
+        if packs and "gzip" in question.headers.get("accept-encoding", ""):
             body = gzip.compress(body, 1, mtime=0)
             extra["Content-Encoding"] = "gzip"
         # The page asks less often where its answers are dear.
         extra["Server-Timing"] = f"cpu;dur={(time.thread_time() - began_s) * 1000:.1f}"
-        return Answer(given.status, {**extra, **given.headers}, body)
+        return Answer(status, {**extra, **headers}, body)
 
     def _answer(self, question: Question) -> Answer:
         path = question.path
-        if not path.startswith("/api/"):
-            return self._file(path, question.headers)
-        try:
-            return self._api(path.removeprefix("/api/"), question)
-        except Refused as why:
-            return as_json(why.status, {"error": str(why)})
-        except Unreadable as why:
-            return as_json(500, {"error": str(why)})
-
-    def _file(self, path: str, headers: Mapping[str, str]) -> Answer:
+        if path.startswith("/api/"):
+            try:
+                return self._api(path.removeprefix("/api/"), question)
+            except Refused as why:
+                return as_json(why.status, {"error": str(why)})
+            except Unreadable as why:
+                return as_json(500, {"error": str(why)})
         if _VIEWS.fullmatch(path):
-            return self._files.answer(INDEX, headers)
+            return self._files.answer(INDEX, question.headers)
         if path.startswith("/static/"):
-            return self._files.answer(path.removeprefix("/static/"), headers)
+            return self._files.answer(path.removeprefix("/static/"), question.headers)
         if path.startswith("/lib/") and path.endswith(f"/{PLOTLY}"):
-            return self._files.answer(PLOTLY, headers, for_a_year=True)
+            return self._files.answer(PLOTLY, question.headers, for_a_year=True)
         return as_text(404, "try /, /metrics or /healthz\n")
 
     # -- the API
 
     def _api(self, path: str, question: Question) -> Answer:
         if path == "stacks":
-            return self._stacks(question)
+            return as_json(200, self._stacks(question))
         if question.method not in ("GET", "HEAD"):
             raise Refused(405, "only GET is answered here")
-        if path == "runs":
-            return as_json(200, self._list(question, *self._runs.rows()))
-        if path == "now":
-            return as_json(200, self._now(question))
-        if path == "process":
-            return as_json(200, self._process(question))
-        name, as_table = path.removesuffix(".csv"), path.endswith(".csv")
+        name = path.removesuffix(".csv")
         if name in answers.PRIVATE:
             self._check_private(question)
-        if name == "postmortem":
-            return self._postmortem(question.text("name"))
-        if path == "compare":
-            return as_json(200, self._compared(question))
-        return self._of_run(name, as_table, question)
+        if path == "runs":
+            return as_json(200, self._list(question, *self._runs.rows()))
+        if path == "postmortem":
+            if (text := beside.postmortem(self._folders(), question.text("name"))) is None:
+                raise Refused(404, f"there is no post-mortem {question.text('name')[:200]!r}")
+            return as_text(200, text)
+        own = {"now": self._now, "process": self._process, "compare": self._compared}
+        if path in own:
+            return as_json(200, own[path](question))
+        return self._of_run(name, path != name, question)
 
-    def _of_run(self, path: str, as_table: bool, question: Question) -> Answer:
-        group = question.text("group") if "group" in question.query else None
-        group = self._shown_group(question, group)
-        beside = answers.Beside(self._folders(), self._profiles)
-        with self._runs.opened(group, question.text("run")) as run:
-            if path == "trace":
-                return answers.trace(run, question, beside)
-            if path == "run":
-                found = head.head(run, self._ask_live(), question.is_private())
-            elif path in answers.ANSWERS:
-                found = answers.ANSWERS[path](run, question)
-            elif path in answers.BESIDE:
-                found = answers.BESIDE[path](run, beside)
+    def _of_run(self, name: str, as_table: bool, question: Question) -> Answer:
+        at = answers.Beside(self._folders(), self._profiles)
+        with self._runs.opened(self._shown_group(question), question.text("run")) as run:
+            if name == "trace":
+                return answers.trace(run, question, at)
+            if name == "run":
+                found = runs.head(run, self._now_known(), question.is_private())
+            elif name in answers.ANSWERS:
+                found = answers.ANSWERS[name](run, question)
+            elif name in answers.BESIDE:
+                found = {name: answers.BESIDE[name](run, at)}
             else:
-                raise Refused(404, f"there is no {path[:100]!r}")
+                raise Refused(404, f"there is no {name[:100]!r}")
         if not as_table:
             return as_json(200, found)
-        if path == "steps":
+        if name == "steps":
             return as_csv([{"rank": "mean", "columns": found["columns"]}, *found["ranks"]])
-        if path in ("values", "node"):
+        if name in ("values", "node"):
             return as_csv(found["series"])
-        raise Refused(404, f"{path} is no table")
+        raise Refused(404, f"{name} is no table")
 
     def _compared(self, question: Question) -> dict[str, Any]:
         """What `otel-ddp compare` says of two runs."""
-        groups = question.texts("group")
+        groups: list[str | None] = [*question.texts("group"), None, None]
         sides = []
-        for at, run in enumerate(question.texts("run")[:2]):
-            group = groups[at] if at < len(groups) else None
+        for run, group in zip(question.texts("run")[:2], groups, strict=False):
             with self._runs.opened(group, run) as found:
                 sides.append(side.of_run(found))
         if len(sides) < 2:
@@ -205,99 +194,92 @@ class App:
         """Where post-mortems may lie."""
         return [*filter(files.is_kept, self._own_folders), *self._named_folders]
 
-    def _postmortem(self, name: str) -> Answer:
-        if (text := postmortems.text(self._folders(), name)) is None:
-            raise Refused(404, f"there is no post-mortem {name[:200]!r}")
-        return as_text(200, text)
-
     def _list(
         self, question: Question, rows: list[dict[str, Any]], faults: list[str]
     ) -> dict[str, Any]:
-        live, private = self._ask_live(), question.is_private()
-        rows = [{**row, "verdicts": head.verdicts(row["verdicts"], private)} for row in rows]
+        live, private = self._now_known(), question.is_private()
+        rows = [{**row, "verdicts": runs.verdicts(row["verdicts"], private)} for row in rows]
         if not private:
             shown = _runs_of(live)
             rows = [row for row in rows if (row["group"], row["run"]) in shown]
         return {
-            **_seen_by(live, private),
+            **self._seen_by(live, private),
             "folder": str(self._runs.folder) if private else "",
             "runs": rows,
             "faults": [*_not_kept(live), *faults] if private else [],
         }
 
     def _now(self, question: Question) -> dict[str, Any]:
-        live, private = self._ask_live(), question.is_private()
-        processes = head.processes(live, private)
+        live, private = self._now_known(), question.is_private()
+        processes = runs.processes(live, private)
         steps = question.whole("steps", 0, 0, _MOST_STEPS)
         if private and steps and self._recent is not None:
             processes = [{**e, **self._recent(e["journal"], steps, False)} for e in processes]
-        found = {
-            **_seen_by(live, private),
-            "version": str(mapping(live).get("version") or ""),
+        return {
+            **self._seen_by(live, private),
+            "version": live.get("version", ""),
             "processes": processes,
-            "verdicts": head.verdicts(listed(mapping(live).get("verdicts")), private),
+            "verdicts": runs.verdicts(live.get("verdicts", ()), private),
             "remark": "",
             "stacks": private and self._ask_stacks is not None,
+            **{key: live[key] for key in _OF_NODE if private and key in live},
         }
-        if private:
-            found |= {key: live[key] for key in _OF_NODE if live and key in live}
-        return found
 
     def _process(self, question: Question) -> Mapping[str, Any]:
-        self._check_private(question)
         if self._recent is None:
             raise Refused(404, "no agent runs here")
         return self._recent(question.text("journal"), _MOST_STEPS, True)
 
-    def _stacks(self, question: Question) -> Answer:
+    def _stacks(self, question: Question) -> dict[str, Any]:
         if question.method != "POST":
             raise Refused(405, "stacks are asked for with POST")
         guard.check_asked(question.headers)
         self._check_private(question)
         if self._ask_stacks is None:
             raise Refused(404, "no agent runs here, so no process can be asked")
-        group, run, rank = (question.text(name) for name in ("group", "run", "rank"))
-        return as_json(200, {"processes": self._ask_stacks(group, run, rank)})
+        return {"processes": self._ask_stacks(*map(question.text, ("group", "run", "rank")))}
 
     def _check_private(self, question: Question) -> None:
         if not question.is_private():
             raise Refused(403, HIDDEN)
 
-    def _shown_group(self, question: Question, group: str | None) -> str | None:
-        """Others see of runs what /metrics tells: those which the agent knows at this moment."""
+    def _shown_group(self, question: Question) -> str | None:
+        """The group of the run that is asked for; None: the newest one.
+
+        Others see of runs what /metrics tells: those which the agent knows at this moment.
+        """
+        group = question.text("group") if "group" in question.query else None
         if question.is_private():
             return group
-        run = question.text("run")
-        for each in sorted(_runs_of(self._ask_live())):
-            if each[1] == run and group in (None, each[0]):
-                return each[0]
+        for its_group, run in sorted(_runs_of(self._now_known())):
+            if run == question.text("run") and group in (None, its_group):
+                return its_group
         raise Refused(403, HIDDEN)
 
-    @errors.contained()
-    def _ask_live(self) -> Mapping[str, Any] | None:
-        return None if self._live is None else self._live()
+    @errors.contained({})
+    def _now_known(self) -> Live:
+        return {} if self._live is None else self._live()
+
+    def _seen_by(self, live: Live, private: bool) -> dict[str, Any]:
+        """What stands above every list."""
+        return {
+            "now_ns": time.time_ns(),
+            "node": live.get("node", ""),
+            "agent": self._live is not None,
+            "hidden": "" if private else HIDDEN,
+        }
 
 
-def _seen_by(live: Mapping[str, Any] | None, private: bool) -> dict[str, Any]:
-    """What stands above every list."""
-    return {
-        "now_ns": time.time_ns(),
-        "node": str(mapping(live).get("node") or ""),
-        "agent": live is not None,
-        "hidden": "" if private else HIDDEN,
-    }
+def _runs_of(live: Live) -> set[tuple[str, str]]:
+    return {each.of_run for each in live.get("processes", ())}
 
 
-def _not_kept(live: Mapping[str, Any] | None) -> list[str]:
+def _not_kept(live: Live) -> list[str]:
     """A sentence where the agent cannot keep anything at this moment."""
-    history = mapping(mapping(live).get("history"))
+    history = live.get("history", {})
     if history.get("directory") == "":
         return ["This agent keeps no history (OTEL_DDP_HISTORY_BYTES): Now shows what runs."]
     if not history.get("problem"):
         return []
-    at = time.strftime("%H:%M:%S", time.localtime(whole(history.get("since_ns")) / 1e9))
+    at = time.strftime("%H:%M:%S", time.localtime((history.get("since_ns") or 0) / 1e9))
     return [f"Nothing is kept since {at}: {history['problem']}"]
-
-
-def _runs_of(live: Mapping[str, Any] | None) -> set[tuple[str, str]]:
-    return {each.of_run for each in head.living(live)}

@@ -1,32 +1,56 @@
-"""Which runs a folder holds: the files of each, of all its nodes, and what the list shows."""
+"""Which runs a folder holds, as the list shows them; and what stands above one run's pictures."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp.history import directory
+from otel_ddp.history.card import cost_words
 from otel_ddp.history.page.exchange import Refused
-from otel_ddp.history.reader import History, Unreadable, is_silent, worst_state
+from otel_ddp.history.reader import (
+    History,
+    Unreadable,
+    is_silent,
+    listed,
+    mapping,
+    rank_order,
+    whole,
+    worst_state,
+)
 from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, VERDICTS
 
-_MOST_SUMMARY = 60
+_MOST_SUMMARY, _MOST_SUMMARY_IN_LIST = 200, 60
 _MOST_SENTENCES = 5
+# What /metrics tells as well. Reasons of an end hold texts of errors, and sentences may.
+_PUBLIC_RANK = (
+    *("group", "run", "job_type", "node", "rank", "local_rank", "world_size", "pid", "state"),
+    *("step", "phase", "phase_since_ns", "started_ns", "seen_alive_ns"),
+)
+_PRIVATE_RANK = (
+    *_PUBLIC_RANK,
+    *("reason", "host", "launcher", "strategy", "lost", "settled", "journal"),
+)
+_PUBLIC_VERDICT = ("kind", "who", "phase", "step", "since_step", "since_ns", "until_ns")
+_PRIVATE_VERDICT = (*_PUBLIC_VERDICT, "sentence", "board", "evidence")
 
-RunKey = tuple[str, str]
-"""Group and name."""
+Live = Mapping[str, Any]
+"""What an agent knows at this moment, as `otel-ddp status --json` describes it; empty without."""
 
 
 class _Known(NamedTuple):
     """A file as it was at one time."""
 
     signature: tuple[int, ...]
-    row: dict[str, Any] | None
-    fault: str
+    row: dict[str, Any]
+    """Empty where it cannot be read."""
+    fault: str = ""
 
 
 class Runs:
@@ -42,28 +66,23 @@ class Runs:
     def rows(self) -> tuple[list[dict[str, Any]], list[str]]:
         """Each run, the newest first; and why other files cannot be read."""
         try:
-            known = self._read()
+            known = self._read().values()
         except Unreadable as why:
             return [], [str(why)]
-        of_run: dict[RunKey, list[dict[str, Any]]] = {}
-        for each in known.values():
-            if each.row is not None:
-                of_run.setdefault((each.row["group"], each.row["run"]), []).append(each.row)
-        runs = [_merged(parts) for parts in of_run.values()]
-        faults = sorted(each.fault for each in known.values() if each.fault)
-        return sorted(runs, key=lambda run: -run["began_ns"]), faults
+        of_run: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for row in (each.row for each in known if each.row):
+            of_run.setdefault((row["group"], row["run"]), []).append(row)
+        found = sorted(map(_merged, of_run.values()), key=lambda run: -run["began_ns"])
+        return found, sorted(each.fault for each in known if each.fault)
 
     @contextlib.contextmanager
     def opened(self, group: str | None, run: str) -> Iterator[WholeRun]:
         """The histories of a run, of each node one; of the newest group where none is named."""
-        found = [
-            (each.row, path)
-            for path, each in self._read().items()
-            if each.row is not None and each.row["run"] == run
-        ]
+        found = {path: each.row for path, each in self._read().items()}
+        found = {path: row for path, row in found.items() if row and row["run"] == run}
         if group is None and found:
-            group = max(found, key=lambda one: one[0]["began_ns"])[0]["group"]
-        paths = [path for row, path in found if row["group"] == group]
+            group = max(found.values(), key=lambda row: row["began_ns"])["group"]
+        paths = sorted(path for path, row in found.items() if row["group"] == group)
         if not paths:
             raise Refused(
                 404,
@@ -71,27 +90,25 @@ class Runs:
                 "OTEL_DDP_HISTORY_BYTES=0 keeps none.",
             )
         with contextlib.ExitStack() as opened:
-            histories = [opened.enter_context(History(path)) for path in sorted(paths)]
-            with WholeRun(histories) as whole_run:
-                yield whole_run
+            histories = [opened.enter_context(History(path)) for path in paths]
+            yield opened.enter_context(WholeRun(histories))
 
     def _read(self) -> dict[Path, _Known]:
         if self._ours and (why := directory.why_not_ours(self.folder)):
             raise Unreadable(f"no history is read: {why}")
         with self._lock:
-            known = {}
+            before, self._known = self._known, {}
             for path in directory.histories(self.folder):
-                signature, before = _signature(path), self._known.get(path)
-                if before is not None and before.signature == signature:
-                    known[path] = before
-                    continue
-                try:
-                    with History(path) as history:
-                        known[path] = _Known(signature, _row(history), "")
-                except Unreadable as why:
-                    known[path] = _Known(signature, None, str(why))
-            self._known = known
-            return known
+                signature = _signature(path)
+                known = before.get(path)
+                if known is None or known.signature != signature:
+                    try:
+                        with History(path) as history:
+                            known = _Known(signature, _row(history))
+                    except Unreadable as why:
+                        known = _Known(signature, {}, str(why))
+                self._known[path] = known
+            return self._known
 
 
 def _signature(path: Path) -> tuple[int, ...]:
@@ -104,9 +121,8 @@ def _signature(path: Path) -> tuple[int, ...]:
 
 
 def _row(history: History) -> dict[str, Any]:
-    about, verdicts = history.about, history.verdicts()
+    about, ranks = history.about, history.ranks
     texts = mapping(about.get("texts"))
-    ranks = history.ranks
     steps = [each.get("step") for each in ranks.values()]
     return {
         "group": str(about.get("group") or ""),
@@ -123,8 +139,8 @@ def _row(history: History) -> dict[str, Any]:
         "step": max((step for step in steps if isinstance(step, int)), default=None),
         "began_ns": whole(about.get("began_ns")),
         "seen_ns": whole(about.get("seen_ns")),
-        "summary": listed(about.get("summary"))[:_MOST_SUMMARY],
-        "verdicts": [_told(each) for each in worst_first(verdicts)[:_MOST_SENTENCES]],
+        "summary": listed(about.get("summary"))[:_MOST_SUMMARY_IN_LIST],
+        "verdicts": [_told(each) for each in _worst_first(history.verdicts())[:_MOST_SENTENCES]],
     }
 
 
@@ -143,7 +159,6 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
     state = worst_state(each["state"] for each in parts)
     seen_ns = max(each["seen_ns"] for each in parts)
-    steps = (each["step"] for each in parts if each["step"] is not None)
     return {
         **min(parts, key=lambda each: each["ranks"] or ["~"]),
         **{key: all_of(key) for key in ("nodes", "ranks")},
@@ -152,29 +167,23 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
         "script": next((each["script"] for each in parts if each["script"]), None),
         "state": state,
         "silent": is_silent(state, seen_ns),
-        "step": max(steps, default=None),
+        "step": max((e["step"] for e in parts if e["step"] is not None), default=None),
         "began_ns": min(filter(None, (each["began_ns"] for each in parts)), default=0),
         "seen_ns": seen_ns,
-        "summary": all_of("summary")[:_MOST_SUMMARY],
-        "verdicts": worst_first(all_of("verdicts")),
+        "summary": all_of("summary")[:_MOST_SUMMARY_IN_LIST],
+        "verdicts": _worst_first(all_of("verdicts")),
     }
 
 
-def worst_first(verdicts: Iterable[Any]) -> list[dict[str, Any]]:
+def _worst_first(verdicts: Iterable[Any]) -> list[dict[str, Any]]:
     """Verdicts, those that go on before those that are over; harmless ones come last."""
-    found = [dict(each) for each in verdicts if isinstance(each, Mapping)]
-    return sorted(found, key=_harm)
-
-
-def is_harmless(verdict: Mapping[str, Any]) -> bool:
-    """Whether nothing is wrong."""
-    return verdict.get("kind") in HARMLESS_VERDICTS
+    return sorted((dict(each) for each in verdicts if isinstance(each, Mapping)), key=_harm)
 
 
 def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
     kind, lost_s = verdict.get("kind"), mapping(verdict.get("evidence")).get("lost_s")
     return (
-        is_harmless(verdict),
+        kind in HARMLESS_VERDICTS,
         verdict.get("until_ns") is not None,
         VERDICTS.index(kind) if kind in VERDICTS else len(VERDICTS),
         -lost_s if isinstance(lost_s, (int, float)) else 0.0,
@@ -182,14 +191,83 @@ def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
     )
 
 
-def mapping(found: Any) -> Mapping[str, Any]:
-    """Files come from elsewhere: what should be a mapping may be anything."""
-    return found if isinstance(found, Mapping) else {}
+# -- one run
 
 
-def listed(found: Any) -> list[Any]:
-    return found if isinstance(found, list) else []
+def head(run: WholeRun, live: Live, private: bool) -> dict[str, Any]:
+    """State, ranks, verdicts, gaps, configuration."""
+    about, of_run, state = run.about, (run.group, run.name), run.state
+    seen_ns = whole(about.get("seen_ns"))
+    ranks = {**run.ranks}
+    for process in live.get("processes", ()):
+        key = process.rank_key(str(about.get("job_type") or ""))
+        before = whole(mapping(ranks.get(key)).get("started_ns"))
+        if process.of_run == of_run and process.started_ns >= before:
+            ranks[key] = process.to_json()
+    shown = _PRIVATE_RANK if private else _PUBLIC_RANK
+    told = verdicts(run.verdicts(), private)
+    found: dict[str, Any] = {
+        "now_ns": time.time_ns(),
+        "group": run.group,
+        "run": run.name,
+        "project": str(about.get("project") or ""),
+        "nodes": run.nodes,
+        "state": state,
+        "silent": is_silent(state, seen_ns),
+        "began_ns": whole(about.get("began_ns")),
+        "seen_ns": seen_ns,
+        "ranks": [
+            {key: each[key] for key in shown if key in each} | {"rank": rank}
+            for rank, each in sorted(ranks.items(), key=lambda one: rank_order(one[0]))
+        ],
+        "verdicts": told,
+        "worst": next((each for each in _worst_first(told) if not each["harmless"]), None),
+        "gaps": [
+            {"node": node, **gap}
+            for node, history in zip(run.nodes, run.histories, strict=True)
+            for gap in listed(history.about.get("gaps"))
+            if isinstance(gap, Mapping)
+        ],
+        "summary": run.summary[:_MOST_SUMMARY],
+        "agent": bool(live),
+        "not_kept_since_ns": live.get("history", {}).get("since_ns") or 0,
+    }
+    if private:
+        for key in ("config", "texts", "environment"):
+            found[key] = mapping(about.get(key))
+        found["config_note"] = _not_in_labels(found["config"])
+        found["telemetry"] = cost_words(run.cost)
+        found["insufficient"] = [
+            str(each.get("why"))
+            for each in live.get("insufficient", ())
+            if (each.get("group") or "", each.get("run")) == of_run
+        ]
+    return found
 
 
-def whole(found: Any) -> int:
-    return found if isinstance(found, int) else 0
+def _not_in_labels(config: Mapping[str, Any]) -> str:
+    """Where this page shows more of a configuration than Prometheus has."""
+    most, longest = catalog.MOST_CONFIG_LABELS, catalog.LONGEST_LABEL
+    if len(config) <= most and all(len(str(value)) <= longest for value in config.values()):
+        return ""
+    return (
+        f"All {len(config)} settings are here and in the log record {catalog.RUN_CONFIG_EVENT}. "
+        f"The labels of training_run_info have the first {most}, and {longest} characters of each."
+    )
+
+
+def processes(live: Live, private: bool) -> list[dict[str, Any]]:
+    """Each process that the agent knows at this moment."""
+    shown = _PRIVATE_RANK if private else _PUBLIC_RANK
+    return [{key: getattr(each, key) for key in shown} for each in live.get("processes", ())]
+
+
+def verdicts(found: Iterable[Any], private: bool) -> list[dict[str, Any]]:
+    """Without their sentences for those who may not read them; with what colours them."""
+    shown = _PRIVATE_VERDICT if private else _PUBLIC_VERDICT
+    return [
+        {key: each[key] for key in shown if key in each}
+        | {"harmless": each.get("kind") in HARMLESS_VERDICTS}
+        for each in found
+        if isinstance(each, Mapping)
+    ]

@@ -18,7 +18,7 @@ from otel_ddp.cli.node.profile.window import Chosen, NotFound, Window, choose
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
-from otel_ddp.history import profiles
+from otel_ddp.history import beside
 
 MOST_STEPS = 50
 _MOST_RANKS = 4
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run", dest="of_run", default="", help="the run, if several have such a rank"
     )
     parser.add_argument(
-        "--out", type=Path, help=f"where the folder is made (default: {profiles.directory()})"
+        "--out", type=Path, help=f"where the folder is made (default: {beside.profile_directory()})"
     )
     parser.add_argument(
         "--wait",
@@ -97,14 +97,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _make_folder(out: Path | None, run_name: str, asked_ns: int) -> Path:
-    root = profiles.directory()
+    root = beside.profile_directory()
     if out is None:
         files.make_kept(root)
     else:
         root = out.expanduser().absolute()
         root.mkdir(parents=True, exist_ok=True)
     at = time.strftime("%Y%m%dT%H%M%S", time.gmtime(asked_ns / 1e9))
-    name = profiles.folder_name(run_name, f"{at}-{asked_ns // 1_000_000 % 1000:03}")
+    name = beside.profile_name(run_name, f"{at}-{asked_ns // 1_000_000 % 1000:03}")
     folder = root / name
     folder.mkdir(0o700)
     return folder
@@ -197,7 +197,7 @@ def _report(
         ],
     }
     # Whole at once: page and report may look at any moment.
-    files.replace(folder / profiles.FILE, json.dumps(content, indent=1))
+    files.replace(folder / beside.PROFILE, json.dumps(content, indent=1))
     shown = [*_table(ranks, totals, rows), *(("", sentence) if sentence else ()), "", str(folder)]
     shown += [
         f"  {name}: open it in https://ui.perfetto.dev or chrome://tracing" for name in packed

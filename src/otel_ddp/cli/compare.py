@@ -17,9 +17,9 @@ OK, EXCEEDED, CANNOT = 0, 1, 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compare two runs: step time, the time in each phase, and every value that both have "
-        "logged. A run is its name, a history, a folder with one run, or a report.json; or several "
-        "of these with commas between them. Exit status: 0, 1 if a "
-        "limit of --fail-if is exceeded, 2 if the runs cannot be compared."
+        "logged. A run is its name, a history, or a folder with one run; or several of these with "
+        "commas between them. Exit status: 0, 1 if a limit of --fail-if is exceeded, 2 if the runs "
+        "cannot be compared."
     )
     parser.add_argument("a", metavar="A", help="the run to compare with")
     parser.add_argument("b", metavar="B", help="the run that may be better or worse")

@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from otel_ddp.agent.verdicts import postmortem
-    from otel_ddp.history import card, postmortems, profiles, report
+    from otel_ddp.history import beside, card, report
     from otel_ddp.history.directory import NotFound, find_run
-    from otel_ddp.history.page import saved
+    from otel_ddp.history.page import answers
     from otel_ddp.history.page.exchange import as_json
     from otel_ddp.history.reader import Unreadable
 
@@ -52,18 +52,18 @@ def run(options: argparse.Namespace) -> int:
         # All of it before the history is closed, which says so if it is damaged.
         with run:
             reports = postmortem.directory(conf.postmortem_directory)
-            beside = (
-                postmortems.of_run([*filter(files.is_kept, [reports])], run.group, run.name),
-                profiles.of_run(run.group, run.name),
+            lies_beside = (
+                beside.postmortems([*filter(files.is_kept, [reports])], run.group, run.name),
+                beside.profiles(run.group, run.name),
             )
-            told = report.gather(run, *beside)
+            told = report.gather(run, *lies_beside)
             if options.card:
                 return print_answer("\n".join(card.lines(card.of_report(told))))
             name = re.sub(r"[^\w.-]+", "_", run.name).strip(".")[:100] or "run"
             out = options.out or Path(f"report-{name}")
             html = out / "report.html"
             shown = "\n".join(card.lines(card.of_report(told, [str(html.absolute())])))
-            content = saved.page(run, *beside)
+            content = answers.saved(run, *lies_beside)
     except (ConfigError, NotFound, Unreadable) as why:
         print(f"otel-ddp report: {why}", file=sys.stderr)
         return 2

@@ -1,0 +1,129 @@
+"""What lies beside the histories of a run: the post-mortems of its agents, and its profiles.
+
+Any program of this user may have written the files: a value may be of any type.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from otel_ddp import files
+from otel_ddp.history.reader import listed, mapping, whole
+
+PROFILE = "profile.json"
+_POSTMORTEM_NAME = re.compile(r"postmortem-[\w.-]+")
+_LARGEST_POSTMORTEM, _LARGEST_PROFILE = 16 * 1024 * 1024, 1024 * 1024
+_MOST_POSTMORTEMS = 200
+_TRACE = re.compile(r"rank-[0-9]+\.json\.gz")
+_MOST_OPERATORS, _LONGEST_OPERATOR = 15, 200
+_LONGEST_NAME = 80
+
+
+# -- post-mortems
+
+
+def postmortems(folders: Sequence[Path], group: str, run: str) -> list[dict[str, Any]]:
+    """The latest first; a file that cannot be read is passed over."""
+    found = []
+    for path, report in _reports(folders):
+        verdict = mapping(report.get("verdict"))
+        its_group = mapping(verdict.get("who")).get("group")
+        if report.get("run") == run and its_group in (None, group):
+            found.append(
+                {
+                    "name": path.stem,
+                    # Of the text for people.
+                    "path": str(path.with_suffix(".txt")),
+                    "written_ns": whole(report.get("written_ns")),
+                    "sentence": str(verdict.get("sentence") or ""),
+                }
+            )
+    return sorted(found, key=lambda each: -each["written_ns"])
+
+
+def postmortem(folders: Sequence[Path], name: str) -> str | None:
+    """One, as it is written for people; None where there is none of this name."""
+    for folder in folders if _POSTMORTEM_NAME.fullmatch(name) else ():
+        with contextlib.suppress(OSError):
+            text = files.read(folder / f"{name}.txt", _LARGEST_POSTMORTEM)
+            return text.decode("utf-8", "replace")
+    return None
+
+
+def _reports(folders: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    for folder in folders:
+        paths: list[Path] = []
+        with contextlib.suppress(OSError):
+            paths = sorted(folder.glob("postmortem-*.json"), key=_newest_first)
+        for path in paths[:_MOST_POSTMORTEMS]:
+            if report := files.read_mapping(path, _LARGEST_POSTMORTEM):
+                yield path, report
+
+
+def _newest_first(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime
+    except OSError:
+        return 0.0  # it has just gone
+
+
+# -- profiles
+
+
+def profile_directory() -> Path:
+    """On a disk, as post-mortems are: a trace is much larger than a journal."""
+    return files.default_root() / "profiles"
+
+
+def profile_name(run: str, asked: str) -> str:
+    """The name of a folder: its run, and when it was asked for."""
+    safe = re.sub(r"[^\w.-]+", "-", run).strip(".-")[:_LONGEST_NAME]
+    return f"{safe or 'run'}-{asked}"
+
+
+def profiles(group: str, run: str, root: Path | None = None) -> list[dict[str, Any]]:
+    """Of a run on this node, the newest first; `ranks` are those with a trace, the suspect first.
+
+    `operators` are those in which the ranks differ most; of one rank, what takes longest.
+    """
+    root = root or profile_directory()
+    try:
+        names = sorted(os.listdir(root)) if files.is_kept(root) else []
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        # Empty: a window is under way, or it is no folder of ours.
+        content = files.read_mapping(root / name / PROFILE, _LARGEST_PROFILE)
+        if {"group": group, "run": run}.items() <= content.items():
+            found.append(_profile(root / name, content))
+    return sorted(found, key=lambda each: -each["asked_ns"])
+
+
+def _profile(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [mapping(row) for row in listed(content.get("ranks"))]
+    ranks = [row["rank"] for row in rows if row.get("file") and isinstance(row.get("rank"), int)]
+    traces = [each for each in listed(content.get("files")) if isinstance(each, str)]
+    operators = filter(None, (_operator(mapping(row)) for row in listed(content.get("table"))))
+    return {
+        "asked_ns": whole(content.get("asked_ns")),
+        "why": ". ".join(str(said) for key in ("why", "culprit") if (said := content.get(key))),
+        "ranks": ranks,
+        "traces": [str(folder / each) for each in traces if _TRACE.fullmatch(each)],
+        "operators": [each for each in operators if len(each["times_s"]) == len(ranks)][
+            :_MOST_OPERATORS
+        ],
+    }
+
+
+def _operator(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    times_s = row.get("times_s")
+    if not isinstance(times_s, list) or not all(isinstance(s, (int, float)) for s in times_s):
+        return None
+    name = f"{row.get('operator') or ''}{' (device)' if row.get('on_device') else ''}"
+    return {"operator": name[:_LONGEST_OPERATOR], "times_s": times_s}
