@@ -396,13 +396,10 @@ def test_an_ambiguous_or_unknown_name_is_said(tmp_path: Path) -> None:
 
 
 def test_what_makes_runs_differ_by_itself_is_said_first(tmp_path: Path) -> None:
-    write_history(tmp_path, "a")
-    write_history(
-        tmp_path,
-        "b",
-        ranks=2,
-        about={"config": {"lr": 0.1, "batch": 64}, "environment": {"world_size": 2}},
-    )
+    for name, ranks, lr, batch in (("a", 4, 0.3, 32), ("b", 2, 0.1, 64)):
+        environment = {"world_size": ranks, "gpus": f"{ranks} x H100"}
+        about = {"config": {"lr": lr, "batch": batch}, "environment": environment}
+        write_history(tmp_path, name, ranks=ranks, about=about)
 
     found = compare(loaded("a", tmp_path), loaded("b", tmp_path))
 
