@@ -38,16 +38,16 @@ _RESPONSE: dict[str, Any] = {
     "traces": trace_service_pb2.ExportTraceServiceResponse,
     "logs": logs_service_pb2.ExportLogsServiceResponse,
 }
-_PARTIAL: dict[str, Any] = {
-    "metrics": lambda n, text: metrics_service_pb2.ExportMetricsPartialSuccess(
-        rejected_data_points=n, error_message=text
-    ),
-    "traces": lambda n, text: trace_service_pb2.ExportTracePartialSuccess(
-        rejected_spans=n, error_message=text
-    ),
-    "logs": lambda n, text: logs_service_pb2.ExportLogsPartialSuccess(
-        rejected_log_records=n, error_message=text
-    ),
+_REJECTED = {
+    "metrics": "rejected_data_points",
+    "traces": "rejected_spans",
+    "logs": "rejected_log_records",
+}
+# The fields of a request: of each resource, of each scope in it, and what is in that.
+_FIELDS = {
+    "metrics": ("resource_metrics", "scope_metrics", "metrics"),
+    "traces": ("resource_spans", "scope_spans", "spans"),
+    "logs": ("resource_logs", "scope_logs", "log_records"),
 }
 _GRPC_CODE = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -86,6 +86,18 @@ class Point(NamedTuple):
     start_ns: int
     value: Any
     monotonic: bool
+
+
+def points_in(*bodies: bytes) -> list[Point]:
+    """Every point of these requests, in their order."""
+    return [each for body in bodies for each in _points_of(_REQUEST["metrics"].FromString(body))]
+
+
+def contents_in(signal: str, *bodies: bytes) -> list[Any]:
+    """The metrics, spans or log records of these requests, as the official messages."""
+    return [
+        each for body in bodies for each in _contents(signal, _REQUEST[signal].FromString(body))
+    ]
 
 
 class Receiver:
@@ -186,37 +198,18 @@ class Receiver:
         return {key for key, point in newest.items() if point.value is None}
 
     def _points(self) -> list[Point]:
-        return [
-            point
-            for request in self._of("metrics")
-            for of_resource in request.message.resource_metrics
-            for of_scope in of_resource.scope_metrics
-            for metric in of_scope.metrics
-            for point in _points(metric, _attributes(of_resource.resource.attributes))
-        ]
+        return [point for each in self._messages("metrics") for point in _points_of(each)]
 
     def spans(self) -> list[Any]:
         """The official span messages."""
-        return [
-            span
-            for request in self._of("traces")
-            for of_resource in request.message.resource_spans
-            for of_scope in of_resource.scope_spans
-            for span in of_scope.spans
-        ]
+        return [span for each in self._messages("traces") for span in _contents("traces", each)]
 
     def logs(self) -> list[Any]:
         """The official log record messages."""
-        return [
-            record
-            for request in self._of("logs")
-            for of_resource in request.message.resource_logs
-            for of_scope in of_resource.scope_logs
-            for record in of_scope.log_records
-        ]
+        return [record for each in self._messages("logs") for record in _contents("logs", each)]
 
-    def _of(self, signal: str) -> list[Received]:
-        return [request for request in list(self.requests) if request.signal == signal]
+    def _messages(self, signal: str) -> list[Any]:
+        return [each.message for each in list(self.requests) if each.signal == signal]
 
     # ------------------------------------------------------------------ for the servers
 
@@ -242,10 +235,11 @@ class Receiver:
             self._changed.notify_all()
 
     def reply(self, signal: str, mode: str | int) -> Any:
+        response = _RESPONSE[signal]()
         if mode == "partial":
-            partial = _PARTIAL[signal](self.rejected, "out of order")
-            return _RESPONSE[signal](partial_success=partial)
-        return _RESPONSE[signal]()
+            response.partial_success.error_message = "out of order"
+            setattr(response.partial_success, _REJECTED[signal], self.rejected)
+        return response
 
 
 class _HttpServer(ThreadingHTTPServer):
@@ -391,6 +385,26 @@ def _attributes(pairs: Any) -> dict[str, Any]:
         pair.key: getattr(pair.value, pair.value.WhichOneof("value") or "string_value")
         for pair in pairs
     }
+
+
+def _contents(signal: str, message: Any) -> list[Any]:
+    resources, scopes, contents = _FIELDS[signal]
+    return [
+        each
+        for of_resource in getattr(message, resources)
+        for of_scope in getattr(of_resource, scopes)
+        for each in getattr(of_scope, contents)
+    ]
+
+
+def _points_of(message: Any) -> list[Point]:
+    return [
+        point
+        for of_resource in message.resource_metrics
+        for of_scope in of_resource.scope_metrics
+        for metric in of_scope.metrics
+        for point in _points(metric, _attributes(of_resource.resource.attributes))
+    ]
 
 
 def _points(metric: Any, resource: dict[str, Any]) -> list[Point]:

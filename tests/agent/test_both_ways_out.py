@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
 from prometheus_client import CollectorRegistry, generate_latest
 
 from otel_ddp.agent.export.render import Renderer
@@ -13,10 +10,10 @@ from otel_ddp.agent.ledger import Buckets, Labels, Ledger, is_logged
 from otel_ddp.agent.scrape.endpoint import LedgerCollector, parse
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind, Metric
+from otlp_receiver import points_in
 
 NOW_NS = 1_700_000_000_000_000_000
 MS_NS = 10**6
-KINDS = {Kind.COUNTER: "sum", Kind.UPDOWN: "sum", Kind.GAUGE: "gauge", Kind.HISTOGRAM: "histogram"}
 
 
 def labels_of(metric: Metric) -> Labels:
@@ -47,43 +44,32 @@ def test_every_metric_is_the_same_on_the_endpoint_and_over_otlp(metric: Metric) 
     scraped = list(parse(generate_latest(registry).decode()))
     (request,) = Renderer({"service.name": "otel-ddp"}).metrics(ledger, NOW_NS)
 
-    message = ExportMetricsServiceRequest.FromString(request.body)
-    (sent,) = message.resource_metrics[0].scope_metrics[0].metrics
-    assert (sent.name, sent.unit, sent.description) == (
-        metric.name,
-        metric.unit,
-        metric.description,
-    )
-    assert sent.WhichOneof("data") == KINDS[metric.kind]
-    (point,) = getattr(sent, KINDS[metric.kind]).data_points
-    attributes = {pair.key: pair.value.string_value for pair in point.attributes}
-    assert attributes == dict(labels_of(metric))
-    assert point.time_unix_nano == NOW_NS
+    (point,) = points_in(request.body)
+    assert (point.metric, point.unit, point.kind) == (metric.name, metric.unit, metric.kind.value)
+    assert (point.attributes, point.time_ns) == (dict(labels_of(metric)), NOW_NS)
 
     # The collector's translation of what was sent is what the scrape shows.
-    name = catalog.prometheus_name(sent.name, metric.kind, sent.unit)
-    labels = {catalog.prometheus_label(key): value for key, value in attributes.items()}
+    name = catalog.prometheus_name(point.metric, metric.kind, point.unit)
+    labels = {catalog.prometheus_label(key): value for key, value in point.attributes.items()}
     if metric.kind is Kind.HISTOGRAM:
         by_name = {each: value for each, found, value in scraped if "le" not in found}
-        assert by_name == {f"{name}_count": point.count, f"{name}_sum": point.sum}
+        told = point.value
+        assert by_name == {f"{name}_count": told.count, f"{name}_sum": told.sum}
         edges = [(found["le"], value) for each, found, value in scraped if "le" in found]
-        running = [sum(point.bucket_counts[: i + 1]) for i in range(len(point.bucket_counts))]
+        running = [sum(told.bucket_counts[: i + 1]) for i in range(len(told.bucket_counts))]
         assert edges == [
             (repr(float(bound)), seen)
-            for bound, seen in zip(point.explicit_bounds, running, strict=False)
-        ] + [("+Inf", float(point.count))]
+            for bound, seen in zip(told.explicit_bounds, running, strict=False)
+        ] + [("+Inf", float(told.count))]
     else:
-        assert scraped == [(name, labels, point.as_double)]
+        assert scraped == [(name, labels, point.value)]
 
 
 def test_counters_are_cumulative_and_monotonic_and_begin_with_the_process() -> None:
     (request,) = Renderer({}).metrics(ledger_with(catalog.TRAINING_STEPS), NOW_NS)
 
-    message = ExportMetricsServiceRequest.FromString(request.body)
-    sent = message.resource_metrics[0].scope_metrics[0].metrics[0].sum
-    assert sent.is_monotonic
-    assert sent.aggregation_temporality == 2
-    assert sent.data_points[0].start_time_unix_nano == 7
+    (point,) = points_in(request.body)
+    assert (point.monotonic, point.start_ns) == (True, 7)
 
 
 def test_requests_are_of_bounded_size_and_lose_nothing() -> None:
@@ -102,12 +88,8 @@ def test_requests_are_of_bounded_size_and_lose_nothing() -> None:
 
     assert [request.points for request in requests] == [2000, 2000, 2000, 1500]
     found: dict[str, list[tuple[int, float]]] = {}
-    for request in requests:
-        message = ExportMetricsServiceRequest.FromString(request.body)
-        for metric in message.resource_metrics[0].scope_metrics[0].metrics:
-            for point in metric.gauge.data_points:
-                name = point.attributes[0].value.string_value
-                found.setdefault(name, []).append((point.time_unix_nano, point.as_double))
+    for point in points_in(*(request.body for request in requests)):
+        found.setdefault(point.attributes["name"], []).append((point.time_ns, point.value))
     expected = [(NOW_NS + at * 10_000_000, float(at)) for at in range(2500)]
     assert found == {f"m{i}": expected for i in range(3)}
     assert again == []
@@ -121,13 +103,7 @@ def test_logged_and_current_values_go_in_requests_of_their_own() -> None:
     requests = Renderer({}).metrics(ledger, NOW_NS)
 
     found = {
-        request.irreplaceable: [
-            metric.name
-            for metric in ExportMetricsServiceRequest.FromString(request.body)
-            .resource_metrics[0]
-            .scope_metrics[0]
-            .metrics
-        ]
+        request.irreplaceable: [point.metric for point in points_in(request.body)]
         for request in requests
     }
     assert len(requests) == 2
@@ -183,16 +159,5 @@ def test_projects_become_services_of_their_own() -> None:
 
     requests = Renderer({"service.name": "otel-ddp"}).metrics(ledger, NOW_NS)
 
-    resources = [
-        {
-            pair.key: pair.value.string_value
-            for pair in ExportMetricsServiceRequest.FromString(request.body)
-            .resource_metrics[0]
-            .resource.attributes
-        }
-        for request in requests
-    ]
-    assert resources == [
-        {"service.name": "a"},
-        {"service.name": "b"},
-    ]
+    resources = [point.resource for each in requests for point in points_in(each.body)]
+    assert resources == [{"service.name": "a"}, {"service.name": "b"}]

@@ -13,16 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
 
 import warm
 from node import Node, finished, until
 from otel_ddp.agent.export.otlp import SIGNALS
 from otel_ddp.agent.export.spool import Spool
 from otel_ddp.journal.reader import JournalReader
-from otlp_receiver import Receiver
+from otlp_receiver import Receiver, points_in
 
 TRAIN = """
 import otel_ddp
@@ -292,14 +289,8 @@ def test_a_process_ends_with_its_last_values_on_disk_where_no_collector_takes_th
 
 
 def _states_of(run: str, body: bytes) -> set[float]:
-    return {
-        point.as_double
-        for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
-        for metric in resource.scope_metrics[0].metrics
-        for point in metric.gauge.data_points
-        if metric.name == "training.state"
-        and any(pair.key == "run" and pair.value.string_value == run for pair in point.attributes)
-    }
+    states = (each for each in points_in(body) if each.metric == "training.state")
+    return {each.value for each in states if each.attributes["run"] == run}
 
 
 def test_an_agent_killed_before_it_could_read_leaves_everything_to_the_next() -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from node import Node, finished, until
+from node import Node, finished, new_certificate, until
 from otel_ddp.journal.place import Place
 from otlp_receiver import Point, Receiver
 
@@ -188,22 +187,11 @@ def test_an_agent_that_serves_somebody_keeps_its_settings_and_says_so() -> None:
         other.kill()
 
 
-@pytest.fixture
-def tls(tmp_path: Path) -> tuple[Path, Path]:
-    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=here -addext"
-    subprocess.run(
-        [*command.split(), "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
-
-
 def test_files_named_from_the_directory_of_the_training_are_found_by_its_agent(
-    tls: tuple[Path, Path],
+    tmp_path: Path,
 ) -> None:
-    here = tls[0].parent
+    here = tmp_path
+    new_certificate(here, "tls")
     # Trainings go elsewhere, and then the agent may have to be started again.
     begin, opened, *rest = WORK.partition('run = otel_ddp.init(run="r")\n')
     work = "".join(
@@ -211,7 +199,7 @@ def test_files_named_from_the_directory_of_the_training_are_found_by_its_agent(
     )
     names = {"OTEL_EXPORTER_OTLP_CERTIFICATE": "tls.crt", "OTEL_DDP_SPOOL_DIR": "spool"}
     with Node(**names) as node, Receiver() as receiver:
-        node.export_to(receiver.start_http(tls=tls))
+        node.export_to(receiver.start_http(tls=(here / "tls.crt", here / "tls.key")))
         receiver.set_mode(503)
 
         process = node.python(work)
@@ -227,43 +215,38 @@ def test_files_named_from_the_directory_of_the_training_are_found_by_its_agent(
         process.kill()
 
 
-def test_nothing_is_served_beyond_loopback_by_accident() -> None:
+def _remark_of(node: Node) -> str:
+    """What the agent says of an endpoint that is not there."""
+
     def said() -> Any:
         try:
             return json.loads(node.place.agent_file.read_text())["remark"]
         except (OSError, ValueError):
             return ""
 
-    with Node(OTEL_EXPORTER_PROMETHEUS_HOST="0.0.0.0") as node:
-        process = node.python(WORK)
-        remark = until(said, "the remark")
-        process.kill()
-    with Node(OTEL_EXPORTER_PROMETHEUS_HOST="0.0.0.0", OTEL_DDP_WEB_CONFIG="insecure") as node:
-        process = node.python(WORK)
-        until(lambda: node.value("training_state") == 1.0, "the rank to be seen")
-        process.kill()
+    return str(until(said, "the remark"))
 
-    assert remark.startswith("no scrape endpoint: 0.0.0.0 is reached from other machines: set ")
+
+def test_nothing_is_served_beyond_loopback_by_accident() -> None:
+    with Node(OTEL_EXPORTER_PROMETHEUS_HOST="0.0.0.0") as node:
+        node.run(TRAIN)
+        assert _remark_of(node).startswith("no scrape endpoint: 0.0.0.0 is reached from other ")
+    with Node(OTEL_EXPORTER_PROMETHEUS_HOST="0.0.0.0", OTEL_DDP_WEB_CONFIG="insecure") as node:
+        node.run(TRAIN)
+        until(lambda: node.value("training_state") == 2.0, "the rank to be seen")
 
 
 def test_an_address_that_cannot_be_bound_is_said_with_what_to_do() -> None:
-    def said() -> Any:
-        try:
-            return json.loads(node.place.agent_file.read_text())["remark"]
-        except (OSError, ValueError):
-            return ""
-
     open_to_all = {"OTEL_DDP_WEB_CONFIG": "insecure"}
     with Node(OTEL_EXPORTER_PROMETHEUS_HOST="203.0.113.7", **open_to_all) as node:
-        process = node.python(WORK)
+        node.run(TRAIN)
 
-        remark = until(said, "the remark")
+        remark = _remark_of(node)
 
-        assert remark.startswith("no scrape endpoint: 203.0.113.7 cannot be bound (")
-        assert remark.endswith(
-            "set OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine, or to 0.0.0.0"
-        )
-        process.kill()
+    assert remark.startswith("no scrape endpoint: 203.0.113.7 cannot be bound (")
+    assert remark.endswith(
+        "set OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine, or to 0.0.0.0"
+    )
 
 
 def test_an_agent_that_stops_ends_the_series_that_it_has_sent() -> None:

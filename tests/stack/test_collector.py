@@ -27,7 +27,7 @@ from tools.stack.build import Binaries
 from tools.stack.server import NotUp, free_port
 
 from deploy.files import SERVICES, with_environment
-from node import Node, until
+from node import Node, new_certificate, until
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus, validated
 from stack.test_rules import COLLECTORS
 
@@ -70,17 +70,8 @@ def prometheus(binaries: Binaries, tmp_path: Path) -> Iterator[Prometheus]:
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "tls.crt", folder / "tls.key"
-    subprocess.run(
-        [
-            *["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"],
-            *("-subj", "/CN=gateway", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return {"TLS_CERT_FILE": str(certificate), "TLS_KEY_FILE": str(key)}
+    new_certificate(folder, "tls")
+    return {"TLS_CERT_FILE": str(folder / "tls.crt"), "TLS_KEY_FILE": str(folder / "tls.key")}
 
 
 def logged(prometheus: Prometheus) -> dict[float, float]:
@@ -142,22 +133,6 @@ def test_what_is_needed_and_not_set_is_said_before_the_start(
 
     assert status != 0
     assert re.search("endpoint|token", words), words
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [("memory_limiter", "memory_limitr"), ("otlp_http", "otlp_htp"), ("sizer", "seizer")],
-)
-def test_a_name_that_the_collector_does_not_know_is_refused(
-    binaries: Binaries, right: str, wrong: str, tmp_path: Path
-) -> None:
-    broken = tmp_path / "broken.yaml"
-    broken.write_text(ALL_IN_ONE.read_text().replace(right, wrong))
-
-    status, words = validated(binaries, broken, QUEUE_DIR=str(tmp_path))
-
-    assert status != 0
-    assert wrong in words
 
 
 def _components() -> set[tuple[str, str]]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from otel_ddp.agent.export.render import Deltas, Preference, Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
 from otel_ddp.vocabulary import catalog
+from otlp_receiver import contents_in
 
 LABELS = (("run", "r"), ("rank", "0"))
 S = 10**9
@@ -31,13 +29,10 @@ class Bench:
 
     def sent(self, second: int) -> dict[str, Any]:
         """The metrics of one export, by name."""
+        requests = self._renderer.metrics(self.ledger, AGENT_NS + second * S)
         return {
             metric.name: getattr(metric, metric.WhichOneof("data"))
-            for request in self._renderer.metrics(self.ledger, AGENT_NS + second * S)
-            for metric in ExportMetricsServiceRequest.FromString(request.body)
-            .resource_metrics[0]
-            .scope_metrics[0]
-            .metrics
+            for metric in contents_in("metrics", *(each.body for each in requests))
         }
 
     def steps(self, total: float, start_ns: int = AGENT_NS) -> None:
@@ -84,24 +79,19 @@ def test_a_histogram_is_what_was_added_between_two_exports() -> None:
     assert (point.count, point.sum, list(point.bucket_counts)[:3]) == (3, 3.0, [0, 3, 0])
 
 
-def test_a_new_process_with_the_same_labels_counts_from_its_own_beginning() -> None:
+@pytest.mark.parametrize(
+    ("total", "start_s", "expected"), [(4.0, 7, (4.0, 7, 10)), (2.0, 0, (2.0, 5, 10))]
+)
+def test_a_total_that_begins_anew_adds_all_of_itself(
+    total: float, start_s: int, expected: tuple[float, int, int]
+) -> None:
     bench = Bench("delta")
     bench.steps(10.0)
     bench.sent(5)
 
-    bench.steps(4.0, AGENT_NS + 7 * S)
+    bench.steps(total, AGENT_NS + start_s * S)
 
-    assert numbers(bench.sent(10)[STEPS.name]) == (4.0, 7, 10)
-
-
-def test_a_total_that_has_begun_anew_adds_all_of_itself() -> None:
-    bench = Bench("delta")
-    bench.steps(10.0)
-    bench.sent(5)
-
-    bench.steps(2.0)
-
-    assert numbers(bench.sent(10)[STEPS.name]) == (2.0, 5, 10)
+    assert numbers(bench.sent(10)[STEPS.name]) == expected
 
 
 def test_what_an_earlier_agent_may_have_told_is_not_told_again() -> None:

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1 import trace_pb2
 
@@ -21,6 +18,7 @@ from otel_ddp.agent.ledger import Buckets, Ledger
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 from otel_ddp.vocabulary import catalog
+from otlp_receiver import contents_in, points_in
 
 LABELS = (("run", "r"), ("rank", "0"))
 VERDICT = {"name": "straggler", "time": 5, "attributes": {"phase": "data"}}
@@ -36,9 +34,7 @@ def span(**fields: Any) -> Document:
 def sent_of(documents: list[Document]) -> list[str]:
     """The names of the spans that leave."""
     (request,) = Documents({}).render([(LABELS, "", documents)])
-    spans = (
-        ExportTraceServiceRequest.FromString(request.body).resource_spans[0].scope_spans[0].spans
-    )
+    spans = contents_in("traces", request.body)
     assert request.points == len(spans)
     return [each.name for each in spans]
 
@@ -53,27 +49,15 @@ def test_values_of_different_hours_go_into_different_requests() -> None:
 
     requests = Renderer({}).metrics(ledger, 5 * HOUR_NS + MS)
 
-    messages = [ExportMetricsServiceRequest.FromString(each.body) for each in requests]
-    times = [
-        [point.time_unix_nano for point in metric.gauge.data_points]
-        for message in messages
-        for metric in message.resource_metrics[0].scope_metrics[0].metrics
-    ]
+    times = [[point.time_ns for point in points_in(each.body)] for each in requests]
     assert times == [logged_ns[:2], logged_ns[2:3], logged_ns[3:]]
     assert [each.oldest_s for each in requests] == [3599, 3600, 5 * 3600]
 
 
 def points_of(requests: Sequence[Request]) -> list[tuple[str, int, bool]]:
     """The name of each point's metric, its time, and whether it ends its series."""
-    return [
-        (metric.name, point.time_unix_nano, bool(point.flags))
-        for request in requests
-        for metric in ExportMetricsServiceRequest.FromString(request.body)
-        .resource_metrics[0]
-        .scope_metrics[0]
-        .metrics
-        for point in getattr(metric, metric.WhichOneof("data")).data_points
-    ]
+    points = points_in(*(each.body for each in requests))
+    return [(each.metric, each.time_ns, each.value is None) for each in points]
 
 
 def test_what_leaves_the_ledger_is_ended_once() -> None:
@@ -163,15 +147,8 @@ def test_a_request_of_long_events_is_bounded_in_bytes() -> None:
 
     requests = Documents({}).render([(LABELS, "", events)])
 
-    times = [
-        record.time_unix_nano
-        for each in requests
-        for record in ExportLogsServiceRequest.FromString(each.body)
-        .resource_logs[0]
-        .scope_logs[0]
-        .log_records
-    ]
-    assert times == list(range(25))
+    records = contents_in("logs", *(each.body for each in requests))
+    assert [each.time_unix_nano for each in records] == list(range(25))
     assert max(len(each.body) for each in requests) < 1024 * 1024
 
 
@@ -217,29 +194,23 @@ def test_only_the_series_that_otlp_cannot_express_is_left_out(
 
     requests = Renderer({}).metrics(ledger, HOUR_NS)
 
-    messages = [ExportMetricsServiceRequest.FromString(each.body) for each in requests]
-    sent = {
-        metric.name: metric
-        for each in messages
-        for metric in each.resource_metrics[0].scope_metrics[0].metrics
-    }
-    assert sent.keys() == {catalog.TRAINING_SCALAR.name, catalog.TRAINING_STEPS.name}
-    logged = sent[catalog.TRAINING_SCALAR.name].gauge.data_points
-    assert [point.time_unix_nano for point in logged] == [5 * MS, 5 * MS]
-    (steps,) = sent[catalog.TRAINING_STEPS.name].sum.data_points
-    assert steps.as_double == 7.0
+    sent = points_in(*(each.body for each in requests))
+    assert [(each.metric, each.value) for each in sent] == [
+        *[(catalog.TRAINING_SCALAR.name, 1.0)] * 2,
+        (catalog.TRAINING_STEPS.name, 7.0),
+    ]
     assert errors.failures == {"Renderer._points": 1}
 
 
-@pytest.mark.parametrize("time", NO_TIMES)
-@pytest.mark.parametrize("which", ["start", "end"])
-def test_only_the_span_without_a_time_is_left_out(which: str, time: Any) -> None:
-    assert sent_of([span(name="bad", **{which: time}), span()]) == ["good"]
-
-
-@pytest.mark.parametrize("events", [7, ["x"], [{"name": "x", "time": 1, "attributes": ["y"]}]])
-def test_only_the_span_with_malformed_events_is_left_out(events: Any) -> None:
-    assert sent_of([span(name="bad", events=events), span()]) == ["good"]
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *({which: time} for which in ("start", "end") for time in NO_TIMES),
+        *({"events": each} for each in (7, ["x"], [{"name": "x", "time": 1, "attributes": []}])),
+    ],
+)
+def test_only_the_span_that_cannot_be_told_is_left_out(odd: dict[str, Any]) -> None:
+    assert sent_of([span(name="bad", **odd), span()]) == ["good"]
 
 
 @pytest.mark.parametrize("time", NO_TIMES)
@@ -250,9 +221,7 @@ def test_only_the_event_without_a_time_is_left_out(time: Any) -> None:
 
     (request,) = Documents({}).render([(LABELS, "", documents)])
 
-    message = ExportLogsServiceRequest.FromString(request.body)
-    records = message.resource_logs[0].scope_logs[0].log_records
-    assert [each.event_name for each in records] == ["good"]
+    assert [each.event_name for each in contents_in("logs", request.body)] == ["good"]
 
 
 def plain(attributes: Any) -> dict[str, Any]:

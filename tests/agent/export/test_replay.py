@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from otel_ddp.agent.export.delivery import Delivery
 from otel_ddp.agent.export.otlp import Outcome, Request, Signal
@@ -30,7 +29,7 @@ from otel_ddp.cli.replay import (
 )
 from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.reader import Document
-from otlp_receiver import Receiver
+from otlp_receiver import Receiver, contents_in
 
 PLENTY = 1024 * BLOCK_BYTES
 TAKEN = Outcome("delivered", "")
@@ -151,14 +150,7 @@ def test_a_request_that_is_too_large_for_the_destination_is_sent_in_parts(tmp_pa
 
     status = sent(transport, tmp_path).status
 
-    found = [
-        record.time_unix_nano
-        for each in transport.bodies
-        for record in ExportLogsServiceRequest.FromString(each)
-        .resource_logs[0]
-        .scope_logs[0]
-        .log_records
-    ]
+    found = [each.time_unix_nano for each in contents_in("logs", *transport.bodies)]
     assert found == [1, 2, 3, 4, 5, 6, 7, 8]
     assert (status.delivered_points, status.refused) == (8, 0)
     assert sent(FakeTransport(), tmp_path).status.delivered == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.scrape.serving import serving
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape import endpoint as endpoints
 from otel_ddp.agent.scrape import server as servers
@@ -26,10 +27,8 @@ SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
-    endpoint.start()
-    yield endpoint
-    endpoint.stop()
+    with serving() as endpoint:
+        yield endpoint
 
 
 def connect(endpoint: Endpoint) -> socket.socket:
@@ -106,21 +105,19 @@ def test_a_client_whose_answer_is_being_made_keeps_its_place(
         answering.wait(10)
         return []
 
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE, problems=problems)
-    endpoint.start()
-    try:
-        with connect(endpoint) as first, connect(endpoint) as second:
-            for each in (first, second):
-                each.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-                assert asked.acquire(timeout=10)
+    with (
+        serving(problems=problems) as endpoint,
+        connect(endpoint) as first,
+        connect(endpoint) as second,
+    ):
+        for each in (first, second):
+            each.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            assert asked.acquire(timeout=10)
 
-            with connect(endpoint) as third:
-                assert third.recv(1) == b""
-            answering.set()
-            assert [each.recv(15) for each in (first, second)] == [b"HTTP/1.0 200 OK"] * 2
-    finally:
+        with connect(endpoint) as third:
+            assert third.recv(1) == b""
         answering.set()
-        endpoint.stop()
+        assert [each.recv(15) for each in (first, second)] == [b"HTTP/1.0 200 OK"] * 2
 
 
 def test_a_client_that_sends_a_letter_now_and_then_is_cut_off(
@@ -128,18 +125,16 @@ def test_a_client_that_sends_a_letter_now_and_then_is_cut_off(
 ) -> None:
     monkeypatch.setattr(servers, "_LONGEST_ANSWER_S", 0.2)
     monkeypatch.setattr(endpoints, "_POLL_S", 0.05)
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
-    endpoint.start()
-    try:
-        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=0.05) as client:
-            while True:
-                try:
-                    client.sendall(b"G")
-                    if client.recv(1) == b"":
-                        break
-                except TimeoutError:
-                    continue
-                except ConnectionError:
+    with (
+        serving() as endpoint,
+        socket.create_connection(("127.0.0.1", endpoint.port), timeout=0.05) as client,
+    ):
+        while True:
+            try:
+                client.sendall(b"G")
+                if client.recv(1) == b"":
                     break
-    finally:
-        endpoint.stop()
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import urllib.error
 import urllib.request
@@ -15,6 +16,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
+from agent.scrape.serving import serving
 from make import labels_of
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Buckets, Exemplar, Ledger
@@ -45,17 +47,22 @@ def filled() -> Ledger:
 @pytest.fixture
 def served() -> Iterator[tuple[Ledger, Endpoint]]:
     ledger = filled()
-    endpoint = Endpoint(ledger, "127.0.0.1", 0, PAGE)
-    endpoint.start()
-    yield ledger, endpoint
-    endpoint.stop()
+    with serving(ledger) as endpoint:
+        yield ledger, endpoint
 
 
 def get(endpoint: Endpoint, path: str, accept: str = "") -> tuple[str, str]:
-    url = f"http://127.0.0.1:{endpoint.port}{path}"
+    url = endpoint.url.replace("/metrics", path)
     request = urllib.request.Request(url, headers={"Accept": accept} if accept else {})
     with urllib.request.urlopen(request, timeout=10) as answer:
         return answer.headers["Content-Type"], answer.read().decode()
+
+
+def refusal(endpoint: Endpoint, path: str) -> tuple[int, str]:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        get(endpoint, path)
+    with refused.value as answer:
+        return answer.code, answer.read().decode()
 
 
 def test_the_exposed_text_is_the_snapshot(served: tuple[Ledger, Endpoint]) -> None:
@@ -145,35 +152,13 @@ def test_health_page_and_wrong_paths(served: tuple[Ledger, Endpoint]) -> None:
 
     assert get(endpoint, "/healthz")[1] == "ok\n"
     assert "<main" in get(endpoint, "/")[1]
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        get(endpoint, "/etc/passwd")
-    assert refused.value.code == 404
-    refused.value.close()
+    assert refusal(endpoint, "/etc/passwd")[0] == 404
 
 
-def test_a_port_that_is_taken_is_passed_over() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        endpoint = Endpoint(Ledger(), "127.0.0.1", port, PAGE)
-        endpoint.start()
-
-        found = get(endpoint, "/healthz")[1]
-
-        endpoint.stop()
-    assert found == "ok\n"
-    assert endpoint.port != port
-
-
-def test_two_agents_never_share_a_port() -> None:
-    first = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
-    second = Endpoint(Ledger(), "127.0.0.1", first.port, PAGE)
-    first.start()
-    second.start()
-
-    assert first.port != second.port
-
-    first.stop()
-    second.stop()
+def test_a_port_that_is_taken_is_passed_over_also_where_another_agent_has_it() -> None:
+    with serving() as first, serving(port=first.port) as second:
+        assert first.port != second.port
+        assert get(second, "/healthz")[1] == "ok\n"
 
 
 def test_a_name_is_resolved_once_and_our_own_is_not_looked_up(
@@ -189,12 +174,11 @@ def test_a_name_is_resolved_once_and_our_own_is_not_looked_up(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(socket, "getaddrinfo", counted)
         monkeypatch.setattr(socket, "getfqdn", lambda name="": asked.append(f"fqdn {name}"))
-        endpoint = Endpoint(Ledger(), "localhost", taken.getsockname()[1], PAGE)
-        endpoint.start()
-        endpoint.stop()
+        with serving(host="localhost", port=taken.getsockname()[1]) as endpoint:
+            url = endpoint.url
 
     assert asked == ["localhost"]
-    assert endpoint.url == f"http://127.0.0.1:{endpoint.port}/metrics"
+    assert url.startswith("http://127.0.0.1:")
 
 
 def test_an_address_that_is_not_ours_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,15 +206,9 @@ def test_a_host_that_is_no_name_is_an_error_of_the_system(host: str) -> None:
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_an_ipv6_address_may_stand_in_brackets(host: str) -> None:
-    endpoint = Endpoint(Ledger(), host, 0, PAGE)
-    endpoint.start()
-
-    with urllib.request.urlopen(endpoint.url.replace("metrics", "healthz"), timeout=10) as answer:
-        found = answer.read()
-
-    endpoint.stop()
-    assert found == b"ok\n"
-    assert endpoint.url == f"http://[::1]:{endpoint.port}/metrics"
+    with serving(host=host) as endpoint:
+        assert get(endpoint, "/healthz")[1] == "ok\n"
+        assert endpoint.url == f"http://[::1]:{endpoint.port}/metrics"
 
 
 def test_a_client_that_sends_nothing_delays_no_other(served: tuple[Ledger, Endpoint]) -> None:
@@ -240,53 +218,34 @@ def test_a_client_that_sends_nothing_delays_no_other(served: tuple[Ledger, Endpo
 
 def test_an_agent_whose_loop_is_stuck_is_not_healthy() -> None:
     idle_s = [0.0]
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE, lambda: idle_s[0])
-    endpoint.start()
-    try:
+    with serving(idle_s=lambda: idle_s[0]) as endpoint:
         assert get(endpoint, "/healthz")[1] == "ok\n"
         idle_s[0] = 75.0
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            get(endpoint, "/healthz")
-        with refused.value as answer:
-            assert (answer.code, b"not moved for 75 s" in answer.read()) == (503, True)
-    finally:
-        endpoint.stop()
+        assert refusal(endpoint, "/healthz") == (503, "the agent's loop has not moved for 75 s\n")
 
 
 def test_an_agent_of_which_something_does_not_run_is_not_healthy() -> None:
     problems = ["the thread metrics does not run: can't start new thread"]
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE, problems=lambda: problems)
-    endpoint.start()
-    try:
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            get(endpoint, "/healthz")
-        with refused.value as answer:
-            assert (answer.code, answer.read().decode()) == (503, f"{problems[0]}\n")
+    with serving(problems=lambda: problems) as endpoint:
+        assert refusal(endpoint, "/healthz") == (503, f"{problems[0]}\n")
         problems.clear()
         assert get(endpoint, "/healthz")[1] == "ok\n"
-    finally:
-        endpoint.stop()
 
 
 def test_an_endpoint_whose_thread_could_not_start_answers_once_it_can() -> None:
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
-    with no_threads():
-        endpoint.start()
-        problem = endpoint.thread.problem
-    endpoint.thread.keep_running()
-    try:
+    with contextlib.ExitStack() as life:
+        with no_threads():
+            endpoint = life.enter_context(serving())
+            problem = endpoint.thread.problem
+        endpoint.thread.keep_running()
+
         assert problem.startswith("the thread endpoint does not run: can't start new thread (")
         assert get(endpoint, "/healthz")[1] == "ok\n"
-    finally:
-        endpoint.stop()
 
 
 def test_an_endpoint_whose_thread_never_ran_can_be_stopped() -> None:
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
-    with no_threads():
-        endpoint.start()
-
-    endpoint.stop()
+    with no_threads(), serving() as endpoint:
+        pass
 
     assert endpoint.thread.problem == ""
 
@@ -295,12 +254,7 @@ def test_an_error_while_rendering_is_answered_with_500(monkeypatch: pytest.Monke
     monkeypatch.setattr(errors, "raise_failures", False)
     ledger = Ledger()
     ledger.put(catalog.TRAINING_STATE, RANK, "no number", 1)  # type: ignore[arg-type]
-    endpoint = Endpoint(ledger, "127.0.0.1", 0, PAGE)
-    endpoint.start()
-    try:
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            get(endpoint, "/metrics")
-        with refused.value as answer:
-            assert (answer.code, b"log" in answer.read()) == (500, True)
-    finally:
-        endpoint.stop()
+    with serving(ledger) as endpoint:
+        status, said = refusal(endpoint, "/metrics")
+
+    assert (status, "log" in said) == (500, True)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.scrape.serving import serving
 from history.page.serving import Served
-from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape import web_config
-from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.history.page import guard
 from otel_ddp.history.page.app import App
 
@@ -24,10 +23,8 @@ def port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
         with Served(App(tmp_path)) as served:
             yield served.port
     else:
-        endpoint = Endpoint(Ledger(), "localhost", 0, App(tmp_path))
-        endpoint.start()
-        yield endpoint.port
-        endpoint.stop()
+        with serving(host="localhost", histories=tmp_path) as endpoint:
+            yield endpoint.port
 
 
 def ask(port: int, target: str, *lines: str) -> tuple[int, str]:
@@ -97,13 +94,9 @@ def test_the_name_that_it_is_served_on_is_answered(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda host, *a, **named: resolve("127.0.0.1", *a, **named)
     )
-    endpoint = Endpoint(Ledger(), "Node7.cluster.example", 0, App(Path("/nowhere")))
-    endpoint.start()
-    try:
+    with serving(host="Node7.cluster.example") as endpoint:
         assert ask(endpoint.port, "/metrics", "Host: node7.cluster.example:9464")[0] == 200
         assert ask(endpoint.port, "/metrics", "Host: node8.cluster.example:9464")[0] == 403
-    finally:
-        endpoint.stop()
 
 
 def test_any_name_is_answered_by_rules_that_no_other_site_meets(tmp_path: Path) -> None:
@@ -111,13 +104,9 @@ def test_any_name_is_answered_by_rules_that_no_other_site_meets(tmp_path: Path) 
     (tmp_path / "token").write_text("abc")
     (tmp_path / "web.yml").write_text("bearer_token_file: token")
     rules = web_config.read(tmp_path / "web.yml")
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, App(tmp_path), rules=rules)
-    endpoint.start()
-    try:
+    with serving(histories=tmp_path, rules=rules) as endpoint:
         token = "Authorization: Bearer abc"
         assert ask(endpoint.port, "/metrics", "Host: alias.example", token)[0] == 200
         assert ask(endpoint.port, "/api/runs", "Host: alias.example", token)[0] == 200
         assert ask(endpoint.port, "/metrics", "Host: alias.example")[0] == 401
         assert ask(endpoint.port, "/metrics", "Host: a@alias.example", token)[0] == 400
-    finally:
-        endpoint.stop()

@@ -14,15 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from agent.scrape.serving import serving
 from node import new_certificate
-from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape import server as servers
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.agent.scrape.web_config import Refused
-from otel_ddp.history.page.app import App
-
-PAGE = App(Path("/nowhere"))
 
 TLS = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}\n"
 TOKEN = "bearer_token_file: token\n"
@@ -42,12 +39,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def served(path: Path, content: str) -> Iterator[Endpoint]:
     path.write_text(content)
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE, rules=web_config.read(path))
-    endpoint.start()
-    try:
+    with serving(rules=web_config.read(path)) as endpoint:
         yield endpoint
-    finally:
-        endpoint.stop()
 
 
 def status(url: str, authorization: str = "", context: ssl.SSLContext | None = None) -> int:
