@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import accumulate
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Literal
 from weakref import WeakKeyDictionary
 
 from otel_ddp import __version__, errors
-from otel_ddp.agent.export.otlp import MOST_BYTES, Request, encode, resource
+from otel_ddp.agent.export.otlp import Request, encode, in_parts, resource
 from otel_ddp.agent.export.otlp.encode import SCOPE
 from otel_ddp.agent.ledger import Buckets, Ledger, Series, is_logged
 from otel_ddp.vocabulary.catalog import Kind, Metric
@@ -17,7 +16,6 @@ from otel_ddp.vocabulary.catalog import Kind, Metric
 _MOST_POINTS = 2000
 _S = 10**9
 _HOUR_NS = 3600 * _S
-_LATEST = 2**63
 
 Preference = Literal["cumulative", "delta", "lowmemory"]
 
@@ -31,6 +29,14 @@ _KINDS: Mapping[Preference, frozenset[Kind]] = {
 # A series that began longer ago was exported by an earlier agent, for all this one knows: what was
 # added before the first export is not told twice.
 _NEW_NS = 60 * 10**9
+
+
+# One point: its bytes, its time, its metric. No class: there are thousands a second.
+_Point = tuple[bytes, int, Metric]
+
+
+def _hour(point: _Point) -> int:
+    return point[1] // _HOUR_NS
 
 
 class Renderer:
@@ -50,73 +56,80 @@ class Renderer:
         # while current values are sent again.
         # Each hour goes apart: for one value that is too old, a backend refuses the whole request.
         # A journal that was read hours late holds such values.
-        builders: dict[tuple[int, bool, str], _RequestBuilder] = {}
+        apart: dict[tuple[int, bool, str], list[_Point]] = {}
 
-        def add(series: Series, hour: int, may_be_lost: bool, points: list[bytes], ns: int) -> None:
-            # Of one hour, logged values go first.
-            key = (hour, may_be_lost, series.project)
-            if key not in builders:
-                described = resource.with_project(self._attributes, series.project)
-                builders[key] = _RequestBuilder(encode.resource_bytes(described), not may_be_lost)
-            delta = self._deltas.applies_to(series.metric.kind)
-            builders[key].add(series.metric, points, ns, delta)
+        def add(series: Series, may_be_lost: bool, points: Iterable[_Point]) -> None:
+            for hour, of_hour in groupby(points, _hour):
+                # Of one hour, logged values go first.
+                key = (hour, may_be_lost, series.project)
+                apart.setdefault(key, []).extend(of_hour)
 
         with ledger.lock:
             for metric, rows in ledger.families():
-                delta = self._deltas.applies_to(metric.kind)
-                irreplaceable = is_logged(metric) or delta
+                may_be_lost = not (is_logged(metric) or self._deltas.applies_to(metric.kind))
                 for series in rows:
-                    points_of = self._points(series, now_ns, delta)
-                    for hour, (oldest_ns, points) in points_of.items():
-                        add(series, hour, not irreplaceable, points, oldest_ns)
+                    add(series, may_be_lost, self._points(series, now_ns))
             for series in ledger.take_ended():
-                if points := self._end(series, now_ns):
-                    add(series, now_ns // _HOUR_NS, True, points, now_ns)
-        return [request for key in sorted(builders) for request in builders[key].build()]
+                add(series, True, self._end(series, now_ns))
+        return [request for key in sorted(apart) for request in self._requests(*key, apart[key])]
 
-    @errors.contained(default=MappingProxyType({}))
-    def _points(
-        self, series: Series, now_ns: int, delta: bool
-    ) -> Mapping[int, tuple[int, list[bytes]]]:
-        """A series' points, encoded, by the hour of their measurement, with the oldest one's time.
+    @errors.contained(default=())
+    def _points(self, series: Series, now_ns: int) -> Sequence[_Point]:
+        """A series' points, encoded, with their times.
 
         Contained for each series: one that OTLP cannot express must not lose the others, whose
         logged values leave the ledger here.
         """
-        hour = now_ns // _HOUR_NS
-        value, start_ns = series.value, series.start_ns
-        if delta:
+        metric, value, start_ns = series.metric, series.value, series.start_ns
+        if self._deltas.applies_to(metric.kind):
             if (added := self._deltas.take(series, now_ns)) is None:
-                return {}
+                return ()
             value, start_ns = added
         if isinstance(value, Buckets):
-            return {hour: (now_ns, [_histogram_point(series, value, now_ns, start_ns)])}
+            return [(_histogram_point(series, value, now_ns, start_ns), now_ns, metric)]
         if value is None:
-            return {}
+            return ()
         attributes = series.encoded or encode.attribute_bytes(dict(series.labels))
         series.encoded = attributes
-        if is_logged(series.metric):
+        if is_logged(metric):
             history, series.history = series.history, None
-            found: dict[int, tuple[int, list[bytes]]] = {}
-            for at, logged in history or ():
-                # The times of a series grow, so the first one of an hour is its oldest.
-                _, points = found.setdefault(at // _HOUR_NS, (at, []))
-                points.append(encode.number_point(attributes, at, logged))
-            return found
-        if series.metric.kind is Kind.GAUGE:
+            return [
+                (encode.number_point(attributes, at, logged), at, metric)
+                for at, logged in history or ()
+            ]
+        if metric.kind is Kind.GAUGE:
             start_ns = 0
-        return {hour: (now_ns, [encode.number_point(attributes, now_ns, value, start_ns)])}
+        return [(encode.number_point(attributes, now_ns, value, start_ns), now_ns, metric)]
 
-    def _end(self, series: Series, now_ns: int) -> list[bytes]:
+    def _end(self, series: Series, now_ns: int) -> Sequence[_Point]:
         """The point that ends a series."""
         metric = series.metric
         # The last of logged values stays: an end behind it would hide it, where it stands between
         # two looks of a dashboard. Deltas go to receivers that add up.
         if is_logged(metric) or self._deltas.applies_to(metric.kind):
-            return []
+            return ()
         if metric.kind is Kind.HISTOGRAM:
-            return [encode.no_histogram(series.encoded, now_ns, metric.bounds)]
-        return [encode.no_number(series.encoded, now_ns)]
+            return [(encode.no_histogram(series.encoded, now_ns, metric.bounds), now_ns, metric)]
+        return [(encode.no_number(series.encoded, now_ns), now_ns, metric)]
+
+    def _requests(
+        self, hour: int, may_be_lost: bool, project: str, points: Sequence[_Point]
+    ) -> Iterator[Request]:
+        described = encode.resource_bytes(resource.with_project(self._attributes, project))
+        for part in in_parts(points, _MOST_POINTS):
+            of_metrics: dict[str, tuple[Metric, list[bytes]]] = {}
+            for content, _, metric in part:
+                of_metrics.setdefault(metric.name, (metric, []))[1].append(content)
+            metrics = [
+                encode.metric(
+                    *(metric.name, metric.description, metric.unit, metric.kind.value, contents),
+                    delta=self._deltas.applies_to(metric.kind),
+                )
+                for metric, contents in of_metrics.values()
+            ]
+            body = encode.metrics_request(described, SCOPE, __version__, metrics)
+            oldest_s = min(time_ns for _, time_ns, _ in part) // _S
+            yield Request("metrics", body, len(part), not may_be_lost, oldest_s)
 
 
 def _histogram_point(series: Series, value: Buckets, now_ns: int, start_ns: int) -> bytes:
@@ -124,72 +137,16 @@ def _histogram_point(series: Series, value: Buckets, now_ns: int, start_ns: int)
         dict(series.labels), encode.HISTOGRAM_ATTRIBUTES
     )
     series.encoded = attributes
-    counts = [int(count) for count in value.counts]
     # Those that were not exported before, in the order of their times.
     new = [each for each in value.exemplars.values() if each.time_ns > series.exemplars_ns]
     new.sort(key=lambda each: each.time_ns)
     if new:
         series.exemplars_ns = new[-1].time_ns
-    # fmt: off
-    return encode.histogram_point(attributes, now_ns, start_ns, sum(counts),
-                                  value.total, series.metric.bounds, counts, new)
-    # fmt: on
-
-
-class _RequestBuilder:
-    """One for each resource and hour, and for what may be lost or not."""
-
-    def __init__(self, resource_of: bytes, irreplaceable: bool) -> None:
-        self._resource = resource_of
-        self._irreplaceable = irreplaceable
-        self._metrics: dict[str, tuple[Metric, bool, list[bytes]]] = {}
-        self._count = 0
-        self._size_bytes = 0
-        self._oldest_ns = _LATEST
-        self._requests: list[Request] = []
-
-    def add(self, metric: Metric, points: list[bytes], oldest_ns: int, delta: bool) -> None:
-        while points:
-            fitting = self._fitting(points)
-            if not fitting:
-                self._end_request()
-                continue
-            self._oldest_ns = min(self._oldest_ns, oldest_ns)
-            self._metrics.setdefault(metric.name, (metric, delta, []))[2].extend(fitting)
-            self._count += len(fitting)
-            self._size_bytes += sum(map(len, fitting))
-            points = points[len(fitting) :]
-
-    def _fitting(self, points: list[bytes]) -> list[bytes]:
-        """The first of these points for which there is room; one at least in an empty request."""
-        some = points[: _MOST_POINTS - self._count]
-        room_bytes = MOST_BYTES - self._size_bytes
-        if sum(map(len, some)) <= room_bytes:
-            return some
-        sizes = accumulate(map(len, some))
-        fitting = [point for point, size in zip(some, sizes, strict=True) if size <= room_bytes]
-        return fitting or (some[:1] if not self._count else [])
-
-    def _end_request(self) -> None:
-        if not self._count:
-            return
-        metrics = [
-            encode.metric(
-                *(metric.name, metric.description, metric.unit, metric.kind.value, points),
-                delta=delta,
-            )
-            for metric, delta, points in self._metrics.values()
-        ]
-        body = encode.metrics_request(self._resource, SCOPE, __version__, metrics)
-        oldest_s = self._oldest_ns // _S
-        self._requests.append(Request("metrics", body, self._count, self._irreplaceable, oldest_s))
-        self._metrics, self._oldest_ns = {}, _LATEST
-        self._count = self._size_bytes = 0
-
-    def build(self) -> list[Request]:
-        """All requests, the last one ended."""
-        self._end_request()
-        return self._requests
+    counts = [int(count) for count in value.counts]
+    return encode.histogram_point(
+        *(attributes, now_ns, start_ns, sum(counts), value.total),
+        *(series.metric.bounds, counts, new),
+    )
 
 
 class Deltas:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, Literal, NamedTuple
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from opentelemetry.util.re import parse_env_headers
@@ -46,6 +47,22 @@ class Request:
     current values alone is replaced by the next export, so it is dropped first."""
     oldest_s: int = 0
     """When the oldest point in it was measured, in seconds; 0: not known."""
+
+
+# A point, a span or a log record: its bytes, its time, and what it belongs to.
+Part = TypeVar("Part", bound=tuple[bytes, int, Any])
+
+
+def in_parts(messages: Sequence[Part], most: int) -> Iterator[Sequence[Part]]:
+    """In their order, as many at once as a request may hold: *most*, and one at least."""
+    begin = 0
+    while begin < len(messages):
+        part = messages[begin : begin + most]
+        if sum([len(each[0]) for each in part]) > MOST_BYTES:
+            ends = accumulate(len(each[0]) for each in part)
+            part = part[: max(sum(end <= MOST_BYTES for end in ends), 1)]
+        yield part
+        begin += len(part)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import MOST_BYTES, Request, Signal, resource
+from otel_ddp.agent.export.otlp import Request, Signal, in_parts, resource
 from otel_ddp.agent.export.otlp.encode import (
     EVENT_ATTRIBUTES,
     LOG_ATTRIBUTES,
@@ -37,9 +37,9 @@ _SEVERITIES = {"TRACE": 1, "DEBUG": 5, "INFO": 9, "WARN": 13, "ERROR": 17, "FATA
 class _Message(NamedTuple):
     """A span or a log record."""
 
-    time_ns: int
     content: bytes
     """As an element of its scope."""
+    time_ns: int
     scope: str = ""
     """The logger of a line; it has no version of ours."""
 
@@ -47,7 +47,7 @@ class _Message(NamedTuple):
 def _message(
     time_ns: int, content: trace_pb2.Span | logs_pb2.LogRecord, scope: str = ""
 ) -> _Message:
-    return _Message(time_ns, element(2, bytes(content.SerializeToString())), scope)
+    return _Message(element(2, bytes(content.SerializeToString())), time_ns, scope)
 
 
 class Documents:
@@ -78,7 +78,7 @@ class Documents:
                 oldest_s=min(each.time_ns for each in part) // _S,
             )
             for (signal, project), messages in found.items()
-            for part in _parts(messages)
+            for part in in_parts(messages, _MOST_MESSAGES)
         ]
 
     def _spans(self, labels: Labels, content: dict[str, Any]) -> Iterator[_Message]:
@@ -106,21 +106,6 @@ class Documents:
             for scope, contents in of_scopes.items()
         ]
         return request(resource_bytes(resource.with_project(self._attributes, project)), scopes)
-
-
-def _parts(messages: Sequence[_Message]) -> Iterator[Sequence[_Message]]:
-    """In their order, as many at once as a request may hold."""
-    part: list[_Message] = []
-    room_bytes = MOST_BYTES
-    for each in messages:
-        size_bytes = len(each.content)
-        if part and (size_bytes > room_bytes or len(part) == _MOST_MESSAGES):
-            yield part
-            part, room_bytes = [], MOST_BYTES
-        part.append(each)
-        room_bytes -= size_bytes
-    if part:
-        yield part
 
 
 def _span(run: str, trace: str, labels: Labels, content: dict[str, Any]) -> trace_pb2.Span:

@@ -71,13 +71,12 @@ class Piece(NamedTuple):
 def halves(signal: Signal, body: bytes) -> list[Piece]:
     """Two requests with the same content; none if there is only one point, span or record."""
     try:
-        count = sum(map(len, _contents(signal, SERVICES[signal].request.FromString(body))))
+        whole = SERVICES[signal].request.FromString(body)
     except DecodeError:
         return []
-    if count < 2:
-        return []
+    count = sum(map(len, _contents(signal, whole)))
     middle = count // 2
-    parts = (range(middle), range(middle, count))
+    parts = [range(middle), range(middle, count)] if middle else []
     return [Piece(_only(signal, body, part), len(part)) for part in parts]
 
 
@@ -88,7 +87,7 @@ def _contents(signal: Signal, message: Any) -> Iterator[Any]:
         for of_scope in getattr(of_resource, service.scopes):
             content = getattr(of_scope, service.contents)
             if signal == "metrics":
-                yield from filter(None, map(_points, content))
+                yield from map(_points, content)
             else:
                 yield content
 
@@ -96,26 +95,22 @@ def _contents(signal: Signal, message: Any) -> Iterator[Any]:
 def _points(metric: Any) -> Any:
     """The list of a metric's points."""
     shape = metric.WhichOneof("data")
-    return getattr(metric, shape).data_points if shape else None
+    return getattr(metric, shape).data_points if shape else []
 
 
 def _only(signal: Signal, body: bytes, kept: range) -> bytes:
     """The request with these points alone, counted through all of it."""
     message = SERVICES[signal].request.FromString(body)
-    number = 0
+    begin = 0
     for content in _contents(signal, message):
-        leave_out = [at for at in range(len(content)) if number + at not in kept]
-        number += len(content)
-        for at in reversed(leave_out):
-            del content[at]
+        end = begin + len(content)
+        del content[max(kept.stop - begin, 0) :]
+        del content[: max(kept.start - begin, 0)]
+        begin = end
     if signal == "metrics":
         for of_resource in message.resource_metrics:
             for of_scope in of_resource.scope_metrics:
-                _drop_empty(of_scope.metrics)
+                filled = [each for each in of_scope.metrics if _points(each)]
+                del of_scope.metrics[:]
+                of_scope.metrics.extend(filled)
     return bytes(message.SerializeToString())
-
-
-def _drop_empty(metrics: Any) -> None:
-    for at in reversed(range(len(metrics))):
-        if not _points(metrics[at]):
-            del metrics[at]
