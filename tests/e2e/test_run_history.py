@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,3 +116,23 @@ def values(path: Path) -> int:
 def ended(path: Path) -> bool:
     with History(path) as found:
         return found.state in ("finished", "failed", "killed")
+
+
+def test_a_run_that_no_agent_watched_ended_when_it_says_so() -> None:
+    run = "import otel_ddp\notel_ddp.init(run={name!r}).finish()"
+    with Node() as node:
+        node.run(run.format(name="before"), OTEL_DDP_AGENT="off")
+        over_ns = time.time_ns()
+        node.run(run.format(name="after"))
+
+        found = until(lambda: about(node, "before"), "the history of the first run")
+        assert found["seen_ns"] <= over_ns
+
+
+def about(node: Node, run: str) -> dict[str, Any]:
+    """What the history of this run says of it; nothing while there is none."""
+    for path in histories(Path(node.env["OTEL_DDP_HISTORY_DIR"])):
+        with contextlib.suppress(Unreadable), History(path) as history:
+            if history.about.get("run") == run:
+                return history.about
+    return {}

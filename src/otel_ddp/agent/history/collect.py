@@ -111,6 +111,9 @@ class Collector:
                 about |= self._about(each)
         own = [each for each in verdicts if _is_of(each, key)]
         alive = any(each.ended_at is None for each in feeds)
+        if not alive:
+            # An agent that comes later has not seen the run until now.
+            about["seen_ns"] = max(each.life.ended_ns for each in feeds)
         here = [each for each in taken if each.run == key or (each.run is None and alive)]
         about |= {
             "node": self._node,

@@ -257,7 +257,7 @@ class KeptRun:
 
     def _write(self, file: RunFile, now_ns: int) -> None:
         state, before = self._state, self._written
-        about = {**state.about, "gaps": self._gaps, "seen_ns": now_ns}
+        about = {"seen_ns": now_ns, **state.about, "gaps": self._gaps}
         if self._began_ns and "began_ns" in about:
             # A launch that is started again is the same run, whose first processes are gone.
             about["began_ns"] = min(self._began_ns, about["began_ns"])

@@ -44,7 +44,7 @@ class Documents:
                 self.waiting += [Document(SPAN, each, position) for each in spans]
                 yield step, spans[0]
 
-    def add_run(self, now_ns: int, state: int, gone_ns: int, *, ended: bool) -> None:
+    def add_run(self, now_ns: int, state: int, ended_ns: int, *, ended: bool) -> None:
         """What the run says of itself, by its rank 0; and its span, once the process has ended."""
         reader = self._reader
         if reader.identity.get("global_rank") == 0:
@@ -52,7 +52,7 @@ class Documents:
             self.waiting += new
         if ended and not self._has_run_span:
             self._has_run_span = True
-            if (span := _run_span(reader, state, gone_ns or now_ns)) is not None:
+            if (span := _run_span(reader, state, ended_ns)) is not None:
                 self.waiting.append(Document(SPAN, span, reader.position))
 
 
@@ -89,15 +89,12 @@ def _context(reader: JournalReader) -> tuple[str, str] | None:
     return str(known["trace"]), str(known["id"])
 
 
-def _run_span(reader: JournalReader, state: int, gone_ns: int) -> dict[str, Any] | None:
-    """The run in this process, as content of a document; *gone_ns*: when it was found dead."""
+def _run_span(reader: JournalReader, state: int, ended_ns: int) -> dict[str, Any] | None:
+    """The run in this process, as content of a document."""
     if (ids := _context(reader)) is None:
         return None
     trace, span_id = ids
     progress, reason = reader.progress(), reader.reason()
-    ended_ns = gone_ns
-    if progress is not None and state != STATES["killed"]:
-        ended_ns = progress.state_since_ns
     failed = state != STATES["finished"]
     return {
         "name": "run",

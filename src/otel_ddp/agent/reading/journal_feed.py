@@ -62,6 +62,8 @@ class Life:
         self.seen_alive_ns = created_ns
         self.gone_ns = 0
         """When the process was first found dead; 0 while it lives."""
+        self.ended_ns = 0
+        """When it ended: as it recorded, else when it was found dead; 0 until then."""
         self._ended_well = ended_well
         self._has_ended_well: bool | None = None
 
@@ -81,6 +83,8 @@ class Life:
             self.state = state_of(recorded, alive, self._has_ended_well)
         if self.state in ENDED and self.ended_at is None:
             self.ended_at = time.monotonic()
+            reported = progress is not None and progress.state in ENDED
+            self.ended_ns = progress.state_since_ns if progress and reported else self.gone_ns
 
 
 class Ends:
@@ -231,7 +235,7 @@ class JournalFeed:
                 self._feed_document(record)
         if self._is_sent:
             ended = self.ended_at is not None
-            self.documents.add_run(now_ns, self.life.state, self.life.gone_ns, ended=ended)
+            self.documents.add_run(now_ns, self.life.state, self.life.ended_ns, ended=ended)
         self._values.keep()
 
     @property
