@@ -34,7 +34,7 @@ from otel_ddp.cli.node.top.app import TopApp
 from otel_ddp.cli.node.top.frame import Choice
 from otel_ddp.cli.node.top.watch import Watch
 from otel_ddp.history.page.app import App
-from otel_ddp.history.quantities import shown_time
+from otel_ddp.history.terminal import shown_time
 from otel_ddp.journal.place import Place
 
 PROGRAM = Path(__file__).parents[1] / "written_ranks.py"

@@ -30,8 +30,8 @@ from otel_ddp.agent.scrape.endpoint import LedgerCollector
 from otel_ddp.agent.verdicts.journal_source import JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.observe import ExitCauses
-from otel_ddp.history import beside, card, report
-from otel_ddp.history.compare import render, result, side
+from otel_ddp.history import beside, report, terminal
+from otel_ddp.history.compare import render, result, rows
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.page import answers
 from otel_ddp.history.page.app import App
@@ -341,9 +341,9 @@ def _show(folder: Path) -> None:
     with contextlib.suppress(UnreadableHistory, NotFound), find_run("sweep/r", folder) as found:
         told = report.gather(found, profiles=beside.profiles("sweep", "r", folder))
         answers.saved(found)
-        list(card.lines(card.of_report(told)))
+        list(terminal.lines(report.card_of(told)))
     with contextlib.suppress(UnreadableHistory, NotFound):
-        both = result.compare(side.load("a", folder), side.load("r", folder))
+        both = result.compare(rows.load("a", folder), rows.load("r", folder))
         list(render.text(both, []))
 
 

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Mapping
 
-from otel_ddp.history.compare.side import Side, Value
+from otel_ddp.history.compare.rows import Side, Value
 from otel_ddp.history.whole_run import Cell
 from otel_ddp.vocabulary.words import PHASES
 
@@ -57,7 +57,7 @@ def noisy_side(
         saves = step % 100 == 99
         phases_s["checkpoint"] = 0.2 if saves else 0.0
         took_s = sum(phases_s.values())
-        cells.append(Cell(step, 1.0, took_s, 64.0, not saves, phases_s))
+        cells.append(Cell(1.0, took_s, 64.0, not saves, phases_s))
     losses = [
         loss * (2 * math.exp(-step / 80) + 0.3) * (1 + 0.05 * chance.gauss(0, 1))
         for step in range(steps)

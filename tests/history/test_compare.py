@@ -10,11 +10,10 @@ import pytest
 
 from histories import write_history
 from history.noisy_runs import noisy_side
-from otel_ddp.history.compare import blocks, render, side
+from otel_ddp.history.compare import blocks, render, rows
 from otel_ddp.history.compare.result import BadLimit, Comparison, Kept, check, limits
 from otel_ddp.history.compare.result import compare as compare_runs
-from otel_ddp.history.compare.rows import Row
-from otel_ddp.history.compare.side import Side
+from otel_ddp.history.compare.rows import Row, Side
 from otel_ddp.history.directory import NotFound, find_run
 
 
@@ -27,7 +26,7 @@ def checked(asked: str, found: Comparison) -> list[Kept]:
 
 
 def loaded(words: str, folder: Path) -> Side:
-    [only] = side.load(words, folder)
+    [only] = rows.load(words, folder)
     return only
 
 
@@ -252,8 +251,8 @@ def test_a_few_steps_are_no_test(steps: int) -> None:
     found = compare(noisy_side(1), noisy_side(2)._replace(cells=noisy_side(2).cells[:steps]))
 
     assert row(found, "step_time").untested == "too few steps"
-    rows = [row for row in found.rows if not row.of_value]
-    assert found._replace(rows=rows).conclusion == "nothing could be tested"
+    steps = [row for row in found.rows if not row.of_value]
+    assert found._replace(rows=steps).conclusion == "nothing could be tested"
 
 
 def test_what_both_have_in_common_drops_out_of_values() -> None:
@@ -367,7 +366,7 @@ def test_the_steps_of_two_nodes_are_one_run(tmp_path: Path) -> None:
         write_history(tmp_path, "r", node=f"n{node}", ranks=2, first_rank=2 * node, seed=node)
 
     with find_run("r", tmp_path) as run:
-        found = side.of_run(run)
+        found = rows.of_run(run)
 
     assert run.nodes == ["n0", "n1"]
     assert list(run.ranks) == ["0", "1", "2", "3"]
@@ -379,7 +378,7 @@ def test_a_run_is_a_name_a_file_or_a_folder(tmp_path: Path) -> None:
     path = write_history(tmp_path, "r", group="g")
 
     titles = {loaded(words, tmp_path).title for words in ("r", "g/r", str(path), str(tmp_path))}
-    both = side.load("r, g/r", tmp_path)
+    both = rows.load("r, g/r", tmp_path)
 
     assert titles == {"g/r"}
     assert [each.title for each in both] == ["g/r", "g/r"]

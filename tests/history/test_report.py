@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from histories import S, value_sums, write_history
-from otel_ddp.history import card
 from otel_ddp.history.directory import find_run
 from otel_ddp.history.page import answers as page_answers
-from otel_ddp.history.report import gather
+from otel_ddp.history.report import card_of, gather, gpu_words
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import SeriesKey
+from otel_ddp.history.terminal import lines
 from otel_ddp.vocabulary import catalog
 
 EVIL = "<img src=x onerror=alert(1)>'\"&\x1b[31m"
@@ -77,7 +77,7 @@ def test_it_says_who_was_late_since_when_and_what_it_cost(tmp_path: Path) -> Non
     assert (still["who"]["rank"], still["phase"]) == ("1", "forward")
     assert (still["step"], still["since_step"]) == (100, 60)
     assert still["until_ns"] == report["run"]["seen_ns"]
-    findings = [line for line in card.lines(card.of_report(report)) if " ! " in line]
+    findings = [line for line in lines(card_of(report)) if " ! " in line]
     assert len(findings) == 2
 
 
@@ -123,7 +123,7 @@ def test_gpus_have_their_mean_and_their_extremes(tmp_path: Path) -> None:
     gpu = next(each for each in report["gpus"] if each["gpu"] == "GPU-1")
     assert (gpu["used_bytes_max"], gpu["model"], gpu["rank"]) == (5e10, "H100", "1")
     assert 0.7 < gpu["busy_ratio_mean"] < 0.9
-    [words] = card.gpu_words(report["gpus"])
+    [words] = gpu_words(report["gpus"])
     assert words.startswith("4 x H100, busy ")
     assert words.endswith("memory up to 50 GB")
 
@@ -156,7 +156,7 @@ def test_nothing_that_a_run_has_named_is_markup(tmp_path: Path) -> None:
     assert re.match(r"default-src 'none'; script-src 'nonce-[\w-]{20,}'; style-src", *policy)
     assert set(re.findall(r"<script ([a-z]+)=", page)) == {"nonce", "type"}
     assert not re.search(r'(src|href)="(?![/#])', page)
-    assert "\x1b" not in "\n".join(card.lines(card.of_report(report)))
+    assert "\x1b" not in "\n".join(lines(card_of(report)))
 
 
 def test_a_saved_page_has_fewer_points_the_more_lines_there_are(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_run_without_steps_or_values_has_a_report(tmp_path: Path) -> None:
         report = gather(run)
 
     assert report["time"]["step_s"] is None
-    assert len(list(card.lines(card.of_report(report)))) < 5
+    assert len(list(lines(card_of(report)))) < 5
 
 
 def test_a_card_has_twenty_lines_at_most(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_card_has_twenty_lines_at_most(tmp_path: Path) -> None:
     )
     report["verdicts"] = report["verdicts"] * 30
 
-    found = list(card.lines(card.of_report(report, ["here"])))
+    found = list(lines(card_of(report, ["here"])))
 
     assert len(found) <= 20
     assert found[0].startswith("otel_ddp: run sweep/r finished after 6.")

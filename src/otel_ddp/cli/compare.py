@@ -48,7 +48,7 @@ def _count(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    from otel_ddp.history.compare import render, result, side
+    from otel_ddp.history.compare import render, result, rows
     from otel_ddp.history.directory import NotFound
     from otel_ddp.history.reader import Unreadable
 
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         folder = history_directory(options)
         asked = result.limits(options.fail_if)
         before, after = (
-            side.load(words, folder, ours=not options.history) for words in (options.a, options.b)
+            rows.load(words, folder, ours=not options.history) for words in (options.a, options.b)
         )
         found = result.compare(before, after, options.warm_up)
         if not found.rows:

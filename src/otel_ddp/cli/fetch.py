@@ -16,7 +16,7 @@ from urllib.request import (
     build_opener,
 )
 
-from otel_ddp.history.quantities import printable
+from otel_ddp.history.terminal import printable
 
 _MOST_BYTES = 64 * 1024 * 1024
 

@@ -39,11 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from otel_ddp.agent.verdicts import postmortem
-    from otel_ddp.history import beside, card, report
+    from otel_ddp.history import beside, report
     from otel_ddp.history.directory import NotFound, find_run
     from otel_ddp.history.page import answers
     from otel_ddp.history.page.exchange import as_json
     from otel_ddp.history.reader import Unreadable
+    from otel_ddp.history.terminal import lines
 
     try:
         conf, folder = settings.read(), history_directory(options)
@@ -58,11 +59,11 @@ def run(options: argparse.Namespace) -> int:
             )
             told = report.gather(run, *lies_beside)
             if options.card:
-                return print_answer("\n".join(card.lines(card.of_report(told))))
+                return print_answer("\n".join(lines(report.card_of(told))))
             name = re.sub(r"[^\w.-]+", "_", run.name).strip(".")[:100] or "run"
             out = options.out or Path(f"report-{name}")
             html = out / "report.html"
-            shown = "\n".join(card.lines(card.of_report(told, [str(html.absolute())])))
+            shown = "\n".join(lines(report.card_of(told, [str(html.absolute())])))
             content = answers.saved(run, *lies_beside)
     except (ConfigError, NotFound, Unreadable) as why:
         print(f"otel-ddp report: {why}", file=sys.stderr)

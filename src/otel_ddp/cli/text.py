@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from otel_ddp.history.quantities import printable, when
+from otel_ddp.history.terminal import printable, when
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS
 
 

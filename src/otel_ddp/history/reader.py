@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -110,11 +109,6 @@ class StepBucket(NamedTuple):
     phases_ns: dict[str, int]
     """By the catalogue's words. `comm_wait` is waiting for other ranks; the rest is own work."""
 
-    @property
-    def work_ns(self) -> int:
-        """The time that does not depend on how late other ranks are."""
-        return self.took_ns - self.phases_ns["comm_wait"]
-
 
 class Event(NamedTuple):
     """A log line, an exception, a checkpoint; a row of the table of events."""
@@ -163,12 +157,7 @@ class History:
     def __enter__(self) -> History:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         self.close()
         if isinstance(error, DAMAGE):
             raise damaged([self], error) from error

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from otel_ddp.history.reader import (
@@ -27,13 +26,13 @@ StepBuckets = Mapping[str, tuple[str, int, list[StepBucket]]]
 
 
 class Cell(NamedTuple):
-    """Neighbouring steps of one rank, or of all of them."""
+    """Neighbouring steps of all ranks."""
 
-    first: int
     steps: float
     took_s: float
-    """Of one step, on average; so are the work and the phases."""
+    """Of one step, on average; so are the phases."""
     work: float
+    """Of all ranks together, in one step."""
     usual: bool
     phases_s: dict[str, float]
 
@@ -48,12 +47,7 @@ class WholeRun:
     def __enter__(self) -> WholeRun:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         for each in self.histories:
             each.close()
         if isinstance(error, DAMAGE):
@@ -157,58 +151,27 @@ class WholeRun:
     def cells(self) -> list[Cell]:
         """The steps of all ranks: means over the ranks, and the work of all together."""
         wide = max((width for _, width, _ in self.step_buckets.values()), default=1)
-        of_rank = [rank_cells(buckets, wide) for _, _, buckets in self.step_buckets.values()]
-        starts = sorted({start for cells in of_rank for start in cells})
-        found = [_over_ranks([each[at] for each in of_rank if at in each]) for at in starts]
+        groups: dict[int, list[tuple[str, StepBucket]]] = defaultdict(list)
+        for rank, (_, _, buckets) in self.step_buckets.items():
+            for each in buckets:
+                groups[each.start - each.start % wide].append((rank, each))
+        found = [_cell(groups[start]) for start in sorted(groups)]
         if wide > 1 and sum(not each.usual for each in found) > len(found) / 4:
             # Each has some unusual step in it: only the time of its special phases is taken out.
             found = [_without_special(each) for each in found]
         return found
 
 
-def rank_cells(buckets: Sequence[StepBucket], wide: int) -> dict[int, Cell]:
-    """The steps of one rank, so many together, by the first number that is theirs."""
-    groups: dict[int, list[Cell]] = defaultdict(list)
-    for each in buckets:
-        share = 1 / (each.steps or 1)
-        phases_s = {word: each.phases_ns[word] / 1e9 * share for word in PHASES}
-        cell = Cell(
-            *(each.first, each.steps, each.took_ns / 1e9 * share, each.work * share),
-            *(not each.unusual, phases_s),
-        )
-        groups[each.start - each.start % wide].append(cell)
-    return {start: neighbours(group) for start, group in groups.items()}
-
-
-def neighbours(cells: Sequence[Cell]) -> Cell:
-    """Cells of the same ranks as one, by the number of their steps."""
-    if len(cells) == 1:
-        return cells[0]
-    steps = sum(each.steps for each in cells)
-
-    def mean(numbers: Iterable[float]) -> float:
-        weighed = zip(numbers, cells, strict=True)
-        return sum(number * each.steps for number, each in weighed) / (steps or 1)
-
+def _cell(buckets: Sequence[tuple[str, StepBucket]]) -> Cell:
+    ranks = len({rank for rank, _ in buckets})
+    parts = [each for _, each in buckets]
+    each_s = 1 / (sum(each.steps for each in parts) or 1) / 1e9
     return Cell(
-        min(each.first for each in cells),
-        steps,
-        mean(each.took_s for each in cells),
-        mean(each.work for each in cells),
-        all(each.usual for each in cells),
-        {word: mean(each.phases_s.get(word, 0.0) for each in cells) for word in cells[0].phases_s},
-    )
-
-
-def _over_ranks(cells: Sequence[Cell]) -> Cell:
-    share = 1 / len(cells)
-    return Cell(
-        min(each.first for each in cells),
-        sum(each.steps for each in cells) * share,
-        sum(each.took_s for each in cells) * share,
-        sum(each.work for each in cells),
-        all(each.usual for each in cells),
-        {word: sum(each.phases_s[word] for each in cells) * share for word in PHASES},
+        sum(each.steps for each in parts) / ranks,
+        sum(each.took_ns for each in parts) * each_s,
+        sum(each.work for each in parts) * each_s * 1e9 * ranks,
+        not any(each.unusual for each in parts),
+        {word: sum(each.phases_ns[word] for each in parts) * each_s for word in PHASES},
     )
 
 

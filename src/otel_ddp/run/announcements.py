@@ -13,7 +13,7 @@ from typing import Any
 
 from otel_ddp import errors, settings
 from otel_ddp.errors import warn_once
-from otel_ddp.history.quantities import printable
+from otel_ddp.history.terminal import printable
 from otel_ddp.identity import addresses
 from otel_ddp.identity.identity import GroupFacts, Identity
 from otel_ddp.identity.strategy import Choice

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from otel_ddp import errors, files
-from otel_ddp.history import card
-from otel_ddp.history.card import Card, CardValue
-from otel_ddp.history.quantities import shown_s, when
+from otel_ddp.history.terminal import Card, CardValue, lines, shown_s, when
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader, Unreadable
@@ -57,7 +55,7 @@ def show(
         is_long = lasted_s >= SHORTEST_S
         found = _card(reader, place, state, lasted_s, look) if always or is_long else None
         if found is not None:
-            say("\n".join(card.lines(found)) + "\n")
+            say("\n".join(lines(found)) + "\n")
         elif is_long and "torch" in sys.modules and reader.identity.get("job_type") == "train":
             say(_NO_STEP % reader.identity.get("run"))
     finally:

@@ -14,7 +14,7 @@ from typing import Any
 
 from otel_ddp import files, settings
 from otel_ddp.errors import ConfigError
-from otel_ddp.history.quantities import printable
+from otel_ddp.history.terminal import printable
 from otel_ddp.journal import locks
 from otel_ddp.journal.place import LOG_FORM, Place, find
 

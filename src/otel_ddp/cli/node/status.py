@@ -14,7 +14,7 @@ from otel_ddp.cli.node.gpus import gpu_lines
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, dated, integer, marked, number, print_answer
 from otel_ddp.errors import ConfigError
-from otel_ddp.history.quantities import shown_time
+from otel_ddp.history.terminal import shown_time
 from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState, world_of
 

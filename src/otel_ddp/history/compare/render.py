@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from otel_ddp.history.compare.result import Comparison, Differing, Kept, percent, shown_p
-from otel_ddp.history.compare.rows import Row
-from otel_ddp.history.compare.side import Side
-from otel_ddp.history.quantities import printable, shown_number, shown_s
+from otel_ddp.history.compare.rows import Row, Side
+from otel_ddp.history.terminal import printable, shown_number, shown_s
 
 _HEADS = ("per step", "A", "B", "change", "99 % interval", "p", "")
 _VALUE_HEADS = ("value, last part", "A", "B", "change", "p", "last A", "last B", "best A", "best B")

@@ -11,11 +11,11 @@ from otel_ddp.history.compare.rows import (
     LEAST_CHANGE,
     SIGNIFICANT_P,
     Row,
+    Side,
     special_rows,
     step_rows,
     value_rows,
 )
-from otel_ddp.history.compare.side import Side
 from otel_ddp.history.whole_run import Cell
 
 # The first steps fill caches, grow buffers, tune kernels.

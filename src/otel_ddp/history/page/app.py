@@ -14,7 +14,7 @@ from typing import Any
 
 from otel_ddp import errors, files
 from otel_ddp.history import beside
-from otel_ddp.history.compare import render, result, side
+from otel_ddp.history.compare import render, result, rows
 from otel_ddp.history.page import answers, guard, runs
 from otel_ddp.history.page.exchange import (
     PACKED,
@@ -184,7 +184,7 @@ class App:
         sides = []
         for run, group in zip(question.texts("run")[:2], groups, strict=False):
             with self._runs.opened(group, run) as found:
-                sides.append(side.of_run(found))
+                sides.append(rows.of_run(found))
         if len(sides) < 2:
             raise Refused(400, "name two runs")
         told = result.compare(sides[:1], sides[1:])
@@ -195,17 +195,17 @@ class App:
         return [*filter(files.is_kept, self._own_folders), *self._named_folders]
 
     def _list(
-        self, question: Question, rows: list[dict[str, Any]], faults: list[str]
+        self, question: Question, found: list[dict[str, Any]], faults: list[str]
     ) -> dict[str, Any]:
         live, private = self._now_known(), question.is_private()
-        rows = [{**row, "verdicts": runs.verdicts(row["verdicts"], private)} for row in rows]
+        found = [{**row, "verdicts": runs.verdicts(row["verdicts"], private)} for row in found]
         if not private:
             shown = _runs_of(live)
-            rows = [row for row in rows if (row["group"], row["run"]) in shown]
+            found = [row for row in found if (row["group"], row["run"]) in shown]
         return {
             **self._seen_by(live, private),
             "folder": str(self._runs.folder) if private else "",
-            "runs": rows,
+            "runs": found,
             "faults": [*_not_kept(live), *faults] if private else [],
         }
 

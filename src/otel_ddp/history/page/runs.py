@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp.history import directory
-from otel_ddp.history.card import cost_words
 from otel_ddp.history.page.exchange import Refused
 from otel_ddp.history.reader import (
     History,
@@ -22,6 +21,7 @@ from otel_ddp.history.reader import (
     whole,
     worst_state,
 )
+from otel_ddp.history.report import cost_words
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, VERDICTS

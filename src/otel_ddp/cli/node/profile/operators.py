@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.medians import lower_median
-from otel_ddp.history.quantities import printable, shown_s
+from otel_ddp.history.terminal import printable, shown_s
 
 OUTSIDE = "outside of operators: Python, input, waits"
 IDLE = "idle"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from otel_ddp.cli.node.gpus import gpu_row, gpu_user
 from otel_ddp.cli.node.status import ago
 from otel_ddp.cli.node.top.watch import Rank, Run, Value, View
-from otel_ddp.history.quantities import shown_s
+from otel_ddp.history.terminal import shown_s
 
 HEADS = ("RUN", "RANK", "NODE", "PHASE", "FOR", "STEP", "STEP TIME", "WORK", "LAST STEPS", "GPU")
 # These are numbers, which end at one edge.

@@ -1,16 +1,82 @@
-"""The card of a run: how it ended, in twenty lines or fewer, for a terminal or a job's log."""
+"""Numbers, times and the end of a run, in words that can do nothing to a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp.history.quantities import printable, shown_bytes, shown_number, shown_s
-from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, shown_phase
+from otel_ddp.vocabulary.words import shown_phase
 
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _MOST_VALUES, _MOST_SENTENCES = 5, 4
 _WIDTH = 100
 _LEAST_SHARE = 0.005
+
+
+def shown_s(seconds: float | None) -> str:
+    """20.1 ms; 3 h 20 min."""
+    if seconds is None:
+        return "-"
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    if seconds >= 120:
+        return f"{seconds / 60:.1f} min"
+    if not seconds:
+        return "0 s"
+    # 999.6 us are 1 ms.
+    size, unit = next((each for each in _UNITS if abs(seconds) >= 0.9995 * each[0]), _UNITS[-1])
+    return f"{seconds / size:.3g} {unit}" if abs(seconds) < 99.95 else f"{seconds:.0f} s"
+
+
+def shown_time(time_ns: int, now_ns: int) -> str:
+    """The time of day here, with the date where that is another one."""
+    at, now = time.localtime(time_ns / 1e9), time.localtime(now_ns / 1e9)
+    same_day = (at.tm_year, at.tm_yday) == (now.tm_year, now.tm_yday)
+    return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", at)
+
+
+def when(verdict: Mapping[str, Any], now_ns: int) -> str:
+    """What stands before a verdict's sentence, as an agent's file describes it.
+
+    `since 16:45:10: ` while it holds, `16:45:10 to 16:47:02: ` later, `16:45:10: ` for a death.
+    """
+    since, until = (
+        shown_time(at_ns, now_ns) if isinstance(at_ns, int) and 0 < at_ns < 2**63 else ""
+        for at_ns in (verdict.get("since_ns"), verdict.get("until_ns"))
+    )
+    if not since:
+        return ""
+    if verdict.get("kind") == "death":
+        return f"{since}: "
+    return f"{since} to {until}: " if until else f"since {since}: "
+
+
+def shown_number(value: float | None) -> str:
+    """Five digits; a dash where there is none."""
+    return "-" if value is None else f"{value:.5g}"
+
+
+def shown_bytes(count: float) -> str:
+    """81.6 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def printable(
+    words: str, *, most: int = 1000, keeps: Callable[[str], bool] = str.isprintable
+) -> str:
+    """One line: ESC and newlines are written out."""
+    return "".join(
+        letter if keeps(letter) else letter.encode("unicode_escape").decode()
+        for letter in words[:most]
+    )
+
+
+# -- the card of a run, in twenty lines or fewer
 
 
 class CardValue(NamedTuple):
@@ -102,75 +168,3 @@ def _cut(words: str, most: int = 2 * _WIDTH) -> str:
 
 def _after(before: str, words: str) -> str:
     return f"{before}{words}" if words else ""
-
-
-# -- of a run that is over
-
-
-def of_report(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
-    """The same lines that a run shows at its end, with what only a history knows."""
-    run, time = report["run"], report["time"]
-    ranks, nodes = run["world_size"] or len(report["ranks"]), len(run["nodes"])
-    return Card(
-        title=f"run {run['group']}/{run['run']}" if run["group"] else f"run {run['run']}",
-        state=run["state"],
-        duration_s=run["duration_s"],
-        reason="; ".join(run["reasons"][:2]),
-        where=f"{ranks} rank{'s' * (ranks != 1)} on {nodes} node{'s' * (nodes != 1)}",
-        steps=run["steps"],
-        step_s=time["step_s"],
-        phases_s=time["phases_s"],
-        values=[
-            CardValue(
-                str(each["name"]),
-                str(each["split"] or ""),
-                *(
-                    _of(each["last"], "value"),
-                    _of(each["best"], "value"),
-                    _of(each["best"], "step"),
-                ),
-            )
-            for each in sorted(report["values"], key=lambda each: not each["best"])
-        ],
-        sentences=[
-            str(each.get("sentence"))
-            for each in report["verdicts"]
-            if each.get("kind") not in HARMLESS_VERDICTS
-        ],
-        gpus=list(gpu_words(report["gpus"])),
-        cost=cost_words(report["cost"]),
-        look=[*look, *(f"post-mortem {each['path']}" for each in report["postmortems"][:1])],
-    )
-
-
-def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """All GPUs in one line."""
-    if not gpus:
-        return
-    busy = [each["busy_ratio_mean"] for each in gpus if "busy_ratio_mean" in each]
-    used = [each["used_bytes_max"] for each in gpus if "used_bytes_max" in each]
-    hot = [each["temperature_c_max"] for each in gpus if "temperature_c_max" in each]
-    models = sorted({str(each["model"]) for each in gpus if each["model"]})
-    parts = [
-        f"{len(gpus)} x {', '.join(models)}" if models else f"{len(gpus)}",
-        f"busy {sum(busy) / len(busy) * 100:.0f} % (least {min(busy) * 100:.0f} %)" if busy else "",
-        f"memory up to {shown_bytes(max(used))}" if used else "",
-        f"up to {max(hot):.0f} °C" if hot else "",
-    ]
-    yield ", ".join(filter(None, parts))
-
-
-def cost_words(cost: Mapping[str, Any]) -> str:
-    """Telemetry's own."""
-    parts = []
-    if isinstance(cost.get("hook_s"), (int, float)):
-        share = cost.get("hook_share")
-        of = "" if share is None else f" ({share * 100:.2g} % of the steps)"
-        parts.append(f"hooks {shown_s(cost['hook_s'])} on all ranks{of}")
-    if isinstance(cost.get("agent_cpu_s"), (int, float)):
-        parts.append(f"agents {shown_s(cost['agent_cpu_s'])} of a core")
-    return ", ".join(parts)
-
-
-def _of(point: Any, key: str) -> Any:
-    return point.get(key) if isinstance(point, dict) else None
