@@ -348,97 +348,169 @@ def entered(number: int, op: str, sizes: str = "[[4]]") -> dict[str, Any]:
     return {"collectives": (Collective("0", number - 1, "gloo:all_reduce", "[[4]]"), one)}
 
 
+GROUP_1 = (Group("1", 2, 4, 3, "nccl"),)
+# It waits for a rank of the second group, in which others are not.
+IN_GROUP_1 = Collective("1", 4, "nccl:all_gather", "[[8]]", "started")
+HOSTS = Collective("0", 9, "gloo:barrier", "[[0]]")
+W, D, F = "comm_wait", "data", "forward"
+STARTED, SCHEDULED = on_device("started"), on_device("scheduled")
+
+# Where the ranks are, what they answer, the cause and the culprits; and some of the words.
+TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
+    "the lower number did not reach the collective": (
+        *([W, D], [numbers(9), numbers(8)], "not_reached", "1", ""),
+    ),
+    "the other rank has it": ([D, W], [numbers(8), numbers(9)], "not_reached", "0", ""),
+    "two of them": (
+        *([D, W, "checkpoint"], [numbers(8), numbers(9), numbers(7)]),
+        *("not_reached", "0 2", ""),
+    ),
+    "rank 1 is late for rank 0 because it waits for rank 2": (
+        [W, W, D],
+        [numbers(9), numbers(8, 5), {"groups": (Group("1", 2, 4),)}],
+        *("not_reached", "2", ""),
+    ),
+    "each is ahead where the other is not": (
+        *([W, W], [numbers(9, 3), numbers(8, 4)], "crossed", "0 1", ""),
+    ),
+    "a group of one belongs to one rank": (
+        [D, W],
+        [{"groups": (Group("1", 1, 9),)}, {"groups": (Group("1", 1, 2),)}],
+        *("not_reached", "0", ""),
+    ),
+    "another operation under the same number: of three, the odd one": (
+        [W, W, W],
+        [entered(9, "all_reduce"), entered(9, "broadcast"), entered(9, "all_reduce")],
+        *("different_collectives", "1", "as collective number 9, ranks 0, 2 entered all_reduce"),
+    ),
+    "another size: of two, both": (
+        [W, W],
+        [entered(9, "all_reduce"), entered(9, "all_reduce", "[[5]]")],
+        *("different_collectives", "0 1", ""),
+    ),
+    "uneven parts are what gathering is for": (
+        [W, W],
+        [entered(9, "all_gather"), entered(9, "all_gather", "[[5]]")],
+        *("backend", "", "Look at the network"),
+    ),
+    "equal numbers": ([W, W], [numbers(9), numbers(9)], "backend", "", ""),
+    "without numbers: the rank that does not wait": ([W, D], [{}, {}], "not_reached", "1", ""),
+    "by its stack": (
+        *(["other", "other"], [{"stack": WAITS}, {"stack": DATA}], "not_reached", "1", ""),
+    ),
+    "none waits": ([D, D], [{}, {}], "long_phase", "0 1", ""),
+    "a device's queue that does not move on is a wait too": (
+        ["other", D],
+        [{"groups": (Group("0", 2, 9, 8, "cuda:nccl"),)}, {}],
+        *("not_reached", "1", ""),
+    ),
+    "the kernel's word comes first": (
+        [W, D],
+        [numbers(9), {"kernel": Kernel("T", True, 0.0), "silent_s": 30.0}],
+        *("stopped", "1", "is stopped by a signal or a debugger"),
+    ),
+    "it is in I/O": (
+        [W, D],
+        [numbers(9), {"kernel": Kernel("D", True, 0.0, "nfs_wait")}],
+        *("uninterruptible", "1", "in I/O that cannot be interrupted (nfs_wait)"),
+    ),
+    "it was in I/O for a moment": (
+        *([W, D], [numbers(9), {"kernel": Kernel("D", False, 0.0)}], "not_reached", "1", ""),
+    ),
+    "it is silent": (
+        *(
+            [W, D],
+            [numbers(9), {"silent_s": 30.0}],
+            "gil",
+            "1",
+            "holds the GIL and does not return",
+        ),
+    ),
+    "it is silent for a second": (
+        *([W, D], [numbers(9), {"silent_s": 1.0}], "not_reached", "1", ""),
+    ),
+    "what has raised in a collective does not wait in it any more": (
+        *([W, W], [{}, {"stack": LEFT}], "not_reached", "1", ""),
+    ),
+    # -- under nccl, where the devices wait
+    "a device has not come to what the others are in": (
+        [F, F, F],
+        [STARTED, on_device("scheduled", phase="backward"), STARTED],
+        *("device", "1"),
+        "the device of rank 1 after step 7 has not come to all_reduce [[1000]], collective number "
+        "9, which the host has put in line, it is in backward; ranks 0, 2 wait for it",
+    ),
+    "a device that waits in another group is not the one": (
+        [F, F, F],
+        [
+            STARTED,
+            {**SCHEDULED, "collectives": (*SCHEDULED["collectives"], IN_GROUP_1)},
+            {"groups": GROUP_1, "collectives": (IN_GROUP_1._replace(state="scheduled"),)},
+        ],
+        *("device", "2", ""),
+    ),
+    "torch times no collectives": (
+        *([F, F], [SCHEDULED, SCHEDULED], "backend", ""),
+        "it does not end (all_reduce [[1000]], collective number 9). Set TORCH_NCCL_ENABLE_TIMING",
+    ),
+    "hosts wait in their collectives": (
+        [W, W],
+        [{"collectives": (HOSTS._replace(state="scheduled"),)}] * 2,
+        *("backend", "", "wait in the same collective; it does not end. Look at the network"),
+    ),
+    "all devices are in it": (
+        *([F, F], [STARTED, STARTED], "backend", ""),
+        "all devices are in it (all_reduce [[1000]], collective number 9)",
+    ),
+    "it has ended on some ranks": (
+        *([W, F, W], [on_device("", completed=9), STARTED, on_device("", completed=9)]),
+        *("backend", "1"),
+        "all_reduce [[1000]], collective number 9, has ended on ranks 0, 2 and goes on on rank 1",
+    ),
+    "collectives of hosts and of devices in one group are told apart": (
+        [W, F],
+        [
+            {**on_device("", completed=9), "collectives": (HOSTS,)},
+            {**STARTED, "collectives": (HOSTS, *STARTED["collectives"])},
+        ],
+        *("backend", "1", ""),
+    ),
+    "a host that runs less far ahead is not the one": (
+        [F, F, F],
+        [
+            on_device("started", enqueued=31),
+            on_device("scheduled", enqueued=40),
+            on_device("started", enqueued=35),
+        ],
+        *("device", "1", ""),
+    ),
+    "of hosts that run ahead, the one that the devices wait for": (
+        [F, D, F],
+        [
+            on_device("started", enqueued=40),
+            {**on_device("", enqueued=8), "stack": DATA},
+            # It waits as rank 0 does, and its launch queue is full sooner.
+            on_device("started", enqueued=31),
+        ],
+        *("not_reached", "1", "8 collectives where others have entered 40"),
+    ),
+    "a host that is behind, with where its device is": (
+        ["other", "other"],
+        [
+            STARTED,
+            {"groups": (Group("0", 2, 8, 7, "nccl"),), "stack": DATA, "device_phase": "forward"},
+        ],
+        *("not_reached", "1"),
+        "rank 1 is in other after step 7 at train.py:31 (load), its device in forward",
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("phases", "answers", "cause", "culprits"),
-    [
-        # The lower number did not reach the collective.
-        (("comm_wait", "data"), (numbers(9), numbers(8)), "not_reached", ["1"]),
-        (("data", "comm_wait"), (numbers(8), numbers(9)), "not_reached", ["0"]),
-        # Two of them.
-        (
-            ("data", "comm_wait", "checkpoint"),
-            (numbers(8), numbers(9), numbers(7)),
-            "not_reached",
-            ["0", "2"],
-        ),
-        # Rank 1 is late for rank 0 because it waits for rank 2.
-        (
-            ("comm_wait", "comm_wait", "data"),
-            (numbers(9), numbers(8, 5), {"groups": (Group("1", 2, 4),)}),
-            "not_reached",
-            ["2"],
-        ),
-        # Each is ahead where the other is not.
-        (("comm_wait", "comm_wait"), (numbers(9, 3), numbers(8, 4)), "crossed", ["0", "1"]),
-        # A group of one belongs to one rank.
-        (
-            ("data", "comm_wait"),
-            ({"groups": (Group("1", 1, 9),)}, {"groups": (Group("1", 1, 2),)}),
-            "not_reached",
-            ["0"],
-        ),
-        # Another operation under the same number; of three, the odd one.
-        (
-            ("comm_wait", "comm_wait", "comm_wait"),
-            (entered(9, "all_reduce"), entered(9, "broadcast"), entered(9, "all_reduce")),
-            "different_collectives",
-            ["1"],
-        ),
-        (
-            ("comm_wait", "comm_wait"),
-            (entered(9, "all_reduce"), entered(9, "all_reduce", "[[5]]")),
-            "different_collectives",
-            ["0", "1"],
-        ),
-        # Uneven parts are what gathering is for.
-        (
-            ("comm_wait", "comm_wait"),
-            (entered(9, "all_gather"), entered(9, "all_gather", "[[5]]")),
-            "backend",
-            [],
-        ),
-        (("comm_wait", "comm_wait"), (numbers(9), numbers(9)), "backend", []),
-        # Without numbers: the rank that does not wait.
-        (("comm_wait", "data"), ({}, {}), "not_reached", ["1"]),
-        (("other", "other"), ({"stack": WAITS}, {"stack": DATA}), "not_reached", ["1"]),
-        (("data", "data"), ({}, {}), "long_phase", ["0", "1"]),
-        # A device's queue that does not move on is a wait too.
-        (
-            ("other", "data"),
-            ({"groups": (Group("0", 2, 9, 8, "cuda:nccl"),)}, {}),
-            "not_reached",
-            ["1"],
-        ),
-        # The kernel's word comes first.
-        (
-            ("comm_wait", "data"),
-            (numbers(9), {"kernel": Kernel("T", True, 0.0), "silent_s": 30.0}),
-            "stopped",
-            ["1"],
-        ),
-        (
-            ("comm_wait", "data"),
-            (numbers(9), {"kernel": Kernel("D", True, 0.0, "nfs_wait")}),
-            "uninterruptible",
-            ["1"],
-        ),
-        (
-            ("comm_wait", "data"),
-            (numbers(9), {"kernel": Kernel("D", False, 0.0)}),
-            "not_reached",
-            ["1"],
-        ),
-        (("comm_wait", "data"), (numbers(9), {"silent_s": 30.0}), "gil", ["1"]),
-        (("comm_wait", "data"), (numbers(9), {"silent_s": 1.0}), "not_reached", ["1"]),
-        # Whoever has raised in a collective does not wait in it any more.
-        (("comm_wait", "comm_wait"), ({}, {"stack": LEFT}), "not_reached", ["1"]),
-    ],
+    ("phases", "answers", "cause", "culprits", "words"), TABLE.values(), ids=[*TABLE]
 )
 def test_the_table(
-    phases: tuple[str, ...],
-    answers: tuple[dict[str, Any], ...],
-    cause: str,
-    culprits: list[str],
+    phases: list[str], answers: list[dict[str, Any]], cause: str, culprits: str, words: str
 ) -> None:
     job = Job(ranks=0)
     for rank, (phase, known) in enumerate(zip(phases, answers, strict=True)):
@@ -446,12 +518,12 @@ def test_the_table(
         job.answers[rank] = known
     _, verdict = job.stalls_after()
 
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == (cause, culprits)
-    for rank in culprits:
+    evidence = verdict.evidence
+    assert (evidence["cause"], evidence["culprits"]) == (cause, culprits.split())
+    assert words in verdict.sentence
+    for rank in culprits.split():
         assert f"rank {rank}" in verdict.sentence or "ranks" in verdict.sentence
-    assert [row["rank"] for row in verdict.evidence["ranks"]] == [
-        str(n) for n in range(len(phases))
-    ]
+    assert [row["rank"] for row in evidence["ranks"]] == [str(n) for n in range(len(phases))]
 
 
 def behind(
@@ -792,130 +864,6 @@ def test_an_answer_from_before_the_rank_moved_is_no_evidence() -> None:
     assert verdict.evidence["culprits"] == ["0"]
 
 
-# -- under nccl, where the devices wait
-
-
-def test_a_device_that_has_not_come_to_what_the_others_are_in_is_named() -> None:
-    job = Job(3)
-    for rank, answer in enumerate(
-        (on_device("started"), on_device("scheduled", phase="backward"), on_device("started"))
-    ):
-        job.answers[rank] = answer
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("device", ["1"])
-    assert (
-        "the device of rank 1 after step 7 has not come to all_reduce [[1000]], collective number "
-        "9, which the host has put in line, it is in backward; ranks 0, 2 wait for it"
-    ) in verdict.sentence
-
-
-def test_a_device_that_waits_in_another_group_is_not_the_one() -> None:
-    job = Job(3)
-    # Rank 1 has not come to the first group's, as it waits for rank 2 in the second one's.
-    elsewhere = Collective("1", 4, "nccl:all_gather", "[[8]]", "started")
-    waits = on_device("scheduled")
-    job.answers[0] = on_device("started")
-    job.answers[1] = {**waits, "collectives": (*waits["collectives"], elsewhere)}
-    job.answers[2] = {
-        "groups": (Group("1", 2, 4, 3, "nccl"),),
-        "collectives": (elsewhere._replace(state="scheduled"),),
-    }
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("device", ["2"])
-
-
-def test_where_torch_times_no_collectives_no_device_is_blamed() -> None:
-    job = Job()
-    for rank in (0, 1):
-        job.answers[rank] = on_device("scheduled")
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", [])
-    assert "it does not end (all_reduce [[1000]], collective number 9)" in verdict.sentence
-    assert "TORCH_NCCL_ENABLE_TIMING=1" in verdict.sentence
-
-
-def test_nothing_is_to_be_set_where_hosts_wait_in_their_collectives() -> None:
-    job = Job()
-    for rank in (0, 1):
-        job.put(rank, "comm_wait")
-        ended, one = entered(9, "all_reduce")["collectives"]
-        answer = ended._replace(state="scheduled"), one._replace(state="scheduled")
-        job.answers[rank] = {"collectives": answer}
-    _, verdict = job.stalls_after()
-
-    assert verdict.evidence["cause"] == "backend"
-    assert "TIMING" not in verdict.sentence
-    assert "collective number" not in verdict.sentence
-
-
-def test_a_collective_that_all_devices_are_in_is_the_networks() -> None:
-    job = Job()
-    for rank in (0, 1):
-        job.answers[rank] = on_device("started")
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", [])
-    assert "all devices are in it (all_reduce [[1000]], collective number 9)" in verdict.sentence
-
-
-def test_a_collective_that_has_ended_on_some_ranks_names_the_others() -> None:
-    job = Job(3)
-    job.answers = {
-        0: on_device("", completed=9),
-        1: on_device("started"),
-        2: on_device("", completed=9),
-    }
-    for rank in (0, 2):
-        job.put(rank, "comm_wait")
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", ["1"])
-    assert (
-        "all_reduce [[1000]], collective number 9, has ended on ranks 0, 2 and goes on on rank 1"
-    ) in verdict.sentence
-
-
-def test_collectives_of_hosts_and_of_devices_in_one_group_are_told_apart() -> None:
-    job = Job()
-    hosts = Collective("0", 9, "gloo:barrier", "[[0]]")
-    job.put(0, "comm_wait")
-    job.answers[0] = {**on_device("", completed=9), "collectives": (hosts,)}
-    inside = on_device("started")
-    job.answers[1] = {**inside, "collectives": (hosts, *inside["collectives"])}
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", ["1"])
-
-
-@pytest.mark.parametrize("enqueued", [(40, 31, 35), (31, 40, 35)])
-def test_a_host_that_runs_less_far_ahead_is_not_the_one(enqueued: tuple[int, int, int]) -> None:
-    job = Job(3)
-    for rank, number in enumerate(enqueued):
-        state = "scheduled" if rank == 1 else "started"
-        job.answers[rank] = on_device(state, enqueued=number)
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("device", ["1"])
-
-
-def test_of_hosts_that_run_ahead_the_one_is_named_that_the_devices_wait_for() -> None:
-    job = Job(3)
-    job.put(1, "data")
-    job.answers = {
-        0: on_device("started", enqueued=40),
-        1: {**on_device("", enqueued=8), "stack": DATA},
-        # It waits as rank 0 does, and its launch queue is full sooner.
-        2: on_device("started", enqueued=31),
-    }
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("not_reached", ["1"])
-    assert "8 collectives where others have entered 40" in verdict.sentence
-
-
 def test_phase_and_step_are_those_of_the_device_where_its_host_has_run_ahead() -> None:
     job = Job()
     job.put(1, "optimizer")
@@ -925,20 +873,3 @@ def test_phase_and_step_are_those_of_the_device_where_its_host_has_run_ahead() -
 
     assert (verdict.evidence["cause"], verdict.phase, verdict.step) == ("device", "backward", 3)
     assert "the device of rank 1 after step 3 has not come to" in verdict.sentence
-
-
-def test_a_host_that_is_behind_is_named_with_where_its_device_is() -> None:
-    job = Job()
-    job.put(1, "other")
-    job.answers[0] = on_device("started")
-    job.answers[1] = {
-        "groups": (Group("0", 2, 8, 7, "nccl"),),
-        "stack": DATA,
-        "device_phase": "forward",
-    }
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("not_reached", ["1"])
-    assert "rank 1 is in other after step 7 at train.py:31 (load), its device in forward" in (
-        verdict.sentence
-    )

@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,7 +54,7 @@ for line in sys.stdin:
 """
 
 TRAIN = """
-import ctypes, os, threading, time
+import os, threading, time
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -81,13 +80,11 @@ def batches():
 
 
 def hang_in_data():
-    if how in ("data", "thread"):
+    if how == "thread":
         time.sleep(1000)
     if how == "leaves":
         threading.Thread(target=uploads, name="uploader").start()
         raise ValueError("a bad sample")
-    if how == "gil":
-        ctypes.PyDLL(None).sleep(1000)
     if how == "busy":
         while True:
             pass
@@ -116,8 +113,6 @@ def train():
         optimizer.zero_grad()
         if number < 4 or how in ("skips", "differs"):
             user_collectives(number)
-        if how == "runs":
-            time.sleep(0.01)
         if number == 4 and how == "moves":
             # Without a sign that any hook sees.
             with run.phase("evaluation of mine"):
@@ -183,9 +178,6 @@ class Job:
         (verdict,) = found
         return verdict
 
-    def over(self) -> None:
-        assert until(self.poll, "the end of the stall") == [None]
-
 
 @pytest.fixture(scope="module")
 def parent() -> Iterator[tuple[Node, subprocess.Popen[str]]]:
@@ -221,28 +213,6 @@ def hang(parent: tuple[Node, subprocess.Popen[str]]) -> Iterator[Callable[[str],
         job.causes.close()
 
 
-def _row(verdict: Verdict, rank: int) -> dict[str, Any]:
-    (row,) = (each for each in verdict.evidence["ranks"] if each["rank"] == str(rank))
-    return dict(row)
-
-
-def test_a_rank_that_sleeps_in_data_is_named_with_its_line(hang: Callable[[str], Job]) -> None:
-    job = hang("data")
-    verdict = job.verdict()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("not_reached", ["1"])
-    assert (verdict.phase, verdict.step) == ("data", HUNG_STEP)
-    assert "(hang_in_data) and sleeps" in verdict.sentence
-    assert "rank 0 waits for it" in verdict.sentence
-    assert _row(verdict, 0)["phase"] == "comm_wait"
-    assert dict(verdict.labels) == {"group": "", "run": "data", "node": "here"}
-    # Suspected first, and the slow question only once it is declared.
-    assert job.questions == ["where", "where", "what", "what"]
-    # Nothing changes, so nothing is reported again.
-    for _ in range(20):
-        assert job.poll() == []
-
-
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -271,16 +241,6 @@ def test_a_rank_that_computes_on_and_on_is_told_from_one_that_sleeps(
     assert "(hang_in_data) and computes" in verdict.sentence
 
 
-def test_a_rank_that_holds_the_gil_in_c_is_named_though_it_cannot_answer(
-    hang: Callable[[str], Job],
-) -> None:
-    verdict = hang("gil").verdict()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("gil", ["1"])
-    assert (verdict.phase, verdict.step) == ("data", HUNG_STEP)
-    assert (_row(verdict, 0)["answers"], _row(verdict, 1)["answers"]) == (True, False)
-
-
 def test_ranks_that_wait_in_different_process_groups_wait_for_each_other(
     hang: Callable[[str], Job],
 ) -> None:
@@ -299,24 +259,6 @@ def test_ranks_that_enter_different_collectives_are_named_with_them(
 
     assert verdict.evidence["cause"] == "different_collectives"
     assert "rank 0 entered all_reduce [[3]]; rank 1 entered broadcast [[3]]" in verdict.sentence
-
-
-def test_a_stopped_rank_is_named_and_the_stall_is_over_when_it_goes_on(
-    hang: Callable[[str], Job],
-) -> None:
-    job = hang("runs")
-    until(lambda: all(each.step for each in job.positions().values()), "some steps")
-    os.kill(job.pids["1"], signal.SIGSTOP)
-    try:
-        verdict = job.verdict()
-    finally:
-        os.kill(job.pids["1"], signal.SIGCONT)
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("stopped", ["1"])
-    assert _row(verdict, 1)["process"] == "T"
-    assert {each.stalled for each in job.stalls.standing.values()} == {True}
-    job.over()
-    assert {each.stalled for each in job.stalls.standing.values()} == {False}
 
 
 def test_a_loop_of_collectives_that_no_hook_sees_is_no_stall(hang: Callable[[str], Job]) -> None:

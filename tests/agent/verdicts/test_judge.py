@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -175,6 +174,8 @@ def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Ben
     bench.train(150, late_ms=30)
     first = bench.reported()
     standing = bench.series(catalog.TRAINING_STRAGGLER)
+    excess = bench.series(catalog.TRAINING_STRAGGLER_EXCESS)
+    (work_max,) = bench.series(catalog.TRAINING_NODE_WORK_MAX).values()
     bench.train(200, late_ms=30)
     between = bench.reported()
     lost_s = bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME)
@@ -183,6 +184,9 @@ def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Ben
 
     assert of("straggler", first) == [("opened", "WARN")]
     assert standing == {("0", ""): 0.0, ("1", ""): 0.0, ("1", "backward"): 1.0}
+    for where in ("all", "backward"):
+        assert excess["1", where] == pytest.approx(30 / 66.5, rel=0.05)
+    assert work_max == pytest.approx(0.0652, rel=0.02)
     assert of("straggler", between) == []
     # 30 ms a step, which the other rank waits: of 330 steps at the most, and of most of them.
     assert 0.03 * 200 < lost_s["1",] < 0.03 * 331
@@ -296,19 +300,6 @@ def test_facts_about_own_collectives_reach_the_detectors(own: object, bench: Ben
     assert bench.open() == (["straggler"] if own != ["backward"] else [])
 
 
-def test_the_state_of_its_gpu_is_part_of_the_verdict(bench: Bench) -> None:
-    bench.join(0, 1)
-    for rank, clock in zip(bench.ranks, (1980e6, 1200e6), strict=True):
-        rank.journal.poll(time.time_ns(), True)
-        of_rank = {"labels": dict(rank.journal.labels), "throttled": [], "sm_clock_hz": clock}
-        bench.gpus.append({"index": "7", **of_rank})
-    bench.train(150, late_ms=30)
-
-    (verdict,) = [each for each in bench.judge.verdicts() if each["kind"] == "straggler"]
-    assert verdict["sentence"].endswith("Its GPU 7 runs at 1200 MHz, those of the others at 1980.")
-    assert verdict["evidence"]["gpu"]["sm_clock_hz"] == 1200e6
-
-
 @pytest.mark.parametrize(("left", "ended"), [(1, "rank 0"), (0, "the run")])
 def test_a_verdict_that_ends_with_its_rank_is_not_reported_as_solved(
     bench: Bench, caplog: pytest.LogCaptureFixture, left: int, ended: str
@@ -352,19 +343,6 @@ def test_verdicts_that_are_over_are_kept_with_what_they_cost(bench: Bench) -> No
     assert past["sentence"].endswith(f", which cost the others {lost_s:.3g} s in total")
 
 
-def test_the_table_of_a_stall_that_is_over_is_not_kept(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stall(bench, monkeypatch)
-    for rank in bench.ranks:
-        rank.enter("forward")
-    bench.poll()
-
-    (past,) = bench.judge.past()
-    assert (past["kind"], past["evidence"]["cause"]) == ("stall", "not_reached")
-    assert "ranks" not in past["evidence"]
-
-
 def test_of_the_verdicts_of_a_run_that_are_over_the_last_ones_are_kept(bench: Bench) -> None:
     for attempt in range(22):
         bench.join(0, 1, restarts=attempt)
@@ -378,17 +356,6 @@ def test_of_the_verdicts_of_a_run_that_are_over_the_last_ones_are_kept(bench: Be
     past = bench.judge.past()
     assert len(past) == 20
     assert past[-1]["until_ns"] > past[0]["until_ns"]
-
-
-def test_the_series_show_which_rank_is_late_and_by_how_much(bench: Bench) -> None:
-    bench.join(0, 1)
-    bench.train(200, late_ms=30)
-
-    excess = bench.series(catalog.TRAINING_STRAGGLER_EXCESS)
-    assert excess["1", "all"] == pytest.approx(30 / 66.5, rel=0.05)
-    assert excess["1", "backward"] == pytest.approx(30 / 66.5, rel=0.05)
-    (work_max,) = bench.series(catalog.TRAINING_NODE_WORK_MAX).values()
-    assert work_max == pytest.approx(0.0652, rel=0.02)
 
 
 def test_where_ranks_cannot_be_compared_there_are_no_series(bench: Bench) -> None:
@@ -598,11 +565,19 @@ def test_a_stall_is_reported_and_is_over_when_a_rank_moves(
     stall(bench, monkeypatch)
     reported, standing = bench.reported(), bench.series(catalog.TRAINING_STALLED)
     limits = bench.series(catalog.TRAINING_STALL_TIMEOUT)
+    reasons = bench.series(catalog.TRAINING_STALL_REASON)
     for rank in bench.ranks:
         rank.enter("forward")
     bench.poll()
 
     assert of("stall", reported) == [("opened", "ERROR")]
+    waits, works = (STALL_REASONS[each] for each in ("waiting", "not_waiting"))
+    assert reasons == {("0",): waits, ("1",): works}
+    assert bench.series(catalog.TRAINING_STALL_REASON) == {}
+    (past,) = bench.judge.past()
+    assert past["evidence"]["cause"] == "not_reached"
+    # A long table is not kept.
+    assert "ranks" not in past["evidence"]
     assert standing == {("0",): 1.0, ("1",): 1.0}
     assert limits == {("0",): FLOOR_S, ("1",): FLOOR_S}
     (fields,) = bench.incidents().values()
@@ -708,20 +683,6 @@ def test_numbers_that_do_not_say_who_waits_are_not_shown_to_the_rules(
     assert bench.series(catalog.TRAINING_COLLECTIVE_COMPLETED) == {}
 
 
-def test_why_ranks_do_not_move_is_shown_while_it_is_known(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stall(bench, monkeypatch)
-    reasons = bench.series(catalog.TRAINING_STALL_REASON)
-    for rank in bench.ranks:
-        rank.enter("forward")
-    bench.poll()
-
-    waits, works = (STALL_REASONS[each] for each in ("waiting", "not_waiting"))
-    assert reasons == {("0",): waits, ("1",): works}
-    assert bench.series(catalog.TRAINING_STALL_REASON) == {}
-
-
 def test_growing_memory_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
@@ -782,21 +743,6 @@ def test_a_broken_detector_takes_nothing_from_the_others(
     assert ("straggler", "opened", "WARN") in reported
     if name == "Deaths":
         assert ("straggler", "closed", "INFO") in reported
-
-
-def test_stragglers_that_break_leave_deaths_and_stalls(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("broken on purpose")
-
-    monkeypatch.setattr(errors, "raise_failures", False)
-    for method in ("feed", "poll", "report", "forget"):
-        monkeypatch.setattr(run_case_module.Stragglers, method, fail)
-
-    killed(bench)
-
-    assert bench.series(catalog.TRAINING_STALLED) == {("0",): 0.0}
 
 
 def size(bench: Bench) -> Callable[[], tuple[int, ...]]:
@@ -977,61 +923,3 @@ def test_runs_of_one_name_in_two_groups_are_two(bench: Bench) -> None:
     assert (found["who"]["group"], found["who"]["rank"]) == ("g", "1")
     bench.judge.retire({(("group", "other"), ("run", "r"))})
     assert "straggler" not in bench.open()
-
-
-# -- a run that was recorded
-
-
-RECORDED = Path(__file__).parents[2] / "data" / "straggler.txt"
-_LINE = re.compile(r"(\w+)\{(.*)\} (\S+) (\d+)")
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
-
-
-def recorded() -> Iterator[tuple[str, dict[str, str], float, int]]:
-    """Name, labels, value and milliseconds of each line."""
-    for line in RECORDED.read_text().splitlines():
-        if not line.startswith("#"):
-            found = _LINE.fullmatch(line)
-            assert found, line
-            yield found[1], dict(_LABEL.findall(found[2])), float(found[3]), int(found[4])
-
-
-def test_in_the_recorded_run_rank_1_is_the_straggler_by_the_definition() -> None:
-    straggler = catalog.TRAINING_STRAGGLER.prometheus
-    late = [
-        at_ms
-        for name, labels, value, at_ms in recorded()
-        if (name, labels.get("rank"), labels.get("phase"), value)
-        == (straggler, "1", "backward", 1.0)
-    ]
-    between = min(late), max(late)
-    # By rank: what it gained from the first to the last time, of its steps and of its phases.
-    steps: dict[str, float] = {}
-    spent: dict[str, dict[str, float]] = {"0": {}, "1": {}}
-    for name, labels, value, at_ms in recorded():
-        sign = {between[0]: -1.0, between[1]: 1.0}.get(at_ms, 0.0)
-        rank = labels.get("rank", "")
-        if name == catalog.TRAINING_STEPS.prometheus:
-            steps[rank] = steps.get(rank, 0.0) + sign * value
-        elif name == catalog.TRAINING_PHASE_TIME.prometheus:
-            phase = labels["phase"]
-            spent[rank][phase] = spent[rank].get(phase, 0.0) + sign * value
-    step_s = sum(spent["0"].values()) / steps["0"]
-    work_s = {
-        rank: (sum(spent[rank].values()) - spent[rank]["comm_wait"]) / steps[rank] for rank in spent
-    }
-
-    assert between[1] - between[0] > 3000
-    assert steps["0"] == pytest.approx(steps["1"], abs=2)
-    assert work_s["1"] - work_s["0"] == pytest.approx(0.03, rel=0.2)
-    assert work_s["1"] - work_s["0"] > 0.05 * step_s
-    more = {phase: spent["1"][phase] - spent["0"][phase] for phase in spent["1"]}
-    assert max(more, key=lambda phase: more[phase]) == "backward"
-
-
-def test_the_recorded_run_says_nothing_of_the_machine_that_it_ran_on() -> None:
-    fields = [labels for _, labels, _, _ in recorded()]
-
-    assert {each["run"] for each in fields} == {"recorded"}
-    assert {each["node"] for each in fields} == {"node-1"}
-    assert RECORDED.stat().st_size < 300_000
