@@ -13,7 +13,7 @@ from otel_ddp.agent.reading import finished_workers
 from otel_ddp.agent.reading.journal_feed import Ends, JournalFeed
 from otel_ddp.agent.verdicts.observe import ExitCauses, exit_status, has_ended, open_pidfd
 from otel_ddp.agent.verdicts.source import Source
-from otel_ddp.diagnosis.death.cause import EndedProcess
+from otel_ddp.diagnosis.death.cause import FOLLOWS_S, EndedProcess
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.vocabulary.words import STATES
 
@@ -24,8 +24,6 @@ _PATIENCE_S = 2.0
 _KERNEL_FOLLOWS_S = 0.5
 # A signal to a whole group of processes reaches the parent a moment after its workers.
 _PARENT_FOLLOWS_S = 0.5
-# A parent ends its other children this soon after one has failed.
-_FOLLOWS_S = 40.0
 # When an end is looked at again. Other ranks report theirs soon after. The kernel knows the cause
 # once the process has left, which takes Python seconds, and once its launcher has looked, which may
 # take 5 s more.
@@ -82,7 +80,7 @@ class Parents(Ends):
         self._ended = {
             path: each
             for path, each in self._ended.items()
-            if path in here or now - each.at < _FOLLOWS_S
+            if path in here or now - each.at < FOLLOWS_S
         }
         self._hold(wanted)
 
@@ -132,7 +130,7 @@ class Parents(Ends):
         status = None if handle is None else exit_status(handle)
         code = 0 if status is None or not os.WIFEXITED(status) else os.WEXITSTATUS(status)
         failed = any(
-            each.parent == parent and now - each.at < _FOLLOWS_S and self._failed(each)
+            each.parent == parent and now - each.at < FOLLOWS_S and self._failed(each)
             for path, each in self._ended.items()
             if path != journal.reader.path
         )

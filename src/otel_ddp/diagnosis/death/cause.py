@@ -27,6 +27,9 @@ REQUESTED_CODES = (129, 130, 143)
 _EXIT_CODE = re.compile(r"SystemExit: \d+$")
 # The signals that a launcher, a scheduler or a terminal sends.
 REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP")
+# Where one has failed, its parent or launcher ends the others so soon. torchrun looks every 0.1 to
+# 5 s, asks the others to end, and kills them 30 s later.
+FOLLOWS_S = 40.0
 # A process that held this share of its memory limit may have died of that.
 _NEARLY_FULL = 0.8
 _LONGEST_REASON = 200

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Literal
 
 from otel_ddp.diagnosis.death.cause import (
+    FOLLOWS_S,
     REQUESTS,
     EndedProcess,
     cause_word,
@@ -31,8 +32,6 @@ _OTHERS_REPORT_S = 0.5
 _CAUSE_COMES_S = 2.0
 # Python may take seconds to leave after its last report, and the exit code comes after that.
 _CODE_COMES_S = 6.0
-# torchrun looks every 0.1 to 5 s, asks the others to end, and kills them 30 s later.
-_FOLLOWS_S = 40.0
 # An out-of-memory kill is the cause, even where giving back the memory delayed the end of it.
 _KILL_TAKES_S = 2.0
 # Ctrl-C reaches all ranks at once; within this, another error may come from it.
@@ -46,10 +45,12 @@ class _Incident:
     """Processes of a run that ended because of each other, as far as that is known."""
 
     def __init__(self, stall: str, under_nccl: bool) -> None:
-        """*stall*: for how long no rank had moved before. *under_nccl*: what may end such ranks."""
         self.members: dict[Labels, EndedProcess] = {}
         self.verdict: Verdict | None = None
-        self._stall, self._under_nccl = stall, under_nccl
+        self.stall = stall
+        """For how long no rank had moved before, and why; empty where ranks moved."""
+        self.under_nccl = under_nccl
+        """Whether a watchdog ends ranks that stand for long."""
 
     def includes(self, process: EndedProcess) -> bool:
         """Whether this end belongs to the incident."""
@@ -60,28 +61,27 @@ class _Incident:
         if worlds and process.world_size is not None and process.world_size not in worlds:
             # An evaluator beside the training: neither loses a peer with the other.
             return False
-        times = [member.ended_ns for member in self.members.values()]
-        span_ns = max(*times, process.ended_ns) - min(*times, process.ended_ns)
-        return span_ns <= _FOLLOWS_S * 1e9
+        times = [process.ended_ns, *(member.ended_ns for member in self.members.values())]
+        return max(times) - min(times) <= FOLLOWS_S * 1e9
 
-    def update(self, around: _Surroundings) -> list[Change]:
-        """Judge the incident again; what has changed by that."""
-        members = list(self.members.values())
-        around = around._replace(stall=self._stall, under_nccl=self._under_nccl)
-        before = self.verdict
-        if before is None and not _is_ready(members, around):
-            return []
-        after = _verdict_of(members, around)
-        if before == after:
-            return []
-        self.verdict = after
-        changes = []
+    def update(
+        self, finished: Sequence[EndedProcess], at_work: Collection[Labels]
+    ) -> Iterator[Change]:
+        """Judge the incident again; what has changed by that.
+
+        *at_work*: the ranks that still train together.
+        """
+        members, before = list(self.members.values()), self.verdict
+        if before is None and not _is_ready(members, finished):
+            return
+        after = self.verdict = _verdict_of(members, finished, at_work, self)
         if before is not None and (after is None or before.key != after.key):
-            sentence = "the end was intended" if after is None else _told_anew(before)
-            changes.append(Change(before._replace(sentence=sentence), False))
-        if after is not None:
-            changes.append(Change(after, True))
-        return changes
+            who = rank_name(before.labels) if "rank" in dict(before.labels) else "the run"
+            told = f"{who}: more is known of this end by now"
+            sentence = "the end was intended" if after is None else told
+            yield Change(before._replace(sentence=sentence), False)
+        if after is not None and after != before:
+            yield Change(after, True)
 
 
 class Deaths(Detector):
@@ -135,17 +135,12 @@ class Deaths(Detector):
             incident.members[each.labels] = each
             if incident not in touched:
                 touched.append(incident)
-        around = _Surroundings(list(self._finished.values()), self._at_work)
-        return [*changes, *(each for incident in touched for each in incident.update(around))]
+        for incident in touched:
+            changes += incident.update([*self._finished.values()], self._at_work)
+        return changes
 
 
-def _told_anew(before: Verdict) -> str:
-    """What is said of a verdict in whose place comes one about another rank, or about the run."""
-    who = rank_name(before.labels) if "rank" in dict(before.labels) else "the run"
-    return f"{who}: more is known of this end by now"
-
-
-def _is_ready(members: list[EndedProcess], around: _Surroundings) -> bool:
+def _is_ready(members: Sequence[EndedProcess], finished: Sequence[EndedProcess]) -> bool:
     """Whether it is time for a verdict, or the next reports may turn it over."""
     manners = set(map(manner, members))
     if "killed" in manners:
@@ -155,7 +150,7 @@ def _is_ready(members: list[EndedProcess], around: _Surroundings) -> bool:
     patience_s = _CAUSE_COMES_S
     if "own_cause" in manners or manners == {"exit_code", "lost_peer"}:
         patience_s = _OTHERS_REPORT_S
-    elif any("exit_code" not in each.cause for each in around.finished):
+    elif any("exit_code" not in each.cause for each in finished):
         patience_s = _CODE_COMES_S
     return max(each.known_for_s for each in members) >= patience_s
 
@@ -262,160 +257,41 @@ def _without_numbers(process: EndedProcess) -> str:
 # -- the verdict
 
 
-class _Surroundings(NamedTuple):
-    """What else is known of the run on this node."""
-
-    finished: Sequence[EndedProcess]
-    at_work: Collection[Labels]
-    """The ranks that still train together."""
-    stall: str = ""
-    """For how long no rank had moved before, and why; empty where ranks moved."""
-    under_nccl: bool = False
-    """Whether a watchdog ends ranks that stand for long."""
-
-
-def _verdict_of(members: list[EndedProcess], around: _Surroundings) -> Verdict | None:
+def _verdict_of(
+    members: list[EndedProcess],
+    finished: Sequence[EndedProcess],
+    at_work: Collection[Labels],
+    incident: _Incident,
+) -> Verdict | None:
     """The verdict on processes that ended together; None where the end is no failure."""
     # Code 0 without a word: a program that leaves with os._exit when its work is done.
     left = [each for each in members if each.state != "failed" and each.cause.get("exit_code") == 0]
     members = [each for each in members if each not in left]
-    around = around._replace(finished=[*around.finished, *left])
     members.sort(key=lambda each: (each.ended_ns, rank_order(each.labels)))
     if not members or _was_intended(members):
         return None
     first, order = _first_ended(members)
     if not any(map(guilt, first)) and "lost_peer" in map(manner, first):
         # Some lost a peer and a launcher ended the others: the cause is not among them.
-        return _lost_peers(members, around)
-    if order == "unknown":
-        return _together(first, members, around)
-    (origin,) = first
-    others = [each for each in members if each is not origin]
-    why = f"{short_cause(origin)}{hints(origin)}"
-    sentence = f"{rank_name(origin.labels)} {how_it_ended(origin)}: {why}"
-    if others:
-        sentence += f". {_what_followed(origin, others)}"
-    sentence += _after_stall(first, around)
-    return Verdict(
-        "death",
-        origin.labels,
-        origin.phase,
-        f"{sentence}.",
-        _evidence(origin, order, members),
-        origin.step,
-        origin.ended_ns,
-    )
-
-
-def _after_stall(first: list[EndedProcess], around: _Surroundings) -> str:
-    """That no rank had moved before; and that a watchdog has ended them, where all shows that."""
-    if not around.stall:
-        return ""
-    gave_up = around.under_nccl and {each.cause.get("signal") for each in first} == {"SIGABRT"}
-    return f"{_WATCHDOG if gave_up else ''}. Before that, no rank had moved {around.stall}"
-
-
-def _together(
-    first: list[EndedProcess], members: list[EndedProcess], around: _Surroundings
-) -> Verdict:
-    """It is not known which process was first, so the verdict is about the run."""
-    reported = all(each.state != "killed" for each in first)
-    when = (
-        f"failed within {_within(first)} of each other"
-        if reported
-        else f"ended at the same moment (within {_within(first)})"
-    )
-    sentence = (
-        f"{rank_names(each.labels for each in first)} {when}, {_where(first)}: "
-        "it is not known which was first"
-    )
-    causes = {why_it_ended(each, sizes=False) for each in first}
-    if len(causes) == 1:
-        sentence += f"; each: {short(causes.pop())}"
-    elif reported:
-        sentence += f"; {_each_cause(first)}"
-    if {each.cause.get("signal") for each in first} <= set(REQUESTS):
-        sentence += ". A launcher, a scheduler or a person asked all of them to end"
-    rest = [each for each in members if each not in first]
-    if rest:
+        first, order = [each for each in members if manner(each) == "lost_peer"], "unknown"
+        other_end = _other_end(first, members, [*finished, *left], at_work)
+        sentence, cause = f"{_lost_peers(first)}. {other_end}", "lost_peer"
+    elif order == "unknown":
+        sentence, cause = _together(first)
+    else:
+        (origin,) = first
+        sentence = f"{rank_name(origin.labels)} {how_it_ended(origin)}: {short_cause(origin)}"
+        sentence, cause = f"{sentence}{hints(origin)}", cause_word(origin)
+    if rest := [each for each in members if each not in first]:
         sentence += f". {_what_followed(first[0], rest)}"
-    sentence += _after_stall(first, around)
-    words = {cause_word(each) for each in first}
-    cause = words.pop() if reported and len(words) == 1 else "unknown"
-    return _about_the_run(f"{sentence}.", first, members, cause)
-
-
-def _lost_peers(members: list[EndedProcess], around: _Surroundings) -> Verdict:
-    """They lost connections, and no process that ended here says why the other end did."""
-    lost = [each for each in members if manner(each) == "lost_peer"]
-    if len(lost) == 1:
-        name = rank_name(lost[0].labels)
-        sentence = f"{name} {how_it_ended(lost[0])}, because it lost a connection"
-    else:
-        names = rank_names(each.labels for each in lost)
-        when = f"within {_within(lost)}, {_where(lost)}"
-        sentence = f"{names} failed {when}, because they lost connections"
-    if len(set(map(_without_numbers, lost))) == 1:
-        sentence += f": {short(lost[0].reason)}"
-    else:
-        sentence += f": {_each_cause(lost)}"
-    sentence += f". {_other_end(lost, members, around)}"
-    if rest := [each for each in members if each not in lost]:
-        sentence += f". {_what_followed(lost[0], rest)}"
-    sentence += _after_stall(lost, around)
-    return _about_the_run(f"{sentence}.", lost, members, "lost_peer")
-
-
-def _other_end(lost: list[EndedProcess], members: list[EndedProcess], around: _Surroundings) -> str:
-    """Where the peer may be that they lost, as far as that is known."""
-    soonest, latest = min(e.ended_ns for e in lost), max(e.ended_ns for e in lost)
-    world = max((each.world_size or 0 for each in lost), default=0)
-    # Not an evaluator that ended as well: it has a world of its own.
-    finished = [each for each in around.finished if each.world_size in (None, world)]
-    left = [
-        each
-        for each in finished
-        if soonest - _FOLLOWS_S * 1e9 <= each.ended_ns and each.seen_alive_ns <= latest
-    ]
-    if left:
-        has = verb(left, "has", "have")
-        text = f"{rank_names(e.labels for e in left)} {has} finished before that"
-        if any("exit_code" not in e.cause for e in left):
-            text += ", with an exit code that is not known"
-        return capitalized(text)
-    at_work = around.at_work
-    ended = [each.labels for each in (*members, *finished)]
-    if not 0 < world <= len({*at_work, *ended}):
-        if not at_work and world:
-            return "No rank here reports another cause: it is on another node, or in the network"
-        return "The other end may be on another node: look there"
-    if at_work:
-        are = verb(at_work, "is", "are")
-        return f"The run is on this node alone, and {rank_names(at_work)} {are} still there"
-    return "The run is on this node alone, and no rank reports another cause"
-
-
-def _about_the_run(
-    sentence: str, first: list[EndedProcess], members: list[EndedProcess], cause: str
-) -> Verdict:
+    if incident.stall:
+        if incident.under_nccl and {each.cause.get("signal") for each in first} == {"SIGABRT"}:
+            sentence += _WATCHDOG
+        sentence += f". Before that, no rank had moved {incident.stall}"
     phases = {each.phase for each in first}
-    return Verdict(
-        "death",
-        run_labels(first[0].labels),
-        phases.pop() if len(phases) == 1 else "mixed",
-        sentence,
-        {**_evidence(None, "unknown", members), "cause": cause},
-        max((each.step for each in first if each.step is not None), default=None),
-        min(each.ended_ns for each in first),
-    )
-
-
-def _evidence(
-    origin: EndedProcess | None, order: _Order, members: list[EndedProcess]
-) -> dict[str, Any]:
-    start_ns = members[0].ended_ns if origin is None else origin.ended_ns
-    return {
-        "cause": "unknown" if origin is None else cause_word(origin),
+    start_ns = members[0].ended_ns if order == "unknown" else first[0].ended_ns
+    evidence = {
+        "cause": cause,
         "order_known_by": order,
         "ended": [
             {
@@ -430,6 +306,82 @@ def _evidence(
             for each in members
         ],
     }
+    return Verdict(
+        "death",
+        run_labels(first[0].labels) if order == "unknown" else first[0].labels,
+        phases.pop() if len(phases) == 1 else "mixed",
+        f"{sentence}.",
+        evidence,
+        max((each.step for each in first if each.step is not None), default=None),
+        min(each.ended_ns for each in first),
+    )
+
+
+def _together(first: Sequence[EndedProcess]) -> tuple[str, str]:
+    """It is not known which process was first: the sentence, and the cause of all."""
+    reported = all(each.state != "killed" for each in first)
+    when = f"ended at the same moment (within {_within(first)})"
+    if reported:
+        when = f"failed within {_within(first)} of each other"
+    sentence = (
+        f"{rank_names(each.labels for each in first)} {when}, {_where(first)}: "
+        "it is not known which was first"
+    )
+    causes = {why_it_ended(each, sizes=False) for each in first}
+    if len(causes) == 1:
+        sentence += f"; each: {short(causes.pop())}"
+    elif reported:
+        sentence += f"; {_each_cause(first)}"
+    if {each.cause.get("signal") for each in first} <= set(REQUESTS):
+        sentence += ". A launcher, a scheduler or a person asked all of them to end"
+    words = {cause_word(each) for each in first}
+    return sentence, words.pop() if reported and len(words) == 1 else "unknown"
+
+
+def _lost_peers(lost: Sequence[EndedProcess]) -> str:
+    """They lost connections, and no process that ended here says why the other end did."""
+    if len(lost) == 1:
+        name = rank_name(lost[0].labels)
+        sentence = f"{name} {how_it_ended(lost[0])}, because it lost a connection"
+    else:
+        names = rank_names(each.labels for each in lost)
+        when = f"within {_within(lost)}, {_where(lost)}"
+        sentence = f"{names} failed {when}, because they lost connections"
+    same = len(set(map(_without_numbers, lost))) == 1
+    return f"{sentence}: {short(lost[0].reason) if same else _each_cause(lost)}"
+
+
+def _other_end(
+    lost: Sequence[EndedProcess],
+    members: Sequence[EndedProcess],
+    finished: Sequence[EndedProcess],
+    at_work: Collection[Labels],
+) -> str:
+    """Where the peer may be that they lost, as far as that is known."""
+    soonest, latest = min(e.ended_ns for e in lost), max(e.ended_ns for e in lost)
+    world = max((each.world_size or 0 for each in lost), default=0)
+    # Not an evaluator that ended as well: it has a world of its own.
+    finished = [each for each in finished if each.world_size in (None, world)]
+    left = [
+        each
+        for each in finished
+        if soonest - FOLLOWS_S * 1e9 <= each.ended_ns and each.seen_alive_ns <= latest
+    ]
+    if left:
+        has = verb(left, "has", "have")
+        text = f"{rank_names(e.labels for e in left)} {has} finished before that"
+        if any("exit_code" not in e.cause for e in left):
+            text += ", with an exit code that is not known"
+        return capitalized(text)
+    ended = [each.labels for each in (*members, *finished)]
+    if not 0 < world <= len({*at_work, *ended}):
+        if not at_work and world:
+            return "No rank here reports another cause: it is on another node, or in the network"
+        return "The other end may be on another node: look there"
+    if at_work:
+        are = verb(at_work, "is", "are")
+        return f"The run is on this node alone, and {rank_names(at_work)} {are} still there"
+    return "The run is on this node alone, and no rank reports another cause"
 
 
 def _within(processes: Sequence[EndedProcess]) -> str:
