@@ -27,24 +27,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Nothing is imported before it is asked for: a bare `import otel_ddp` costs about a millisecond.
+# Where those names live that are not in `run.api`.
 _HOME = {
     "ConfigError": "errors",
     "Identity": "identity.identity",
     "MissingDependency": "errors",
     "OtelDdpError": "errors",
     "Run": "run.run",
-    "artifact": "run.api",
-    "config": "run.api",
-    "current": "run.api",
-    "data": "run.api",
-    "event": "run.api",
-    "finish": "run.api",
-    "init": "run.api",
-    "instrument": "run.api",
-    "log": "run.api",
-    "phase": "run.api",
-    "span": "run.api",
-    "uninstrument": "run.api",
 }
 
 __all__ = [
@@ -73,11 +62,10 @@ if not TYPE_CHECKING:
     # Hidden from type checkers: to them a name that is not listed above is a mistake.
 
     def __getattr__(name: str) -> object:
-        try:
-            home = _HOME[name]
-        except KeyError:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-        value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = import_module(f"{__name__}.{_HOME.get(name, 'run.api')}")
+        value = globals()[name] = getattr(home, name)
         return value
 
 

@@ -120,42 +120,6 @@ class Identity:
         return content
 
 
-class Asked(NamedTuple):
-    """What `init` or `instrument` was told of this process."""
-
-    group: str | None = None
-    run: str | None = None
-    job_type: str | None = None
-    project: str | None = None
-    name: str | None = None
-    description: str | None = None
-    tags: str | Collection[str] | None = None
-    node: str | None = None
-    global_rank: int | None = None
-    local_rank: int | None = None
-    world_size: int | None = None
-    parallel: Mapping[str, Any] | None = None
-
-    def texts(self, env: Mapping[str, str]) -> dict[str, str]:
-        """What names nothing but itself, by argument or variable."""
-        names = ("job_type", "project", "name", "description", "node")
-        return {name: _text(name, getattr(self, name), env) for name in names}
-
-
-class _Given(NamedTuple):
-    """The numbers and the name that the user set, by argument or OTEL_DDP_*."""
-
-    global_rank: int | None
-    local_rank: int | None
-    world_size: int | None
-    node_rank: int | None
-    run: str | None
-
-    @property
-    def fields(self) -> frozenset[str]:
-        return frozenset(key for key, value in self._asdict().items() if value is not None)
-
-
 def resolve(
     *,
     joins: bool = False,
@@ -172,10 +136,9 @@ def resolve(
     """Finds the identity of this process; raises ConfigError for values that cannot be.
 
     *joins*: another process has opened *run*. *in_task*: this is a pool's task, which is a run of
-    its own. *arguments*: those of `Asked`.
+    its own. *arguments*: those of `init` that are about the process.
     """
     # Read.
-    asked = Asked(**arguments)
     parent = launchers.multiprocessing_parent()
     process = launchers.ProcessFacts(
         env=env,
@@ -185,55 +148,65 @@ def resolve(
         spawned=parent is not None if in_spawned_child is None else in_spawned_child,
         parent=parent or 0,
     )
-    given = _Given(
-        _number("global_rank", asked.global_rank, env),
-        _number("local_rank", asked.local_rank, env),
-        _number("world_size", asked.world_size, env, least=1),
-        _number("node_rank", None, env),
-        # All tasks of a pool have the same variables.
-        _text("run", asked.run, {} if in_task else env) or None,
+    numbers = {
+        name: _number(name, arguments.get(name), env, least=1 if name == "world_size" else 0)
+        for name in ("global_rank", "local_rank", "world_size", "node_rank")
+    }
+    asked_run = arguments.get("run")
+    # All tasks of a pool have the same variables.
+    given_run = _text("run", asked_run, {} if in_task else env) or None
+    given = frozenset(
+        name for name, each in (numbers | {"run": given_run}).items() if each is not None
     )
+    texts = {
+        name: _text(name, arguments.get(name), env)
+        for name in ("job_type", "project", "name", "description", "node", "group")
+    }
+    parallel = arguments.get("parallel")
     facts = _configured(
-        launchers.LauncherFacts("pool") if in_task else launchers.read(process), asked.parallel
+        launchers.LauncherFacts("pool") if in_task else launchers.read(process), parallel
     )
 
     # Decide.
-    rank = _first(given.global_rank, facts.global_rank)
-    world = _first(given.world_size, facts.world_size)
+    rank = _first(numbers["global_rank"], facts.global_rank)
+    world = _first(numbers["world_size"], facts.world_size)
     may_be_alone = world in (None, 1)
     alone = facts.launcher == "lone" and not rank and may_be_alone
     parents = run_names.of_parent(process, facts, 1 if alone else world)
     # A child of multiprocessing with a name of its own is no part of its parent's run.
-    named = facts.launcher == "spawn" and bool(asked.run) and not joins
-    named = named and given.run not in (parents.run, _text("run", None, env))
+    named = facts.launcher == "spawn" and bool(asked_run) and not joins
+    named = named and given_run not in (parents.run, _text("run", None, env))
     # Such a child may still turn out to be one of several, in a process group.
     assumed = named and rank is None
     if alone or ((assumed or (in_task and not rank)) and may_be_alone):
         rank, world = 0, 1
         facts = facts._replace(world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1)
     # The launcher's ranks may be wrong where there is a group, which takes precedence.
-    checked = (rank, world) if process_group is None else (given.global_rank, given.world_size)
-    by_launcher = facts.launcher if process_group or asked.parallel is None else "parallel"
-    _check_rank(*checked, given.fields, by_launcher)
-    node_rank = _first(given.node_rank, facts.node_rank)
-    local = _first(given.local_rank, facts.local_rank)
+    if process_group is None:
+        _check_rank(rank, world, given, facts.launcher if parallel is None else "parallel")
+    else:
+        _check_rank(numbers["global_rank"], numbers["world_size"], given, facts.launcher)
+    node_rank = _first(numbers["node_rank"], facts.node_rank)
+    local = _first(numbers["local_rank"], facts.local_rank)
     if local is None:
         master = env.get("MASTER_ADDR", "")
         local = _local_rank(rank, world, node_rank, facts.nodes, master, process.host)
 
     # Name.
-    found = run_names.find(given.run or "", process, facts, world, make_id)
-    group = _text("group", asked.group, env)
+    found = run_names.find(given_run or "", process, facts, world, make_id)
+    group = texts["group"]
     if in_task:
         group = group or run_names.group_of_tasks(process)
     elif named or found.run == parents.run:
         group = group or parents.group
-    texts = asked.texts(env)
     identity = Identity(
-        **{**texts, "job_type": texts["job_type"] or "train"},
-        group=group or run_names.clean(launchers.ray_experiment(env)),
+        **{
+            **texts,
+            "job_type": texts["job_type"] or "train",
+            "group": group or run_names.clean(launchers.ray_experiment(env)),
+        },
         run=found.run,
-        tags=_tags(asked.tags, env),
+        tags=_tags(arguments.get("tags"), env),
         host=run_names.clean(process.host),
         pid=process.pid,
         global_rank=rank,
@@ -246,7 +219,7 @@ def resolve(
         run_settled=found.settled,
         rank_settled=rank is not None and not assumed,
         restarts=launchers.restarts(env),
-        given=given.fields,
+        given=given,
         run_from=found.source,
         proposal=found.proposal,
         launched_by=run_names.launched_by(process, facts),

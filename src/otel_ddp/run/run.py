@@ -35,9 +35,8 @@ from otel_ddp.vocabulary import catalog
 
 T = TypeVar("T")
 
-# The arguments of `init` that a later call may add to, and those that say nothing of the identity.
+# The arguments of `init` that a later call may add to.
 _ADDED_LATER = ("config", "parallel", "best")
-_NOT_OF_IDENTITY = ("strategy", "config", "best")
 
 
 class Origin(NamedTuple):
@@ -175,7 +174,7 @@ class Run:
         asked, before = self._origin.arguments | named, self.identity
         # Mistakes raise here, before anything is changed.
         choice = Choice(named["strategy"]) if "strategy" in named else self._choice
-        process = self._resolve({k: v for k, v in asked.items() if k not in _NOT_OF_IDENTITY})
+        process = self._resolve(asked)
         if "run" not in named:
             process = process.within_run_of(before)
         self.was_unasked = False
@@ -185,9 +184,9 @@ class Run:
     def open(self) -> None:
         """Reads the environment as it is now and starts the journal. Strict: this may raise."""
         self._opened = True
-        asked = dict(self._origin.arguments)
-        strategy, config = asked.pop("strategy", None), asked.pop("config", None)
-        self._best = opening.directions(asked.pop("best", None))
+        asked = self._origin.arguments
+        strategy, config = asked.get("strategy"), asked.get("config")
+        self._best = opening.directions(asked.get("best"))
         conf = settings.read()
         self._choice = Choice(conf.strategy if strategy is None else strategy)
         process = self._identity = self._resolve(asked)
@@ -346,10 +345,7 @@ class Run:
     def identity(self) -> Identity:
         """The identity of this process: its run, group, node and ranks."""
         if self._identity is None:
-            own = self._origin.arguments
-            self._identity = self._resolve(
-                {k: v for k, v in own.items() if k not in _NOT_OF_IDENTITY}
-            )
+            self._identity = self._resolve(self._origin.arguments)
         return self._identity
 
     def agreed_identity(self) -> Identity:
