@@ -77,7 +77,6 @@ def test_every_path_that_the_recipes_name_is_there() -> None:
 @pytest.mark.parametrize(
     ("name", "file"),
     [
-        ("PROMETHEUS_NAMES", "tests/test_catalog.py"),
         (
             "test_every_metric_of_the_catalogue_is_on_some_board",
             "tests/deploy/test_dashboards_lint.py",

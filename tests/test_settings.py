@@ -230,11 +230,6 @@ def test_sizes_are_understood_with_their_units(text: str, expected: int | None) 
         assert expected == settings.read(env).journal_bytes
 
 
-@pytest.mark.parametrize(("text", "expected"), [("true", True), ("TRUE", True), ("1", False)])
-def test_only_true_disables_as_the_specification_has_it(text: str, expected: bool) -> None:
-    assert expected == settings.read({"OTEL_SDK_DISABLED": text}).disabled
-
-
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
@@ -298,29 +293,6 @@ def test_a_directory_named_by_the_user_must_be_usable(kind: str, tmp_path: Path)
     assert said.startswith("OTEL_DDP_DIR must be a directory that this user can write to")
     assert repr(str(path)) in said
     assert "Name another one, or unset it" in said
-
-
-ARGUMENTS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "strategy": ({"strategy": "most"}, "strategy must be .*all.*node.*main", "got 'most'"),
-    "share": ({"strategy": 1.5}, "a share of the ranks above 0 and up to 1", r"got 1\.5"),
-    "rank": (
-        {"global_rank": 4, "world_size": 4},
-        "The global rank must be below the world size",
-        "got rank 4 .* in a world of 4",
-    ),
-}
-
-
-@pytest.mark.parametrize("argument", ARGUMENTS)
-def test_an_argument_that_means_nothing_stops_init_with_help(argument: str, place: Here) -> None:
-    given, expected, got = ARGUMENTS[argument]
-
-    with pytest.raises(ConfigError, match=expected) as raised:
-        otel_ddp.init(**given)
-
-    raised.match(got)
-    raised.match("Correct")
-    assert place.journals() == []
 
 
 def test_a_directory_may_be_named_from_home(tmp_path: Path) -> None:

@@ -46,20 +46,10 @@ def test_a_share_is_about_that_share_always_the_same_and_with_rank_0(share: floa
     assert abs(len(chosen) / 10_000 - float(share)) < 0.02
 
 
-def test_rank_0_is_in_every_share_of_every_run() -> None:
-    runs = [Identity(run=str(number), global_rank=0) for number in range(100)]
-
-    assert all(Choice(0.01).exports(who) for who in runs)
-
-
 def test_another_run_chooses_other_ranks() -> None:
     other = {n for n in range(1000) if Choice(0.1).exports(Identity(run="b", global_rank=n))}
 
     assert other != {n for n in range(1000) if Choice(0.1).exports(rank(n))}
-
-
-def test_a_share_of_one_is_every_rank() -> None:
-    assert all(Choice(1).exports(rank(each)) for each in range(1000))
 
 
 def test_a_function_is_asked_about_the_identity(place: Here) -> None:

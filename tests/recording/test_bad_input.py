@@ -36,17 +36,6 @@ class Rude:
         raise ZeroDivisionError(name)
 
 
-class RudeHash:
-    """A key that is found in a dictionary once, and refuses to be looked for again."""
-
-    calm = True
-
-    def __hash__(self) -> int:
-        if not RudeHash.calm:
-            raise ZeroDivisionError("rude")
-        return 1
-
-
 class HalfRead(Mapping[str, float]):
     """Gives two of its values and fails at the third."""
 
@@ -211,20 +200,18 @@ def test_a_step_that_is_no_whole_number_costs_only_the_step(
     assert "step must be a whole number from 0 on, got " in said
 
 
-@pytest.mark.parametrize("step", [True, 1.0, np.int64(1), np.float32(1), np.array([1])], ids=repr)
+@pytest.mark.parametrize(
+    "step",
+    [True, 1.0, np.int64(1), np.float32(1), np.array([1]), np.int64(2**60 + 1)],
+    ids=repr,
+)
 def test_a_step_that_means_a_whole_number_is_accepted(step: Any, run: Run, place: Here) -> None:
     for _ in range(2):
         run.log({"loss": 0.5}, step=step)
 
     journal = finished(place)
-    assert [call.step for call in journal.calls] == [1, 1]
+    assert [call.step for call in journal.calls] == [int(np.ravel(step)[0])] * 2
     assert refused(journal) == 0
-
-
-def test_a_large_numpy_step_is_exact(run: Run, place: Here) -> None:
-    run.log({"loss": 0.5}, step=np.int64(2**60 + 1))  # type: ignore[arg-type]
-
-    assert [call.step for call in finished(place).calls] == [2**60 + 1]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +244,8 @@ def test_a_split_that_is_no_text_costs_only_the_split(
 
 @pytest.mark.parametrize(
     "metrics",
-    [None, 0.5, "loss", ["loss"], [("loss", 0.5)], object(), np.zeros(3), Rude()],
+    # The last one is endless.
+    [None, 0.5, "loss", ["loss"], [("loss", 0.5)], object(), np.zeros(3), Rude(), iter(int, 1)],
     ids=lambda metrics: type(metrics).__name__,
 )
 def test_what_is_no_mapping_is_refused(
@@ -275,16 +263,6 @@ def test_what_is_no_mapping_is_refused(
     assert expected == said
 
 
-def test_an_endless_iterator_is_not_walked(run: Run, place: Here) -> None:
-    def endless() -> Iterator[str]:
-        while True:
-            yield "name"
-
-    run.log(endless())  # type: ignore[arg-type]
-
-    assert refused(finished(place)) == 1
-
-
 def test_what_a_mapping_gave_before_it_failed_is_recorded(
     run: Run, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -297,29 +275,12 @@ def test_what_a_mapping_gave_before_it_failed_is_recorded(
     assert refused(journal) == 2
 
 
-def test_a_key_whose_hash_fails_harms_nothing(run: Run, place: Here) -> None:
-    RudeHash.calm = True
-    metrics: dict[Any, float] = {"before": 1.0, RudeHash(): 0.5, "after": 2.0}
-    RudeHash.calm = False
-
-    run.log(metrics)
-
-    assert finished(place).points == [("before", 1.0), ("after", 2.0)]
-
-
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, lambda d: defaultdict(float, d)])
 def test_every_kind_of_mapping_is_accepted(kind: Any, run: Run, place: Here) -> None:
     for _ in range(3):
         run.log(kind({"a": 1.0, "b": 2.0}))
 
     assert finished(place).points == [("a", 1.0), ("b", 2.0)] * 3
-
-
-def test_no_values_are_no_record(run: Run, place: Here) -> None:
-    run.log({}, step=1)
-    run.log({"bad": None}, step=2)
-
-    assert finished(place).calls == []
 
 
 def test_values_that_are_not_finite_are_recorded_and_counted(run: Run, place: Here) -> None:
@@ -495,32 +456,6 @@ def test_key_sets_that_always_change_do_not_fill_the_memory(long: bool, place: H
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_mapping_changed_by_another_thread_harms_nothing(run: Run, place: Here) -> None:
-    metrics = {f"n{number}": 1.0 for number in range(20)}
-    stop = threading.Event()
-
-    def disturb() -> None:
-        while not stop.is_set():
-            metrics["extra"] = 1.0
-            metrics["n0"] = math.nan
-            del metrics["extra"]
-            metrics["n0"] = 1.0
-
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
-        for step in range(2000):
-            run.log(metrics, step=step)
-    finally:
-        stop.set()
-        thread.join()
-
-    journal = finished(place)
-    assert (journal.lost, journal.unreadable) == (0, 0)
-    assert list(range(2000)) == [call.step for call in journal.calls]
-
-
-@pytest.mark.usefixtures("hurried")
 def test_threads_that_log_at_once_lose_nothing(place: Here) -> None:
     start = threading.Barrier(8)
     with otel_ddp.init() as run:
@@ -627,29 +562,3 @@ def test_a_call_of_a_thread_after_the_end_records_nothing(
 
     assert caplog.messages == []
     assert finished(place).points == [("loss", 1.0)]
-
-
-@pytest.mark.usefixtures("hurried")
-def test_logging_while_another_thread_finishes_is_quiet(
-    place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = otel_ddp.init()
-    go, stop = threading.Barrier(5), threading.Event()
-
-    def work() -> None:
-        go.wait()
-        while not stop.is_set():
-            run.log({"loss": 1.0}, step=1)
-            run.event("now")
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    go.wait()
-    run.finish()
-    stop.set()
-    for thread in threads:
-        thread.join()
-
-    assert place.only().state == "finished"
-    assert caplog.messages == []

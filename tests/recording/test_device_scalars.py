@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import warnings
@@ -181,21 +180,6 @@ def test_the_journal_says_while_a_copy_waits_for_a_place_in_the_launch_queue(
     assert recorder.writer.words[at] == 0
 
 
-def test_tensors_are_recorded_in_the_order_of_their_logging(
-    recorder: Recorder, device: FakeDevice, place: Here
-) -> None:
-    for step in range(5):
-        log(recorder, {"loss": on_device(float(step))}, step=step)
-    device.done = 3
-
-    recorder.poll_copies()
-
-    assert [call.step for call in place.only().calls] == [0, 1, 2]
-    device.finish_all()
-    recorder.poll_copies()
-    assert [float(step) for step in range(5)] == [value for _, value in place.only().points]
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -216,16 +200,6 @@ def test_every_kind_of_scalar_flies(
 
     expected = torch.tensor(value).double().item() if torch.tensor(value).ndim == 0 else 1.5
     assert [("x", expected)] == place.only().points
-
-
-def test_a_tensor_that_is_nan_is_counted_when_it_arrives(
-    recorder: Recorder, device: FakeDevice, place: Here
-) -> None:
-    log(recorder, {"loss": on_device(math.nan)})
-    device.finish_all()
-    recorder.poll_copies()
-
-    assert place.only().total(catalog.TRAINING_NONFINITE, name="loss", split="train") == 1
 
 
 @pytest.mark.parametrize("first", [1.0, 1])
@@ -444,29 +418,6 @@ def test_threads_that_log_tensors_lose_none_and_mix_up_none(
     assert {
         f"of{number}": deque(1000.0 * number + step for step in range(50)) for number in range(4)
     } == found
-
-
-def test_a_signal_handler_in_the_middle_mixes_up_nothing(
-    recorder: Recorder, device: FakeDevice, place: Here
-) -> None:
-    def handler() -> None:
-        device.interrupt = lambda: None
-        log(recorder, {"handled": on_device(9.0)})
-        recorder.poll_copies()
-
-    device.interrupt = handler
-    log(recorder, {"loss": on_device(1.0)}, step=1)
-    log(recorder, {"loss": on_device(2.0)}, step=2)
-    device.done = 1
-    device.interrupt = handler
-    recorder.poll_copies()
-    one = place.only().points
-    device.finish_all()
-    recorder.poll_copies()
-
-    assert one == [("loss", 1.0)]
-    assert place.only().points == [("loss", 1.0), ("loss", 2.0)]
-    assert refused(place.only()) == 2
 
 
 def test_what_a_handler_raises_in_the_middle_reaches_the_loop_and_costs_no_tensor(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import os
-import queue
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -223,25 +221,6 @@ def test_a_configuration_that_takes_all_handlers_away_does_not_take_ours_for_lon
     assert not heard(logger)
 
 
-class Mute:
-    """It has no text."""
-
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-
-def test_a_message_without_a_text_costs_itself_alone(
-    place: Here, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logger.propagate = False
-    with otel_ddp.init() as run:
-        run.logs()
-        logger.warning(Mute())
-
-    assert bodies(place.only()) == ["Mute"]
-    assert errors.failures == {}
-
-
 def test_basic_config_still_works_after_the_root_logger_was_asked_for(place: Here) -> None:
     root = logging.getLogger()
     before, root.handlers[:] = list(root.handlers), []
@@ -298,28 +277,6 @@ def test_an_exception_has_the_attributes_of_the_conventions(
     assert attributes["exception.message"] == "token=[hidden]"
     assert attributes["exception.stacktrace"].startswith("Traceback (most recent call last):\n")
     assert "hf_" not in attributes["exception.stacktrace"]
-
-
-def test_a_queue_handler_of_the_user_and_ours_do_not_disturb_each_other(
-    place: Here, logger: logging.Logger
-) -> None:
-    waiting: queue.Queue[Any] = queue.Queue()
-    logger.addHandler(logging.handlers.QueueHandler(waiting))
-    logger.propagate = False
-    with otel_ddp.init() as run:
-        run.logs()
-        try:
-            raise ValueError("inside")
-        except ValueError:
-            logger.exception("at %s", "first")
-        # As a listener hands on what came by a queue from another process.
-        logger.handlers = [each for each in logger.handlers if not hasattr(each, "queue")]
-        logger.handle(waiting.get_nowait())
-
-    first, again = lines(place.only())
-    assert first["body"] == "at first"
-    assert first["attributes"]["exception.type"] == "ValueError"
-    assert "ValueError: inside" in again["attributes"].get("exception.stacktrace", again["body"])
 
 
 def test_a_line_that_cannot_be_formatted_is_kept_and_told_as_python_does(
@@ -411,28 +368,6 @@ def test_what_comes_too_fast_is_left_out_counted_and_said_and_errors_come_throug
     assert warning.startswith("Log lines are left out of what is recorded")
 
 
-def test_threads_log_at_once_and_each_line_comes_whole(place: Here, logger: logging.Logger) -> None:
-    logger.propagate = False
-    with otel_ddp.init() as run:
-        run.logs()
-
-        def work(number: int) -> None:
-            for line in range(50):
-                logger.info("%d of %d", line, number)
-
-        threads = [threading.Thread(target=work, args=(n,), name=f"n{n}") for n in range(4)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-
-    found = lines(place.only())
-    assert sorted(each["body"] for each in found) == sorted(
-        f"{line} of {number}" for line in range(50) for number in range(4)
-    )
-    assert {each["attributes"]["thread.name"] for each in found} == {"n0", "n1", "n2", "n3"}
-
-
 def test_a_forked_child_is_not_heard_by_the_parents_journal(
     place: Here, logger: logging.Logger
 ) -> None:
@@ -472,13 +407,6 @@ def test_what_cannot_be_meant_is_told_at_once(
 
     with pytest.raises(ConfigError, match=wrong):
         run.logs(**given)
-
-
-def test_a_variable_that_means_nothing_is_told_at_once(place: Here) -> None:
-    os.environ["OTEL_DDP_LOGS"] = "yes"
-
-    with pytest.raises(ConfigError, match="OTEL_DDP_LOGS must begin with a level"):
-        otel_ddp.init()
 
 
 def test_the_exception_that_ends_a_run_is_recorded_once_with_its_stack_trace(place: Here) -> None:

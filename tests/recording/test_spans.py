@@ -79,22 +79,6 @@ def test_a_span_of_a_run_that_has_ended_is_around_nothing_of_the_next(place: Her
     assert journal.events["now"]["span"] == span["id"]
 
 
-def test_threads_have_spans_of_their_own(place: Here) -> None:
-    with otel_ddp.init() as run:
-
-        def work() -> None:
-            with run.span("theirs"):
-                pass
-
-        with run.span("ours"):
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
-
-    journal = place.only()
-    assert journal.spans["theirs"]["parent"] == journal.facts["span"]["id"]
-
-
 def test_tasks_and_async_generators_keep_their_own_parents(place: Here) -> None:
     run = otel_ddp.init()
 

@@ -107,10 +107,3 @@ def test_the_answer_is_the_same_where_nothing_is_recorded(
         run.finish()
 
     assert answers(run, [2, 1, 1, 1], patience=2) == [False, False, False, True]
-
-
-def test_what_is_no_number_stops_nothing_and_raises_nothing(place: Here) -> None:
-    with otel_ddp.init() as run:
-        assert not run.early_stop("loss", None, patience=1)
-        assert not run.early_stop("loss", 1.0, patience="many")  # type: ignore[arg-type]
-        assert not run.early_stop(["loss"], 1.0, patience=1)  # type: ignore[arg-type]

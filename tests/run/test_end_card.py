@@ -203,21 +203,6 @@ def test_a_full_pipe_does_not_hold_the_process(place: Here, shown: None) -> None
     os.close(reading)
 
 
-@pytest.mark.parametrize("state", ["closed", "none", "nobody reads"])
-def test_without_a_stderr_it_ends_all_the_same(place: Here, shown: None, state: str) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    run = train()
-    with os.fdopen(writing, "w") as stream:
-        if state == "closed":
-            stream.close()
-        with stderr_is(None if state == "none" else stream):
-            run.finish()
-        # What it holds back would fail once more.
-        with contextlib.suppress(BrokenPipeError):
-            stream.close()
-
-
 def best_is_known(node: Node) -> bool:
     found = node.place.directory.glob(f"*{SUMMARY_SUFFIX}")
     return any('["loss", "train", 0.0, 20,' in path.read_text() for path in found)

@@ -283,23 +283,6 @@ def test_a_forked_child_that_opens_a_run_has_its_own_journal_and_end(
     assert journals["train"].points == [("loss", 2.0)]
 
 
-SWEEP = """
-import subprocess, sys, otel_ddp
-trial = "import otel_ddp; print(otel_ddp.init(job_type='trial').run)"
-run = otel_ddp.init(job_type="sweep")
-runs = {subprocess.check_output([sys.executable, "-c", trial], text=True) for _ in range(3)}
-assert len({run.run, *runs}) == 4, runs
-"""
-
-
-def test_scripts_started_from_a_process_with_a_run_have_runs_of_their_own(
-    place: Here, tmp_path: Path
-) -> None:
-    quietly(SWEEP, tmp_path)
-
-    assert len({journal.identity["run"] for journal in place.read()}) == 4
-
-
 INHERIT = """
 import multiprocessing, sys, otel_ddp
 
@@ -460,23 +443,6 @@ def test_the_status_without_an_agent_knows_a_worker_that_was_ended_between_two_t
     quietly(ENDED_IN_A_POOL.replace("{phase}", phase), tmp_path)
 
     assert [each.state for each in survey([place]).processes] == [expected]
-
-
-TWO_RUNS = """
-import otel_ddp
-for number in range(2):
-    with otel_ddp.init(config={"number": number}) as run:
-        run.log({"loss": float(number)})
-"""
-
-
-def test_a_process_that_has_ended_a_run_may_open_another(place: Here, tmp_path: Path) -> None:
-    quietly(TWO_RUNS, tmp_path)
-
-    first, second = sorted(place.read(), key=lambda each: each.values["loss"])
-    assert first.identity["run"] != second.identity["run"]
-    assert [each.config["number"] for each in (first, second)] == [0, 1]
-    assert [each.state for each in (first, second)] == ["finished", "finished"]
 
 
 OWN_RUNS = """

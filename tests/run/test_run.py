@@ -12,11 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import otel_ddp
@@ -61,34 +59,6 @@ def test_the_slow_way_and_the_quick_way_record_the_same(place: Here) -> None:
     assert [call.epoch for call in journal.calls] == [1.0, 1.0, 1.0, None]
     assert list(reversed([*metrics])) == [name for name, _ in journal.points[-4:]]
     assert {"train"} == set(journal.splits().values())
-
-
-def test_numbers_of_all_origins_may_be_mixed(place: Here) -> None:
-    with otel_ddp.init() as run:
-        for _ in range(2):
-            run.log(
-                {
-                    "loss": torch.tensor(0.5, requires_grad=True),
-                    "half": torch.tensor([0.5], dtype=torch.bfloat16),
-                    "array": np.array(0.5),
-                    "decimal": Decimal("0.5"),
-                    "plain": 0.5,
-                }
-            )
-
-    assert {0.5} == {value for _, value in place.only().points}
-    assert len(place.only().points) == 10
-
-
-def test_one_name_under_two_splits_is_two_series(place: Here) -> None:
-    with otel_ddp.init() as run:
-        for split in ("train", "eval", "validation", None):
-            run.log({"loss": 0.5}, split=split)
-
-    assert sorted((name.text, name.split) for name in place.only().names.values()) == [
-        ("loss", "train"),
-        ("loss", "val"),
-    ]
 
 
 def test_init_and_instrument_twice_are_one_run(place: Here) -> None:
@@ -258,15 +228,6 @@ def test_counts_of_names_stop_with_a_warning_when_the_room_is_full(
     assert "are NaN or infinite and are recorded, but not counted" in caplog.messages[1]
 
 
-def test_of_a_configuration_too_large_the_first_part_is_kept(place: Here) -> None:
-    with otel_ddp.init() as run:
-        run.config({f"key{number}": "x" * 200 for number in range(500)})
-
-    kept = place.only().config
-    assert 100 <= len(kept) < 500
-    assert [f"key{number}" for number in range(len(kept))] == list(kept)
-
-
 def test_settings_that_find_no_room_at_all_are_named(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -426,16 +387,6 @@ def test_an_offline_run_wants_another_agent_than_one_that_is_sent(
     assert terms["auto"] == terms["external"] != terms["offline"]
 
 
-def test_only_the_first_rank_says_that_no_agent_reads(
-    place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    errors.warned.clear()
-
-    otel_ddp.init(global_rank=8, local_rank=0, world_size=16).finish()
-
-    assert caplog.messages == []
-
-
 def test_a_state_that_is_none_is_an_error_of_the_user(place: Here) -> None:
     run = otel_ddp.init()
 
@@ -482,14 +433,6 @@ def test_init_after_finish_is_another_run(place: Here) -> None:
     assert first is not second
     assert first.run != second.run
     assert len(place.read()) == 2
-
-
-def test_with_ends_the_run(place: Here) -> None:
-    with otel_ddp.init() as run:
-        assert run is otel_ddp.current()
-
-    assert otel_ddp.current() is None
-    assert place.only().state == "finished"
 
 
 class Unspeakable(Exception):
@@ -599,13 +542,6 @@ def test_a_run_opens_in_a_working_directory_that_is_gone(
     assert (facts["script"], facts["folder"]) == ("train.py", "")
 
 
-def test_a_run_shows_itself_in_one_line(place: Here) -> None:
-    with otel_ddp.init(run="mine") as run:
-        assert repr(run) == "<otel_ddp.Run 'mine' rank 0 of 1>"
-        assert (run.run, run.group, run.job_type) == ("mine", "", "train")
-        assert os.getpid() == run.identity.pid
-
-
 def test_a_journal_with_little_room_is_as_large_as_fits_and_gives_a_warning(
     caplog: pytest.LogCaptureFixture, place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -649,12 +585,6 @@ def test_where_best_values_lie_is_recorded_and_a_second_init_adds_to_it(
 
     assert place.only().facts["best"] == {"wer": "min", "aux_loss": "min", "speed": "max"}
     assert caplog.messages == []
-
-
-def test_without_a_word_on_best_values_nothing_of_them_is_recorded(place: Here) -> None:
-    otel_ddp.init()
-
-    assert "best" not in place.only().facts
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,6 @@ def from_line(record: logging.LogRecord, hidden: Collection[str]) -> dict[str, A
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:
         attributes |= _of_exception(error, error.__traceback__)
-    elif record.exc_text:
-        # A QueueHandler has made text of the exception, and dropped the exception itself.
-        attributes["exception.stacktrace"] = _bounded(record.exc_text, _LONGEST_TRACE)
     return {
         "name": "",
         "time": int(record.created * 1e9),
