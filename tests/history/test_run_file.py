@@ -14,7 +14,7 @@ from histories import value_sums, write_history
 from otel_ddp.history import run_file
 from otel_ddp.history.reader import History, Unreadable
 from otel_ddp.history.run_file import RunFile, Unusable
-from otel_ddp.history.tables import SeriesKey, StepSum, ValueSum
+from otel_ddp.history.tables import SeriesKey, StepSum
 
 LOSS = SeriesKey("value", "loss", "0", (("split", "train"),))
 S = 10**9
@@ -81,32 +81,6 @@ def test_what_is_late_does_not_become_the_last_value(tmp_path: Path) -> None:
     with History(tmp_path / "a.sqlite") as history:
         [bucket] = history.sums(history.series()[0])
     assert (bucket.last, bucket.first_ns, bucket.last_ns) == (1.0, 3 * S, 9 * S)
-
-
-def test_values_that_are_not_finite_are_counted_and_spoil_nothing(tmp_path: Path) -> None:
-    bad = ValueSum(0, 0)
-    for at, value in enumerate((1.0, math.nan, math.inf, 3.0, math.nan)):
-        bad.add(0, at, value, None)
-    file = RunFile(tmp_path / "a.sqlite")
-    file.write(values={LOSS: {0: bad}})
-    file.close()
-
-    with History(tmp_path / "a.sqlite") as history:
-        [bucket] = history.sums(history.series()[0])
-    assert (bucket.finite, bucket.nonfinite, bucket.total) == (2, 3, 4.0)
-    assert (bucket.low, bucket.high, bucket.last) == (1.0, 3.0, None)
-
-
-def test_steps_are_summed_by_phase(tmp_path: Path) -> None:
-    path = write_history(tmp_path, ranks=2, steps=50, late=1)
-
-    with History(path) as history:
-        one, other = (history.steps(series) for series in history.step_series.values())
-    assert [each.steps for each in one] == [1] * 50
-    for each in (*one, *other):
-        assert sum(each.phases_ns.values()) == pytest.approx(each.took_ns, abs=50)
-    # The rank that is late waits for nobody, and does more.
-    assert sum(each.work_ns for each in other) > 1.1 * sum(each.work_ns for each in one)
 
 
 def test_a_history_goes_on_where_another_process_left_it(tmp_path: Path) -> None:

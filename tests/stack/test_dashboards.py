@@ -10,7 +10,6 @@ from tools.dashboards.queries import Board, Mark, Question, boards
 from tools.stack.build import Binaries
 
 from nvml_boards import standin_library
-from otel_ddp.vocabulary.words import STATES
 from stack.asked import ALL, Page, answer, expression, menu, opened, options, put_in, step_s
 from stack.scenario import (
     BASE,
@@ -25,7 +24,7 @@ from stack.scenario import (
     WORLD_SIZE,
     scenario,
 )
-from stack.servers import Sample, Series
+from stack.servers import Series
 
 BOARDS = {board.title: board for board in boards()}
 # Of a list of values, so many are chosen by themselves.
@@ -305,36 +304,6 @@ def test_the_boards_name_who_is_late_who_hangs_and_what_is_hot(reader: Reader) -
     hung = {"node": NODES[0], "rank": str(HUNG_RANK)}
     assert named(reader, "Ranks", "Held up by", run=(DEBUG.name,)) == hung
     assert named(reader, "GPUs & nodes", "Hottest").items() >= late.items()
-
-
-def test_of_each_name_the_chain_has_the_newest_version(reader: Reader) -> None:
-    board = BOARDS["Run"]
-    values = reader.opened(board, run=(LOW.name,))
-    asked = {(each.panel, each.ref): each for each in board.questions}
-
-    written = {
-        each.value: each.labels["digest"]
-        for each in answer(asked["Inputs and outputs", "told"], values, reader.page)
-        if isinstance(each, Sample) and each.labels["direction"] == "output"
-    }
-    arrows = answer(asked["Where from, where to", "edges"], values, reader.page)
-
-    drawn = [each.labels["target"] for each in arrows if each.labels["source"].startswith("run ")]
-    assert len(written) > 1
-    assert drawn == [written[max(written)]]
-
-
-def test_a_run_is_killed_in_the_table_and_over_time(reader: Reader) -> None:
-    board = BOARDS["Runs"]
-    values = reader.opened(board)
-    asked = {(each.panel, each.ref): each for each in board.questions}
-
-    table = answer(asked["Runs", "state"], values, reader.page)
-    states = answer(asked["States", "A"], values, reader.page)
-
-    last = {each.labels["run"]: each.points[-1][1] for each in states if isinstance(each, Series)}
-    assert last[HIGH.name] == STATES["killed"]
-    assert last == {each.labels["run"]: each.value for each in table if isinstance(each, Sample)}
 
 
 def test_a_run_is_not_measured_against_itself(reader: Reader) -> None:

@@ -125,13 +125,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         state="killed",
         about={"cost": {"agent_cpu_s": 2.0}},
     )
-    file = RunFile(folder / "many.sqlite")
-    keys = [SeriesKey("value", f"layer.{number}", "0") for number in range(10_000)]
-    file.write(
-        values={key: value_sums(file, key, [(1, S, 1.0)]) for key in keys},
-        about={"run": "many", "began_ns": began_ns, "seen_ns": began_ns},
-    )
-    file.close()
     return folder
 
 
@@ -436,18 +429,6 @@ def test_pictures_are_saved_as_numbers_and_as_an_image(
     assert (runs[0], set(runs[1:]), len(runs)) == ("run", {'"late"', '"other"'}, 661)
 
 
-@STRESS
-@pytest.mark.parametrize("width", [360, 2560])
-def test_narrow_and_wide_windows_need_no_scrolling_to_the_side(
-    driver: Any, server: Served, width: int
-) -> None:
-    with Window(driver, server.url, viewport={"width": width, "height": 800}) as window:
-        for path in ("/", LATE, BOTH, "/now", f"/run/%3Cb%3E{MARKUP.replace('/', '%2F')}"):
-            page = window.open(path)
-            page.locator("table").first.wait_for()
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-
-
 def test_markup_in_names_is_text(driver: Any, server: Served) -> None:
     with Window(driver, server.url) as window:
         page = window.open(f"/run/%3Cb%3E{MARKUP}")
@@ -526,18 +507,6 @@ def test_a_run_whose_loss_is_not_read_says_how_to_log_it(driver: Any, tmp_path: 
         in (said["learning_rate"])
     )
     assert said["train/loss"] == "1 of 1 names"
-
-
-@STRESS
-def test_of_ten_thousand_names_few_are_drawn(driver: Any, server: Served) -> None:
-    with Window(driver, server.url) as window:
-        page = window.open("/run/many")
-        window.figure("layer.0")
-        assert page.locator("figure[data-drawn]").count() < 100
-        page.get_by_label("Names with").fill("layer.9999")
-        window.figure("layer.9999")
-        assert "1 of 10000 names" in page.locator("main").inner_text()
-        assert "name=layer.9999" in page.url
 
 
 @STRESS
