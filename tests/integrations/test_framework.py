@@ -6,7 +6,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.integrations.framework import OpenPhase, checked
+from otel_ddp.integrations import OpenPhase, checked
 
 
 def test_an_argument_that_instrument_does_not_take_raises_where_it_is_given() -> None:

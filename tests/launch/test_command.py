@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from otel_ddp.cli import main
-from otel_ddp.integrations.launch import python_path
+from otel_ddp.integrations import launch
 from otel_ddp.integrations.launch.startup.sitecustomize import Finder
 
 RUN = (sys.executable, "-m", "otel_ddp", "run")
@@ -41,7 +41,7 @@ def run(
 def below(env: dict[str, str]) -> dict[str, str]:
     """These variables as a Python below the command gets them."""
     found = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | env
-    python_path.add_to(found)
+    launch.add_to_path(found)
     return found
 
 
@@ -78,10 +78,10 @@ def test_pythons_path_keeps_what_it_had() -> None:
 
     for before, added in paths.items():
         env = {} if before is None else {"PYTHONPATH": before}
-        python_path.add_to(env)
+        launch.add_to_path(env)
         once = dict(env)
-        python_path.add_to(env)
-        assert env == once == {"PYTHONPATH": python_path.FOLDER + added}
+        launch.add_to_path(env)
+        assert env == once == {"PYTHONPATH": launch.FOLDER + added}
 
 
 # -- every Python below it
@@ -98,7 +98,7 @@ def test_a_python_that_does_not_import_torch_is_as_without_us(flags: list[str]) 
     plain, found = json.loads(bare.stdout), json.loads(ours.stdout)
     if flags == ["-S"]:
         # Python reads its path, and not the file in it.
-        found["path"].remove(python_path.FOLDER)
+        found["path"].remove(launch.FOLDER)
     # One that finds nothing before torch is asked for; with these flags Python reads no variable.
     assert found.pop("finders") - plain.pop("finders") == (flags not in (["-E"], ["-I"], ["-S"]))
     assert found == plain
@@ -213,7 +213,7 @@ def test_a_command_that_cannot_be_run_as_asked_is_one_line(
 
 def test_a_module_that_is_only_called_torch_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import sys; sys.exc_clear = 1")
-    env = below({"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(python_path.FOLDER).parents[3]}"})
+    env = below({"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(launch.FOLDER).parents[3]}"})
 
     code = (
         "import sys, torch; print(torch.sys is sys, 'otel_ddp.integrations.launch' in sys.modules)"

@@ -19,7 +19,7 @@ from torch.optim import SGD, Optimizer
 import otel_ddp
 from conftest import Here
 from loops import totals
-from otel_ddp.integrations.launch import after_import
+from otel_ddp.integrations import launch
 from otel_ddp.torch import training_begins
 from otel_ddp.vocabulary import catalog
 
@@ -34,7 +34,7 @@ def _waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
     # Earlier tests of this process have opened runs.
     monkeypatch.setattr("otel_ddp.run.current_run._watched", set())
-    after_import.wait_for_training()
+    launch.wait_for_training()
     yield
     training_begins.stop()
     otel_ddp.finish()

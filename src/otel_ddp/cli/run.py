@@ -11,7 +11,7 @@ from otel_ddp import settings
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import identity
 from otel_ddp.identity.strategy import Choice
-from otel_ddp.integrations.launch import python_path
+from otel_ddp.integrations import launch
 from otel_ddp.journal import place
 
 # As env, nohup and timeout leave.
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
             _check_settings()
         except ConfigError as error:
             return _wrong(str(error))
-        python_path.add_to(os.environ)
+        launch.add_to_path(os.environ)
     return _take_our_place(words)
 
 

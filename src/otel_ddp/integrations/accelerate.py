@@ -10,7 +10,7 @@ from accelerate.tracking import GeneralTracker
 
 import otel_ddp
 from otel_ddp import errors
-from otel_ddp.integrations.framework import checked
+from otel_ddp.integrations import checked
 
 
 class OtelDdpTracker(GeneralTracker):  # type: ignore[misc]

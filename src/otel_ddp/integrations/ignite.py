@@ -14,7 +14,7 @@ from ignite.handlers.base_logger import (
 
 import otel_ddp
 from otel_ddp import errors
-from otel_ddp.integrations.framework import OpenPhase, checked
+from otel_ddp.integrations import OpenPhase, checked
 from otel_ddp.recording import values
 
 _SPLITS = ("train", "val", "test")

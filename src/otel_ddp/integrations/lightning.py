@@ -11,7 +11,7 @@ from typing import Any
 
 import otel_ddp
 from otel_ddp import errors
-from otel_ddp.integrations.framework import OpenPhase, checked
+from otel_ddp.integrations import OpenPhase, checked
 from otel_ddp.recording import values
 from otel_ddp.run import for_frameworks
 

@@ -11,7 +11,7 @@ from transformers.integrations import integration_utils
 
 import otel_ddp
 from otel_ddp import errors
-from otel_ddp.integrations.framework import OpenPhase, checked
+from otel_ddp.integrations import OpenPhase, checked
 from otel_ddp.run import for_frameworks
 from otel_ddp.run.for_frameworks import Trials
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from otel_ddp.integrations.launch import after_import
+from otel_ddp.integrations import launch
 from otel_ddp.integrations.launch.startup import sitecustomize
 
 
@@ -12,7 +12,7 @@ def begin() -> None:
     """Do what each import so far calls for, and wait for the others."""
     for name, call in sitecustomize.NAMES.items():
         if name in sys.modules:
-            after_import.imported(name, call)
+            launch.imported(name, call)
     sitecustomize.install()
 
 

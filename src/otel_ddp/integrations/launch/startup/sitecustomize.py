@@ -8,9 +8,9 @@ imported, nothing happens.
 import os
 import sys
 
-# Once one of these has been imported, `after_import` calls this function of the integrations.
+# Once one of these has been imported, `launch` calls this function of the integrations.
 NAMES = {
-    "torch": "launch.after_import.wait_for_training",
+    "torch": "launch.wait_for_training",
     "transformers.trainer": "transformers.add_to_every_trainer",
     "lightning.pytorch": "lightning.add_to_every_trainer",
     "pytorch_lightning": "lightning.add_to_every_trainer",
@@ -64,9 +64,9 @@ class Finder(object):
 def imported(name):
     """Say that a module has been imported, where otel_ddp can be."""
     try:
-        from otel_ddp.integrations.launch import after_import
+        from otel_ddp.integrations import launch
 
-        after_import.imported(name, NAMES[name])
+        launch.imported(name, NAMES[name])
     except Exception:  # An installation that is broken, or too old for this file.
         pass
 
