@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from otel_ddp.torch.versions import OLDEST
+from otel_ddp.torch.models import OLDEST
 
 _OLDEST = ".".join(map(str, OLDEST))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from otel_ddp.torch.versions import OLDEST
+from otel_ddp.torch.models import OLDEST
 
 ROOT = Path(__file__).parents[1]
 FORMS = sorted(

@@ -19,7 +19,7 @@ from otel_ddp.journal.reader import JournalReader
 TRAIN = """
 import ctypes, os, sys
 import otel_ddp
-from otel_ddp.torch.answers import stack_answers
+from otel_ddp.torch import stack_answers
 
 held, holds = os.pipe()
 for rank in (1, 0):

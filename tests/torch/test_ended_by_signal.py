@@ -27,8 +27,7 @@ from conftest import Here, Journal, open_files
 from otel_ddp import Run, errors
 from otel_ddp.journal.layout import END
 from otel_ddp.journal.reader import Document
-from otel_ddp.torch import measure
-from otel_ddp.torch.answers import stack_answers
+from otel_ddp.torch import measure, stack_answers
 from otel_ddp.vocabulary import catalog
 
 OURS = str(Path(otel_ddp.__file__).parent) + os.sep

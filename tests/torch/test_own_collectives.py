@@ -8,15 +8,15 @@ import pytest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from otel_ddp.torch.readings import own_collectives
-from otel_ddp.torch.readings.own_collectives import OwnCollectives
+from otel_ddp.torch import collectives
+from otel_ddp.torch.collectives import OwnCollectives
 
 
 def test_the_answer_about_a_phase_is_stable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counted = 0
-    monkeypatch.setattr(own_collectives, "_counts", lambda: {1: counted})
+    monkeypatch.setattr(collectives, "_counts", lambda: {1: counted})
     found = OwnCollectives()
 
     def looked(*, busy: bool) -> list[str]:
@@ -34,7 +34,7 @@ def test_the_answer_about_a_phase_is_stable(
 
 def test_one_step_of_many_is_not_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = 0
-    monkeypatch.setattr(own_collectives, "_counts", lambda: {1: counted})
+    monkeypatch.setattr(collectives, "_counts", lambda: {1: counted})
     found = OwnCollectives()
     for busy in (False, False, True, False):
         found.begin([])
@@ -80,7 +80,7 @@ def test_where_ddps_group_has_other_collectives_backward_is_not_excused(
     known: Any, counted: dict[str, int], own: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group, total = object(), 0
-    monkeypatch.setattr(own_collectives, "_counts", lambda: {id(group): total})
+    monkeypatch.setattr(collectives, "_counts", lambda: {id(group): total})
     found = OwnCollectives()
     found.begin([Ddp(group, known)])
     for phase, count in counted.items():
@@ -92,7 +92,7 @@ def test_where_ddps_group_has_other_collectives_backward_is_not_excused(
 
 def test_ddps_on_one_group_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     group, total = object(), 0
-    monkeypatch.setattr(own_collectives, "_counts", lambda: {id(group): total})
+    monkeypatch.setattr(collectives, "_counts", lambda: {id(group): total})
     found = OwnCollectives()
     found.begin([Ddp(group, TWO_BUCKETS), Ddp(group, TWO_BUCKETS)])
     for phase, count in {"other": 1, "backward": 4}.items():

@@ -331,7 +331,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 import otel_ddp
-from otel_ddp.torch.answers import profile_window
+from otel_ddp.torch import profile_window
 from otel_ddp.torch import measure
 
 profile_window._STEPS_BETWEEN = profile_window._QUIET_STEPS = 1

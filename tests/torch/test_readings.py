@@ -23,9 +23,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import otel_ddp
 from conftest import Here
 from otel_ddp.torch import measure
-from otel_ddp.torch.readings.gradient_norm import square_norm
+from otel_ddp.torch.readings.loss_and_norm import square_norm
 from otel_ddp.torch.steps.sampled import SampledSteps
-from otel_ddp.torch.steps.workload import shares_its_batch, workload
+from otel_ddp.torch.steps.watched_model import shares_its_batch, workload
 from otel_ddp.vocabulary import catalog
 
 pytestmark = pytest.mark.timed

@@ -27,9 +27,8 @@ from extras import newer_torch
 from node import until
 from otel_ddp import errors
 from otel_ddp.recording.progress import DevicePosition
-from otel_ddp.torch import process_group
-from otel_ddp.torch.answers import collectives, stack_answers
-from otel_ddp.torch.answers.collectives import Arrivals, _age_s
+from otel_ddp.torch import collectives, process_group, stack_answers
+from otel_ddp.torch.collectives import Arrivals, _age_s
 
 
 @pytest.fixture
@@ -534,7 +533,7 @@ def test_a_torch_without_a_recorder_says_that_there_is_nothing(
 # Torch is imported once; each process is forked from there, and ends as any other.
 PARENT = """
 import json, os, sys
-from otel_ddp.torch.answers import stack_answers
+from otel_ddp.torch import stack_answers
 
 for line in sys.stdin:
     folder, code = json.loads(line)

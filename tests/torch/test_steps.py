@@ -32,7 +32,7 @@ from otel_ddp import errors
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Steps
-from otel_ddp.torch import versions
+from otel_ddp.torch import models
 from otel_ddp.torch.hooks import model as model_hooks
 
 pytestmark = pytest.mark.timed
@@ -542,12 +542,12 @@ def test_an_older_torch_gets_a_warning_and_no_hooks(
 
 
 def test_the_oldest_torch_is_the_same_wherever_it_is_written() -> None:
-    oldest = ".".join(map(str, versions.OLDEST))
+    oldest = ".".join(map(str, models.OLDEST))
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
     assert f'torch = ["torch>={oldest}"]' in pyproject
-    assert versions.too_old(f"{oldest}.0a0+git1234") == ""
-    assert versions.too_old("10.1") == versions.too_old("a build of mine") == ""
+    assert models.too_old(f"{oldest}.0a0+git1234") == ""
+    assert models.too_old("10.1") == models.too_old("a build of mine") == ""
 
 
 def test_what_an_actor_does_in_another_thread_is_no_part_of_a_step(

@@ -612,9 +612,9 @@ class Run:
         records = self._ready()
         if records is None:
             return
-        from otel_ddp.torch import wrappers
+        from otel_ddp.torch import models
 
-        records.recorder.documents.facts(wrappers.describe(model))
+        records.recorder.documents.facts(models.describe(model))
 
     @errors.contained()
     def watch(self, model: Any = None, **options: Any) -> None:
@@ -622,9 +622,9 @@ class Run:
         records = self._ready()
         if records is None:
             return
-        from otel_ddp.torch import versions
+        from otel_ddp.torch import models
 
-        if not versions.can_measure(model):
+        if not models.can_measure(model):
             return
         _record_backend(records.recorder)
         process = self.identity

@@ -15,12 +15,12 @@ from torch.jit import ScriptModule
 from torch.optim import Optimizer
 
 from otel_ddp import errors
-from otel_ddp.torch import wrappers
-from otel_ddp.torch.frames import CALL_MODULE, module_calls, times_called
+from otel_ddp.torch import models
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import every_module
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
+from otel_ddp.torch.inspection import CALL_MODULE, module_calls, times_called
 from otel_ddp.torch.steps.open_step import Search
 from otel_ddp.torch.steps.stepper import Stepper
 
@@ -137,7 +137,7 @@ class _Search(Search):
             return
         # This thread may have called an outer module while the hook was off for another thread.
         if not is_outermost(module):
-            if wrappers.makes_steps(module):
+            if models.makes_steps(module):
                 self._steps_are_made_in(module)
             return
         thread = get_ident()
@@ -303,7 +303,7 @@ def is_outermost(module: nn.Module) -> bool:
     if isinstance(module, ScriptModule) or torch.jit.is_tracing():
         return False
     if times_called(sys._getframe(), CALL_MODULE) <= 1:
-        return not wrappers.makes_steps(module)
+        return not models.makes_steps(module)
     return len(_called_in_step()) == 1
 
 
@@ -320,7 +320,7 @@ def _called_in_step() -> list[Any]:
     """
     called = [each.get("self") for each in module_calls(sys._getframe())]
     whole_steps = []
-    while called and wrappers.makes_steps(called[-1]):
+    while called and models.makes_steps(called[-1]):
         whole_steps.append(called.pop())
     if whole_steps and called:
         # Its `forward` is called by `training_step`, and is this module's call once more. A hook on

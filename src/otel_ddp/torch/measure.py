@@ -11,14 +11,13 @@ from torch.jit import ScriptModule
 
 from otel_ddp import errors
 from otel_ddp.recording.progress import Progress
-from otel_ddp.torch import discovery, training_begins, wrappers
-from otel_ddp.torch.answers import stack_answers
-from otel_ddp.torch.answers.profile_window import ProfileWindow
+from otel_ddp.torch import discovery, models, stack_answers, training_begins
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import data as data_hooks
 from otel_ddp.torch.hooks import garbage
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
+from otel_ddp.torch.profile_window import ProfileWindow
 from otel_ddp.torch.readings.between_steps import Readings, StepOptions
 from otel_ddp.torch.steps.stepper import Stepper
 
@@ -39,7 +38,7 @@ def start(
     its methods are called, or what it wraps.
     """
     # Unwrapped, Lightning's module trains in its `training_step`, which calls no hook.
-    if model is None or wrappers.is_lightning_module(model):
+    if model is None or models.is_lightning_module(model):
         discovery.attach(_prepared(progress, options), found)
         return
     if isinstance(model, ScriptModule):

@@ -21,7 +21,7 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
 from otel_ddp import errors
-from otel_ddp.torch.versions import too_old
+from otel_ddp.torch.models import too_old
 
 # After so many calls of modules that do not train, as in an evaluation before the training, the
 # hook is off until a model is put into training mode.

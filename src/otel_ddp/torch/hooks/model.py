@@ -16,9 +16,9 @@ from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import errors
-from otel_ddp.torch import inspect_values, wrappers
-from otel_ddp.torch.frames import module_calls
+from otel_ddp.torch import inspection, models
 from otel_ddp.torch.hooks import every_module
+from otel_ddp.torch.inspection import module_calls
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
@@ -152,7 +152,7 @@ def watch_wrapping_ddp(watched: WatchedModel, stepper: Stepper) -> None:
     ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
     # In each forward: what is known already is asked first.
     is_new = ddp is not None and id(ddp) not in _watched
-    if is_new and not wrappers.makes_steps(ddp) and attach(ddp, stepper):
+    if is_new and not models.makes_steps(ddp) and attach(ddp, stepper):
         around = _watched[id(ddp)]
         # It does the same work, and some forwards of it were seen.
         around.forwards, around.flops_per_unit = watched.forwards, watched.flops_per_unit
@@ -290,7 +290,7 @@ def _after_forward(module: nn.Module, args: Any = (), output: Any = None, *more:
             hook.put_on(output, output.grad_fn)
         else:
             for tensor in differentiable(output):
-                hook.put_on(tensor, inspect_values.of_tensor(tensor, "grad_fn"))
+                hook.put_on(tensor, inspection.of_tensor(tensor, "grad_fn"))
     except errors.ANY_ERROR:
         stepper.failed("after forward")
 
@@ -306,7 +306,7 @@ def differentiable(output: Any) -> Iterator[torch.Tensor]:
             if (
                 value.requires_grad
                 if kind is _Tensor
-                else inspect_values.of_tensor(value, "requires_grad")
+                else inspection.of_tensor(value, "requires_grad")
             ):
                 yield value
         elif issubclass(kind, dict):
@@ -315,9 +315,9 @@ def differentiable(output: Any) -> Iterator[torch.Tensor]:
             left.extend(islice(list.__iter__(value), _MOST_OF_ONE))
         elif issubclass(kind, tuple):
             left.extend(islice(tuple.__iter__(value), _MOST_OF_ONE))
-        elif value is output or inspect_values.maps(kind):
+        elif value is output or inspection.maps(kind):
             # A class of the user's: one level of its attributes.
-            left.extend(islice(inspect_values.attributes(value).values(), _MOST_OF_ONE))
+            left.extend(islice(inspection.attributes(value).values(), _MOST_OF_ONE))
 
 
 # -- what is saved or copied of a model is without our hooks

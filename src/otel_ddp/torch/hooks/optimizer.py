@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 
 from otel_ddp import errors
 from otel_ddp.torch.hooks import model as model_hooks
-from otel_ddp.torch.steps.step_end import CompiledSteps
+from otel_ddp.torch.steps.open_step import CompiledSteps
 from otel_ddp.torch.steps.stepper import Stepper
 
 # Where wrappers keep the optimizer that does their work, and how many objects are looked at.

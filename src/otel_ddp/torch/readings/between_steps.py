@@ -12,15 +12,14 @@ import torch
 from torch import nn
 
 from otel_ddp import errors
+from otel_ddp.torch.collectives import OwnCollectives, none_so_far
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.readings import capabilities
 from otel_ddp.torch.readings.devices import MemoryReadings, gpu_facts
-from otel_ddp.torch.readings.gradient_norm import SquareNorm, square_norm
-from otel_ddp.torch.readings.loss import ReturnedLoss
+from otel_ddp.torch.readings.loss_and_norm import ReturnedLoss, SquareNorm, square_norm
 from otel_ddp.torch.readings.model_flops import ModelFlops
-from otel_ddp.torch.readings.own_collectives import OwnCollectives, none_so_far
 from otel_ddp.torch.steps.sampled import StepListener
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel

@@ -13,10 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import errors
-from otel_ddp.torch import inspect_values
+from otel_ddp.torch import collectives, inspection
 from otel_ddp.torch.hooks.model import differentiable
 from otel_ddp.torch.process_group import backend, is_up
-from otel_ddp.torch.readings import own_collectives
 from otel_ddp.torch.steps.stepper import Stepper
 
 # Most loops compute their loss outside of the model, and log it: that is known only later.
@@ -82,7 +81,7 @@ def measured(
         _comm_wait(models, world_size, reentrant) if backward else found["backward"]
     )
     # Arrivals at collectives tell waits from work where hooks cannot.
-    needed = found["comm_wait"] and backward and not own_collectives.none_so_far()
+    needed = found["comm_wait"] and backward and not collectives.none_so_far()
     if needed and (reason := _arrivals()):
         found["arrivals"] = reason
     found["data"] = _data(stepper)
@@ -152,7 +151,7 @@ def _is_sharded(module: nn.Module) -> bool:
 
 def checkpoints_reentrantly(output: Any) -> bool:
     """Whether parts of an output's graph run a backward of their own inside its backward."""
-    left: list[Any] = [inspect_values.of_tensor(each, "grad_fn") for each in differentiable(output)]
+    left: list[Any] = [inspection.of_tensor(each, "grad_fn") for each in differentiable(output)]
     known: set[Any] = set()
     while left and len(known) < _MOST_NODES:
         node = left.pop()

@@ -16,7 +16,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from otel_ddp import errors
-from otel_ddp.torch.frames import outward
+from otel_ddp.torch.inspection import outward
 
 # Where the two factors of a product stand among an op's arguments. For each factor that needs a
 # gradient, backward does the forward's FLOPs once more.

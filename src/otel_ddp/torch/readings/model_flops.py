@@ -10,8 +10,7 @@ from torch import nn
 from otel_ddp.torch.readings import flops
 from otel_ddp.torch.readings.devices import peak
 from otel_ddp.torch.steps.stepper import Stepper
-from otel_ddp.torch.steps.watched_model import WatchedModel
-from otel_ddp.torch.steps.workload import Shapes, input_shapes, shares_its_batch
+from otel_ddp.torch.steps.watched_model import Shapes, WatchedModel, input_shapes, shares_its_batch
 from otel_ddp.vocabulary import catalog
 
 # The first forward may build what is built lazily, or compile.

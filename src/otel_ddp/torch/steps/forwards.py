@@ -14,8 +14,7 @@ from otel_ddp.torch.steps.loads import Loads
 from otel_ddp.torch.steps.open_calls import OpenCalls
 from otel_ddp.torch.steps.open_step import OpenStep
 from otel_ddp.torch.steps.sampled import OFTEN, SampledSteps
-from otel_ddp.torch.steps.watched_model import WatchedModel
-from otel_ddp.torch.steps.workload import workload
+from otel_ddp.torch.steps.watched_model import WatchedModel, workload
 
 # Hugging Face's Trainer gives a model by this name the number to divide a step's losses by, which
 # counts the items of other ranks and batches too.

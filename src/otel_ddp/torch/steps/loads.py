@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from otel_ddp.recording.progress import Progress
-from otel_ddp.torch.frames import CALL_MODULE, times_called
+from otel_ddp.torch.inspection import CALL_MODULE, times_called
 from otel_ddp.torch.steps.open_calls import OpenCalls, is_another_thread
 from otel_ddp.torch.steps.open_step import OpenStep
 from otel_ddp.torch.steps.sampled import OFTEN

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from otel_ddp.recording.progress import Progress
-from otel_ddp.torch.frames import times_called
+from otel_ddp.torch.inspection import times_called
 from otel_ddp.torch.steps.sampled import SampledSteps
 
 # Private, and looked up by name: a torch without one of them loses only what needs it.

@@ -1,16 +1,153 @@
-"""The step that is open: what has begun in it, and what its hooks have seen so far."""
+"""The step that is open: what has begun in it, what its hooks have seen, and what ends it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import ref
 
 import torch
 
+from otel_ddp import errors
 from otel_ddp.recording.phases import Phase
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.steps.sampled import SampledSteps
-from otel_ddp.torch.steps.step_end import StepEnd
 from otel_ddp.torch.steps.watched_model import WatchedModel
+
+# Another optimizer ends our steps from here on, once it has stepped so often, with a backward each
+# time, while ours did not.
+_PATIENCE = 10
+
+
+class CompiledSteps:
+    """Set by optimizers whose step is compiled: inside a graph our hooks can do nothing else."""
+
+    def __init__(self) -> None:
+        self.stepped = False
+
+
+class StepEnd:
+    """Knows the optimizer whose step ends a training step: named by the user, or the first seen."""
+
+    __slots__ = (
+        *("_in_round", "_named", "_optimizer", "_round", "_steps_of_others", "_stepped_round"),
+        *("backwards", "compiled", "has_model", "scaler_round"),
+    )
+
+    def __init__(self) -> None:
+        self.has_model = False
+        """While no model is known, nothing makes a step."""
+        self.backwards = 0
+        """Backwards since the last step."""
+        self.compiled = CompiledSteps()
+        # Where there is a scaler: asks for what it keeps of its present round, which is another
+        # object after each update. That is known on the host; the device is asked nothing.
+        self.scaler_round: Callable[[], Any] | None = None
+        self._round: Any = None
+        self._stepped_round: Any = None
+        # By the optimizer's id. Empty while none is known; and once it has gone.
+        self._optimizer: dict[int, Callable[[], torch.optim.Optimizer | None]] = {}
+        self._named = False
+        self._steps_of_others = 0
+        # Whether a model that was found since our last step is trained in one round with those
+        # before it, as far as is known; None: there is none.
+        self._in_round: bool | None = None
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer whose step ends ours, if one is known and still there."""
+        return next((known() for known in list(self._optimizer.values())), None)
+
+    def choose(self, optimizer: torch.optim.Optimizer, named: bool = False) -> None:
+        """From here on this optimizer's step ends ours. *named*: the user has named it."""
+        self._named = named
+        known: dict[int, Any] = {}
+        # Weakly: its state may be most of the memory of a device. The callback is no function of
+        # Python's: what a signal handler raises in one is lost.
+        known[id(optimizer)] = errors.attempt(
+            lambda: ref(optimizer, partial(known.pop, id(optimizer))), lambda: None
+        )
+        self._optimizer = known
+
+    def model_came(self, found: bool = False) -> None:
+        """A model has come, or come again: it may have another optimizer than the last one.
+
+        *found*: it was not named, and comes in the place of others, or in one round with them.
+        """
+        self.has_model = True
+        if found and self.optimizer is not None:
+            self._in_round = False
+        elif not self._named:
+            self._optimizer = {}
+
+    def model_called(self) -> None:
+        """A model is called that was known before the last one was found."""
+        if self._in_round is not None:
+            self._in_round = True
+
+    def begun_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the step that this optimizer begins will end ours; the first one seen does.
+
+        Any further one (a GAN's second) is part of the next step, and so it is in each step.
+        """
+        if not self._optimizer:
+            self.choose(optimizer)
+        return id(optimizer) in self._optimizer
+
+    def ended_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the step that this optimizer has finished ends ours."""
+        if id(optimizer) not in self._optimizer:
+            self._steps_of_others += 1
+            if self._in_round is False and not self._named:
+                self.choose(optimizer)
+            elif min(self.backwards, self._steps_of_others) < _PATIENCE or self._named:
+                return False
+            else:
+                self.choose(optimizer)
+        if self.scaler_round is not None:
+            self._stepped_round = self.scaler_round()
+        return True
+
+    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this optimizer ends our steps."""
+        return id(optimizer) in self._optimizer
+
+    def scaler_skipped(self) -> bool:
+        """Whether the scaler has ended a round since the last call, and left our step out of it."""
+        if self.scaler_round is None:
+            return False
+        before, self._round = self._round, self.scaler_round()
+        now = self._round
+        return self.backwards > 0 and before is not now and before is not self._stepped_round
+
+    def compiled_stepped(self) -> bool:
+        """Whether a compiled step was made since the last call."""
+        if not self.compiled.stepped:
+            return False
+        self.compiled.stepped = False
+        return True
+
+    def step_ended(self) -> None:
+        """A training step has ended."""
+        self.backwards = self._steps_of_others = 0
+        self._in_round = None
+
+
+def is_infinity(found: Any) -> bool:
+    """Whether this `found_inf` has made a fused optimizer leave the weights alone."""
+    # On a device it is not known yet, and must not be waited for.
+    return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found.item())
+
+
+def steps_made(optimizer: torch.optim.Optimizer) -> int:
+    """How many steps an optimizer's own state counts, those before a checkpoint too; 1 at least.
+
+    Adam and its like count. A count on a device is not read: that would wait for the device.
+    """
+    count: Any = next((state["step"] for state in optimizer.state.values() if "step" in state), 1)
+    on_host = type(count) is torch.Tensor and count.device.type == "cpu" and count.numel() == 1
+    return max(1, int(count)) if on_host or isinstance(count, int) else 1
 
 
 class Seen:

@@ -10,11 +10,10 @@ import torch
 from torch.compiler import is_compiling
 
 from otel_ddp.recording.progress import Progress
-from otel_ddp.torch.frames import times_called
+from otel_ddp.torch.inspection import times_called
 from otel_ddp.torch.steps.open_calls import OpenCalls, outside_of_backward
-from otel_ddp.torch.steps.open_step import OpenStep
+from otel_ddp.torch.steps.open_step import OpenStep, is_infinity, steps_made
 from otel_ddp.torch.steps.sampled import SampledSteps
-from otel_ddp.torch.steps.step_end import is_infinity, steps_made
 
 
 def _only_fills_its_state() -> bool:

@@ -1,13 +1,23 @@
-"""What is known of one model whose steps are measured."""
+"""What is known of one model whose steps are measured, and how much it is given to work on.
+
+Samples and tokens come from the shapes of its inputs: never from values.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, TypeAlias
 from weakref import ref
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from otel_ddp.torch import inspection
+from otel_ddp.torch.inspection import outward
 
 
 class WatchedModel:
@@ -45,3 +55,196 @@ class WatchedModel:
         """None as long as it is not known, 0 where it never will be."""
         self.by_samples = False
         self.forwards = self.samples = self.tokens = 0
+
+
+# The names of a language model's input, whose elements are tokens.
+_TOKEN_NAMES = ("input_ids", "tokens", "idx")
+_WHOLE = frozenset(
+    getattr(torch, name)
+    for name in ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
+    if hasattr(torch, name)
+)
+_MOST = 16
+_Tensor = torch.Tensor
+
+# Private, and looked up by name: a torch without one of them loses only what needs it.
+_in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_functorch = getattr(torch._C, "_functorch", None)
+_is_wrapped = getattr(_functorch, "is_functorch_wrapped_tensor", None)
+_unwrapped = getattr(_functorch, "get_unwrapped", None)
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class _InputShapes:
+    """The shapes of the inputs of the last forward, where they are wanted."""
+
+    __slots__ = ("last", "wanted")
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.last: Shapes | None = None
+
+
+input_shapes = _InputShapes()
+
+
+def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
+    """Samples and tokens of one forward; 0 for what the shapes do not show."""
+    if input_shapes.wanted:
+        input_shapes.last = _shapes(args, kwargs)
+    if _in_functorch():
+        return _transformed(args, kwargs)
+    # The two ways in which nearly every model is called need no search.
+    only: Any = None
+    if kwargs:
+        only = kwargs.get("input_ids")
+    elif len(args) == 1:
+        only = args[0]
+    if type(only) is _Tensor and (shape := only.shape):
+        if len(shape) == 2 and only.dtype in _WHOLE:
+            return shape[0], shape[0] * shape[1]
+        if not kwargs:
+            return shape[0], 0
+    return _searched(args, kwargs)
+
+
+def shares_its_batch(module: nn.Module) -> bool:
+    """Whether other ranks work on the same samples; to be called where the forward begins."""
+    return _in_a_pipeline() or _is_split(module)
+
+
+def _in_a_pipeline() -> bool:
+    """Whether this is called by a stage of one of torch's pipelines."""
+    name = "torch.distributed.pipelining"
+    if name not in sys.modules:
+        return False
+    return any(
+        str(frame.f_globals.get("__name__")).startswith(name) for frame in outward(sys._getframe())
+    )
+
+
+def _is_split(module: nn.Module) -> bool:
+    """Whether products of this model are computed by several ranks together."""
+    distributed = [each for each in module.parameters() if hasattr(each, "placements")]
+    if not distributed:
+        return False
+    # By name: importing FSDP would cost programs that do not use it.
+    sharded = {
+        id(parameter)
+        for each in module.modules()
+        if any(kind.__name__ == "FSDPModule" for kind in type(each).__mro__)
+        for parameter in each.parameters()
+    }
+    return any(_is_beyond_fsdp(each, id(each) in sharded) for each in distributed)
+
+
+def _is_beyond_fsdp(parameter: Any, sharded: bool) -> bool:
+    mesh = parameter.device_mesh
+    if mesh.size() == 1:
+        return False
+    if not sharded:
+        return True
+    # FSDP uses one dimension of the mesh, or two of which the first keeps copies. Any other one
+    # splits the products.
+    if mesh.ndim == 2:
+        return bool(mesh.size(1) > 1 and not parameter.placements[0].is_replicate())
+    return bool(mesh.ndim > 2)
+
+
+def _searched(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
+    given = [*args, *kwargs.values()] if kwargs else args
+    # A list of dictionaries holds columns of the same samples: a question, its answer, a wrong one.
+    columns = next((each for each in given[:_MOST] if _holds_columns(each)), None)
+    if columns is not None:
+        found = [_counted((each,), None) for each in columns[:_MOST]]
+        return found[0][0], sum(tokens for _, tokens in found)
+    return _counted(args, kwargs)
+
+
+def _holds_columns(value: Any) -> bool:
+    return type(value) in (list, tuple) and bool(value) and _is_batch(type(value[0]))
+
+
+def _is_batch(kind: type) -> bool:
+    return issubclass(kind, dict) or inspection.maps(kind)
+
+
+def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
+    fractions = others = 0
+    words: Any = None
+    for name, tensor in _tensors(args, kwargs):
+        shape, dtype = (
+            inspection.of_tensor(tensor, "shape"),
+            inspection.of_tensor(tensor, "dtype"),
+        )
+        if not shape:
+            continue
+        if dtype in _WHOLE and name in _TOKEN_NAMES:
+            # One dimension: sequences of any length, packed one behind the other.
+            return (shape[0] if len(shape) > 1 else 0), _numel(tensor)
+        if dtype.is_floating_point or dtype.is_complex:
+            fractions = fractions or shape[0]
+        elif dtype in _WHOLE and len(shape) == 2 and words is None:
+            words = tensor
+        else:
+            others = others or shape[0]
+    if fractions:
+        # Whole numbers beside them may as well be labels, or the edges of a graph.
+        return fractions, 0
+    if words is None:
+        return others, 0
+    return inspection.of_tensor(words, "shape")[0], _numel(words)
+
+
+def _shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Shapes | None:
+    """The shapes of one sample: those of the inputs without their first dimension."""
+    found = tuple(
+        tuple(inspection.of_tensor(each, "shape"))[1:] for _, each in _tensors(args, kwargs)
+    )
+    # In a trace, sizes are tensors, which must not be compared.
+    return found if all(type(size) is int for shape in found for size in shape) else None
+
+
+def _numel(tensor: Any) -> Any:
+    if type(tensor) is _Tensor:
+        return tensor.numel()
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch._C.TensorBase.numel(tensor)
+
+
+def _transformed(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
+    """Samples and tokens inside `vmap` and the like, whose batch is in no shape.
+
+    A model that gets one sample at a time works on as many as are mapped over. If it gets several,
+    or one without its own dimension, their number is unknown.
+    """
+    if _is_wrapped is None or _unwrapped is None:
+        return 0, 0
+    samples, tokens = _searched(args, kwargs)
+    mapped = 1
+    for _, tensor in _tensors(args, kwargs):
+        inner = tensor
+        while _is_wrapped(inner):
+            inner = _unwrapped(inner)
+        mapped = max(mapped, _numel(inner) // max(1, _numel(tensor)))
+    if mapped == 1:
+        return samples, tokens
+    return (mapped, mapped * tokens) if samples == 1 else (0, 0)
+
+
+def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
+    """The tensors among the inputs, and one level into the batch where it is a container."""
+    given = [*(("", each) for each in args), *(kwargs.items() if kwargs else ())]
+    for name, value in given[:_MOST]:
+        kind = type(value)
+        if issubclass(kind, _Tensor):
+            yield name, value
+        elif _is_batch(kind):
+            for key, inner in islice(inspection.items(value), _MOST):
+                if issubclass(type(inner), _Tensor):
+                    yield key, inner
+        elif kind in (list, tuple):
+            for inner in value[:_MOST]:
+                if issubclass(type(inner), _Tensor):
+                    yield name, inner

@@ -35,7 +35,7 @@ from otel_ddp.history.directory import default_directory
 from otel_ddp.identity import identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal.place import Place, is_in_memory
-from otel_ddp.torch.versions import too_old
+from otel_ddp.torch.models import too_old
 
 _PACKAGES = {
     "opentelemetry-sdk": "opentelemetry.sdk.resources",

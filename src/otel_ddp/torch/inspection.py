@@ -1,4 +1,4 @@
-"""Reads the attributes and items of a user's objects without running a line of the user's code.
+"""Looks at Python's stack, and at users' objects without running a line of the user's code.
 
 A property may compute, draw random numbers, or fetch. So may the `values` of a mapping, the
 iterator of a list's subclass, the `shape` of a tensor's subclass, and the `__class__` of a proxy,
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from types import GetSetDescriptorType, MemberDescriptorType
+from types import FrameType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from otel_ddp import errors
 
@@ -77,3 +78,31 @@ def of_tensor(tensor: Any, name: str) -> Any:
         return getattr(tensor, name)
     with torch._C.DisableTorchFunctionSubclass():
         return getattr(_Base, name).__get__(tensor)
+
+
+# The code of torch that every call of a module passes through. Private.
+CALL_MODULE = nn.Module._wrapped_call_impl.__code__
+
+
+def outward(frame: FrameType | None) -> list[FrameType]:
+    """A frame, its caller, the caller of that, and so on."""
+    # No generator: an exception that a signal handler raises in one may be lost.
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def times_called(frame: FrameType | None, code: Any) -> int:
+    """How many calls of this code lead to a frame."""
+    found = 0
+    while frame is not None:
+        found += frame.f_code is code
+        frame = frame.f_back
+    return found
+
+
+def module_calls(frame: FrameType | None) -> list[dict[str, Any]]:
+    """The calls of modules that lead to a frame, innermost first: `self`, `args` and `kwargs`."""
+    return [each.f_locals for each in outward(frame) if each.f_code is CALL_MODULE]

@@ -20,7 +20,7 @@ from otel_ddp import errors, files
 from otel_ddp.files import close_ours, file_of
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 from otel_ddp.recording.phases import DevicePosition
-from otel_ddp.torch.answers import collectives
+from otel_ddp.torch import collectives
 
 # Beside the journal lie a fifo with the questions and a file with the last answer.
 

@@ -16,10 +16,10 @@ from torch.optim import SGD
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.torch import inspect_values
+from otel_ddp.torch import inspection
 from otel_ddp.torch.hooks.model import differentiable
-from otel_ddp.torch.readings.loss import loss_of
-from otel_ddp.torch.steps.workload import workload
+from otel_ddp.torch.readings.loss_and_norm import loss_of
+from otel_ddp.torch.steps.watched_model import workload
 from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
@@ -135,7 +135,7 @@ def test_reading_an_output_runs_no_code_of_the_user() -> None:
         (found,) = differentiable(output)
         assert found is loss
     assert len(list(differentiable([strange, HostileObject(loss=strange)]))) == 1
-    assert inspect_values.of_tensor(strange, "grad_fn") is not None
+    assert inspection.of_tensor(strange, "grad_fn") is not None
     assert workload((Hostile(input_ids=WORDS),), {}) == (2, 10)
     assert workload((strange, 1), {}) == (2, 0)
 

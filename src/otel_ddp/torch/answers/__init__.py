@@ -1,1 +1,0 @@
-"""Answers questions that the agent and people ask a process while it trains."""
