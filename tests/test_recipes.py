@@ -94,7 +94,7 @@ def test_every_phase_and_every_verdict_has_its_words_for_people() -> None:
 
 def test_every_framework_has_its_home_its_heading_and_what_its_import_calls() -> None:
     folder = PACKAGE / "integrations"
-    known = {each.stem for each in folder.glob("*.py")} - {"__init__", "framework"}
+    known = {each.stem for each in folder.glob("*.py")} - {"__init__"}
     page = text_of("frameworks.md")
 
     assert [each for each in known if f"otel_ddp.integrations.{each}" not in page] == []
@@ -102,5 +102,6 @@ def test_every_framework_has_its_home_its_heading_and_what_its_import_calls() ->
     assert {Path(HOMES[each]).stem for each in known - {"ray"}} == known - {"ray"}
     for call in NAMES.values():
         module, _, function = call.rpartition(".")
-        tree = ast.parse((folder / f"{module.replace('.', '/')}.py").read_text())
+        home = folder / "launch" / "__init__.py" if module == "launch" else folder / f"{module}.py"
+        tree = ast.parse(home.read_text())
         assert function in {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
