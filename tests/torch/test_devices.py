@@ -11,7 +11,8 @@ import torch
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.torch.readings.devices import _DEVICES, Allocator, Reading, gpu_facts, peak
+from otel_ddp.torch.readings.devices import _DEVICES, gpu_facts, memory, peak
+from otel_ddp.vocabulary import catalog
 
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -99,68 +100,55 @@ def module() -> FakeModule:
     return FakeModule()
 
 
-def read(module: Any) -> Reading | None:
-    return Allocator(CUDA, module=lambda _: module).read()
+WHOLE = {
+    catalog.TRAINING_CUDA_MEMORY_ALLOCATED: 100,
+    catalog.TRAINING_CUDA_MEMORY_RESERVED: 200,
+    catalog.TRAINING_CUDA_MEMORY_PEAK: 101,
+    catalog.TRAINING_CUDA_ALLOC_RETRIES: 4,
+    catalog.TRAINING_OOMS: 5,
+}
+
+
+def read(module: Any) -> dict[catalog.Metric, int]:
+    return memory(CUDA, module=lambda _: module)
 
 
 def test_one_question_gives_all_the_numbers(module: FakeModule) -> None:
-    assert read(module) == Reading(allocated=100, reserved=200, peak=101, retries=4, ooms=5)
+    assert read(module) == WHOLE
     assert module.asked == [CUDA]
 
 
 def test_a_device_that_is_not_in_use_is_not_touched(module: FakeModule) -> None:
     module.initialized = False
 
-    assert read(module) is None
+    assert read(module) == {}
 
 
-def test_the_real_module_is_not_initialised_by_reading() -> None:
+@pytest.mark.parametrize("kind", ["cuda", "cpu", "meta", "mps"])
+def test_the_real_module_is_not_initialised_by_reading(kind: str) -> None:
+    assert memory(torch.device(kind)) == {}
     assert not torch.cuda.is_initialized()
-    assert Allocator(torch.device("cuda", 0)).read() is None
-    assert not torch.cuda.is_initialized()
 
 
-@pytest.mark.parametrize("kind", ["cpu", "meta", "mps"])
-def test_devices_without_such_an_allocator_have_no_reading(kind: str) -> None:
-    assert Allocator(torch.device(kind)).read() is None
+def test_what_the_allocator_does_not_count_is_absent_and_never_0(module: FakeModule) -> None:
+    module.found.update(reserved_bytes={}, num_ooms="many")
 
-
-@pytest.mark.parametrize(
-    ("missing", "field"),
-    [
-        ("reserved_bytes", "reserved"),
-        ("num_alloc_retries", "retries"),
-        ("num_ooms", "ooms"),
-    ],
-)
-def test_what_the_allocator_does_not_count_is_absent_and_never_0(
-    module: FakeModule, missing: str, field: str
-) -> None:
-    whole = read(module)
-    del module.found[missing]
-
-    assert whole is not None
-    assert read(module) == whole._replace(**{field: None})
-
-
-def test_a_statistic_of_another_shape_is_absent(module: FakeModule) -> None:
-    module.found = {"allocated_bytes": {"all": 7}, "reserved_bytes": {}, "num_ooms": "many"}
-
-    assert read(module) == Reading(None, None, None, None, None)
+    missing = (catalog.TRAINING_CUDA_MEMORY_RESERVED, catalog.TRAINING_OOMS)
+    assert read(module) == {name: WHOLE[name] for name in WHOLE if name not in missing}
 
 
 def test_an_allocator_that_never_counts_has_no_counts(module: FakeModule) -> None:
     module.backend = "cudaMallocAsync"
     module.found.update(num_alloc_retries=0, num_ooms=0)
 
-    assert read(module) == Reading(allocated=100, reserved=200, peak=101, retries=None, ooms=None)
+    assert read(module) == dict(list(WHOLE.items())[:3])
 
 
 @pytest.mark.parametrize("answer", [{}, RuntimeError("does not yet support getDeviceStats")])
 def test_an_allocator_that_tells_nothing_has_no_reading(module: FakeModule, answer: Any) -> None:
     module.found = answer
 
-    assert read(module) is None
+    assert read(module) == {}
 
 
 def test_what_a_handler_raises_in_the_middle_is_no_answer(module: FakeModule) -> None:

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
 from torch.optim import SGD
 
 import otel_ddp
@@ -251,28 +250,3 @@ def test_only_integers_are_tokens(batch: Any, counted: tuple[int, int]) -> None:
     assert workload((batch,), {}) == counted
     assert workload((batch, 1), {}) == counted
     assert workload((), {"batch": batch}) == counted
-
-
-def test_samples_side_by_side_in_vmap_are_counted_each() -> None:
-    model = nn.Linear(4, 1)
-    weights = {name: each.detach() for name, each in model.named_parameters()}
-    found: list[tuple[int, int]] = []
-
-    def loss(weights: Any, sample: torch.Tensor) -> torch.Tensor:
-        found.append(workload((sample.unsqueeze(0),), {}))
-        found.append(workload((sample,), {}))
-        return functional_call(model, weights, (sample.unsqueeze(0),)).sum()
-
-    vmap(grad(loss), in_dims=(None, 0))(weights, INPUT)
-    # Nobody can tell a sample without its batch's dimension from a batch.
-    assert found == [(8, 0), (0, 0)]
-
-    found.clear()
-    # Not mapped over its input: five models look at the same eight samples.
-    vmap(lambda scale: (found.append(workload((INPUT,), {})), scale)[1])(torch.ones(5))
-    grad(lambda inputs: (found.append(workload((inputs,), {})), inputs.sum())[1])(INPUT)
-    assert found == [(8, 0), (8, 0)]
-
-    found.clear()
-    vmap(lambda words: (found.append(workload((words[None],), {})), words)[1])(WORDS)
-    assert found == [(2, 10)]

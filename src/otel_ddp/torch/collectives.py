@@ -146,21 +146,17 @@ class Arrivals:
         self._entry_s, self._took_s = _ENTRY_S, 0.0
         self._clock, self._work_clock = clock, work_clock
         self._collectives = collectives or _started_in_all
-        # When the last reading was, and how many collectives there had been; first, when and with
-        # how many the process began.
-        self._read_s, self._count = clock() - (_age_s() if age_s is None else age_s), 0
+        # When the last reading was; first, when the process began.
+        self._read_s = clock() - (_age_s() if age_s is None else age_s)
 
     def read(self) -> dict[str, Any]:
         """The content of torch's recorder, as torch packs it, or when it may be read."""
         now_s, known = self._clock(), self._collectives()
-        since_s = max(now_s - self._read_s, 1e-3)
-        count = self._count + self._ring if known is None else known
-        rate = max(count - self._count, 0) / since_s
         # A ring that is not full yet is soon written down, and says what an entry costs.
-        entries = min(count, self._ring)
-        pause_s = max(self._took_s, entries * self._entry_s) / _MOST_STOPPED
-        if self._read_s + pause_s > now_s:
-            return {"in_s": max(self._next_s(self._count, rate) - since_s, 0.1)}
+        entries = self._ring if known is None else min(known, self._ring)
+        in_s = self._read_s + self._pause_s(entries) - now_s
+        if in_s > 0:
+            return {"in_s": max(in_s, 0.1)}
         began_s = self._work_clock()
         # Under nccl that is its own one: the host goes on there, and the device waits.
         recorder = "nccl" if "nccl" in process_group.backend() else "gloo"
@@ -172,22 +168,16 @@ class Arrivals:
             wanted = {"includeCollectives": True, "includeStackTraces": False, "onlyActive": False}
             content = errors.attempt(lambda: dump(**wanted), None) or b""
         self._took_s = self._work_clock() - began_s
-        self._read_s, self._count = self._clock(), count
+        self._read_s = self._clock()
         if entries >= _TELLING:
             self._entry_s = self._took_s / entries
         packed = base64.b64encode(zlib.compress(content, 1)).decode()
-        in_s = self._next_s(count, rate)
+        in_s = self._pause_s(entries)
         return {"takes_s": self._took_s, "in_s": in_s, "packed": packed, "recorder": recorder}
 
-    def _next_s(self, count: int, rate: float) -> float:
-        """How long after a reading the next one may be, with so many more collectives a second.
-
-        The ring fills meanwhile. Where it does so faster than time allows, it will be full.
-        """
-        full_s = self._ring * self._entry_s / _MOST_STOPPED
-        left = 1.0 - rate * self._entry_s / _MOST_STOPPED
-        grown_s = count * self._entry_s / _MOST_STOPPED / left if left > 0 else full_s
-        return max(min(grown_s, full_s), self._took_s / _MOST_STOPPED)
+    def _pause_s(self, entries: int) -> float:
+        """How long after a reading the next one may be, if the ring holds so many by then."""
+        return max(self._took_s, entries * self._entry_s) / _MOST_STOPPED
 
 
 def _started_in_all() -> int | None:

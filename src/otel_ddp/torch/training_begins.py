@@ -86,7 +86,7 @@ class _Waiting:
     ) -> None:
         self._begin = begin
         self._at_once = at_once
-        self._calls_left = 0
+        self._calls_left = _CALLS
         self._looks = False
         self._announced_by = [_Called(owner, name, self._announced) for owner, name in signs]
         self._training_mode: _Called | None = None
@@ -114,7 +114,7 @@ class _Waiting:
             if not begins:
                 optimizer_hooks.take_off_unused()
             every_module.set_hook(None)
-            compile_hooks.ignore()
+            compile_hooks.ignore(_before_compile, _after_compile)
 
     @errors.contained()
     def _announced(self, *_: Any, **__: Any) -> None:
@@ -158,7 +158,7 @@ class _Waiting:
         every_module.set_hook(_before_any)
         every_module.put_on()
 
-    def rest(self) -> None:
+    def _rest(self) -> None:
         """Do not look until a model is put into training mode."""
         from otel_ddp.torch.hooks import every_module
 
@@ -182,7 +182,7 @@ class _Waiting:
 
         self._calls_left -= 1
         if self._calls_left < 0:
-            self.rest()
+            self._rest()
         elif discovery.trains(module) and discovery.is_outermost(module):
             self.begin()
             # This call is the first one of the first step.
@@ -200,7 +200,7 @@ class _Waiting:
             self.begin()
             compile_hooks.began()
         elif module is not None:
-            self.rest()
+            self._rest()
 
     def compiled(self) -> None:
         """A graph has been compiled."""
@@ -210,37 +210,24 @@ class _Waiting:
 
 
 def _before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
-    if is_compiling():
-        return
-    waiting = _waiting
-    if waiting is None:
-        return
-    try:
-        waiting.called(module, args)
-    except errors.ANY_ERROR:
-        _failed("waiting for the training")
+    if not is_compiling():
+        _tell("called", module, args)
 
 
 def _before_compile(*_: Any) -> None:
-    waiting = _waiting
-    if waiting is None:
-        return
-    try:
-        waiting.compiling()
-    except errors.ANY_ERROR:
-        _failed("before compiling")
+    _tell("compiling")
 
 
 def _after_compile(*_: Any) -> None:
+    _tell("compiled")
+
+
+def _tell(event: str, *args: Any) -> None:
     waiting = _waiting
     if waiting is None:
         return
     try:
-        waiting.compiled()
+        getattr(waiting, event)(*args)
     except errors.ANY_ERROR:
-        _failed("after compiling")
-
-
-def _failed(where: str) -> None:
-    errors.record_failure(where)
-    stop()
+        errors.record_failure("waiting for the training")
+        stop()

@@ -12,20 +12,37 @@ from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.stepper import Stepper
 
 _stepper: Stepper | None = None
-_handler: Any = None
-# What is called before and after each compilation while no steps are measured yet.
-_listeners: tuple[Callable[..., None], Callable[..., None]] | None = None
 
 
 def attach(stepper: Stepper) -> None:
-    """Hook into Dynamo, if it is imported already: importing it takes a second."""
-    global _stepper, _handler
+    """Time compilations, if Dynamo is imported already: importing it takes a second."""
+    global _stepper
     _stepper = stepper
+    listen(began, _ended)
+
+
+def detach() -> None:
+    """Time none any more."""
+    global _stepper
+    _stepper = None
+    ignore(began, _ended)
+
+
+def listen(before: Callable[..., None], after: Callable[..., None]) -> None:
+    """Call these before and after each compilation."""
     found = _of_dynamo()
-    if _handler is None and found is not None:
-        found.start_callbacks.append(began)
-        found.end_callbacks.append(_ended)
-        _handler = found
+    if found is not None and before not in found.start_callbacks:
+        found.start_callbacks.append(before)
+        found.end_callbacks.append(after)
+
+
+def ignore(*listeners: Callable[..., None]) -> None:
+    """Call these no more."""
+    found = _of_dynamo()
+    if found is not None:
+        # New lists: Dynamo may be going through the old ones at this moment.
+        found.start_callbacks = [each for each in found.start_callbacks if each not in listeners]
+        found.end_callbacks = [each for each in found.end_callbacks if each not in listeners]
 
 
 def _of_dynamo() -> Any:
@@ -33,41 +50,6 @@ def _of_dynamo() -> Any:
     # Private. In a torch without it, compiling counts to the phase that it was done in.
     found: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     return found if all(hasattr(found, name) for name in ("start_callbacks", "clear")) else None
-
-
-def listen(before: Callable[..., None], after: Callable[..., None]) -> None:
-    """Call these before and after each compilation, until steps are measured."""
-    global _listeners
-    found = _of_dynamo()
-    if _listeners is None and found is not None:
-        found.start_callbacks.append(before)
-        found.end_callbacks.append(after)
-        _listeners = before, after
-
-
-def ignore() -> None:
-    """Call nobody any more."""
-    global _listeners
-    listeners, _listeners = _listeners, None
-    found = _of_dynamo()
-    if listeners is not None and found is not None:
-        # New lists: Dynamo may be going through the old ones at this moment.
-        found.start_callbacks = [each for each in found.start_callbacks if each not in listeners]
-        found.end_callbacks = [each for each in found.end_callbacks if each not in listeners]
-
-
-def detach() -> None:
-    """Take the hooks off."""
-    global _stepper, _handler
-    _stepper = None
-    if _handler is not None:
-        for callbacks, ours in (
-            (_handler.start_callbacks, began),
-            (_handler.end_callbacks, _ended),
-        ):
-            if ours in callbacks:
-                callbacks.remove(ours)
-        _handler = None
 
 
 def began(*args: Any) -> None:

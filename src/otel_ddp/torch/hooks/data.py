@@ -153,7 +153,7 @@ def _timed_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         # Of a pass through a set only the first batches are looked at, and its end.
         if data_sets is not None and getattr(iterator, "_num_yielded", LOOKED_AT) < LOOKED_AT:
             data_sets.batch_wanted(iterator)
-        _began()
+        _tell("began")
         try:
             return original(iterator)
         except StopIteration:
@@ -161,27 +161,18 @@ def _timed_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 data_sets.ended(iterator)
             raise
         finally:
-            _ended()
+            _tell("ended")
 
     return next_batch
 
 
-def _began() -> None:
+def _tell(event: str) -> None:
     stepper = _stepper
     if stepper is not None and stepper.alive:
         try:
-            stepper.loads.began()
+            getattr(stepper.loads, event)()
         except errors.ANY_ERROR:
-            stepper.failed("before the data")
-
-
-def _ended() -> None:
-    stepper = _stepper
-    if stepper is not None and stepper.alive:
-        try:
-            stepper.loads.ended()
-        except errors.ANY_ERROR:
-            stepper.failed("after the data")
+            stepper.failed(f"a batch {event}")
 
 
 def timed(loader: Any) -> Any:
@@ -215,11 +206,11 @@ class _Timed:
     def __iter__(self) -> Iterator[Any]:
         # Not lazily: here torch's loader draws a random number and starts its workers.
         loader = _inside(self)
-        _began()
+        _tell("began")
         try:
             iterator = iter(loader)
         finally:
-            _ended()
+            _tell("ended")
         return self if iterator is loader else timed(iterator)
 
     def __getattr__(self, name: str) -> Any:
@@ -242,11 +233,11 @@ class _TimedIterator(_Timed):
     __slots__ = ()
 
     def __next__(self) -> Any:
-        _began()
+        _tell("began")
         try:
             return next(_inside(self))
         finally:
-            _ended()
+            _tell("ended")
 
 
 def _inside(wrapper: _Timed) -> Any:

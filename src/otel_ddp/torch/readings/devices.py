@@ -40,59 +40,47 @@ def gpu_facts(
 _READ_EVERY_S = 5.0
 
 
-class Reading(NamedTuple):
-    """Bytes and counts; None for what this allocator does not count."""
+# What the allocator says -> where it says it. A number that it does not count is left out.
+_STATISTICS = {
+    catalog.TRAINING_CUDA_MEMORY_ALLOCATED: ("allocated_bytes", "all", "current"),
+    catalog.TRAINING_CUDA_MEMORY_RESERVED: ("reserved_bytes", "all", "current"),
+    catalog.TRAINING_CUDA_MEMORY_PEAK: ("allocated_bytes", "all", "peak"),
+    catalog.TRAINING_CUDA_ALLOC_RETRIES: ("num_alloc_retries",),
+    catalog.TRAINING_OOMS: ("num_ooms",),
+}
+# CUDA's own allocator (cudaMallocAsync) has these keys as well, but never counts.
+_COUNTS = (catalog.TRAINING_CUDA_ALLOC_RETRIES, catalog.TRAINING_OOMS)
 
-    allocated: int | None
-    reserved: int | None
-    peak: int | None
-    retries: int | None
-    ooms: int | None
 
-
-class Allocator:
-    """The allocator of one device."""
-
-    def __init__(
-        self, device: torch.device, *, module: Callable[[torch.device], Any] = module_of
-    ) -> None:
-        self._device = device
-        self._module = module(device)
-
-    def read(self) -> Reading | None:
-        """What it holds now; None before the device is in use, or without such statistics."""
-        ask = getattr(self._module, "memory_stats_as_nested_dict", None)
-        # Reading must not create a context on the device.
-        if ask is None or not self._module.is_initialized():
-            return None
-        try:
-            found = ask(self._device)
-            counts = self._counts()
-        except RuntimeError:
-            errors.reraise_foreign()
-            # An allocator of the user's own that keeps no statistics, or a failed device.
-            return None
-        if not found:
-            return None
-        return Reading(
-            allocated=_number(found, "allocated_bytes", "all", "current"),
-            reserved=_number(found, "reserved_bytes", "all", "current"),
-            peak=_number(found, "allocated_bytes", "all", "peak"),
-            retries=_number(found, "num_alloc_retries") if counts else None,
-            ooms=_number(found, "num_ooms") if counts else None,
-        )
-
-    def _counts(self) -> bool:
-        # CUDA's own allocator (cudaMallocAsync) has these two keys as well, but never counts.
-        backend = getattr(self._module, "get_allocator_backend", None)
-        return backend is None or backend() == "native"
+def memory(
+    device: torch.device, *, module: Callable[[torch.device], Any] = module_of
+) -> dict[catalog.Metric, int]:
+    """What its allocator holds now; nothing before it is in use, or without such statistics."""
+    torchs = module(device)
+    ask = getattr(torchs, "memory_stats_as_nested_dict", None)
+    # Reading must not create a context on the device.
+    if ask is None or not torchs.is_initialized():
+        return {}
+    try:
+        found = ask(device)
+        backend = getattr(torchs, "get_allocator_backend", lambda: "native")()
+    except RuntimeError:
+        errors.reraise_foreign()
+        # An allocator of the user's own that keeps no statistics, or a failed device.
+        return {}
+    numbers = {metric: _number(found, *keys) for metric, keys in _STATISTICS.items()}
+    return {
+        metric: number
+        for metric, number in numbers.items()
+        if number is not None and (backend == "native" or metric not in _COUNTS)
+    }
 
 
 class MemoryReadings:
     """Records what the allocator of one device holds, every few seconds."""
 
     def __init__(self, device: torch.device, progress: Progress) -> None:
-        self._allocator = Allocator(device)
+        self._device = device
         self._progress = progress
         self._next_s = 0.0
         self._retries: int | None = None
@@ -103,23 +91,14 @@ class MemoryReadings:
         if now < self._next_s:
             return
         self._next_s = now + _READ_EVERY_S
-        reading = self._allocator.read()
-        if reading is None:
-            return
-        totals = self._progress.recorder.totals
-        for metric, value in (
-            (catalog.TRAINING_CUDA_MEMORY_ALLOCATED, reading.allocated),
-            (catalog.TRAINING_CUDA_MEMORY_RESERVED, reading.reserved),
-            (catalog.TRAINING_CUDA_MEMORY_PEAK, reading.peak),
-            (catalog.TRAINING_CUDA_ALLOC_RETRIES, reading.retries),
-            (catalog.TRAINING_OOMS, reading.ooms),
-        ):
-            if value is not None:
-                totals.stamp(metric, float(value))
-        if reading.retries is not None:
-            if self._retries is not None and reading.retries > self._retries:
-                self._progress.work.retries += reading.retries - self._retries
-            self._retries = reading.retries
+        found = memory(self._device)
+        for metric, number in found.items():
+            self._progress.recorder.totals.stamp(metric, float(number))
+        retries = found.get(catalog.TRAINING_CUDA_ALLOC_RETRIES)
+        if retries is not None:
+            if self._retries is not None and retries > self._retries:
+                self._progress.work.retries += retries - self._retries
+            self._retries = retries
 
 
 def _number(found: Any, *keys: str) -> int | None:

@@ -10,10 +10,9 @@ import torch
 from torch.autograd import Variable
 
 from otel_ddp import errors
-from otel_ddp.recording.progress import Progress
-from otel_ddp.torch.steps.open_calls import OpenCalls, current_backward
+from otel_ddp.torch.steps.open_calls import current_backward
 from otel_ddp.torch.steps.open_step import OpenStep
-from otel_ddp.torch.steps.sampled import OFTEN, SampledSteps
+from otel_ddp.torch.steps.sampled import OFTEN
 
 # What a tensor's own register_hook calls. Private.
 _REGISTER = "_register_hook_dict"
@@ -68,19 +67,13 @@ class Backwards:
     gradients_done: Callable[[], None]
     ended: Callable[[], None]
 
-    def __init__(
-        self,
-        progress: Progress,
-        sampled: SampledSteps,
-        calls: OpenCalls,
-        step: OpenStep,
-        failed: Callable[[str], None],
-    ) -> None:
+    def __init__(self, step: OpenStep, failed: Callable[[str], None]) -> None:
         """*failed*: what a hook that has raised is handed to."""
         self.alive = True
         self.hook, self.evaluated_hook = BackwardHook(), BackwardHook()
         self.evaluated_hook.call(self._evaluated_gradient_arrived)
-        self._progress, self._sampled, self._calls, self._step = progress, sampled, calls, step
+        self._progress = progress = step.progress
+        self._sampled, self._calls, self._step = step.sampled, step.calls, step
         self._enter, self._leave = progress.phases.enter, progress.phases.leave
         self._failed = failed
         self._wait = progress.phases.of_hooks("comm_wait")

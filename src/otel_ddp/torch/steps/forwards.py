@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.steps.backwards import BackwardHook, Backwards
 from otel_ddp.torch.steps.loads import Loads
-from otel_ddp.torch.steps.open_calls import OpenCalls
 from otel_ddp.torch.steps.open_step import OpenStep
-from otel_ddp.torch.steps.sampled import OFTEN, SampledSteps
+from otel_ddp.torch.steps.sampled import OFTEN
 from otel_ddp.torch.steps.watched_model import WatchedModel, workload
 
 # Hugging Face's Trainer gives a model by this name the number to divide a step's losses by, which
@@ -31,17 +29,9 @@ class Forwards:
     buffers_arrived: Callable[[], None]
     ended: Callable[[WatchedModel, torch.nn.Module, Any], BackwardHook | None]
 
-    def __init__(
-        self,
-        progress: Progress,
-        sampled: SampledSteps,
-        calls: OpenCalls,
-        step: OpenStep,
-        loads: Loads,
-        backwards: Backwards,
-    ) -> None:
-        self._progress, self._sampled = progress, sampled
-        self._calls, self._step, self._loads = calls, step, loads
+    def __init__(self, step: OpenStep, loads: Loads, backwards: Backwards) -> None:
+        self._progress = progress = step.progress
+        self._sampled, self._calls, self._step, self._loads = step.sampled, step.calls, step, loads
         self._hook, self._evaluated_hook = backwards.hook, backwards.evaluated_hook
         self._steps, self._work, self._phases = progress.steps, progress.work, progress.phases
         self._thread = progress.thread

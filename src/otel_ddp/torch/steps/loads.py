@@ -6,9 +6,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.inspection import CALL_MODULE, times_called
-from otel_ddp.torch.steps.open_calls import OpenCalls, is_another_thread
+from otel_ddp.torch.steps.open_calls import is_another_thread
 from otel_ddp.torch.steps.open_step import OpenStep
 from otel_ddp.torch.steps.sampled import OFTEN
 
@@ -22,9 +21,9 @@ class Loads:
     began: Callable[[], None]
     ended: Callable[[], None]
 
-    def __init__(self, progress: Progress, calls: OpenCalls, step: OpenStep) -> None:
-        self._progress, self._calls, self._step = progress, calls, step
-        self._data = progress.phases.of_hooks("data")
+    def __init__(self, step: OpenStep) -> None:
+        self._progress, self._calls, self._step = step.progress, step.calls, step
+        self._data = step.progress.phases.of_hooks("data")
         # The line of ours mostly stands in the thread that trains.
         self._made_in = _get_ident()
         self._thread = 0  # the one that asked for the last batch

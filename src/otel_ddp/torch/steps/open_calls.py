@@ -40,12 +40,12 @@ class OpenCalls:
     """The calls of models that are open now. Plain attributes, for hooks read them in each step."""
 
     __slots__ = (
-        *("_leave", "_sampled", "_steps", "_thread", "backward", "backward_id", "eval", "forward"),
-        *("forward_thread", "forwards", "in_backward", "trains"),
+        *("_leave", "_steps", "_thread", "backward", "backward_id", "eval", "forward"),
+        *("forward_thread", "forwards", "in_backward", "sampled", "trains"),
     )
 
     def __init__(self, progress: Progress, sampled: SampledSteps) -> None:
-        self._steps, self._thread, self._sampled = progress.steps, progress.thread, sampled
+        self._steps, self._thread, self.sampled = progress.steps, progress.thread, sampled
         phases = progress.phases
         self._leave = phases.leave
         # Phases of ours, one each: none of them is ever inside itself.
@@ -108,7 +108,7 @@ class OpenCalls:
         self.forwards = 0
         self._leave(self.forward)
         self._leave(self.eval)
-        self._sampled.listener.forward_interrupted()
+        self.sampled.listener.forward_interrupted()
 
     def close_what_raised(self) -> None:
         """End a backward that has raised: only forward has a hook for its end in any case."""

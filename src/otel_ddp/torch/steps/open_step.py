@@ -12,7 +12,7 @@ import torch
 from otel_ddp import errors
 from otel_ddp.recording.phases import Phase
 from otel_ddp.recording.progress import Progress
-from otel_ddp.torch.steps.sampled import SampledSteps
+from otel_ddp.torch.steps.open_calls import OpenCalls
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
 # Another optimizer ends our steps from here on, once it has stepped so often, with a backward each
@@ -191,16 +191,17 @@ class OpenStep:
     """Begins and ends steps; `end` decides what ends one."""
 
     __slots__ = (
-        *("_progress", "_sampled", "_wrap_hooks", "batch_model", "closure", "end", "evaluated"),
-        *("evaluated_has_gradient", "optimizer", "optimizing", "search", "seen"),
+        *("_wrap_hooks", "batch_model", "calls", "closure", "end", "evaluated", "progress"),
+        *("evaluated_has_gradient", "optimizer", "optimizing", "sampled", "search", "seen"),
         "stepped_in_backward",
     )
 
     def __init__(
-        self, progress: Progress, sampled: SampledSteps, wrap_hooks: Callable[[], None]
+        self, progress: Progress, calls: OpenCalls, wrap_hooks: Callable[[], None]
     ) -> None:
         """*wrap_hooks*: makes the hooks as the step that begins needs them."""
-        self._progress, self._sampled, self._wrap_hooks = progress, sampled, wrap_hooks
+        self.progress, self.calls, self.sampled = progress, calls, calls.sampled
+        self._wrap_hooks = wrap_hooks
         self.end = StepEnd()
         self.seen = Seen()
         self.search = Search()
@@ -225,7 +226,7 @@ class OpenStep:
         if self.optimizing is not None:
             self.optimizing = None
             self.closure = False
-            self._progress.phases.leave(self.optimizer)
+            self.progress.phases.leave(self.optimizer)
         # Work begins again after a backward, and no optimizer made a step of it: more of the same
         # step, unless the scaler has seen to it that none was made.
         if self.end.scaler_skipped():
@@ -233,11 +234,11 @@ class OpenStep:
         if self.end.compiled_stepped():
             self.seen.compiled_steps += 1
             self.finish()
-        steps = self._progress.steps
+        steps = self.progress.steps
         if not steps.in_step:
             if not steps.began:
-                self._sampled.listener.first_step_began()
-            self._progress.begin_step()
+                self.sampled.listener.first_step_began()
+            self.progress.begin_step()
 
     def finish(self, skipped: bool = False, phase: Phase | None = None) -> None:
         """The step is over, and so is *phase*."""
@@ -246,7 +247,7 @@ class OpenStep:
         self.end.step_ended()
         self.batch_model = None
         self.seen.steps += 1
-        progress, sampled = self._progress, self._sampled
+        progress, sampled = self.progress, self.sampled
         if progress.step_finished(skipped, phase) or sampled.sampling:
             sampled.run("flush", progress.flush)
             sampled.notify("step_ended")

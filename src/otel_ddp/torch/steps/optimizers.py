@@ -9,11 +9,9 @@ from collections.abc import Callable
 import torch
 from torch.compiler import is_compiling
 
-from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.inspection import times_called
-from otel_ddp.torch.steps.open_calls import OpenCalls, outside_of_backward
+from otel_ddp.torch.steps.open_calls import outside_of_backward
 from otel_ddp.torch.steps.open_step import OpenStep, is_infinity, steps_made
-from otel_ddp.torch.steps.sampled import SampledSteps
 
 
 def _only_fills_its_state() -> bool:
@@ -35,11 +33,9 @@ class Optimizers:
     began: Callable[[torch.optim.Optimizer, bool], None]
     ended: Callable[[torch.optim.Optimizer], None]
 
-    def __init__(
-        self, progress: Progress, sampled: SampledSteps, calls: OpenCalls, step: OpenStep
-    ) -> None:
-        self._steps, self._phases = progress.steps, progress.phases
-        self._sampled, self._calls, self._step = sampled, calls, step
+    def __init__(self, step: OpenStep) -> None:
+        self._steps, self._phases = step.progress.steps, step.progress.phases
+        self._sampled, self._calls, self._step = step.sampled, step.calls, step
 
     def _began(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """An optimizer of a watched model begins its step. *closure*: which calls the model."""

@@ -26,14 +26,14 @@ class Stepper:
     def __init__(self, progress: Progress) -> None:
         self.alive = True
         self.progress = progress
-        self.sampled = sampled = SampledSteps(progress.work)
-        self.calls = calls = OpenCalls(progress, sampled)
-        self.step = step = OpenStep(progress, sampled, self._wrap_hooks)
+        self.sampled = SampledSteps(progress.work)
+        self.calls = OpenCalls(progress, self.sampled)
+        self.step = step = OpenStep(progress, self.calls, self._wrap_hooks)
         self.seen = step.seen
-        self.loads = Loads(progress, calls, step)
-        self.backwards = Backwards(progress, sampled, calls, step, self.failed)
-        self.forwards = Forwards(progress, sampled, calls, step, self.loads, self.backwards)
-        self.optimizers = Optimizers(progress, sampled, calls, step)
+        self.loads = Loads(step)
+        self.backwards = Backwards(step, self.failed)
+        self.forwards = Forwards(step, self.loads, self.backwards)
+        self.optimizers = Optimizers(step)
         self._compile = progress.phases.of_hooks("compile")
         self._failures = 0
         self._wrap_hooks()

@@ -69,9 +69,6 @@ _Tensor = torch.Tensor
 
 # Private, and looked up by name: a torch without one of them loses only what needs it.
 _in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-_functorch = getattr(torch._C, "_functorch", None)
-_is_wrapped = getattr(_functorch, "is_functorch_wrapped_tensor", None)
-_unwrapped = getattr(_functorch, "get_unwrapped", None)
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -94,7 +91,7 @@ def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
     if input_shapes.wanted:
         input_shapes.last = _shapes(args, kwargs)
     if _in_functorch():
-        return _transformed(args, kwargs)
+        return 0, 0  # the batch of `vmap` is in no shape
     # The two ways in which nearly every model is called need no search.
     only: Any = None
     if kwargs:
@@ -211,26 +208,6 @@ def _numel(tensor: Any) -> Any:
         return tensor.numel()
     with torch._C.DisableTorchFunctionSubclass():
         return torch._C.TensorBase.numel(tensor)
-
-
-def _transformed(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
-    """Samples and tokens inside `vmap` and the like, whose batch is in no shape.
-
-    A model that gets one sample at a time works on as many as are mapped over. If it gets several,
-    or one without its own dimension, their number is unknown.
-    """
-    if _is_wrapped is None or _unwrapped is None:
-        return 0, 0
-    samples, tokens = _searched(args, kwargs)
-    mapped = 1
-    for _, tensor in _tensors(args, kwargs):
-        inner = tensor
-        while _is_wrapped(inner):
-            inner = _unwrapped(inner)
-        mapped = max(mapped, _numel(inner) // max(1, _numel(tensor)))
-    if mapped == 1:
-        return samples, tokens
-    return (mapped, mapped * tokens) if samples == 1 else (0, 0)
 
 
 def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
