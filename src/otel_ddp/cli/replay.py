@@ -167,38 +167,33 @@ class SentLog:
     """
 
     def __init__(self, spool: Path, address: str) -> None:
-        digest = blake2s(address.encode("utf-8", "replace"), digest_size=4).hexdigest()
-        self.path = spool / f"sent-{digest}"
+        told = address.encode("utf-8", "replace")
+        self.path = spool / f"sent-{blake2s(told, digest_size=4).hexdigest()}"
         with self._explained():
-            self._file = files.open_private(self.path, os.O_RDWR | os.O_CREAT)
+            descriptor = files.open_private(self.path, os.O_RDWR | os.O_CREAT)
+            self._file = os.fdopen(descriptor, "r+b", buffering=0)
         try:
-            self._lock()
             with self._explained():
-                self._names = self._read(f"# {address}\n".encode("utf-8", "replace"))
+                self._lock()
+                content = self._file.read()
+                # A kill may have torn the last line: then its request was not remembered.
+                whole = content[: content.rfind(b"\n") + 1]
+                self._file.truncate(len(whole))
+                self._file.seek(len(whole))
+                self._file.write(b"" if whole else b"# " + told + b"\n")
         except BaseException:
             self.close()
             raise
+        self._names = set(whole.decode("utf-8", "replace").split("\n"))
 
     def _lock(self) -> None:
         try:
-            locks.acquire(self._file)
+            locks.acquire(self._file.fileno())
         except BlockingIOError:
             sentence = "Another replay of these data to this destination is running."
             raise ReplayStopped(sentence) from None
         except OSError:
             pass  # a file system without locks
-
-    def _read(self, head: bytes) -> set[str]:
-        content = b""
-        while piece := os.read(self._file, 1 << 20):
-            content += piece
-        # A kill may have torn the last line: then its request was not remembered.
-        whole = content[: content.rfind(b"\n") + 1]
-        os.ftruncate(self._file, len(whole))
-        os.lseek(self._file, 0, os.SEEK_END)
-        if not whole:
-            os.write(self._file, head)
-        return set(whole.decode("utf-8", "replace").split("\n"))
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -216,10 +211,10 @@ class SentLog:
     def add(self, entry: Entry) -> None:
         """Remember a request; once this returns, a kill does not undo it."""
         with self._explained():
-            os.write(self._file, f"{entry.path.name}\n".encode())
+            self._file.write(f"{entry.path.name}\n".encode())
 
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()
 
 
 class KeptRequests(Entries):

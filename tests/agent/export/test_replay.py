@@ -182,20 +182,6 @@ def test_a_line_that_a_kill_tore_does_not_count_as_sent(tmp_path: Path) -> None:
     assert transport.bodies == again == [b"a", b"c", b"b", b"c"]
 
 
-def test_requests_of_a_spool_that_was_emptied_and_filled_again_are_new_ones(
-    tmp_path: Path,
-) -> None:
-    directory, transport = three(tmp_path), FakeTransport()
-    sent(transport, directory)
-    for path in directory.glob("*.z"):
-        path.unlink()
-
-    spool(directory, ("metrics", "d", 4))
-    sent(transport, directory)
-
-    assert transport.bodies == [b"a", b"c", b"b", b"d"]
-
-
 def test_two_replays_of_one_spool_do_not_send_at_once(tmp_path: Path) -> None:
     directory = three(tmp_path)
     other = [sys.executable, "-c", HOLD, str(directory)]

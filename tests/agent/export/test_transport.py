@@ -29,7 +29,12 @@ from otel_ddp.agent.export.otlp.encode import (
     number_point,
     resource_bytes,
 )
-from otel_ddp.agent.export.otlp.transport import Transport, find_on_loopback, is_trusted, why_none
+from otel_ddp.agent.export.otlp.transport import (
+    Transport,
+    answers_on_loopback,
+    is_trusted,
+    why_none,
+)
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 from otlp_receiver import Receiver
@@ -627,7 +632,7 @@ def test_a_collector_that_stops_reading_ends_the_attempt_at_the_timeout(http: Wa
 def test_a_collector_on_loopback_is_found(receiver: Receiver) -> None:
     endpoint = receiver.start_http()
 
-    assert find_on_loopback({}, port=int(endpoint.rpartition(":")[2]), timeout_s=20) == endpoint
+    assert answers_on_loopback(int(endpoint.rpartition(":")[2]), timeout_s=20)
     assert receiver.points() == []
 
 
@@ -638,7 +643,7 @@ def test_something_else_on_the_port_or_nothing_is_no_collector(
     receiver.set_mode(mode or "ok")
     port = int(receiver.start_http().rpartition(":")[2]) if mode else closed_port()
 
-    assert find_on_loopback({}, port=port, timeout_s=0.05 if mode == "hang" else 20) is None
+    assert not answers_on_loopback(port, timeout_s=0.05 if mode == "hang" else 20)
 
 
 @contextlib.contextmanager
@@ -657,7 +662,7 @@ def test_a_collector_of_another_user_is_not_found(receiver: Receiver) -> None:
     with another_user():
         endpoint = receiver.start_http()
 
-    assert find_on_loopback({}, port=int(endpoint.rpartition(":")[2]), timeout_s=20) is None
+    assert not answers_on_loopback(int(endpoint.rpartition(":")[2]), timeout_s=20)
     assert receiver.attempts == []
 
 

@@ -71,7 +71,9 @@ def find(setting: str, host: str) -> WebConfig | None:
 def read(path: Path) -> WebConfig:
     """Raises Refused."""
     try:
-        return _read(path)
+        import yaml
+
+        return _understood(path, yaml.safe_load(path.read_text()) or {})
     except Refused:
         raise
     except ImportError:
@@ -81,10 +83,7 @@ def read(path: Path) -> WebConfig:
         raise Refused(f"{path} cannot be used: {_short(error)}") from None
 
 
-def _read(path: Path) -> WebConfig:
-    import yaml
-
-    said = yaml.safe_load(path.read_text()) or {}
+def _understood(path: Path, said: Any) -> WebConfig:
     _check_keys(path, said, "bearer_token_file", "tls_server_config")
     tls, token, certificate = None, b"", ""
     if "tls_server_config" in said:

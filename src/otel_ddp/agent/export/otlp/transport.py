@@ -10,7 +10,7 @@ from dataclasses import replace
 from hashlib import blake2s
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from otel_ddp.agent.export.otlp import (
@@ -25,6 +25,10 @@ from otel_ddp.agent.export.otlp import (
 from otel_ddp.agent.node import socket_owners
 from otel_ddp.settings import SIGNALS, Settings, value
 
+if TYPE_CHECKING:
+    from otel_ddp.agent.export.otlp.over_grpc import GrpcSender
+    from otel_ddp.agent.export.otlp.over_http import HttpSender
+
 log = logging.getLogger("otel_ddp.agent")
 
 # What is raised when a variable, a file or a package is wrong.
@@ -33,14 +37,6 @@ _UNUSABLE = (ValueError, OSError, RuntimeError, ImportError, LookupError, TypeEr
 _PROC = Path("/proc/net")
 _LOOPBACK = IPv4Address("127.0.0.1")
 _ENDPOINTS = tuple(f"OTEL_EXPORTER_OTLP_{part}ENDPOINT" for part in SIGNALS)
-
-
-class SignalSender(Protocol):
-    """Sends the requests of one signal to the collector."""
-
-    def send(self, body: bytes) -> Outcome: ...
-
-    def close(self) -> None: ...
 
 
 class Transport:
@@ -60,7 +56,7 @@ class Transport:
         self._settings = settings
         self._ports = ports
         self._env = os.environ if env is None else env
-        self._senders: dict[Signal, SignalSender] = {}
+        self._senders: dict[Signal, HttpSender | GrpcSender] = {}
         self._warned: set[str] = set()
         self._closed = False
         _silence_libraries()
@@ -104,7 +100,7 @@ class Transport:
             sender.close()
         self._senders.clear()
 
-    def _open(self, there: Variables) -> SignalSender:
+    def _open(self, there: Variables) -> HttpSender | GrpcSender:
         doubt = there.doubt()
         if doubt and doubt not in self._warned:
             self._warned.add(doubt)
@@ -118,12 +114,12 @@ class Transport:
         return HttpSender(there)
 
 
-def with_endpoint(settings: Settings, env: Mapping[str, str] | None = None) -> Settings | None:
+def with_endpoint(settings: Settings, env: Mapping[str, str] = os.environ) -> Settings | None:
     """The settings with a collector that was named or answers on loopback; None: there is none."""
-    env = os.environ if env is None else env
     if any(env.get(name, "").strip() for name in _ENDPOINTS):
         return settings
-    found = find_on_loopback(env) is not None
+    # A server of HTTP on the standard port would not understand gRPC.
+    found = value("OTEL_EXPORTER_OTLP_PROTOCOL", env) != "grpc" and answers_on_loopback()
     return replace(settings, endpoint="", protocol=HTTP) if found else None
 
 
@@ -137,22 +133,13 @@ def why_none(port: int = STANDARD_PORTS[HTTP]) -> str:
     return "no collector is configured and none answers on loopback"
 
 
-def find_on_loopback(
-    env: Mapping[str, str] | None = None,
-    *,
-    port: int = STANDARD_PORTS[HTTP],
-    timeout_s: float = 0.5,
-) -> str | None:
-    """The address of a collector of ours or of root on the standard port, if one answers.
+def answers_on_loopback(port: int = STANDARD_PORTS[HTTP], timeout_s: float = 0.5) -> bool:
+    """Whether a collector of ours or of root answers on this port.
 
     Any user may listen there, so a collector of another user has to be named.
     """
-    env = os.environ if env is None else env
-    if value("OTEL_EXPORTER_OTLP_PROTOCOL", env) == "grpc":
-        # A server of HTTP on this port would not understand gRPC.
-        return None
     if not is_trusted(port):
-        return None
+        return False
     # Never through a proxy and without our headers: any program may listen on the port.
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
@@ -162,13 +149,11 @@ def find_on_loopback(
         )
         response = connection.getresponse()
         kind = response.getheader("Content-Type", "")
-        if response.status == 200 and kind.startswith("application/x-protobuf"):
-            return f"http://127.0.0.1:{port}"
+        return response.status == 200 and kind.startswith("application/x-protobuf")
     except (OSError, http.client.HTTPException):
-        return None
+        return False
     finally:
         connection.close()
-    return None
 
 
 def _silence_libraries() -> None:
