@@ -9,6 +9,7 @@ import resource
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,9 +65,13 @@ class FakeTransport:
         self.answer = lambda signal, body: outcome
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+class Bench(Delivery):
+    """Without a thread: the test calls `send_next`. The jitter is in the middle."""
+
+    def __init__(self, spool: Spool, **how: Any) -> None:
+        self.transport, self.spool, self.clock = FakeTransport(), spool, FakeClock()
+        how = {"wall": lambda: 0.0, "jitter": lambda: 0.5, **how}
+        super().__init__(self.transport, spool, self.clock, **how)
 
 
 @pytest.fixture
@@ -80,9 +85,8 @@ def spool(tmp_path: Path) -> Spool:
 
 
 @pytest.fixture
-def delivery(transport: FakeTransport, spool: Spool, clock: FakeClock) -> Delivery:
-    """Without a thread: the test calls `send_next`. The jitter is in the middle."""
-    return Delivery(transport, spool, clock, wall=lambda: 0.0, jitter=lambda: 0.5)
+def delivery(spool: Spool) -> Bench:
+    return Bench(spool)
 
 
 def requests(
@@ -110,9 +114,7 @@ def send_all_due(delivery: Delivery) -> None:
 # --------------------------------------------------------------------------- order
 
 
-def test_requests_go_out_in_order_and_are_settled_when_all_arrived(
-    delivery: Delivery, transport: FakeTransport, spool: Spool
-) -> None:
+def test_requests_go_out_in_order_and_are_settled_when_all_arrived(delivery: Bench) -> None:
     settled: list[str] = []
     delivery.submit(requests("a", "b"), lambda: settled.append("first"))
 
@@ -121,55 +123,49 @@ def test_requests_go_out_in_order_and_are_settled_when_all_arrived(
     send_next(delivery)
 
     assert settled == ["first"]
-    assert transport.arrived == [b"a", b"b"]
+    assert delivery.transport.arrived == [b"a", b"b"]
     assert send_next(delivery) is None
-    assert spool.entries == 0
+    assert delivery.spool.entries == 0
 
 
-def test_order_is_kept_through_an_outage(
-    delivery: Delivery, transport: FakeTransport, spool: Spool, clock: FakeClock
-) -> None:
+def test_order_is_kept_through_an_outage(delivery: Bench) -> None:
     settled: list[str] = []
-    transport.always(DOWN)
+    delivery.transport.always(DOWN)
     delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
     assert settled == []
     send_next(delivery)
     assert settled == ["ab"]
     delivery.submit(requests("c"), lambda: settled.append("c"))
     assert settled == ["ab", "c"]
-    assert spool.entries == 3
+    assert delivery.spool.entries == 3
 
-    transport.always(DELIVERED)
-    clock.now += 100
+    delivery.transport.always(DELIVERED)
+    delivery.clock.now += 100
     send_next(delivery)
     # One is gone and two wait on disk: what comes now goes behind them.
     delivery.submit(requests("d"), lambda: settled.append("d"))
-    assert spool.entries == 3
+    assert delivery.spool.entries == 3
     send_all_due(delivery)
 
-    assert transport.arrived == [b"a", b"b", b"c", b"d"]
+    assert delivery.transport.arrived == [b"a", b"b", b"c", b"d"]
     assert settled == ["ab", "c", "d"]
-    assert spool.entries == 0
+    assert delivery.spool.entries == 0
 
 
-def test_a_signal_whose_backend_is_down_delays_no_other(
-    delivery: Delivery, transport: FakeTransport, spool: Spool
-) -> None:
-    transport.answer = lambda signal, body: DOWN if signal == "traces" else DELIVERED
+def test_a_signal_whose_backend_is_down_delays_no_other(delivery: Bench) -> None:
+    delivery.transport.answer = lambda signal, body: DOWN if signal == "traces" else DELIVERED
     delivery.submit(requests("span", signal="traces") + requests("a", "b"))
 
     send_all_due(delivery)
     delivery.submit(requests("c"))
     send_all_due(delivery)
 
-    assert transport.arrived == [b"a", b"b", b"c"]
-    assert spool.entries == 1
+    assert delivery.transport.arrived == [b"a", b"b", b"c"]
+    assert delivery.spool.entries == 1
     assert delivery.status().state.startswith("traces: connection refused by http://c since")
 
 
-def test_a_batch_is_not_settled_before_those_that_were_submitted_earlier(
-    delivery: Delivery,
-) -> None:
+def test_a_batch_is_not_settled_before_those_that_were_submitted_earlier(delivery: Bench) -> None:
     settled: list[str] = []
     delivery.submit(requests("span", signal="traces"), lambda: settled.append("first"))
     delivery.submit(requests("a"), lambda: settled.append("second"))
@@ -186,10 +182,8 @@ def test_a_batch_is_not_settled_before_those_that_were_submitted_earlier(
 # --------------------------------------------------------------------------- patience
 
 
-def test_attempts_become_rarer_up_to_thirty_seconds(
-    delivery: Delivery, transport: FakeTransport, clock: FakeClock
-) -> None:
-    transport.always(DOWN)
+def test_attempts_become_rarer_up_to_thirty_seconds(delivery: Bench) -> None:
+    delivery.transport.always(DOWN)
     delivery.submit(requests("a"))
     waits = []
 
@@ -198,17 +192,17 @@ def test_attempts_become_rarer_up_to_thirty_seconds(
         wait_s = send_next(delivery)
         assert wait_s is not None
         waits.append(wait_s)
-        clock.now += wait_s
+        delivery.clock.now += wait_s
 
     assert waits == pytest.approx([1, 2, 4, 8, 16, 30, 30])
 
 
 @pytest.mark.parametrize(("jitter", "wait_s"), [(0.0, 0.5), (1.0, 1.5)])
 def test_nodes_do_not_try_again_in_the_same_moment(
-    transport: FakeTransport, spool: Spool, clock: FakeClock, jitter: float, wait_s: float
+    spool: Spool, jitter: float, wait_s: float
 ) -> None:
-    delivery = Delivery(transport, spool, clock, jitter=lambda: jitter)
-    transport.always(DOWN)
+    delivery = Bench(spool, jitter=lambda: jitter)
+    delivery.transport.always(DOWN)
     delivery.submit(requests("a"))
 
     send_next(delivery)
@@ -218,9 +212,9 @@ def test_nodes_do_not_try_again_in_the_same_moment(
 
 @pytest.mark.parametrize(("wish_s", "wait_s"), [(0.0, 1.0), (8.0, 10.0), (3600.0, 75.0)])
 def test_the_pause_that_a_collector_asks_for_is_kept_up_to_a_minute(
-    delivery: Delivery, transport: FakeTransport, wish_s: float, wait_s: float
+    delivery: Bench, wish_s: float, wait_s: float
 ) -> None:
-    transport.always(Outcome("retry", "503", retry_after_s=wish_s))
+    delivery.transport.always(Outcome("retry", "503", retry_after_s=wish_s))
     delivery.submit(requests("a"))
 
     send_next(delivery)
@@ -228,16 +222,14 @@ def test_the_pause_that_a_collector_asks_for_is_kept_up_to_a_minute(
     assert send_next(delivery) == pytest.approx(wait_s)
 
 
-def test_a_refused_request_is_dropped_and_the_next_goes_on_at_once(
-    delivery: Delivery, transport: FakeTransport
-) -> None:
+def test_a_refused_request_is_dropped_and_the_next_goes_on_at_once(delivery: Bench) -> None:
     settled: list[str] = []
-    transport.answer = lambda signal, body: BAD if body == b"bad" else DELIVERED
+    delivery.transport.answer = lambda signal, body: BAD if body == b"bad" else DELIVERED
     delivery.submit(requests("a", "bad", "c"), lambda: settled.append("all"))
 
     send_all_due(delivery)
 
-    assert transport.arrived == [b"a", b"c"]
+    assert delivery.transport.arrived == [b"a", b"c"]
     assert settled == ["all"]
     status = delivery.status()
     assert status.dropped_points == {"refused": 10}
@@ -261,105 +253,93 @@ def series_in(bodies: Sequence[bytes]) -> list[tuple[str, int]]:
 MANY = [(name, rank) for name in ("training.a", "training.b") for rank in range(100)]
 
 
-def test_after_a_failure_the_parts_that_were_delivered_are_not_sent_again(
-    delivery: Delivery, transport: FakeTransport, spool: Spool, clock: FakeClock
-) -> None:
+def test_after_a_failure_the_parts_that_were_delivered_are_not_sent_again(delivery: Bench) -> None:
     def fail_at_the_third(signal: Signal, body: bytes) -> Outcome:
-        if len(transport.tried) == 1:
+        if len(delivery.transport.tried) == 1:
             return TOO_LARGE
-        return DOWN if len(transport.tried) == 3 else DELIVERED
+        return DOWN if len(delivery.transport.tried) == 3 else DELIVERED
 
-    transport.answer = fail_at_the_third
+    delivery.transport.answer = fail_at_the_third
     delivery.submit([Request("metrics", points_of(*MANY), len(MANY))])
     send_all_due(delivery)
-    assert spool.entries == 1
+    assert delivery.spool.entries == 1
 
-    clock.now += 100
+    delivery.clock.now += 100
     send_all_due(delivery)
 
-    assert len(series_in(transport.arrived)) == len(MANY)
-    assert spool.entries == 0
+    assert len(series_in(delivery.transport.arrived)) == len(MANY)
+    assert delivery.spool.entries == 0
 
 
-def test_what_is_too_large_is_split(delivery: Delivery, transport: FakeTransport) -> None:
-    transport.answer = lambda signal, body: TOO_LARGE if len(body) > 2000 else DELIVERED
+def test_what_is_too_large_is_split(delivery: Bench) -> None:
+    delivery.transport.answer = lambda signal, body: TOO_LARGE if len(body) > 2000 else DELIVERED
     body = points_of(*MANY)
 
     delivery.submit([Request("metrics", body, len(MANY))])
     send_all_due(delivery)
 
     assert len(body) > 4000
-    assert series_in(transport.arrived) == MANY
+    assert series_in(delivery.transport.arrived) == MANY
     assert delivery.status().dropped_points == {}
 
 
-def test_a_point_that_is_too_large_by_itself_is_dropped_alone(
-    delivery: Delivery, transport: FakeTransport, clock: FakeClock
-) -> None:
+def test_a_point_that_is_too_large_by_itself_is_dropped_alone(delivery: Bench) -> None:
     series = [("training.large." + "x" * 5000, 3), *MANY]
-    transport.answer = lambda signal, body: TOO_LARGE if len(body) > 4000 else DELIVERED
+    delivery.transport.answer = lambda signal, body: TOO_LARGE if len(body) > 4000 else DELIVERED
 
     delivery.submit([Request("metrics", points_of(*series), len(series))])
     for _ in range(3):
         send_all_due(delivery)
-        clock.now += 40
+        delivery.clock.now += 40
 
-    assert len(series_in(transport.arrived)) == len(MANY)
+    assert len(series_in(delivery.transport.arrived)) == len(MANY)
     assert delivery.status().dropped_points == {"refused": 1}
 
 
-def test_a_route_that_calls_everything_too_large_for_minutes_loses_nothing(
-    delivery: Delivery, transport: FakeTransport, clock: FakeClock
-) -> None:
-    transport.always(TOO_LARGE)
+def test_a_route_that_calls_everything_too_large_for_minutes_loses_nothing(delivery: Bench) -> None:
+    delivery.transport.always(TOO_LARGE)
     for _ in range(10):
         delivery.submit([Request("metrics", points_of(*MANY), len(MANY))])
     for _ in range(20):
         send_all_due(delivery)
-        clock.now += 30
+        delivery.clock.now += 30
 
-    transport.always(DELIVERED)
+    delivery.transport.always(DELIVERED)
     send_all_due(delivery)
 
-    assert len(series_in(transport.arrived)) == 10 * len(MANY)
+    assert len(series_in(delivery.transport.arrived)) == 10 * len(MANY)
     assert delivery.status().dropped_points == {}
 
 
 def test_a_request_over_which_the_receiver_fails_holds_the_others_up_for_minutes_only(
-    delivery: Delivery,
-    transport: FakeTransport,
-    spool: Spool,
-    clock: FakeClock,
-    caplog: pytest.LogCaptureFixture,
+    delivery: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     failed = Outcome("retry", "500 from http://c/v1/logs", doubtful=True)
-    transport.answer = lambda signal, body: failed if body == b"poison" else DELIVERED
+    delivery.transport.answer = lambda signal, body: failed if body == b"poison" else DELIVERED
     delivery.submit(requests("poison", "b", signal="logs", points=1))
-    begin = clock.now
+    begin = delivery.clock.now
 
-    while clock.now < begin + 890:
-        clock.now += send_next(delivery) or 0.0
-    before = list(transport.arrived)
-    clock.now += 60
+    while delivery.clock.now < begin + 890:
+        delivery.clock.now += send_next(delivery) or 0.0
+    before = list(delivery.transport.arrived)
+    delivery.clock.now += 60
     send_all_due(delivery)
 
     assert before == []
-    assert transport.arrived == [b"b"]
+    assert delivery.transport.arrived == [b"b"]
     assert delivery.status().dropped_points == {"refused": 1}
     assert "OTLP logs: 1 point is dropped: 500 from http://c/v1/logs." in caplog.messages
 
 
-def test_a_torn_file_is_counted_and_the_next_goes_out(
-    delivery: Delivery, transport: FakeTransport, spool: Spool
-) -> None:
-    torn = spool.append(Request("metrics", b"torn", 7))
-    spool.append(Request("metrics", b"whole", 1))
+def test_a_torn_file_is_counted_and_the_next_goes_out(delivery: Bench) -> None:
+    torn = delivery.spool.append(Request("metrics", b"torn", 7))
+    delivery.spool.append(Request("metrics", b"whole", 1))
     assert torn is not None
     torn.path.write_bytes(b"")
 
     send_all_due(delivery)
 
-    assert transport.arrived == [b"whole"]
+    assert delivery.transport.arrived == [b"whole"]
     assert delivery.status().dropped_points == {"corrupt": 7}
 
 
@@ -374,54 +354,48 @@ def no_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_file_that_cannot_be_read_now_is_sent_later(
-    delivery: Delivery, transport: FakeTransport, spool: Spool, clock: FakeClock
-) -> None:
-    spool.append(Request("metrics", b"whole", 7))
+def test_a_file_that_cannot_be_read_now_is_sent_later(delivery: Bench) -> None:
+    delivery.spool.append(Request("metrics", b"whole", 7))
 
     with no_descriptors():
         send_next(delivery)
         due_s = send_next(delivery)
     during = delivery.status()
-    clock.now += 100
+    delivery.clock.now += 100
     send_all_due(delivery)
 
     assert due_s == pytest.approx(1.0)
     assert "cannot be read: Too many open files since" in during.state
-    assert transport.arrived == [b"whole"]
+    assert delivery.transport.arrived == [b"whole"]
     assert delivery.status().dropped_points == {}
 
 
 # --------------------------------------------------------------------------- no disk
 
 
-def test_without_a_disk_requests_wait_in_memory_and_keep_their_order(
-    transport: FakeTransport, no_disk: Spool, clock: FakeClock
-) -> None:
-    delivery = Delivery(transport, no_disk, clock)
+def test_without_a_disk_requests_wait_in_memory_and_keep_their_order(no_disk: Spool) -> None:
+    delivery = Bench(no_disk)
     settled: list[str] = []
-    transport.always(DOWN)
+    delivery.transport.always(DOWN)
     delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
     send_next(delivery)
     delivery.submit(requests("c"))
     assert settled == []
     assert delivery.move_to_disk() is False
 
-    transport.always(DELIVERED)
-    clock.now += 100
+    delivery.transport.always(DELIVERED)
+    delivery.clock.now += 100
     send_all_due(delivery)
 
-    assert transport.arrived == [b"a", b"b", b"c"]
+    assert delivery.transport.arrived == [b"a", b"b", b"c"]
     assert settled == ["ab"]
     assert delivery.status().dropped_points == {}
 
 
-def test_when_the_disk_recovers_memory_moves_there(
-    transport: FakeTransport, no_disk: Spool, clock: FakeClock
-) -> None:
-    delivery = Delivery(transport, no_disk, clock)
+def test_when_the_disk_recovers_memory_moves_there(no_disk: Spool) -> None:
+    delivery = Bench(no_disk)
     settled: list[str] = []
-    transport.always(DOWN)
+    delivery.transport.always(DOWN)
     delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
     send_next(delivery)
 
@@ -430,18 +404,18 @@ def test_when_the_disk_recovers_memory_moves_there(
 
     assert settled == ["ab", "c"]
     assert (no_disk.entries, delivery.status().memory_bytes) == (3, 0)
-    transport.always(DELIVERED)
-    clock.now += 100
+    delivery.transport.always(DELIVERED)
+    delivery.clock.now += 100
     send_all_due(delivery)
-    assert transport.arrived == [b"a", b"b", b"c"]
+    assert delivery.transport.arrived == [b"a", b"b", b"c"]
 
 
 def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
-    transport: FakeTransport, no_disk: Spool, clock: FakeClock
+    no_disk: Spool,
 ) -> None:
-    delivery = Delivery(transport, no_disk, clock, memory_limit_bytes=3, jitter=lambda: 0.5)
+    delivery = Bench(no_disk, memory_limit_bytes=3)
     settled: list[str] = []
-    transport.always(DOWN)
+    delivery.transport.always(DOWN)
 
     for name in "abcde":
         delivery.submit(requests(name), functools.partial(settled.append, name))
@@ -452,18 +426,16 @@ def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
     assert status.dropped_points == {"memory_full": 20}
     assert status.memory_bytes == 3
     assert "the disk does not take it" in status.state
-    transport.always(DELIVERED)
-    clock.now += 100
+    delivery.transport.always(DELIVERED)
+    delivery.clock.now += 100
     send_all_due(delivery)
-    assert transport.arrived == [b"c", b"d", b"e"]
+    assert delivery.transport.arrived == [b"c", b"d", b"e"]
 
 
-def test_a_batch_that_neither_network_nor_disk_accepts_delays_no_later_one(
-    transport: FakeTransport, no_disk: Spool, clock: FakeClock
-) -> None:
-    delivery = Delivery(transport, no_disk, clock)
+def test_a_batch_that_neither_network_nor_disk_accepts_delays_no_later_one(no_disk: Spool) -> None:
+    delivery = Bench(no_disk)
     settled: list[str] = []
-    transport.answer = lambda signal, body: DOWN if signal == "traces" else DELIVERED
+    delivery.transport.answer = lambda signal, body: DOWN if signal == "traces" else DELIVERED
     delivery.submit(requests("span", signal="traces"), lambda: settled.append("first"))
     send_all_due(delivery)
 
@@ -480,35 +452,31 @@ def no_disk(tmp_path: Path) -> Spool:
     return Spool(in_the_way, PLENTY)
 
 
-def test_without_a_disk_current_values_are_dropped_before_logged_ones(
-    transport: FakeTransport, no_disk: Spool, clock: FakeClock
-) -> None:
-    delivery = Delivery(transport, no_disk, clock, memory_limit_bytes=4, jitter=lambda: 0.5)
+def test_without_a_disk_current_values_are_dropped_before_logged_ones(no_disk: Spool) -> None:
+    delivery = Bench(no_disk, memory_limit_bytes=4)
 
     # One export after the other before the first attempt came back: nothing is known to be away.
     for logged, standing in ("aA", "bB", "cC"):
         delivery.submit(requests(logged) + requests(standing, points=3, irreplaceable=False))
     send_all_due(delivery)
 
-    assert transport.arrived == [b"a", b"b", b"c", b"C"]
+    assert delivery.transport.arrived == [b"a", b"b", b"c", b"C"]
     assert delivery.status().dropped_points == {"memory_full": 6}
 
 
-def test_current_values_that_are_being_sent_are_not_dropped(
-    transport: FakeTransport, no_disk: Spool, clock: FakeClock
-) -> None:
-    delivery = Delivery(transport, no_disk, clock, memory_limit_bytes=1, jitter=lambda: 0.5)
+def test_current_values_that_are_being_sent_are_not_dropped(no_disk: Spool) -> None:
+    delivery = Bench(no_disk, memory_limit_bytes=1)
 
     def answer(signal: Signal, body: bytes) -> Outcome:
         if body == b"A":
             delivery.submit(requests("B", irreplaceable=False))
         return DELIVERED
 
-    transport.answer = answer
+    delivery.transport.answer = answer
     delivery.submit(requests("A", irreplaceable=False))
     send_all_due(delivery)
 
-    assert transport.arrived == [b"A"]
+    assert delivery.transport.arrived == [b"A"]
     assert delivery.status().dropped_points == {"memory_full": 10}
 
 
@@ -516,14 +484,14 @@ def test_current_values_that_are_being_sent_are_not_dropped(
 
 
 def test_the_status_describes_success_and_failure(
-    delivery: Delivery, transport: FakeTransport, caplog: pytest.LogCaptureFixture
+    delivery: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert delivery.status().state == "nothing sent yet to http://c"
-    transport.always(Outcome("delivered", "http://c accepted the rest", rejected=3))
+    delivery.transport.always(Outcome("delivered", "http://c accepted the rest", rejected=3))
     delivery.submit(requests("a"))
     send_next(delivery)
     well = delivery.status()
-    transport.always(DOWN)
+    delivery.transport.always(DOWN)
     delivery.submit(requests("b"))
     send_next(delivery)
     ill = delivery.status()
@@ -538,20 +506,17 @@ def test_the_status_describes_success_and_failure(
 
 
 def test_an_outage_is_logged_at_its_begin_its_end_and_every_five_minutes(
-    delivery: Delivery,
-    transport: FakeTransport,
-    clock: FakeClock,
-    caplog: pytest.LogCaptureFixture,
+    delivery: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "otel_ddp.agent")
-    transport.always(DOWN)
+    delivery.transport.always(DOWN)
     delivery.submit(requests("a") + requests("s", signal="traces"))
-    begin = clock.now
-    while clock.now < begin + 590:
-        clock.now += send_next(delivery) or 0.0
+    begin = delivery.clock.now
+    while delivery.clock.now < begin + 590:
+        delivery.clock.now += send_next(delivery) or 0.0
     lines_during = len(caplog.records)
-    transport.always(DELIVERED)
-    clock.now += 60
+    delivery.transport.always(DELIVERED)
+    delivery.clock.now += 60
     send_all_due(delivery)
 
     assert lines_during == 2
@@ -563,10 +528,10 @@ def test_an_outage_is_logged_at_its_begin_its_end_and_every_five_minutes(
 
 
 def test_an_outage_is_logged_with_the_reason_why_the_disk_accepts_nothing(
-    transport: FakeTransport, clock: FakeClock, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    delivery = Delivery(transport, Spool(Path("/proc/nope"), PLENTY), clock)
-    transport.always(DOWN)
+    delivery = Bench(Spool(Path("/proc/nope"), PLENTY))
+    delivery.transport.always(DOWN)
     delivery.submit(requests("a"))
 
     send_next(delivery)
@@ -579,35 +544,29 @@ def test_an_outage_is_logged_with_the_reason_why_the_disk_accepts_nothing(
 
 
 def test_a_collector_that_comes_and_goes_is_not_logged_each_time(
-    delivery: Delivery,
-    transport: FakeTransport,
-    clock: FakeClock,
-    caplog: pytest.LogCaptureFixture,
+    delivery: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "otel_ddp.agent")
     for _ in range(10):
-        transport.always(DOWN)
+        delivery.transport.always(DOWN)
         delivery.submit(requests("a"))
         send_next(delivery)
-        transport.always(DELIVERED)
-        clock.now += 10
+        delivery.transport.always(DELIVERED)
+        delivery.clock.now += 10
         send_all_due(delivery)
 
     assert len(caplog.records) == 2
 
 
 def test_what_is_refused_is_said_at_once_also_in_an_outage_and_then_every_five_minutes(
-    delivery: Delivery,
-    transport: FakeTransport,
-    clock: FakeClock,
-    caplog: pytest.LogCaptureFixture,
+    delivery: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    transport.always(DOWN)
+    delivery.transport.always(DOWN)
     delivery.submit(requests("a"))
     send_next(delivery)
-    transport.always(BAD)
+    delivery.transport.always(BAD)
     for _ in range(31):
-        clock.now += 10
+        delivery.clock.now += 10
         delivery.submit(requests("b"))
         send_all_due(delivery)
 
@@ -619,10 +578,10 @@ def test_what_is_refused_is_said_at_once_also_in_an_outage_and_then_every_five_m
 
 
 def test_what_was_lost_before_it_was_submitted_is_said_too(
-    transport: FakeTransport, spool: Spool, clock: FakeClock, caplog: pytest.LogCaptureFixture
+    spool: Spool, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost = {"history_full": 0}
-    delivery = Delivery(transport, spool, clock, lost_before=lambda: lost)
+    delivery = Bench(spool, lost_before=lambda: lost)
     delivery.submit(requests("a"))
     lost["history_full"] = 400
 
@@ -634,11 +593,11 @@ def test_what_was_lost_before_it_was_submitted_is_said_too(
 
 
 def test_an_overflow_of_the_spool_is_said_as_it_begins_and_at_its_end(
-    transport: FakeTransport, tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spool = Spool(tmp_path / "spool", 4 * BLOCK_BYTES)
-    delivery = Delivery(transport, spool, clock)
-    transport.always(DOWN)
+    delivery = Bench(spool)
+    delivery.transport.always(DOWN)
     delivery.submit(requests("1", "2", "3", "4"))
     send_next(delivery)
     during_the_outage = list(caplog.messages)
@@ -646,8 +605,8 @@ def test_an_overflow_of_the_spool_is_said_as_it_begins_and_at_its_end(
     delivery.submit(requests("5"))
     begun = caplog.messages[len(during_the_outage) :]
     delivery.submit(requests("6", "7"))
-    transport.always(DELIVERED)
-    clock.now += 100
+    delivery.transport.always(DELIVERED)
+    delivery.clock.now += 100
     send_all_due(delivery)
 
     assert begun == [
@@ -655,7 +614,7 @@ def test_an_overflow_of_the_spool_is_said_as_it_begins_and_at_its_end(
         "data make room for the newest."
     ]
     assert "OTLP: the spool has room again; 30 points were dropped." in caplog.messages
-    assert transport.arrived == [b"4", b"5", b"6", b"7"]
+    assert delivery.transport.arrived == [b"4", b"5", b"6", b"7"]
 
 
 # --------------------------------------------------------------------------- with its thread
@@ -817,22 +776,20 @@ def test_flush_tries_once_more_and_does_not_wait_for_a_collector_that_is_down(
     assert transport.arrived == [b"a"]
 
 
-def test_sending_without_memory_is_told_as_that_and_tried_again(
-    delivery: Delivery, transport: FakeTransport, clock: FakeClock
-) -> None:
+def test_sending_without_memory_is_told_as_that_and_tried_again(delivery: Bench) -> None:
     def fail(signal: Signal, body: bytes) -> Outcome:
         raise MemoryError
 
-    transport.answer = fail
+    delivery.transport.answer = fail
     delivery.submit(requests("a"))
     send_next(delivery)
     said = delivery.status().state
-    transport.always(DELIVERED)
-    clock.now += 100
+    delivery.transport.always(DELIVERED)
+    delivery.clock.now += 100
     send_next(delivery)
 
     assert said.startswith("the agent has no memory left to send (MemoryError) since")
-    assert transport.arrived == [b"a"]
+    assert delivery.transport.arrived == [b"a"]
 
 
 # --------------------------------------------------------------------------- over real sockets
@@ -891,12 +848,13 @@ ROUTES = ["redirect", 301, 308, 401, 403, 404, 413, 500, 502, 503]
 
 @pytest.mark.parametrize("mode", ROUTES)
 def test_a_route_that_is_wrong_for_a_while_after_an_outage_loses_nothing(
-    spool: Spool, clock: FakeClock, mode: str | int, caplog: pytest.LogCaptureFixture
+    spool: Spool, mode: str | int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What stands in the log about it is true: nothing is dropped, and it is taken in the end."""
     with Receiver() as receiver:
         endpoint = receiver.start_http()
         transport = Transport(settings.read({}, endpoint=endpoint), {})
+        clock = FakeClock()
         delivery = Delivery(transport, spool, clock)
         receiver.set_mode(503)
         for _ in range(5):
