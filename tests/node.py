@@ -19,9 +19,9 @@ from urllib.parse import urlencode
 
 import leftovers
 import warm
-from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.scrape.endpoint import parse
 from otel_ddp.journal.place import Place
+from otel_ddp.journal.survey import survey
 
 # A test waits this long for what should happen soon: the machine may be many times too busy.
 PATIENCE_S = 180.0

@@ -9,7 +9,7 @@ from subprocess import Popen
 from typing import Any, NamedTuple
 
 from node import Labels, Node, finished, until
-from otel_ddp.agent.reading.node_status import survey
+from otel_ddp.journal.survey import survey
 from otlp_receiver import Receiver
 
 PROGRAM = Path(__file__).with_name("training.py")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from make import WrittenRank
-from otel_ddp.journal import locks
+from otel_ddp import files
 from otel_ddp.journal.place import Place
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES
@@ -54,7 +54,7 @@ def agent(folder: Path, content: dict[str, Any]) -> int:
     place = Place(folder)
     place.agent_file.write_text(json.dumps({"pid": os.getpid(), "version": "0", **content}))
     held = os.open(place.agent_lock, os.O_RDWR | os.O_CREAT, 0o600)
-    locks.acquire(held)
+    files.lock(held)
     return held
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ _PIECE = 1 << 16
 # Ours has ten levels at most. Code that goes through them calls itself once or twice a level.
 _DEEPEST = 64
 _LAST_STANDARD = 2
+# fcntl.fcntl wants a struct flock: type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi4x")
+_TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 # -- one file
@@ -276,3 +281,41 @@ def off_standard_streams() -> Iterator[None]:
         # Another thread may have opened a stream of its own there meanwhile.
         for fd, file in taken:
             close_ours(fd, file)
+
+
+# -- locks, which the kernel drops when their process dies
+
+# Each function imports fcntl by itself: Windows has none, but imports this module all the same.
+
+
+def lock(fd: int) -> None:
+    """Locks a file for this process; raises OSError if another process holds the lock."""
+    import fcntl
+
+    fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def holder(fd: int) -> int | None:
+    """The process that holds a lock on this file; 0 if its PID namespace is another."""
+    import fcntl
+
+    answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    kind, _, _, _, pid = _FLOCK.unpack(answer)
+    return None if kind == fcntl.F_UNLCK else max(0, pid)
+
+
+def lock_holder(path: Path) -> int | None:
+    """The process that holds a lock on the file of this name; 0 if its PID namespace is another.
+
+    Also 0 if the file cannot be opened for now: that must not make a process count as dead.
+    """
+    try:
+        fd = open_private(path)
+    except OSError as error:
+        return 0 if error.errno in _TEMPORARY else None
+    try:
+        return holder(fd)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)

@@ -22,7 +22,6 @@ from node import Node, finished
 from nvml_boards import Boards, h100, standin_library
 from otel_ddp import __version__
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.node_status import Survey
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.cli import main
@@ -31,6 +30,7 @@ from otel_ddp.cli.setup.doctor import DoctorInputs, Finding, examine, machine
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.page.app import App
 from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.survey import Survey
 from otlp_receiver import Receiver
 
 PAGE = App(Path("/nowhere"))

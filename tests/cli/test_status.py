@@ -21,11 +21,11 @@ from conftest import Here
 from otel_ddp.agent.node.gpu.driver import DriverMissing
 from otel_ddp.agent.node.gpu.nvml import Nvml
 from otel_ddp.agent.node.gpu.nvml_questions import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
-from otel_ddp.agent.reading.node_status import Survey, survey
 from otel_ddp.cli import main
 from otel_ddp.cli.node.status import lines
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, table
+from otel_ddp.journal.survey import Survey, survey
 
 NOW_NS = 10_000_000_000
 PIDS = itertools.count(100)

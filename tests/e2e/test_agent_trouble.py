@@ -277,7 +277,7 @@ def _states(receiver: Receiver) -> list[Point]:
 
 
 def test_a_stopped_agent_is_not_said_to_be_well() -> None:
-    from otel_ddp.agent.reading.node_status import survey
+    from otel_ddp.journal.survey import survey
 
     with Node() as node:
         node.run(TRAIN)

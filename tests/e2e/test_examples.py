@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from node import Node, finished, until
-from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.cli.node.status import lines
+from otel_ddp.journal.survey import survey
 from otlp_receiver import Point, Receiver
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from tools.stack.server import free_port
 
 import warm
 from node import Node, until
-from otel_ddp.agent.reading.node_status import survey
+from otel_ddp.journal.survey import survey
 
 # One starts itself again with a local rank, as Lightning does; in the other each child opens its
 # run before it has a process group. Neither logs anything, and both train until they are ended.

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from node import Node, until, without_figures
-from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.history.directory import histories
 from otel_ddp.history.reader import History
+from otel_ddp.journal.survey import survey
 from otlp_receiver import Receiver
 
 LIMIT_S, STEPS, ODD = 2, 10, 1

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from node import Node, finished, until, without_figures
-from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.cli.node.status import lines
+from otel_ddp.journal.survey import survey
 from otlp_receiver import Receiver
 from watched import Watched, assert_nobody_named, opened
 

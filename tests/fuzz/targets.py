@@ -20,11 +20,9 @@ from histories import write_history, write_profile
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.export.spool import Entry
-from otel_ddp.agent.history.collect import Collector
-from otel_ddp.agent.history.histories import Histories
+from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journals import Journals
-from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import LedgerCollector
 from otel_ddp.agent.verdicts.journal_source import JournalSources
@@ -41,6 +39,7 @@ from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Unreadable
+from otel_ddp.journal.survey import survey
 from otel_ddp.journal.writer import JournalWriter, Shape
 from otel_ddp.vocabulary import catalog
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from otel_ddp.journal import agent_environment
+from otel_ddp.journal import place
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A process that begins in this directory."""
     monkeypatch.chdir(tmp_path)
-    agent_environment._initial_directory.cache_clear()
+    place._initial_directory.cache_clear()
     yield tmp_path
-    agent_environment._initial_directory.cache_clear()
+    place._initial_directory.cache_clear()
 
 
 FILES = [
@@ -33,7 +33,7 @@ FILES = [
 
 @pytest.mark.parametrize("variable", FILES)
 def test_an_agent_finds_what_was_named_from_another_directory(variable: str, here: Path) -> None:
-    assert agent_environment.for_agent({variable: " ./a/b "}) == {variable: f"{here}/a/b"}
+    assert place.agent_variables({variable: " ./a/b "}) == {variable: f"{here}/a/b"}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_an_agent_finds_what_was_named_from_another_directory(variable: str, her
     ],
 )
 def test_what_is_no_relative_name_of_a_file_stays_as_it_is(variable: str, text: str) -> None:
-    assert agent_environment.for_agent({variable: text}) == {variable: text}
+    assert place.agent_variables({variable: text}) == {variable: text}
 
 
 def test_the_same_file_by_another_name_is_no_other_setting(here: Path) -> None:
@@ -55,10 +55,10 @@ def test_the_same_file_by_another_name_is_no_other_setting(here: Path) -> None:
 
     relative, absolute = ({name: text} for text in ("tls.crt", str(here / "tls.crt")))
 
-    assert agent_environment.digest(relative, offline=False) == agent_environment.digest(
+    assert place.agent_digest(relative, offline=False) == place.agent_digest(
         absolute, offline=False
     )
-    assert agent_environment.digest(relative, offline=False) != agent_environment.digest(
+    assert place.agent_digest(relative, offline=False) != place.agent_digest(
         {name: "other.crt"}, offline=False
     )
 
@@ -67,21 +67,19 @@ def test_a_process_that_goes_elsewhere_still_means_the_same_file(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = {"OTEL_DDP_SPOOL_DIR": "spool"}
-    terms = agent_environment.digest(env, offline=False)
+    terms = place.agent_digest(env, offline=False)
 
     monkeypatch.chdir("/")
 
-    assert agent_environment.digest(env, offline=False) == terms
-    assert agent_environment.for_agent(env) == {"OTEL_DDP_SPOOL_DIR": f"{here}/spool"}
+    assert place.agent_digest(env, offline=False) == terms
+    assert place.agent_variables(env) == {"OTEL_DDP_SPOOL_DIR": f"{here}/spool"}
 
 
 def test_an_agent_that_sends_is_another_one_than_one_that_does_not() -> None:
-    assert agent_environment.digest({}, offline=True) != agent_environment.digest({}, offline=False)
+    assert place.agent_digest({}, offline=True) != place.agent_digest({}, offline=False)
 
 
 def test_a_working_directory_that_is_gone_stops_nothing(here: Path) -> None:
     here.rmdir()
 
-    assert agent_environment.for_agent({"OTEL_DDP_SPOOL_DIR": "spool"}) == {
-        "OTEL_DDP_SPOOL_DIR": "spool"
-    }
+    assert place.agent_variables({"OTEL_DDP_SPOOL_DIR": "spool"}) == {"OTEL_DDP_SPOOL_DIR": "spool"}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from otel_ddp import files
 from otel_ddp.errors import ConfigError
 from otel_ddp.files import private_directory
 from otel_ddp.journal import place
@@ -24,7 +25,6 @@ from otel_ddp.journal.place import (
     existing,
     find,
     is_in_memory,
-    lock_holder,
 )
 
 NOBODY = 65534
@@ -37,25 +37,19 @@ def mode_of(path: Path) -> int:
 # -- a named directory
 
 
-def test_a_named_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("umask", [0o777, 0o077, 0o000])
+def test_a_named_directory_is_made_for_its_owner_alone(tmp_path: Path, umask: int) -> None:
+    (tmp_path / "a").mkdir()
     named = tmp_path / "a" / "b"
-
-    places, remark = find(str(named), {})
+    before = os.umask(umask)
+    try:
+        places, remark = find(str(named), {})
+    finally:
+        os.umask(before)
 
     assert [named] == [each.directory for each in places]
     assert remark == ""
     assert mode_of(named) == 0o700
-
-
-@pytest.mark.parametrize("umask", [0o777, 0o077, 0o000])
-def test_no_umask_makes_it_useless_or_open(tmp_path: Path, umask: int) -> None:
-    before = os.umask(umask)
-    try:
-        find(str(tmp_path / "new"), {})
-    finally:
-        os.umask(before)
-
-    assert mode_of(tmp_path / "new") == 0o700
 
 
 def test_a_default_directory_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
@@ -89,23 +83,18 @@ def complaint(named: Path | str) -> str:
     return text[len(start) :].partition("). Name")[0]
 
 
-def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
-    target = tmp_path / "target"
+def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
+    target, dangling, file = tmp_path / "target", tmp_path / "dangling", tmp_path / "file"
     target.mkdir(mode=0o755)
     (tmp_path / "link").symlink_to(target)
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    dangling.symlink_to(tmp_path / "nowhere")
+    file.touch()
 
-    assert complaint(tmp_path / "link") == "is no directory (a link is not followed)"
-    assert complaint(tmp_path / "dangling") == "is no directory (a link is not followed)"
+    for each in (tmp_path / "link", dangling, file):
+        assert complaint(each) == "is no directory (a link is not followed)"
+    assert complaint(file / "below") == "File exists"
     assert mode_of(target) == 0o755
     assert not (tmp_path / "nowhere").exists()
-
-
-def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    assert complaint(tmp_path / "file") == "is no directory (a link is not followed)"
-    assert complaint(tmp_path / "file" / "below") == "File exists"
 
 
 def directory_of_another(tmp_path: Path) -> tuple[Path, int]:
@@ -205,59 +194,41 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return paths
 
 
-def test_the_first_place_in_memory_is_used_without_a_remark(here: list[Path]) -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_memory_goes_before_disk_without_a_remark(
+    here: list[Path], monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    monkeypatch.setattr(place, "is_in_memory", lambda path: path == here[first])
     for path in here:
         path.parent.mkdir()
 
     places, remark = find("", {})
 
-    assert here == [each.directory for each in places]
+    assert [here[first], here[1 - first]] == [each.directory for each in places]
     assert remark == ""
 
 
-def test_memory_goes_before_disk(here: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "is_in_memory", lambda path: path == here[1])
-    for path in here:
-        path.parent.mkdir()
-
-    places, remark = find("", {})
-
-    assert here[::-1] == [each.directory for each in places]
-    assert remark == ""
-
-
-def test_a_missing_shared_memory_gives_one_remark(here: list[Path]) -> None:
+@pytest.mark.parametrize("there", ["nothing", "a link", "another user's"])
+def test_what_cannot_be_used_is_passed_over_with_one_remark(
+    here: list[Path], tmp_path: Path, there: str
+) -> None:
+    why = "No such file or directory"
+    if there == "a link":
+        here[0].parent.mkdir()
+        here[0].symlink_to(tmp_path)
+        why = "is no directory (a link is not followed)"
+    elif there == "another user's":
+        here[0], owner = directory_of_another(tmp_path)
+        why = f"belongs to user {owner}, not to us"
     here[1].parent.mkdir()
 
     places, remark = find("", {})
 
     assert [here[1]] == [each.directory for each in places]
     assert remark == (
-        f"no tmpfs for the journal ({here[0]} cannot be used: No such file or directory), "
+        f"no tmpfs for the journal ({here[0]} cannot be used: {why}), "
         f"so it lies on a disk: {here[1]}"
     )
-
-
-def test_a_link_that_somebody_put_there_is_passed_over(here: list[Path], tmp_path: Path) -> None:
-    for path in here:
-        path.parent.mkdir()
-    here[0].symlink_to(tmp_path)
-
-    places, remark = find("", {})
-
-    assert [here[1]] == [each.directory for each in places]
-    assert "is no directory (a link is not followed)" in remark
-
-
-def test_a_directory_of_another_user_is_passed_over(here: list[Path], tmp_path: Path) -> None:
-    other, owner = directory_of_another(tmp_path)
-    here[0] = other
-    here[1].parent.mkdir()
-
-    places, remark = find("", {})
-
-    assert [here[1]] == [each.directory for each in places]
-    assert f"belongs to user {owner}, not to us" in remark
 
 
 def test_without_a_usable_place_a_remark_says_so_and_nothing_is_raised(here: list[Path]) -> None:
@@ -408,8 +379,8 @@ def test_asking_for_a_lock_follows_no_link_and_waits_for_no_fifo(tmp_path: Path)
     with open(tmp_path / "file", "r+b") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
 
-        assert lock_holder(tmp_path / "link") is None
-        assert lock_holder(tmp_path / "fifo") is None
+        assert files.lock_holder(tmp_path / "link") is None
+        assert files.lock_holder(tmp_path / "fifo") is None
 
 
 def test_no_process_counts_as_dead_because_descriptors_have_run_out(tmp_path: Path) -> None:
@@ -418,10 +389,10 @@ def test_no_process_counts_as_dead_because_descriptors_have_run_out(tmp_path: Pa
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open("/dev/null", os.O_RDONLY)
     os.close(lowest)
-    assert lock_holder(path) is None
+    assert files.lock_holder(path) is None
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
     try:
-        holder = lock_holder(path)
+        holder = files.lock_holder(path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

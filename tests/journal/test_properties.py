@@ -491,89 +491,6 @@ def test_a_file_cut_while_it_is_open_is_read_in_part_and_ends(
         reader.close()
 
 
-@settings(QUIET, max_examples=60)
-@given(
-    st.binary(max_size=400),
-    st.sampled_from(("", "magic", "version", "seal")),
-    st.integers(0, 140_000),
-)
-def test_a_file_of_random_bytes_is_unreadable_or_empty(
-    journals: tuple[Path, list[Written]], noise: bytes, honest: str, size: int
-) -> None:
-    directory, _ = journals
-    data = bytearray((noise * (size // (len(noise) or 1) + 1))[:size] if noise else bytes(size))
-    if honest and len(data) >= 148:
-        data[:8] = layout.MAGIC
-        if honest != "magic":
-            data[8:16] = struct.pack("<II", layout.VERSION, layout.HEAD_BYTES)
-        if honest == "seal":
-            # Somebody who knows the format and means ill: only the places are nonsense.
-            data[144:148] = struct.pack("<I", layout.checksum(bytes(data[:144]), 0))
-    path = directory / "copy.journal"
-    with damaged(path, bytes(data)):
-        try:
-            reader = JournalReader(path)
-        except Unreadable:
-            return
-        drain(reader, 100)
-        reader.latest()
-        reader.totals()
-        reader.progress()
-        reader.reason()
-        reader.close()
-
-
-@settings(QUIET, max_examples=60)
-@given(
-    index=st.sampled_from((0, 1, 511, 512, -1, 2**70, None, "x")),
-    bounds=st.none()
-    | st.integers()
-    | st.lists(st.floats(0, 9), max_size=600)
-    | st.text(max_size=3),
-    attributes=st.sampled_from(({}, {"kind": "x"}, None, [])),
-)
-def test_a_definition_that_makes_no_sense_is_no_total(
-    journals: tuple[Path, list[Written]], index: Any, bounds: Any, attributes: Any
-) -> None:
-    directory, _ = journals
-    writer = JournalWriter(directory, SMALLEST, {})
-    said = {"index": index, "metric": "m", "attributes": attributes, "bounds": bounds}
-    writer.definitions.define(layout.HISTOGRAM, json.dumps(said).encode())
-    reader = JournalReader(writer.path)
-
-    for total in reader.totals():
-        assert [0.0] * len(total.values) == list(total.values)
-
-    reader.close()
-    writer.close()
-    writer.path.unlink()
-
-
-@settings(QUIET, max_examples=40)
-@given(position=st.integers(0, 27), bit=st.integers(0, 7), cut=st.integers(0, 28))
-def test_a_damaged_taken_file_means_reading_from_the_start(
-    journals: tuple[Path, list[Written]], position: int, bit: int, cut: int
-) -> None:
-    directory, all_written = journals
-    written = all_written[0]
-    path = directory / "copy.journal"
-    with damaged(path, written.content):
-        reader = JournalReader(path)
-        drain(reader)
-        reader.commit(*reader.bookmark())
-        reader.close()
-        taken = path.with_suffix(".taken")
-        data = bytearray(taken.read_bytes())
-        data[position] ^= 1 << bit
-        taken.write_bytes(data[:cut] if cut < 28 else data)
-
-        again = JournalReader(path)
-
-        assert again.bookmark() == (0, 1, 0)
-        again.close()
-        taken.unlink()
-
-
 def test_a_writer_stopped_at_any_bytecode_leaves_only_whole_values(directory: Path) -> None:
     # Death comes between two instructions: here it could come between any two of the writer's own.
     writer = JournalWriter(directory, SMALLEST, {"run": "r"})
@@ -680,28 +597,6 @@ while step != records:
         writer.expect_ms(step * (2**32 + 1))
         writer.state(1 + step % 5, step * 5)
         writer.step_duration(step / 7)
-"""
-
-# As fast as it can, nothing but the progress, and in each word eight times the same byte.
-RESTLESS_WRITER = """
-import struct, sys
-from pathlib import Path
-from otel_ddp.journal.writer import JournalWriter
-
-writer = JournalWriter(Path(sys.argv[1]), 128 * 1024, {"run": "r"})
-words = [(byte, int.from_bytes(bytes([byte]) * 8, "little")) for byte in range(1, 127)]
-changes = [
-    (byte, word, word & (2**56 - 1), struct.unpack("<d", word.to_bytes(8, "little"))[0])
-    for byte, word in words
-]
-print(writer.path, flush=True)
-while True:
-    for byte, word, time, float_ in changes:
-        writer.phase(byte, word, time)
-        writer.step(word - 1)
-        writer.expect_ms(word)
-        writer.state(byte, time)
-        writer.step_duration(float_)
 """
 
 
@@ -824,43 +719,3 @@ def test_a_writer_killed_in_the_middle_leaves_whole_values_and_no_lock(directory
             (total,) = reader.totals()
             assert total.values[0] in (last, last - 1)
             reader.close()
-
-
-def test_no_word_of_the_progress_is_ever_seen_half_written(directory: Path) -> None:
-    def bytes_of_each_word(reader: JournalReader) -> list[int]:
-        progress = reader.progress()
-        if progress is None:
-            return []
-        step, expect_ms, phase, name, state, phase_after_ns, state_since_ns, took_s = progress
-        (duration,) = struct.unpack("<Q", struct.pack("<d", took_s))
-        # fmt: off
-        words = [name, phase << 56 | phase_after_ns, (step or 0) + 1, expect_ms,
-                 state << 56 | state_since_ns // 1000, duration]
-        # fmt: on
-        each = [set(word.to_bytes(8, "little")) for word in words]
-        assert [len(found) for found in each] == [1] * 6
-        return [found.pop() for found in each]
-
-    for _ in range(4):
-        command = [sys.executable, "-c", RESTLESS_WRITER, str(directory)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            try:
-                assert child.stdout is not None
-                path = Path(child.stdout.readline().strip())
-                reader = JournalReader(path)
-                seen = set()
-                # On a busy machine the two take turns, and many readings see the same.
-                for reading in range(5_000_000):
-                    seen.update(bytes_of_each_word(reader)[:1])
-                    if reading > 20_000 and len(seen) > 100:
-                        break
-            finally:
-                child.kill()
-        last = bytes_of_each_word(reader)
-        reader.close()
-
-        assert len(seen) > 100
-        # Of one that is dead: the change it was in the middle of, and the one before.
-        apart = [(last[0] - byte) % 126 for byte in last]
-        assert apart == sorted(apart)
-        assert apart[-1] <= 1

@@ -19,7 +19,6 @@ from otel_ddp.journal.reader import (
     CannotOpen,
     Document,
     JournalReader,
-    ProgressRecord,
     Scalars,
     Steps,
     Unreadable,
@@ -398,29 +397,6 @@ def test_a_writer_that_goes_round_while_it_is_read_costs_only_what_it_overwrote(
     assert reader.lost == 1000
 
 
-def test_a_slot_of_latest_values_that_is_too_small_ends_the_list(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    log(writer, Shape((1,)), 1, 1.0)
-    overwrite(writer.path, 40960 + 80, struct.pack("<II", 8, 8 ^ 0xFFFFFFFF))
-    overwrite(writer.path, layout.LATEST_POSITION, struct.pack("<Q", 80 + 24))
-
-    assert [record.step for record in reader.latest()] == [1]
-
-
-def test_there_is_no_progress_before_its_state(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    writer.phase(3, 4, 10)
-    writer.step(1)
-    assert reader.progress() is None
-
-    # Its code is 0, and so is that of the first state of all.
-    writer.state(0, 20)
-
-    assert ProgressRecord(1, 0, 3, 4, 0, 10, 20_000, 0.0) == reader.progress()
-
-
 def test_a_progress_that_was_cut_off_is_the_one_before(
     writer: JournalWriter, reader: JournalReader
 ) -> None:
@@ -435,22 +411,6 @@ def test_a_progress_that_was_cut_off_is_the_one_before(
     assert before == reader.progress()
     # The writer closes no journal that is not as it made it.
     os.truncate(writer.path, whole)
-
-
-def test_a_progress_that_makes_no_sense_is_passed_on(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    most = 2**64 - 1
-    latest = 2**56 - 1
-    overwrite(writer.path, 512, struct.pack("<QQQQQd", most, most, most, most, most, math.inf))
-    senseless = reader.progress()
-    overwrite(writer.path, 512, struct.pack("<QQQQQd", 200 << 56, 7, 0, 0, 201 << 56, -1.0))
-
-    # fmt: off
-    assert senseless == (
-        most - 1, most, 255, most, 255, latest, latest * 1000, math.inf)
-    # fmt: on
-    assert reader.progress() == (None, 0, 200, 7, 201, 0, 0, -1.0)
 
 
 def test_one_reading_of_a_large_ring_is_bounded(tmp_path: Path) -> None:

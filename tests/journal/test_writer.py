@@ -7,7 +7,6 @@ import gc
 import json
 import math
 import os
-import signal
 import struct
 import subprocess
 import sys
@@ -216,51 +215,6 @@ def test_a_file_is_divided_as_the_documentation_says(
     assert expected == layout.areas(size)
 
 
-def test_zeros_are_no_record_anywhere(tmp_path: Path) -> None:
-    # What was allocated and never written must not pass for something.
-    writer = JournalWriter(tmp_path, SMALLEST, {})
-    reader = JournalReader(writer.path)
-
-    assert reader.progress() is None
-    assert reader.reason() == ""
-    assert reader.latest() == []
-    assert reader.read() == []
-
-    reader.close()
-    writer.close()
-
-
-def test_a_word_of_the_progress_leaves_the_others_alone(writer: JournalWriter) -> None:
-    def words() -> tuple[int, ...]:
-        return struct.unpack("<6Q", writer.path.read_bytes()[512:560])
-
-    most = 2**64 - 1
-    seen = [words()]
-    for change in (
-        lambda: writer.phase(255, most, 2**56 - 1),
-        lambda: writer.step(most - 1),
-        lambda: writer.expect_ms(most),
-        lambda: writer.state(255, 2**56 - 1),
-        lambda: writer.step_duration(-math.inf),
-        lambda: writer.phase(0, 0, 0),
-        lambda: writer.step(-1),
-    ):
-        change()
-        seen.append(words())
-
-    endless = 0xFFF0_0000_0000_0000
-    assert seen == [
-        (0, 0, 0, 0, 0, 0),
-        (most, most, 0, 0, 0, 0),
-        (most, most, most, 0, 0, 0),
-        (most, most, most, most, 0, 0),
-        (most, most, most, most, most, 0),
-        (most, most, most, most, most, endless),
-        (0, 0, most, most, most, endless),
-        (0, 0, 0, most, most, endless),
-    ]
-
-
 # -- values that do not fit
 
 
@@ -436,15 +390,6 @@ def test_a_long_reason_is_cut_between_two_characters(writer: JournalWriter) -> N
     writer.reason("\ud800 gone")
     assert reader.reason() == "? gone"
     reader.close()
-
-
-def test_a_size_that_is_no_multiple_of_eight_is_rounded(tmp_path: Path) -> None:
-    writer = JournalWriter(tmp_path, 131_079, {})
-    log(writer, Shape((1,)), 1, 2.0)
-
-    assert writer.path.stat().st_size == 131_072
-    assert len(read(writer)) == 1
-    writer.close()
 
 
 def test_running_numbers_go_round_after_four_billion(writer: JournalWriter) -> None:
@@ -664,34 +609,6 @@ def test_a_child_that_ends_leaves_its_parent_the_lock(tmp_path: Path, ending: st
         reader.close()
 
 
-def test_a_program_that_is_started_gets_nothing_of_the_journal(tmp_path: Path) -> None:
-    code = (
-        "import subprocess\n"
-        "print(subprocess.run(['ls', '-l', '/proc/self/fd'], close_fds=False, text=True,"
-        " stdout=subprocess.PIPE).stdout)"
-    )
-    with process(code, tmp_path) as parent:
-        output, _ = parent.communicate()
-
-        assert "pipe:" in output
-        assert ".journal" not in output
-
-
-def test_a_writer_that_closed_lets_go_of_the_lock(tmp_path: Path) -> None:
-    code = "\nprint(writer.path, flush=True)\nsys.stdin.readline()\nwriter.close()\nprint()\n"
-    with process(code + "sys.stdout.flush()\nsys.stdin.read()", tmp_path) as parent:
-        reader = JournalReader(Path(first_line(parent)))
-        assert reader.writer_is_alive()
-        assert parent.stdin is not None
-
-        parent.stdin.write("close\n")
-        parent.stdin.flush()
-        assert first_line(parent) == ""
-
-        assert not reader.writer_is_alive()
-        reader.close()
-
-
 NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child"]
 
 
@@ -717,26 +634,3 @@ def test_a_writer_in_another_pid_namespace_is_seen_to_live(tmp_path: Path) -> No
 
         assert not reader.writer_is_alive()
         reader.close()
-
-
-def test_a_reader_in_another_pid_namespace_sees_the_writer_live(tmp_path: Path) -> None:
-    command = pid_namespace()
-    ask = (
-        "import sys; from pathlib import Path; from otel_ddp.journal.reader import JournalReader;"
-        "print(JournalReader(Path(sys.argv[1])).writer_is_alive())"
-    )
-    with process("\nprint(writer.path, flush=True)\nsys.stdin.read()", tmp_path) as parent:
-        path = first_line(parent)
-
-        def answer() -> str:
-            asked = subprocess.run(
-                [*command, sys.executable, "-c", ask, path], capture_output=True, text=True
-            )
-            return asked.stdout.strip()
-
-        assert answer() == "True"
-
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-
-        assert answer() == "False"

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.journal import trace_ids
+from otel_ddp.journal import layout
 
 LAUNCHER = ("4f" * 16, "5a" * 8)
 
@@ -81,7 +81,7 @@ def test_the_users_spans_within_ours_are_below_them(
     outer, upload = spans["checkpoint"], users.span("upload")
     assert upload.parent is not None
     assert f"{upload.parent.span_id:016x}" == outer["id"]
-    assert upload.context.trace_id.to_bytes(16, "big") == trace_ids.trace_id("r", outer["trace"])
+    assert upload.context.trace_id.to_bytes(16, "big") == layout.trace_id("r", outer["trace"])
     assert (spans["inside"]["trace"], spans["inside"]["parent"]) == users.ids("upload")
     assert (spans["beside"]["trace"], spans["beside"]["parent"]) == (outer["trace"], outer["id"])
     assert users.span("after").parent is None

@@ -16,7 +16,7 @@ import pytest
 import otel_ddp
 from conftest import Here, Journal
 from node import until
-from otel_ddp.agent.reading.node_status import survey
+from otel_ddp.journal.survey import survey
 from otel_ddp.recording import agent_start
 
 PATIENCE_S = 300

@@ -7,10 +7,10 @@ import os
 import sys
 import webbrowser
 
-from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses
+from otel_ddp.journal.survey import survey
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

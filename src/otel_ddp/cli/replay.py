@@ -20,7 +20,6 @@ from otel_ddp.agent.export.report import DeliveryStatus, human_size
 from otel_ddp.agent.export.spool import LOCK, OFFLINE_PREFIX, Entries, Entry, Why, list_entries
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
-from otel_ddp.journal import locks
 from otel_ddp.journal.layout import SUFFIX
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ class SentLog:
 
     def _lock(self) -> None:
         try:
-            locks.acquire(self._file.fileno())
+            files.lock(self._file.fileno())
         except BlockingIOError:
             sentence = "Another replay of these data to this destination is running."
             raise ReplayStopped(sentence) from None
@@ -343,7 +342,7 @@ def _describe(spool: FoundSpool) -> None:
             "ones (OTEL_DDP_SPOOL_BYTES), or were deleted"
         )
     # A living agent still adds requests.
-    if locks.lock_holder(spool.path / LOCK) is not None:
+    if files.lock_holder(spool.path / LOCK) is not None:
         print("! an agent still adds to it: replay it again when the training has ended")
 
 

@@ -67,6 +67,10 @@ CREATE TABLE verdicts (
 """
 
 
+RunKey = tuple[str, str]
+"""Group and name of a run."""
+
+
 class SeriesKey(NamedTuple):
     """What a series is."""
 

@@ -1,20 +1,21 @@
-"""The private directory that the processes of a node share with their agent."""
+"""The private directory in which the processes of a node meet their agent, and its variables."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from hashlib import blake2s
 from itertools import chain
 from pathlib import Path
 
 from otel_ddp import files
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal import layout
-from otel_ddp.journal.locks import lock_holder
 
 # In each line that an agent logs, after the time.
 LOG_FORM = " otel-ddp agent: "
@@ -107,7 +108,7 @@ class Place:
 
     def agent_pid(self) -> int | None:
         """The agent's process; 0 if it has no number here, None if there is no agent."""
-        return lock_holder(self.agent_lock)
+        return files.lock_holder(self.agent_lock)
 
     def last_line(self) -> str:
         """The last line of the log of this place's agents."""
@@ -252,3 +253,54 @@ def missing_calls() -> str:
     except ImportError:
         lacking.insert(0, "fcntl")
     return ", ".join(lacking)
+
+
+# -- the variables of an agent
+
+_BEGINNINGS = (
+    *("OTEL_EXPORTER_", "OTEL_METRIC", "OTEL_METRICS_", "OTEL_TRACES_", "OTEL_LOGS_"),
+    *("OTEL_RESOURCE_ATTRIBUTES", "OTEL_SERVICE_NAME"),
+    *("OTEL_DDP_LINGER_S", "OTEL_DDP_NODE", "OTEL_DDP_SPOOL_", "OTEL_DDP_SOURCES"),
+    *("OTEL_DDP_STALL_TIMEOUT_S", "OTEL_DDP_POSTMORTEM_DIR", "OTEL_DDP_GRAFANA_URL"),
+    *("OTEL_DDP_HISTORY_DIR", "OTEL_DDP_HISTORY_BYTES"),
+    *("OTEL_DDP_ARTIFACTS", "OTEL_DDP_ARTIFACT_ROOTS", "OTEL_DDP_ARTIFACT_RATE"),
+)
+_FILES = re.compile(
+    r"OTEL_EXPORTER_OTLP_((METRICS|TRACES|LOGS)_)?(CERTIFICATE|CLIENT_CERTIFICATE|CLIENT_KEY)"
+    r"|OTEL_DDP_(SPOOL|POSTMORTEM|HISTORY)_DIR"
+)
+
+
+def agent_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables for an agent. Its working directory is another, so files get full names.
+
+    A name that begins with `~` stays: the settings expand it.
+    """
+    return {key: _full(text) if _FILES.fullmatch(key) else text for key, text in env.items()}
+
+
+def _full(text: str) -> str:
+    name = text.strip()
+    return (
+        text if not name or name.startswith(("/", "~")) else str(Path(_initial_directory(), name))
+    )
+
+
+@functools.cache
+def _initial_directory() -> str:
+    """The first working directory: a training may change it, and still mean the same files."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def agent_digest(env: Mapping[str, str], *, offline: bool) -> str:
+    """A digest of the variables that an agent goes by, since these may hold tokens."""
+    variables = sorted(
+        (key, text) for key, text in agent_variables(env).items() if key.startswith(_BEGINNINGS)
+    )
+    # OTEL_DDP_NODE_RANK is a process's own.
+    kept = [(key, value) for key, value in variables if key != "OTEL_DDP_NODE_RANK"]
+    content = repr((kept, offline)).encode("utf-8", "replace")
+    return blake2s(content, digest_size=8).hexdigest()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files
-from otel_ddp.journal import layout, locks
+from otel_ddp.journal import layout
 from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
 from otel_ddp.vocabulary.words import PHASE_CODE
 
@@ -475,7 +475,7 @@ class JournalReader:
     def writer_is_alive(self) -> bool:
         """Whether a process holds the journal's lock: true across PID namespaces, unlike a pid."""
         try:
-            return locks.holder(self._file.fd) is not None
+            return files.holder(self._file.fd) is not None
         except (OSError, ValueError):
             return False
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from otel_ddp import files
 from otel_ddp.files import close_ours, file_of, off_standard_streams
-from otel_ddp.journal import layout, locks
+from otel_ddp.journal import layout
 from otel_ddp.journal.layout import (
     LATEST_HEAD,
     MOST_VALUES,
@@ -27,7 +27,6 @@ from otel_ddp.journal.layout import (
     largest_record,
     padded,
 )
-from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
 _SLOT = LATEST_HEAD.size
@@ -169,7 +168,7 @@ class JournalWriter:
                 # The map has a descriptor of its own.
                 self.mapped = mmap.mmap(self._fd, size)
             # The kernel drops this lock when this process dies; no child inherits it.
-            locks.acquire(self._fd)
+            files.lock(self._fd)
             self._start(size, identity)
             # Read-only from now on, so that no program truncates it by mistake.
             os.fchmod(self._fd, 0o400)
@@ -482,7 +481,7 @@ def _remove_dead_journals(directory: Path, size: int) -> None:
     dead: list[tuple[bool, float, Path]] = []
     for path in directory.glob(f"*{layout.SUFFIX}"):
         # Not our own: opening and closing a file drops the lock that we have on it.
-        if path in _open_journals or lock_holder(path) is not None:
+        if path in _open_journals or files.lock_holder(path) is not None:
             continue
         with contextlib.suppress(OSError):
             dead.append((not _is_read(path), path.stat().st_mtime, path))

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 from otel_ddp import errors, files
-from otel_ddp.journal import agent_environment, locks
-from otel_ddp.journal.place import Place
+from otel_ddp.journal.place import Place, agent_variables
 from otel_ddp.journal.writer import JournalWriter
 
 # How long an agent may take to get its lock before another process starts one; how often ranks
@@ -58,7 +57,7 @@ def _start_once(place: Place) -> bool:
     fd = files.open_private(place.start_lock, os.O_RDWR | os.O_CREAT)
     try:
         try:
-            locks.acquire(fd)
+            files.lock(fd)
         except OSError:
             errors.reraise_foreign()
             return False  # Another rank starts one.
@@ -149,7 +148,7 @@ def _flags() -> list[str]:
 def _environment() -> dict[str, str]:
     # Profilers and launchers preload for a training process, not for the agent.
     left_out = ("LD_PRELOAD", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS", "PYTHONDEVMODE")
-    given = agent_environment.for_agent(os.environ)
+    given = agent_variables(os.environ)
     kept = {key: value for key, value in given.items() if key not in left_out}
     return {**kept, _MARK: "1"}
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from otel_ddp import errors, settings
-from otel_ddp.journal import layout, trace_ids
+from otel_ddp.journal import layout
 from otel_ddp.recording import values
 from otel_ddp.recording.phases import Phase
 from otel_ddp.recording.progress import Progress
@@ -107,7 +107,7 @@ def run_facts(env: Mapping[str, str]) -> dict[str, str]:
     trace_id = os.urandom(16).hex() if around is None else around.trace_id
     return {
         "id": os.urandom(8).hex(),
-        "trace": trace_ids.trace_by_id(trace_id),
+        "trace": layout.trace_by_id(trace_id),
         "parent": "" if around is None else around.span_id,
     }
 
@@ -123,7 +123,7 @@ def moment(recorder: Recorder) -> dict[str, Any]:
     span_id, trace = ours.span_id, ours.trace
     of_user = _users_span()
     if of_user is not None and of_user != ours.of_user:
-        span_id, trace = of_user.span_id, trace_ids.trace_by_id(of_user.trace_id)
+        span_id, trace = of_user.span_id, layout.trace_by_id(of_user.trace_id)
     of_step, step = recorder.steps.trace_and_step()
     if not trace and not of_step:
         span_id, trace = recorder.run_span["id"], recorder.run_span["trace"]
@@ -155,7 +155,7 @@ class OpenSpan:
         trace = self._inside["trace"]
         self._detach: Callable[[], None] | None = None
         if run:
-            trace_id = trace_ids.trace_id(run, trace).hex()
+            trace_id = layout.trace_id(run, trace).hex()
             self._detach = _attach(SpanContext(trace_id, self._span_id))
         # Where ours is not attached, the user's span that is open now stays around it.
         here = _Open(recorder.writer.journal_id, self._span_id, trace, beside)

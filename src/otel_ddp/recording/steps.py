@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from otel_ddp.journal import layout, trace_ids
+from otel_ddp.journal import layout
 
 # After this many backwards without a step of an optimizer, none is expected.
 _MOST_ACCUMULATED = 64
@@ -87,8 +87,8 @@ class StepNumbers:
         """
         if self.began:
             # The hooks count alike on all ranks; which ranks log does not matter.
-            return trace_ids.trace_of_step(self.count + 1), self.of_values(True)
-        return (trace_ids.trace_of_step(self.last), self.last) if self.last >= 0 else ("", None)
+            return layout.trace_of_step(self.count + 1), self.of_values(True)
+        return (layout.trace_of_step(self.last), self.last) if self.last >= 0 else ("", None)
 
     # -- of hooks
 

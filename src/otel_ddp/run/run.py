@@ -18,7 +18,7 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses, identity, run_names
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
-from otel_ddp.journal import agent_environment, layout, place
+from otel_ddp.journal import layout, place
 from otel_ddp.journal.values import EarlyStop
 from otel_ddp.journal.values import direction as direction_of
 from otel_ddp.recording import agent_start, log_lines, log_records, values
@@ -232,7 +232,7 @@ class Run:
         recorder.documents.facts(
             {
                 **opening.program_facts(),
-                "terms": agent_environment.digest(os.environ, offline=conf.offline),
+                "terms": place.agent_digest(os.environ, offline=conf.offline),
                 "sample_steps": conf.sample_steps,
                 "span": recorder.run_span,
                 **({"best": self._best.copy()} if self._best else {}),

@@ -436,24 +436,6 @@ def test_a_directory_that_is_removed_in_mid_run_is_made_again_with_all_that_was_
     assert made.directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_directory_that_comes_back_is_used(made: Histories, tmp_path: Path) -> None:
-    made.feed(batch(0, 10))
-    made._write_all()
-    away = made.directory.rename(tmp_path / "away")
-    made.directory.write_text("in the way")
-    made.feed(batch(10, 10))
-    made._write_all()
-    assert "directory" in made.remark()
-
-    made.directory.unlink()
-    away.rename(made.directory)
-    made.feed(batch(20, 10))
-    made._write_all()
-
-    assert made.remark() == ""
-    assert kept(path_of(made)) == (30, 29, 30)
-
-
 def test_a_disk_that_hangs_is_said_while_it_hangs_and_does_not_hold_up_the_end(
     made: Histories, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent.reading.finished_workers import End, ended_by_parent
 from otel_ddp.journal import layout
+from otel_ddp.journal.process_state import End, ended_by_parent
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.vocabulary.catalog import TRAINING_STEPS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from node import until
-from otel_ddp.agent.reading.run_description import GitState
+from otel_ddp.agent.reading.documents import GitState
 
 
 @pytest.fixture

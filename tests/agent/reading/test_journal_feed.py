@@ -13,9 +13,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from make import WrittenRank
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.reading.documents import RunDescription
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.node_names import NodeNames
-from otel_ddp.agent.reading.run_description import RunDescription
 from otel_ddp.agent.reading.step_spans import StepSpans
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.identity.identity import Identity
@@ -265,18 +265,6 @@ def test_a_time_in_which_records_were_overwritten_is_kept_for_the_history(bench:
     assert since_ns <= before_ns < until_ns <= time.time_ns()
 
 
-def test_totals_are_right_whatever_was_lost(bench: Bench) -> None:
-    index = bench.writer.counter(
-        catalog.TRAINING_PHASE_TIME.name, {"phase": "eval", "clock": "host"}
-    )
-    for _ in range(10):
-        bench.writer.add(index, 0.5)
-
-    bench.poll()
-
-    assert bench.values(catalog.TRAINING_PHASE_TIME) == {"eval/host": 5.0}
-
-
 def test_the_time_per_step_goes_when_no_step_was_made_for_two_minutes(bench: Bench) -> None:
     steps = bench.writer.counter(catalog.TRAINING_STEPS.name, {})
     forward = bench.writer.counter(
@@ -296,21 +284,9 @@ def test_the_time_per_step_goes_when_no_step_was_made_for_two_minutes(bench: Ben
     assert bench.values(catalog.TRAINING_PHASE_STEP_TIME) == {}
 
 
-def test_the_runs_info_has_its_name_description_and_project(tmp_path: Path) -> None:
+def test_the_runs_info_says_all_that_is_known(tmp_path: Path) -> None:
     said = {"name": "seventh try", "description": "a wider net", "project": "vision"}
     bench = Bench(tmp_path, {**IDENTITY, **said})
-
-    bench.poll()
-
-    ((info, *others),) = (
-        rows for metric, rows in bench.ledger.families() if metric is catalog.TRAINING_RUN_INFO
-    )
-    assert others == []
-    assert said.items() <= dict(info.labels).items()
-    bench.close()
-
-
-def test_the_runs_info_changes_when_more_is_known(bench: Bench) -> None:
     bench.poll()
     bench.writer.document(layout.CONFIG, {"lr": 0.1, "net.depth": 3, "net_depth": 4, "amp": True})
     bench.writer.document(layout.FACTS, {"model": "Net", "parameters": {"true": 7}})
@@ -324,7 +300,7 @@ def test_the_runs_info_changes_when_more_is_known(bench: Bench) -> None:
         if metric is catalog.TRAINING_RUN_INFO
     ]
     (info,) = infos
-    assert info["model"] == "Net"
+    assert info.items() >= {**said, "model": "Net"}.items()
     assert (info["config_lr"], info["config_amp"]) == ("0.1", "true")
     # Two keys that Prometheus would spell alike: the first one keeps the label.
     assert info["config_net_depth"] == "3"
@@ -590,12 +566,6 @@ class TestNodeNames:
 
         assert found == {0: "h", 1: "h-1"}
         assert [names.name(each) for each in nodes] == ["h", "h-1"]
-
-    def test_a_damaged_node_rank_does_no_harm(self, tmp_path: Path) -> None:
-        damaged = {**node(0), "node_rank": ["x"]}
-        names = NodeNames(tmp_path / "nodes.json", "", lambda: [damaged, node(1)])
-
-        assert [names.name(node(1)), names.name(damaged)] == ["h", "h-['x']"]
 
     def test_a_second_node_that_comes_late_gets_a_name_of_its_own(self, tmp_path: Path) -> None:
         living = [node(1)]

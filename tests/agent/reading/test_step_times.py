@@ -73,17 +73,6 @@ def test_a_phase_of_every_step_is_told_at_0_and_any_other_only_while_it_takes_ti
     assert found == {"data": 0.0, "eval": 0.1}
 
 
-def test_nothing_is_told_two_minutes_after_the_last_step() -> None:
-    times = StepTimes()
-    found = {}
-    for now in range(0, 250, 5):
-        steps = min(now, 100)
-        found[now] = times.feed(totals(steps, {"forward": float(now)}), now * S)
-
-    assert found[220] != {}
-    assert found[230] == {}
-
-
 def test_a_clock_that_was_set_back_begins_a_new_window() -> None:
     times = StepTimes()
     times.feed(totals(0, {"forward": 0.0}), 1000 * S)

@@ -36,7 +36,6 @@ from typing import Literal
 
 from otel_ddp import files
 from otel_ddp.agent.export.otlp import SIGNALS, Request, Signal
-from otel_ddp.journal import locks
 
 # How the names of offline agents' directories begin; a digest follows.
 OFFLINE_PREFIX = "offline-"
@@ -232,7 +231,7 @@ class Spool(Entries):
                     return True
         descriptor = files.open_private(path, os.O_RDWR | os.O_CREAT)
         try:
-            locks.acquire(descriptor)
+            files.lock(descriptor)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 os.close(descriptor)

@@ -12,7 +12,7 @@ from otel_ddp import files
 from otel_ddp.agent.reading.journal_feed import News
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.history.run_file import Row, RunFile
-from otel_ddp.history.tables import SeriesKey, StepSum, ValueSum
+from otel_ddp.history.tables import RunKey, SeriesKey, StepSum, ValueSum
 from otel_ddp.journal.reader import Document, Name, Scalars
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
 
@@ -25,10 +25,6 @@ _MOST_WAITING = 200_000
 _MOST_GAPS = 100
 _ONE_GAP_NS = 60 * _S
 _LONGEST_BODY = 4000
-
-
-RunKey = tuple[str, str]
-"""Group and run."""
 
 
 class Sample(NamedTuple):

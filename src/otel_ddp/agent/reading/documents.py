@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.agent.reading.run_description import Devices, RunDescription, RunRecords
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document, JournalReader
+from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES, state_word
 
 CHECKPOINT_EVENT = "training.checkpoint"
@@ -107,3 +114,216 @@ def _run_span(reader: JournalReader, state: int, ended_ns: int) -> dict[str, Any
         "error": (reason or state_word(state)) if failed else "",
         "attributes": {"state": state_word(state)},
     }
+
+
+# -- what a run says of itself, and where it runs
+
+TEXTS = ("project", "name", "description", "tags")
+_OF_IDENTITY = ("world_size", "nodes", "strategy", "launcher")
+_OF_PROGRAM = ("script", "model", "backend", "precision", "git_sha")
+_OF_ENVIRONMENT = (
+    *("python", "torch", "cuda", "container_image"),
+    *("slurm_job_id", "slurm_job_name", "slurm_partition"),
+)
+
+# What the agent knows of its node's devices.
+Devices = Callable[[], Mapping[str, Any]]
+
+
+def no_devices() -> Mapping[str, Any]:
+    """Where nothing is known of devices."""
+    return {}
+
+
+class RunDescription:
+    """Of one rank 0. What the agent finds out by itself arrives a little later."""
+
+    def __init__(self, reader: JournalReader, devices: Devices) -> None:
+        self._reader = reader
+        self._devices = devices
+        self._git: GitState | None = None
+
+    def texts(self) -> dict[str, Any]:
+        """What the user has said about it."""
+        identity = self._reader.identity
+        return {key: text for key in TEXTS if (text := identity.get(key))}
+
+    def environment(self) -> dict[str, Any]:
+        """The program and where it runs; what is not known is not there."""
+        identity, facts = self._reader.identity, self._reader.facts
+        driver = self._devices()
+        found = {
+            **{key: identity.get(key) for key in _OF_IDENTITY},
+            **{key: facts.get(key) for key in _OF_PROGRAM},
+            "git_dirty": self._git.dirty if self._git is not None else "",
+            **{key: facts.get(key) for key in _OF_ENVIRONMENT},
+            "gpu_driver": driver.get("gpu_driver"),
+            "gpus": _counted(driver.get("gpus") or ()),
+        }
+        return {key: value for key, value in found.items() if value not in (None, "")}
+
+    def is_known(self) -> bool:
+        """Whether nothing is being found out any more."""
+        if self._git is None:
+            facts = self._reader.facts
+            if "script" not in facts:
+                return True
+            self._git = GitState(str(facts.get("folder") or "") if facts.get("git_sha") else "")
+        return self._git.known()
+
+
+def _counted(gpus: Any) -> str:
+    """8 x NVIDIA H100 80GB HBM3: the node's boards, not their parts."""
+    names = Counter(str(each.get("name")) for each in gpus if not each.get("parent"))
+    return ", ".join(f"{count} x {name}" for name, count in names.items())
+
+
+# -- labels, settings and records
+
+# Loki refuses a log record with more than 128 attributes, including labels and the resource's.
+_MOST_ATTRIBUTES = 60
+# A description is sent once it has not changed for so long: a script says it in several calls.
+_RESTS_NS = 2 * 10**9
+
+
+def info_labels(
+    identity: Mapping[str, Any], facts: Mapping[str, Any], config: Mapping[str, Any]
+) -> Labels:
+    """The labels of the run's info: texts, facts, and a bounded part of the configuration."""
+    found: dict[str, str] = {}
+    for key in (*TEXTS, "world_size", "nodes", "strategy"):
+        found[key] = _word(identity.get(key))
+    for key in ("script", "model", "backend", "precision", "torch", "cuda", "git_sha", "baseline"):
+        found[key] = _word(facts.get(key))
+    for key, value in islice(config.items(), catalog.MOST_CONFIG_LABELS):
+        # Two keys may become one label ("a.b", "a_b"): the first key keeps it.
+        name = catalog.prometheus_label(f"config_{key}")[:100]
+        found.setdefault(name, _word(value))
+    return tuple((key, value) for key, value in found.items() if value)
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    word, longest = str(value), catalog.LONGEST_LABEL
+    return word if len(word) <= longest else f"{word[: longest - 1]}…"
+
+
+def settings(
+    texts: Mapping[str, Any], environment: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, str]:
+    """Each setting with its value, bounded as the labels of the info are."""
+    found = {key: _word(value) for key, value in (*texts.items(), *environment.items())}
+    for key, value in islice(config.items(), catalog.MOST_CONFIG_LABELS):
+        found[f"config.{key}"[:100]] = "None" if value is None else _word(value)
+    return found
+
+
+class RunRecords:
+    """Log records of all that a run says of itself: one set when that is known, one if it grows."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, Any] = {}
+        self._seen: dict[str, Any] = {}
+        self._since_ns = 0
+
+    def new_records(
+        self, reader: JournalReader, description: RunDescription, now_ns: int, *, ended: bool
+    ) -> Iterator[Document]:
+        """The whole description if it has changed and rests for a while; otherwise none.
+
+        An agent that starts again sends all of it once more.
+        """
+        known = description.is_known()
+        config = {f"config.{key}": _attribute(value) for key, value in reader.config.items()}
+        texts = description.texts()
+        content = {**config, **texts, **description.environment()}
+        if content != self._seen:
+            self._seen, self._since_ns = content, now_ns
+        rests = known and now_ns - self._since_ns >= _RESTS_NS
+        if content == self._sent or not (rests or ended):
+            return
+        self._sent = content
+        keys = list(content)[: len(config)]
+        more = {key: value for key, value in content.items() if key not in config}
+        # At least one: a run without configuration has an environment too.
+        parts = max(1, -(-len(keys) // _MOST_ATTRIBUTES))
+        for part in range(parts):
+            some = keys[part * _MOST_ATTRIBUTES : (part + 1) * _MOST_ATTRIBUTES]
+            of = f", part {part + 1} of {parts}" if parts > 1 else ""
+            record = {
+                "name": catalog.RUN_CONFIG_EVENT,
+                "time": now_ns,
+                "body": f"description of run {reader.identity.get('run')}{of}",
+                "attributes": {
+                    **(texts if part else more),
+                    **{key: content[key] for key in some},
+                },
+            }
+            yield Document(EVENT, record, reader.position)
+
+
+def _attribute(value: Any) -> Any:
+    # OTLP has no None, and "not set" is a setting too.
+    return "None" if value is None else value
+
+
+# -- what git knows
+
+# A slow file system: then it is not known.
+_PATIENCE_S = 10.0
+
+
+class GitState:
+    """Of one folder. An agent asks; a training process starts no program."""
+
+    def __init__(self, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._give_up_at = clock() + _PATIENCE_S
+        self._asked = _ask(folder) if folder else None
+        self._dirty = ""
+
+    def known(self) -> bool:
+        """Whether there is nothing to wait for any more."""
+        asked = self._asked
+        if asked is None:
+            return True
+        if asked.poll() is None:
+            if self._clock() < self._give_up_at:
+                return False
+            asked.kill()
+            asked.wait()
+        elif asked.returncode in (0, 1):
+            self._dirty = "true" if asked.returncode else "false"
+        self._asked = None
+        return True
+
+    @property
+    def dirty(self) -> str:
+        """`true` or `false`; empty where it is not known."""
+        return self._dirty
+
+
+def _ask(folder: str) -> subprocess.Popen[bytes] | None:
+    with contextlib.suppress(OSError, ValueError):
+        repository = next(
+            (each for each in (Path(folder), *Path(folder).parents) if (each / ".git").exists()),
+            None,
+        )
+        # A repository may name programs that git runs: never those of another user.
+        if repository is None or (repository / ".git").stat().st_uid != os.geteuid():
+            return None
+        return subprocess.Popen(
+            [
+                *("git", "-C", str(repository), "-c", "core.fsmonitor=false"),
+                *("diff", "--quiet", "--no-ext-diff", "--no-textconv", "HEAD", "--"),
+            ],
+            # It must not take the lock that a person's git in this folder may need.
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    return None

@@ -7,17 +7,20 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from otel_ddp import errors
+from otel_ddp import errors, files
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.reading.documents import Documents, checkpoint_event
-from otel_ddp.agent.reading.finished_workers import ended_by_parent
+from otel_ddp.agent.reading.documents import (
+    Devices,
+    Documents,
+    RunDescription,
+    checkpoint_event,
+    no_devices,
+)
 from otel_ddp.agent.reading.logged_values import LoggedValues, Summaries
 from otel_ddp.agent.reading.process_series import ProcessSeries
-from otel_ddp.agent.reading.run_description import Devices, RunDescription, no_devices
 from otel_ddp.agent.reading.steps import RecentSteps, Step, StepStream
 from otel_ddp.journal.layout import ARTIFACT, END, EVENT
-from otel_ddp.journal.locks import lock_holder
-from otel_ddp.journal.process_state import ENDED, ProcessState, state_of
+from otel_ddp.journal.process_state import ENDED, ProcessState, ended_by_parent, state_of
 from otel_ddp.journal.reader import Document, JournalReader, Record, Scalars, Steps
 from otel_ddp.vocabulary.words import STATES
 
@@ -116,7 +119,7 @@ class JournalFeed:
         self.reader: JournalReader = reader
         # The process id as the agent sees it, which differs if only the process is in a container.
         # 0 if the agent cannot see it: the process's own number may be another process here.
-        holder = lock_holder(reader.path)
+        holder = files.lock_holder(reader.path)
         self.pid = reader.pid if holder is None else holder
         self.labels: Labels = ()
         self._ends = ends or Ends()

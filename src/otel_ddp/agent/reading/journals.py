@@ -15,16 +15,15 @@ from typing import Any, NamedTuple
 
 from otel_ddp import errors, files
 from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.reading.documents import Devices, no_devices
 from otel_ddp.agent.reading.journal_feed import Ends, JournalFeed
 from otel_ddp.agent.reading.logged_values import Summaries
 from otel_ddp.agent.reading.node_names import NodeNames
-from otel_ddp.agent.reading.node_status import with_texts
-from otel_ddp.agent.reading.run_description import Devices, no_devices
 from otel_ddp.journal import layout
-from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, table
 from otel_ddp.journal.reader import CannotOpen, Document, JournalReader, Unreadable
+from otel_ddp.journal.survey import with_texts
 from otel_ddp.journal.values import last_values
 
 log = logging.getLogger("otel_ddp.agent")
@@ -161,7 +160,10 @@ class Journals:
         """Delete the hidden files of processes that were killed while they made their journal."""
         for path in self._place.directory.glob(f".*{layout.SUFFIX}"):
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _HIDDEN_S and lock_holder(path) is None:
+                if (
+                    time.time() - path.stat().st_mtime > _HIDDEN_S
+                    and files.lock_holder(path) is None
+                ):
                     path.unlink()
 
     def poll(self) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger
+from otel_ddp.agent.reading.documents import RunDescription, info_labels, settings
 from otel_ddp.agent.reading.logged_values import LoggedValues
-from otel_ddp.agent.reading.run_description import RunDescription, info_labels, settings
 from otel_ddp.agent.reading.steps import Step
+from otel_ddp.journal.layout import trace_id
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader, Total
-from otel_ddp.journal.trace_ids import trace_id
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.steps import Part, Step
-from otel_ddp.journal.layout import OF_BUFFERS
-from otel_ddp.journal.trace_ids import trace_of_step
+from otel_ddp.journal.layout import OF_BUFFERS, trace_of_step
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES, phase_word
 
 SAMPLED_EVERY = 100

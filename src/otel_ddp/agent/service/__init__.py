@@ -14,8 +14,7 @@ from otel_ddp.agent.service import startup
 from otel_ddp.agent.service.front import Front
 from otel_ddp.agent.service.node_watch import NodeWatch
 from otel_ddp.errors import ConfigError
-from otel_ddp.journal import agent_environment
-from otel_ddp.journal.place import Place
+from otel_ddp.journal.place import Place, agent_digest
 from otel_ddp.vocabulary import catalog
 
 log = logging.getLogger("otel_ddp.agent")
@@ -206,7 +205,7 @@ class Agent:
         # An agent in the foreground was given its variables on purpose, and is ended on purpose.
         if self._foreground or self._stop_reason:
             return
-        own = agent_environment.digest(os.environ, offline=self._conf.offline)
+        own = agent_digest(os.environ, offline=self._conf.offline)
         environments = journals.environments()
         others = environments - {own, ""}
         if others and environments == others:

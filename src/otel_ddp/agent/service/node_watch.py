@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator
 
 from otel_ddp.agent.artifacts.artifacts import Artifacts
-from otel_ddp.agent.history.collect import Collector
-from otel_ddp.agent.history.histories import Histories
+from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.node.gpu import drivers

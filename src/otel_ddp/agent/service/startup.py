@@ -15,7 +15,6 @@ from typing import Any
 from otel_ddp import files, settings
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.terminal import printable
-from otel_ddp.journal import locks
 from otel_ddp.journal.place import LOG_FORM, Place, find
 
 log = logging.getLogger("otel_ddp.agent")
@@ -68,7 +67,7 @@ def lock_place(place: Place) -> int | None:
 
 def _locked(fd: int) -> bool:
     try:
-        locks.acquire(fd)
+        files.lock(fd)
     except OSError:
         return False
     return True

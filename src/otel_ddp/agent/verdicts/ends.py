@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import errors
-from otel_ddp.agent.reading import finished_workers
 from otel_ddp.agent.reading.journal_feed import Ends, JournalFeed
 from otel_ddp.agent.verdicts.observe import ExitCauses, exit_status, has_ended, open_pidfd
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S, EndedProcess
 from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.journal import process_state
 from otel_ddp.vocabulary.words import STATES
 
 # The kernel reports how a worker ended once its parent has asked; and by then the parent of failed
@@ -62,7 +62,7 @@ class Parents(Ends):
         self._living = []
         for journal in journals:
             reader = journal.reader
-            parent = finished_workers.parent(reader)
+            parent = process_state.parent(reader)
             if parent is None:
                 continue
             if journal.ended_at is None:
@@ -109,7 +109,7 @@ class Parents(Ends):
             return True
         waited_s = self._clock() - self._seen_ended.setdefault(reader.path, self._clock())
         cause = self._causes.why(*process)
-        if not (finished_workers.is_idle(reader) or finished_workers.has_returned(reader)):
+        if not (process_state.is_idle(reader) or process_state.has_returned(reader)):
             known = cause.keys() & {"signal", "exit_code", "out_of_memory"}
             if not known and self._causes.watches(*process) and waited_s < _KERNEL_FOLLOWS_S:
                 return None
@@ -117,14 +117,14 @@ class Parents(Ends):
         requested = cause.get("signal") == "SIGTERM"
         settled = not requested and cause.keys() & {"signal", "exit_code", "out_of_memory"}
         patience_s = (
-            _PARENT_FOLLOWS_S if requested and finished_workers.in_pool(reader) else _PATIENCE_S
+            _PARENT_FOLLOWS_S if requested and process_state.in_pool(reader) else _PATIENCE_S
         )
         if not settled and waited_s < patience_s:
             return None
-        return finished_workers.ended_by_parent(reader, self._end(journal, cause))
+        return process_state.ended_by_parent(reader, self._end(journal, cause))
 
-    def _end(self, journal: JournalFeed, cause: Mapping[str, Any]) -> finished_workers.End:
-        parent = finished_workers.parent(journal.reader) or 0
+    def _end(self, journal: JournalFeed, cause: Mapping[str, Any]) -> process_state.End:
+        parent = process_state.parent(journal.reader) or 0
         now = self._clock()
         handle = self._handles.get(parent)
         status = None if handle is None else exit_status(handle)
@@ -134,7 +134,7 @@ class Parents(Ends):
             for path, each in self._ended.items()
             if path != journal.reader.path
         )
-        return finished_workers.End(
+        return process_state.End(
             cause=cause,
             parent_lives=None if handle is None else handle >= 0 and not has_ended(handle),
             parent_was_killed=status is not None and os.WIFSIGNALED(status),

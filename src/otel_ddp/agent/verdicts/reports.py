@@ -19,7 +19,7 @@ from otel_ddp.diagnosis.say import past_sentence, rank_list
 from otel_ddp.diagnosis.straggler.finding import side_of
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.identity import addresses
-from otel_ddp.journal import trace_ids
+from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, Kind
@@ -189,7 +189,7 @@ class VerdictReporter:
         span_id = blake2s(identity, digest_size=8).hexdigest()
         common = {
             "name": name,
-            "trace": f"verdict/{span_id}" if step is None else trace_ids.trace_of_step(step),
+            "trace": f"verdict/{span_id}" if step is None else layout.trace_of_step(step),
             "step": step,
             "attributes": attributes,
         }

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from otel_ddp import settings
-from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.cli.demo.check import ALERTS, PLAYED, NoAnswer, Prometheus
 from otel_ddp.cli.demo.injection import FAULTS, PHASES, TROUBLE_AT, Injection, parse
 from otel_ddp.cli.demo.played import Played, end_by_signals
 from otel_ddp.cli.demo.report import progress, samples, summary
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses
+from otel_ddp.journal.survey import survey
 
 _RUN = "demo"
 _NO_TORCH = (

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 
-from otel_ddp.agent.reading.node_status import Survey, of_run, survey
 from otel_ddp.cli.node.gpus import gpu_lines
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, dated, integer, marked, number, print_answer
@@ -17,6 +16,7 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.history.terminal import shown_time
 from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState, world_of
+from otel_ddp.journal.survey import Survey, of_run, survey
 
 _WIDEST_ROLE = 24
 _MOST_BEST = 6

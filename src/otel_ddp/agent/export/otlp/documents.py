@@ -23,7 +23,7 @@ from otel_ddp.agent.export.otlp.encode import (
     utf8,
 )
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.journal import trace_ids
+from otel_ddp.journal import layout
 from otel_ddp.journal.layout import SPAN
 from otel_ddp.journal.reader import Document
 
@@ -85,9 +85,9 @@ class Documents:
         """The span, behind the first one of its trace where no rank has been in that before."""
         run, trace = dict(labels).get("run", ""), str(content.get("trace") or "")
         span = _span(run, trace, labels, content)
-        if not span.parent_span_id and trace_ids.is_of_step(trace):
+        if not span.parent_span_id and layout.is_of_step(trace):
             # Ranks of other nodes may be in this trace. Their agents make this very span too.
-            span.parent_span_id = trace_ids.first_span_id(run, trace)
+            span.parent_span_id = layout.first_span_id(run, trace)
             if (run, trace) not in self._step_traces:
                 self._step_traces[run, trace] = None
                 if len(self._step_traces) > _MOST_STEP_TRACES:
@@ -111,7 +111,7 @@ class Documents:
 def _span(run: str, trace: str, labels: Labels, content: dict[str, Any]) -> trace_pb2.Span:
     span = trace_pb2.Span(
         name=_clean(content["name"]),
-        trace_id=trace_ids.trace_id(run, trace),
+        trace_id=layout.trace_id(run, trace),
         span_id=bytes.fromhex(content["id"]),
         parent_span_id=bytes.fromhex(content.get("parent") or ""),
         start_time_unix_nano=_time_ns(content["start"]),
@@ -125,9 +125,7 @@ def _span(run: str, trace: str, labels: Labels, content: dict[str, Any]) -> trac
         span.status.code = trace_pb2.Status.STATUS_CODE_ERROR
         span.status.message = _clean(content["error"])
     if link := content.get("link"):
-        span.links.add(
-            trace_id=trace_ids.trace_id(run, str(link[0])), span_id=bytes.fromhex(link[1])
-        )
+        span.links.add(trace_id=layout.trace_id(run, str(link[0])), span_id=bytes.fromhex(link[1]))
     for name, time, attributes in (*_exception(content), *_events(content)):
         event = span.events.add(name=_clean(name), time_unix_nano=_time_ns(time))
         event.MergeFromString(attribute_bytes(attributes, EVENT_ATTRIBUTES))
@@ -160,7 +158,7 @@ def _log_records(labels: Labels, content: dict[str, Any]) -> Iterator[_Message]:
         severity_number=number if own else _SEVERITIES.get(severity, 9),  # type: ignore[arg-type]
         severity_text=_clean(severity),
         event_name=_clean(content["name"]),
-        trace_id=trace_ids.trace_id(dict(labels).get("run", ""), trace) if trace else b"",
+        trace_id=layout.trace_id(dict(labels).get("run", ""), trace) if trace else b"",
         span_id=bytes.fromhex(content.get("span") or ""),
     )
     record.body.string_value = _clean(content.get("body") or content["name"])

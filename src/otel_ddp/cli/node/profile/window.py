@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files
-from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.cli.text import cell, integer
 from otel_ddp.journal.layout import ASK_SUFFIX, PROFILE_SUFFIX
-from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.survey import survey
 
 _LARGEST_ANSWER = 64 * 1024
 
@@ -161,7 +160,7 @@ class Window:
             self.first_step = integer(answer.get("first_step"))
         elif self.state == "waiting" and state == "recording":
             self._refuse("another profile of this rank is under way")
-        if not self.is_over and lock_holder(self.rank.journal) is None:
+        if not self.is_over and files.lock_holder(self.rank.journal) is None:
             self._refuse("it ended")
 
     def give_up(self, why: str) -> None:

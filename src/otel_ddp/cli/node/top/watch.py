@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from otel_ddp import files
-from otel_ddp.agent.reading.node_status import of_run
 from otel_ddp.agent.reading.steps import StepWork
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.cli import fetch
@@ -21,6 +20,7 @@ from otel_ddp.cli.text import cell, integer, mappings, marked, number
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.survey import of_run
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS
 
 STEPS = 120

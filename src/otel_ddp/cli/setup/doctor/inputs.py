@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from otel_ddp import settings
-from otel_ddp.agent.reading.node_status import Survey, survey
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import candidates, existing, is_in_memory
+from otel_ddp.journal.survey import Survey, survey
 
 Level = Literal["ok", "warn", "fail"]
 

@@ -1,4 +1,4 @@
-"""Surveys a node for `otel-ddp status`: reads journals and the agent's file, without an agent."""
+"""Surveys a node without an agent: by the journals, and by what an agent has written last."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from otel_ddp import files
-from otel_ddp.agent.reading import finished_workers
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.process_state import ProcessState, state_of, table
+from otel_ddp.journal.process_state import (
+    End,
+    ProcessState,
+    ended_by_parent,
+    parent,
+    state_of,
+    table,
+)
 from otel_ddp.journal.reader import JournalReader, Unreadable
 from otel_ddp.journal.values import described
 
@@ -115,8 +121,8 @@ def _process(reader: JournalReader) -> ProcessState:
     reader.read_definitions()
     last_step = max((r.step for r in reader.latest() if r.step is not None), default=None)
     progress = reader.progress()
-    lives = os.path.exists(f"/proc/{finished_workers.parent(reader)}")
-    ended_well = finished_workers.ended_by_parent(reader, finished_workers.End(parent_lives=lives))
+    lives = os.path.exists(f"/proc/{parent(reader)}")
+    ended_well = ended_by_parent(reader, End(parent_lives=lives))
     state = state_of(None if progress is None else progress.state, alive, ended_well)
     seen_ns = time.time_ns() if alive else 0
     found = ProcessState.read(reader, state, last_step=last_step, seen_alive_ns=seen_ns)
