@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.journal.writer import open_journal
+from otel_ddp.journal.place import open_journal
 
 PREAMBLE = """
 import errno, json, math, os, sys
 from pathlib import Path
 from otel_ddp.journal import place
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.writer import JournalWriter, Shape, open_journal
+from otel_ddp.journal.place import open_journal
+from otel_ddp.journal.writer import JournalWriter, Shape
 
 here = Path(sys.argv[1])
 mounts = [Path(path) for path in sys.argv[2:]]
@@ -258,7 +259,7 @@ def _on_tmpfs(path: Path) -> bool:
 FULL_OF_THE_ENDED = """
 import sys
 from pathlib import Path
-from otel_ddp.journal.writer import open_journal
+from otel_ddp.journal.place import open_journal
 
 folder = Path(sys.argv[1])
 lasting, _ = open_journal([folder], 2 << 20, {"run": "lasting"})
@@ -273,7 +274,7 @@ print(len(list(folder.glob("*.journal"))))
 FULL_OF_THE_DEAD = """
 import os, sys
 from pathlib import Path
-from otel_ddp.journal.writer import JournalWriter, open_journal
+from otel_ddp.journal.place import open_journal
 
 folder = Path(sys.argv[1])
 for _ in range(200):

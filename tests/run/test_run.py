@@ -20,7 +20,7 @@ import pytest
 import otel_ddp
 from conftest import Here
 from otel_ddp import ConfigError, errors
-from otel_ddp.journal import layout, writer
+from otel_ddp.journal import layout
 from otel_ddp.journal import place as places
 from otel_ddp.recording import agent_start
 from otel_ddp.run import opening
@@ -546,7 +546,7 @@ def test_a_journal_with_little_room_is_as_large_as_fits_and_gives_a_warning(
     caplog: pytest.LogCaptureFixture, place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.environ["OTEL_DDP_JOURNAL_BYTES"] = "32M"
-    monkeypatch.setattr(writer, "_has_room", lambda directory, size: size <= 5 * 1024 * 1024)
+    monkeypatch.setattr(places, "_has_room", lambda directory, size: size <= 5 * 1024 * 1024)
 
     with otel_ddp.init() as run:
         run.log({"loss": 0.5})

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2s
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from otel_ddp import files
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal import layout
+from otel_ddp.journal.reader import JournalReader, Unreadable
+from otel_ddp.journal.writer import JournalWriter, open_journals
 
 # In each line that an agent logs, after the time.
 LOG_FORM = " otel-ddp agent: "
@@ -29,44 +33,23 @@ _CALLS = ("posix_fallocate", "register_at_fork", "mkfifo", "pread", "geteuid")
 class Place:
     """The files of one meeting place."""
 
-    __slots__ = ("directory",)
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-
-    @property
-    def agent_lock(self) -> Path:
+        self.agent_lock = directory / "agent.lock"
         """Held by the agent as long as it lives."""
-        return self.directory / "agent.lock"
-
-    @property
-    def agent_file(self) -> Path:
+        self.agent_file = directory / "agent.json"
         """The agent's description of itself, as JSON."""
-        return self.directory / "agent.json"
-
-    @property
-    def agent_log(self) -> Path:
-        return self.directory / "agent.log"
-
-    @property
-    def start_lock(self) -> Path:
+        self.agent_log = directory / "agent.log"
+        self.start_lock = directory / "start.lock"
         """Held while a rank starts an agent, so that eight ranks do not start eight."""
-        return self.directory / "start.lock"
-
-    @property
-    def nodes_file(self) -> Path:
+        # Not the lock file: closing any descriptor of it would release the lock.
+        self._start_delay = directory / "start.after"
+        self.nodes_file = directory / "nodes.json"
         """The name of each node of a run, as JSON."""
-        return self.directory / "nodes.json"
-
-    @property
-    def artifacts_file(self) -> Path:
+        self.artifacts_file = directory / "artifacts.json"
         """The artifacts that the agent reads, as JSON."""
-        return self.directory / "artifacts.json"
-
-    @property
-    def doorbell(self) -> Path:
+        self.doorbell = directory / "doorbell"
         """A fifo that the agent reads: one byte in it means that a journal has news."""
-        return self.directory / "doorbell"
 
     def delay_start(self, seconds: float) -> None:
         """Keeps all processes from starting an agent for so long; 0 ends that."""
@@ -85,11 +68,6 @@ class Place:
             return 0.0
         # A moment in the far future was written before this machine was started.
         return moment if moment < time.monotonic() + _LONGEST_HOLD_S else 0.0
-
-    @property
-    def _start_delay(self) -> Path:
-        # Not the lock file: closing any descriptor of it would release the lock.
-        return self.directory / "start.after"
 
     def journals(self) -> list[Path]:
         try:
@@ -253,6 +231,77 @@ def missing_calls() -> str:
     except ImportError:
         lacking.insert(0, "fcntl")
     return ", ".join(lacking)
+
+
+# -- a new journal
+
+
+def open_journal(
+    directories: Sequence[Path], size: int, identity: Mapping[str, Any]
+) -> tuple[JournalWriter | None, str]:
+    """A journal in the first directory with room, smaller if need be; and a remark."""
+    first_why = why = ""
+    for directory in directories:
+        for attempt in _sizes(size):
+            try:
+                if not _has_room(directory, attempt):
+                    _remove_dead_journals(directory, attempt)
+                if not _has_room(directory, attempt):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                writer = JournalWriter(directory, attempt, identity)
+            except OSError as error:
+                why = f"{directory}: {error.strerror or error}"
+                first_why = first_why or why
+                continue
+            if attempt < size:
+                return writer, (
+                    f"little room in {directory}: the journal is {attempt // 1024} KiB instead of "
+                    f"{size // 1024} KiB, so it bridges a shorter absence of the agent"
+                )
+            if directory != directories[0]:
+                return writer, f"no journal in {first_why}, so it lies in {directory}"
+            return writer, ""
+    return None, f"no room for a journal ({why}): this process is not recorded"
+
+
+def _sizes(size: int) -> Iterator[int]:
+    """The sizes to try: the one that was asked for, and its halves."""
+    while size > layout.SMALLEST_FILE:
+        yield size
+        size //= 2
+    yield layout.SMALLEST_FILE
+
+
+def _has_room(directory: Path, size: int) -> bool:
+    room = os.statvfs(directory)
+    # Data loaders and NCCL come first in shared memory. A tmpfs without a limit has 0 blocks.
+    return not room.f_blocks or room.f_bavail * room.f_frsize >= 8 * size
+
+
+def _remove_dead_journals(directory: Path, size: int) -> None:
+    """Makes room: removes journals of dead processes, those that were read first."""
+    dead: list[tuple[bool, float, Path]] = []
+    for path in directory.glob(f"*{layout.SUFFIX}"):
+        # Not our own: opening and closing a file drops the lock that we have on it.
+        if path in open_journals or files.lock_holder(path) is not None:
+            continue
+        with contextlib.suppress(OSError):
+            dead.append((not _is_read(path), path.stat().st_mtime, path))
+    for _, _, path in sorted(dead):
+        if _has_room(directory, size):
+            return
+        files.remove(path, *map(path.with_suffix, layout.COMPANION_SUFFIXES))
+
+
+def _is_read(path: Path) -> bool:
+    try:
+        reader = JournalReader(path)
+    except Unreadable:
+        return True
+    try:
+        return reader.drained()
+    finally:
+        reader.close()
 
 
 # -- the variables of an agent

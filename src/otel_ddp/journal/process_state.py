@@ -200,25 +200,15 @@ class ProcessState:
             since_ns = reader.created_ns + progress.phase_after_ns
             steps.append(progress.step)
 
-        def text(key: str) -> str:
-            return str(identity.get(key) or "")
-
+        texts = {key: str(identity.get(key) or "") for key in _TEXTS}
+        texts["node"] = node or texts["node"] or texts["host"]
         return cls(
-            run=text("run"),
-            group=text("group"),
-            job_type=text("job_type"),
-            project=text("project"),
-            name=text("name"),
-            tags=text("tags"),
-            node=node or text("node") or text("host"),
-            host=text("host"),
+            **texts,  # type: ignore[arg-type]
             rank=identity.get("global_rank"),
             local_rank=identity.get("local_rank"),
             world_size=identity.get("world_size"),
             node_rank=identity.get("node_rank"),
             trains=bool(identity.get("restarts")) or made_steps(reader),
-            launcher=text("launcher"),
-            strategy=text("strategy"),
             exported=bool(identity.get("exported")),
             settled=bool(identity.get("settled")),
             pid=reader.pid,
@@ -247,6 +237,10 @@ class ProcessState:
         return {key: v for key, v in found.items() if v is not None or key not in _LONG}
 
 
+_TEXTS = (
+    *("run", "group", "job_type", "project", "name", "tags", "node", "host"),
+    *("launcher", "strategy"),
+)
 _LONG = ("description", "config", "summary")
 
 

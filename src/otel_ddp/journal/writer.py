@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import mmap
 import os
 import struct
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from otel_ddp import files
 from otel_ddp.files import close_ours, file_of, off_standard_streams
@@ -27,7 +26,9 @@ from otel_ddp.journal.layout import (
     largest_record,
     padded,
 )
-from otel_ddp.journal.reader import JournalReader, Unreadable
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 _SLOT = LATEST_HEAD.size
 # Room that names must leave: for each counter and histogram of a process (at most 48 with 5 kB and
@@ -47,8 +48,65 @@ _STATE_WORD = layout.STATE // 8
 _STEP_DURATION_WORD = layout.STEP_DURATION // 8
 
 
-# The open journals of this process. A query of their locks would drop these locks.
-_open_journals: set[Path] = set()
+open_journals: set[Path] = set()
+"""Those of this process. A query of their locks would drop these locks."""
+
+
+class Gate:
+    """The gate to a journal: one thread writes at a time, and no signal handler in between.
+
+    Plain attributes, for `quick_log` goes through it by itself.
+    """
+
+    __slots__ = ("check_due_ns", "closed", "deferred", "inside", "interrupted", "lock")
+
+    def __init__(self) -> None:
+        # Progress uses this lock too: two locks taken in turn could deadlock.
+        self.lock = threading.RLock()
+        self.inside = False
+        self.closed = False
+        self.deferred: Callable[[], None] | None = None
+        self.interrupted = 0
+        """How many calls of signal handlers were refused, and are not counted yet."""
+        self.check_due_ns = 0
+        """When the next check is due; at once if a signal handler was refused."""
+
+    def write(self, act: Callable[[], T], default: D) -> T | D:
+        """Writes to the journal, unless it is closed or this interrupts another write."""
+        with self.lock:
+            if self.closed:
+                return default
+            if self.inside:
+                self.note_reentry()
+                return default
+            self.inside = True
+            try:
+                return act()
+            finally:
+                self.inside = False
+                if self.deferred is not None:
+                    self.run_deferred()
+
+    def note_reentry(self) -> None:
+        """Notes a call of a signal handler that has interrupted a write of its own thread.
+
+        The lock lets it in, but a second write would damage the first one. Even counting it waits.
+        """
+        self.interrupted += 1
+        self.check_due_ns = 0
+
+    def defer(self, act: Callable[[], None]) -> bool:
+        """Whether this call interrupted a write. If so, the act is done right after that."""
+        with self.lock:
+            if self.inside:
+                self.deferred = act
+            return self.inside
+
+    def run_deferred(self) -> None:
+        """Does what was deferred to the end of a write."""
+        act, self.deferred = self.deferred, None
+        if act is not None:
+            act()
 
 
 class Shape:
@@ -173,7 +231,7 @@ class JournalWriter:
             # Read-only from now on, so that no program truncates it by mistake.
             os.fchmod(self._fd, 0o400)
             os.rename(hidden, self.path)
-            _open_journals.add(self.path)
+            open_journals.add(self.path)
         except BaseException:
             hidden.unlink(missing_ok=True)
             if self._fd >= 0:
@@ -419,7 +477,7 @@ class JournalWriter:
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.mapped))
         close_ours(fd, self._file)
-        _open_journals.discard(self.path)
+        open_journals.discard(self.path)
 
 
 def _still_has_its_file(mapped: mmap.mmap) -> bool:
@@ -432,74 +490,6 @@ def _still_has_its_file(mapped: mmap.mmap) -> bool:
 def scratch_words() -> memoryview[int]:
     """Takes the place of a closed journal's words: late writes go here."""
     return memoryview(bytearray(layout.HEAD_BYTES)).cast("Q")
-
-
-def open_journal(
-    directories: Sequence[Path], size: int, identity: Mapping[str, Any]
-) -> tuple[JournalWriter | None, str]:
-    """A journal in the first directory with room, smaller if need be; and a remark."""
-    first_why = why = ""
-    for directory in directories:
-        for attempt in _sizes(size):
-            try:
-                if not _has_room(directory, attempt):
-                    _remove_dead_journals(directory, attempt)
-                if not _has_room(directory, attempt):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                writer = JournalWriter(directory, attempt, identity)
-            except OSError as error:
-                why = f"{directory}: {error.strerror or error}"
-                first_why = first_why or why
-                continue
-            if attempt < size:
-                return writer, (
-                    f"little room in {directory}: the journal is {attempt // 1024} KiB instead of "
-                    f"{size // 1024} KiB, so it bridges a shorter absence of the agent"
-                )
-            if directory != directories[0]:
-                return writer, f"no journal in {first_why}, so it lies in {directory}"
-            return writer, ""
-    return None, f"no room for a journal ({why}): this process is not recorded"
-
-
-def _sizes(size: int) -> Iterator[int]:
-    """The sizes to try: the one that was asked for, and its halves."""
-    while size > layout.SMALLEST_FILE:
-        yield size
-        size //= 2
-    yield layout.SMALLEST_FILE
-
-
-def _has_room(directory: Path, size: int) -> bool:
-    room = os.statvfs(directory)
-    # Data loaders and NCCL come first in shared memory. A tmpfs without a limit has 0 blocks.
-    return not room.f_blocks or room.f_bavail * room.f_frsize >= 8 * size
-
-
-def _remove_dead_journals(directory: Path, size: int) -> None:
-    """Makes room: removes journals of dead processes, those that were read first."""
-    dead: list[tuple[bool, float, Path]] = []
-    for path in directory.glob(f"*{layout.SUFFIX}"):
-        # Not our own: opening and closing a file drops the lock that we have on it.
-        if path in _open_journals or files.lock_holder(path) is not None:
-            continue
-        with contextlib.suppress(OSError):
-            dead.append((not _is_read(path), path.stat().st_mtime, path))
-    for _, _, path in sorted(dead):
-        if _has_room(directory, size):
-            return
-        files.remove(path, *map(path.with_suffix, layout.COMPANION_SUFFIXES))
-
-
-def _is_read(path: Path) -> bool:
-    try:
-        reader = JournalReader(path)
-    except Unreadable:
-        return True
-    try:
-        return reader.drained()
-    finally:
-        reader.close()
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
@@ -521,4 +511,4 @@ def _start_ticks() -> int:
         return 0
 
 
-__all__ = ["NO_STEP", "JournalWriter", "Shape", "open_journal"]
+__all__ = ["NO_STEP", "Gate", "JournalWriter", "Shape"]

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from otel_ddp.journal import layout
-from otel_ddp.journal.gate import Gate
-from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.journal.writer import Gate, JournalWriter
 from otel_ddp.recording import values
 from otel_ddp.recording.secrets import without_secrets
 from otel_ddp.recording.totals import Totals

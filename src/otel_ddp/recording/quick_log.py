@@ -13,8 +13,7 @@ from zlib import crc32
 
 from otel_ddp import errors
 from otel_ddp.journal import layout
-from otel_ddp.journal.gate import Gate
-from otel_ddp.journal.writer import JournalWriter, Shape
+from otel_ddp.journal.writer import Gate, JournalWriter, Shape
 from otel_ddp.recording.steps import StepNumbers
 from otel_ddp.recording.values import LONGEST_NAME
 

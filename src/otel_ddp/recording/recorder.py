@@ -10,8 +10,7 @@ from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.journal import layout
-from otel_ddp.journal.gate import Gate
-from otel_ddp.journal.writer import NO_STEP, JournalWriter
+from otel_ddp.journal.writer import NO_STEP, Gate, JournalWriter
 from otel_ddp.recording import values
 from otel_ddp.recording.documents import Documents, Names
 from otel_ddp.recording.quick_log import Log, Shapes, quick_log

@@ -8,8 +8,7 @@ from functools import partial
 
 from otel_ddp import errors
 from otel_ddp.journal import layout
-from otel_ddp.journal.gate import Gate
-from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.journal.writer import Gate, JournalWriter
 from otel_ddp.recording.steps import Work
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, phase_word

@@ -15,7 +15,7 @@ from otel_ddp import errors
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import launchers
 from otel_ddp.identity.run_names import clean
-from otel_ddp.journal import place, writer
+from otel_ddp.journal import place
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.settings import Settings
 from otel_ddp.vocabulary import catalog
@@ -37,7 +37,7 @@ def open_journal(conf: Settings, identity: dict[str, Any]) -> JournalWriter | No
     if not places:
         return None
     directories = [each.directory for each in places]
-    opened, remark = writer.open_journal(directories, conf.journal_bytes, identity)
+    opened, remark = place.open_journal(directories, conf.journal_bytes, identity)
     if remark:
         errors.warn_once("journal", "%s.", remark)
     return opened

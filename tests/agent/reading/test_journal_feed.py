@@ -587,43 +587,6 @@ class TestNodeNames:
             assert second.name(node(0)) == "h"
             assert second.name(node(1)) == "h-1"
 
-    def test_a_node_whose_rank_changes_at_a_restart_keeps_its_name(self, tmp_path: Path) -> None:
-        living = [node(0)]
-        names = NodeNames(tmp_path / "nodes.json", "", lambda: living)
-
-        found = []
-        for rank in (0, 1, 3, 0):
-            living[:] = [node(rank), {**node(2), "host": "elsewhere"}, {**node(5), "run": "other"}]
-            found.append(names.name(node(rank)))
-
-        assert found == ["h"] * 4
-
-    def test_a_name_that_moved_with_its_node_is_not_given_twice(self, tmp_path: Path) -> None:
-        living = [node(0)]
-        names = NodeNames(tmp_path / "nodes.json", "", lambda: living)
-        names.name(node(0))
-        living[:] = [node(1)]
-        names.name(node(1))
-
-        # A second node comes to the host, and has the rank that the first one had before.
-        living[:] = [node(1), node(0)]
-        found = (names.name(node(1)), names.name(node(0)))
-
-        assert len(set(found)) == 2
-        again = NodeNames(tmp_path / "nodes.json", "", lambda: living)
-        assert (again.name(node(1)), again.name(node(0))) == found
-
-    def test_dead_processes_keep_their_node_name(self, tmp_path: Path) -> None:
-        living = [node(0)]
-        names = NodeNames(tmp_path / "nodes.json", "", lambda: living)
-        names.name(node(0))
-        living[:] = [node(1)]
-        names.name(node(1))
-
-        again = NodeNames(tmp_path / "nodes.json", "", lambda: living)
-
-        assert (again.name(node(0)), again.name(node(1))) == ("h", "h")
-
     def test_launchers_are_nodes_though_their_workers_never_live_at_the_same_time(
         self, tmp_path: Path
     ) -> None:

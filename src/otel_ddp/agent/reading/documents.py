@@ -130,11 +130,6 @@ _OF_ENVIRONMENT = (
 Devices = Callable[[], Mapping[str, Any]]
 
 
-def no_devices() -> Mapping[str, Any]:
-    """Where nothing is known of devices."""
-    return {}
-
-
 class RunDescription:
     """Of one rank 0. What the agent finds out by itself arrives a little later."""
 

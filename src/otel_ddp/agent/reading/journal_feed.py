@@ -14,7 +14,6 @@ from otel_ddp.agent.reading.documents import (
     Documents,
     RunDescription,
     checkpoint_event,
-    no_devices,
 )
 from otel_ddp.agent.reading.logged_values import LoggedValues, Summaries
 from otel_ddp.agent.reading.process_series import ProcessSeries
@@ -112,7 +111,7 @@ class JournalFeed:
         name_node: Callable[[dict[str, Any]], str],
         ends: Ends | None = None,
         summaries: Summaries | None = None,
-        devices: Devices = no_devices,
+        devices: Devices = dict,
     ) -> None:
         """*summaries*: those of the node's other journals. *devices*: what is known of the
         node's devices."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp import errors, files
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.reading.documents import Devices, no_devices
+from otel_ddp.agent.reading.documents import Devices
 from otel_ddp.agent.reading.journal_feed import Ends, JournalFeed
 from otel_ddp.agent.reading.logged_values import Summaries
 from otel_ddp.agent.reading.node_names import NodeNames
@@ -69,7 +69,7 @@ class Journals:
         ends: Ends | None = None,
         *,
         keeps_found: bool = False,
-        devices: Devices = no_devices,
+        devices: Devices = dict,
     ) -> None:
         """*keeps_found*: whether journals stay whose processes had ended before; they may be
         copies. The others: as in JournalFeed."""

@@ -32,40 +32,13 @@ class NodeNames:
         """The node label of a process."""
         if explicit := str(identity.get("node") or ""):
             return explicit
-        key = self._key(identity)
-        if key is None:
-            return self._host(identity)
-        run = _run(identity)
-        names = self._runs.setdefault(run, {})
-        if launcher := str(identity.get("launched_by") or ""):
-            return self._by_launcher(identity, names, key, f"by {launcher}")
-        living = {self._key(each) for each in self._living() if _run(each) == run}
-        known = names.get(key)
-        if known is not None and key not in living:
-            return known
-        # torchrun assigns node ranks anew at each restart: a node may get the rank that another one
-        # had before. Only node ranks that live at the same time are surely two nodes.
-        in_use = {names.get(other or "") for other in living - {key}}
-        if known is None or known in in_use:
-            names[key] = self._fresh(identity, in_use)
-            self._write()
-        return names[key]
-
-    def _fresh(self, identity: Mapping[str, Any], taken: Collection[str | None]) -> str:
-        """The host's own name is that of its first node, whichever is read first."""
-        host, rank = self._host(identity), identity["node_rank"]
-        beside = [each for each in self._living() if _run(each) == _run(identity)]
-        # A journal may be damaged, and hold anything here.
-        before = any(
-            self._key(each) == f"{host}/{each.get('node_rank')}" and _is_before(each, rank)
-            for each in beside
-        )
-        return f"{host}-{rank}" if before or host in taken else host
-
-    def _by_launcher(
-        self, identity: Mapping[str, Any], names: dict[str, str], key: str, launcher: str
-    ) -> str:
-        """A launcher is one node, whatever node rank its workers get after a restart."""
+        host, rank = self._host(identity), identity.get("node_rank")
+        if rank is None:
+            return host
+        names = self._runs.setdefault(_run(identity), {})
+        # A launcher is one node, whatever node rank its workers get after a restart.
+        key = f"{host}/{rank}"
+        launcher = f"by {identity.get('launched_by') or key}"
         if launcher not in names:
             # A new launcher with a node rank that was here before is that node again. A launcher
             # whose ranks are in several groups is one node in all of them.
@@ -77,15 +50,18 @@ class NodeNames:
             self._write()
         return names[launcher]
 
+    def _fresh(self, identity: Mapping[str, Any], taken: Collection[str]) -> str:
+        """The host's own name is that of its first node, whichever is read first."""
+        host, rank = self._host(identity), identity["node_rank"]
+        before = any(
+            each.get("node_rank") is not None and each["node_rank"] < rank
+            for each in self._living()
+            if not each.get("node") and (_run(each), self._host(each)) == (_run(identity), host)
+        )
+        return f"{host}-{rank}" if before or host in taken else host
+
     def _host(self, identity: Mapping[str, Any]) -> str:
         return self._own_name or str(identity.get("host") or "") or "unknown"
-
-    def _key(self, identity: Mapping[str, Any]) -> str | None:
-        """A node rank on a host; None if it is unknown, or if the user named the node."""
-        node_rank = identity.get("node_rank")
-        if node_rank is None or identity.get("node"):
-            return None
-        return f"{self._host(identity)}/{node_rank}"
 
     def _write(self) -> None:
         for run in list(self._runs)[:-_MOST_RUNS]:
@@ -93,11 +69,6 @@ class NodeNames:
         # A full tmpfs: the names hold until the agent is started again.
         with contextlib.suppress(OSError):
             files.replace(self._file, json.dumps(self._runs))
-
-
-def _is_before(identity: Mapping[str, Any], rank: Any) -> bool:
-    own = identity.get("node_rank")
-    return isinstance(own, int) and isinstance(rank, int) and own < rank
 
 
 def _run(identity: Mapping[str, Any]) -> str:
