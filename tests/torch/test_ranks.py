@@ -269,7 +269,8 @@ def test_with_buffers_the_wait_moves_into_forward_and_is_still_a_wait(launch: La
 
 def _for_buffers(rank: Rank) -> float:
     return typical(
-        sum(part.ended_ns - part.began_ns for part in step.parts if part.code == BUFFERS) / 1e9
+        sum(part.ended_ns - part.began_ns for part in step.parts.each() if part.code == BUFFERS)
+        / 1e9
         for step in rank.steady
     )
 

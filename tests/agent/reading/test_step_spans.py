@@ -317,7 +317,7 @@ def test_of_very_many_parts_the_longest_are_shown_at_their_times() -> None:
 
     root, *children = alone(step, 100)
 
-    longest = sorted(step.parts, key=lambda part: part.began_ns - part.ended_ns)[:64]
+    longest = sorted(step.parts.each(), key=lambda part: part.began_ns - part.ended_ns)[:64]
     assert [(each["start"], each["end"]) for each in children] == sorted(
         (part.began_ns, part.ended_ns) for part in longest
     )

@@ -43,13 +43,13 @@ def parts(step: Step) -> list[tuple[int, int, int]]:
     """In milliseconds since the journal was made."""
     return [
         (code, (began - CREATED) // MS, (ended - CREATED) // MS)
-        for code, began, ended in step.parts
+        for code, began, ended in step.parts.each()
     ]
 
 
 def adds_up(step: Step) -> bool:
-    edges = [step.began_ns, *(part.ended_ns for part in step.parts)]
-    contiguous = [part.began_ns for part in step.parts] == edges[:-1]
+    edges = [step.began_ns, *(part.ended_ns for part in step.parts.each())]
+    contiguous = [part.began_ns for part in step.parts.each()] == edges[:-1]
     rest = sum(spent for _, spent in step.rest)
     return contiguous and step.ended_ns - edges[-1] == rest and edges == sorted(edges)
 
@@ -223,7 +223,7 @@ def test_a_step_of_a_million_words_is_kept_small_and_adds_up() -> None:
 
     (step,) = feed(stream, [word(layout.STEP_ENDED, time)], offset)
 
-    assert len(step.parts) == 2000
+    assert len(step.parts.codes) == 2000
     assert len(step.rest) == 2
     assert adds_up(step)
     assert step.seconds(FORWARD) == pytest.approx(500_000 * 300 / 1e9)
@@ -237,7 +237,7 @@ def test_phases_of_a_later_version_keep_their_code_and_other_words_are_skipped()
     (step,) = whole(words)
 
     assert parts(step) == [(OTHER, 0, 2), (0x2A, 2, 5)]
-    assert [*step.parts][1] == Part(0x2A, CREATED + 2 * MS, CREATED + 5 * MS)
+    assert [*step.parts.each()][1] == Part(0x2A, CREATED + 2 * MS, CREATED + 5 * MS)
 
 
 CODES = st.sampled_from([*range(9), BUFFERS, *range(0x80, 0x88), 0x33, 0x7F, 0xFF])

@@ -186,7 +186,7 @@ def _make_spans(
         attributes["retries"] = step.retries
     if left_out:
         attributes["left_out"] = left_out
-    shown = list(enumerate(step.parts, 1))
+    shown = list(enumerate(step.parts.each(), 1))
     if len(shown) > _MOST_CHILDREN:
         # Only the longest parts: a gap is true, but a part that joins two phases is not. The total
         # time of each phase is then an attribute.

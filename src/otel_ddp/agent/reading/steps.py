@@ -39,31 +39,17 @@ class Part(NamedTuple):
         return self.code & PHASE_CODE
 
 
-class Parts:
+class Parts(NamedTuple):
     """The parts of a step. They are made on demand, as most callers need only their sums."""
 
-    __slots__ = ("_began_ns", "codes", "spans_ns")
+    began_ns: int
+    codes: bytes
+    spans_ns: Sequence[int]
 
-    def __init__(self, began_ns: int, codes: bytes, spans_ns: Sequence[int]) -> None:
-        self._began_ns = began_ns
-        self.codes = codes
-        self.spans_ns = spans_ns
-
-    def __iter__(self) -> Iterator[Part]:
-        edges = pairwise(accumulate(self.spans_ns, initial=self._began_ns))
+    def each(self) -> Iterator[Part]:
+        """From the first to the last."""
+        edges = pairwise(accumulate(self.spans_ns, initial=self.began_ns))
         return (Part(code, *edge) for code, edge in zip(self.codes, edges, strict=True))
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, (Parts, tuple)) and tuple(self) == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
 
 
 class Step(NamedTuple):
