@@ -31,7 +31,6 @@ class Documents:
         self.description = RunDescription(reader, devices)
         self._reader = reader
         self._step_spans = StepSpans()
-        self._run_records = RunRecords()
         self._has_run_span = False
 
     def take(self) -> list[Document]:
@@ -55,8 +54,7 @@ class Documents:
         """What the run says of itself, by its rank 0; and its span, once the process has ended."""
         reader = self._reader
         if reader.identity.get("global_rank") == 0:
-            new = self._run_records.new_records(reader, self.description, now_ns, ended=ended)
-            self.waiting += new
+            self.waiting += self.description.new_records(now_ns, ended=ended)
         if ended and not self._has_run_span:
             self._has_run_span = True
             if (span := _run_span(reader, state, ended_ns)) is not None:
@@ -120,6 +118,10 @@ def _run_span(reader: JournalReader, state: int, ended_ns: int) -> dict[str, Any
 
 TEXTS = ("project", "name", "description", "tags")
 _OF_IDENTITY = ("world_size", "nodes", "strategy", "launcher")
+_INFO_OF_IDENTITY = (*TEXTS, "world_size", "nodes", "strategy")
+_INFO_OF_PROGRAM = (
+    *("script", "model", "backend", "precision", "torch", "cuda", "git_sha", "baseline"),
+)
 _OF_PROGRAM = ("script", "model", "backend", "precision", "git_sha")
 _OF_ENVIRONMENT = (
     *("python", "torch", "cuda", "container_image"),
@@ -130,6 +132,12 @@ _OF_ENVIRONMENT = (
 Devices = Callable[[], Mapping[str, Any]]
 
 
+# Loki refuses a log record with more than 128 attributes, including labels and the resource's.
+_MOST_ATTRIBUTES = 60
+# A description is sent once it has not changed for so long: a script says it in several calls.
+_RESTS_NS = 2 * 10**9
+
+
 class RunDescription:
     """Of one rank 0. What the agent finds out by itself arrives a little later."""
 
@@ -137,6 +145,9 @@ class RunDescription:
         self._reader = reader
         self._devices = devices
         self._git: GitState | None = None
+        self._sent: dict[str, Any] = {}
+        self._seen: dict[str, Any] = {}
+        self._since_ns = 0
 
     def texts(self) -> dict[str, Any]:
         """What the user has said about it."""
@@ -157,7 +168,60 @@ class RunDescription:
         }
         return {key: value for key, value in found.items() if value not in (None, "")}
 
-    def is_known(self) -> bool:
+    def info_labels(self) -> Labels:
+        """The labels of the run's info: texts, facts, and a bounded part of the configuration."""
+        identity, facts = self._reader.identity, self._reader.facts
+        found = {key: _word(identity.get(key)) for key in _INFO_OF_IDENTITY}
+        found |= {key: _word(facts.get(key)) for key in _INFO_OF_PROGRAM}
+        for key, value in islice(self._reader.config.items(), catalog.MOST_CONFIG_LABELS):
+            # Two keys may become one label ("a.b", "a_b"): the first key keeps it.
+            name = catalog.prometheus_label(f"config_{key}")[:100]
+            found.setdefault(name, _word(value))
+        return tuple((key, value) for key, value in found.items() if value)
+
+    def settings(self) -> dict[str, str]:
+        """Each setting with its value, bounded as the labels of the info are."""
+        told = {**self.texts(), **self.environment()}
+        found = {key: _word(value) for key, value in told.items()}
+        for key, value in islice(self._reader.config.items(), catalog.MOST_CONFIG_LABELS):
+            found[f"config.{key}"[:100]] = "None" if value is None else _word(value)
+        return found
+
+    def new_records(self, now_ns: int, *, ended: bool) -> Iterator[Document]:
+        """Log records of all of it if it has changed and rests for a while; otherwise none.
+
+        An agent that starts again sends all of it once more.
+        """
+        known, reader = self._is_known(), self._reader
+        # OTLP has no None, and "not set" is a setting too.
+        config = {
+            f"config.{key}": "None" if value is None else value
+            for key, value in reader.config.items()
+        }
+        texts = self.texts()
+        more = {**texts, **self.environment()}
+        content = {**config, **more}
+        if content != self._seen:
+            self._seen, self._since_ns = content, now_ns
+        rests = known and now_ns - self._since_ns >= _RESTS_NS
+        if content == self._sent or not (rests or ended):
+            return
+        self._sent = content
+        # At least one: a run without configuration has an environment too.
+        parts = max(1, -(-len(config) // _MOST_ATTRIBUTES))
+        for part in range(parts):
+            first = part * _MOST_ATTRIBUTES
+            of = f", part {part + 1} of {parts}" if parts > 1 else ""
+            some = islice(config.items(), first, first + _MOST_ATTRIBUTES)
+            record = {
+                "name": catalog.RUN_CONFIG_EVENT,
+                "time": now_ns,
+                "body": f"description of run {reader.identity.get('run')}{of}",
+                "attributes": {**(texts if part else more), **dict(some)},
+            }
+            yield Document(EVENT, record, reader.position)
+
+    def _is_known(self) -> bool:
         """Whether nothing is being found out any more."""
         if self._git is None:
             facts = self._reader.facts
@@ -173,30 +237,6 @@ def _counted(gpus: Any) -> str:
     return ", ".join(f"{count} x {name}" for name, count in names.items())
 
 
-# -- labels, settings and records
-
-# Loki refuses a log record with more than 128 attributes, including labels and the resource's.
-_MOST_ATTRIBUTES = 60
-# A description is sent once it has not changed for so long: a script says it in several calls.
-_RESTS_NS = 2 * 10**9
-
-
-def info_labels(
-    identity: Mapping[str, Any], facts: Mapping[str, Any], config: Mapping[str, Any]
-) -> Labels:
-    """The labels of the run's info: texts, facts, and a bounded part of the configuration."""
-    found: dict[str, str] = {}
-    for key in (*TEXTS, "world_size", "nodes", "strategy"):
-        found[key] = _word(identity.get(key))
-    for key in ("script", "model", "backend", "precision", "torch", "cuda", "git_sha", "baseline"):
-        found[key] = _word(facts.get(key))
-    for key, value in islice(config.items(), catalog.MOST_CONFIG_LABELS):
-        # Two keys may become one label ("a.b", "a_b"): the first key keeps it.
-        name = catalog.prometheus_label(f"config_{key}")[:100]
-        found.setdefault(name, _word(value))
-    return tuple((key, value) for key, value in found.items() if value)
-
-
 def _word(value: Any) -> str:
     if value is None:
         return ""
@@ -204,65 +244,6 @@ def _word(value: Any) -> str:
         return str(value).lower()
     word, longest = str(value), catalog.LONGEST_LABEL
     return word if len(word) <= longest else f"{word[: longest - 1]}…"
-
-
-def settings(
-    texts: Mapping[str, Any], environment: Mapping[str, Any], config: Mapping[str, Any]
-) -> dict[str, str]:
-    """Each setting with its value, bounded as the labels of the info are."""
-    found = {key: _word(value) for key, value in (*texts.items(), *environment.items())}
-    for key, value in islice(config.items(), catalog.MOST_CONFIG_LABELS):
-        found[f"config.{key}"[:100]] = "None" if value is None else _word(value)
-    return found
-
-
-class RunRecords:
-    """Log records of all that a run says of itself: one set when that is known, one if it grows."""
-
-    def __init__(self) -> None:
-        self._sent: dict[str, Any] = {}
-        self._seen: dict[str, Any] = {}
-        self._since_ns = 0
-
-    def new_records(
-        self, reader: JournalReader, description: RunDescription, now_ns: int, *, ended: bool
-    ) -> Iterator[Document]:
-        """The whole description if it has changed and rests for a while; otherwise none.
-
-        An agent that starts again sends all of it once more.
-        """
-        known = description.is_known()
-        config = {f"config.{key}": _attribute(value) for key, value in reader.config.items()}
-        texts = description.texts()
-        content = {**config, **texts, **description.environment()}
-        if content != self._seen:
-            self._seen, self._since_ns = content, now_ns
-        rests = known and now_ns - self._since_ns >= _RESTS_NS
-        if content == self._sent or not (rests or ended):
-            return
-        self._sent = content
-        keys = list(content)[: len(config)]
-        more = {key: value for key, value in content.items() if key not in config}
-        # At least one: a run without configuration has an environment too.
-        parts = max(1, -(-len(keys) // _MOST_ATTRIBUTES))
-        for part in range(parts):
-            some = keys[part * _MOST_ATTRIBUTES : (part + 1) * _MOST_ATTRIBUTES]
-            of = f", part {part + 1} of {parts}" if parts > 1 else ""
-            record = {
-                "name": catalog.RUN_CONFIG_EVENT,
-                "time": now_ns,
-                "body": f"description of run {reader.identity.get('run')}{of}",
-                "attributes": {
-                    **(texts if part else more),
-                    **{key: content[key] for key in some},
-                },
-            }
-            yield Document(EVENT, record, reader.position)
-
-
-def _attribute(value: Any) -> Any:
-    # OTLP has no None, and "not set" is a setting too.
-    return "None" if value is None else value
 
 
 # -- what git knows
@@ -278,7 +259,8 @@ class GitState:
         self._clock = clock
         self._give_up_at = clock() + _PATIENCE_S
         self._asked = _ask(folder) if folder else None
-        self._dirty = ""
+        self.dirty = ""
+        """`true` or `false`; empty where it is not known."""
 
     def known(self) -> bool:
         """Whether there is nothing to wait for any more."""
@@ -291,14 +273,9 @@ class GitState:
             asked.kill()
             asked.wait()
         elif asked.returncode in (0, 1):
-            self._dirty = "true" if asked.returncode else "false"
+            self.dirty = "true" if asked.returncode else "false"
         self._asked = None
         return True
-
-    @property
-    def dirty(self) -> str:
-        """`true` or `false`; empty where it is not known."""
-        return self._dirty
 
 
 def _ask(folder: str) -> subprocess.Popen[bytes] | None:

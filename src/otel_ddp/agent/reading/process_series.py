@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger
-from otel_ddp.agent.reading.documents import RunDescription, info_labels, settings
+from otel_ddp.agent.reading.documents import RunDescription
 from otel_ddp.agent.reading.logged_values import LoggedValues
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.journal.layout import trace_id
@@ -120,9 +120,8 @@ class ProcessSeries:
             if isinstance(count, int):
                 pair = ("trainable", str(trainable))
                 self._put(catalog.TRAINING_PARAMETERS, count, now_ns, pair)
-        info = info_labels(reader.identity, reader.facts, reader.config)
-        self._put_all(catalog.TRAINING_RUN_INFO, {info: 1}, now_ns)
-        said = settings(described.texts(), described.environment(), reader.config)
+        self._put_all(catalog.TRAINING_RUN_INFO, {described.info_labels(): 1}, now_ns)
+        said = described.settings()
         now: dict[Labels, float] = {
             (("setting", setting), ("value", value)): 1 for setting, value in said.items()
         }
