@@ -9,10 +9,9 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 from hashlib import blake2s
 from pathlib import Path
-from typing import NamedTuple
 
 from otel_ddp import files
-from otel_ddp.history.reader import History, Unreadable
+from otel_ddp.history.reader import History, Unreadable, whole
 from otel_ddp.history.tables import APPLICATION, SUFFIX
 from otel_ddp.history.whole_run import WholeRun
 
@@ -131,10 +130,11 @@ def find_run(words: str, folder: Path, *, ours: bool = False) -> WholeRun:
         folder, words = path, ""
     elif ours and (why := why_not_ours(folder)):
         raise NotFound(f"no history is read: {why}")
-    known = list(_known(folder))
-    found = [each for each in known if words in ("", each.run, each.title)]
+    known = _known(folder)
+    found = {key: each for key, each in known.items() if words in ("", key[1], "/".join(key))}
+    titles = sorted(map("/".join, found))
     if words and not found:
-        has = _few(each.run for each in known)
+        has = _few({run for _, run in known})
         raise NotFound(
             f"{words!r} is no file and no folder, and {folder} has no history of a run with this "
             f"name{f'; it has {has}' if has else ''}."
@@ -144,35 +144,23 @@ def find_run(words: str, folder: Path, *, ours: bool = False) -> WholeRun:
             # Raises Unreadable, which says why.
             History(each).close()
         raise NotFound(f"{folder} has no history of a run.")
-    titles = {each.title for each in found}
     if len(titles) > 1 and is_folder:
         raise NotFound(f"{folder} has several runs: {_few(titles)}. Name the file of one.")
     if len(titles) > 1 and words:
         raise NotFound(f"Several runs are called {words!r}: {_few(titles)}. Give one of these.")
-    newest = max(found, key=lambda each: each.seen_ns).title
-    return WholeRun([History(each.path) for each in found if each.title == newest])
+    newest = max(found.values(), key=lambda files: max(files.values()))
+    return WholeRun([History(each) for each in newest])
 
 
-class _Known(NamedTuple):
-    path: Path
-    group: str
-    run: str
-    seen_ns: int
-
-    @property
-    def title(self) -> str:
-        return f"{self.group}/{self.run}"
-
-
-def _known(folder: Path) -> Iterator[_Known]:
+def _known(folder: Path) -> dict[tuple[str, str], dict[Path, int]]:
+    """By group and run: its files, and when each was last written to."""
+    found: dict[tuple[str, str], dict[Path, int]] = {}
     for path in sorted(histories(folder)):
         with contextlib.suppress(Unreadable), History(path) as history:
             about = history.about
-            seen_ns = about.get("seen_ns")
-            yield _Known(
-                *(path, str(about.get("group") or ""), str(about.get("run") or "")),
-                seen_ns if isinstance(seen_ns, int) else 0,
-            )
+            key = str(about.get("group") or ""), str(about.get("run") or "")
+            found.setdefault(key, {})[path] = whole(about.get("seen_ns"))
+    return found
 
 
 def _few(names: Iterable[str]) -> str:

@@ -62,21 +62,19 @@ class Comparison(NamedTuple):
     def conclusion(self) -> str:
         """One sentence: what differs."""
         parts = []
-        for word, verdict in (("worse", "worse"), ("better", "better"), ("different", "differs")):
-            if told := [row for row in self.rows if row.verdict == verdict]:
-                changes = ", ".join(f"{row.shown} {percent(row.change)}" for row in told)
-                parts.append(f"{word}: {changes}")
+        for verdict in ("worse", "better", "differs"):
+            told = [row for row in self.rows if row.verdict == verdict]
+            changes = ", ".join(f"{row.shown} {percent(row.change)}" for row in told)
+            parts += [f"{verdict}: {changes}"] if told else []
         tested = any(row.difference for row in self.rows)
         nothing = "no significant difference" if tested else "nothing could be tested"
         return "; ".join(parts) or nothing
 
     def notes(self) -> Iterator[str]:
         """How it was tested."""
+        words = ("to warm up", "unusual (checkpoint, ...)", "with a pause")
         for letter, used in zip("AB", self.used, strict=True):
-            counts = (
-                *((used.warm_up, "to warm up"), (used.unusual, "unusual (checkpoint, ...)")),
-                (used.pauses, "with a pause"),
-            )
+            counts = zip(used[1:], words, strict=True)
             left = ", ".join(f"{count} {what}" for count, what in counts if count)
             yield f"{letter}: {used.used} steps{f', without {left}' if left else ''}."
         how = f"by blocks of up to {self.block} steps" if self.block else "by whole runs"
@@ -202,15 +200,11 @@ class BadLimit(ValueError):
 class Limit(NamedTuple):
     """`loss:+1%`: the second run's loss may be 1 % higher, and no more."""
 
+    shown: str
     name: str
     up: bool
     amount: float
     is_share: bool
-
-    @property
-    def shown(self) -> str:
-        size = f"{self.amount * 100:g}%" if self.is_share else f"{self.amount:g}"
-        return f"{self.name}:{'+' if self.up else '-'}{size}"
 
 
 class Kept(NamedTuple):
@@ -263,9 +257,8 @@ def limits(text: str) -> list[Limit]:
                 f"{each!r} is no limit. Write a name, a colon, + or -, and how much: "
                 "step_time:+5%, accuracy:-0.01."
             )
-        share = bool(parts[4])
-        amount = float(parts[3]) / (100 if share else 1)
-        found.append(Limit(parts[1], parts[2] == "+", amount, share))
+        amount = float(parts[3]) / (100 if parts[4] else 1)
+        found.append(Limit(each, parts[1], parts[2] == "+", amount, bool(parts[4])))
     return found
 
 

@@ -23,7 +23,6 @@ from otel_ddp.history.reader import (
 )
 from otel_ddp.history.report import cost_words
 from otel_ddp.history.whole_run import WholeRun
-from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, VERDICTS
 
 _MOST_SUMMARY, _MOST_SUMMARY_IN_LIST = 200, 60
@@ -235,7 +234,6 @@ def head(run: WholeRun, live: Live, private: bool) -> dict[str, Any]:
     if private:
         for key in ("config", "texts", "environment"):
             found[key] = mapping(about.get(key))
-        found["config_note"] = _not_in_labels(found["config"])
         found["telemetry"] = cost_words(run.cost)
         found["insufficient"] = [
             str(each.get("why"))
@@ -243,17 +241,6 @@ def head(run: WholeRun, live: Live, private: bool) -> dict[str, Any]:
             if (each.get("group") or "", each.get("run")) == of_run
         ]
     return found
-
-
-def _not_in_labels(config: Mapping[str, Any]) -> str:
-    """Where this page shows more of a configuration than Prometheus has."""
-    most, longest = catalog.MOST_CONFIG_LABELS, catalog.LONGEST_LABEL
-    if len(config) <= most and all(len(str(value)) <= longest for value in config.values()):
-        return ""
-    return (
-        f"All {len(config)} settings are here and in the log record {catalog.RUN_CONFIG_EVENT}. "
-        f"The labels of training_run_info have the first {most}, and {longest} characters of each."
-    )
 
 
 def processes(live: Live, private: bool) -> list[dict[str, Any]]:

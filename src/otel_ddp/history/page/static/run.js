@@ -139,12 +139,12 @@ class Run {
   }
 
   showAbout() {
-    const { config, config_note: note, environment, texts } = this.head;
+    const { config, environment, texts } = this.head;
     const parts = [["Configuration", config], ["Environment", environment], ["Texts", texts]]
       .filter(([, found]) => Object.keys(found || {}).length)
       .map(([title, found]) => table(title, ["name", "value"], Object.entries(found).map(([key, value]) => [key, el("td", { class: "long" }, shown(value))])));
     const cost = this.head.telemetry ? el("p", {}, `Telemetry took: ${this.head.telemetry}.`) : null;
-    fill(this.about, el("h2", { id: "about" }, "Configuration and environment"), cost, note ? el("p", { class: "quiet" }, note) : null, parts.length ? parts : el("p", { class: "quiet" }, "None was given."));
+    fill(this.about, el("h2", { id: "about" }, "Configuration and environment"), cost, parts.length ? parts : el("p", { class: "quiet" }, "None was given."));
   }
 }
 
