@@ -43,6 +43,7 @@ _OOM_KILL = re.compile(r"((?:Memory cgroup o|O)ut of memory).*?: Kill(?:ed)? pro
 _OOM_RESIDENT = re.compile(r"(?:anon|file|shmem)-rss:(\d+)kB")
 _XID = re.compile(r"NVRM: Xid \(.*?\): (\d+)")
 _XID_PROCESS = re.compile(r"\bpid=(\d+)")
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # A cgroup of version 1 without a limit says so with a number near 2^63.
 _NO_LIMIT = 1 << 60
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -80,7 +81,10 @@ class ExitCauses:
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._log = KernelLog(root / "dev/kmsg")
         self._memory = ProcessMemory(root)
-        self._in_first_namespace = self._link("proc/self/ns/pid") == _FIRST_PID_NAMESPACE
+        self._in_first_namespace = False
+        with contextlib.suppress(OSError):
+            namespace = os.readlink(root / "proc/self/ns/pid")
+            self._in_first_namespace = namespace == _FIRST_PID_NAMESPACE
 
     def close(self) -> None:
         for pid, start_ticks in list(self._watched):
@@ -94,7 +98,9 @@ class ExitCauses:
         """Remember what cannot be read any more once the process has ended; cheap, every round."""
         watched = self._watched.get((pid, start_ticks))
         if watched is None:
-            watched = self._watched[pid, start_ticks] = _Watched(self._open_pidfd(pid))
+            pidfd = open_pidfd(pid) if self._root == Path("/") else None
+            watched = _Watched(-1 if pidfd is None else pidfd)
+            self._watched[pid, start_ticks] = watched
             # Checked after it was opened: until then the number may have had another owner.
             if self._started(pid) != start_ticks:
                 self.forget(pid, start_ticks)
@@ -210,10 +216,7 @@ class ExitCauses:
     def _out_of_memory(self, pid: int, watched: _Watched, now: float) -> dict[str, Any]:
         kill = self._log.kills.get(pid) if self._in_first_namespace else None
         if kill is not None:
-            found = {"out_of_memory": "kernel log", "out_of_memory_in": kill.scope}
-            if kill.resident_bytes is None:
-                return found
-            return {**found, "resident_bytes": kill.resident_bytes}
+            return kill
         if self._in_first_namespace and self._log.is_open:
             return {}  # the log names every process that the kernel kills, and not this one
         if not watched.kills or watched.group is None:
@@ -223,11 +226,10 @@ class ExitCauses:
         rise = last - watched.kills[0][1]
         if rise <= 0:
             return {}
-        since_s = round(now - watched.kills[0][0], 1)
         return {
             "out_of_memory": "cgroup events",
             "out_of_memory_kills": rise,
-            "out_of_memory_within_s": since_s,
+            "out_of_memory_within_s": round(now - watched.kills[0][0], 1),
             "out_of_memory_group": watched.group.path,
         }
 
@@ -243,7 +245,7 @@ class ExitCauses:
     def _launcher_error(self, path: str) -> str:
         """The exception that the worker has written for torch's elastic agent, as JSON."""
         # It may be anything, a fifo too: the agent never waits for it.
-        content = files.read_mapping(self._under(path)) if path.startswith("/") else {}
+        content = files.read_mapping(self._root / path[1:]) if path.startswith("/") else {}
         message = content.get("message")
         if isinstance(message, dict):
             message = message.get("message")
@@ -267,36 +269,19 @@ class ExitCauses:
         fields = self._stat(pid)
         if len(fields) < 50 or fields[0] != "Z" or fields[19] != str(start_ticks):
             return None
-        try:
+        with contextlib.suppress(OSError, ValueError):
             # The kernel shows 0 to other users.
-            ours = os.stat(self._under(f"proc/{pid}")).st_uid == os.geteuid()
-        except OSError:
-            return None
-        return int(fields[49]) if ours and fields[49].isdigit() else None
+            if os.stat(self._root / f"proc/{pid}").st_uid == os.geteuid():
+                return int(fields[49])
+        return None
 
     def _error_file(self, pid: int) -> str:
         content = self._read(f"proc/{pid}/environ", _LONGEST_ENVIRON) or ""
-        for variable in content.split("\0"):
-            name, _, value = variable.partition("=")
-            if name == "TORCHELASTIC_ERROR_FILE":
-                return value
-        return ""
-
-    def _open_pidfd(self, pid: int) -> int:
-        pidfd = open_pidfd(pid) if self._root == Path("/") else None
-        return -1 if pidfd is None else pidfd
-
-    def _under(self, path: str) -> Path:
-        return self._root / path.lstrip("/")
+        variables = (variable.partition("=") for variable in content.split("\0"))
+        return next((value for name, _, value in variables if name == _ERROR_FILE), "")
 
     def _read(self, path: str, most: int = _LONGEST_FILE) -> str | None:
-        return files.read_text(self._under(path), most)
-
-    def _link(self, path: str) -> str:
-        try:
-            return os.readlink(self._under(path))
-        except OSError:
-            return ""
+        return files.read_text(self._root / path, most)
 
 
 def _signal_name(number: int) -> str:
@@ -318,9 +303,9 @@ class ProcessMemory:
 
     def held(self, pid: int) -> tuple[int, int] | None:
         """Bytes in memory, and those of them that no other process shares."""
-        fields = (files.read_text(self._proc / str(pid) / "statm") or "").split()[:3]
+        fields = (files.read_text(self._proc / str(pid) / "statm") or "").split()
         # A dying process has given its memory back already.
-        if len(fields) < 3 or not all(map(str.isdigit, fields)) or fields[1] == "0":
+        if len(fields) < 3 or not int(fields[1]):
             return None
         resident, shared = int(fields[1]), int(fields[2])
         return resident * _PAGE, max(resident - shared, 0) * _PAGE
@@ -362,15 +347,8 @@ def _numbers_by_word(text: str | None) -> Mapping[str, int]:
 # -- the kernel's log
 
 
-class OutOfMemoryKill(NamedTuple):
-    """The kernel killed a process because memory ran out."""
-
-    scope: str
-    resident_bytes: int | None
-
-
 class Xid(NamedTuple):
-    """An error that the GPU driver logged."""
+    """The driver has reported an error of a GPU."""
 
     at: float
     pid: int | None
@@ -381,7 +359,7 @@ class KernelLog:
     """The lines of the log since it was opened. Process ids are those of the first namespace."""
 
     def __init__(self, path: Path) -> None:
-        self.kills: dict[int, OutOfMemoryKill] = {}
+        self.kills: dict[int, dict[str, Any]] = {}
         self.xids: collections.deque[Xid] = collections.deque(maxlen=_MOST_XIDS_KEPT)
         self._handle = _open(path)
 
@@ -412,11 +390,14 @@ class KernelLog:
 
     def _parse(self, text: str, now: float) -> None:
         if kill := _OOM_KILL.search(text):
-            sizes = [int(size) * 1024 for size in _OOM_RESIDENT.findall(text)]
             scope = "node" if kill[1].startswith("Out") else "memory cgroup"
+            found: dict[str, Any] = {"out_of_memory": "kernel log"}
+            found["out_of_memory_in"] = scope
+            if sizes := [int(size) * 1024 for size in _OOM_RESIDENT.findall(text)]:
+                found["resident_bytes"] = sum(sizes)
             if len(self.kills) >= _MOST_KILLS:
                 self.kills.pop(next(iter(self.kills)))
-            self.kills[int(kill[2])] = OutOfMemoryKill(scope, sum(sizes) if sizes else None)
+            self.kills[int(kill[2])] = found
         elif _XID.search(text):
             process = _XID_PROCESS.search(text)
             pid = int(process[1]) if process else None
