@@ -243,6 +243,57 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         "1",
         "",
     ),
+    "an exception brought the others down": (
+        [[failed(2, "MemoryError: no room")], [killed(0, 0.5), killed(1, 0.5)]],
+        "2",
+        "rank 2 (n1) failed in forward at step 1234, 1 s into it: MemoryError: no room. "
+        "Ranks 0 and 1 ended after it within 0.5 s, as a launcher ends the rest of a run.",
+    ),
+    "a connection broke long before": (
+        [[failed(0, PEER, world=4)], [killed(1, 5.0)]],
+        None,
+        f"because it lost a connection: {PEER}. No rank here reports another cause: it is on "
+        "another node, or in the network. Rank 1 ended after it within 5 s, as a launcher",
+    ),
+    "the others ended long after": (
+        [[killed(3)], [killed(0, 0.5), killed(1, 0.5)], [killed(2, 30.0)]],
+        "3",
+        "Ranks 0, 1 and 2 ended after it within 30 s, as a launcher ends the rest of a run.",
+    ),
+    "all were gone at the same look": (
+        [[killed(0), killed(1), killed(2, 0.1)]],
+        None,
+        "ranks 0, 1 and 2 ended at the same moment (within 0.35 s), in backward at step 1234: "
+        "it is not known which was first",
+    ),
+    "the same exception on all": (
+        [[failed(1, SHAPES), failed(0, SHAPES, 3.0)]],
+        None,
+        "ranks 0 and 1 failed within 3 s of each other, in forward at step 1234: "
+        f"it is not known which was first; each: {SHAPES}.",
+    ),
+    "the same exception on some, which the others lost": (
+        [
+            [
+                *(failed(each, PEER, each / 10, world=4) for each in (0, 2)),
+                *(failed(1, SHAPES, 0.3, 4), failed(3, SHAPES, 0.4, 4)),
+            ]
+        ],
+        None,
+        "each: RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 11x5). "
+        "Ranks 0 and 2 lost their connections and failed.",
+    ),
+    "one had left by os._exit(0)": (
+        [
+            [
+                # It is seen to be gone a moment after the other reports what it lost.
+                failed(0, PEER, 0.1, known_for_s=3.0),
+                killed(1, 0.2, exit_code=0)._replace(world_size=2),
+            ]
+        ],
+        None,
+        ". Rank 1 has finished before that.",
+    ),
     "the user ends all ranks as failed": (
         [[failed(0, "preempted"), failed(1, "preempted", 0.1)]],
         None,
@@ -333,35 +384,38 @@ def test_memory_that_was_far_from_its_limit_is_no_hint() -> None:
 
 # -- no deaths
 
-
-@pytest.mark.parametrize(
-    "ended_process",
-    [
-        killed(1)._replace(state="finished"),
-        killed(1, exit_code=0),
-    ],
-    ids=["finished", "os._exit(0)"],
+LOADER = "RuntimeError: DataLoader worker (pid(s) 4711) exited unexpectedly"
+REQUESTS = (
+    "KeyboardInterrupt",
+    "SystemExit: 143",
+    "SignalException: Process 7 got signal: 15",
+    "SIGTERMException",
+    "RuntimeError: caught SIGTERM",
 )
-def test_a_process_that_finished_did_not_die(ended_process: EndedProcess) -> None:
-    assert verdict([ended_process]) is None
+# Where all leave by themselves, or were asked to end, the program or its user meant it.
+INTENDED: Mapping[str, list[EndedProcess]] = {
+    "finished": [killed(1)._replace(state="finished")],
+    "os._exit(0)": [killed(1, exit_code=0)],
+    "SystemExit": [failed(0, "SystemExit: 1"), failed(1, "SystemExit: 1", 0.1)],
+    "codes": [ended(0, 1), ended(1, 1, 0.1)],
+    "of one": [failed(0, "SystemExit: 1", world=1)],
+    "no other rank affected": [ended(0, 1)],
+    "a shell's code for a signal": [ended(0, 143), ended(1, 143, 0.1)],
+    "a worker ended by the interrupt of all": [
+        *(failed(0, LOADER), failed(1, "KeyboardInterrupt", 0.1))
+    ],
+    **{reason: [failed(0, reason), failed(1, reason, 0.1)] for reason in REQUESTS},
+    "asked, and lost a peer": [failed(0, REQUESTS[2]), failed(1, PEER, 0.1)],
+    "asked, and left": [failed(0, REQUESTS[1]), failed(1, "SystemExit: 1", 0.1)],
+}
+
+
+@pytest.mark.parametrize("left", INTENDED.values(), ids=[*INTENDED])
+def test_an_end_that_was_meant_is_no_death(left: list[EndedProcess]) -> None:
+    assert verdict(left, [each._replace(known_for_s=6.0) for each in left]) is None
 
 
 # -- several
-
-
-def test_the_first_is_the_cause_and_the_others_follow() -> None:
-    found = of(
-        [killed(3)],
-        [killed(0, 0.5, seen_s=0.25), killed(1, 0.5, seen_s=0.25)],
-        [killed(2, 30.0)],
-    )
-
-    assert rank(found) == "3"
-    assert found.evidence["order_known_by"] == "time"
-    assert [each["rank"] for each in found.evidence["ended"]] == ["3", "0", "1", "2"]
-    assert found.sentence.endswith(
-        "Ranks 0, 1 and 2 ended after it within 30 s, as a launcher ends the rest of a run."
-    )
 
 
 def test_a_death_long_after_is_an_incident_of_its_own() -> None:
@@ -375,17 +429,6 @@ def test_a_death_long_after_is_an_incident_of_its_own() -> None:
     assert len(change.verdict.evidence["ended"]) == 1
 
 
-def test_no_rank_is_named_where_the_order_is_unknown() -> None:
-    found = of([killed(0), killed(1), killed(2, 0.1)])
-
-    assert found.labels == (("group", "g"), ("run", "r"))
-    assert found.evidence["order_known_by"] == "unknown"
-    assert found.sentence.startswith(
-        "ranks 0, 1 and 2 ended at the same moment (within 0.35 s), in backward at step 1234: "
-        "it is not known which was first"
-    )
-
-
 def test_what_the_kernel_says_a_moment_later_changes_the_verdict() -> None:
     deaths = Deaths()
     first = fed(deaths, [killed(0), killed(1)])
@@ -395,34 +438,6 @@ def test_what_the_kernel_says_a_moment_later_changes_the_verdict() -> None:
     assert [change.opened for change in (*first, *changes)] == [True, False, True]
     assert changes[0].verdict.key == first[0].verdict.key
     assert rank(changes[1].verdict) == "1"
-
-
-# -- deaths and failures
-
-
-def test_an_exception_that_brought_the_others_down_is_the_cause() -> None:
-    found = of([failed(2, "MemoryError: no room")], [killed(0, 0.5), killed(1, 0.5)])
-
-    assert rank(found) == "2"
-    assert found.phase == "forward"
-    assert found.evidence["cause"] == "exception"
-    assert found.sentence == (
-        "rank 2 (n1) failed in forward at step 1234, 1 s into it: MemoryError: no room. "
-        "Ranks 0 and 1 ended after it within 0.5 s, as a launcher ends the rest of a run."
-    )
-
-
-def test_a_connection_that_broke_long_before_points_to_another_node() -> None:
-    found = of([failed(0, PEER, world=4)], [killed(1, 5.0)])
-
-    assert rank(found) is None
-    assert found.evidence["cause"] == "lost_peer"
-    assert found.sentence == (
-        "rank 0 (n1) failed in forward at step 1234, 1 s into it, because it lost a "
-        f"connection: {PEER}. "
-        "No rank here reports another cause: it is on another node, or in the network. "
-        "Rank 1 ended after it within 5 s, as a launcher ends the rest of a run."
-    )
 
 
 # -- failures alone
@@ -447,27 +462,6 @@ def test_a_failure_is_reported_once_the_others_had_time_to_report_theirs() -> No
     assert fed(deaths, [failed(1, BAD, world=4)]) == []
     (change,) = fed(deaths, [failed(1, BAD, world=4, known_for_s=0.5)])
     assert rank(change.verdict) == "1"
-
-
-def test_the_same_exception_on_all_is_about_the_run() -> None:
-    found = of([failed(1, SHAPES), failed(0, SHAPES, 3.0)])
-
-    assert found.labels == (("group", "g"), ("run", "r"))
-    assert (found.evidence["cause"], found.evidence["order_known_by"]) == ("exception", "unknown")
-    assert found.sentence == (
-        "ranks 0 and 1 failed within 3 s of each other, in forward at step 1234: "
-        f"it is not known which was first; each: {SHAPES}."
-    )
-
-
-def test_after_a_failure_on_all_ranks_those_that_lost_a_peer_come_last() -> None:
-    members = [failed(each, PEER, each / 10, world=4) for each in (0, 2)]
-
-    found = of([*members, failed(1, SHAPES, 0.3, 4), failed(3, SHAPES, 0.4, 4)])
-
-    assert rank(found) is None
-    assert found.sentence.startswith("ranks 1 and 3 failed within 0.1 s of each other")
-    assert found.sentence.endswith("Ranks 0 and 2 lost their connections and failed.")
 
 
 # -- all lost a peer
@@ -597,52 +591,6 @@ def test_a_rank_that_left_with_an_exit_code_before_another_failed_is_the_cause()
     )
 
 
-@pytest.mark.parametrize(
-    "left",
-    [
-        [failed(0, "SystemExit: 1"), failed(1, "SystemExit: 1", 0.1)],
-        [ended(0, 1), ended(1, 1, 0.1)],
-        [failed(0, "SystemExit: 1", world=1)],
-        [ended(0, 1, known_for_s=6.0)],
-    ],
-    ids=["SystemExit", "codes", "of one", "no other rank affected"],
-)
-def test_where_all_leave_by_themselves_the_program_meant_it(left: list[EndedProcess]) -> None:
-    assert verdict(left, [each._replace(known_for_s=6.0) for each in left]) is None
-
-
-# -- asked to end
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "KeyboardInterrupt",
-        "SystemExit: 143",
-        "SignalException: Process 7 got signal: 15",
-        "SIGTERMException",
-        "RuntimeError: caught SIGTERM",
-    ],
-)
-@pytest.mark.parametrize("other", ["the same", PEER, "SystemExit: 1"])
-def test_a_process_that_was_asked_to_end_did_not_die(reason: str, other: str) -> None:
-    other = reason if other == "the same" else other
-
-    members = [failed(0, reason, known_for_s=6.0), failed(1, other, 0.1, known_for_s=6.0)]
-
-    assert verdict(members) is None
-
-
-def test_a_failure_by_the_interrupt_of_all_is_none() -> None:
-    loader = "RuntimeError: DataLoader worker (pid(s) 4711) exited unexpectedly"
-
-    assert verdict([failed(0, loader), failed(1, "KeyboardInterrupt", 0.1)]) is None
-
-
-def test_an_exit_code_of_a_shell_for_a_signal_is_a_request() -> None:
-    assert verdict([ended(0, 143), ended(1, 143, 0.1)], [ended(0, 143, known_for_s=6.0)]) is None
-
-
 # -- run.finish("failed", reason=...)
 
 
@@ -677,24 +625,6 @@ def test_a_failed_run_that_is_started_anew_is_over() -> None:
 # -- one incident, reported once
 
 
-def test_an_unchanged_end_is_not_reported_again() -> None:
-    deaths = Deaths()
-    assert len(fed(deaths, [killed(0)])) == 1
-
-    assert fed(deaths, [killed(0)]) == []
-
-
-def test_a_rank_that_left_with_os_exit_0_is_what_the_others_lost() -> None:
-    deaths = Deaths()
-    # It is seen to be gone a moment after the other reports what it lost.
-    lost = failed(0, "RuntimeError: Connection closed by peer", 0.1, known_for_s=3.0)
-    left = killed(1, 0.2, exit_code=0)._replace(world_size=2)
-    (change,) = fed(deaths, [lost, left])
-
-    assert change.verdict.sentence.endswith(". Rank 1 has finished before that.")
-    assert change.verdict.evidence["cause"] == "lost_peer"
-
-
 def test_a_clean_exit_code_that_comes_late_takes_the_verdict_back() -> None:
     deaths = Deaths()
     fed(deaths, [killed(0)])
@@ -703,6 +633,12 @@ def test_a_clean_exit_code_that_comes_late_takes_the_verdict_back() -> None:
 
     assert not change.opened
     assert change.verdict.key == ("death", labels_of(0))
+
+
+def test_an_unchanged_end_is_not_reported_again() -> None:
+    deaths = Deaths()
+    assert len(fed(deaths, [killed(0)])) == 1
+    assert fed(deaths, [killed(0)]) == []
 
 
 def test_a_new_attempt_closes_the_incident_of_the_one_before() -> None:
