@@ -322,21 +322,13 @@ def test_a_verdict_that_ends_with_its_rank_is_not_reported_as_solved(
     assert body.startswith(f"no longer, as {ended} ended: rank 1 (node-1) keeps the others")
     assert [each for each in caplog.messages if each.startswith(body)]
 
-
-def test_verdicts_that_are_over_are_kept_with_what_they_cost(bench: Bench) -> None:
-    bench.join(0, 1)
-    bench.train(150, late_ms=30)
-    assert bench.judge.past() == []
-    for rank in bench.ranks:
-        rank.writer.state(STATES["finished"], 1)
-    bench.poll()
-
+    # It is kept, with what it cost.
     (past,) = bench.judge.past()
     lost_s = bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME)["1",]
     assert (past["kind"], past["who"]["rank"], past["phase"]) == ("straggler", "1", "backward")
     assert past["evidence"]["lost_s"] == pytest.approx(lost_s, abs=0.001)
     assert 0 < past["since_ns"] < past["until_ns"]
-    assert past["ended_with"] == "the run"
+    assert past["ended_with"] == ended
     assert past["sentence"].startswith(
         "rank 1 (node-1) kept the others waiting: it was late in backward, by 45 % of a step of "
     )
@@ -471,25 +463,13 @@ def killed(bench: Bench) -> Path:
     return bench.folder / "incidents" / name
 
 
-def test_the_gpus_are_written_down_as_they_were_at_a_death(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.gpus = [{"index": "3", "labels": {"rank": "1"}}]
-    killed(bench)
-    # It has left its device when it is thought of again.
-    bench.gpus = [{"index": "3", "labels": {}}]
-    monkeypatch.setattr(ExitCauses, "why", lambda *_: {"signal": "SIGKILL"})
-    bench.poll(later_s=3.0)
-
-    ((_, fields),) = bench.incidents().items()
-    assert "SIGKILL" in fields["verdict"]["sentence"]
-    assert fields["gpus"] == [{"index": "3", "labels": {"rank": "1"}}]
-
-
 def test_a_death_is_reported_at_once_and_looked_at_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bench.gpus = gpus = [{"index": "3", "labels": {"rank": "1"}}]
     file = killed(bench)
+    # It has left its device when it is thought of again.
+    bench.gpus = [{"index": "3", "labels": {}}]
     why = {"signal": "SIGKILL", "out_of_memory": "kernel log", "out_of_memory_in": "node"}
     monkeypatch.setattr(ExitCauses, "why", lambda *_: why)
 
@@ -500,6 +480,7 @@ def test_a_death_is_reported_at_once_and_looked_at_again(
     assert name == file.name
     assert fields["verdict"]["evidence"]["cause"] != "unknown"
     assert "memory" in fields["verdict"]["sentence"]
+    assert fields["gpus"] == gpus
     (last,) = [each["sentence"] for each in bench.judge.verdicts() if "memory" in each["sentence"]]
     assert last == fields["verdict"]["sentence"]
 
@@ -651,36 +632,33 @@ def test_an_ended_rank_is_named_to_those_that_wait_though_its_journal_is_deleted
     assert found["evidence"]["cause"] == ("backend" if cause == "dead" else "elsewhere")
 
 
+@pytest.mark.parametrize(
+    ("backend", "enqueued", "completed"),
+    [
+        # What has ended is shown under nccl alone: what gloo says of that is not reliable.
+        ("nccl", {"world": 17.0, "other": 3.0}, {"world": 16.0}),
+        # Here the numbers do not say who waits: they are not shown to the rules.
+        ("acme:accl", {"other": 3.0}, {}),
+    ],
+)
 def test_how_far_collectives_are_is_shown_while_it_is_known(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    enqueued: dict[str, float],
+    completed: dict[str, float],
 ) -> None:
-    """What has ended is shown under nccl alone: what gloo says of that is not reliable."""
-    stall(bench, monkeypatch, "nccl")
-    enqueued = bench.series(catalog.TRAINING_COLLECTIVE_ENQUEUED)
-    completed = bench.series(catalog.TRAINING_COLLECTIVE_COMPLETED)
+    stall(bench, monkeypatch, backend)
+    shown = bench.series(catalog.TRAINING_COLLECTIVE_ENQUEUED)
+    done = bench.series(catalog.TRAINING_COLLECTIVE_COMPLETED)
     for rank in bench.ranks:
         rank.enter("forward")
     bench.poll()
     bench.poll()
 
-    assert {key: enqueued[key] for key in enqueued if key[0] == "1"} == {
-        ("1", "world"): 17.0,
-        ("1", "other"): 3.0,
-    }
-    assert completed == {("0", "world"): 16.0, ("1", "world"): 16.0}
+    assert shown == {(rank, group): n for rank in "01" for group, n in enqueued.items()}
+    assert done == {(rank, group): n for rank in "01" for group, n in completed.items()}
     assert bench.series(catalog.TRAINING_COLLECTIVE_ENQUEUED) == {}
-
-
-def test_numbers_that_do_not_say_who_waits_are_not_shown_to_the_rules(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stall(bench, monkeypatch, "acme:accl")
-
-    assert set(bench.series(catalog.TRAINING_COLLECTIVE_ENQUEUED)) == {
-        ("0", "other"),
-        ("1", "other"),
-    }
-    assert bench.series(catalog.TRAINING_COLLECTIVE_COMPLETED) == {}
 
 
 def test_growing_memory_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
