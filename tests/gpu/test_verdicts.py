@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,44 +118,3 @@ def test_what_timing_of_collectives_costs(
         until(lambda: node.value("training_steps_total", rank="0") == 2000, "all steps")
         spent = node.series("training_phase_time_seconds_total", rank="0", clock="host")
         record_property("ms a step", round(sum(value for _, value in spent) / 2, 4))
-
-
-def test_the_distance_of_the_two_clocks_is_known_to_a_tenth_of_a_millisecond(
-    record_property: Callable[[str, object], None],
-) -> None:
-    from otel_ddp.journal import layout
-    from otel_ddp.journal.writer import scratch_words
-    from otel_ddp.torch.device_clock import DeviceClock
-
-    class Times:
-        def __init__(self) -> None:
-            self.words: list[int] = []
-            self.present_words = scratch_words()
-
-        def add_device_time(self, code: int, seconds: float) -> None:
-            pass
-
-        def add_device_words(self, words: Any) -> None:
-            self.words += words
-
-    times = Times()
-    clock = DeviceClock(torch.device("cuda", 0), module=torch.cuda, times=times)
-    waited_ns = []
-    for number in range(1, 60):
-        clock.mark(2 << layout.CODE_SHIFT | time.monotonic_ns())
-        torch.cuda._sleep(20_000_000)
-        now_ns = time.monotonic_ns()
-        clock.mark(now_ns)
-        clock.step_finished(number, now_ns)
-        torch.cuda.synchronize()
-        waited_ns.append(time.monotonic_ns() - now_ns)
-    shown_ns = [
-        word & layout.WORD_VALUE
-        for word in times.words
-        if word >> layout.CODE_SHIFT == layout.STEP_LAG
-    ]
-    # The first step is not told, and the last one has not been asked for.
-    apart_ns = [abs(a - b) for a, b in zip(shown_ns[5:], waited_ns[6:], strict=False)]
-    record_property("us apart at most", round(max(apart_ns) / 1e3, 1))
-
-    assert max(apart_ns) < 500_000
