@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -239,7 +238,10 @@ class Family:
 
 
 # The kernel's word -> ours.
-_SWITCHES = {"voluntary": "voluntary", "nonvoluntary": "involuntary"}
+_SWITCHES = {
+    "voluntary_ctxt_switches": "voluntary",
+    "nonvoluntary_ctxt_switches": "involuntary",
+}
 
 
 def _since_boot_s() -> float:
@@ -290,61 +292,51 @@ class ProcessReader:
         stat = read_process_stat(self._files, self._proc, pid)
         if stat is None or stat.start != start_ticks or not stat.alive:
             return None
-        start_ns = self._boot_ns + start_ticks * _NS_PER_TICK
-        family = self._family(pid, start_ticks)
-        status = self._files.text(f"{self._proc}/{pid}/status", "status") or ""
+        key = pid, start_ticks
+        if key not in self._families:
+            self._families[key] = Family(self._boot_ns + int(self._since_boot_s() * 1e9))
+        family, since_ns = self._families[key], self._families[key].start_ns
         # Read before the descendants: the process may wait for one at any moment, and then includes
         # its I/O. What it includes by now is subtracted again.
         io = self._io(pid) or {}
         relatives = self._relatives(pid, {*others, self._own_pid})
         family.update(pid, relatives)
+        total = family.total(stat)
+        alive = [each.stat for each in relatives.values() if each.stat.alive]
+        pages = sum(each.resident_pages for each in alive)
         return [
-            *self._of_stat(stat, start_ns),
-            *self._descriptors(pid),
-            *_bytes(catalog.PROCESS_DISK_IO, family.own_io(io), family.start_ns),
-            *self._switches(status, start_ns),
-            *self._of_relatives(stat, family, relatives),
+            *self._of_kernel(pid, stat),
+            *_bytes(catalog.PROCESS_DISK_IO, family.own_io(io), since_ns),
+            Measurement(catalog.TRAINING_CHILDREN_COUNT, len(alive)),
+            Measurement(catalog.TRAINING_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES),
+            *_times(catalog.TRAINING_CHILDREN_CPU_TIME, total["user"], total["system"], since_ns),
+            *_bytes(catalog.TRAINING_CHILDREN_DISK_IO, total, since_ns),
         ]
 
-    # -- the process itself
-
-    def _of_stat(self, stat: ProcessStat, start_ns: int) -> Iterator[Measurement]:
+    def _of_kernel(self, pid: int, stat: ProcessStat) -> Iterator[Measurement]:
+        """What the kernel says of the process itself."""
+        start_ns = self._boot_ns + stat.start * _NS_PER_TICK
         yield from _times(catalog.PROCESS_CPU_TIME, stat.user, stat.system, start_ns)
         yield Measurement(catalog.PROCESS_MEMORY_USAGE, stat.resident_pages * _PAGE_BYTES)
         yield Measurement(catalog.PROCESS_MEMORY_VIRTUAL, stat.virtual_bytes)
         yield Measurement(catalog.PROCESS_THREAD_COUNT, stat.threads)
         uptime_s = self._since_boot_s() - stat.start / _TICKS_PER_S
         yield Measurement(catalog.PROCESS_UPTIME, uptime_s)
-
-    def _descriptors(self, pid: int) -> Iterator[Measurement]:
+        # Of the main thread: all threads would cost more than everything else together.
+        found = self._files.numbers(f"{self._proc}/{pid}/status", _SWITCHES, "status")
+        for name, count in found.items():
+            attributes = (("process.context_switch.type", _SWITCHES[name]),)
+            yield Measurement(catalog.PROCESS_CONTEXT_SWITCHES, count, attributes, start_ns)
         try:
             count = len(os.listdir(f"{self._proc}/{pid}/fd"))
         except OSError as error:
             self._files.failed("fd", error)
-            return
-        yield Measurement(catalog.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, count)
-
-    def _switches(self, status: str, start_ns: int) -> Iterator[Measurement]:
-        """Those of the main thread: all threads would cost more than everything else together."""
-        for word, kind in _SWITCHES.items() if status else ():
-            count = number(_line(status, f"{word}_ctxt_switches"))
-            if count is None:
-                self._files.leave_out("status", f"it has no number of {kind} context switches")
-                continue
-            attributes = (("process.context_switch.type", kind),)
-            yield Measurement(catalog.PROCESS_CONTEXT_SWITCHES, count, attributes, start_ns)
+        else:
+            yield Measurement(catalog.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, count)
 
     def _io(self, pid: int) -> Amounts | None:
         found = self._files.numbers(f"{self._proc}/{pid}/io", ("read_bytes", "write_bytes"), "io")
         return {name.removesuffix("_bytes"): value for name, value in found.items()} or None
-
-    # -- its descendants
-
-    def _family(self, pid: int, start_ticks: int) -> Family:
-        if (pid, start_ticks) not in self._families:
-            now_ns = self._boot_ns + int(self._since_boot_s() * 1_000_000_000)
-            self._families[pid, start_ticks] = Family(now_ns)
-        return self._families[pid, start_ticks]
 
     def _relatives(self, pid: int, without: Collection[int]) -> dict[tuple[int, int], Relative]:
         found = {}
@@ -353,18 +345,6 @@ class ProcessReader:
             if stat is not None:
                 found[child, stat.start] = Relative(stat, self._io(child))
         return found
-
-    def _of_relatives(
-        self, stat: ProcessStat, family: Family, relatives: dict[tuple[int, int], Relative]
-    ) -> Iterator[Measurement]:
-        alive = [each.stat for each in relatives.values() if each.stat.alive]
-        yield Measurement(catalog.TRAINING_CHILDREN_COUNT, len(alive))
-        pages = sum(each.resident_pages for each in alive)
-        yield Measurement(catalog.TRAINING_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES)
-        total, since_ns = family.total(stat), family.start_ns
-        times = total["user"], total["system"]
-        yield from _times(catalog.TRAINING_CHILDREN_CPU_TIME, *times, since_ns)
-        yield from _bytes(catalog.TRAINING_CHILDREN_DISK_IO, total, since_ns)
 
 
 def _times(metric: Metric, user: int, system: int, start_ns: int) -> Iterator[Measurement]:
@@ -377,9 +357,3 @@ def _bytes(metric: Metric, amounts: Amounts, start_ns: int) -> Iterator[Measurem
         if direction in amounts:
             attributes = (("disk.io.direction", direction),)
             yield Measurement(metric, amounts[direction], attributes, start_ns)
-
-
-def _line(status: str, name: str) -> str:
-    """A number, or a mask in hexadecimal digits; empty if there is none."""
-    found = re.search(rf"^{name}:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return found[1] if found else ""
