@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -327,42 +326,38 @@ def test_the_first_driver_that_has_devices_is_chosen_and_chosen_again_after_a_lo
 
     bench.driver.opening, other.found = None, DeviceLost("driver not loaded")
     bench.tick(60.0)
-    bench.tick(5.0)
+    bench.tick(60.0)
     assert bench.shown() == [H100]
     assert other.closed == other.opened == 1
 
 
-WAITS_S = [5, 10, 20, 40, 60, 60]
-
-
 @pytest.mark.parametrize("where", ["a question", "the questions"])
-def test_a_lost_board_does_not_affect_the_others(where: str) -> None:
+def test_a_lost_board_does_not_affect_the_others_and_is_searched_once_a_minute(where: str) -> None:
     bench = Bench(*THREE)
-    bench.tick()
     lost = DeviceLost("GPU is lost")
     if where == "a question":
-        bench.driver.answers[T4.uuid, "power"] = lost
+        bench.driver.answers[T4.uuid, "limit"] = lost
     else:
-        bench = Bench(*THREE)
         bench.driver.questioned[T4.uuid] = lost
-    opened_at = []
 
-    for second in range(220):
-        before = bench.driver.opened
+    for second in range(180):
         sample = bench.tick(1.0)
         assert sample.remark == "GPU 1 (Tesla T4) does not answer any more: GPU is lost."
         for board in (H100, A100):
             assert bench.values(board) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
-        opened_at += [second] * (bench.driver.opened - before)
+        # Its answers are shown while they are fresh.
+        fresh = where == "a question" and second % 60 < 4
+        assert bench.values(T4) == ({"hw.power": 300.0} if fresh else {})
+    assert (bench.gpus.errors, bench.driver.opened) == (0, 3)
 
-    assert bench.values(T4) == {}
-    assert bench.gpus.errors == 0
-    waits = [later - earlier for earlier, later in itertools.pairwise(opened_at)]
-    assert waits == (WAITS_S if where == "the questions" else WAITS_S[1:])
+    bench.driver.answers.clear()
+    bench.driver.questioned.clear()
+    assert bench.ticks(60).remark == ""
+    assert bench.values(T4) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
 
 
 @pytest.mark.parametrize("where", ["devices", "every board", "opening"])
-def test_a_driver_that_is_lost_again_and_again_is_tried_ever_less_often(where: str) -> None:
+def test_a_driver_that_is_lost_is_tried_once_a_minute(where: str) -> None:
     bench = Bench(H100, T4)
     lost = DeviceLost("driver not loaded")
     if where == "devices":
@@ -372,30 +367,26 @@ def test_a_driver_that_is_lost_again_and_again_is_tried_ever_less_often(where: s
     else:
         for board in (H100, T4):
             bench.driver.answers[board.uuid, "power"] = lost
-    tried_at = []
 
-    for second in range(220):
-        before = bench.driver.tried
+    for _ in range(180):
         sample = bench.tick(1.0)
         assert sample.devices == ()
         assert sample.remark == (
             "The GPU driver went away (driver not loaded); it is opened again when it is back."
         )
-        tried_at += [second] * (bench.driver.tried - before)
 
-    waits = [later - earlier for earlier, later in itertools.pairwise(tried_at)]
-    assert waits == WAITS_S
+    assert bench.driver.tried == 3
     assert bench.driver.opened == bench.driver.closed
 
 
-def test_a_list_of_devices_that_fails_changes_nothing_and_the_first_one_is_asked_for_soon() -> None:
+def test_a_list_of_devices_that_fails_changes_nothing() -> None:
     bench = Bench(H100)
     bench.driver.found = RuntimeError("unknown error")
     sample = bench.tick()
     assert (sample.devices, bench.gpus.errors) == ((), 1)
     assert sample.remark
     bench.driver.found = [H100]
-    bench.tick(5.0)
+    bench.tick(60.0)
     assert bench.shown() == [H100]
     bench.driver.found = RuntimeError("unknown error")
 
@@ -405,26 +396,8 @@ def test_a_list_of_devices_that_fails_changes_nothing_and_the_first_one_is_asked
     assert (bench.gpus.errors, sample.remark) == (2, "")
 
 
-def test_after_a_minute_without_a_loss_the_next_one_is_repaired_quickly_again() -> None:
-    bench = Bench(H100)
-    bench.driver.found = DeviceLost("driver not loaded")
-    bench.tick()
-    bench.tick(5.0)
-    bench.driver.found = [H100]
-    bench.tick(10.0)
-    bench.ticks(60)
-    bench.driver.answers[H100.uuid, "power"] = DeviceLost("GPU is lost")
-    assert bench.tick(1.0).devices == ()
-    del bench.driver.answers[H100.uuid, "power"]
-
-    bench.ticks(5)
-
-    assert bench.shown() == [H100]
-
-
-def test_a_board_that_comes_or_goes_is_seen_within_a_minute_and_the_others_not_asked_anew() -> None:
+def test_a_board_that_comes_or_goes_is_seen_within_a_minute() -> None:
     bench = Bench(H100, T4)
-    bench.driver.periods_s = {"power": 1.0, "limit": 600.0}
     bench.tick()
     bench.driver.found = [H100, A100]
 
@@ -434,7 +407,6 @@ def test_a_board_that_comes_or_goes_is_seen_within_a_minute_and_the_others_not_a
 
     assert bench.shown() == [H100, A100]
     assert bench.values(A100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
-    assert bench.driver.asked[H100.uuid, "limit"] == 1
     assert bench.driver.opened == 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -14,7 +13,7 @@ import pytest
 
 from node import until
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.node import sampling, source
+from otel_ddp.agent.node import sampling
 from otel_ddp.agent.node.gpu.driver import Device, DriverMissing, Question, User
 from otel_ddp.agent.node.processes import read_process_stat
 from otel_ddp.agent.node.sampling import Sampling
@@ -38,8 +37,6 @@ class OneBoard:
         self.missing = ""
         self.power = 100.0
         self.pids: list[int] = []
-        self.held = threading.Event()
-        self.held.set()
 
     def open(self) -> None:
         if self.missing:
@@ -58,7 +55,6 @@ class OneBoard:
         return [Question("power", 1.0, self._ask)]
 
     def _ask(self) -> Sequence[Measurement]:
-        self.held.wait(30)
         busy = Measurement(catalog.HW_GPU_UTILIZATION, 0.5, (("hw.gpu.task", "general"),))
         hot = Measurement(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, 1.0, (("reason", "hw_thermal"),))
         calm = Measurement(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, 0.0, (("reason", "sw_power"),))
@@ -81,7 +77,6 @@ class Bench:
             thread.keep_running()
 
     def close(self) -> None:
-        self.driver.held.set()
         self.sampling.stop()
 
     def told(self, metric: catalog.Metric, *ranks: Rank) -> list[tuple[dict[str, str], Any]]:
@@ -166,25 +161,6 @@ def test_a_remark_says_why_there_are_no_boards(bench: Callable[..., Bench]) -> N
     assert there.sampling.describe()["gpu_remarks"] == ["GPU 3 does not answer."]
 
 
-def test_numbers_of_a_driver_that_hangs_disappear_and_come_back(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(source, "_FRESH_PERIODS", 0.5)
-    driver = OneBoard()
-    here = bench("gpu", driver=driver)
-    here.soon(catalog.HW_POWER)
-
-    driver.held.clear()
-    until(lambda: not here.told(catalog.HW_POWER), "old numbers to go")
-    until(lambda: here.sampling.describe()["gpu_remarks"], "that to be said")
-    (age,) = here.told(catalog.OTEL_DDP_SOURCE_AGE)
-    assert age[0] == {"node": "n", "source": "gpu"}
-    assert age[1] > 0.5
-
-    driver.held.set()
-    here.soon(catalog.HW_POWER)
-
-
 def test_the_host_has_the_labels_of_a_run_that_is_alone_on_it(bench: Callable[..., Bench]) -> None:
     here = bench("host")
     limit = catalog.SYSTEM_MEMORY_LIMIT
@@ -195,57 +171,35 @@ def test_the_host_has_the_labels_of_a_run_that_is_alone_on_it(bench: Callable[..
     assert [labels for labels, _ in here.told(limit, rank(FIRST), rank(other))] == [{"node": "n"}]
 
 
-def test_the_limits_of_a_node_are_those_of_its_run(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+def test_the_host_is_limited_by_its_ranks_and_has_the_file_systems_they_work_in(
+    bench: Callable[..., Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Callable[[], Sequence[int | str]]] = []
+    asked: dict[str, Callable[[], Any]] = {}
 
     class Watched:
         errors = 0
 
-        def __init__(self, proc: Path, pids: Callable[[], Sequence[int | str]]) -> None:
-            given.append(pids)
+        def __init__(self, whose: Any, pids: Callable[[], Any] | None = None) -> None:
+            asked.update({"pids": pids} if pids is not None else {"directories": whose})
 
         def read(self) -> list[Measurement]:
             return []
 
     monkeypatch.setattr(sampling, "Host", Watched)
-    here = bench("host")
-    (pids,) = given
-
-    assert pids() == ["self"]
-    here.told(catalog.SYSTEM_MEMORY_LIMIT, rank(FIRST, 71), rank(SECOND, 72), rank(SECOND))
-    assert pids() == [71, 72]
-
-
-def test_the_file_systems_of_the_ranks_working_directories_are_measured(
-    bench: Callable[..., Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[set[Path]] = []
-
-    class Watched:
-        errors = 0
-
-        def __init__(self, directories: Callable[[], Iterator[Path]]) -> None:
-            self._directories = directories
-
-        def read(self) -> list[Measurement]:
-            asked.append(set(self._directories()))
-            return []
-
     monkeypatch.setattr(sampling, "FileSystems", Watched)
-    monkeypatch.setattr(sampling, "_FILE_SYSTEMS_S", 0.01)
     monkeypatch.chdir(tmp_path)
     here = bench("host")
-
     stat = read_process_stat(KernelFiles(), "/proc", os.getpid())
     assert stat is not None
     me = Rank(tuple(FIRST.items()), os.getpid(), stat.start, {})
+
+    assert asked["pids"]() == ["self"]
     # A dead process, and one whose id belongs to another process by now.
-    others = rank(SECOND, 2**22 + 1), Rank(tuple(SECOND.items()), 1, stat.start, {})
+    others = rank(SECOND, 2**22 + 1), Rank(tuple(SECOND.items()), 1, stat.start, {}), rank(SECOND)
     here.told(catalog.SYSTEM_MEMORY_LIMIT, me, *others)
 
-    until(lambda: asked and asked[-1] == {tmp_path}, "the directory of the one that lives")
+    assert asked["pids"]() == [os.getpid(), 2**22 + 1, 1]
+    assert [*asked["directories"]()] == [tmp_path]
 
 
 def test_of_two_processes_with_the_same_labels_the_last_one_is_shown(

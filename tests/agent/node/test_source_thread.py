@@ -167,31 +167,3 @@ def test_a_reading_that_hangs_blocks_no_caller_and_its_age_grows(bench: Bench) -
     assert sampler.hangs()
     assert sampler.fresh() is None
     assert sampler.stop(0.0) is False
-
-
-def test_the_thread_does_not_keep_a_process_from_ending(bench: Bench) -> None:
-    bench.read = lambda: threading.current_thread().daemon
-    sampler = bench.sampler()
-
-    sampler.thread.keep_running()
-    bench.pauses.reached()
-
-    found = sampler.fresh()
-    assert found is not None
-    assert found[0] is True
-
-
-def test_stopping_ends_a_long_sleep(bench: Bench) -> None:
-    read = threading.Event()
-    bench.read = read.set
-    sampler = bench.sampler(every_s=1e6, stopping=None)
-    sampler.thread.keep_running()
-    assert read.wait(PATIENCE_S)
-
-    assert sampler.stop(PATIENCE_S) is True
-
-
-def test_a_sampler_that_was_never_started_can_be_stopped(bench: Bench) -> None:
-    sampler = bench.sampler()
-
-    assert sampler.stop(0.0) is True

@@ -26,9 +26,8 @@ T = TypeVar("T")
 Attributes = tuple[tuple[str, str], ...]
 
 _S = 1_000_000_000
-# A driver may be loaded later, a board added, or MIG set up anew.
+# A driver may be loaded later or again, a board added or reset, or MIG set up anew.
 _FIND_EVERY_NS = 60 * _S
-_REOPEN_NS, _REOPEN_MOST_NS = 5 * _S, 60 * _S
 # Three calls a board, so no more often than a person would notice a new process.
 _USERS_EVERY_S = 2.0
 _FRESH_PERIODS = 3
@@ -122,7 +121,6 @@ class Gpus:
         """How many numbers could not be read or were impossible."""
         self._watched: list[_Watched] = []
         self._find_at_ns = 0
-        self._reopen_ns = _REOPEN_NS
         # For each length of period: how many questions have it.
         self._turns: dict[int, itertools.count[int]] = defaultdict(itertools.count)
 
@@ -130,13 +128,13 @@ class Gpus:
         """Ask the questions that are due. *now_ns*: from a clock that never goes back."""
         try:
             if now_ns >= self._find_at_ns:
+                self._find_at_ns = now_ns + _FIND_EVERY_NS
                 self._find_devices(now_ns)
             self._ask_all(now_ns)
         except DriverMissing as why:
-            self._close_until(str(why), now_ns + _FIND_EVERY_NS)
+            self._close(str(why))
         except DeviceLost as why:
-            remark = f"The GPU driver went away ({why}); it is opened again when it is back."
-            self._close_until(remark, self._reopen_at_ns(now_ns))
+            self._close(f"The GPU driver went away ({why}); it is opened again when it is back.")
         return self._sample(now_ns)
 
     # -- finding devices
@@ -145,9 +143,7 @@ class Gpus:
         """Open the driver, if it is not open, and list its devices."""
         if any(each.lost for each in self._watched):
             # A board that was reset appears again only once the driver is opened anew.
-            self._close()
-        elif self._driver is not None:
-            self._reopen_ns = _REOPEN_NS
+            self._close("")
         if self._driver is None:
             self._driver = self._attempt("opening the driver", lambda: opened(self._drivers))
             if self._driver is None:
@@ -156,32 +152,14 @@ class Gpus:
         found = self._attempt("the list of devices", self._driver.devices)
         if found is None and not self._watched:
             raise DeviceLost("its devices could not be listed")
-        if found is not None:
-            # A board that was repartitioned can answer other questions.
-            before, now = _parts([each.device for each in self._watched]), _parts(found)
-            known = {
-                each.device: each
-                for each in self._watched
-                if before.get(each.device.uuid) == now.get(each.device.uuid)
-            }
+        # All anew: a board that was repartitioned can answer other questions.
+        if found is not None and [*found] != [each.device for each in self._watched]:
             driver = self._driver
-            self._watched = [
-                known.get(device) or self._watch(driver, device, now_ns) for device in found
-            ]
+            self._watched = [self._watch(driver, device, now_ns) for device in found]
         self._remark = "" if self._watched else "The GPU driver is there, but it shows no device."
-        self._find_at_ns = now_ns + _FIND_EVERY_NS
 
-    def _reopen_at_ns(self, now_ns: int) -> int:
-        """When to open the driver again: ever later, until a minute passes without a loss."""
-        wait_ns, self._reopen_ns = self._reopen_ns, min(2 * self._reopen_ns, _REOPEN_MOST_NS)
-        return now_ns + wait_ns
-
-    def _close_until(self, remark: str, find_at_ns: int) -> None:
+    def _close(self, remark: str) -> None:
         self._remark = remark
-        self._find_at_ns = find_at_ns
-        self._close()
-
-    def _close(self) -> None:
         self._watched = []
         if self._driver is not None:
             self._driver.close()
@@ -196,15 +174,12 @@ class Gpus:
         return _Watched(device, self._periodic("users", _USERS_EVERY_S, users, now_ns))
 
     def _ask_all(self, now_ns: int) -> None:
-        before = sum(1 for each in self._watched if each.lost)
         for watched in self._watched:
             if not watched.lost:
                 self._ask(watched, now_ns)
         lost = [each.lost for each in self._watched if each.lost]
         if lost and len(lost) == len(self._watched):
             raise DeviceLost(lost[0])
-        if lost and not before:
-            self._find_at_ns = min(self._find_at_ns, self._reopen_at_ns(now_ns))
 
     def _ask(self, watched: _Watched, now_ns: int) -> None:
         device, driver = watched.device, self._driver
@@ -285,15 +260,6 @@ class Gpus:
         silent = self._driver.silent if self._driver is not None else ()
         remark = " ".join([self._remark, *left, *silent]).strip()
         return GpuSample(devices, remark, self._version)
-
-
-def _parts(devices: Iterable[Device]) -> dict[str, set[str]]:
-    """The parts of each board."""
-    parts: dict[str, set[str]] = defaultdict(set)
-    for each in devices:
-        if each.parent:
-            parts[each.parent].add(each.uuid)
-    return parts
 
 
 def _possible(measurement: Measurement) -> bool:
