@@ -285,42 +285,31 @@ def test_a_link_in_a_store_is_replaced_and_not_written_through(tmp_path: Path) -
     assert not (tmp_path / "store" / "one").is_symlink()
 
 
-@pytest.fixture
-def away(bench: Bench, tmp_path: Path) -> Path:
-    """A store that does not take anything as long as this file is there."""
+def test_a_store_that_is_away_is_asked_again_and_the_artifact_shown_meanwhile(
+    bench: Bench, saved: Path, tmp_path: Path
+) -> None:
+    # It does not take anything as long as this file is there.
     (tmp_path / "store").write_text("no directory")
     bench.store_in(Store(str(tmp_path / "store"), "agent"))
-    return tmp_path / "store"
-
-
-def test_a_store_that_is_away_is_asked_again_and_the_artifact_shown_meanwhile(
-    bench: Bench, saved: Path, away: Path
-) -> None:
-    artifact = bench.told(saved)
+    late, never = bench.told(saved), bench.told(saved, name="never")
 
     bench.go_on()
-    assert artifact.state == WAITING
-    assert [(each.digest, each.uri) for each in bench.work.shown()] == [
-        (digest(saved), artifact.told.uri)
-    ]
-    away.unlink()
-    bench.wait(STORE_AGAIN_S[0])
-
-    assert artifact.state == COMPLETE
-    assert artifact.uri.startswith(f"file://{away}/")
-
-
-def test_a_store_that_never_comes_is_given_up_and_what_is_known_stays(
-    bench: Bench, saved: Path, away: Path
-) -> None:
-    artifact = bench.told(saved)
-
-    bench.go_on()
-    for seconds in STORE_AGAIN_S:
+    assert {(each.digest, each.uri, each.state) for each in bench.work.shown()} == {
+        (digest(saved), late.told.uri, WAITING)
+    }
+    for seconds in STORE_AGAIN_S[:-1]:
         bench.wait(seconds)
+    late.attempts -= 1
+    bench.wait(STORE_AGAIN_S[-1])
+    (tmp_path / "store").unlink()
+    bench.wait(STORE_AGAIN_S[-1])
 
-    assert (artifact.state, artifact.digest) == (INCOMPLETE, digest(saved))
-    assert "not stored" in artifact.problem
+    assert (late.state, late.stored_uri.partition("/r/")[0]) == (
+        COMPLETE,
+        f"file://{tmp_path}/store",
+    )
+    assert (never.state, never.digest) == (INCOMPLETE, digest(saved))
+    assert "not stored" in never.problem
 
 
 def test_a_file_that_changes_while_it_is_stored_is_read_again(

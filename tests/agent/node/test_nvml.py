@@ -33,7 +33,9 @@ from otel_ddp.agent.node.gpu.driver import (
     User,
 )
 from otel_ddp.agent.node.gpu.nvml import Nvml
+from otel_ddp.agent.node.gpu.polling import Gpus
 from otel_ddp.agent.node.source import Measurement
+from otel_ddp.vocabulary import catalog
 
 BOOT_S = 1_700_000_000
 NOW_NS = 1_800_000_000 * 10**9
@@ -267,18 +269,13 @@ def test_only_what_a_board_lacks_is_absent(seen: Seen) -> None:
             questions[f"nvmlDeviceGet{name}"].ask()
     with pytest.raises(NotSupported):
         questions["Xid"].ask()
+    for code in (2, 3, 4, 13, 25):
+        seen.boards[0].numbers["energy_mj"] = f"!{code}"
+        seen.show()
+        with pytest.raises(NotSupported):
+            questions["nvmlDeviceGetTotalEnergyConsumption"].ask()
     assert one(questions["nvmlDeviceGetTemperature"].ask()).value == 64
     assert "engines" not in questions
-
-
-@pytest.mark.parametrize("code", [2, 3, 4, 13, 25])
-def test_lasting_refusals_are_not_supported(seen: Seen, code: int) -> None:
-    board = h100()
-    board.numbers["energy_mj"] = f"!{code}"
-    (device,) = seen.open(board)
-
-    with pytest.raises(NotSupported):
-        seen.questions(device)["nvmlDeviceGetTotalEnergyConsumption"].ask()
 
 
 def test_a_sum_that_lacks_a_part_is_left_out(seen: Seen) -> None:
@@ -550,13 +547,16 @@ def test_each_process_of_a_board_is_listed_once(seen: Seen) -> None:
         ({"init": 4}, "NVIDIA_DRIVER_CAPABILITIES"),
         ({"init": 13}, "too old"),
         ({"init": 12}, "no NVIDIA driver library"),
+        ({"init": 12}, "The NVIDIA devices are here"),
         ({"init": 999}, "does not answer (Unknown Error)"),
         ({}, "shows no GPU"),
     ],
 )
 def test_one_sentence_says_why_there_are_no_devices(
-    seen: Seen, whole: dict[str, int], words: str
+    seen: Seen, whole: dict[str, int], words: str, tmp_path: Path
 ) -> None:
+    if "are here" in words:
+        (tmp_path / "nvidiactl").touch()
     boards = [h100()] if whole else []
     seen.shown.write(boards, **whole)
 
@@ -570,62 +570,22 @@ def test_one_sentence_says_why_there_are_no_devices(
     assert seen.driver.version() == "NVIDIA driver 550.54.14"
 
 
-def test_a_container_with_devices_but_no_library_has_its_own_hint(
-    seen: Seen, tmp_path: Path
-) -> None:
-    seen.shown.write([], init=12)
-    (tmp_path / "nvidiactl").touch()
-
-    with pytest.raises(DriverMissing, match=r"The NVIDIA devices are here.*`utility`"):
-        seen.driver.open()
-
-
-def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_library(name: str) -> None:
-        raise OSError(name)
-
-    monkeypatch.setattr(pynvml, "nvmlLib", None)
-    monkeypatch.setattr(pynvml, "CDLL", no_library)
-
-    with pytest.raises(DriverMissing, match=r"libnvidia-ml\.so\.1"):
-        Nvml().open()
-
-
 # --- a real board
 
 
 @pytest.mark.gpu
 def test_a_real_board_answers_in_our_units() -> None:
-    driver = Nvml()
-    try:
-        driver.open()
-    except DriverMissing as why:
-        pytest.skip(f"needs an NVIDIA GPU: {why}")
-    try:
-        found: list[Measurement] = []
-        for device in driver.devices():
-            questions = list(driver.questions(device))
-            for question in questions * 2:
-                try:
-                    found += question.ask()
-                except NotSupported as why:
-                    sys.stderr.write(f"{device.index} {question.name}: {why}\n")
-                if question.name == "engines":
-                    time.sleep(0.2)  # the driver refuses samples that are too close
-            assert driver.users(device) is not None
-        sys.stderr.write(f"{driver.version()}, {driver.silent}\n")
-        for each in found:
-            sys.stderr.write(f"{each.metric.name} {each.attributes} {each.value}\n")
-    finally:
-        driver.close()
+    gpus = Gpus([Nvml()])
+    gpus.read(time.monotonic_ns())
+    time.sleep(0.2)  # the driver refuses samples that are too close
+    sample = gpus.read(time.monotonic_ns() + 20 * 10**9)
+    if not sample.devices:
+        pytest.skip(f"needs an NVIDIA GPU: {sample.remark}")
 
-    names = {each.metric.name for each in found}
-    assert {
-        "hw.gpu.memory.limit",
-        "hw.power",
-        "hw.temperature",
-        "otel_ddp.gpu.throttle.active",
-    } <= names
-    limits = [each.value for each in found if each.metric.name == "hw.gpu.memory.limit"]
-    assert all(limit > GIB for limit in limits)
-    assert not any(math.isnan(each.value) for each in found)
+    sys.stderr.write(f"{sample}\n")
+    found = [each for device in sample.devices for each in device.measurements]
+    expected = {catalog.HW_POWER, catalog.HW_TEMPERATURE, catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE}
+    assert expected <= {each.metric for each in found}
+    limits = [each.value for each in found if each.metric is catalog.HW_GPU_MEMORY_LIMIT]
+    assert min(limits) > GIB
+    assert gpus.errors == 0

@@ -14,14 +14,18 @@ from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.agent.node.devices import FileSystems
 from otel_ddp.agent.node.gpu.driver import Driver
-from otel_ddp.agent.node.gpu.owners import Ownership, ProcessDevices, owners
+from otel_ddp.agent.node.gpu.owners import (
+    Ownership,
+    ProcessDevices,
+    owners,
+    shared_labels,
+)
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, identity
 from otel_ddp.agent.node.host import Host
 from otel_ddp.agent.node.processes import CoreUse, ProcessReader, read_process_stat
 from otel_ddp.agent.node.source import KernelFiles, Measurement, Sampler
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import NODE_LABELS
 
 _GPU_S, _HOST_S, _PROCESS_S, _FILE_SYSTEMS_S = 1.0, 5.0, 2.0, 30.0
 _STOP_S = 0.5
@@ -153,7 +157,7 @@ class Sampling:
         self._ledger.put(metric, labels, float(errors), now_ns, began_ns)
 
     def _labelled(self) -> Iterator[tuple[Labels, Measurement, int]]:
-        node_labels = self._node_labels()
+        node_labels = shared_labels([rank.labels for rank in self._ranks], self._node)
         for name in ("host", "file_systems"):
             measurements, taken_ns = self._fresh(name)
             for measurement in measurements or ():
@@ -184,13 +188,6 @@ class Sampling:
         for rank in sorted(self._ranks, key=lambda each: each.start_ticks):
             by_labels[rank.labels] = rank
         return by_labels.values()
-
-    def _node_labels(self) -> Labels:
-        """The labels of node-wide numbers: those of the run, if only one runs on the node."""
-        runs = {
-            tuple(pair for pair in rank.labels if pair[0] in NODE_LABELS) for rank in self._ranks
-        }
-        return runs.pop() if len(runs) == 1 else (("node", self._node),)
 
     # -- for people
 

@@ -257,19 +257,16 @@ class Nvml:
         return self._xids.setdefault(device.uuid, Xids(device.pci, self._wall_ns()))
 
     def users(self, device: Device) -> Sequence[User]:
-        users: dict[int, User] = {}
-        for process in self._processes(device):
-            used = process.usedGpuMemory
-            known = used is not None and 0 <= used < _MOST_USED_BYTES
-            user = User(int(process.pid), int(used) if known else None)
-            if user.pid not in users or users[user.pid].used_bytes is None:
-                users[user.pid] = user
-        return tuple(users.values())
-
-    def _processes(self, device: Device) -> Iterator[Any]:
         part = self._parts.get(device.uuid)
+        users: dict[int, User] = {}
         if part is None:
-            return
+            return ()
         for function in _PROCESSES:
             with contextlib.suppress(NotSupported):
-                yield from part.calls.ask(function)
+                for process in part.calls.ask(function):
+                    used = process.usedGpuMemory
+                    known = used is not None and 0 <= used < _MOST_USED_BYTES
+                    user = User(int(process.pid), int(used) if known else None)
+                    if user.pid not in users or users[user.pid].used_bytes is None:
+                        users[user.pid] = user
+        return tuple(users.values())

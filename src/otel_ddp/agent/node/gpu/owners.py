@@ -106,7 +106,10 @@ def owners(
             # Two processes may be one rank: an attempt that has not quite ended, and the next one.
             if process.labels not in users[uuid]:
                 users[uuid].append(process.labels)
-    labels = {uuid: _common(users[uuid], node) for uuid in boards.by_uuid}
+    labels = {
+        uuid: users[uuid][0] if len(users[uuid]) == 1 else shared_labels(users[uuid], node)
+        for uuid in boards.by_uuid
+    }
     used = _used(found, boards)
     # If the driver knows none of our process ids, it counts in another PID namespace.
     ours = {each.pid for each in processes if each.pid}
@@ -135,11 +138,9 @@ def _seen(
     }
 
 
-def _common(users: Sequence[Labels], node: str) -> Labels:
-    """The labels of the only rank; or those of the run that all ranks share; or the node's."""
-    if len(users) == 1:
-        return users[0]
-    runs = {tuple(pair for pair in labels if pair[0] in NODE_LABELS) for labels in users}
+def shared_labels(ranks: Iterable[Labels], node: str) -> Labels:
+    """The labels of the run that all ranks share; or the node's."""
+    runs = {tuple(pair for pair in labels if pair[0] in NODE_LABELS) for labels in ranks}
     return runs.pop() if len(runs) == 1 else (("node", node),)
 
 
