@@ -6,7 +6,7 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,32 +80,21 @@ class Boards:
         Of the whole: `init`, the error of the library's start; `loaded=0`, no driver any more;
         `generation`, another one makes all handles void; `hang=1`, the start does not return.
         """
-        self.write_state(state(boards, **whole))
-
-    def write_state(self, said: Mapping[str, str]) -> None:
-        """Show what the state says, such as one that no board is in."""
-        lines = "".join(f"{key} {value}\n" for key, value in said.items())
+        found: dict[str, object] = {"driver": "550.54.14", **whole, "count": len(boards)}
+        for index, board in enumerate(boards):
+            found |= {f"{index}.{key}": value for key, value in _board(board)}
+        lines = "".join(f"{key} {value}\n" for key, value in found.items())
         fresh = self.path.with_suffix(".new")
         fresh.write_bytes(lines.encode("utf-8", "surrogateescape"))
         # At once, and never seen half written.
         fresh.replace(self.path)
 
 
-def state(boards: Sequence[Board], **whole: int | str) -> dict[str, str]:
-    """Key and value of all there is to know."""
-    found: dict[str, object] = {"driver": "550.54.14", **whole, "count": len(boards)}
-    for index, board in enumerate(boards):
-        for key, value in _board(board):
-            found[f"{index}.{key}"] = value
-    return {key: str(value) for key, value in found.items()}
-
-
 def _board(board: Board) -> Iterator[tuple[str, object]]:
     yield from {"uuid": board.uuid, "name": board.name, "pci": board.pci}.items()
     yield from board.numbers.items()
-    for kind, users in (("compute", board.compute), ("graphics", board.graphics)):
-        yield kind, _processes(users)
-    yield "mps", _processes(board.mps)
+    for kind in ("compute", "graphics", "mps"):
+        yield kind, _processes(getattr(board, kind))
     if board.xids is not None:
         yield "xids", " ".join(["", *map(str, board.xids)])
     yield from {"lost": int(board.lost), "hang": int(board.hang)}.items()

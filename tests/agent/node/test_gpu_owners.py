@@ -207,20 +207,6 @@ def test_the_owner_of_memory_is_never_guessed(claims: Any, users: Any) -> None:
 # ------------------------------------------------------------------------------ remarks
 
 
-def test_memory_on_another_rank_s_device_gives_a_remark_and_changes_no_owner() -> None:
-    ownership = decide(
-        [claim(0, UUIDS[0]), claim(3, UUIDS[3])],
-        {BOARDS[0]: [(100, MIB), (103, 310 * MIB)], BOARDS[3]: [(103, 4 * MIB)]},
-    )
-
-    assert shown(ownership) == "0 - - 3 | - -"
-    assert memory(ownership) == [("0", "0", 1), ("3", "0", 310), ("3", "3", 4)]
-    assert ownership.remarks == [
-        "rank 3 also holds 310 MiB on GPU 0 (which rank 0 uses): something created a context "
-        "there before torch.cuda.set_device"
-    ]
-
-
 @pytest.mark.parametrize(
     ("others", "used_bytes", "said"),
     [
@@ -242,6 +228,11 @@ def test_memory_on_another_rank_s_device_gives_a_remark_and_changes_no_owner() -
 def test_a_remark_says_who_uses_the_device(
     others: list[ProcessDevices], used_bytes: int | None, said: str
 ) -> None:
-    ownership = decide([*others, claim(3, UUIDS[3])], {BOARDS[0]: [(103, used_bytes)]})
+    users = {BOARDS[0]: [(100, MIB), (103, used_bytes)], BOARDS[3]: [(103, 4 * MIB)]}
+    ownership = decide([*others, claim(3, UUIDS[3])], users)
 
-    assert [each.partition(":")[0] for each in ownership.remarks] == [said]
+    (remark,) = ownership.remarks
+    assert remark.partition(":")[0] == said
+    assert remark.endswith("something created a context there before torch.cuda.set_device")
+    assert ownership.labels[BOARDS[3].uuid] == rank(3)
+    assert ("3", "3", 4) in memory(ownership)
