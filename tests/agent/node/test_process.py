@@ -6,9 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,101 +22,30 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 SPUN_S = 0.2
 PROCESS = {metric.name for metric in catalog.METRICS if metric.section == "Process"}
 
-PUPPET = """
+# A training process and its worker, which works, writes, and ends. Each answer follows a line.
+WITH_A_WORKER = """
 import os, sys, time
-
-children = {}
-
-def serve(lines, answers):
-    for line in lines:
-        answers.write(repr(eval(line)) + "\\n")
-        answers.flush()
-
-def fork(name):
-    there, here = os.pipe(), os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(there[1])
-        for _, lines, answers in children.values():
-            lines.close()
-        children.clear()
-        serve(os.fdopen(there[0]), os.fdopen(here[1], "w"))
-        os._exit(0)
-    os.close(there[0]), os.close(here[1])
-    children[name] = pid, os.fdopen(there[1], "w"), os.fdopen(here[0])
-    return pid
-
-def tell(name, line):
-    _, lines, answers = children[name]
-    lines.write(line + "\\n")
-    lines.flush()
-    return eval(answers.readline())
-
-def reap(name):
-    children[name][1].close()
-    return os.waitpid(children.pop(name)[0], 0)[1]
-
-def spin():
+def answers(word):
+    print(word, flush=True)
+    input()
+answers("there")
+ready, written = os.pipe()
+worker = os.fork()
+if worker == 0:
     until = time.process_time() + 0.2
     while time.process_time() < until:
         pass
-
-def write(path, size):
-    with open(path, "wb") as file:
-        file.write(b"x" * size)
-        file.flush()
-        os.fsync(file.fileno())
-
-serve(sys.stdin, sys.stdout)
+    file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+    os.write(file, b"x" * 300_000)
+    os.fsync(file)
+    os.write(written, b"!")
+    time.sleep(1000)
+os.read(ready, 1)
+answers(worker)
+os.kill(worker, 9)
+os.waitpid(worker, 0)
+answers("reaped")
 """
-
-
-class Puppet:
-    """A real process that runs the test's lines, and its measurements."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PUPPET],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.pid = self._process.pid
-        self.does("None")
-        text = Path(f"/proc/{self.pid}/stat").read_text()
-        self.start = int(text.rpartition(")")[2].split()[19])
-        self.reader = ProcessReader(own_pid=0)
-        self.read()
-
-    def does(self, line: str, *whom: str) -> Any:
-        """What it answers; or a descendant, named by the way that leads there."""
-        for name in reversed(whom):
-            line = f"tell({name!r}, {line!r})"
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        return eval(self._process.stdout.readline())
-
-    def read(self) -> list[Measurement]:
-        self.reader.begin_round()
-        measurements = self.reader.read(self.pid, self.start)
-        assert measurements is not None
-        assert self.reader.errors == 0
-        return measurements
-
-    def ends(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
-@pytest.fixture
-def puppet() -> Iterator[Puppet]:
-    made = Puppet()
-    yield made
-    # Its children end when the pipe to it is closed, and theirs with them.
-    made.ends()
 
 
 def written(pid: int) -> int:
@@ -129,46 +57,39 @@ def io_of_children(measurements: list[Measurement]) -> float:
     return values(measurements, catalog.TRAINING_CHILDREN_DISK_IO)["write"]
 
 
-# -- what the kernel adds to a process that waits for another one
+def test_the_use_of_a_real_worker_stays_when_it_has_ended(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITH_A_WORKER, str(tmp_path / "file")]
+    process = subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
+    reader = ProcessReader(own_pid=0)
 
+    def looks() -> tuple[str, int, list[Measurement]]:
+        """Its answer, what its worker or it has written by now, and what is read of it."""
+        assert process.stdout is not None
+        assert process.stdin is not None
+        answer = process.stdout.readline().strip()
+        stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        reader.begin_round()
+        found = reader.read(process.pid, int(stat[19])) or []
+        size = written(int(answer) if answer.isdecimal() else process.pid)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        return answer, size, found
 
-def test_the_use_of_a_worker_stays_when_it_has_ended(puppet: Puppet, tmp_path: Path) -> None:
-    pid = puppet.does("fork('worker')")
-    puppet.does("spin()", "worker")
-    puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)", "worker")
-    size = written(pid)
-    before = puppet.read()
+    with process:
+        looks()
+        _, size, before = looks()
+        answer, inherited, after = looks()
 
-    puppet.does("reap('worker')")
-    after = puppet.read()
-
+    assert answer == "reaped"
     time_s = sum(values(after, catalog.TRAINING_CHILDREN_CPU_TIME).values())
     assert SPUN_S - 2 / TICKS_PER_S <= time_s < 2 * SPUN_S
     assert io_of_children(before) == io_of_children(after) == size
     # The kernel has added it to the process that waited, where it would show a second time.
-    assert written(puppet.pid) == size
+    assert inherited == size
     assert values(after, catalog.PROCESS_DISK_IO)["write"] == 0
     assert values(before, catalog.TRAINING_CHILDREN_COUNT) == {"": 1}
     assert values(after, catalog.TRAINING_CHILDREN_COUNT) == {"": 0}
-
-
-@pytest.mark.parametrize("reads_between", [True, False])
-def test_what_a_server_has_waited_for_is_not_counted_twice(
-    reads_between: bool, puppet: Puppet, tmp_path: Path
-) -> None:
-    puppet.does("fork('server')")
-    puppet.does("fork('worker')", "server")
-    puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)", "server", "worker")
-    before = io_of_children(puppet.read())
-
-    puppet.does("reap('worker')", "server")
-    if reads_between:
-        assert io_of_children(puppet.read()) == before
-    puppet.does("reap('server')")
-    measurements = puppet.read()
-
-    assert io_of_children(measurements) == before
-    assert values(measurements, catalog.PROCESS_DISK_IO)["write"] == 0
+    assert reader.errors == 0
 
 
 # -- trees on disk
@@ -261,6 +182,29 @@ def test_other_ranks_and_we_ourselves_are_no_descendants(node: NodeTree) -> None
         return values(reader.read(77, 5000, others) or [], catalog.TRAINING_CHILDREN_COUNT)[""]
 
     assert (children(), children(78)) == (3, 1)
+
+
+@pytest.mark.parametrize("reads_between", [True, False])
+def test_what_a_server_has_waited_for_is_not_counted_twice(
+    reads_between: bool, node: NodeTree
+) -> None:
+    node.process(77)
+    reader = reader_of(node)
+    read(reader)
+    node.process(78, parent=77)
+    node.process(79, parent=78, io=(0, 100))
+    before = io_of_children(read(reader))
+
+    node.ends(79)
+    node.process(78, parent=77, io=(0, 100))
+    if reads_between:
+        assert io_of_children(read(reader)) == before
+    node.ends(78)
+    node.process(77, io=(0, 100))
+    measurements = read(reader)
+
+    assert io_of_children(measurements) == before == 100
+    assert values(measurements, catalog.PROCESS_DISK_IO)["write"] == 0
 
 
 Break = Callable[[NodeTree], None]
