@@ -56,6 +56,7 @@ def test_host_and_processes_are_told_of_on_both_ways(node: Node) -> None:
             until(lambda t=theirs: names(node, **t) >= OF_PROCESS, f"all of rank {number}")
         (resident,) = node.series("process_memory_usage_bytes", rank="0")
         assert resident[1] > 5e6
+        assert {value for _, value in node.series("otel_ddp_source_errors_total")} == {0}
         assert not [labels for _, labels, _ in node.scrape() if labels.get("pid")]
 
         def sent() -> bool:

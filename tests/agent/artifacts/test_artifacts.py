@@ -11,6 +11,7 @@ import pytest
 
 from otel_ddp import settings
 from otel_ddp.agent.artifacts.artifacts import Artifacts
+from otel_ddp.agent.artifacts.work import Artifact
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.journal import layout
@@ -69,7 +70,7 @@ class Here:
         self.journals.poll()
         self.artifacts.feed(self.journals.new_artifacts())
         work = self.artifacts._work
-        while (artifact := work.next()) is not None:
+        while isinstance(artifact := work.next(), Artifact):
             self.artifacts._worker.work_on(artifact)
         self.show(self.journals.labels())
 

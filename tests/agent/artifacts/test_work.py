@@ -68,7 +68,7 @@ class Bench:
         return artifact
 
     def go_on(self) -> None:
-        while (artifact := self.work.next()) is not None:
+        while isinstance(artifact := self.work.next(), Artifact):
             self.worker.work_on(artifact)
         self.work.keep()
 
@@ -152,11 +152,14 @@ def test_the_next_file_under_the_same_name_is_read_in_place_of_the_one_before(
 ) -> None:
     first, second = bench.told(saved), bench.told(saved)
 
+    # Also where it came while the first one was read.
+    bench.worker.work_on(first)
     bench.go_on()
 
     assert first.state == INCOMPLETE
     assert "next one" in first.problem
     assert second.state == COMPLETE
+    assert bench.work.flush_done() == [first, second]
     assert bench.work.shown() == [second]
 
 

@@ -316,27 +316,6 @@ def test_a_refused_file_is_counted_and_logged_once(
     assert f"{node.proc}/stat is left out" in caplog.text
 
 
-def test_the_real_machine_is_read_as_it_says_itself() -> None:
-    host = Host()
-    host.read()
-
-    measurements = host.read()
-
-    total = next(
-        int(line.split()[1]) * 1024
-        for line in Path("/proc/meminfo").read_text().splitlines()
-        if line.startswith("MemTotal:")
-    )
-    (limit,) = values(measurements, catalog.SYSTEM_MEMORY_LIMIT).values()
-    assert 0 < limit <= total
-    usage = values(measurements, catalog.SYSTEM_MEMORY_USAGE)
-    assert sum(usage.values()) == pytest.approx(limit, rel=0.01)
-    assert host.errors == 0
-    for each in measurements:
-        assert each.metric.attributes == tuple(name for name, _ in each.attributes)
-        assert each.value >= 0
-
-
 # -- file systems
 
 

@@ -125,7 +125,6 @@ class WorkList:
         self._is_kept = True
         self._done: list[Artifact] = []
         self._outcomes: Counter[str] = Counter()
-        self._active = ""
 
     def add(self, artifact: Artifact) -> None:
         """Take one more, unless its record was read before. `keep` comes next."""
@@ -135,8 +134,7 @@ class WorkList:
             self._is_kept = False
             for other in list(self._waiting.values()):
                 # What lay there is gone.
-                same = other.told.uri == artifact.told.uri and other.slot == artifact.slot
-                if same and other.key != self._active:
+                if (other.told.uri, other.slot) == (artifact.told.uri, artifact.slot):
                     self._finish(other, INCOMPLETE, "the next one was written before it was read")
             if artifact.state != WAITING:
                 self._finish(artifact, artifact.state)
@@ -164,40 +162,35 @@ class WorkList:
         with contextlib.suppress(OSError):
             files.replace(self._path, content)
 
-    def next(self) -> Artifact | None:
-        """The first that may be worked on now."""
+    def next(self) -> Artifact | float | None:
+        """The first that may be worked on now; or in how many seconds; None if none waits."""
         with self._lock:
             now = self._clock()
-            ready = (each for each in self._waiting.values() if each.not_before <= now)
-            found = next(ready, None)
-            self._active = found.key if found else ""
-            return found
-
-    def due_in_s(self) -> float | None:
-        """In how many seconds the next one may be tried; None if none waits."""
-        with self._lock:
-            moments = [each.not_before for each in self._waiting.values()]
-            return max(0.0, min(moments) - self._clock()) if moments else None
+            for each in self._waiting.values():
+                if each.not_before <= now:
+                    return each
+            return min((each.not_before - now for each in self._waiting.values()), default=None)
 
     def failed(self, artifact: Artifact, why: str, waits_s: tuple[float, ...] = ()) -> None:
         """Try it again after a while, but for no more than these times."""
-        if artifact.attempts >= len(waits_s):
-            run = dict(artifact.told.labels).get("run", "")
-            text = "the artifact %r of run %s is not complete: %s"
-            errors.warn_once(f"artifact: {why}", text, artifact.told.name, run, why)
-            self.finish(artifact, INCOMPLETE, why)
-            return
         with self._lock:
-            artifact.not_before = self._clock() + waits_s[artifact.attempts]
-            artifact.attempts += 1
-            artifact.problem = why
-            self._active = ""
+            attempts = artifact.attempts
+            if artifact.key not in self._waiting:
+                return
+            if attempts < len(waits_s):
+                artifact.attempts, artifact.problem = attempts + 1, why
+                artifact.not_before = self._clock() + waits_s[attempts]
+                return
+            self._finish(artifact, INCOMPLETE, why)
+        run = dict(artifact.told.labels).get("run", "")
+        text = "the artifact %r of run %s is not complete: %s"
+        errors.warn_once(f"artifact: {why}", text, artifact.told.name, run, why)
 
-    def finish(self, artifact: Artifact, state: str, why: str = "") -> None:
-        """It is done with."""
+    def complete(self, artifact: Artifact) -> None:
+        """It is done with, unless the next one under its name came while it was read."""
         with self._lock:
-            self._finish(artifact, state, why)
-            self._active = ""
+            if artifact.key in self._waiting:
+                self._finish(artifact, COMPLETE)
 
     def _finish(self, artifact: Artifact, state: str, why: str = "") -> None:
         artifact.state, artifact.problem, artifact.done_ns = state, why, time.time_ns()
@@ -283,12 +276,12 @@ class Worker:
             self._work.news.clear()
             if self._pace.stopping.is_set():
                 return
-            artifact = self._work.next()
-            if artifact is None:
-                self._work.news.wait(self._work.due_in_s())
+            found = self._work.next()
+            if not isinstance(found, Artifact):
+                self._work.news.wait(found)
                 continue
             with contextlib.suppress(Stopped):
-                self.work_on(artifact)
+                self.work_on(found)
 
     def work_on(self, artifact: Artifact) -> None:
         """Read it, store it, and say how that ended."""
@@ -306,7 +299,7 @@ class Worker:
             errors.record_failure("reading an artifact")
             self._work.failed(artifact, f"{type(error).__name__}: {error}")
         else:
-            self._work.finish(artifact, COMPLETE)
+            self._work.complete(artifact)
 
     def _read(self, artifact: Artifact) -> None:
         told, path = artifact.told, path_of(artifact.told.uri)
