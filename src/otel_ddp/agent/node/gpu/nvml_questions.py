@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from otel_ddp.agent.node.gpu.driver import DeviceLost, NotSupported, Question
@@ -274,8 +275,8 @@ def questions(
     rows = [row for row in ROWS if row.of_parts or not part]
     every_way = [way for row in rows for each in row.series.values() for way in each]
     fields = _supported(calls, [way for way in every_way if isinstance(way, Fields)])
-    calling: dict[tuple[float, tuple[Any, ...]], _CallQuestion] = {}
-    batches: dict[float, _FieldsQuestion] = {}
+    parts: dict[tuple[float, tuple[Any, ...]], dict[Series, Call]] = defaultdict(dict)
+    sums: dict[float, dict[Series, Fields]] = defaultdict(dict)
     chosen = set()
     for row in rows:
         start_ns = loaded_ns if row.metric.kind is Kind.COUNTER else 0
@@ -286,17 +287,19 @@ def questions(
             chosen.add((row.metric, word))
             series, way = Series(row.metric, word, row.unit, pci, start_ns), here[0]
             if isinstance(way, Fields):
-                batch = batches.setdefault(row.every_s, _FieldsQuestion(calls))
-                batch.sums[series] = fields[way]
+                sums[row.every_s][series] = fields[way]
             elif isinstance(way, Call):
                 functions = tuple(each.function for each in here if isinstance(each, Call))
-                question = _CallQuestion(calls, functions)
-                calling.setdefault((row.every_s, functions), question).parts[series] = way
+                parts[row.every_s, functions][series] = way
             elif gpm is not None:
                 gpm.numbers[series] = way.number
     asked = [Question("engines", MOVING_S, gpm.ask)] if gpm is not None else []
-    asked += [Question(key[1][0][0], key[0], each.ask) for key, each in calling.items()]
-    asked += [Question(f"fields every {s:g} s", s, each.ask) for s, each in batches.items()]
+    for (every_s, functions), each in parts.items():
+        ask = partial(_ask_call, calls, list(functions), each)
+        asked.append(Question(functions[0][0], every_s, ask))
+    for every_s, of_period in sums.items():
+        ask = partial(_ask_fields, calls, of_period)
+        asked.append(Question(f"fields every {every_s:g} s", every_s, ask))
     return asked
 
 
@@ -325,27 +328,18 @@ def _supported(calls: Calls, wanted: Sequence[Fields]) -> dict[Fields, Fields]:
     return {way: way._replace(fields=each) for way, each in found.items() if each}
 
 
-class _CallQuestion:
-    """A function, and the series that are parts of its answer."""
-
-    def __init__(self, calls: Calls, functions: Sequence[tuple[Any, ...]]) -> None:
-        """*functions*: the first that the board supports is called; all answer alike."""
-        self._calls = calls
-        self._functions = list(functions)
-        self.parts: dict[Series, Call] = {}
-
-    def ask(self) -> Iterable[Measurement]:
-        answer = self._answer()
-        return [series.measurement(_part(answer, way)) for series, way in self.parts.items()]
-
-    def _answer(self) -> Any:
-        try:
-            return self._calls.ask(*self._functions[0])
-        except NotSupported:
-            if len(self._functions) == 1:
-                raise
-            self._functions.pop(0)
-            return self._answer()
+def _ask_call(
+    calls: Calls, functions: list[tuple[Any, ...]], parts: dict[Series, Call]
+) -> list[Measurement]:
+    """Call the first function that the board supports; all answer alike. Its parts are series."""
+    try:
+        answer = calls.ask(*functions[0])
+    except NotSupported:
+        if len(functions) == 1:
+            raise
+        del functions[0]
+        return _ask_call(calls, functions, parts)
+    return [series.measurement(_part(answer, way)) for series, way in parts.items()]
 
 
 def _part(answer: Any, way: Call) -> float:
@@ -357,20 +351,14 @@ def _part(answer: Any, way: Call) -> float:
     return float(answer if way.part is None else answer[way.part])
 
 
-class _FieldsQuestion:
-    """All fields of one period, in one call."""
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self.sums: dict[Series, Fields] = {}
-
-    def ask(self) -> Iterable[Measurement]:
-        found = self._calls.fields([each for way in self.sums.values() for each in way.fields])
-        measurements = []
-        for series, way in self.sums.items():
-            values = [found.get(field) for field in way.fields]
-            known = [value for value in values if value is not None]
-            # A sum without one part would fall, which looks like a reset of the counter.
-            if len(known) == len(values):
-                measurements.append(series.measurement(sum(known) * way.times))
-        return measurements
+def _ask_fields(calls: Calls, sums: dict[Series, Fields]) -> list[Measurement]:
+    """Read all fields of one period, in one call."""
+    found = calls.fields([field for way in sums.values() for field in way.fields])
+    measurements = []
+    for series, way in sums.items():
+        values = [found.get(field) for field in way.fields]
+        known = [value for value in values if value is not None]
+        # A sum without one part would fall, which looks like a reset of the counter.
+        if len(known) == len(values):
+            measurements.append(series.measurement(sum(known) * way.times))
+    return measurements
