@@ -20,34 +20,18 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
-from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
-from opentelemetry.proto.collector.metrics.v1 import (
-    metrics_service_pb2,
-    metrics_service_pb2_grpc,
-)
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2_grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
-_REQUEST: dict[str, Any] = {
-    "metrics": metrics_service_pb2.ExportMetricsServiceRequest,
-    "traces": trace_service_pb2.ExportTraceServiceRequest,
-    "logs": logs_service_pb2.ExportLogsServiceRequest,
-}
-_RESPONSE: dict[str, Any] = {
-    "metrics": metrics_service_pb2.ExportMetricsServiceResponse,
-    "traces": trace_service_pb2.ExportTraceServiceResponse,
-    "logs": logs_service_pb2.ExportLogsServiceResponse,
-}
+from otel_ddp.agent.export.otlp.messages import SERVICES
+
+_SERVICES: dict[Any, Any] = {**SERVICES}
 _REJECTED = {
     "metrics": "rejected_data_points",
     "traces": "rejected_spans",
     "logs": "rejected_log_records",
-}
-# The fields of a request: of each resource, of each scope in it, and what is in that.
-_FIELDS = {
-    "metrics": ("resource_metrics", "scope_metrics", "metrics"),
-    "traces": ("resource_spans", "scope_spans", "spans"),
-    "logs": ("resource_logs", "scope_logs", "log_records"),
 }
 _GRPC_CODE = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -90,14 +74,12 @@ class Point(NamedTuple):
 
 def points_in(*bodies: bytes) -> list[Point]:
     """Every point of these requests, in their order."""
-    return [each for body in bodies for each in _points_of(_REQUEST["metrics"].FromString(body))]
+    return [each for body in bodies for each in _points_of(_parsed("metrics", body))]
 
 
 def contents_in(signal: str, *bodies: bytes) -> list[Any]:
     """The metrics, spans or log records of these requests, as the official messages."""
-    return [
-        each for body in bodies for each in _contents(signal, _REQUEST[signal].FromString(body))
-    ]
+    return [each for body in bodies for each in _contents(signal, _parsed(signal, body))]
 
 
 class Receiver:
@@ -235,7 +217,7 @@ class Receiver:
             self._changed.notify_all()
 
     def reply(self, signal: str, mode: str | int) -> Any:
-        response = _RESPONSE[signal]()
+        response = _SERVICES[signal].response()
         if mode == "partial":
             response.partial_success.error_message = "out of order"
             setattr(response.partial_success, _REJECTED[signal], self.rejected)
@@ -294,7 +276,7 @@ class _Handler(BaseHTTPRequestHandler):
         wire = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path, _, query = self.path.partition("?")
         signal = path.rpartition("/")[2]
-        if signal not in _REQUEST:
+        if signal not in _SERVICES:
             self._answer(404, b"", "text/plain")
             return
         mode = receiver.came_in(signal)
@@ -321,7 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
             signal=signal,
             headers={name.lower(): text for name, text in self.headers.items()},
             wire_bytes=len(wire),
-            message=_REQUEST[signal].FromString(body),
+            message=_parsed(signal, body),
             query=query,
         )
         receiver.accept(received)
@@ -387,13 +369,17 @@ def _attributes(pairs: Any) -> dict[str, Any]:
     }
 
 
+def _parsed(signal: str, body: bytes) -> Any:
+    return _SERVICES[signal].request.FromString(body)
+
+
 def _contents(signal: str, message: Any) -> list[Any]:
-    resources, scopes, contents = _FIELDS[signal]
+    service = _SERVICES[signal]
     return [
         each
-        for of_resource in getattr(message, resources)
-        for of_scope in getattr(of_resource, scopes)
-        for each in getattr(of_scope, contents)
+        for of_resource in getattr(message, service.resources)
+        for of_scope in getattr(of_resource, service.scopes)
+        for each in getattr(of_scope, service.contents)
     ]
 
 

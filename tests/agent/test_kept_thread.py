@@ -64,10 +64,3 @@ def test_a_thread_that_an_error_ended_is_started_again(
 def forget_failures() -> Iterator[None]:
     yield
     errors.failures.pop("the thread metrics", None)
-
-
-def test_a_thread_that_was_never_wanted_is_no_problem() -> None:
-    kept = KeptThread("metrics", lambda: None)
-
-    assert kept.problem == ""
-    assert kept.join(0.0)

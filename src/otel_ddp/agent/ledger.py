@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from otel_ddp.vocabulary.catalog import Kind, Metric
-
-Labels = tuple[tuple[str, str], ...]
+from otel_ddp.vocabulary.words import Labels as Labels
 
 # History of one series between two exports; beyond it the oldest points go, and are counted.
 _MOST_POINTS = 200_000

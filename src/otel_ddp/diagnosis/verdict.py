@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp.vocabulary.words import RUN_LABELS, Kind
-
-# The agent's labels of one process: group, run, job_type, node, rank, local_rank.
-# A verdict about a whole run or node has fewer of them.
-Labels = tuple[tuple[str, str], ...]
+from otel_ddp.vocabulary.words import Labels as Labels
 
 
 class Verdict(NamedTuple):

@@ -104,6 +104,8 @@ Kind = Literal[
 VERDICTS: tuple[Kind, ...] = get_args(Kind)
 HARMLESS_VERDICTS = frozenset({"bound"})
 
+# The labels of one process; a verdict about a whole run or node has fewer of them.
+Labels = tuple[tuple[str, str], ...]
 RANK_LABELS = ("group", "run", "job_type", "node", "rank", "local_rank")
 # Which run it is. The roles of its processes may differ, so `job_type` is no part of that.
 RUN_LABELS = ("group", "run")

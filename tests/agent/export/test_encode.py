@@ -50,7 +50,6 @@ RESOURCE = st.dictionaries(
     max_size=4,
 )
 TIME_NS = st.integers(0, 2**64 - 1)
-UINT64 = st.integers(0, 2**64 - 1)
 
 
 def plain(pairs: Any) -> dict[str, Any]:
@@ -59,58 +58,6 @@ def plain(pairs: Any) -> dict[str, Any]:
 
 def parse(request: bytes) -> Any:
     return ExportMetricsServiceRequest.FromString(request)
-
-
-@given(ATTRIBUTES, TIME_NS, FINITE, TIME_NS)
-def test_a_number_point_reads_back_as_it_was_written(
-    attributes: dict[str, Any], time_ns: int, value: float, start_ns: int
-) -> None:
-    encoded = number_point(attribute_bytes(attributes), time_ns, value, start_ns)
-
-    (point,) = metrics_pb2.Gauge.FromString(encoded).data_points
-    assert attributes == plain(point.attributes)
-    assert [type(v) for v in attributes.values()] == [
-        type(v) for v in plain(point.attributes).values()
-    ]
-    assert (time_ns, start_ns) == (point.time_unix_nano, point.start_time_unix_nano)
-    assert point.WhichOneof("value") == "as_double"
-    assert value == point.as_double
-
-
-@given(
-    ATTRIBUTES,
-    TIME_NS,
-    TIME_NS,
-    UINT64,
-    FINITE,
-    st.lists(FINITE, max_size=20),
-    st.lists(UINT64, max_size=20),
-)
-def test_a_histogram_point_reads_back_as_it_was_written(
-    attributes: dict[str, Any],
-    time_ns: int,
-    start_ns: int,
-    count: int,
-    total: float,
-    bounds: list[float],
-    bucket_counts: list[int],
-) -> None:
-    encoded = histogram_point(
-        attribute_bytes(attributes, HISTOGRAM_ATTRIBUTES),
-        time_ns,
-        start_ns,
-        count,
-        total,
-        bounds,
-        bucket_counts,
-    )
-
-    (point,) = metrics_pb2.Histogram.FromString(encoded).data_points
-    assert attributes == plain(point.attributes)
-    assert (time_ns, start_ns) == (point.time_unix_nano, point.start_time_unix_nano)
-    assert (count, total) == (point.count, point.sum)
-    assert bounds == list(point.explicit_bounds)
-    assert bucket_counts == list(point.bucket_counts)
 
 
 @given(ATTRIBUTES, TIME_NS, st.lists(FINITE, max_size=20))

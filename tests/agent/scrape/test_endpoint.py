@@ -211,11 +211,6 @@ def test_an_ipv6_address_may_stand_in_brackets(host: str) -> None:
         assert endpoint.url == f"http://[::1]:{endpoint.port}/metrics"
 
 
-def test_a_client_that_sends_nothing_delays_no_other(served: tuple[Ledger, Endpoint]) -> None:
-    with socket.create_connection(("127.0.0.1", served[1].port)):
-        assert get(served[1], "/healthz")[1] == "ok\n"
-
-
 def test_an_agent_whose_loop_is_stuck_is_not_healthy() -> None:
     idle_s = [0.0]
     with serving(idle_s=lambda: idle_s[0]) as endpoint:
