@@ -17,7 +17,7 @@ import pytest
 
 import otel_ddp
 from extras import needed
-from otel_ddp.cli.setup.deploy import shipped_files
+from otel_ddp.cli.deploy import shipped_files
 
 ROOT = Path(__file__).parents[1]
 

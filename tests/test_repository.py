@@ -12,11 +12,8 @@ import yaml
 from otel_ddp.torch.models import OLDEST
 
 ROOT = Path(__file__).parents[1]
-FORMS = sorted(
-    path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"
-)
 PROJECT = (ROOT / "pyproject.toml").read_text()
-# A source distribution has neither the workflow nor the forms.
+# A source distribution does not have it.
 in_a_checkout = pytest.mark.skipif(not (ROOT / ".github").exists(), reason="no checkout")
 
 
@@ -44,21 +41,6 @@ def test_the_workflow_calls_what_is_there() -> None:
     assert [each for each in named if not (ROOT / each).exists()] == []
     assert (ROOT / ".ci" / "run").is_file()
     assert re.search(r"^dist:", (ROOT / "Makefile").read_text(), re.M)
-
-
-@in_a_checkout
-def test_an_issue_form_asks_what_github_understands() -> None:
-    assert FORMS
-    for path in FORMS:
-        form = load(path)
-        fields = [field for field in form["body"] if field["type"] != "markdown"]
-        ids = [field["id"] for field in fields]
-
-        assert {"name", "description", "body"} <= set(form), path
-        assert len(ids) == len(set(ids)), path
-        assert {field["type"] for field in fields} <= {"input", "textarea"}, path
-        assert all(field["attributes"]["label"] for field in fields), path
-        assert any(field.get("validations", {}).get("required") for field in fields), path
 
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()

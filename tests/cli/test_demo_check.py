@@ -12,7 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from otel_ddp.cli import main
-from otel_ddp.cli.demo.check import NoAnswer, Prometheus
+from otel_ddp.cli.demo.check import Prometheus
+from otel_ddp.cli.fetch import NoAnswer
 
 RUN = "demo-hang-1"
 STATE, PENDING = f'training_state{{run="{RUN}"}}', f'ALERTS{{alertname="A",run="{RUN}"}}'

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from node import Node, finished
-from otel_ddp.cli.demo import what_grew
 from otel_ddp.cli.demo.injection import Injection, parse
 
 
@@ -51,20 +50,3 @@ def test_a_demo_that_loses_its_loss_ends_with_who_lost_it_first() -> None:
     _, verdicts = demo("--seconds", "8", "--inject", "nan:1").split("\nVerdicts:\n")
 
     assert re.search(r"  since [0-9:]+: loss became NaN at step 150 on rank 1 \(", verdicts)
-
-
-@pytest.mark.stress
-def test_a_demo_that_leaks_ends_with_what_was_seen_of_it() -> None:
-    _, verdicts = demo("--seconds", "11", "--inject", "leak:1").split("\nVerdicts:\n")
-
-    grown = {rank: int(more) for rank, more in re.findall(r"rank (\d) ([+-]\d+) MiB", verdicts)}
-    assert grown["1"] > grown["0"]
-    assert "needs more than ten minutes" in verdicts
-
-
-def test_what_grew_is_told_of_each_rank_for_as_long_as_it_was_there() -> None:
-    mib = 1 << 20
-    held = [(0.0, {0: mib}), (5.0, {0: mib, 1: mib}), (10.0, {0: 2 * mib, 1: 9 * mib}), (12.0, {})]
-
-    assert "rank 0 +1 MiB in 10 s, rank 1 +8 MiB in 5 s." in what_grew(held)
-    assert what_grew(held[:1]) == what_grew([]) == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from node import Node, until
 from otel_ddp.cli import main
-from otel_ddp.cli.node import stacks
 from otel_ddp.journal.reader import JournalReader
 
 # Two ranks of a run, and one process that does not answer; torch is imported once.
@@ -89,35 +87,16 @@ def test_the_stacks_of_every_rank_or_of_the_chosen_one_are_shown(
 
 
 def test_a_process_that_does_not_answer_is_shown_with_the_reason_and_advice(
-    node: Node,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = two(node, "silent", both="", hold="1")
-    monkeypatch.setenv("PATH", str(tmp_path))
 
     assert main(["stacks", "--dir", place]) == 1
-    printed = capsys.readouterr().out
-    zero, one = printed.split("rank 1, ")
+
+    zero, one = capsys.readouterr().out.split("rank 1, ")
     assert "it does not answer: it has not called" in zero
     assert "C code holds Python's lock (the GIL)" in one
-    assert "pip install py-spy" in one
-
-    spy = tmp_path / "py-spy"
-    spy.write_text('#!/bin/sh\necho "seen $*"\n')
-    spy.chmod(stat.S_IRWXU)
-    assert main(["stacks", "--dir", place, "--rank", "1"]) == 1
-    assert f"seen dump --nonblocking --pid {pid_of(place, 1)}" in capsys.readouterr().out
-
-    spy.write_text('#!/bin/sh\necho "Permission \x1b[31mdenied" >&2; exit 1\n')
-    scope = tmp_path / "scope"
-    scope.write_text("1\n")
-    monkeypatch.setattr(stacks, "_PTRACE_SCOPE", scope)
-    main(["stacks", "--dir", place, "--rank", "1"])
-    printed = capsys.readouterr().out
-    assert "py-spy: Permission \\x1b[31mdenied" in printed
-    assert "ptrace_scope is 1 here" in printed
+    assert f"`py-spy dump --nonblocking --pid {pid_of(place, 1)}`" in one
 
 
 def test_a_stopped_process_is_shown_as_stopped(

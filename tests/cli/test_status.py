@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from otel_ddp.agent.node.gpu.driver import DriverMissing
 from otel_ddp.agent.node.gpu.nvml import Nvml
 from otel_ddp.agent.node.gpu.nvml_questions import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 from otel_ddp.cli import main
-from otel_ddp.cli.node.status import lines
+from otel_ddp.cli.node.status import NO_AGENT, lines
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, table
 from otel_ddp.journal.survey import Survey, survey
@@ -143,14 +142,6 @@ def test_each_rank_is_shown_under_the_heading_of_its_run() -> None:
     ]
 
 
-def test_the_address_of_a_runs_board_is_shown_where_the_agent_knows_it() -> None:
-    agent = {"pid": 1, "grafana": "https://g.example"}
-
-    shown_lines = shown(process(run="r", group="g"), agents=[agent])
-
-    assert "  board https://g.example/d/otel-ddp-run?var-group=g&var-run=r" in shown_lines
-
-
 def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:
     other = {"who": {"group": "g", "run": "one"}, "sentence": "of another run"}
     shown_lines = shown(
@@ -178,31 +169,34 @@ def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:
     assert shown_lines[-1] == "  ! of another run"
 
 
-@pytest.mark.parametrize("trains", [True, False])
-def test_a_run_that_goes_on_with_fewer_ranks_is_as_large_as_its_newest_attempt(
-    trains: bool,
-) -> None:
-    before = [process(rank=rank, world_size=4, state="killed") for rank in range(4)]
-    after = [process(rank=rank, started_ns=5, trains=trains) for rank in range(2)]
-    over = [replace(each, state="finished") for each in after]
-
-    assert "run one, train, world 2" in shown(*before, *after)
-    assert "run one, train, world 2" in shown(*before, *over)
+def of(rank: int, **more: Any) -> ProcessState:
+    return process(rank=rank, **more)
 
 
-def test_an_evaluator_that_outlives_the_training_is_not_the_training() -> None:
-    trained = [process(rank=rank, state="failed", trains=True) for rank in range(2)]
-    evaluator = process(rank=0, job_type="eval", world_size=1, started_ns=5)
-
-    assert "run one, world 2" in shown(*trained, evaluator)
-    assert "run one, world 2" in shown(*trained, replace(evaluator, state="finished"))
+KILLED = [of(rank, world_size=4, state="killed") for rank in range(4)]
+TRAINED = [of(rank, state="failed", trains=True) for rank in range(2)]
 
 
-def test_those_that_make_steps_are_the_training_and_more_actors_are_beside_it() -> None:
-    trainers = [process(rank=rank, trains=True) for rank in range(2)]
-    actors = [process(rank=rank, job_type="actor", world_size=4) for rank in range(4)]
+@pytest.mark.parametrize(
+    "processes",
+    [
+        # It goes on with fewer ranks, and is as large as its newest attempt.
+        *([*KILLED, of(0, started_ns=5), of(1, started_ns=5)],),
+        [*KILLED, of(0, started_ns=5, state="finished"), of(1, started_ns=5, state="finished")],
+        # An evaluator that outlives the training is not the training.
+        [*TRAINED, of(0, job_type="eval", world_size=1, started_ns=5)],
+        [*TRAINED, of(0, job_type="eval", world_size=1, started_ns=5, state="finished")],
+        # Those that make steps are the training, and more actors are beside it.
+        [
+            *(of(rank, trains=True) for rank in range(2)),
+            *(of(rank, job_type="actor", world_size=4) for rank in range(4)),
+        ],
+    ],
+)
+def test_the_world_of_a_run_is_that_of_those_that_train(processes: list[ProcessState]) -> None:
+    (heading,) = (line for line in shown(*processes) if line.startswith("run one"))
 
-    assert "run one, world 2" in shown(*trainers, *actors)
+    assert heading.endswith("world 2")
 
 
 @pytest.mark.parametrize(
@@ -246,15 +240,34 @@ def test_values_of_another_type_are_shown_and_stop_nothing(odd: Any, place: Here
     assert ProcessState.from_json(told) == ProcessState(**told)
 
 
-def test_a_run_that_cannot_be_judged_is_shown_with_the_reason_and_without_alarm() -> None:
+def test_a_run_that_cannot_be_judged_is_shown_with_the_reason_and_its_board() -> None:
     why = "insufficient data: one rank on this node, and no other to compare it with"
     others = [{"run": "other", "why": "of another"}, {"run": "one", "group": "g", "why": "as well"}]
-    agent = {"insufficient": [{"run": "one", "group": "", "why": why}, *others]}
+    agent = {"insufficient": [{"run": "one", "why": why}, *others], "grafana": "https://g.example"}
 
     shown_lines = shown(process(), agents=[agent])
 
+    assert shown_lines[-2] == "  board https://g.example/d/otel-ddp-run?var-group=&var-run=one"
     assert shown_lines[-1] == f"  stragglers: {why}"
-    assert sum("stragglers" in line for line in shown_lines) == 1
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_a_run_that_has_ended_needs_no_judgement(place: Here, over: bool) -> None:
+    about = {"pid": 7, "insufficient": [LACKS, {**LACKS, "group": "another"}]}
+    trains = "import otel_ddp; run = otel_ddp.init(run='mine')"
+    with an_agent(place, f"{trains}; run.finish()" if over else trains) as pid:
+        # One that has written nothing yet is starting.
+        assert survey([place]).agents[0]["starting"] is True
+        assert next(iter(lines(survey([place]), NOW_NS))) == f"agent     pid {pid} is starting"
+        place.agent_file.write_text(json.dumps(about))
+        (agent,) = survey([place]).agents
+    # It is unknown whether it still holds.
+    dead = survey([place]).agents
+
+    assert agent["insufficient"] == ([] if over else [LACKS])
+    # What it calls itself may be a number of another PID namespace.
+    assert (agent["pid"], agent["pid_here"]) == (7, pid)
+    assert [each["insufficient"] for each in dead] == [[]]
 
 
 class Deletes(Place):
@@ -279,30 +292,6 @@ def test_a_process_whose_journal_is_deleted_meanwhile_is_shown(place: Here) -> N
 
 
 LACKS = {"group": "", "run": "mine", "why": "why"}
-
-
-@pytest.mark.parametrize("over", [True, False])
-def test_a_run_that_has_ended_needs_no_judgement(place: Here, over: bool) -> None:
-    trains = "import otel_ddp; run = otel_ddp.init(run='mine')"
-    others = {**LACKS, "group": "another"}
-    with an_agent(place, f"{trains}; run.finish()" if over else trains) as pid:
-        place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": [LACKS, others]}))
-
-        (agent,) = survey([place]).agents
-
-    assert agent["insufficient"] == ([] if over else [LACKS])
-    # What it calls itself may be a number of another PID namespace.
-    assert (agent["pid"], agent["pid_here"]) == (7, pid)
-
-
-def test_what_a_dead_agent_lacked_is_not_shown(place: Here, tmp_path: Path) -> None:
-    # It is the agent of another place; to this one it is a rank that lives.
-    with an_agent(Here(tmp_path), "import otel_ddp; run = otel_ddp.init(run='mine')"):
-        place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": [LACKS]}))
-
-        (agent,) = survey([place]).agents
-
-    assert (agent["alive"], agent["insufficient"]) == (False, [])
 
 
 TRAINS = "import otel_ddp; run = otel_ddp.init()"
@@ -346,13 +335,24 @@ def test_where_no_agent_has_started_the_reason_is_shown(last_line: str, why: str
     assert "no agent has started" not in str(list(lines(found, NOW_NS, agent="external")))
 
 
+@pytest.mark.parametrize("mode", NO_AGENT)
+def test_where_no_agent_runs_status_tells_how_one_is_started(
+    place: Here, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.environ["OTEL_DDP_AGENT"] = mode
+
+    assert main(["status"]) == 0
+
+    assert capsys.readouterr().out == f"agent     {NO_AGENT[mode]}\nno runs\n"
+    assert list(lines(Survey(), NOW_NS, named=False))[1:] == ["no runs of this user"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "other", "twice"),
     [
         (11, {}, True),
         (5, {}, False),
         (11, {"OTEL_DDP_RANK": "1", "OTEL_DDP_WORLD_SIZE": "2"}, False),
-        (11, {"OTEL_DDP_RUN": "another"}, False),
         (11, {"OTEL_DDP_GROUP": "another"}, False),
     ],
 )
@@ -416,45 +416,6 @@ def an_agent(place: Here, code: str = "") -> Iterator[int]:
         holder.communicate()
 
 
-def test_an_agent_that_has_written_nothing_yet_is_starting(
-    place: Here, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with an_agent(place) as pid:
-        assert main(["status"]) == 0
-
-    assert capsys.readouterr().out == f"agent     pid {pid} is starting\nno runs\n"
-
-
-@pytest.mark.parametrize(
-    ("mode", "sentence"),
-    [
-        ("auto", "none runs: a training process starts one"),
-        (
-            "offline",
-            "none runs: a training process starts one, which sends nothing "
-            "(OTEL_DDP_AGENT=offline)",
-        ),
-        (
-            "external",
-            "OTEL_DDP_AGENT=external, but none runs: start `otel-ddp agent` on this node",
-        ),
-        ("off", "OTEL_DDP_AGENT=off: journals are written, but nothing is exported"),
-    ],
-)
-def test_where_no_agent_runs_status_tells_how_one_is_started(
-    place: Here, mode: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    os.environ["OTEL_DDP_AGENT"] = mode
-
-    assert main(["status"]) == 0
-
-    assert capsys.readouterr().out == f"agent     {sentence}\nno runs\n"
-
-
-def test_without_a_named_directory_status_tells_that_it_shows_this_users_runs() -> None:
-    assert list(lines(Survey(), NOW_NS, named=False))[1:] == ["no runs of this user"]
-
-
 def status(how: str) -> subprocess.CompletedProcess[str]:
     command = f"{sys.executable} -m otel_ddp status {how}"
     return subprocess.run(
@@ -467,17 +428,15 @@ def status(how: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("option", ["", "--json"])
-def test_a_full_disk_for_the_output_is_one_sentence(option: str, place: Here) -> None:
-    ended = status(f"{option} >/dev/full")
+def test_a_full_disk_for_the_output_is_one_sentence(place: Here) -> None:
+    ended = status(">/dev/full")
 
     assert ended.returncode == 1
     assert ended.stderr == "The answer could not be written: No space left on device.\n"
 
 
-@pytest.mark.parametrize("option", ["", "--json"])
-def test_a_reader_that_closes_the_pipe_is_no_error(option: str, place: Here) -> None:
-    ended = status(f"{option} | sleep 0")
+def test_a_reader_that_closes_the_pipe_is_no_error(place: Here) -> None:
+    ended = status("| sleep 0")
 
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -564,20 +523,20 @@ def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
     ]
 
 
-def test_where_several_runs_train_a_rank_is_shown_with_its_run() -> None:
-    shown_lines = devices(gpu(), gpu(index="1", labels={"run": "two", "rank": "0"}))
+def test_several_runs_remarks_and_odd_values_of_gpus_are_shown_and_stop_nothing() -> None:
+    remark = "rank 3 also holds 300 MiB on GPU 1 (which rank 4 uses)"
+    two = devices(gpu(), gpu(index="1", labels={"run": "two", "rank": "0"}), remarks=[remark])
 
-    assert "  3 of run one  " in shown_lines[2]
-    assert "  0 of run two  " in shown_lines[3]
-
-
-def test_the_gpus_of_a_dead_agent_are_not_shown() -> None:
-    shown_lines = shown(agents=[{"alive": False, "node": "alpha", "gpus": [gpu()]}])
-
-    assert not any("GPU" in line for line in shown_lines)
-
-
-NO_LIBRARY = "There is no NVIDIA driver library (libnvidia-ml.so.1) here: install it."
+    assert "  3 of run one  " in two[2]
+    assert "  0 of run two  " in two[3]
+    assert two[-1] == f"  ! {remark}"
+    assert devices(gpu(throttled=["\x1b[2J"]))[2].endswith(r"\x1b[2J")
+    for odd in ODD:
+        broken = [gpu(**{key: odd}) for key in gpu()]
+        rows = devices(*broken, {}, odd, remarks=[odd], driver=odd)
+        agent = {"node": odd, "gpus": odd, "gpu_remarks": odd, "gpu_driver": odd}
+        assert all(line.isprintable() for line in [*rows, *shown(agents=[agent])])
+        assert len([row for row in rows if "NVIDIA H100" in row]) >= len(broken) - 1
 
 
 def test_the_real_remark_on_a_missing_driver_is_not_shown() -> None:
@@ -603,24 +562,3 @@ class NoDriver:
         error = self.NVMLError()
         error.value = self._code
         raise error
-
-
-def test_a_rank_that_uses_another_ranks_gpu_is_shown_below_the_table() -> None:
-    remark = "rank 3 also holds 300 MiB on GPU 1 (which rank 4 uses)"
-
-    assert devices(gpu(), remarks=[remark])[-1] == f"  ! {remark}"
-
-
-@pytest.mark.parametrize("odd", [*ODD, "a\x1b[31m\nb"], ids=repr)
-def test_a_gpu_with_odd_values_is_shown_and_stops_nothing(odd: Any) -> None:
-    agent = {"alive": True, "node": odd, "gpus": odd, "gpu_remarks": odd, "gpu_driver": odd}
-    broken = [gpu(**{key: odd}) for key in gpu()]
-
-    shown_lines = devices(*broken, {}, odd, remarks=[odd], driver=odd)
-
-    assert all(line.isprintable() for line in [*shown_lines, *shown(agents=[agent])])
-    assert len([line for line in shown_lines if "NVIDIA H100" in line]) >= len(broken) - 1
-
-
-def test_reasons_of_throttling_are_printable() -> None:
-    assert devices(gpu(throttled=["\x1b[2J"]))[2].endswith(r"\x1b[2J")

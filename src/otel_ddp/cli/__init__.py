@@ -20,10 +20,10 @@ COMMANDS = {
     ),
     "demo": ("demo", "train a small model, show what was recorded, and check that alerts fire"),
     "deploy": (
-        "setup.deploy",
+        "deploy",
         "write the files of collector, Prometheus and Grafana that fit this version",
     ),
-    "doctor": ("setup.doctor", "check the whole installation, and tell what to correct"),
+    "doctor": ("node.doctor", "check the whole installation, and tell what to correct"),
     "open": ("open", "open the page of the newest run in the browser"),
     "page": ("page", "show a folder of kept runs in the browser, also without an agent"),
     "profile": (
@@ -39,7 +39,7 @@ COMMANDS = {
         "node.top",
         "watch this node live: phases, work, GPUs, verdicts and values of its ranks",
     ),
-    "up": ("setup.up", "start collector, Prometheus, Tempo, Loki and Grafana here with Docker"),
+    "up": ("up", "start collector, Prometheus, Tempo, Loki and Grafana here with Docker"),
 }
 
 

@@ -21,6 +21,7 @@ ASK_SUFFIX = ".ask"
 ANSWER_SUFFIX = ".answer"
 # What became of a question for a profile.
 PROFILE_SUFFIX = ".profile"
+MOST_PROFILED_STEPS = 50
 # And the extremes of what a process has logged.
 SUMMARY_SUFFIX = ".summary"
 COMPANION_SUFFIXES = (

@@ -16,7 +16,7 @@ from torch.autograd import profiler as torch_profiler
 from torch.autograd.profiler import record_function
 
 from otel_ddp import errors, files
-from otel_ddp.journal.layout import PROFILE_SUFFIX
+from otel_ddp.journal.layout import MOST_PROFILED_STEPS, PROFILE_SUFFIX
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.steps.sampled import SampledSteps
 
@@ -87,7 +87,6 @@ def _entrance(original: Callable[..., Any], give_way: Callable[[], None]) -> Cal
     return entrance
 
 
-MOST_STEPS = 50
 # Where a process grows by this much, its window ends early. Its trace is text, and as large.
 _MOST_MEMORY = 256 * 1024 * 1024
 # Room that must be on the disk before a window begins.
@@ -120,7 +119,7 @@ def read_question(line: bytes) -> Asked | None:
         trace = Path(str(said["trace"]))
     except (ValueError, TypeError, KeyError):
         return None
-    if not 1 <= steps <= MOST_STEPS or not trace.is_absolute():
+    if not 1 <= steps <= MOST_PROFILED_STEPS or not trace.is_absolute():
         return None
     return Asked(number, steps, trace, until_ns)
 

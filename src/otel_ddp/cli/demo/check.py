@@ -1,18 +1,22 @@
-"""Asks a Prometheus whether the alert of a trouble fires, and if it does not, why."""
+"""Plays troubles, and asks a Prometheus whether their alerts fire, and if not, why."""
 
 from __future__ import annotations
 
-import http.client
+import contextlib
 import json
-from collections.abc import Mapping
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from otel_ddp import files
-from otel_ddp.agent.export.otlp import is_loopback, one_line, take_user, without_credentials
-from otel_ddp.cli.demo.injection import PHASES
+from otel_ddp.agent.export.otlp import is_loopback, take_user, without_credentials
+from otel_ddp.cli import fetch
+from otel_ddp.cli.demo.injection import PHASES, Injection
+from otel_ddp.cli.demo.played import Played
 from otel_ddp.cli.text import mappings
 from otel_ddp.vocabulary import catalog
 
@@ -26,19 +30,9 @@ ALERTS = {
 }
 # What is played where no trouble is named: one of each kind.
 PLAYED = ("backward:1:30ms", "hang:1", "kill:1")
-_TIMEOUT_S = 30.0
-_MOST_BYTES = 16 << 20
-
-
-class NoAnswer(Exception):
-    """Why there is no answer, without any credentials."""
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    """A redirect is an error: urllib would take the token to wherever it leads."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
+# An alert fires within five minutes of its trouble.
+WAITS_S, _LOOK_EVERY_S = 420.0, 1.0
+_ANSWER_S = 30.0
 
 
 class Prometheus:
@@ -47,11 +41,18 @@ class Prometheus:
     def __init__(self, url: str, token: str) -> None:
         self.name = without_credentials(url, with_path=True).rstrip("/")
         address, basic = take_user(url)
-        self._address = address.rstrip("/")
-        self._authorization = f"Bearer {token}" if token else basic
-        # The proxy of a cluster has another loopback.
-        direct = [ProxyHandler({})] if is_loopback(url) else []
-        self._opener = build_opener(_NoRedirect(), *direct)
+        self._address, self._is_here = address.rstrip("/"), is_loopback(url)
+        authorization = f"Bearer {token}" if token else basic
+        self._headers = {"Authorization": authorization} if authorization else {}
+
+    @classmethod
+    def at(cls, url: str) -> Prometheus:
+        """That of --check; raises ValueError."""
+        if not url.lower().startswith(("http://", "https://")):
+            raise ValueError(
+                f"--check needs an address that begins with http:// or https://: {url!r}"
+            )
+        return cls(url, os.environ.get("PROMETHEUS_TOKEN", "").strip())
 
     def fires(self, alert: str, run: str) -> bool:
         """Whether the alert fires for this run."""
@@ -85,21 +86,56 @@ class Prometheus:
         return mappings(self._ask("query", query=f"{name}{{{chosen}}}").get("result"))
 
     def _ask(self, what: str, **asked: str) -> Mapping[str, Any]:
-        request = Request(f"{self._address}/api/v1/{what}?{urlencode(asked)}")
-        if self._authorization:
-            request.add_header("Authorization", self._authorization)
+        url = f"{self._address}/api/v1/{what}?{urlencode(asked)}"
         try:
-            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
-                told = files.parse_json(answer.read(_MOST_BYTES))
-        except HTTPError as error:
-            with error:
-                raise NoAnswer(f"{self.name}: {error.code} {one_line(error.reason)}") from None
-        except (OSError, http.client.HTTPException) as error:
-            why = error.reason if isinstance(error, URLError) else error
-            raise NoAnswer(f"{self.name}: no answer ({one_line(str(why))})") from None
-        except ValueError:
-            told = None
+            # The proxy of a cluster has another loopback.
+            answer = fetch.get(url, self._headers, answer_s=_ANSWER_S, by_proxy=not self._is_here)
+        except fetch.NoAnswer as why:
+            raise fetch.NoAnswer(f"{self.name}: {why}") from None
+        status, body = answer
+        if status != HTTPStatus.OK:
+            raise fetch.NoAnswer(f"{self.name} answers {status}")
+        told = None
+        with contextlib.suppress(ValueError):
+            told = files.parse_json(body)
         data = told.get("data") if isinstance(told, dict) else None
         if not isinstance(data, dict):
-            raise NoAnswer(f"{self.name} is no Prometheus: is another server there?")
+            raise fetch.NoAnswer(f"{self.name} is no Prometheus: is another server there?")
         return data
+
+
+def play(server: Prometheus, injected: Sequence[Injection], ranks: int, wait_s: float) -> int:
+    """Play each trouble until its alert fires; the exit status."""
+    failed = 0
+    # Two agents that speak for one node would contradict each other: this one has its own name.
+    node = {"OTEL_DDP_NODE": f"demo-{os.uname().nodename}"}
+    for each in injected:
+        run_name = f"demo-{each.what}-{secrets.token_hex(3)}"
+        alert = ALERTS[each.what]
+        print(
+            f"Playing {each.text} as {run_name}: at most {wait_s:g} s for {alert} ...", flush=True
+        )
+        began = time.monotonic()
+        # It trains on until it is told to end.
+        with Played(run_name, 2 * wait_s, ranks, each, **node) as played:
+            why_not = _awaited(server, played, alert, began + wait_s)
+            played.end()
+        failed += bool(why_not)
+        state = f"FAIL {why_not}" if why_not else f"ok   {alert} fires"
+        print(f"  {state}, after {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{len(injected) - failed} of {len(injected)} alerts fired.")
+    return 1 if failed else 0
+
+
+def _awaited(server: Prometheus, played: Played, alert: str, deadline: float) -> str:
+    """Why the alert does not fire; empty once it does."""
+    try:
+        while not server.fires(alert, played.run):
+            if played.process.poll() is not None and not played.injected.deadly:
+                return f"the training failed: {played.last_error()}"
+            if time.monotonic() > deadline:
+                return server.why_not(alert, played.run)
+            time.sleep(_LOOK_EVERY_S)
+    except fetch.NoAnswer as why:
+        return str(why)
+    return ""

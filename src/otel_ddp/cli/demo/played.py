@@ -48,7 +48,7 @@ class Played:
         self._seconds, self._ranks, self._env = seconds, ranks, env
 
     def __enter__(self) -> Self:
-        self._root = new_directory(_PREFIX)
+        self._root = _new_directory(_PREFIX)
         self.place = Place(self._root / "place")
         self._errors, self._end_file = self._root / "training.log", self._root / "end"
         command = [
@@ -75,7 +75,7 @@ class Played:
             if self.process.poll() is None:
                 self.process.terminate()
                 self.process.wait()
-            stop_agent(self.place)
+            _stop_agent(self.place)
             shutil.rmtree(self._root, ignore_errors=True)
         finally:
             signal.signal(signal.SIGINT, before)
@@ -117,27 +117,23 @@ class Played:
         """How the agent describes itself; it starts a moment after the first rank."""
         deadline = time.monotonic() + _AGENT_STARTS_S
         while time.monotonic() < deadline and self.process.poll() is None:
-            if agent := agent_description(self.place):
+            if agent := _described(self.place):
                 return agent
             time.sleep(0.1)
         return {}
-
-    def endpoint(self) -> str:
-        """The endpoint now: a killed agent is started again, perhaps on another port."""
-        return str(agent_description(self.place).get("scrape") or "")
 
     def verdicts(self) -> list[str]:
         """The agent's verdicts; that on a death comes a moment after it."""
         if self.injected.what == "kill":
             # The kernel reports the signal once the launcher has waited for the dead process.
             time.sleep(_VERDICT_S)
-        described, now_ns = agent_description(self.place), time.time_ns()
+        described, now_ns = _described(self.place), time.time_ns()
         found = [each for key in ("past", "verdicts") for each in mappings(described.get(key))]
         found.sort(key=lambda each: integer(each.get("since_ns")) or 0)
         return [dated(each, now_ns) for each in found]
 
 
-def new_directory(prefix: str) -> Path:
+def _new_directory(prefix: str) -> Path:
     """A new directory, in memory if that is writable."""
     with contextlib.suppress(OSError):
         return Path(tempfile.mkdtemp(prefix=prefix, dir="/dev/shm"))
@@ -150,12 +146,12 @@ def end_by_signals() -> None:
         signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
-def agent_description(place: Place) -> dict[str, Any]:
+def _described(place: Place) -> dict[str, Any]:
     """How the agent describes itself; empty while there is none."""
     return files.read_mapping(place.agent_file)
 
 
-def stop_agent(place: Place) -> None:
+def _stop_agent(place: Place) -> None:
     """End the agent, and wait for its last export."""
     pid = place.agent_pid()
     if not pid:

@@ -8,17 +8,25 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from otel_ddp.cli.node.gpus import gpu_lines
 from otel_ddp.cli.options import add_directory_option, find_places
-from otel_ddp.cli.text import cell, dated, integer, marked, number, print_answer
+from otel_ddp.cli.text import (
+    cell,
+    dated,
+    integer,
+    mappings,
+    marked,
+    number,
+    padded,
+    print_answer,
+)
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.terminal import shown_time
 from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState, world_of
 from otel_ddp.journal.survey import Survey, of_run, survey
 
-_WIDEST_ROLE = 24
 _MOST_BEST = 6
 # The sentence where no agent runs, by OTEL_DDP_AGENT.
 NO_AGENT = {
@@ -90,7 +98,7 @@ def _run_lines(
     found: Survey, run: tuple[str, str], processes: list[ProcessState], grafana: str, now_ns: int
 ) -> Iterable[str]:
     """One run: its ranks, its best values, and what the agent has found of it."""
-    yield from _table(run, processes, now_ns)
+    yield from table(run, processes, now_ns)
     if board := addresses.board(grafana, "Run", dict(zip(("group", "run"), run, strict=True))):
         yield f"  board {board}"
     yield from best_lines(processes, now_ns)
@@ -113,17 +121,17 @@ def _run_lines(
                 yield f"  stragglers: {cell(each.get('why'), '?')}"
 
 
-def _table(run: tuple[str, str], processes: list[ProcessState], now_ns: int) -> Iterable[str]:
+def table(run: tuple[str, str], processes: list[ProcessState], now_ns: int) -> Iterable[str]:
     """One run: a heading, and one row for each process, with its role if the roles differ."""
     group, name = (cell(each) for each in run)
     roles = {cell(each.job_type) for each in processes}
     parts = (group and f"group {group}", *(roles if len(roles) == 1 else ()))
     yield ", ".join((f"run {name or '?'}", *filter(None, parts), _of_world(processes)))
-    widest = min(max(map(len, roles)), _WIDEST_ROLE) if len(roles) > 1 else 0
-    yield _columns(_HEADS, "job_type", widest)
     # Processes without a rank last, and the attempts of a rank in their order.
-    for each in sorted(processes, key=lambda one: (one.rank is None, one.rank or 0)):
-        yield _columns(_row(each, now_ns), cell(each.job_type, "-"), widest)
+    ordered = sorted(processes, key=lambda one: (one.rank is None, one.rank or 0))
+    rows = [_HEADS, *(_row(each, now_ns) for each in ordered)]
+    shown = rows if len(roles) > 1 else [(row[0], *row[2:]) for row in rows]
+    yield from (f"  {line}" for line in padded(shown))
 
 
 def _of_world(processes: list[ProcessState]) -> str:
@@ -191,30 +199,19 @@ def best_lines(processes: Iterable[ProcessState], now_ns: int) -> Iterable[str]:
         yield f"  and {len(shown) - _MOST_BEST} further names have a best value: --json has all"
 
 
-_HEADS = ("rank", "local", "node", "pid", "state", "step", "phase", "since")
-_WIDTHS = (6, 6, 16, 8, 10, 10, 14, 10)
-
-
-def _columns(cells: tuple[str, ...], role: str = "", role_width: int = 0) -> str:
-    """One line of the table; the role, if it is shown, follows the rank."""
-    padded = [cell.ljust(width) for cell, width in zip(cells, _WIDTHS, strict=False)]
-    if role_width:
-        padded.insert(1, role.ljust(max(role_width, len("job_type"))))
-    return "  " + " ".join(padded).rstrip() + "".join(f" {cell}" for cell in cells[len(_WIDTHS) :])
+_HEADS = ("rank", "job_type", "local", "node", "pid", "state", "step", "phase", "since", "")
 
 
 def _row(each: ProcessState, now_ns: int) -> tuple[str, ...]:
-    remarks = []
-    if each.reason:
-        remarks.append(cell(each.reason))
-    if each.state == "killed":
-        remarks.append("ended without a report")
-    if each.lost:
-        remarks.append(f"{each.lost} records lost")
-    if not each.settled and not each.ended:
-        remarks.append("waits for its process group")
+    remarks = (
+        cell(each.reason),
+        "ended without a report" if each.state == "killed" else "",
+        f"{each.lost} records lost" if each.lost else "",
+        "" if each.settled or each.ended else "waits for its process group",
+    )
     return (
         cell(each.rank, "?"),
+        cell(each.job_type, "-"),
         cell(each.local_rank, "?"),
         cell(each.node, "?"),
         cell(each.pid, "?"),
@@ -222,7 +219,7 @@ def _row(each: ProcessState, now_ns: int) -> tuple[str, ...]:
         cell(each.step, "-"),
         cell(each.phase, "-"),
         ago(max(0.0, (now_ns - each.phase_since_ns) / 1e9)),
-        *remarks,
+        " ".join(filter(None, remarks)),
     )
 
 
@@ -233,3 +230,87 @@ def ago(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+# -- GPUs
+
+# A driver keeps a part of each board's memory for itself.
+_IDLE_SHARE = 0.05
+_WIDEST_CELL = 60
+_GPU_HEADS = ("gpu", "name", "rank", "busy", "memory", "power", "temp", "throttled by")
+# Remarks that tell only of a missing driver, as on any node without GPUs: the doctor shows them.
+NO_DRIVER_REMARKS = ("There is no NVIDIA driver", "The NVIDIA kernel driver is not loaded")
+
+
+def gpu_lines(agent: Mapping[str, Any]) -> Iterable[str]:
+    """A table of the GPUs of one agent's node, and the agent's remarks on them."""
+    gpus = mappings(agent.get("gpus"))
+    remarks = gpu_remarks(agent)
+    if not gpus:
+        remarks = [each for each in remarks if not each.startswith(NO_DRIVER_REMARKS)]
+    if not gpus and not remarks:
+        return
+    yield ""
+    driver = cell(agent.get("gpu_driver"))
+    yield ", ".join(filter(None, (f"GPUs of {cell(agent.get('node'), '?')}", driver)))
+    if gpus:
+        runs = {cell(gpu_labels(each).get("run")) for each in gpus} - {""}
+        rows = [_GPU_HEADS, *(gpu_row(each, len(runs) > 1) for each in gpus)]
+        yield from (f"  {line}" for line in padded(rows))
+    yield from (f"  ! {each}" for each in remarks)
+
+
+def gpu_remarks(agent: Mapping[str, Any]) -> list[str]:
+    """What the agent remarks on its GPUs."""
+    remarks = agent.get("gpu_remarks")
+    return [cell(each, "?") for each in remarks] if isinstance(remarks, list) else []
+
+
+def gpu_row(each: Mapping[str, Any], several_runs: bool) -> tuple[str, ...]:
+    """Its index, name, rank, busy share, memory, power, temperature, and why it is throttled."""
+    busy, celsius = number(each.get("busy_ratio")), number(each.get("temperature_c"))
+    throttled = each.get("throttled")
+    reasons = throttled if isinstance(throttled, list) else ()
+    row = (
+        cell(each.get("index"), "?"),
+        cell(each.get("name"), "?"),
+        gpu_user(each, several_runs),
+        "-" if busy is None else f"{busy:.0%}",
+        _share(each.get("used_bytes"), each.get("limit_bytes"), 1 << 30, "GiB", 1),
+        _share(each.get("power_w"), each.get("power_limit_w"), 1, "W", 0),
+        "-" if celsius is None else f"{celsius:.0f} °C",
+        ", ".join(cell(reason, "?") for reason in reasons) or "-",
+    )
+    return tuple(text[:_WIDEST_CELL] for text in row)
+
+
+def gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
+    """The rank that uses a GPU: `3`, `3 of run x` if there are several runs, `free` and so on."""
+    labels = gpu_labels(gpu)
+    run = cell(labels.get("run"), "?")
+    if rank := cell(labels.get("rank")):
+        return f"{rank} of run {run}" if several_runs else rank
+    if "run" in labels:
+        return f"shared by run {run}"
+    # Other processes, or several runs at once. In a container the driver may tell of no process,
+    # but of the memory that they hold.
+    used, limit = number(gpu.get("used_bytes")), number(gpu.get("limit_bytes"))
+    held = used is not None and limit is not None and used > _IDLE_SHARE * limit
+    return "others" if held or integer(gpu.get("processes")) else "free"
+
+
+def gpu_labels(gpu: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Whose GPU it is, as the labels of its series."""
+    found = gpu.get("labels")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _share(part: Any, total: Any, unit: int, name: str, digits: int) -> str:
+    """`60.0/80.0 GiB`, or as much of it as is known."""
+    used, most = (
+        "-" if value is None else f"{value / unit:.{digits}f}"
+        for value in (number(part), number(total))
+    )
+    if used == most == "-":
+        return "-"
+    return f"{used} {name}" if most == "-" else f"{used}/{most} {name}"

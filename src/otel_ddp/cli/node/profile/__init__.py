@@ -19,8 +19,8 @@ from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.history import beside
+from otel_ddp.journal.layout import MOST_PROFILED_STEPS
 
-MOST_STEPS = 50
 _MOST_RANKS = 4
 # A step that takes longer than this hangs.
 _LONGEST_STEP_S = 600.0
@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"one that no verdict names is added; may be given up to {_MOST_RANKS} times",
     )
     parser.add_argument(
-        "--steps", type=_steps, default=5, help=f"how many steps, up to {MOST_STEPS} (default: 5)"
+        "--steps",
+        type=_steps,
+        default=5,
+        help=f"how many steps, up to {MOST_PROFILED_STEPS} (default: 5)",
     )
     parser.add_argument(
         "--run", dest="of_run", default="", help="the run, if several have such a rank"
@@ -62,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _steps(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= MOST_STEPS:
-        raise argparse.ArgumentTypeError(f"must be 1 to {MOST_STEPS}, got {text!r}")
+    if not text.isdigit() or not 1 <= int(text) <= MOST_PROFILED_STEPS:
+        raise argparse.ArgumentTypeError(f"must be 1 to {MOST_PROFILED_STEPS}, got {text!r}")
     return int(text)
 
 
@@ -111,24 +114,22 @@ def _make_folder(out: Path | None, run_name: str, asked_ns: int) -> Path:
 
 
 def _record(windows: Sequence[Window], steps: int, wait_s: float) -> None:
-    said = {id(each): each.state for each in windows}
+    said = dict.fromkeys(windows, "waiting")
     for each in windows:
         each.ask(steps, wait_s)
     began_s = time.monotonic()
-    while True:
+    while any(said[each] in ("waiting", "recording") for each in windows):
         waited_s = time.monotonic() - began_s
         for each in windows:
             each.poll()
             # The process may notice the same a moment later: then its answer counts.
             if each.state == "waiting" and waited_s > wait_s + 1:
-                each.give_up(f"no step ended within {wait_s:g} s")
+                each.refuse(f"no step ended within {wait_s:g} s")
             elif waited_s > wait_s + _LONGEST_STEP_S:
-                each.give_up("its steps did not end")
-            if said[id(each)] != each.state:
-                said[id(each)] = each.state
+                each.refuse("its steps did not end")
+            if said[each] != each.state:
+                said[each] = each.state
                 print(f"  {each.rank.label}: {_said(each)}", flush=True)
-        if all(each.is_over for each in windows):
-            return
         time.sleep(_POLL_S)
 
 
@@ -154,9 +155,7 @@ def _report(
         print(f"A trace in {folder} cannot be read or compressed: {error}.", file=sys.stderr)
         return 1
     if not written:
-        for left in folder.iterdir():
-            left.unlink()
-        folder.rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
         return 1
     rows = compared(totals)
     ranks = [each.rank.rank for each in written]
@@ -175,26 +174,14 @@ def _report(
             {
                 "rank": each.rank.rank,
                 "pid": each.rank.process.pid,
-                "state": each.state,
-                "why": each.why,
-                "steps": each.steps,
-                "first_step": each.first_step,
+                **each.answer(),
                 "step_s": step_s.get(each.rank.rank),
                 "file": trace.get(each.rank.rank),
             }
             for each in windows
         ],
         "files": packed,
-        "table": [
-            {
-                "operator": row.name,
-                "on_device": row.on_device,
-                "times_s": row.times_s,
-                "calls": row.calls,
-                "difference_s": row.difference_s,
-            }
-            for row in rows[:_KEPT_ROWS]
-        ],
+        "table": [row.to_json() for row in rows[:_KEPT_ROWS]],
     }
     # Whole at once: page and report may look at any moment.
     files.replace(folder / beside.PROFILE, json.dumps(content, indent=1))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
+from bisect import bisect
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.medians import lower_median
@@ -42,6 +44,11 @@ class Row(NamedTuple):
         """By how much the first rank takes longer than the others."""
         return self.times_s[0] - self.others_s
 
+    def to_json(self) -> dict[str, Any]:
+        """For `profile.json`."""
+        told = self._asdict()
+        return {"operator": told.pop("name"), **told, "difference_s": self.difference_s}
+
     @property
     def may_be_late(self) -> bool:
         return self.name != IDLE and not self.name.startswith(_WAITS)
@@ -56,6 +63,29 @@ class Totals(NamedTuple):
     calls: Mapping[tuple[str, bool], float]
 
 
+class _Event(NamedTuple):
+    at_us: float
+    end_us: float
+    name: str
+    lane: tuple[str, str]
+    """A thread of the host, or a stream of a device."""
+    on_device: bool
+
+
+def _event(each: Any) -> _Event | None:
+    if not isinstance(each, Mapping) or each.get("ph") != "X":
+        return None
+    name, category = each.get("name"), each.get("cat")
+    at_us, took_us = each.get("ts"), each.get("dur")
+    if category not in (*_ON_HOST, *_ON_DEVICE) or not isinstance(name, str):
+        return None
+    if not isinstance(at_us, (int, float)) or not isinstance(took_us, (int, float)):
+        return None
+    lane = str(each.get("pid")), str(each.get("tid"))
+    on_device = category in _ON_DEVICE
+    return _Event(float(at_us), float(at_us + took_us), name, lane, on_device)
+
+
 def totals_of(trace: Any) -> Totals:
     """What a trace says. A part that is no event is left out.
 
@@ -65,29 +95,47 @@ def totals_of(trace: Any) -> Totals:
     """
     found = trace.get("traceEvents") if isinstance(trace, Mapping) else trace
     events = [event for each in found if (event := _event(each))] if isinstance(found, list) else []
-    steps = sorted((each for each in events if each.name.startswith(_STEP)), key=_by_time)
+    steps = sorted(each for each in events if each.name.startswith(_STEP))
     own: defaultdict[tuple[str, bool], float] = defaultdict(float)
     calls: defaultdict[tuple[str, bool], float] = defaultdict(float)
     if not steps:
         return Totals(0.0, own, calls)
-    lanes: defaultdict[tuple[bool, Any], list[_Event]] = defaultdict(list)
-    for each in events:
-        # What made the profiler ready lies before the first step.
-        if not each.name.startswith(_STEP) and each.end_us > steps[0].at_us:
-            lanes[each.on_device, each.lane].append(each)
-            calls[each.name, each.on_device] += 1 / len(steps)
-    for on_device, rest in ((False, OUTSIDE), (True, IDLE)):
-        mine = [spans for (device, _), spans in lanes.items() if device == on_device]
-        if on_device and not mine:
-            break
-        mine.sort(key=lambda those: (those[0].lane != steps[0].lane, -_covered_us(those)))
-        free = [(each.at_us, each.end_us) for each in steps]
-        for those in mine:
-            free = _take(free, _innermost(those), own)
-        own[rest, on_device] = sum(end_us - at_us for at_us, end_us in free)
-    each_step = {key: us / 1e6 / len(steps) for key, us in own.items()}
+    # What made the profiler ready lies before the first step.
+    rest = [e for e in events if not e.name.startswith(_STEP) and e.end_us > steps[0].at_us]
+    for each in rest:
+        calls[each.name, each.on_device] += 1 / len(steps)
+    for on_device, idle in ((False, OUTSIDE), (True, IDLE)):
+        mine = [each for each in rest if each.on_device == on_device]
+        if mine or not on_device:
+            for name, us in _shares(steps, mine, idle):
+                own[name, on_device] += us / 1e6 / len(steps)
     step_s = sum(each.end_us - each.at_us for each in steps) / 1e6 / len(steps)
-    return Totals(step_s, each_step, calls)
+    return Totals(step_s, own, calls)
+
+
+def _shares(
+    steps: Sequence[_Event], events: Iterable[_Event], idle: str
+) -> Iterator[tuple[str, float]]:
+    """Piece by piece, which operator the time of the steps belongs to, and how long."""
+    busy_us: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for each in events:
+        busy_us[each.lane] += each.end_us - each.at_us
+    lanes = sorted(busy_us, key=lambda lane: (lane != steps[0].lane, -busy_us[lane]))
+    order = {lane: at for at, lane in enumerate(lanes)}
+    waiting = deque(sorted(events))
+    # The first is the innermost of the first lane; one that is over stays until it is the first.
+    running: list[tuple[int, float, float, str]] = []
+    starts = [each.at_us for each in steps]
+    bounds = {moment for each in (*steps, *waiting) for moment in (each.at_us, each.end_us)}
+    for at_us, until_us in pairwise(sorted(bounds)):
+        while waiting and waiting[0].at_us <= at_us:
+            each = waiting.popleft()
+            heappush(running, (order[each.lane], -each.at_us, each.end_us, each.name))
+        while running and running[0][2] <= at_us:
+            heappop(running)
+        step = bisect(starts, at_us) - 1
+        if step >= 0 and at_us < steps[step].end_us:
+            yield running[0][3] if running else idle, until_us - at_us
 
 
 def compared(ranks: Sequence[Totals]) -> list[Row]:
@@ -131,78 +179,3 @@ def culprit(ranks: Sequence[int], step_s: float, rows: Iterable[Row]) -> str:
             f"than {others}: {figures}."
         )
     return f"No operator explains it: in these steps {suspect} needs no longer than {others}."
-
-
-class _Event(NamedTuple):
-    name: str
-    lane: tuple[str, str]
-    """A thread of the host, or a stream of a device."""
-    at_us: float
-    end_us: float
-    on_device: bool
-
-
-def _event(each: Any) -> _Event | None:
-    if not isinstance(each, Mapping) or each.get("ph") != "X":
-        return None
-    name, category = each.get("name"), each.get("cat")
-    at_us, took_us = each.get("ts"), each.get("dur")
-    if category not in (*_ON_HOST, *_ON_DEVICE) or not isinstance(name, str):
-        return None
-    if not isinstance(at_us, (int, float)) or not isinstance(took_us, (int, float)):
-        return None
-    lane = str(each.get("pid")), str(each.get("tid"))
-    return _Event(name, lane, float(at_us), float(at_us + took_us), category in _ON_DEVICE)
-
-
-def _by_time(each: _Event) -> tuple[float, float]:
-    # The longer of two that begin together is around the other.
-    return each.at_us, -each.end_us
-
-
-def _covered_us(events: Iterable[_Event]) -> float:
-    return sum(each.end_us - each.at_us for each in _innermost(events))
-
-
-def _innermost(events: Iterable[_Event]) -> Iterator[_Event]:
-    """One lane in pieces, in the order of time, each of them the innermost event at that time."""
-    around: list[_Event] = []
-    at_us = -math.inf
-    for each in (*sorted(events, key=_by_time), None):
-        begins_us = each.at_us if each else math.inf
-        while around and around[-1].end_us <= begins_us:
-            inner = around.pop()
-            if inner.end_us > at_us:
-                yield inner._replace(at_us=at_us)
-                at_us = inner.end_us
-        if each:
-            if around and begins_us > at_us:
-                yield around[-1]._replace(at_us=at_us, end_us=begins_us)
-            at_us = begins_us
-            # What is left open is cut off by the end of the one around it.
-            end_us = min(each.end_us, around[-1].end_us) if around else each.end_us
-            around.append(each._replace(end_us=end_us))
-
-
-def _take(
-    free: Iterable[tuple[float, float]],
-    pieces: Iterator[_Event],
-    own: defaultdict[tuple[str, bool], float],
-) -> list[tuple[float, float]]:
-    """Give the free time to the pieces that lie in it; what is free still."""
-    left = []
-    piece = next(pieces, None)
-    for at_us, end_us in free:
-        while piece and piece.at_us < end_us:
-            begins_us, ends_us = max(piece.at_us, at_us), min(piece.end_us, end_us)
-            if begins_us < ends_us:
-                own[piece.name, piece.on_device] += ends_us - begins_us
-                if at_us < begins_us:
-                    left.append((at_us, begins_us))
-                at_us = ends_us
-            if piece.end_us > end_us:
-                break
-            piece = next(pieces, None)
-        if at_us < end_us:
-            left.append((at_us, end_us))
-    return left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -120,60 +121,52 @@ class Window:
         self.first_step: int | None = None
         self._number = 0
 
-    @property
-    def is_over(self) -> bool:
-        return self.state in ("written", "refused", "failed")
-
     def ask(self, steps: int, wait_s: float) -> None:
         """Ask; the window must begin within that time."""
-        if (user := _owner(self.rank.journal)) not in (None, os.geteuid()):
-            # Root could ask, but the process may not write to a folder of root's.
-            self._refuse(f"only its own user may ask it, which is user {user}")
-            return
-        now_ns = time.time_ns()
-        self._number = now_ns
+        with contextlib.suppress(FileNotFoundError):  # deleted: then nothing answers
+            if (user := self.rank.journal.stat().st_uid) != os.geteuid():
+                # Root could ask, but the process may not write to a folder of root's.
+                self.refuse(f"only its own user may ask it, which is user {user}")
+                return
+        self._number = time.time_ns()
         question = {
-            "number": now_ns,
+            "number": self._number,
             "steps": steps,
             "trace": str(self.trace),
-            "until_ns": now_ns + int(wait_s * 1e9),
+            "until_ns": self._number + int(wait_s * 1e9),
         }
-        # In one write, which a fifo takes as a whole.
-        line = f"profile {json.dumps(question)}\n"
         try:
+            # In one write, which a fifo takes as a whole.
+            line = f"profile {json.dumps(question)}\n"
             files.tell(self.rank.journal.with_suffix(ASK_SUFFIX), line)
         except OSError:
-            self._refuse(
+            self.refuse(
                 "it takes no questions: it has not called otel_ddp.instrument, or is about to end"
             )
 
     def poll(self) -> None:
         """Look for an answer."""
-        if self.is_over:
-            return
         answer = files.read_mapping(self.rank.journal.with_suffix(PROFILE_SUFFIX), _LARGEST_ANSWER)
-        state, number = answer.get("state"), answer.get("number")
-        if number == self._number:
+        state = answer.get("state")
+        if not self._is_over and answer.get("number") == self._number:
             self.state = state if isinstance(state, str) else "failed"
             self.why = cell(answer.get("why"))
             self.steps = integer(answer.get("steps")) or 0
             self.first_step = integer(answer.get("first_step"))
         elif self.state == "waiting" and state == "recording":
-            self._refuse("another profile of this rank is under way")
-        if not self.is_over and files.lock_holder(self.rank.journal) is None:
-            self._refuse("it ended")
+            self.refuse("another profile of this rank is under way")
+        if files.lock_holder(self.rank.journal) is None:
+            self.refuse("it ended")
 
-    def give_up(self, why: str) -> None:
-        """The command no longer waits for it."""
-        if not self.is_over:
-            self._refuse(why)
+    def refuse(self, why: str) -> None:
+        """There will be no answer, unless there is one."""
+        if not self._is_over:
+            self.state, self.why = "refused", why
 
-    def _refuse(self, why: str) -> None:
-        self.state, self.why = "refused", why
+    @property
+    def _is_over(self) -> bool:
+        return self.state not in ("waiting", "recording")
 
-
-def _owner(journal: Path) -> int | None:
-    try:
-        return journal.stat().st_uid
-    except OSError:
-        return None  # deleted at this moment: then nothing answers
+    def answer(self) -> dict[str, Any]:
+        """How it ended, for `profile.json`."""
+        return {name: getattr(self, name) for name in ("state", "why", "steps", "first_step")}

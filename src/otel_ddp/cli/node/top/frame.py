@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp.cli.node.gpus import gpu_row, gpu_user
-from otel_ddp.cli.node.status import ago
+from otel_ddp.cli.node.status import ago, gpu_row, gpu_user
 from otel_ddp.cli.node.top.watch import Rank, Run, Value, View
 from otel_ddp.history.terminal import shown_s
 

@@ -14,7 +14,7 @@ from otel_ddp import files
 from otel_ddp.agent.reading.steps import StepWork
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.cli import fetch
-from otel_ddp.cli.node.gpus import gpu_labels
+from otel_ddp.cli.node.status import gpu_labels
 from otel_ddp.cli.options import find_places
 from otel_ddp.cli.text import cell, integer, mappings, marked, number
 from otel_ddp.identity import addresses

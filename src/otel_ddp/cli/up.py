@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from otel_ddp.cli.setup import deploy
+from otel_ddp.cli import deploy
 from otel_ddp.cli.text import cell
 
 _INSTEAD = "`otel-ddp deploy DIR` writes the files for servers of your own."

@@ -14,8 +14,8 @@ from otel_ddp.cli.text import print_answer
 
 _MOST_NAMED = 10
 # A wheel has copies; an editable installation has the checkout.
-_WHEEL = Path(__file__).parents[2] / "deploy"
-_CHECKOUT = Path(__file__).parents[4] / "deploy"
+_WHEEL = Path(__file__).parents[1] / "deploy"
+_CHECKOUT = Path(__file__).parents[3] / "deploy"
 # The rules' own tests, which no deployment needs, are in the checkout alone.
 _TESTS = "prometheus/tests/"
 

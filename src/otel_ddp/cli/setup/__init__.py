@@ -1,1 +1,0 @@
-"""The commands that set up what stands beside the agents, and check it."""
