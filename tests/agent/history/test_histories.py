@@ -407,15 +407,29 @@ def test_nothing_is_kept_in_a_file_of_another_user_or_behind_a_link(
     assert trap == "link" or path_of(made).stat().st_size == 0
 
 
-def test_a_database_of_another_program_is_left_alone(made: Histories) -> None:
-    made.directory.mkdir(mode=0o700)
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("CREATE TABLE trials (value)", "another program"),
+        ("PRAGMA user_version = 99", "later version"),
+    ],
+)
+def test_what_another_program_or_a_later_version_has_made_is_left_alone(
+    made: Histories, statement: str, why: str
+) -> None:
+    if why == "later version":
+        made.feed(batch(0, 1))
+        made._write_all()
+        [(run, _)] = made._runs.values()
+        run.close()
+    made.directory.mkdir(mode=0o700, exist_ok=True)
     with contextlib.closing(sqlite3.connect(path_of(made))) as theirs:
-        theirs.execute("CREATE TABLE trials (value)")
+        theirs.execute(statement)
     before = path_of(made).read_bytes()
-    made.feed(batch(0, 1))
+    made.feed(batch(1, 1))
     made._write_all()
 
-    assert "another program" in made.describe()["problem"]
+    assert why in made.describe()["problem"]
     assert path_of(made).read_bytes() == before
 
 
@@ -476,20 +490,6 @@ def test_a_file_system_without_locks_is_said_within_seconds(made: Histories) -> 
 
         assert made.remark() == "no history is kept: database is locked"
         assert time.monotonic() - began_s < 5
-
-
-def test_a_history_of_a_later_version_is_left_alone(made: Histories) -> None:
-    made.feed(batch(0, 1))
-    made._write_all()
-    [(run, _)] = made._runs.values()
-    run.close()
-    with contextlib.closing(sqlite3.connect(path_of(made))) as db:
-        db.execute("PRAGMA user_version = 99")
-
-    made.feed(batch(1, 1))
-    made._write_all()
-
-    assert "later version" in made.describe()["problem"]
 
 
 def test_a_number_that_no_column_holds_is_not_in_the_way_for_ever(made: Histories) -> None:

@@ -27,7 +27,7 @@ def word(code: int, value: int) -> int:
 
 def told(*pairs: tuple[int, int]) -> list[int]:
     """Words of codes and values; times are in milliseconds."""
-    counts = (layout.STEP_NUMBER, layout.STEP_SKIPPED, layout.STEP_RETRIES)
+    counts = (layout.STEP_NUMBER, layout.STEP_SKIPPED, layout.STEP_RETRIES, layout.STEP_WORK)
     return [word(code, value if code in counts else value * MS) for code, value in pairs]
 
 
@@ -70,6 +70,7 @@ STORY = told(
     (layout.STEP_GC, 1),
     (layout.STEP_SKIPPED, 1),
     (layout.STEP_RETRIES, 3),
+    (layout.STEP_WORK, 512),
     (layout.STEP_ENDED, 40),
     (OTHER, 40),
     (FORWARD, 42),
@@ -96,22 +97,13 @@ def test_a_step_has_all_its_parts() -> None:
     assert adds_up(first)
     assert adds_up(second)
     assert first.phases() == {DATA, WAIT, FORWARD, BACKWARD, OPTIMIZER}
-
-
-def test_numbers_of_a_step_belong_to_that_step_alone() -> None:
-    first, second = whole(STORY)
-
+    # Both kinds of waiting are waiting.
+    assert first.seconds(WAIT) == pytest.approx(0.003)
+    assert first.seconds(PHASES["eval"]) == 0.0
+    # Numbers of a step belong to that step alone.
     assert (first.number, first.gc_s, first.skipped, first.retries) == (7, 0.003, True, 3)
     assert (second.number, second.gc_s, second.skipped, second.retries) == (8, 0.0, False, 0)
-
-
-def test_both_kinds_of_waiting_are_waiting() -> None:
-    first, _ = whole(STORY)
-
-    assert first.seconds(WAIT) == pytest.approx(0.003)
-    assert first.seconds(DATA) == pytest.approx(0.004)
-    assert first.seconds(PHASES["eval"]) == 0.0
-    assert first.took_ns == 30 * MS
+    assert (first.work, second.work) == (512, 0)
 
 
 @pytest.mark.parametrize("size", range(1, len(STORY)))
@@ -123,13 +115,6 @@ def test_steps_are_the_same_however_their_words_are_split_into_records(size: int
         found += feed(stream, STORY[at : at + size], at)
 
     assert found == whole(STORY)
-
-
-def test_a_process_that_records_no_step_number_has_steps_all_the_same() -> None:
-    (step,) = whole(told((layout.STEPS_BEGAN, 1), (layout.STEP_ENDED, 3)))
-
-    assert step.number is None
-    assert parts(step) == [(OTHER, 1, 3)]
 
 
 def test_the_phase_that_is_open_when_steps_begin_goes_on() -> None:
@@ -257,19 +242,3 @@ def test_whatever_the_words_say_the_steps_add_up(pieces: list[tuple[int, list[in
             spent = sum(step.seconds(phase) for phase in step.phases())
             assert spent == pytest.approx(step.took_ns / 1e9)
         offset += len(words)
-
-
-def test_a_step_has_its_amount_of_work() -> None:
-    stream = StepStream(CREATED)
-
-    first, second = feed(
-        stream,
-        [
-            word(layout.STEPS_BEGAN, 0),
-            word(layout.STEP_WORK, 512),
-            word(layout.STEP_ENDED, 5 * MS),
-            word(layout.STEP_ENDED, 9 * MS),
-        ],
-    )
-
-    assert (first.work, second.work) == (512, 0)
