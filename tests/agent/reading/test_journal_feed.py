@@ -5,33 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from make import WrittenRank
+from fed import IDENTITY, Fed
 from otel_ddp.agent.export.otlp.documents import Documents
-from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.documents import RunDescription
-from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.step_spans import StepSpans
 from otel_ddp.agent.reading.steps import Parts, Step
-from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout
 from otel_ddp.journal.process_state import ProcessState
-from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import Shape
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import RANK_LABELS, STATES
 
-IDENTITY: dict[str, Any] = {
-    **Identity(group="g", run="r", host="h", global_rank=0, local_rank=0, world_size=2).to_dict(),
-    "strategy": "all",
-    "exported": True,
-    "settled": True,
-}
 # What its description says where no facts are known.
 ENVIRONMENT = {
     key: IDENTITY[key]
@@ -41,91 +31,21 @@ ENVIRONMENT = {
 MS_NS = 10**6
 
 
-class Bench:
-    """The writer of a journal, and its feed into a ledger."""
-
-    made: ClassVar[list[Bench]] = []
-
-    def __init__(self, folder: Path, identity: dict[str, Any] = IDENTITY) -> None:
-        self.made.append(self)
-        self.rank = WrittenRank(folder, **identity)
-        self.writer, self.log = self.rank.writer, self.rank.log
-        self.ledger = Ledger()
-        self.ledger.keep_history = True
-        self.names = NodeNames(folder / "nodes.json", "")
-        self.readers: list[JournalReader] = []
-        self.journal = self.another()
-
-    def another(self) -> JournalFeed:
-        self.readers.append(JournalReader(self.writer.path))
-        return JournalFeed(self.readers[-1], self.ledger, self.names.name)
-
-    def steps(self, *numbers: int) -> None:
-        """Of 10 ms each, half forward and half a wait."""
-        for number in numbers:
-            self.rank.step({"forward": 5.0, "comm_wait": 5.0}, number)
-
-    def spans(self) -> list[tuple[str, int]]:
-        """The name and step of each span that waits for export."""
-        return [
-            (each.content["name"], each.content["step"])
-            for each in self.journal.documents.waiting
-            if each.kind == layout.SPAN
-        ]
-
-    def poll(self, after_s: float = 0.0) -> None:
-        now = time.time_ns() + int(after_s * 1e9)
-        self.journal.poll(now, alive=True)
-        self.journal.update_series(now, is_newest=True)
-
-    def start_again(self) -> None:
-        """Start another agent after one that was killed."""
-        self.journal.reader.close()
-        self.ledger = Ledger()
-        self.ledger.keep_history = True
-        self.journal = self.another()
-
-    def sent(self, metric: catalog.Metric = catalog.TRAINING_SCALAR) -> dict[str, dict[float, int]]:
-        """Name -> value -> its time, of everything that this agent exports."""
-        return {
-            dict(series.labels)["name"]: {value: at for at, value in series.history or ()}
-            for each, rows in self.ledger.families()
-            for series in rows
-            if each is metric
-        }
-
-    def values(self, metric: catalog.Metric) -> dict[str, Any]:
-        """The values of a metric, by its labels beyond the six."""
-        found = {}
-        for each, rows in self.ledger.families():
-            if each.name == metric.name:
-                for series in rows:
-                    found["/".join(value for _, value in series.labels[6:])] = series.value
-        return found
-
-    def close(self) -> None:
-        for each in self.readers:
-            each.close()
-        self.writer.close()
-
-
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
     yield
-    for each in Bench.made:
-        each.close()
-    Bench.made.clear()
+    Fed.close_all()
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path) -> Fed:
+    return Fed(tmp_path)
 
 
 def test_a_process_that_waits_for_its_group_is_not_exported_under_a_provisional_name(
     tmp_path: Path,
 ) -> None:
-    bench = Bench(tmp_path, {**IDENTITY, "run": "provisional", "settled": False})
+    bench = Fed(tmp_path, {**IDENTITY, "run": "provisional", "settled": False})
     bench.log({"loss": 1.0}, step=1)
 
     bench.poll()
@@ -136,55 +56,43 @@ def test_a_process_that_waits_for_its_group_is_not_exported_under_a_provisional_
     assert before == []
     assert bench.values(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
     assert dict(bench.journal.labels)["run"] == "r"
-    bench.close()
 
 
 def test_a_process_that_never_learns_its_rank_is_exported_when_it_ends(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, {**IDENTITY, "global_rank": None, "settled": False})
+    bench = Fed(tmp_path, {**IDENTITY, "global_rank": None, "settled": False})
     bench.log({"loss": 1.0}, step=1)
 
     bench.journal.poll(time.time_ns(), alive=False)
 
     assert bench.values(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
     assert dict(bench.journal.labels)["rank"] == f"p{bench.journal.reader.pid}"
-    bench.close()
 
 
 def test_a_rank_that_is_not_exported_leaves_no_training_series(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, {**IDENTITY, "exported": False})
+    bench = Fed(tmp_path, {**IDENTITY, "exported": False})
     bench.log({"loss": 1.0}, step=4)
 
     bench.poll()
 
     assert list(bench.ledger.families()) == []
     assert bench.journal.describe().step == 4
-    bench.close()
 
 
-def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(bench: Bench) -> None:
+def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(bench: Fed) -> None:
     bench.log({"once": 42.0}, step=1)
     bench.poll()
     bench.journal.reader.commit(*bench.journal.reader.bookmark())
     bench.log({"loss": 2.0}, step=2)
 
-    bench.ledger = Ledger()
-    bench.ledger.keep_history = True
-    bench.journal = bench.another()
+    bench.start_again()
     bench.poll()
 
     assert bench.values(catalog.TRAINING_SCALAR) == {"once/train": 42.0, "loss/train": 2.0}
-    history = {
-        dict(series.labels)["name"]: series.history
-        for metric, rows in bench.ledger.families()
-        for series in rows
-        if metric is catalog.TRAINING_SCALAR
-    }
-    assert history["once"] is None
-    assert history["loss"] is not None
+    assert {name: len(points) for name, points in bench.sent().items()} == {"once": 0, "loss": 1}
 
 
 def test_values_that_come_too_fast_for_too_long_are_counted_and_the_last_one_is_shown(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    bench: Fed, caplog: pytest.LogCaptureFixture
 ) -> None:
     at_ns = time.time_ns()
     # As after a minute of them: the last point is 59,999 ms ahead.
@@ -204,10 +112,10 @@ def test_values_that_come_too_fast_for_too_long_are_counted_and_the_last_one_is_
 
 
 def test_every_rank_has_its_world_size_and_only_rank_0_describes_the_run(
-    bench: Bench, tmp_path: Path
+    bench: Fed, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
-    other = Bench(tmp_path / "other", {**IDENTITY, "global_rank": 1})
+    other = Fed(tmp_path / "other", {**IDENTITY, "global_rank": 1})
 
     for each in (bench, other):
         each.poll()
@@ -215,10 +123,9 @@ def test_every_rank_has_its_world_size_and_only_rank_0_describes_the_run(
     assert [each.values(catalog.TRAINING_WORLD_SIZE) for each in (bench, other)] == [{"": 2.0}] * 2
     started = [each.values(catalog.TRAINING_RUN_START_TIMESTAMP) for each in (bench, other)]
     assert [bool(each) for each in started] == [True, False]
-    other.close()
 
 
-def test_a_name_counts_its_nonfinite_values_from_0_before_there_is_one(bench: Bench) -> None:
+def test_a_name_counts_its_nonfinite_values_from_0_before_there_is_one(bench: Fed) -> None:
     bench.log({"loss": 1.0}, step=1)
 
     bench.poll()
@@ -227,7 +134,7 @@ def test_a_name_counts_its_nonfinite_values_from_0_before_there_is_one(bench: Be
 
 
 def test_the_last_value_of_a_name_survives_an_overrun(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    bench: Fed, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.log({"once": 42.0}, step=1)
     shape = Shape([bench.writer.name("loss", "train")])
@@ -238,12 +145,7 @@ def test_the_last_value_of_a_name_survives_an_overrun(
 
     assert bench.values(catalog.TRAINING_SCALAR) == {"once/train": 42.0, "loss/train": 4999.0}
     lost = bench.values(catalog.OTEL_DDP_RECORDS_LOST)["overwritten"]
-    sent = sum(
-        len(series.history or ())
-        for metric, rows in bench.ledger.families()
-        for series in rows
-        if metric is catalog.TRAINING_SCALAR
-    )
+    sent = sum(map(len, bench.sent().values()))
     assert lost > 0
     assert lost + sent == 5001
     # It is in the log at once, and no second time in the next polls.
@@ -252,7 +154,7 @@ def test_the_last_value_of_a_name_survives_an_overrun(
     assert said.startswith(f"{lost:.0f} records of rank 0 of run ")
 
 
-def test_a_time_in_which_records_were_overwritten_is_kept_for_the_history(bench: Bench) -> None:
+def test_a_time_in_which_records_were_overwritten_is_kept_for_the_history(bench: Fed) -> None:
     shape = Shape([bench.writer.name("loss", "train")])
     bench.poll()
     before_ns = time.time_ns()
@@ -265,7 +167,7 @@ def test_a_time_in_which_records_were_overwritten_is_kept_for_the_history(bench:
     assert since_ns <= before_ns < until_ns <= time.time_ns()
 
 
-def test_the_time_per_step_goes_when_no_step_was_made_for_two_minutes(bench: Bench) -> None:
+def test_the_time_per_step_goes_when_no_step_was_made_for_two_minutes(bench: Fed) -> None:
     steps = bench.writer.counter(catalog.TRAINING_STEPS.name, {})
     forward = bench.writer.counter(
         catalog.TRAINING_PHASE_TIME.name, {"phase": "forward", "clock": "host"}
@@ -286,20 +188,14 @@ def test_the_time_per_step_goes_when_no_step_was_made_for_two_minutes(bench: Ben
 
 def test_the_runs_info_says_all_that_is_known(tmp_path: Path) -> None:
     said = {"name": "seventh try", "description": "a wider net", "project": "vision"}
-    bench = Bench(tmp_path, {**IDENTITY, **said})
+    bench = Fed(tmp_path, {**IDENTITY, **said})
     bench.poll()
     bench.writer.document(layout.CONFIG, {"lr": 0.1, "net.depth": 3, "net_depth": 4, "amp": True})
     bench.writer.document(layout.FACTS, {"model": "Net", "parameters": {"true": 7}})
 
     bench.poll()
 
-    infos = [
-        dict(series.labels)
-        for metric, rows in bench.ledger.families()
-        for series in rows
-        if metric is catalog.TRAINING_RUN_INFO
-    ]
-    (info,) = infos
+    (info,) = [dict(series.labels) for series in bench.rows(catalog.TRAINING_RUN_INFO)]
     assert info.items() >= {**said, "model": "Net"}.items()
     assert (info["config_lr"], info["config_amp"]) == ("0.1", "true")
     # Two keys that Prometheus would spell alike: the first one keeps the label.
@@ -307,14 +203,14 @@ def test_the_runs_info_says_all_that_is_known(tmp_path: Path) -> None:
     assert bench.values(catalog.TRAINING_PARAMETERS) == {"true": 7.0}
 
 
-def told_of_config(bench: Bench) -> list[dict[str, Any]]:
+def told_of_config(bench: Fed) -> list[dict[str, Any]]:
     taken = bench.journal.documents.take()
     return [each.content for each in taken]
 
 
 def test_the_whole_configuration_is_sent_and_again_when_it_grows(tmp_path: Path) -> None:
     long = "d" * 900
-    bench = Bench(tmp_path, {**IDENTITY, "description": long, "tags": "a,b"})
+    bench = Fed(tmp_path, {**IDENTITY, "description": long, "tags": "a,b"})
     bench.writer.document(layout.CONFIG, {f"key{number}": number for number in range(150)})
     texts = {"description": long, "tags": "a,b"}
 
@@ -353,18 +249,13 @@ def test_the_whole_configuration_is_sent_and_again_when_it_grows(tmp_path: Path)
     # A new agent cannot know what was sent.
     again = told_of_config(bench)
     assert [each["attributes"] for each in again] == [each["attributes"] for each in second]
-    info = next(
-        dict(s.labels)
-        for m, rows in bench.ledger.families()
-        for s in rows
-        if m is catalog.TRAINING_RUN_INFO
-    )
+    (info,) = [dict(series.labels) for series in bench.rows(catalog.TRAINING_RUN_INFO)]
     assert info["description"] == "d" * 199 + "…"
     assert len([name for name in info if name.startswith("config_")]) == 99
 
 
 def test_a_description_has_the_driver_and_counts_the_boards_of_the_node(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = Fed(tmp_path)
     board = {"name": "NVIDIA H100", "parent": ""}
     part = {"name": "NVIDIA H100 MIG 1g.10gb", "parent": "GPU-1"}
     devices = {"gpu_driver": "550.54", "gpus": [board, part, board]}
@@ -381,7 +272,7 @@ def test_a_description_has_the_driver_and_counts_the_boards_of_the_node(tmp_path
 def test_no_description_is_sent_by_other_ranks_or_by_unexported_ones(
     who: dict[str, Any], config: dict[str, Any], tmp_path: Path
 ) -> None:
-    bench = Bench(tmp_path, {**IDENTITY, **who})
+    bench = Fed(tmp_path, {**IDENTITY, **who})
     bench.writer.document(layout.CONFIG, config)
 
     bench.poll()
@@ -393,7 +284,7 @@ def test_no_description_is_sent_by_other_ranks_or_by_unexported_ones(
 def test_a_run_without_configuration_has_an_environment_and_each_of_it_is_a_series(
     tmp_path: Path,
 ) -> None:
-    bench = Bench(tmp_path, {**IDENTITY, "name": "mine"})
+    bench = Fed(tmp_path, {**IDENTITY, "name": "mine"})
     facts = {"script": "t.py", "python": "3.11.7", "torch": "2.4", "slurm_job_id": "77"}
     bench.writer.document(layout.FACTS, facts)
 
@@ -421,19 +312,17 @@ def test_a_run_without_configuration_has_an_environment_and_each_of_it_is_a_seri
     ],
 )
 def test_an_exception_that_ended_training_is_counted_by_its_class(
-    bench: Bench, reason: str, told: dict[str, float]
+    bench: Fed, reason: str, told: dict[str, float]
 ) -> None:
     bench.writer.reason(reason)
     bench.writer.state(STATES["failed"], 1)
     bench.journal.poll(time.time_ns(), True)
     bench.journal.update_series(time.time_ns(), True)
 
-    families = dict(bench.ledger.families())
-    found = families.get(catalog.TRAINING_EXCEPTIONS, [])
-    assert {dict(each.labels)["error.type"]: each.value for each in found} == told
+    assert bench.values(catalog.TRAINING_EXCEPTIONS) == told
 
 
-def test_a_process_with_a_newer_one_of_the_same_labels_writes_no_series(bench: Bench) -> None:
+def test_a_process_with_a_newer_one_of_the_same_labels_writes_no_series(bench: Fed) -> None:
     bench.writer.phase(2, 0, 1)
     bench.writer.state(1, 1)
     bench.poll()
@@ -446,7 +335,7 @@ def test_a_process_with_a_newer_one_of_the_same_labels_writes_no_series(bench: B
     assert bench.values(catalog.TRAINING_PHASE) == before == {"": 2.0}
 
 
-def test_a_damaged_progress_does_no_harm(bench: Bench) -> None:
+def test_a_damaged_progress_does_no_harm(bench: Fed) -> None:
     bench.writer.phase(200, 7, 0)
     bench.writer.state(201, 0)
 
@@ -464,7 +353,7 @@ def step_spans(*numbers: int) -> list[tuple[str, int]]:
     return [(name, each) for each in numbers for name in ("step", "forward", "comm_wait")]
 
 
-def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
+def test_steps_leave_as_spans_with_the_six_labels(bench: Fed) -> None:
     bench.steps(99, 100, 101)
 
     bench.poll()
@@ -502,7 +391,7 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
     ],
 )
 def test_a_run_is_a_span_that_is_sent_once_however_its_process_ended(
-    bench: Bench, state: str, reason: str, shown: str, error: str
+    bench: Fed, state: str, reason: str, shown: str, error: str
 ) -> None:
     own = {"id": "5a" * 8, "trace": f"id/{'4f' * 16}", "parent": "6b" * 8}
     bench.writer.document(layout.FACTS, {"span": own})
@@ -525,7 +414,7 @@ def test_a_run_is_a_span_that_is_sent_once_however_its_process_ended(
     assert (content["attributes"], content["error"]) == ({"state": shown}, error)
 
 
-def test_a_process_decides_how_many_of_its_steps_are_spans(bench: Bench) -> None:
+def test_a_process_decides_how_many_of_its_steps_are_spans(bench: Fed) -> None:
     bench.writer.document(layout.FACTS, {"sample_steps": 2})
     bench.steps(1, 2, 3, 4)
 
@@ -534,7 +423,7 @@ def test_a_process_decides_how_many_of_its_steps_are_spans(bench: Bench) -> None
     assert bench.spans() == step_spans(2, 4)
 
 
-def test_without_a_collector_no_documents_pile_up(bench: Bench) -> None:
+def test_without_a_collector_no_documents_pile_up(bench: Fed) -> None:
     bench.ledger.keep_history = False
     bench.steps(100)
     bench.writer.append(layout.SPAN, b'{"name": "save"}')

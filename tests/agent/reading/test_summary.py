@@ -10,43 +10,15 @@ from typing import Any
 
 import pytest
 
+from fed import IDENTITY, Fed
 from make import WrittenRank
-from otel_ddp.agent.ledger import Ledger, Series
-from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.reading.logged_values import MOST_NAMES, Summaries
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.values import described
-from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.vocabulary import catalog
-
-
-class Attempt:
-    """The journal of one process, which a node's agent reads."""
-
-    def __init__(self, node: Node, identity: dict[str, Any]) -> None:
-        self._node = node
-        self.rank = WrittenRank(node.folder, **identity)
-        self.writer = self.rank.writer
-        self.read_by_another_agent()
-
-    def read_by_another_agent(self) -> None:
-        self.reader = JournalReader(self.writer.path)
-        self._node.opened.append(self.reader)
-        node = self._node
-        self.journal = JournalFeed(
-            self.reader, node.ledger, lambda who: "h", summaries=node.summaries
-        )
-
-    def log(self, name: str, value: float, step: int, at_ns: int = 0, split: str = "val") -> None:
-        self.rank.log({name: value}, step, at_ns or None, split)
-
-    def poll(self) -> None:
-        now_ns = time.time_ns()
-        self.journal.poll(now_ns, alive=True)
-        self.journal.update_series(now_ns, is_newest=True)
 
 
 class Node:
@@ -54,17 +26,18 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.opened: list[JournalReader] = []
-        self.written: list[JournalWriter] = []
         self.new_agent()
 
-    def new_agent(self) -> None:
+    def new_agent(self, *read: Fed) -> None:
+        """Another agent takes the place of the first, and reads these."""
         self.ledger = Ledger()
         self.summaries: Summaries = {}
+        for each in read:
+            each.read_by(self.ledger, self.summaries)
 
-    def attempt(self, **more: Any) -> Attempt:
-        made = Attempt(self, more)
-        self.written.append(made.writer)
+    def attempt(self, **more: Any) -> Fed:
+        made = Fed(self.folder, {**IDENTITY, **more})
+        made.read_by(self.ledger, self.summaries)
         return made
 
     def best(self) -> dict[str, tuple[float, float | None]]:
@@ -74,29 +47,26 @@ class Node:
         return {name: (value, steps.get(name)) for name, value in values.items()}
 
     def _found(self, metric: catalog.Metric) -> dict[str, Any]:
-        rows: list[Series] = next(
-            (rows for each, rows in self.ledger.families() if each is metric), []
-        )
+        rows = dict(self.ledger.families()).get(metric, [])
         return {dict(series.labels)["name"]: series.value for series in rows}
 
-    def close(self) -> None:
-        for each in (*self.opened, *self.written):
-            each.close()
+
+def log(rank: Fed, name: str, value: float, step: int, at_ns: int = 0, split: str = "val") -> None:
+    rank.log({name: value}, step, at_ns or None, split)
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path)
-    yield made
-    made.close()
+    yield Node(tmp_path)
+    Fed.close_all()
 
 
 def test_the_best_value_has_the_step_at_which_it_was_logged(node: Node) -> None:
     rank = node.attempt()
     for step, (loss, accuracy) in enumerate([(3.0, 0.1), (1.0, 0.7), (2.0, 0.5)]):
-        rank.log("loss", loss, step)
-        rank.log("accuracy", accuracy, step)
-        rank.log("lr", 0.1, step)
+        log(rank, "loss", loss, step)
+        log(rank, "accuracy", accuracy, step)
+        log(rank, "lr", 0.1, step)
 
     rank.poll()
 
@@ -105,8 +75,8 @@ def test_the_best_value_has_the_step_at_which_it_was_logged(node: Node) -> None:
 
 def test_each_split_has_a_best_of_its_own_and_says_its_direction(node: Node) -> None:
     rank = node.attempt()
-    rank.log("loss", 1.0, 1, split="train")
-    rank.log("loss", 2.0, 2, split="val")
+    log(rank, "loss", 1.0, 1, split="train")
+    log(rank, "loss", 2.0, 2, split="val")
 
     rank.poll()
 
@@ -122,8 +92,8 @@ def test_each_split_has_a_best_of_its_own_and_says_its_direction(node: Node) -> 
 def test_what_is_not_finite_is_no_best(node: Node) -> None:
     rank = node.attempt()
     for step, value in enumerate([nan, -inf, 5.0, nan, inf, -inf]):
-        rank.log("loss", value, step)
-        rank.log("accuracy", value, step)
+        log(rank, "loss", value, step)
+        log(rank, "accuracy", value, step)
 
     rank.poll()
 
@@ -133,10 +103,10 @@ def test_what_is_not_finite_is_no_best(node: Node) -> None:
 def test_a_value_that_comes_late_or_twice_changes_nothing(node: Node) -> None:
     rank = node.attempt()
     at_ns = time.time_ns()
-    rank.log("loss", 1.0, 5, at_ns)
-    rank.log("loss", 1.0, 5, at_ns)
-    rank.log("loss", 1.0, 7, at_ns + 10**9)
-    rank.log("loss", 2.0, 3, at_ns - 10**9)
+    log(rank, "loss", 1.0, 5, at_ns)
+    log(rank, "loss", 1.0, 5, at_ns)
+    log(rank, "loss", 1.0, 7, at_ns + 10**9)
+    log(rank, "loss", 2.0, 3, at_ns - 10**9)
 
     rank.poll()
 
@@ -146,7 +116,7 @@ def test_a_value_that_comes_late_or_twice_changes_nothing(node: Node) -> None:
 def test_only_an_exported_rank_0_has_best_values(node: Node) -> None:
     for more in ({"global_rank": 1}, {"exported": False}):
         rank = node.attempt(**more)
-        rank.log("loss", 1.0, 1)
+        log(rank, "loss", 1.0, 1)
         rank.poll()
 
     assert node.best() == {}
@@ -156,13 +126,12 @@ def test_only_an_exported_rank_0_has_best_values(node: Node) -> None:
 def test_the_best_value_outlives_the_agent_that_has_read_it(node: Node) -> None:
     rank = node.attempt()
     for step, loss in enumerate([3.0, 1.0, 2.0]):
-        rank.log("loss", loss, step)
+        log(rank, "loss", loss, step)
     rank.poll()
-    rank.reader.commit(*rank.reader.bookmark())
+    rank.journal.reader.commit(*rank.journal.reader.bookmark())
 
-    node.new_agent()
-    rank.read_by_another_agent()
-    rank.log("loss", 1.5, 3)
+    node.new_agent(rank)
+    log(rank, "loss", 1.5, 3)
     rank.poll()
 
     assert node.best() == {"loss": (1.0, 1.0)}
@@ -170,15 +139,14 @@ def test_the_best_value_outlives_the_agent_that_has_read_it(node: Node) -> None:
 
 def test_the_best_value_outlives_the_attempt_that_logged_it(node: Node) -> None:
     first = node.attempt()
-    first.log("loss", 1.0, 10)
+    log(first, "loss", 1.0, 10)
     first.poll()
 
     second = node.attempt(restarts=1)
-    second.log("loss", 2.0, 8)
+    log(second, "loss", 2.0, 8)
     second.poll()
     # The first journal is gone, and so is the agent that knew it.
-    node.new_agent()
-    second.read_by_another_agent()
+    node.new_agent(second)
     second.poll()
 
     assert node.best() == {"loss": (1.0, 10.0)}
@@ -187,7 +155,7 @@ def test_the_best_value_outlives_the_attempt_that_logged_it(node: Node) -> None:
 def test_a_damaged_summary_is_none(node: Node) -> None:
     rank = node.attempt()
     beside = rank.writer.path.with_suffix(layout.SUMMARY_SUFFIX)
-    rank.log("loss", 3.0, 1)
+    log(rank, "loss", 3.0, 1)
 
     huge = b"1" + b"0" * 400
     for content in (
@@ -201,8 +169,7 @@ def test_a_damaged_summary_is_none(node: Node) -> None:
         b'[["loss\\u001b[31m", "val", 1.0, 1, 1, 1.0, 1, 1]]',
     ):
         beside.write_bytes(content)
-        node.new_agent()
-        rank.read_by_another_agent()
+        node.new_agent(rank)
         rank.poll()
 
         assert node.best() == {"loss": (3.0, 1.0)}
@@ -211,8 +178,8 @@ def test_a_damaged_summary_is_none(node: Node) -> None:
 def test_a_direction_that_the_user_says_takes_the_place_of_the_guessed_one(node: Node) -> None:
     rank = node.attempt()
     for step, value in enumerate([2.0, 1.0, 3.0]):
-        rank.log("wer", value, step)
-        rank.log("speed", value, step)
+        log(rank, "wer", value, step)
+        log(rank, "speed", value, step)
     rank.poll()
     before = node.best()
 
@@ -226,7 +193,7 @@ def test_a_direction_that_the_user_says_takes_the_place_of_the_guessed_one(node:
 def test_the_number_of_names_is_bounded(node: Node) -> None:
     rank = node.attempt()
     for number in range(MOST_NAMES + 5):
-        rank.log(f"loss_of_task{number}", 1.0, 1)
+        log(rank, f"loss_of_task{number}", 1.0, 1)
 
     rank.poll()
 
@@ -237,13 +204,13 @@ def test_people_see_last_lowest_and_highest_with_step_and_time(node: Node) -> No
     rank = node.attempt()
     at_ns = time.time_ns()
     for step, loss in enumerate([2.0, 1.0, 3.0, 2.5]):
-        rank.log("loss", loss, step, at_ns + step)
+        log(rank, "loss", loss, step, at_ns + step)
 
-    before = described(rank.reader)
+    before = described(rank.journal.reader)
     rank.poll()
 
     assert before == []
-    assert described(rank.reader) == [
+    assert described(rank.journal.reader) == [
         {
             "name": "loss",
             "split": "val",
