@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -400,21 +400,6 @@ def test_settings_and_types_of_values_arrive_as_they_were_named(
     assert [each["artifact.name"] for each in launch.artifacts()] == ["pictures_saved_model"]
     launch.assert_steps()
     launch.assert_calm()
-
-
-@pytest.mark.timed
-@pytest.mark.parametrize(
-    ("launcher", "program"),
-    [(python, "from_swanlab/train.py"), (torchrun, "trainer_ddp/train.py")],
-    ids=["from_swanlab", "trainer_ddp"],
-)
-def test_no_rank_of_a_balanced_program_is_named(
-    launcher: Callable[[str], list[str]], program: str
-) -> None:
-    launch = Launch(launcher(program))
-
-    assert len(launch.processes) == 2
-    assert [said for _, said in launch.logs if said.get("verdict") in OF_PACE] == []
 
 
 # That spawned ranks are one run with curves is shown by the program from SwanLab, too.

@@ -348,15 +348,6 @@ def test_a_backward_that_never_ends_in_another_thread_is_given_up(
     assert book.all() == pytest.approx(4 * STEP_S - STEP[OTHER] / 1000)
 
 
-def test_events_are_used_again(device: FakeDevice, clock: DeviceClock, book: Book) -> None:
-    step(device, clock, 10)
-    made = device.made
-    step(device, clock, 10_000)
-
-    assert device.made == made <= 4 * len(STEP)
-    assert book.all() == pytest.approx(10_010 * STEP_S - STEP[OTHER] / 1000)
-
-
 def test_captures_cost_no_events(device: FakeDevice, clock: DeviceClock) -> None:
     for _ in range(1000):
         for capturing in (False, True):

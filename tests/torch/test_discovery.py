@@ -8,7 +8,6 @@ import pickle
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,10 +24,8 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 import otel_ddp
-import warm
-from conftest import Here, Journal
+from conftest import Here
 from loops import phase, totals
-from node import Node, finished
 from otel_ddp.torch.readings import flops
 
 INPUT = torch.ones(8, 4)
@@ -667,64 +664,3 @@ def test_batches_that_are_loaded_before_there_is_a_model_make_no_step(place: Her
 
     assert totals(place)["training.steps"] == 3
     assert phase(place, "data") > 0
-
-
-TRAINER = """
-import otel_ddp
-
-otel_ddp.instrument(strategy="all")
-
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
-
-
-class TrainerDDP:
-    def run_training(self):
-        self.model = DistributedDataParallel(torch.nn.Linear(4, 1))
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        loader = DataLoader(TensorDataset(torch.ones(24, 4)), batch_size=8)
-        for epoch in range(3):
-            self.model.train()
-            for (batch,) in loader:
-                optimizer.zero_grad()
-                self.model(batch).mean().backward()
-                optimizer.step()
-            self.model.eval()
-            with torch.no_grad():
-                for (batch,) in loader:
-                    self.model.module(batch)
-
-
-dist.init_process_group("gloo")
-TrainerDDP().run_training()
-dist.destroy_process_group()
-"""
-
-
-def test_a_trainer_of_ddp_needs_the_one_line_before_torch_and_nothing_else(tmp_path: Path) -> None:
-    script = tmp_path / "trainer.py"
-    script.write_text(TRAINER)
-    with Node(OTEL_DDP_AGENT="off") as node:
-        finished(
-            # Its ranks import torch after the line.
-            node.start(
-                *(warm.python().executable, "-m", "torch.distributed.run", "--standalone"),
-                *("--nproc-per-node", "2", str(script)),
-            )
-        )
-        journals = [Journal(path) for path in node.place.journals()]
-
-    assert len(journals) == 2
-    for journal in journals:
-        found = {
-            "/".join((total.metric, *total.attributes.values())): total.values[0]
-            for total in journal.all_totals
-        }
-        assert found["training.steps"] == found["training.micro_batches"] == 9
-        assert found["training.samples"] == 72
-        for word in ("data", "forward", "backward", "comm_wait", "optimizer", "eval"):
-            assert any(name.startswith(f"training.phase.time/{word}/") for name in found), word
-        assert journal.facts["backend"] == "gloo"
-        assert journal.facts["model"] == "Linear"
-        assert journal.facts["capability"]["comm_wait"] == ""

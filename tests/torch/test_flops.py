@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
@@ -90,13 +89,6 @@ def test_an_input_that_needs_a_gradient_costs_one_more_product() -> None:
     assert counted.backward == 2 * counted.forward
 
 
-def test_batches_of_sequences() -> None:
-    model = mlp()
-    batch = torch.randn(3, 7, 8)
-
-    same(lambda: model(batch))
-
-
 def test_frozen_layers() -> None:
     below, above = mlp(), mlp()
     below[0].requires_grad_(False)
@@ -118,19 +110,35 @@ class Adapted(nn.Module):
         return self.base(inputs) + self.up(self.down(inputs))
 
 
-def test_adapters_beside_frozen_weights() -> None:
-    model = nn.Sequential(Adapted(8), Adapted(8))
+class Attending(nn.MultiheadAttention):
+    """With weights, which nothing fused computes."""
 
-    same(lambda: model(BATCH))
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs, inputs, inputs)[0]
 
 
-def test_convolutions() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 4, 3), nn.Flatten()
-    )
-    images = torch.randn(2, 3, 12, 12)
+class Fused(nn.Linear):
+    """Fused attention that nothing trains has no backward."""
 
-    same(lambda: model(images))
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.scaled_dot_product_attention(inputs, inputs, inputs))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (mlp(), (3, 7, 8)),
+        (nn.Sequential(Adapted(8), Adapted(8)), (5, 8)),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 3)), (2, 3, 12, 12)),
+        (Attending(8, 2), (3, 5, 8)),
+        (Fused(4, 4), (1, 1, 5, 4)),
+    ],
+    ids=["sequences", "adapters", "convolutions", "attention", "fused attention"],
+)
+def test_what_models_are_made_of(model: nn.Module, shape: tuple[int, ...]) -> None:
+    batch = torch.randn(shape)
+
+    same(lambda: model(batch))
 
 
 def test_grouped_convolutions_do_not_cost_what_torch_says() -> None:
@@ -145,13 +153,6 @@ def test_grouped_convolutions_do_not_cost_what_torch_says() -> None:
     assert counted is not None
     assert counted.forward == counted.backward == forward
     assert both == forward + 8 * forward
-
-
-def test_multi_head_attention_with_weights() -> None:
-    model = nn.MultiheadAttention(8, 2)
-    sequence = torch.randn(3, 5, 8)
-
-    same(lambda: model(sequence, sequence, sequence)[0])
 
 
 class Block(nn.Module):
@@ -183,25 +184,6 @@ def test_fused_attention_is_counted_without_what_it_computes_again() -> None:
     assert counted is not None
     assert counted.forward == forward
     assert counted.total == both - product
-
-
-def test_attention_that_nothing_trains_has_no_backward() -> None:
-    head = nn.Linear(4, 4)
-
-    def forward() -> torch.Tensor:
-        query = torch.ones(1, 1, 5, 4)
-        return head(F.scaled_dot_product_attention(query, query, query))
-
-    same(forward)
-
-
-@pytest.mark.usefixtures("group")
-def test_a_model_in_ddp() -> None:
-    # Its buffers are broadcast in the middle of the count.
-    model = DistributedDataParallel(nn.Sequential(mlp(), nn.BatchNorm1d(2)))
-
-    assert countable(model)
-    same(lambda: model(BATCH))
 
 
 @pytest.mark.usefixtures("group")

@@ -315,14 +315,6 @@ def test_the_totals_of_the_phases_add_up_to_the_steps(launch: Launch) -> None:
         assert steps_s - 1e-6 <= phases_s <= steps_s + after_s
 
 
-def test_micro_batches_without_synchronisation_are_counted(launch: Launch) -> None:
-    totals = launch.ranks["accumulated", 0].totals
-
-    assert totals["training.steps"] == STEPS / 3
-    assert totals["training.micro_batches"] == STEPS
-    assert totals["training.samples"] == STEPS * 4
-
-
 @newer_torch("FSDP2")
 def test_a_sharded_model_trains_and_its_steps_are_counted(launch: Launch) -> None:
     late = launch.ranks["sharded", LATE_RANK]

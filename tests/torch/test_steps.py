@@ -10,9 +10,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +58,16 @@ def test_a_plain_loop_has_its_steps_samples_and_phases(run: otel_ddp.Run, place:
     assert found["training.steps"] == 3
     assert found["training.samples"] == 24
     assert found["training.micro_batches"] == 3
-    assert 3 * PAUSE_S <= phase(place, "forward") < 6 * PAUSE_S
-    assert 6 * PAUSE_S <= phase(place, "backward") < 9 * PAUSE_S
-    assert phase(place, "optimizer") > 0
+    phases = {
+        name.split("/")[1]: seconds
+        for name, seconds in found.items()
+        if name.startswith("training.phase.time/")
+    }
+    assert 3 * PAUSE_S <= phases["forward"] < 6 * PAUSE_S
+    assert 6 * PAUSE_S <= phases["backward"] < 9 * PAUSE_S
+    assert phases["optimizer"] > 0
     # The phases add up to the steps, and the steps to the loop.
-    names = ("data", "forward", "backward", "comm_wait", "optimizer", "eval", "other")
-    assert sum(phase(place, name) for name in names) == pytest.approx(took, rel=0.1)
+    assert sum(phases.values()) == pytest.approx(took, rel=0.1)
 
 
 def test_each_step_is_counted_as_it_ends(run: otel_ddp.Run, place: Place) -> None:
@@ -97,54 +100,6 @@ def test_a_loader_that_raises_is_the_users_own_error(run: otel_ddp.Run, place: P
     assert Journal(place.journals()[0]).phase == "other"
 
 
-def test_accumulated_micro_batches_are_one_step(run: otel_ddp.Run, place: Place) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    for _ in range(2):
-        for _ in range(4):
-            model(INPUT).sum().backward()
-        optimizer.step()
-
-    found = totals(place)
-    assert found["training.steps"] == 2
-    assert found["training.micro_batches"] == 8
-    assert found["training.samples"] == 64
-
-
-def test_a_gan_with_two_models_and_two_optimizers_steps_once_a_round(
-    run: otel_ddp.Run, place: Place
-) -> None:
-    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
-    otel_ddp.instrument(generator)
-    otel_ddp.instrument(critic)
-    first, second = SGD(critic.parameters(), lr=0.1), SGD(generator.parameters(), lr=0.1)
-
-    for _ in range(3):
-        critic(generator(INPUT).detach()).sum().backward()
-        first.step()
-        critic(generator(INPUT)).sum().backward()
-        second.step()
-
-    assert totals(place)["training.steps"] == 3
-
-
-def test_the_user_may_name_the_optimizer_that_ends_a_step(run: otel_ddp.Run, place: Place) -> None:
-    model = nn.Linear(4, 1)
-    often, seldom = SGD([model.weight], lr=0.1), SGD([model.bias], lr=0.1)
-    otel_ddp.instrument(model, step_optimizer=seldom)
-    otel_ddp.instrument(model)  # once more, which takes nothing back
-
-    for step in range(6):
-        model(INPUT).sum().backward()
-        often.step()
-        if step % 3 == 2:
-            seldom.step()
-
-    assert totals(place)["training.steps"] == 2
-
-
 def test_an_optimizer_of_another_model_ends_no_step(run: otel_ddp.Run, place: Place) -> None:
     model, stranger = nn.Linear(4, 1), nn.Linear(4, 1)
     otel_ddp.instrument(model)
@@ -158,45 +113,6 @@ def test_an_optimizer_of_another_model_ends_no_step(run: otel_ddp.Run, place: Pl
 
     assert "training.steps" not in before
     assert totals(place)["training.steps"] == 2
-
-
-@dataclass
-class Output:
-    """What a user's own model may return."""
-
-    loss: torch.Tensor
-    note: str = "custom"
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [lambda x: (x, 1), lambda x: {"loss": [x]}, lambda x: Output(x)],
-    ids=["tuple", "dict", "class"],
-)
-def test_outputs_of_any_shape_lead_to_backward(
-    run: otel_ddp.Run, place: Place, wrap: Callable[[torch.Tensor], Any]
-) -> None:
-    class Wrapping(Slow):
-        def forward(self, inputs: torch.Tensor) -> Any:
-            return wrap(super().forward(inputs))
-
-    model = Wrapping()
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    output = model(INPUT)
-    while not isinstance(output, torch.Tensor):
-        output = (
-            output.loss
-            if isinstance(output, Output)
-            else output[0]
-            if isinstance(output, (tuple, list))
-            else output["loss"]
-        )
-    output.sum().backward()
-    optimizer.step()
-
-    assert phase(place, "backward") >= 2 * PAUSE_S
 
 
 def test_tokens_and_samples_come_from_shapes(run: otel_ddp.Run, place: Place) -> None:
@@ -254,16 +170,6 @@ def test_a_forked_child_that_trains_writes_nothing_into_its_parents_journal(
     assert totals(place, tell=False) == before
     train(model, optimizer, 1)
     assert totals(place)["training.steps"] == 3
-
-
-def test_a_timed_loader_is_what_it_wraps() -> None:
-    timed = otel_ddp.data([1, 2])
-
-    assert list(copy.copy(timed)) == [1, 2]
-    assert (len(timed), timed[1], bool(timed), bool(otel_ddp.data([]))) == (2, 2, True, False)
-    assert next(otel_ddp.data(iter([3]))) == 3
-    with pytest.raises(TypeError, match="not an iterator"):
-        next(timed)  # type: ignore[call-overload]
 
 
 def test_uninstrument_leaves_no_hook_behind(run: otel_ddp.Run, place: Place) -> None:
@@ -335,11 +241,6 @@ def test_a_hook_that_keeps_failing_switches_itself_off(
 
     assert caplog.text.count("measure no more steps") == 1
     assert totals(place)["otel_ddp.hook.errors"] == 3
-
-
-@pytest.mark.parametrize("model", [lambda x: x, object(), None])
-def test_what_is_no_module_is_no_problem(run: otel_ddp.Run, place: Place, model: Any) -> None:
-    assert otel_ddp.instrument(model) is run
 
 
 def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Place) -> None:
