@@ -286,21 +286,6 @@ def test_a_device_that_stays_behind_costs_steps_and_no_memory(
     assert clock.dropped == 1000
 
 
-def test_the_time_of_steps_that_were_dropped_is_charged_to_no_phase(
-    device: FakeDevice, clock: DeviceClock, book: Book
-) -> None:
-    step(device, clock, 5)
-    device.late = True
-    step(device, clock, 300)
-    device.catch_up()
-    step(device, clock, 3)
-
-    # In two stretches with a gap between them.
-    told = 308 - clock.dropped
-    assert clock.dropped == 300 + 1 - 256
-    assert book.all() == pytest.approx(told * STEP_S - 2 * STEP[OTHER] / 1000)
-
-
 def test_the_number_of_events_is_bounded(device: FakeDevice, clock: DeviceClock) -> None:
     """Marks of other threads than the training's do not close a part of a step."""
 
@@ -346,18 +331,6 @@ def test_a_backward_that_never_ends_in_another_thread_is_given_up(
     step(device, clock, 4)
     assert clock.dropped == 1
     assert book.all() == pytest.approx(4 * STEP_S - STEP[OTHER] / 1000)
-
-
-def test_captures_cost_no_events(device: FakeDevice, clock: DeviceClock) -> None:
-    for _ in range(1000):
-        for capturing in (False, True):
-            device.capturing = capturing
-            clock.mark(word(FORWARD, device.now_ms))
-        device.capturing = False
-        ended(device, clock)
-
-    assert clock.dropped == 1000
-    assert device.made == 1
 
 
 @pytest.mark.parametrize("call", ["record", "query", "elapsed_time"])

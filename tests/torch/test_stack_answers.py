@@ -28,7 +28,7 @@ from node import until
 from otel_ddp import errors
 from otel_ddp.recording.progress import DevicePosition
 from otel_ddp.torch import collectives, process_group, stack_answers
-from otel_ddp.torch.collectives import Arrivals, _age_s
+from otel_ddp.torch.collectives import Arrivals
 
 
 @pytest.fixture
@@ -386,16 +386,14 @@ class Cost:
 
     def __init__(self) -> None:
         self.now_s, self.worked_s, self.takes_s = 100.0, 0.0, 0.02
-        self.count, self.age_s = 0, 0.0
+        self.count = 0
 
     def work_clock(self) -> float:
         self.worked_s += self.takes_s
         return self.worked_s
 
     def arrivals(self, **env: str) -> Arrivals:
-        return Arrivals(
-            env, lambda: self.now_s, self.work_clock, lambda: self.count, age_s=self.age_s
-        )
+        return Arrivals(env, lambda: self.now_s, self.work_clock, lambda: self.count)
 
 
 @pytest.mark.parametrize(
@@ -457,17 +455,6 @@ def test_a_ring_that_is_not_full_is_read_sooner_and_says_what_an_entry_costs() -
     assert "packed" not in arrivals.read()
     cost.now_s += 3.0
     assert "packed" in arrivals.read()
-
-
-def test_a_process_that_has_run_for_long_may_be_asked_at_once() -> None:
-    cost = Cost()
-    cost.count, cost.age_s = 300, 9.0
-
-    assert "packed" in cost.arrivals().read()
-
-
-def test_how_long_this_process_has_run_is_known() -> None:
-    assert 0 < _age_s() < 24 * 3600
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ class DeviceScalars:
         module = self._module(tensor.device)
         if module is None:
             return f"a tensor on {tensor.device} cannot be copied without waiting for it"
-        if _capturing(module):
+        if captures(module):
             return "a graph is being captured; log outside of it"
         # Another thread may log as well. A signal handler must not interrupt this.
         with self._lock:
@@ -158,7 +158,7 @@ class DeviceScalars:
             copy = self._copies[0]
             try:
                 # A query of an event would invalidate a graph that is being captured.
-                if _capturing(self._module(copy.device)) or not copy.arrived.query():
+                if captures(self._module(copy.device)) or not copy.arrived.query():
                     return
             except RuntimeError:
                 errors.reraise_foreign()
@@ -190,6 +190,7 @@ def _page_locked() -> torch.Tensor:
     return torch.empty(_SLOTS, dtype=torch.float64, device="cpu", pin_memory=True)
 
 
-def _capturing(module: Any) -> bool:
+def captures(module: Any) -> bool:
+    """Whether a graph is being captured on devices of this module: nothing may be asked then."""
     asks = getattr(module, "is_current_stream_capturing", None)
     return asks is not None and bool(asks())

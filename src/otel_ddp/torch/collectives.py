@@ -15,7 +15,6 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -135,19 +134,18 @@ class Arrivals:
         clock: Callable[[], float] = time.monotonic,
         work_clock: Callable[[], float] = time.thread_time,
         collectives: Callable[[], int | None] | None = None,
-        age_s: float | None = None,
     ) -> None:
         """*work_clock*: of this thread's own work, which other threads do not prolong.
 
-        *collectives*: how many there were so far. *age_s*: how long this process has run.
+        *collectives*: how many there were so far.
         """
         rings = [env[name] for name in _RING_VARIABLES if env.get(name, "").isdigit()]
         self._ring = int(rings[0]) if rings else _RING
         self._entry_s, self._took_s = _ENTRY_S, 0.0
         self._clock, self._work_clock = clock, work_clock
         self._collectives = collectives or _started_in_all
-        # When the last reading was; first, when the process began.
-        self._read_s = clock() - (_age_s() if age_s is None else age_s)
+        # When the last reading was; first, when this began.
+        self._read_s = clock()
 
     def read(self) -> dict[str, Any]:
         """The content of torch's recorder, as torch packs it, or when it may be read."""
@@ -185,16 +183,6 @@ def _started_in_all() -> int | None:
     counts = [started(group) for group in list(getattr(world(), "pg_names", ()))]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
-
-
-def _age_s() -> float:
-    """How long this process has run."""
-    try:
-        text = Path("/proc/self/stat").read_text()
-        began_s = int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return max(time.clock_gettime(time.CLOCK_BOOTTIME) - began_s, 0.0)
 
 
 def _flight_recorders(**wanted: bool) -> list[tuple[str, dict[str, Any]]]:

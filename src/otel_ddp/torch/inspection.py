@@ -96,11 +96,7 @@ def outward(frame: FrameType | None) -> list[FrameType]:
 
 def times_called(frame: FrameType | None, code: Any) -> int:
     """How many calls of this code lead to a frame."""
-    found = 0
-    while frame is not None:
-        found += frame.f_code is code
-        frame = frame.f_back
-    return found
+    return [each.f_code for each in outward(frame)].count(code)
 
 
 def module_calls(frame: FrameType | None) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from otel_ddp.files import close_ours, file_of
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 from otel_ddp.recording.phases import DevicePosition
 from otel_ddp.torch import collectives
+from otel_ddp.torch.inspection import outward
 
 # Beside the journal lie a fifo with the questions and a file with the last answer.
 
@@ -217,16 +218,15 @@ def _threads(own: int, training: int) -> list[dict[str, Any]]:
 
 def _stack(innermost: FrameType) -> list[tuple[str, int | None, str]]:
     """File, line and function of each frame, the innermost first."""
-    found: list[tuple[str, int | None, str]] = []
-    frame: FrameType | None = innermost
-    while frame is not None and len(found) < _MOST_FRAMES:
-        code = frame.f_code
-        # The end of a path says more than its beginning.
-        found.append(
-            (code.co_filename[-_LONGEST_TEXT:], frame.f_lineno, code.co_name[:_LONGEST_TEXT])
+    # The end of a path says more than its beginning.
+    return [
+        (
+            each.f_code.co_filename[-_LONGEST_TEXT:],
+            each.f_lineno,
+            each.f_code.co_name[:_LONGEST_TEXT],
         )
-        frame = frame.f_back
-    return found
+        for each in outward(innermost)[:_MOST_FRAMES]
+    ]
 
 
 # -- the ends of a process

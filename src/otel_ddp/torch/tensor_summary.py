@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from otel_ddp.recording.device_scalars import captures, module_of
+
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 # They take a sort, so of a larger tensor they are those of every n-th element.
 _MOST_SORTED = 65_536
@@ -28,7 +30,7 @@ def summary(tensor: Any) -> dict[str, torch.Tensor]:
         raise NoSummary("only dense tensors of real numbers have a summary")
     if not tensor.numel():
         raise NoSummary("it is empty")
-    if _captures(tensor):
+    if captures(module_of(tensor.device)):
         raise NoSummary("a graph is being captured; log outside of it")
     # Neither a graph for backward, nor tensors that only inference may use.
     with torch.inference_mode(False), torch.no_grad():
@@ -65,9 +67,3 @@ def _some(tensor: torch.Tensor, every: int) -> torch.Tensor:
 
 def _at_least_float32(tensor: torch.Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def _captures(tensor: torch.Tensor) -> bool:
-    module = getattr(torch, tensor.device.type, None)
-    asks = getattr(module, "is_current_stream_capturing", None)
-    return asks is not None and bool(asks())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from otel_ddp import errors
+from otel_ddp.recording.device_scalars import captures, module_of
 from otel_ddp.torch.collectives import OwnCollectives, none_so_far
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
 from otel_ddp.torch.hooks import compile as compile_hooks
@@ -144,10 +144,13 @@ class Readings(StepListener):
         self._flops.check_again()
         self._norm = None
         # A fused optimizer has its gradients unscaled in its own step: they are still scaled here.
-        if getattr(optimizer, "grad_scale", None) is None and not _capturing(self._device):
+        if getattr(optimizer, "grad_scale", None) is None and not self._captures():
             self._norm = square_norm(
                 p.grad for group in optimizer.param_groups for p in group["params"]
             )
+
+    def _captures(self) -> bool:
+        return self._device is not None and captures(module_of(self._device))
 
     # -- a step in which collectives are counted
 
@@ -315,9 +318,3 @@ def _none() -> None:
 def _learning_rate(optimizer: Any) -> Any:
     groups = getattr(optimizer, "param_groups", None)
     return groups[0].get("lr") if groups else None
-
-
-def _capturing(device: torch.device | None) -> bool:
-    module = getattr(sys.modules.get("torch"), device.type, None) if device is not None else None
-    asks = getattr(module, "is_current_stream_capturing", None)
-    return asks is not None and bool(asks())
