@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp.history.directory import file_name
-from otel_ddp.history.run_file import Row, RunFile
-from otel_ddp.history.tables import SeriesKey, StepSum, ValueSum
+from otel_ddp.history.run_file import RunFile
+from otel_ddp.history.tables import Event, SeriesKey, StepSum, ValueSum
 from otel_ddp.vocabulary.words import PHASES
 
 S = 10**9
@@ -168,8 +168,8 @@ def write_history(
             }
         )
     events = [
-        Row(at_ns[1], 1, "0", "log", "INFO", "training begins", {}),
-        Row(at_ns[-1], steps - 1, "0", "log", "WARN", "<b>loss</b> & more", {"logger": "train"}),
+        Event(at_ns[1], 1, "0", "log", "INFO", "training begins", {}),
+        Event(at_ns[-1], steps - 1, "0", "log", "WARN", "<b>loss</b> & more", {"logger": "train"}),
     ]
     file.write(
         values=values,

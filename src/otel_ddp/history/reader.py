@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from otel_ddp import files
 from otel_ddp.history import tables
-from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, SeriesKey
+from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, Event, SeriesKey
 from otel_ddp.vocabulary.words import ENDED_STATES, PHASES
 
 # No write takes this long. A file system without locks answers as if another process had one.
@@ -108,19 +108,6 @@ class StepBucket(NamedTuple):
     """Tokens, or samples where tokens are not known."""
     phases_ns: dict[str, int]
     """By the catalogue's words. `comm_wait` is waiting for other ranks; the rest is own work."""
-
-
-class Event(NamedTuple):
-    """A log line, an exception, a checkpoint; a row of the table of events."""
-
-    id: int
-    time_ns: int
-    step: int | None
-    rank: str
-    name: str
-    severity: str
-    body: str
-    attributes: dict[str, Any]
 
 
 class History:
@@ -262,7 +249,7 @@ class History:
     def events(self, most: int = 1000, before_ns: int = 2**63 - 1, like: str = "") -> list[Event]:
         """The latest events before a time, the latest first, with *like* in them."""
         rows = self._rows(
-            "SELECT id, time_ns, step, rank, name, severity, body, attributes FROM events "
+            "SELECT time_ns, step, rank, name, severity, body, attributes FROM events "
             "WHERE time_ns < ? AND instr(lower(body || ' ' || name), ?) "
             "ORDER BY time_ns DESC LIMIT ?",
             (before_ns, like.lower(), most),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp import files
 from otel_ddp.history import tables
-from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, SeriesKey, StepSum, ValueSum
+from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, Event, SeriesKey, StepSum, ValueSum
 
 # Buckets of all series of a run together, about 100 MB; each series has a share, within bounds.
 _MOST_BUCKETS = 1_000_000
@@ -40,18 +40,6 @@ class _Series:
         self.id = id
         self.width = width
         self.buckets = buckets
-
-
-class Row(NamedTuple):
-    """An event: a log line, an exception, a checkpoint."""
-
-    time_ns: int
-    step: int | None
-    rank: str
-    name: str
-    severity: str
-    body: str
-    attributes: Mapping[str, Any]
 
 
 class RunFile:
@@ -167,7 +155,7 @@ class RunFile:
         steps: Mapping[SeriesKey, Mapping[int, StepSum]] = {},
         about: Mapping[str, Any] = {},
         ranks: Mapping[str, Mapping[str, Any]] = {},
-        events: Iterable[Row] = (),
+        events: Iterable[Event] = (),
         verdicts: Iterable[Mapping[str, Any]] = (),
         positions: Mapping[str, tuple[int, int, int]] = {},
     ) -> None:
@@ -252,7 +240,7 @@ class RunFile:
             [(name, json.dumps(value)) for name, value in content.items()],
         )
 
-    def _add_events(self, events: Sequence[Row]) -> None:
+    def _add_events(self, events: Sequence[Event]) -> None:
         if not events:
             return
         self._db.executemany(

@@ -8,7 +8,7 @@ wide, so a file stays small however long its run is. docs/history.md describes t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES
@@ -80,6 +80,18 @@ class SeriesKey(NamedTuple):
     name: str
     rank: str = ""
     labels: tuple[tuple[str, str], ...] = ()
+
+
+class Event(NamedTuple):
+    """A log line, an exception, a checkpoint."""
+
+    time_ns: int
+    step: int | None
+    rank: str
+    name: str
+    severity: str
+    body: str
+    attributes: Mapping[str, Any]
 
 
 class ValueSum:

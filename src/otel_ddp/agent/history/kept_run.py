@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from otel_ddp import files
 from otel_ddp.agent.reading.journal_feed import News
 from otel_ddp.agent.reading.steps import Step
-from otel_ddp.history.run_file import Row, RunFile
-from otel_ddp.history.tables import RunKey, SeriesKey, StepSum, ValueSum
+from otel_ddp.history.run_file import RunFile
+from otel_ddp.history.tables import Event, RunKey, SeriesKey, StepSum, ValueSum
 from otel_ddp.journal.reader import Document, Name, Scalars
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
 
@@ -67,7 +67,7 @@ class _Unwritten:
     def __init__(self) -> None:
         self.values: dict[SeriesKey, dict[int, ValueSum]] = {}
         self.steps: dict[SeriesKey, dict[int, StepSum]] = {}
-        self.events: list[Row] = []
+        self.events: list[Event] = []
         self.positions: dict[str, tuple[int, int, int]] = {}
         """How far each journal is read."""
         self.size = 0
@@ -220,7 +220,7 @@ class KeptRun:
         content = document.content
         try:
             step = content.get("step")
-            row = Row(
+            row = Event(
                 int(content["time"]),
                 None if step is None else int(step),
                 rank,

@@ -6,8 +6,8 @@ import base64
 import gzip
 import re
 import secrets
-import threading
 from collections.abc import Mapping
+from functools import cached_property
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,13 +43,27 @@ class StaticFiles:
 
     def __init__(self, folder: Path = _FOLDER) -> None:
         self._folder = folder
-        self._lock = threading.Lock()
-        self._files: dict[str, _File] = {}
+
+    @cached_property
+    def _files(self) -> dict[str, _File]:
+        """Packed, by their bare names: no other file can be asked for."""
+        found: dict[str, _File] = {}
+        # The index comes last, as it names the library by its tag.
+        for path in sorted(self._folder.iterdir(), key=lambda path: path.name == INDEX):
+            name = path.name.removesuffix(".gz")
+            if (kind := _KINDS.get(Path(name).suffix)) is None:
+                continue
+            content = path.read_bytes()
+            if name == INDEX:
+                address = f"/lib/{found[PLOTLY].tag}/{PLOTLY}" if PLOTLY in found else ""
+                content = content.replace(_PLOTLY_HERE, address.encode())
+            packed = gzip.compress(content, 6, mtime=0) if name == path.name else content
+            found[name] = _File(kind, blake2s(packed, digest_size=8).hexdigest(), packed)
+        return found
 
     def answer(self, name: str, headers: Mapping[str, str], *, for_a_year: bool = False) -> Answer:
         """A file of the folder, by its bare name."""
-        with self._lock:
-            found = self._read(name)
+        found = self._files.get(name)
         if found is None:
             return as_text(404, "the page has no such file\n")
         given: dict[str, Any] = {
@@ -64,29 +78,6 @@ class StaticFiles:
         if "gzip" in headers.get("accept-encoding", ""):
             return Answer(200, {**given, "Content-Encoding": "gzip"}, found.packed)
         return Answer(200, given, gzip.decompress(found.packed))
-
-    def _read(self, name: str) -> _File | None:
-        if name not in self._files:
-            kind = _KINDS.get(Path(name).suffix)
-            packed = None if kind is None or Path(name).name != name else self._pack(name)
-            if kind is None or packed is None:
-                return None
-            tag = blake2s(packed, digest_size=8).hexdigest()
-            self._files[name] = _File(kind, tag, packed)
-        return self._files[name]
-
-    def _pack(self, name: str) -> bytes | None:
-        try:
-            if name == PLOTLY:
-                return (self._folder / f"{name}.gz").read_bytes()
-            content = (self._folder / name).read_bytes()
-        except OSError:
-            return None
-        if name == INDEX:
-            found = self._read(PLOTLY)
-            address = f"/lib/{found.tag}/{PLOTLY}" if found else ""
-            content = content.replace(_PLOTLY_HERE, address.encode())
-        return gzip.compress(content, 6, mtime=0)
 
 
 def saved(answers: bytes, folder: Path = _FOLDER) -> str:
