@@ -156,17 +156,6 @@ def test_a_change_that_is_certain_as_it_was_measured_is_told_as_that() -> None:
     assert limit.outcome == "exceeded"
 
 
-def test_cells_of_many_steps_have_no_fast_ones() -> None:
-    before, after = (
-        [each._replace(steps=10.0) for each in side.cells]
-        for side in (shared(1), shared(501, forward=1.1))
-    )
-
-    found = compare(shared(1)._replace(cells=before), shared(501)._replace(cells=after))
-
-    assert all(not each.beside for each in found.rows)
-
-
 def test_a_change_beside_the_others_says_so() -> None:
     found = compare(shared(1), shared(501, forward=1.1))
     told = row(found, "forward")
@@ -212,12 +201,6 @@ def test_a_worse_loss_is_found_and_an_equal_one_is_not() -> None:
 
     assert row(worse, "loss").verdict == "worse"
     assert row(same, "loss").verdict == ""
-
-
-def test_a_run_is_equal_to_itself() -> None:
-    found = compare(noisy_side(1), noisy_side(1))
-
-    assert all(row.p == 1.0 for row in found.rows if row.difference)
 
 
 def test_first_steps_checkpoints_and_pauses_are_left_out_and_counted() -> None:

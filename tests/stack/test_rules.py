@@ -386,58 +386,45 @@ def test_the_rule_across_nodes_and_the_agent_agree_on_the_recorded_run(tmp_path:
 # -- who is told
 
 
+def matched(matchers: list[str]) -> set[str]:
+    """The alerts that these are about: labels and alerts that exist."""
+    found = set(ALERT_NAMES)
+    for matcher in matchers:
+        parts = re.fullmatch(r'(\w+) =~? "(.*)"', matcher)
+        assert parts, matcher
+        label, wanted = parts.groups()
+        assert label in {"alertname", "severity"} | KNOWN_LABELS
+        if label == "alertname":
+            found = {each for each in found if re.fullmatch(wanted, each)}
+            is_pattern = "(" in wanted or ".*" in wanted
+            assert is_pattern or set(wanted.split("|")) == found, matcher
+    assert found, matchers
+    return found
+
+
 def test_the_routing_names_receivers_labels_and_alerts_that_exist() -> None:
     routing = load(PROMETHEUS / "alertmanager.example.yml")
-    receivers = {each["name"] for each in routing["receivers"]}
-    given = {"alertname", "severity"} | KNOWN_LABELS
-    used: set[str] = set()
-
-    def walk(route: dict[str, Any]) -> None:
-        used.add(route.get("receiver", routing["route"]["receiver"]))
-        assert set(route.get("group_by", [])) <= given
-        for matcher in route.get("matchers", []):
-            check(matcher)
-        for inner in route.get("routes", []):
-            walk(inner)
-
-    def check(matcher: str) -> set[str]:
-        found = re.fullmatch(r'(\w+) (=|=~|!=|!~) "(.*)"', matcher)
-        assert found, matcher
-        label, how, wanted = found.groups()
-        assert label in given
-        if label != "alertname":
-            return set()
-        matched = {
-            each
-            for each in ALERT_NAMES
-            if (re.fullmatch(wanted, each) if "~" in how else each == wanted)
-        }
-        plain = re.split(r"\|", wanted) if "(" not in wanted and ".*" not in wanted else []
-        assert set(plain) <= set(ALERT_NAMES), matcher
-        assert matched, matcher
-        return matched
-
-    walk(routing["route"])
-    assert used == receivers
+    routes = [routing["route"], *routing["route"]["routes"]]
+    rules = routing["inhibit_rules"]
     silenced: dict[str, set[str]] = {}
-    for rule in routing["inhibit_rules"]:
-        assert set(rule) == {"source_matchers", "target_matchers", "equal"}
-        assert set(rule["equal"]) <= {*NODE_LABELS, "instance"}
-        assert rule["equal"]
-        for source in set().union(*map(check, rule["source_matchers"])):
-            targets = set().union(*map(check, rule["target_matchers"]))
-            assert source not in targets
+    for rule in rules:
+        sources, targets = matched(rule["source_matchers"]), matched(rule["target_matchers"])
+        assert not sources & targets
+        assert {*rule["equal"]} & {*NODE_LABELS, "instance"} == {*rule["equal"]} != set()
+        for source in sources:
             silenced.setdefault(source, set()).update(targets)
+
+    assert {each["receiver"] for each in routes} == {e["name"] for e in routing["receivers"]}
+    for route in routes:
+        assert matched(route.get("matchers", []))
+        assert set(route.get("group_by", [])) <= {"alertname"} | KNOWN_LABELS
     assert "TrainingStraggler" in silenced["TrainingStalled"]
     assert "TrainingRanksMissing" in silenced["TrainingRunKilled"]
     # A process beside the training that has ended (info) says nothing of the training.
     of_ends = [
-        rule["source_matchers"]
-        for rule in routing["inhibit_rules"]
-        if "TrainingRun" in rule["source_matchers"][0]
+        each["source_matchers"] for each in rules if "TrainingRun" in each["source_matchers"][0]
     ]
-    assert len(of_ends) == 2
-    assert all('severity = "warning"' in each for each in of_ends)
+    assert ['severity = "warning"' in each for each in of_ends] == [True, True]
     # Nobody may silence what nobody else tells.
     never = {"TrainingLossNotFinite", "TrainingRunKilled", "GpuXid", "GpuEccUncorrected"}
     assert not never & set().union(*silenced.values())

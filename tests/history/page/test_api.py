@@ -369,18 +369,6 @@ def test_bad_requests_are_told_of(tmp_path: Path, client: Client, path: str, sta
     assert client.ask(path).status == status
 
 
-def test_a_history_that_is_cut_off_is_told_of(tmp_path: Path, client: Client) -> None:
-    path = write_history(tmp_path, steps=300)
-    path.write_bytes(path.read_bytes()[:-40_000])
-
-    answers = [client.api(each, run="lr-0.3", name="loss") for each in ("values", "steps", "run")]
-
-    faults = client.api("runs").json["faults"]
-    assert faults or any(
-        answer.status == 500 and path.name in answer.json["error"] for answer in answers
-    )
-
-
 @pytest.mark.parametrize(
     ("kept", "said"),
     [
