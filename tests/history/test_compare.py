@@ -11,7 +11,7 @@ import pytest
 from histories import write_history
 from history.noisy_runs import noisy_side
 from otel_ddp.history.compare import blocks, render, rows
-from otel_ddp.history.compare.result import BadLimit, Comparison, Kept, check, limits
+from otel_ddp.history.compare.result import BadLimit, Comparison, check
 from otel_ddp.history.compare.result import compare as compare_runs
 from otel_ddp.history.compare.rows import Row, Side
 from otel_ddp.history.directory import NotFound, find_run
@@ -19,10 +19,6 @@ from otel_ddp.history.directory import NotFound, find_run
 
 def compare(before: Side, after: Side, warm_up: int | None = None) -> Comparison:
     return compare_runs([before], [after], warm_up)
-
-
-def checked(asked: str, found: Comparison) -> list[Kept]:
-    return check(limits(asked), found)
 
 
 def loaded(words: str, folder: Path) -> Side:
@@ -152,7 +148,7 @@ def test_a_change_that_is_certain_as_it_was_measured_is_told_as_that() -> None:
 
     told = {name: row(found, name).change or 0 for name in twice}
     assert told == pytest.approx(dict.fromkeys(twice, 1.0), abs=0.05)
-    [limit] = checked("backward:+50%", found)
+    [limit] = check("backward:+50%", found)
     assert limit.outcome == "exceeded"
 
 
@@ -169,7 +165,7 @@ def test_a_change_beside_the_others_says_so() -> None:
     assert "forward: by how much its fast steps changed" in " ".join(found.notes())
     assert json_row["beside_the_rest"] is True
     assert json_row["change"] == told.change
-    [limit] = checked(f"forward:+{((told.change or 0) - 0.001) * 100}%", found)
+    [limit] = check(f"forward:+{((told.change or 0) - 0.001) * 100}%", found)
     assert limit.outcome == "exceeded"
     assert " beside the other phases, the limit is" in limit.sentence
 
@@ -314,7 +310,7 @@ def test_beyond_a_limit_by_chance_is_said_and_passes() -> None:
     assert data.change is not None
     assert not data.significant
 
-    [result] = checked(f"data:{'+' if data.change > 0 else '-'}{abs(data.change) * 50:.4f}%", found)
+    [result] = check(f"data:{'+' if data.change > 0 else '-'}{abs(data.change) * 50:.4f}%", found)
 
     assert result.outcome == "uncertain"
     assert result.sentence.endswith("so this may be chance, or the pace of the machine")
@@ -330,7 +326,7 @@ def test_beyond_a_limit_by_chance_is_said_and_passes() -> None:
 def test_limits_are_shares_or_amounts_up_or_down(asked: str, outcome: str) -> None:
     found = compare(noisy_side(1), noisy_side(2, loss=1.2))
 
-    assert [each.outcome for each in checked(asked, found)] == [outcome]
+    assert [each.outcome for each in check(asked, found)] == [outcome]
 
 
 @pytest.mark.parametrize("asked", ["loss", "loss:5%", ":+5%", "loss:+%", "loss:+5%x", "lr:+1%"])
@@ -338,7 +334,7 @@ def test_a_limit_that_means_nothing_is_an_error(asked: str) -> None:
     found = compare(noisy_side(1), noisy_side(2))
 
     with pytest.raises(BadLimit):
-        checked(asked, found)
+        check(asked, found)
 
 
 # -- where runs come from

@@ -54,14 +54,13 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         folder = history_directory(options)
-        asked = result.limits(options.fail_if)
         before, after = (
             rows.load(words, folder, ours=not options.history) for words in (options.a, options.b)
         )
         found = result.compare(before, after, options.warm_up)
         if not found.rows:
             raise NotFound("The two runs have neither steps nor a logged value in common.")
-        kept = result.check(asked, found)
+        kept = result.check(options.fail_if, found)
         summary = "\n".join(render.markdown(found, kept))
         if options.markdown and options.markdown != "-":
             Path(options.markdown).write_text(summary + "\n")

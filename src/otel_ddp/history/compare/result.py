@@ -197,30 +197,22 @@ class BadLimit(ValueError):
     """What was asked cannot be understood, or is not in both runs."""
 
 
-class Limit(NamedTuple):
-    """`loss:+1%`: the second run's loss may be 1 % higher, and no more."""
-
-    shown: str
-    name: str
-    up: bool
-    amount: float
-    is_share: bool
-
-
 class Kept(NamedTuple):
     """What became of a limit."""
 
-    limit: Limit
+    limit: str
+    """`loss:+1%`: the second run's loss may be 1 % higher, and no more."""
     row: Row
     change: float
+    is_share: bool
     outcome: str
     """`kept`, `exceeded`, or `uncertain`: beyond it, but chance may explain that."""
 
     @property
     def sentence(self) -> str:
-        size = f"{self.change * 100:+.1f} %" if self.limit.is_share else f"{self.change:+.4g}"
+        size = f"{self.change * 100:+.1f} %" if self.is_share else f"{self.change:+.4g}"
         beside = " beside the other phases" if self.row.beside else ""
-        words = f"{self.row.shown} changed by {size}{beside}, the limit is {self.limit.shown}"
+        words = f"{self.row.shown} changed by {size}{beside}, the limit is {self.limit}"
         if self.outcome == "kept":
             return f"kept: {words}"
         if self.outcome == "uncertain":
@@ -234,7 +226,7 @@ class Kept(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "limit": self.limit.shown,
+            "limit": self.limit,
             "name": self.row.name,
             "split": self.row.split,
             "change": self.change,
@@ -247,47 +239,33 @@ def shown_p(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"= {p:.2g}"
 
 
-def limits(text: str) -> list[Limit]:
-    """The limits in `step_time:+5%,val/loss:+0.02`; raises BadLimit."""
-    found = []
-    for each in filter(None, map(str.strip, text.split(","))):
-        parts = _LIMIT.fullmatch(each)
-        if parts is None:
-            raise BadLimit(
-                f"{each!r} is no limit. Write a name, a colon, + or -, and how much: "
-                "step_time:+5%, accuracy:-0.01."
-            )
-        amount = float(parts[3]) / (100 if parts[4] else 1)
-        found.append(Limit(each, parts[1], parts[2] == "+", amount, bool(parts[4])))
-    return found
+def check(text: str, comparison: Comparison) -> list[Kept]:
+    """What became of each limit in `step_time:+5%,val/loss:+0.02`; raises BadLimit."""
+    asked = filter(None, map(str.strip, text.split(",")))
+    return [kept for limit in asked for kept in _checked(limit, comparison.rows)]
 
 
-def check(asked: Sequence[Limit], comparison: Comparison) -> list[Kept]:
-    """Each limit with what became of it; raises BadLimit for a name that is not in both runs."""
-    return [_kept(limit, row) for limit in asked for row in _rows(limit, comparison)]
-
-
-def _rows(limit: Limit, comparison: Comparison) -> list[Row]:
-    rows = comparison.rows
-    found = [row for row in rows if row.name == limit.name] or [
-        row for row in rows if row.split and f"{row.split}/{row.name}" == limit.name
+def _checked(limit: str, rows: Sequence[Row]) -> Iterator[Kept]:
+    parts = _LIMIT.fullmatch(limit)
+    if parts is None:
+        raise BadLimit(
+            f"{limit!r} is no limit. Write a name, a colon, + or -, and how much: "
+            "step_time:+5%, accuracy:-0.01."
+        )
+    name, sign, amount, share = parts.groups()
+    found = [row for row in rows if row.name == name] or [
+        row for row in rows if row.split and f"{row.split}/{row.name}" == name
     ]
     # A phase and a logged value may share a name: the phase is meant.
     found = [row for row in found if not row.of_value] or found
     if not found:
         names = ", ".join(dict.fromkeys(row.name for row in rows)) or "nothing"
-        raise BadLimit(f"{limit.shown}: not both runs have {limit.name!r}. Both have: {names}.")
+        raise BadLimit(f"{limit}: not both runs have {name!r}. Both have: {names}.")
     for row in found:
-        if row.apart is None or (limit.is_share and not row.before):
-            raise BadLimit(f"{limit.shown}: {row.shown} has no value that a share could be of.")
-    return found
-
-
-def _kept(limit: Limit, row: Row) -> Kept:
-    # _rows() has refused a row without values.
-    change = (row.change if limit.is_share else row.apart) or 0.0
-    if (change if limit.up else -change) <= limit.amount:
-        return Kept(limit, row, change, "kept")
-    # A single value, or a few, are what they are.
-    certain = row.significant or row.p is None
-    return Kept(limit, row, change, "exceeded" if certain else "uncertain")
+        change = row.change if share else row.apart
+        if change is None:
+            raise BadLimit(f"{limit}: {row.shown} has no value that a share could be of.")
+        is_kept = (change if sign == "+" else -change) <= float(amount) / (100 if share else 1)
+        # A single value, or a few, are what they are.
+        beyond = "exceeded" if row.significant or row.p is None else "uncertain"
+        yield Kept(limit, row, change, bool(share), "kept" if is_kept else beyond)

@@ -193,16 +193,15 @@ def _width(chosen: list[tuple[History, Series]], first: int, until: int, most: i
 def _of_rank(cells: _Cells, numbers: range, wide: int) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {name: [] for name in _OF_RANK}
     for number in numbers:
-        # As the columns of the table, and nothing where there is no step.
-        row = cells.get(number)
-        of = dict(zip(STEP_COLUMNS, row, strict=True)) if row else {}
-        first, until = of.get("first", number * wide), of.get("until", number * wide)
-        values: tuple[Any, ...] = (first, until, None, 0, *[None] * 5)
-        if steps := of.get("steps"):
-            took, wait = of["took_ns"], of["comm_wait_ns"]
-            each_s = (_seconds(ns, steps) for ns in (took, took - wait, wait))
-            ends_s = of["low_ns"] / 1e9, of["high_ns"] / 1e9
-            values = (first, until, of["last_ns"] // 1_000_000, steps, *ends_s, *each_s)
+        at = number * wide
+        values: tuple[Any, ...] = (at, at, None, 0, *[None] * 5)
+        if (row := cells.get(number)) and row[_AT["steps"]]:
+            # In the order of STEP_COLUMNS.
+            first, until, _, last_ns, steps, took_ns, low_ns, high_ns = row[:8]
+            wait_ns = row[_AT["comm_wait_ns"]]
+            each_s = (_seconds(ns, steps) for ns in (took_ns, took_ns - wait_ns, wait_ns))
+            ends_s = low_ns / 1e9, high_ns / 1e9
+            values = (first, until, last_ns // 1_000_000, steps, *ends_s, *each_s)
         for column, value in zip(found.values(), values, strict=True):
             column.append(value)
     return found
