@@ -354,14 +354,6 @@ DOUBTS = [
     ({"ENDPOINT": "me:secret@collector:4318"}, "ENDPOINT must begin with"),
     ({"METRICS_ENDPOINT": "collector"}, "METRICS_ENDPOINT must begin with http:// or https://"),
     ({"ENDPOINT": "https://c", "CERTIFICATE": "/no/such"}, "CERTIFICATE cannot be read: /no/such"),
-    (
-        {"ENDPOINT": "http://c", "LOGS_ENDPOINT": "https://c", "LOGS_CLIENT_KEY": "/no/such"},
-        "LOGS_CLIENT_KEY cannot be read: /no/such: No such file or directory: nothing can be sent",
-    ),
-    (
-        {"ENDPOINT": "http://c", "CERTIFICATE": "/no/such"},
-        "CERTIFICATE cannot be read: /no/such: No such file or directory: nothing is sent that nee",
-    ),
     ({"HEADERS": "a=b,secret"}, "HEADERS: entry 2 is not name=value and is left out"),
     ({"TRACES_HEADERS": "secret"}, "TRACES_HEADERS: entry 1 is not name=value"),
     ({"ENDPOINT": "HTTP://collector:4318", "CERTIFICATE": __file__}, ""),

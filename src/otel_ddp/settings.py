@@ -227,17 +227,14 @@ def _no_doubt(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]
     yield from ()
 
 
-# What is wrong with an address or a file leaves no default: what is logged waits on disk meanwhile.
-_LOST = "nothing can be sent that way"
-
-
 def _doubt_endpoint(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
     protocols = (variable.replace("ENDPOINT", "PROTOCOL"), f"{_OTLP}PROTOCOL")
     grpc = next(filter(None, (value(each, env) for each in protocols)), "") == "grpc"
     if not grpc and not re.match("https?://", text, re.IGNORECASE):
         # Without the part that may be a password.
         host = text.rpartition("@")[2]
-        yield f"{variable} must begin with http:// or https://, got {host!r}: {_LOST}"
+        lost = "nothing can be sent that way"
+        yield f"{variable} must begin with http:// or https://, got {host!r}: {lost}"
 
 
 def _doubt_headers(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
@@ -258,15 +255,7 @@ def _doubt_file(variable: str, text: str, env: Mapping[str, str]) -> Iterator[st
     try:
         os.close(os.open(text, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
-        signals = [each for each in SIGNALS if each and variable.startswith(f"{_OTLP}{each}")]
-        endpoints = (
-            env.get(f"{_OTLP}{each}ENDPOINT", "").strip() or env.get(f"{_OTLP}ENDPOINT", "").strip()
-            for each in signals or SIGNALS
-        )
-        # Nothing named is this machine's own collector, which needs none.
-        needed = any(each and not each.lower().startswith("http://") for each in endpoints)
-        then = _LOST if needed else "nothing is sent that needs it"
-        yield f"{variable} cannot be read: {text}: {error.strerror}: {then}"
+        yield f"{variable} cannot be read: {text}: {error.strerror}: nothing is sent that needs it"
 
 
 # -- the settings

@@ -283,7 +283,7 @@ def test_a_device_that_failed_costs_its_tensors_and_nothing_else(
 
     recorder.poll_copies()
     log(recorder, {"lr": 0.2})
-    recorder.drain_copies()
+    recorder.poll_copies(wait=True)
 
     assert [value for _, value in place.only().points] == [0.1, 0.1, 0.1, 0.2]
     assert refused(place.only()) == 3
@@ -295,7 +295,7 @@ def test_a_hung_device_holds_the_end_for_a_moment_only(
 ) -> None:
     log(recorder, {"loss": on_device(1.0)})
 
-    recorder.drain_copies()
+    recorder.poll_copies(wait=True)
 
     assert refused(place.only()) == 1
 

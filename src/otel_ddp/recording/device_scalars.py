@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from otel_ddp import errors
+from otel_ddp.recording.steps import When
 
 _SLOTS = 256
 _DRAIN_S = 0.2
@@ -21,9 +22,7 @@ class _Copy(NamedTuple):
     device: torch.device
     slot: int
     number: int
-    step: int | None
-    epoch: float | None
-    logged_ns: int
+    when: When
 
 
 def module_of(device: torch.device) -> Any:
@@ -37,7 +36,7 @@ class DeviceScalars:
 
     def __init__(
         self,
-        record: Callable[[int, float, int | None, float | None, int], None],
+        record: Callable[[int, float, When], None],
         *,
         module: Callable[[torch.device], Any] = module_of,
         slab: Callable[[], torch.Tensor] | None = None,
@@ -55,14 +54,7 @@ class DeviceScalars:
         self._slab: torch.Tensor | None = None
         self._no_slab = ""
 
-    def start_copy(
-        self,
-        number: int,
-        tensor: torch.Tensor,
-        step: int | None,
-        epoch: float | None,
-        now: int,
-    ) -> str:
+    def start_copy(self, number: int, tensor: torch.Tensor, when: When) -> str:
         """Starts the copy of a scalar; returns why if that is not possible."""
         if tensor.numel() != 1:
             return f"one number was expected, got {tensor.numel()} (shape {tuple(tensor.shape)})"
@@ -85,22 +77,14 @@ class DeviceScalars:
             self._busy = True
             try:
                 self._poll()
-                return self._send(module, number, tensor, step, epoch, now)
+                return self._send(module, number, tensor, when)
             except RuntimeError as error:
                 errors.reraise_foreign()
                 return f"its device failed: {str(error)[:200]}"
             finally:
                 self._busy = False
 
-    def _send(
-        self,
-        module: Any,
-        number: int,
-        tensor: torch.Tensor,
-        step: int | None,
-        epoch: float | None,
-        now: int,
-    ) -> str:
+    def _send(self, module: Any, number: int, tensor: torch.Tensor, when: When) -> str:
         if self._slab is None and (why := self._without_slab()):
             return why
         assert self._slab is not None
@@ -116,7 +100,7 @@ class DeviceScalars:
             except BaseException:
                 self._free.append(slot)
                 raise
-        self._copies.append(_Copy(arrived, tensor.device, slot, number, step, epoch, now))
+        self._copies.append(_Copy(arrived, tensor.device, slot, number, when))
         return ""
 
     def _without_slab(self) -> str:
@@ -171,7 +155,7 @@ class DeviceScalars:
             value = float(self._slab[copy.slot])
             self._free.append(copy.slot)
             self._events.setdefault(copy.device, []).append(copy.arrived)
-            self._record(copy.number, value, copy.step, copy.epoch, copy.logged_ns)
+            self._record(copy.number, value, copy.when)
 
     def drain(self) -> None:
         """At the end of a run: waits a moment for the last copies, but not for a hung device."""

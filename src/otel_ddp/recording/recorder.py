@@ -14,7 +14,7 @@ from otel_ddp.journal.writer import NO_STEP, Gate, JournalWriter
 from otel_ddp.recording import values
 from otel_ddp.recording.documents import Documents, Names
 from otel_ddp.recording.quick_log import Log, Shapes, quick_log
-from otel_ddp.recording.steps import StepNumbers
+from otel_ddp.recording.steps import StepNumbers, When
 from otel_ddp.recording.totals import Totals
 from otel_ddp.settings import Settings
 from otel_ddp.vocabulary import catalog
@@ -97,11 +97,12 @@ class Recorder:
         logged = clean_step = self._whole(step)
         if step is None and known:
             clean_step = steps.next(trains)
+        when = When(clean_step, clean_epoch, now)
         ids: list[int] = []
         numbers: list[float] = []
         for number, name, value in known:
             if values.is_device_tensor(value):
-                self._start_copy(number, value, clean_step, clean_epoch, now)
+                self._start_copy(number, value, when)
                 continue
             try:
                 numbers.append(values.number(value))
@@ -110,7 +111,7 @@ class Recorder:
                 refuse("value", f"value:{shown}", f"{shown} was not recorded: {why}")
                 continue
             ids.append(number)
-        self._write(tuple(ids), numbers, clean_step, clean_epoch, now)
+        self._write(tuple(ids), numbers, when)
         if logged is not None and trains:
             steps.last = logged if logged >= steps.last else steps.after_lower(logged)
         epoch_name = next((n for n, _ in pairs if type(n) is str and n.lower() in _EPOCHS), "")
@@ -118,26 +119,19 @@ class Recorder:
         if now > self.gate.check_due_ns:
             self.check_agent(now)
 
-    def _write(
-        self,
-        ids: tuple[int, ...],
-        numbers: Sequence[float],
-        step: int | None,
-        epoch: float | None,
-        now: int,
-    ) -> None:
+    def _write(self, ids: tuple[int, ...], numbers: Sequence[float], when: When) -> None:
         if not ids:
             return
-        at_step = NO_STEP if step is None else step
-        at_epoch = _NO_EPOCH if epoch is None else epoch
+        step = NO_STEP if when.step is None else when.step
+        epoch = _NO_EPOCH if when.epoch is None else when.epoch
 
         def write() -> bool:
-            self.writer.scalars(self._shapes.of(ids), now, at_step, at_epoch, numbers)
+            self.writer.scalars(self._shapes.of(ids), when.time_ns, step, epoch, numbers)
             return True
 
         if not self.gate.write(write, False):
             return
-        self.on_first_value(now)
+        self.on_first_value(when.time_ns)
         for number, value in zip(ids, numbers, strict=True):
             if value - value != 0.0:
                 name, split = self.names.of(number)
@@ -184,23 +178,21 @@ class Recorder:
 
     def record_reading(self, found: Mapping[str, Any], step: int) -> None:
         """Records values that we read ourselves, unless the user logs a value of that name."""
-        now = time_ns()
+        when = When(step, None, time_ns())
         known = {self.names.of_reading(name): value for name, value in found.items()}
         known.pop(0, None)
         for number, value in known.items():
             if values.is_device_tensor(value):
-                self._start_copy(number, value, step, None, now)
+                self._start_copy(number, value, when)
                 continue
             number_of = errors.attempt(partial(values.number, value), None)
             if number_of is not None:
-                self._write((number,), (number_of,), step, None, now)
+                self._write((number,), (number_of,), when)
 
     # -- tensors of a device
 
     @errors.contained()
-    def _start_copy(
-        self, number: int, tensor: Any, step: int | None, epoch: float | None, now: int
-    ) -> None:
+    def _start_copy(self, number: int, tensor: Any, when: When) -> None:
         if self.device_scalars is None:
             from otel_ddp.recording.device_scalars import DeviceScalars
 
@@ -209,49 +201,33 @@ class Recorder:
         words = self.writer.words
         words[_IN_MARK] = 1
         try:
-            why = self.device_scalars.start_copy(number, tensor, step, epoch, now)
+            why = self.device_scalars.start_copy(number, tensor, when)
         finally:
             words[_IN_MARK] = 0
         if why:
             name = values.shown(self.names.of(number)[0])
             self.totals.refuse("value", f"tensor:{name}", f"{name} was not recorded: {why}")
 
-    def _copy_arrived(
-        self, number: int, value: float, step: int | None, epoch: float | None, now: int
-    ) -> None:
-        self._write((number,), (value,), step, epoch, now)
+    def _copy_arrived(self, number: int, value: float, when: When) -> None:
+        self._write((number,), (value,), when)
 
     @errors.contained()
-    def poll_copies(self) -> None:
-        """Records the tensors that have arrived by now."""
-        self._count_interrupted()
-        if self.device_scalars is not None:
-            self.device_scalars.poll()
-            self._count_lost()
-
-    @errors.contained()
-    def drain_copies(self) -> None:
-        """Waits a moment for the tensors that are still being copied."""
-        self._count_interrupted()
-        if self.device_scalars is not None:
-            self.device_scalars.drain()
-            self._count_lost()
-
-    def _count_interrupted(self) -> None:
-        """Counts the calls of signal handlers that interrupted a write."""
+    def poll_copies(self, *, wait: bool = False) -> None:
+        """Records the tensors that have arrived by now; *wait*: for the others a moment, too."""
         lost, self.gate.interrupted = self.gate.interrupted, 0
         if lost:
             text = "a value logged by a signal handler was lost: it came in the middle of another"
             self.totals.refuse("reentered", "reentered", text, lost)
-
-    def _count_lost(self) -> None:
-        """Counts the tensors that will never arrive."""
-        lost = self.device_scalars.lost
-        self.device_scalars.lost = 0
-        for _ in range(lost):
-            self.totals.refuse(
-                "value", "lost", "tensors logged last were lost: their device failed"
-            )
+        if (copies := self.device_scalars) is None:
+            return
+        if wait:
+            copies.drain()
+        else:
+            copies.poll()
+        lost, copies.lost = copies.lost, 0
+        if lost:
+            text = "tensors logged last were lost: their device failed"
+            self.totals.refuse("value", "lost", text, lost)
 
 
 def _collect(metrics: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> bool:

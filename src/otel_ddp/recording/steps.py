@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from otel_ddp.journal import layout
 
 # After this many backwards without a step of an optimizer, none is expected.
@@ -9,6 +11,14 @@ _MOST_ACCUMULATED = 64
 _SHIFT = layout.CODE_SHIFT
 _GC = layout.STEP_GC << _SHIFT
 _RETRIES, _WORK = layout.STEP_RETRIES << _SHIFT, layout.STEP_WORK << _SHIFT
+
+
+class When(NamedTuple):
+    """When a value was logged."""
+
+    step: int | None
+    epoch: float | None
+    time_ns: int
 
 
 class StepNumbers:

@@ -22,8 +22,6 @@ from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording import values
 from otel_ddp.settings import Settings
 
-# With fewer an agent reads no journal, or only those of a few processes.
-_LEAST_FILES = 64
 # About what one step takes in the journal: where its time went, and a few logged values.
 _STEP_BYTES = 200
 
@@ -60,20 +58,6 @@ def doubts(conf: Settings, process: Identity) -> None:
         warn_once("rank", "RANK is no number, got %r; it counts as unset.", text)
     for doubt in settings.doubts(exports=conf.agent == "auto"):
         warn_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
-    if conf.starts_agent:
-        # Imported here: Windows has none, where nothing is recorded.
-        import resource
-
-        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if most_files != resource.RLIM_INFINITY and most_files < _LEAST_FILES:
-            warn_once(
-                "files",
-                "An agent that is started here may have %d files open, and needs %d: it will not "
-                "read this process. Raise that limit (ulimit -Hn, docker --ulimit nofile, "
-                "LimitNOFILE).",
-                most_files,
-                _LEAST_FILES,
-            )
     for sentence in settings.unknown():
         warn_once(sentence, "%s", sentence)
 

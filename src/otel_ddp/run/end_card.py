@@ -67,8 +67,7 @@ def _card(
 ) -> Card | None:
     totals = _Totals(reader)
     steps = round(totals.sum_of(catalog.TRAINING_STEPS))
-    values = list(_values(reader))
-    last_step = max((value.last_step for value in values), default=-1)
+    values, last_step = _values(reader)
     if not steps and last_step < 0:
         return None
     process = ProcessState.read(reader, STATES[state])
@@ -86,9 +85,7 @@ def _card(
         step_s=totals.mean_of(catalog.TRAINING_STEP_DURATION),
         phases_s=phases_s,
         of_rank=f"rank {rank}" if world and world > 1 and rank is not None else "",
-        values=[
-            value.shown for value in sorted(values, key=lambda value: value.shown.best is None)
-        ],
+        values=values,
         sentences=list(_verdicts(place.agent_file, group, run)),
         cost=f"hooks {shown_s(hook_s)} of this rank" if hook_s else "",
         look=look,
@@ -124,22 +121,17 @@ class _Totals:
         return by_clock.get("device") or by_clock.get("host") or {}
 
 
-class _Value:
-    """A logged value, and the step of its last one."""
-
-    def __init__(self, shown: CardValue, last_step: int) -> None:
-        self.shown = shown
-        self.last_step = last_step
-
-
-def _values(reader: JournalReader) -> Iterator[_Value]:
+def _values(reader: JournalReader) -> tuple[list[CardValue], int]:
+    """The logged values, those with a best one first; and the last step of any of them."""
     chosen, extremes = chosen_directions(reader), dict(read_extremes(reader))
+    values, last_step = [], -1
     for name, last in last_values(reader).items():
         way = direction(name.text, chosen)
         best = extremes[name].best(way) if way and name in extremes else None
         shown = (best.value, best.step) if best is not None else (None, None)
-        step = -1 if last.step is None else last.step
-        yield _Value(CardValue(name.text, name.split, last.value, *shown), step)
+        values.append(CardValue(name.text, name.split, last.value, *shown))
+        last_step = max(last_step, -1 if last.step is None else last.step)
+    return sorted(values, key=lambda value: value.best is None), last_step
 
 
 def _verdicts(agent_file: Path, group: str, run: str) -> Iterator[str]:

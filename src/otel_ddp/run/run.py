@@ -680,7 +680,11 @@ class Run:
     def _acts_at_end(self, state: str, reason: str, records: Records) -> list[Act]:
         recorder, progress = records.recorder, records.progress
         acts: list[Act] = [] if self._settled else [partial(self._settle, records)]
-        acts += [records.unhook_logs, partial(_unwatch, progress), recorder.drain_copies]
+        acts += [
+            records.unhook_logs,
+            partial(_unwatch, progress),
+            partial(recorder.poll_copies, wait=True),
+        ]
         if reason:
             acts.append(partial(recorder.documents.reason, reason))
         content = {"state": state, "time": time.time_ns()}
