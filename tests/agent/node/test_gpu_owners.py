@@ -9,8 +9,9 @@ import pytest
 
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.gpu.driver import Device, User
-from otel_ddp.agent.node.gpu.owners import Ownership, ProcessDevices, owners
+from otel_ddp.agent.node.gpu.owners import Ownership, owners
 from otel_ddp.agent.node.gpu.polling import DeviceSample
+from otel_ddp.agent.reading.journals import Rank
 
 UUIDS = [f"8932f937-d72c-4106-c12f-20bd9faed9f{n}" for n in range(4)]
 BOARDS = [Device(f"GPU-{uuid}", str(n), "NVIDIA H100") for n, uuid in enumerate(UUIDS)]
@@ -37,14 +38,14 @@ def rank(
     )
 
 
-def claim(number: int, *devices: str, **known: Any) -> ProcessDevices:
+def claim(number: int, *devices: str, pid: int | None = None, labels: Labels = ()) -> Rank:
     """Rank 0 has process id 100, rank 1 has 101, and so on, unless given."""
-    known = {"labels": rank(number), "pid": 100 + number, **known}
-    return ProcessDevices(devices=devices, **known)
+    facts = {"boards": [{"index": 0, "uuid": uuid} for uuid in devices]}
+    return Rank(labels or rank(number), 100 + number if pid is None else pid, 0, facts)
 
 
 def decide(
-    claims: Sequence[ProcessDevices],
+    claims: Sequence[Rank],
     users: Mapping[Device, Sequence[tuple[int, int | None]]] | None = None,
     devices: Sequence[Device] = (*BOARDS, *PARTS),
 ) -> Ownership:
@@ -82,7 +83,7 @@ R0, R1 = claim(0, B[0]), claim(1)
 OTHERS = {BOARDS[3]: BOTH, PARTS[0]: ALONE, PARTS[1]: [(101, 1)]}
 
 
-def also(**known: str) -> ProcessDevices:
+def also(**known: str) -> Rank:
     """Rank 1 on the device of rank 0."""
     return claim(1, B[0], labels=rank(1, **known))
 
@@ -125,7 +126,7 @@ ZEROS = "00000000-0000-0000-0000-000000000000"
     ],
 )
 def test_a_device_has_the_labels_of_the_ranks_that_use_it(
-    claims: Sequence[ProcessDevices],
+    claims: Sequence[Rank],
     users: Mapping[Device, Sequence[tuple[int, int | None]]],
     expected: str,
 ) -> None:
@@ -226,7 +227,7 @@ def test_the_owner_of_memory_is_never_guessed(claims: Any, users: Any) -> None:
     ids=["nobody's", "no number", "several ranks", "several runs"],
 )
 def test_a_remark_says_who_uses_the_device(
-    others: list[ProcessDevices], used_bytes: int | None, said: str
+    others: list[Rank], used_bytes: int | None, said: str
 ) -> None:
     users = {BOARDS[0]: [(100, MIB), (103, used_bytes)], BOARDS[3]: [(103, 4 * MIB)]}
     ownership = decide([*others, claim(3, UUIDS[3])], users)

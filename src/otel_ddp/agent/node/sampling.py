@@ -16,7 +16,6 @@ from otel_ddp.agent.node.devices import FileSystems
 from otel_ddp.agent.node.gpu.driver import Driver
 from otel_ddp.agent.node.gpu.owners import (
     Ownership,
-    ProcessDevices,
     owners,
     shared_labels,
 )
@@ -168,7 +167,7 @@ class Sampling:
                 yield rank.labels, measurement, taken_ns
         sample, taken_ns = self._fresh("gpu")
         devices = sample.devices if sample else ()
-        self._ownership = owners([_declared(rank) for rank in self._ranks], devices, self._node)
+        self._ownership = owners(self._ranks, devices, self._node)
         for each in devices:
             for measurement in each.measurements:
                 yield self._ownership.labels[each.device.uuid], measurement, taken_ns
@@ -245,10 +244,3 @@ _SHOWN: dict[tuple[catalog.Metric, str], str] = {
     (catalog.HW_TEMPERATURE, "core"): "temperature_c",
     (catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY, "sm"): "sm_clock_hz",
 }
-
-
-def _declared(rank: Rank) -> ProcessDevices:
-    boards = rank.facts.get("boards")
-    listed = [each for each in boards if isinstance(each, dict)] if isinstance(boards, list) else []
-    uuids = [uuid for each in listed if isinstance(uuid := each.get("uuid"), str)]
-    return ProcessDevices(rank.labels, rank.pid, tuple(uuids))

@@ -9,18 +9,8 @@ from typing import NamedTuple
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.gpu.driver import Device
 from otel_ddp.agent.node.gpu.polling import DeviceSample
+from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.vocabulary.words import NODE_LABELS, RUN_LABELS
-
-
-class ProcessDevices(NamedTuple):
-    """A living process of this node, and what it declared of the devices that it uses."""
-
-    labels: Labels
-    """All six labels of a rank."""
-    pid: int = 0
-    """Its process id as the agent and the driver see it; 0 if they see none."""
-    devices: tuple[str, ...] = ()
-    """The UUIDs that it declared, with or without the vendor's prefix."""
 
 
 class DeviceMemory(NamedTuple):
@@ -89,14 +79,12 @@ class _Process(NamedTuple):
         return boards.narrowest(uuids)
 
 
-def owners(
-    processes: Sequence[ProcessDevices], devices: Sequence[DeviceSample], node: str
-) -> Ownership:
+def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) -> Ownership:
     """Assign the devices to the ranks. *node*: the label of a device that no run uses."""
     boards = _Boards([each.device for each in devices])
     found = [
-        _Process(each.labels, boards.known(each.devices), _seen(each.pid, processes, devices))
-        for each in processes
+        _Process(each.labels, boards.known(_declared(each)), _seen(each.pid, ranks, devices))
+        for each in ranks
     ]
     declared_by_any = {uuid for each in found for uuid in each.declared}
     own = [each.devices(boards, declared_by_any) for each in found]
@@ -112,7 +100,7 @@ def owners(
     }
     used = _used(found, boards)
     # If the driver knows none of our process ids, it counts in another PID namespace.
-    ours = {each.pid for each in processes if each.pid}
+    ours = {each.pid for each in ranks if each.pid}
     if not any(user.pid in ours for each in devices for user in each.users):
         used = _used_by_strangers(found, devices)
     memory = [DeviceMemory(rank, boards.by_uuid[uuid], used[rank, uuid]) for rank, uuid in used]
@@ -124,11 +112,18 @@ def bare_uuid(uuid: str) -> str:
     return uuid.strip().lower().removeprefix("mig-").removeprefix("gpu-")
 
 
+def _declared(rank: Rank) -> list[str]:
+    """The UUIDs that its process has written down, with or without the vendor's prefix."""
+    boards = rank.facts.get("boards")
+    listed = [each for each in boards if isinstance(each, dict)] if isinstance(boards, list) else []
+    return [uuid for each in listed if isinstance(uuid := each.get("uuid"), str)]
+
+
 def _seen(
-    pid: int, processes: Sequence[ProcessDevices], devices: Sequence[DeviceSample]
+    pid: int, ranks: Sequence[Rank], devices: Sequence[DeviceSample]
 ) -> dict[str, int | None]:
-    # A process with two journals could be either rank.
-    if not pid or sum(each.pid == pid for each in processes) > 1:
+    # A process with two journals could be either rank; 0 is one that the agent does not see.
+    if not pid or sum(each.pid == pid for each in ranks) > 1:
         return {}
     return {
         each.device.uuid: user.used_bytes
