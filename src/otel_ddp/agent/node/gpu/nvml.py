@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.agent.node.gpu.driver import (
@@ -66,15 +66,6 @@ _NO_DEVICES = (
 )
 
 
-class _Part(NamedTuple):
-    """How to ask NVML about one of our devices."""
-
-    calls: Calls
-    board: Calls
-    """Those of the whole board: other ones than `calls` only for a MIG instance."""
-    instance: int | None = None
-
-
 class Nvml:
     """NVIDIA's driver, through nvidia-ml-py; *lib* has the interface of that module."""
 
@@ -94,7 +85,7 @@ class Nvml:
         # The driver counts since it was loaded: at boot or, seldom, later.
         self._loaded_ns = boot_ns()
         self._opened = False
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, Calls] = {}
         self._silent: list[str] = []
         self._held: dict[str, list[Xids | GpmSamples]] = {}
         # Both are kept when the driver is closed: the board of each index, and its Xid faults.
@@ -156,7 +147,7 @@ class Nvml:
             count = self._lib.nvmlDeviceGetCount()
         except self._lib.NVMLError as error:
             raise DeviceLost("the driver no longer counts its devices") from error
-        parts: dict[str, _Part] = {}
+        parts: dict[str, Calls] = {}
         found: list[Device] = []
         self._silent = []
         for index in range(count):
@@ -168,7 +159,7 @@ class Nvml:
                 found += self._failed(index, error)
                 continue
             found.append(board)
-            parts[board.uuid] = _Part(calls, calls)
+            parts[board.uuid] = calls
             for device, part in self._instances(board, calls):
                 found.append(device)
                 parts[device.uuid] = part
@@ -200,7 +191,7 @@ class Nvml:
         if before is not None and self._xids_of(before).codes:
             yield before
 
-    def _instances(self, board: Device, calls: Calls) -> Iterator[tuple[Device, _Part]]:
+    def _instances(self, board: Device, calls: Calls) -> Iterator[tuple[Device, Calls]]:
         try:
             current, _pending = calls.ask("nvmlDeviceGetMigMode")
             most = calls.ask("nvmlDeviceGetMaxMigDeviceCount") if current else 0
@@ -211,31 +202,31 @@ class Nvml:
                 handle = calls.ask("nvmlDeviceGetMigDeviceHandleByIndex", index)
             except (NotSupported, self._lib.NVMLError):
                 continue  # no instance has this number
-            part = Calls(self._lib, handle)
+            part = Calls(self._lib, handle, calls)
             uuid = part.words("nvmlDeviceGetUUID")
-            instance = part.ask("nvmlDeviceGetGpuInstanceId")
+            part.instance = part.ask("nvmlDeviceGetGpuInstanceId")
             name = part.words("nvmlDeviceGetName") or f"{board.name} MIG"
             device = Device(uuid, f"{board.index}:{index}", name, board.pci, board.uuid)
-            yield device, _Part(part, calls, instance)
+            yield device, part
 
     def questions(self, device: Device) -> Sequence[Question]:
-        part, xids = self._parts.get(device.uuid), self._xids_of(device)
-        if part is None:
+        calls, xids = self._parts.get(device.uuid), self._xids_of(device)
+        if calls is None:
             return (self._question_to_failed(xids),)
         self._release(device.uuid)
         held = self._held[device.uuid] = []
         asked = []
-        if part.instance is None:
+        if calls.instance is None:
             # First of all: a fault may be the reason why the other questions fail.
-            xids.calls = part.calls
+            xids.calls = calls
             held.append(xids)
             asked.append(Question("Xid", 1.0, xids.ask))
-        gpm = self._gpm(part)
-        if gpm is not None:
-            held.append(gpm)
-        of_part = part.instance is not None
-        asked += questions(part.calls, device.pci, self._loaded_ns, gpm, part=of_part)
-        return asked
+        gpm = None
+        with contextlib.suppress(NotSupported):
+            if calls.board.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
+                gpm = GpmSamples(calls, self._clock, self._wall_ns)
+                held.append(gpm)
+        return [*asked, *questions(calls, device.pci, self._loaded_ns, gpm)]
 
     def _question_to_failed(self, xids: Xids) -> Question:
         failed_s = self._clock()
@@ -247,23 +238,17 @@ class Nvml:
 
         return Question("Xid", 10.0, ask)
 
-    def _gpm(self, part: _Part) -> GpmSamples | None:
-        with contextlib.suppress(NotSupported):
-            if part.board.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
-                return GpmSamples(part.board, self._clock, self._wall_ns, part.instance)
-        return None
-
     def _xids_of(self, device: Device) -> Xids:
         return self._xids.setdefault(device.uuid, Xids(device.pci, self._wall_ns()))
 
     def users(self, device: Device) -> Sequence[User]:
-        part = self._parts.get(device.uuid)
+        calls = self._parts.get(device.uuid)
         users: dict[int, User] = {}
-        if part is None:
+        if calls is None:
             return ()
         for function in _PROCESSES:
             with contextlib.suppress(NotSupported):
-                for process in part.calls.ask(function):
+                for process in calls.ask(function):
                     used = process.usedGpuMemory
                     known = used is not None and 0 <= used < _MOST_USED_BYTES
                     user = User(int(process.pid), int(used) if known else None)

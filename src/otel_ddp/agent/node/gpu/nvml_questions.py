@@ -75,9 +75,12 @@ def words(ask: Callable[[], str | bytes]) -> str:
 class Calls:
     """One device of NVML: calls functions by name, and raises our own exceptions."""
 
-    def __init__(self, lib: Any, handle: Any) -> None:
+    def __init__(self, lib: Any, handle: Any, board: Calls | None = None) -> None:
+        """*board*: of a MIG instance, which has a number there."""
         self.lib = lib
         self.handle = handle
+        self.board = board or self
+        self.instance: int | None = None
 
     def ask(self, function: str, *arguments: Any) -> Any:
         call = getattr(self.lib, function, None)
@@ -197,16 +200,13 @@ class GpmSamples:
     """Each read covers the time since the one before; the first one returns nothing."""
 
     def __init__(
-        self,
-        calls: Calls,
-        clock: Callable[[], float],
-        wall_ns: Callable[[], int],
-        instance: int | None = None,
+        self, calls: Calls, clock: Callable[[], float], wall_ns: Callable[[], int]
     ) -> None:
-        """*instance*: of a MIG instance, whose calls go to its board."""
-        self._calls = calls
+        # The calls for a MIG instance go to its board.
+        self._calls = calls.board
         self._clock = clock
         self._wall_ns = wall_ns
+        instance = calls.instance
         self._get = ("nvmlGpmSampleGet",) if instance is None else ("nvmlGpmMigSampleGet", instance)
         self.numbers: dict[Series, int] = {}
         """What is read, by the numbers that NVML gives it."""
@@ -268,11 +268,9 @@ _LINK_COUNT = Field(91)
 _MOST_LINKS = 72
 
 
-def questions(
-    calls: Calls, pci: str, loaded_ns: int, gpm: GpmSamples | None, *, part: bool
-) -> list[Question]:
+def questions(calls: Calls, pci: str, loaded_ns: int, gpm: GpmSamples | None) -> list[Question]:
     """*loaded_ns*: about since when the driver counts. *gpm*: None if the board lacks it."""
-    rows = [row for row in ROWS if row.of_parts or not part]
+    rows = [row for row in ROWS if row.of_parts or calls.instance is None]
     every_way = [way for row in rows for each in row.series.values() for way in each]
     fields = _supported(calls, [way for way in every_way if isinstance(way, Fields)])
     parts: dict[tuple[float, tuple[Any, ...]], dict[Series, Call]] = defaultdict(dict)
