@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import defaultdict, deque
@@ -121,19 +122,14 @@ class CoreUse:
         self._read_ns = now_ns
         before, self._waits_ns = self._waits_ns, {}
         for rank in ranks:
-            waited_ns = self._waited_ns(rank.pid)
-            if waited_ns is not None:
+            # A kernel without it, another PID namespace, or a process that has just ended.
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                text = (self._proc / str(rank.pid) / "schedstat").read_text()
+                # How long the main thread, which trains, was ready to run and had no core.
+                waited_ns = int(text.split()[1])
                 key = rank.labels, rank.pid, rank.start_ticks
                 points = self._waits_ns[key] = before.get(key, deque(maxlen=_KEPT))
                 points.append((now_ns, waited_ns))
-
-    def _waited_ns(self, pid: int) -> int | None:
-        """For how long the main thread, which trains, was ready to run and had no core."""
-        try:
-            return int((self._proc / str(pid) / "schedstat").read_text().split()[1])
-        except (OSError, ValueError, IndexError):
-            # A kernel without it, another PID namespace, or a process that has just ended.
-            return None
 
     def waits(self) -> dict[Labels, float]:
         """By rank: seconds for which it waited for a core, in each second of late."""
