@@ -391,15 +391,24 @@ def test_a_device_that_does_not_answer_any_more_is_lost(seen: Seen, code: int, w
         questions["fields every 1 s"].ask()
 
 
-def test_a_handle_from_before_a_reload_is_lost(seen: Seen) -> None:
+def test_a_driver_that_is_unloaded_or_loaded_anew_is_lost_and_can_be_opened_again(
+    seen: Seen,
+) -> None:
     (device,) = seen.open(h100())
     questions = seen.questions(device)
     seen.show(generation=2)
-
     with pytest.raises(DeviceLost):
         questions["nvmlDeviceGetTemperature"].ask()
+    seen.show(loaded=0)
+    with pytest.raises(DeviceLost):
+        seen.driver.devices()
+    seen.driver.close()
+    with pytest.raises(DriverMissing):
+        seen.driver.open()
+    seen.show(generation=2)
 
     (again,) = seen.reopened()
+
     assert again == device
     assert one(seen.questions(again)["nvmlDeviceGetTemperature"].ask()).value == 64
 
@@ -412,17 +421,6 @@ def test_the_other_boards_are_seen_while_one_is_lost(seen: Seen) -> None:
 
     assert [each.index for each in seen.driver.devices()] == ["0", "2"]
     assert "GPU 1 does not answer" in one(seen.driver.silent)
-
-
-def test_an_unloaded_driver_is_lost_and_can_be_closed(seen: Seen) -> None:
-    seen.open(h100())
-    seen.show(loaded=0)
-
-    with pytest.raises(DeviceLost):
-        seen.driver.devices()
-    seen.driver.close()
-    with pytest.raises(DriverMissing):
-        seen.driver.open()
 
 
 # --- Xid
