@@ -148,6 +148,15 @@ class Parents(Ends):
         return ended.state == STATES["failed"]
 
 
+class _Exit:
+    """The end of a process, and when it is looked at again."""
+
+    def __init__(self, ended: EndedProcess, now_ns: int) -> None:
+        self.ended = ended
+        self.found_ns = now_ns
+        self.looks_ns = [now_ns + after for after in _LOOK_AGAIN_AFTER_NS]
+
+
 class Exits:
     """The processes of one run on this node that have ended."""
 
@@ -155,22 +164,14 @@ class Exits:
         self.new: list[Labels] = []
         """Those whose end the last poll has found."""
         self._ended: set[Labels] = set()
-        # The ends to look at again, and when.
-        self._pending: list[tuple[EndedProcess, Source, int]] = []
-        # Processes that reported their end, and may still exist.
-        self._leaving: dict[Source, EndedProcess] = {}
+        self._exits: dict[Source, _Exit] = {}
 
     def add(self, source: Source, now_ns: int) -> EndedProcess:
         """How this process ended, as far as that is known at once."""
         ended = source.end()
         self.new.append(ended.labels)
         self._ended.add(ended.labels)
-        if ended.state != "killed":
-            self._leaving[source] = ended
-        self._pending += [
-            (ended._replace(known_for_s=after / 1e9), source, now_ns + after)
-            for after in _LOOK_AGAIN_AFTER_NS
-        ]
+        self._exits[source] = _Exit(ended, now_ns)
         return ended
 
     def note_at_work(self, labels: Labels) -> None:
@@ -180,27 +181,25 @@ class Exits:
             self.forget_all()
 
     def poll(self, now_ns: int) -> list[EndedProcess]:
-        """The ends of which more may be known by now."""
-        for source, ended in self._leaving.items():
-            if source.is_there():
-                self._leaving[source] = ended._replace(last_present_ns=time.time_ns())
-        found: dict[Source, EndedProcess] = {}
-        for due in [each for each in self._pending if now_ns >= each[2]]:
-            self._pending.remove(due)
-            ended, source, _ = due
-            latest = self._leaving.get(source, ended)
-            found[source] = latest._replace(cause=source.cause(), known_for_s=ended.known_for_s)
-            if source in self._leaving:
-                self._leaving[source] = found[source]
-            if not any(each[1] is source for each in self._pending):
-                source.close()
-                self._leaving.pop(source, None)
+        """The ends, where more may be known of one by now."""
+        looked = False
+        for source, each in self._exits.items():
+            # One that reported its end may still exist.
+            if each.ended.state != "killed" and source.is_there():
+                each.ended = each.ended._replace(last_present_ns=time.time_ns())
+            if now_ns >= each.looks_ns[0]:
+                looked, known_for_s = True, (now_ns - each.found_ns) / 1e9
+                each.ended = each.ended._replace(cause=source.cause(), known_for_s=known_for_s)
+                each.looks_ns = [at for at in each.looks_ns if at > now_ns]
+        found = [each.ended for each in self._exits.values()] if looked else []
+        for source in [source for source, each in self._exits.items() if not each.looks_ns]:
+            source.close()
+            del self._exits[source]
         # A verdict on one end depends on when the other processes left, too.
-        return list({**self._leaving, **found}.values()) if found else []
+        return found
 
     def forget_all(self) -> None:
         """No end is looked at again."""
-        for _, source, _ in self._pending:
+        for source in self._exits:
             source.close()
-        self._pending.clear()
-        self._leaving.clear()
+        self._exits.clear()
