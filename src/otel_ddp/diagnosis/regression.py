@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -37,88 +38,74 @@ class Regression:
 
     def __init__(self, labels: Labels) -> None:
         self._who = labels
-        self._steps: list[Sequence[StepFacts]] = []
-        self._took_ns: list[float] = []
+        self._steps: list[tuple[Sequence[StepFacts], float]] = []
         self._first: list[_Block] = []
         self._usual: dict[str, float] = {}
         self._last_ns = 0
-        self._slow: list[_Block] = []
+        # The last blocks in a row that were slow, when the first of them ended, and where they were
+        # slow since the verdict was opened.
+        self._slow: deque[_Block] = deque(maxlen=_BLOCKS)
+        self._since_ns = 0
+        self._phases: deque[str] = deque(maxlen=_BLOCKS)
         self._recovered = 0
         self._open: Verdict | None = None
-        # Another phase than the one that was told, and how many blocks in a row have found it.
-        self._other_phase = ""
-        self._other_blocks = 0
 
     def feed(self, ranks: Sequence[StepFacts], step_ns: float, explained: bool) -> list[Change]:
         """One ordinary step of all ranks; `explained` while a verdict on one rank says why."""
         if explained:
             self._steps.clear()
-            self._took_ns.clear()
             self._slow.clear()
             return []
-        self._steps.append(ranks)
-        self._took_ns.append(step_ns)
+        self._steps.append((ranks, step_ns))
         if len(self._steps) < _BLOCK:
             return []
-        block = _block(self._steps, median(self._took_ns))
+        block = _block([each for each, _ in self._steps], median([ns for _, ns in self._steps]))
         self._steps.clear()
-        self._took_ns.clear()
-        if len(self._first) < _FIRST_BLOCKS:
-            self._first.append(block)
-            if len(self._first) == _FIRST_BLOCKS:
-                self._usual = {
-                    word: median([each.parts[word] for each in self._first]) for word in block.parts
-                }
-                self._last_ns = block.ended_ns
-            return []
-        return self._judge(block)
+        if self._usual:
+            return self._judge(block)
+        self._first.append(block)
+        if len(self._first) == _FIRST_BLOCKS:
+            self._usual = {
+                word: median([each.parts[word] for each in self._first]) for word in block.parts
+            }
+            self._last_ns = block.ended_ns
+        return []
 
     def _judge(self, block: _Block) -> list[Change]:
-        usual, step = self._usual, block.parts["step"]
+        usual = self._usual
         # A run whose batches grew is not slow.
         grown = block.parts["amount"] / usual["amount"] - 1 if usual["amount"] else 0.0
-        slower = step / usual["step"] - 1 - max(grown, 0.0)
-        if self._open:
+        slower = block.parts["step"] / usual["step"] - 1 - max(grown, 0.0)
+        if self._open is not None:
             if slower >= _SLOWER_STILL:
                 self._recovered = 0
                 return self._continue(self._open, block)
             self._recovered += 1
             if self._recovered < _BLOCKS:
                 return []
-            verdict, self._open, self._recovered = self._open, None, 0
             self._slow.clear()
             self._last_ns = block.ended_ns
-            return [Change(verdict, False)]
+            return self.close()
         if slower <= _SLOWER:
             self._slow.clear()
             self._follow(block)
             return []
-        self._append(block)
-        long_enough = block.ended_ns - self._slow[0].ended_ns >= _LONG_NS
-        if len(self._slow) < _BLOCKS or not long_enough:
+        if not self._slow:
+            self._since_ns = block.ended_ns
+        self._slow.append(block)
+        if len(self._slow) < _BLOCKS or block.ended_ns - self._since_ns < _LONG_NS:
             return []
-        self._other_phase, self._other_blocks = "", 0
+        self._phases.clear()
         self._open = self._verdict()
         return [Change(self._open, True)]
 
-    def _append(self, block: _Block) -> None:
-        self._slow.append(block)
-        if len(self._slow) > 2 * _BLOCKS:
-            # The first block says since when, the last ones how slow the run is.
-            del self._slow[1]
-
     def _continue(self, before: Verdict, block: _Block) -> list[Change]:
         """One more block while the verdict is open: it gets the present figures."""
-        self._append(block)
+        self._slow.append(block)
         phase = self._phase(*self._now())
-        if phase == before.phase:
-            self._other_blocks = 0
-        else:
-            self._other_blocks = self._other_blocks + 1 if phase == self._other_phase else 1
-            self._other_phase = phase
-        changed = self._other_blocks >= _BLOCKS
-        if changed:
-            self._other_blocks = 0
+        self._phases.append(phase)
+        # Another phase is told where it has held for long, too.
+        changed = phase != before.phase and self._phases.count(phase) == _BLOCKS
         verdict = self._verdict(phase if changed else before.phase)
         self._open = verdict._replace(since_ns=before.since_ns)
         return [Change(self._open, True)] if changed else []
@@ -131,8 +118,7 @@ class Regression:
 
     def _now(self) -> tuple[float, dict[str, float]]:
         """How long a step takes now, and what each phase takes more than usual."""
-        recent = self._slow[-_BLOCKS:]
-        now = {word: median([each.parts[word] for each in recent]) for word in self._usual}
+        now = {word: median([each.parts[word] for each in self._slow]) for word in self._usual}
         more = {word: now[word] - self._usual[word] for word in (*WORK_PHASES, "comm_wait")}
         return now["step"], more
 
@@ -166,8 +152,7 @@ class Regression:
             "slower": round(now_s / usual_s - 1, 4),
             "more_s": rounded(more),
         }
-        since_ns = self._slow[0].ended_ns
-        return Verdict("regression", self._who, phase, sentence, evidence, None, since_ns)
+        return Verdict("regression", self._who, phase, sentence, evidence, None, self._since_ns)
 
     def present(self) -> list[Verdict]:
         """The open verdict, with the figures of the last steps that were slow."""
@@ -175,7 +160,7 @@ class Regression:
 
     def close(self) -> list[Change]:
         """The run has no ranks on this node any more."""
-        verdict, self._open = self._open, None
+        verdict, self._open, self._recovered = self._open, None, 0
         return [Change(verdict, False)] if verdict else []
 
 
