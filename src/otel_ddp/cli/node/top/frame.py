@@ -50,7 +50,7 @@ def above(view: View, choice: Choice) -> list[str]:
     alive = sum(not each.process.ended for each in view.ranks)
     parts = (
         "otel-ddp top",
-        names[0] if len(names) == 1 else f"{len(names)} nodes",
+        f"{len(names)} nodes" if len(names) > 1 else "".join(names),
         f"{alive} of {len(view.ranks)} ranks",
         "" if view.agents else "no agent",
         f"sorted by {choice.sort}" if choice.sort != SORTS[0] else "",

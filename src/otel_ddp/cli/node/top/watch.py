@@ -105,7 +105,7 @@ class Watch:
             told = answer.get("unreadable")
             notes += [cell(answer.get("hidden")), cell(answer.get("remark"))]
             notes += [cell(each) for each in told] if isinstance(told, list) else []
-        now_ns, said = time.time_ns(), tuple(filter(None, notes))
+        now_ns, said = time.time_ns(), tuple(filter(None, dict.fromkeys(notes)))
         if not found:
             return self._last._replace(now_ns=now_ns, agents=0, notes=said)
         verdicts = [v for _, answer in found for v in mappings(answer.get("verdicts"))]
