@@ -11,9 +11,6 @@
                           talkative; without GPUs
 
 Real agents send through a real collector; the deployed rules judge it, twelve times as fast.
-
-`PYTHONPATH=.:tests python -m stack.scenario` plays it, says where Prometheus is, and lets it go on
-until standard input ends.
 """
 
 from __future__ import annotations
@@ -22,22 +19,19 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import pytest
 import yaml
 from tools.stack.build import Binaries
 
 from node import Node
-from nvml_boards import GIB, Board, Boards, h100, standin_library
+from nvml_boards import GIB, Board, Boards, h100
 from stack.faster import deployed
-from stack.servers import CONFIGURATIONS, Collector, Prometheus, Sample, binaries
+from stack.servers import CONFIGURATIONS, Collector, Prometheus, Sample
 
 NODES = ("node-a", "node-b")
 RANKS_PER_NODE = 4
@@ -323,20 +317,3 @@ def configured(folder: Path, collector: Collector) -> dict[str, Any]:
     (folder / "collectors").mkdir()
     (folder / "collectors" / "here.yml").write_text(yaml.safe_dump([{"targets": [target]}]))
     return config
-
-
-def main() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        factory = cast("pytest.TempPathFactory", SimpleNamespace(getbasetemp=lambda: folder))
-        with scenario(binaries(), folder, standin_library(factory)) as here:
-            sys.stdout.write(f"Prometheus: {here.prometheus.url}\n")
-            sys.stdout.flush()
-            here.play()
-            sys.stdout.write("All has happened. It goes on until standard input ends.\n")
-            sys.stdout.flush()
-            sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()
