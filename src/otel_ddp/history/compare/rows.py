@@ -199,19 +199,34 @@ def _mean_of_runs(runs: Sequence[Sequence[float]]) -> float | None:
 # -- steps
 
 
-class _Measure(NamedTuple):
-    """One number of each step, of all runs of both sides."""
+def _of_phase(word: str, cell: Cell) -> float:
+    return cell.phases_s.get(word, 0.0)
 
-    name: str
-    unit: str
-    better: str
-    sides: tuple[list[list[float]], list[list[float]]]
+
+# By name: the unit, which end is better, and the number of a step.
+_MEASURES: dict[str, tuple[str, str, Callable[[Cell], float]]] = {
+    "step_time": ("s", "min", lambda cell: cell.took_s),
+    "throughput": ("1/s", "max", lambda cell: cell.work / cell.took_s if cell.took_s else 0.0),
+    **{
+        _CALLED.get(word, word): ("s", "min", partial(_of_phase, word))
+        for word in PHASE
+        if word not in UNUSUAL_PHASES
+    },
+}
 
 
 def step_rows(first: _Runs, second: _Runs) -> list[Row]:
     """A row for each measure that both sides have; of usual steps."""
-    measures = list(_measures(first, second))
-    whole, *parts = map(_step_row, measures)
+    sides = {
+        name: [[[of(cell) for cell in run] for run in runs] for runs in (first, second)]
+        for name, (_, _, of) in _MEASURES.items()
+    }
+
+    def is_known(name: str) -> bool:
+        runs = [any(run) for side in sides[name] for run in side]
+        return name == "step_time" or (all(runs) if name == "throughput" else any(runs))
+
+    whole, *parts = (_step_row(name, *sides[name]) for name in filter(is_known, sides))
     step_s = whole.before or 0.0, whole.after or 0.0
     rows = _corrected([whole, *(_weighed(row, *step_s) for row in parts)])
     # A mean of many steps is never fast.
@@ -219,43 +234,18 @@ def step_rows(first: _Runs, second: _Runs) -> list[Row]:
         fmean(cell.steps for cell in run) <= _MOST_TOGETHER for run in (*first, *second) if run
     )
     if len(first) == len(second) == 1 and few:
-        work = [each for each in measures[1:] if each.unit == "s" and each.name != "wait"]
-        phases = ({each.name: each.sides[side][0] for each in work} for side in (0, 1))
+        work = [row.name for row in parts if row.unit == "s" and row.name != "wait"]
+        phases = ({name: sides[name][side][0] for name in work} for side in (0, 1))
         rows = _beside(rows, blocks.most_changed(*phases), *step_s)
     return rows
 
 
-def _measures(first: _Runs, second: _Runs) -> Iterator[_Measure]:
-    def measure(name: str, unit: str, better: str, of: Callable[[Cell], float]) -> _Measure:
-        one, other = ([[of(cell) for cell in run] for run in side] for side in (first, second))
-        return _Measure(name, unit, better, (one, other))
-
-    def known(found: _Measure) -> list[bool]:
-        return [any(run) for side in found.sides for run in side]
-
-    yield measure("step_time", "s", "min", lambda cell: cell.took_s)
-    work = measure(
-        *("throughput", "1/s", "max"),
-        lambda cell: cell.work / cell.took_s if cell.took_s else 0.0,
-    )
-    if all(known(work)):
-        yield work
-    for word in (word for word in PHASE if word not in UNUSUAL_PHASES):
-        phase = measure(*(_CALLED.get(word, word), "s", "min"), partial(_of_phase, word))
-        if any(known(phase)):
-            yield phase
-
-
-def _of_phase(word: str, cell: Cell) -> float:
-    return cell.phases_s.get(word, 0.0)
-
-
-def _step_row(measure: _Measure) -> Row:
-    first, second = measure.sides
-    row = Row(*measure[:2], _mean_of_runs(first), _mean_of_runs(second), measure.better)
+def _step_row(name: str, first: list[list[float]], second: list[list[float]]) -> Row:
+    unit, better, _ = _MEASURES[name]
+    row = Row(name, unit, _mean_of_runs(first), _mean_of_runs(second), better)
     if len(first) == len(second) == 1:
         return row.tested(blocks.of_steps(first[0], second[0]), "too few steps")
-    one, other = ([blocks.trimmed_mean(run) for run in runs if run] for runs in measure.sides)
+    one, other = ([blocks.trimmed_mean(run) for run in runs if run] for runs in (first, second))
     return row.tested(blocks.of_runs(one, other), "too few runs")
 
 
