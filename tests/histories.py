@@ -136,37 +136,17 @@ def write_history(
         }
         for rank in range(ranks)
     }
-    verdicts = []
+    who = {"group": group, "run": run, "node": node}
+    verdicts: list[dict[str, Any]] = []
     if late is not None:
-        who = {"group": group, "run": run, "node": node, "rank": str(first_rank + late)}
-        verdicts.append(
-            {
-                "kind": "straggler",
-                "who": who,
-                "phase": "forward",
-                "step": 100,
-                "board": "",
-                # Found in step 100.
-                "since_ns": at_ns[min(61, steps)],
-                "until_ns": None,
-                "sentence": f"rank {first_rank + late} is slow in forward: 3.0 ms more than others",
-                "evidence": {"excess": 0.15},
-            }
-        )
+        rank = first_rank + late
+        sentence = f"rank {rank} is slow in forward: 3.0 ms more than others"
+        told = {"kind": "straggler", "phase": "forward", "step": 100, "sentence": sentence}
+        since_ns = at_ns[min(61, steps)]
+        verdicts.append({**told, "who": {**who, "rank": str(rank)}, "since_ns": since_ns})
     if bound:
-        verdicts.append(
-            {
-                "kind": "bound",
-                "who": {"group": group, "run": run, "node": node},
-                "phase": "compute",
-                "step": 200,
-                "board": "",
-                "since_ns": at_ns[min(200, steps)],
-                "until_ns": None,
-                "sentence": bound,
-                "evidence": {},
-            }
-        )
+        told = {"kind": "bound", "phase": "compute", "step": 200, "sentence": bound}
+        verdicts.append({**told, "who": who, "since_ns": at_ns[min(200, steps)]})
     events = [
         Event(at_ns[1], 1, "0", "log", "INFO", "training begins", {}),
         Event(at_ns[-1], steps - 1, "0", "log", "WARN", "<b>loss</b> & more", {"logger": "train"}),
