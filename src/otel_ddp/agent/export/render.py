@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -35,8 +36,14 @@ _NEW_NS = 60 * 10**9
 _Point = tuple[bytes, int, Metric]
 
 
-def _hour(point: _Point) -> int:
-    return point[1] // _HOUR_NS
+def _by_hour(points: Sequence[_Point]) -> Iterable[tuple[int, Iterable[_Point]]]:
+    """The points of a series, whose times grow: mostly they are of one hour."""
+    if not points:
+        return ()
+    first, last = points[0][1] // _HOUR_NS, points[-1][1] // _HOUR_NS
+    if first == last:
+        return ((first, points),)
+    return groupby(points, lambda point: point[1] // _HOUR_NS)
 
 
 class Renderer:
@@ -58,8 +65,8 @@ class Renderer:
         # A journal that was read hours late holds such values.
         apart: dict[tuple[int, bool, str], list[_Point]] = {}
 
-        def add(series: Series, may_be_lost: bool, points: Iterable[_Point]) -> None:
-            for hour, of_hour in groupby(points, _hour):
+        def add(series: Series, may_be_lost: bool, points: Sequence[_Point]) -> None:
+            for hour, of_hour in _by_hour(points):
                 # Of one hour, logged values go first.
                 key = (hour, may_be_lost, series.project)
                 apart.setdefault(key, []).extend(of_hour)
@@ -118,8 +125,9 @@ class Renderer:
         described = encode.resource_bytes(resource.with_project(self._attributes, project))
         for part in in_parts(points, _MOST_POINTS):
             of_metrics: dict[str, tuple[Metric, list[bytes]]] = {}
-            for content, _, metric in part:
-                of_metrics.setdefault(metric.name, (metric, []))[1].append(content)
+            for metric, points_of in groupby(part, itemgetter(2)):
+                contents = of_metrics.setdefault(metric.name, (metric, []))[1]
+                contents += [content for content, _, _ in points_of]
             metrics = [
                 encode.metric(
                     *(metric.name, metric.description, metric.unit, metric.kind.value, contents),
@@ -128,7 +136,7 @@ class Renderer:
                 for metric, contents in of_metrics.values()
             ]
             body = encode.metrics_request(described, SCOPE, __version__, metrics)
-            oldest_s = min(time_ns for _, time_ns, _ in part) // _S
+            oldest_s = min([time_ns for _, time_ns, _ in part]) // _S
             yield Request("metrics", body, len(part), not may_be_lost, oldest_s)
 
 
