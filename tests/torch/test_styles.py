@@ -54,8 +54,21 @@ class Style(NamedTuple):
 EVERYTHING = ("optimizer", "forward", "backward", "comm_wait", "data", "samples", "flops")
 UNCOUNTED = {"flops": "uncountable"}
 COMPILED = {"flops": "compiled"}
+WITH_COMPILE = "data forward backward comm_wait optimizer compile"
+BY_COMPILER: dict[str, Any] = {"phases": WITH_COMPILE, "missing": COMPILED}
+SEEN_FROM_THE_SECOND: dict[str, Any] = {**BY_COMPILER, "micro_batches": 2, "samples": 16}
+SCALED: dict[str, Any] = {"steps": 4, "skipped": 1, "micro_batches": 5, "samples": 40} | {
+    "scaled": True
+}
+THREE_TIMES = {"micro_batches": 15, "samples": 120}
 NOTHING: dict[str, Any] = {"steps": 0, "micro_batches": 0, "samples": 0, "phases": ""}
 UNSEEN = dict.fromkeys(("forward", "backward", "comm_wait", "samples", "flops"), "not_called")
+WHOLLY_COMPILED: dict[str, Any] = {
+    "micro_batches": 0,
+    "samples": 0,
+    "phases": "data optimizer compile",
+    "missing": UNSEEN,
+}
 
 
 # -- how they train, one process
@@ -78,18 +91,33 @@ def sgd(model: nn.Module) -> SGD:
     return SGD(model.parameters(), lr=0.1)
 
 
-def plain() -> Any:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    train(model, sgd(model))
-    return model
+def linear() -> nn.Module:
+    return nn.Linear(4, 1)
 
 
-def words() -> Any:
-    model = nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 1))
-    otel_ddp.instrument(model)
-    train(model, sgd(model), batch=WORDS)
-    return model
+def embedded() -> nn.Module:
+    return nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 1))
+
+
+def compiled(make: Callable[[], nn.Module], backend: str = "aot_eager") -> Callable[[], Any]:
+    return lambda: torch.compile(make(), backend=backend, fullgraph=True)
+
+
+def trained(
+    make: Callable[[], Any] = linear,
+    optimizer: Callable[[Any], Any] = sgd,
+    batch: torch.Tensor = INPUT,
+    loss: Callable[[Any], torch.Tensor] = torch.sum,
+) -> Callable[[], Any]:
+    """The line goes after the model is made, and before its optimizer."""
+
+    def style() -> Any:
+        model = make()
+        otel_ddp.instrument(model)
+        train(lambda inputs: loss(model(inputs)), optimizer(model), batch=batch)
+        return model
+
+    return style
 
 
 def no_loader() -> Any:
@@ -284,22 +312,6 @@ def checkpointed(reentrant: bool) -> Callable[[], Any]:
     return trained
 
 
-def compiled_before() -> Any:
-    model = torch.compile(nn.Linear(4, 1), backend="aot_eager", fullgraph=True)
-    otel_ddp.instrument(model)
-    train(model, sgd(model))
-    return model
-
-
-def compiled_words() -> Any:
-    model = torch.compile(
-        nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 1)), backend="eager", fullgraph=True
-    )
-    otel_ddp.instrument(model)
-    train(model, sgd(model), batch=WORDS)
-    return model
-
-
 def compiled_after() -> Any:
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
@@ -407,13 +419,6 @@ class OwnAdam(Adam):
         return super().step(closure)
 
 
-def inherited_step() -> Any:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    train(model, OwnAdam(model.parameters()))
-    return model
-
-
 class Output:
     """What a user's own model may return."""
 
@@ -426,30 +431,10 @@ class Wrapping(nn.Linear):
         return Output(super().forward(inputs).sum())
 
 
-def custom_output() -> Any:
-    model = Wrapping(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = sgd(model)
-    for batch in batches():
-        model(batch).loss.backward()
-        optimizer.step()
-    return model
-
-
 class Hidden(nn.Linear):
     def forward(self, inputs: torch.Tensor) -> Any:
         loss = super().forward(inputs).sum()
         return lambda: loss
-
-
-def unknown_output() -> Any:
-    model = Hidden(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = sgd(model)
-    for batch in batches():
-        model(batch)().backward()
-        optimizer.step()
-    return model
 
 
 def without_parameters(named: bool) -> Callable[[], Any]:
@@ -488,13 +473,6 @@ def callable_() -> Any:
     otel_ddp.instrument(model)
     train(model, sgd(inner))
     return inner
-
-
-def own_optimizer() -> Any:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    train(model, OwnOptimizer(model))
-    return model
 
 
 class Fragile(nn.Linear):
@@ -542,8 +520,8 @@ def failing(where: str) -> Callable[[], Any]:
 
 
 ALONE = [
-    Style("plain loop", plain),
-    Style("words", words, samples=6, tokens=30),
+    Style("plain loop", trained()),
+    Style("words", trained(embedded, batch=WORDS), samples=6, tokens=30),
     Style(
         "no loader of torch's",
         no_loader,
@@ -553,63 +531,32 @@ ALONE = [
     Style("one optimizer after another", another_optimizer),
     Style("one optimizer idle, another one at work", idle_optimizer, 4, 13, 8 * 13),
     Style("accumulation", accumulated, micro_batches=6, samples=48),
-    Style(
-        "scaler, an infinity",
-        scaled(lambda parameters: SGD(parameters, lr=0.1)),
-        steps=4,
-        skipped=1,
-        micro_batches=5,
-        samples=40,
-        scaled=True,
-    ),
+    Style("scaler, an infinity", scaled(lambda parameters: SGD(parameters, lr=0.1)), **SCALED),
     Style(
         "scaler, an infinity, accumulation",
         scaled(lambda parameters: SGD(parameters, lr=0.1), each=3),
-        steps=4,
-        skipped=1,
-        micro_batches=15,
-        samples=120,
-        scaled=True,
+        **{**SCALED, **THREE_TIMES},
     ),
     Style(
         "scaler, an infinity, fused SGD",
         scaled(lambda parameters: SGD(parameters, lr=0.1, fused=True)),
-        steps=4,
-        skipped=1,
-        micro_batches=5,
-        samples=40,
-        scaled=True,
+        **SCALED,
     ),
     Style(
         "scaler, an infinity, fused Adam, accumulation",
         scaled(lambda parameters: Adam(parameters, fused=True), each=3),
-        steps=4,
-        skipped=1,
-        micro_batches=15,
-        samples=120,
-        scaled=True,
+        **{**SCALED, **THREE_TIMES},
     ),
-    Style(
-        "scaler, GAN",
-        scaled_gan,
-        steps=3,
-        skipped=1,
-        micro_batches=8,
-        samples=128,
-        scaled=True,
-    ),
+    Style("scaler, GAN", scaled_gan, steps=3, skipped=1, micro_batches=8, samples=128, scaled=True),
     Style("float16 without scaler", half_precision, missing={"skipped_steps": "no_scaler"}),
     # Each forward of a watched model counts its samples: the generator's, and the critic's.
     Style("GAN", gan, steps=4, micro_batches=6, samples=96),
-    Style(
-        "GAN, step_optimizer",
-        lambda: gan(named=True),
-        steps=2,
-        micro_batches=6,
-        samples=96,
-    ),
+    Style("GAN, step_optimizer", lambda: gan(named=True), steps=2, micro_batches=6, samples=96),
     Style("several optimizers", several_optimizers),
-    Style("an optimizer whose step calls the step of its base", inherited_step),
+    Style(
+        "an optimizer whose step calls the step of its base",
+        trained(optimizer=lambda model: OwnAdam(model.parameters())),
+    ),
     # Each step evaluates twice.
     Style("LBFGS", lbfgs, micro_batches=6, samples=48),
     Style(
@@ -624,59 +571,29 @@ ALONE = [
     Style("a model that is no module", callable_, **NOTHING),
     Style("checkpointing", checkpointed(reentrant=False)),
     Style("reentrant checkpointing", checkpointed(reentrant=True), missing=UNCOUNTED),
-    Style(
-        "compiled, then watched",
-        compiled_before,
-        phases="data forward backward comm_wait optimizer compile",
-        missing=COMPILED,
-    ),
+    Style("compiled, then watched", trained(compiled(linear)), **BY_COMPILER),
     Style(
         "compiled, then watched, words",
-        compiled_words,
+        trained(compiled(embedded, "eager"), batch=WORDS),
         samples=6,
         tokens=30,
-        phases="data forward backward comm_wait optimizer compile",
+        phases=WITH_COMPILE,
     ),
     Style(
         # The first step compiles it; from the second on its calls are measured.
         "watched, then compiled",
         compiled_after,
-        micro_batches=2,
-        samples=16,
-        phases="data forward backward comm_wait optimizer compile",
-        missing=COMPILED,
+        **SEEN_FROM_THE_SECOND,
     ),
-    Style(
-        "compiled in place, then watched",
-        compiled_in_place(before=True),
-        phases="data forward backward comm_wait optimizer compile",
-        missing=COMPILED,
-    ),
+    Style("compiled in place, then watched", compiled_in_place(before=True), **BY_COMPILER),
     Style(
         # What the first step compiled has no hooks in it; from the second on they are outside.
         "watched, then compiled in place",
         compiled_in_place(before=False),
-        micro_batches=2,
-        samples=16,
-        phases="data forward backward comm_wait optimizer compile",
-        missing=COMPILED,
+        **SEEN_FROM_THE_SECOND,
     ),
-    Style(
-        "whole step compiled",
-        compiled_step,
-        micro_batches=0,
-        samples=0,
-        phases="data optimizer compile",
-        missing=UNSEEN,
-    ),
-    Style(
-        "compiled autograd",
-        compiled_autograd,
-        micro_batches=0,
-        samples=0,
-        phases="data optimizer compile",
-        missing=UNSEEN,
-    ),
+    Style("whole step compiled", compiled_step, **WHOLLY_COMPILED),
+    Style("compiled autograd", compiled_autograd, **WHOLLY_COMPILED),
     Style(
         # Traced once: some of backward is seen then.
         "compiled backward",
@@ -692,9 +609,8 @@ ALONE = [
     Style(
         "compiled optimizer",
         compiled_optimizer,
-        phases="data forward backward comm_wait optimizer compile",
         # Whatever is compiled by then may be called by the model.
-        missing=COMPILED,
+        **BY_COMPILER,
     ),
     Style(
         "compiled optimizer, in one piece",
@@ -702,10 +618,10 @@ ALONE = [
         phases="data forward backward comm_wait compile",
         missing={"optimizer": "compiled_step", **COMPILED},
     ),
-    Style("output of a class", custom_output),
+    Style("output of a class", trained(lambda: Wrapping(4, 1), loss=lambda output: output.loss)),
     Style(
         "output without a tensor",
-        unknown_output,
+        trained(lambda: Hidden(4, 1), loss=lambda output: output()),
         micro_batches=0,
         phases="data forward optimizer",
         missing={"backward": "outputs_unknown", "comm_wait": "outputs_unknown"},
@@ -720,7 +636,7 @@ ALONE = [
     Style("no parameters, optimizer given", without_parameters(named=True), missing=UNCOUNTED),
     Style(
         "an optimizer that is none of torch's",
-        own_optimizer,
+        trained(optimizer=OwnOptimizer),
         steps=0,
         phases="data forward backward comm_wait",
         missing={"optimizer": "no_optimizer"},
@@ -774,14 +690,12 @@ def compiled_around_all() -> Any:
     return model
 
 
-def ddp(make: Callable[[], nn.Module] = lambda: nn.Linear(4, 1), **options: Any) -> Any:
-    def trained() -> Any:
-        model = wrapped(make(), **options)
-        otel_ddp.instrument(model)
-        train(model, sgd(model))
-        return model
+def ddp(make: Callable[[], nn.Module] = linear, **options: Any) -> Callable[[], Any]:
+    return trained(lambda: wrapped(make(), **options))
 
-    return trained
+
+def zero(model: nn.Module) -> Any:
+    return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=SGD, lr=0.1)
 
 
 class Unused(nn.Linear):
@@ -818,13 +732,6 @@ def ddp_checkpointed(reentrant: bool, **wishes: Any) -> Callable[[], Any]:
     return trained
 
 
-def ddp_compiled() -> Any:
-    model = torch.compile(wrapped(nn.Linear(4, 1)), backend="aot_eager")
-    otel_ddp.instrument(model)
-    train(model, sgd(model))
-    return model
-
-
 def ddp_scaled() -> Any:
     """One rank's infinity is every rank's."""
     model = wrapped(nn.Linear(4, 1))
@@ -836,13 +743,6 @@ def ddp_scaled() -> Any:
         scaler.scale(model(batch).sum() * (float("inf") if infinite else 1.0)).backward()
         scaler.step(optimizer)
         scaler.update()
-    return model
-
-
-def zero() -> Any:
-    model = wrapped(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
-    otel_ddp.instrument(model)
-    train(model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=SGD, lr=0.1))
     return model
 
 
@@ -895,27 +795,18 @@ ON_RANKS = [
     ),
     Style(
         "DDP, compiled",
-        ddp_compiled,
-        phases="data forward backward comm_wait optimizer compile",
-        missing=COMPILED,
+        trained(lambda: torch.compile(wrapped(linear()), backend="aot_eager")),
+        **BY_COMPILER,
     ),
     Style(
         "DDP, watched before it was wrapped and compiled",
         compiled_around_all,
-        micro_batches=2,
-        samples=16,
-        phases="data forward backward comm_wait optimizer compile",
-        missing=COMPILED,
+        **SEEN_FROM_THE_SECOND,
     ),
     Style(
-        "DDP, scaler, an infinity",
-        ddp_scaled,
-        skipped=1,
-        micro_batches=4,
-        samples=32,
-        scaled=True,
+        "DDP, scaler, an infinity", ddp_scaled, skipped=1, micro_batches=4, samples=32, scaled=True
     ),
-    Style("DDP, ZeRO", zero),
+    Style("DDP, ZeRO", trained(lambda: wrapped(nn.Sequential(nn.Linear(4, 4), linear())), zero)),
     Style("FSDP2", sharded, missing={"comm_wait": "fsdp"}),
     Style("no DDP", reduced_by_hand, missing={"comm_wait": "no_ddp"}),
 ]
