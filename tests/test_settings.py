@@ -164,10 +164,6 @@ def test_a_variable_of_a_launcher_that_is_no_number_stops_init_with_help(launche
             identity.resolve(env={**whole, name: "banana"}, proc=Path("/nowhere"))
 
 
-def test_an_agent_may_leave_at_once() -> None:
-    assert settings.read({"OTEL_DDP_LINGER_S": "0"}).linger_s == 0.0
-
-
 @pytest.mark.parametrize(
     ("text", "expected"), [("[::1]", "::1"), ("::1", "::1"), ("0.0.0.0", "0.0.0.0")]
 )

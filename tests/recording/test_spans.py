@@ -331,16 +331,6 @@ def test_phases_of_threads_may_end_in_any_order(place: Here) -> None:
     assert place.only().phase == "other"
 
 
-def test_a_run_that_ends_inside_a_phase_is_quiet(place: Here) -> None:
-    run = otel_ddp.init()
-
-    with run.phase("eval"), run.span("inner"):
-        run.finish()
-
-    assert place.only().state == "finished"
-    assert place.only().phase == "eval"
-
-
 def test_how_long_a_phase_may_take_is_known_while_it_lasts(place: Here) -> None:
     with otel_ddp.init() as run:
         with run.phase("checkpoint", expect_s=90):

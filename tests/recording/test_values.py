@@ -152,48 +152,7 @@ def test_a_tensor_spread_over_ranks_is_not_gathered() -> None:
         values.number(Spread())
 
 
-class Shouting(str):
-    def __str__(self) -> str:
-        raise ZeroDivisionError
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("loss", "loss"),
-        ('quo"ted\nline', 'quo"ted\nline'),
-        ("sur\ud800rogate", "sur?rogate"),
-        ("nul\0", "nul?"),
-        ("Verlust ñ 損失", "Verlust ñ 損失"),
-        (3, "3"),
-        (0.5, "0.5"),
-        (Shouting("loss"), "loss"),
-    ],
-)
-def test_a_name_becomes_clean_text(name: Any, expected: str) -> None:
-    clean, changed = values.text(name, 200)
-
-    assert expected == clean
-    assert (name != expected) == changed
-    assert clean == clean.encode().decode()
-
-
 NO_NAMES = ["", None, b"loss", ("a",), 10**5000, Rude(), on_device()]
-
-
-@pytest.mark.parametrize("name", NO_NAMES, ids=lambda name: type(name).__name__)
-def test_what_cannot_be_a_name_is_refused(name: Any) -> None:
-    with pytest.raises(values.Refused):
-        values.text(name, 200)
-
-
-def test_long_names_are_cut_and_stay_different() -> None:
-    one, changed = values.text("x" * 2**20 + "1", 200)
-    other, _ = values.text("x" * 2**20 + "2", 200)
-
-    assert changed
-    assert 200 == len(one) == len(other)
-    assert one != other
 
 
 @pytest.mark.parametrize(
