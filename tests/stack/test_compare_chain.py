@@ -1,8 +1,4 @@
-"""A value against steps: what Prometheus answers is what was logged.
-
-A panel of Grafana puts the two queries side by side, by time and labels; the test with a browser
-sees that it draws them.
-"""
+"""A value against steps: what Prometheus answers and Grafana makes of it is what was logged."""
 
 from __future__ import annotations
 
@@ -25,7 +21,8 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Metric
 from stack.asked import ALL, answer, expression, opened, over_time, since
-from stack.servers import Prometheus, Sample, Series
+from stack.servers import Prometheus, Sample
+from stack.transformations import Curve, Frame, pairs, tables, transformed, trend
 
 # What a point of 24 hours is apart is less than a step takes: each one is seen.
 STEP_S, EXPORT_S, GRID_S, LOOKBACK_S, FRESH_S = 20.0, 10.0, 15.0, 300.0, 60.0
@@ -89,7 +86,6 @@ ATTEMPTS = [
 
 
 Samples = list[tuple[float, float]]
-Curve = list[tuple[float, float]]
 
 
 class Past:
@@ -201,124 +197,142 @@ def past(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         past.close()
 
 
-def answered(past: Past, title: str, **wanted: Sequence[str]) -> dict[str, Curve]:
-    """What x and y a panel of Compare has at each moment, by the labels of both."""
-    told = json.loads((FOLDER / "compare.json").read_text())
+def made_of(past: Past, name: str, title: str, **wanted: Sequence[str]) -> list[Frame]:
+    """What a panel of a board gets to draw."""
+    told = json.loads((FOLDER / f"{name}.json").read_text())
     (panel,) = (panel for _, panel in panels(told) if panel["title"] == title)
     asked = board(told)
     if wanted.get("x") == (ELAPSED,):
         (x,) = (each for each in asked.variables if each.name == "x")
         wanted["x"] = [each.value for each in x.options if each.text.startswith(ELAPSED)]
     values = opened(asked, past.page, **wanted)
-    across, up = (
-        {_named(each): dict(each.points) for each in over_time(question, expr, past.page)}
-        for ref in "xy"
-        for question in asked.questions
-        if (question.panel_id, question.ref) == (panel["id"], ref)
-        for expr in [expression(question, values, past.page)]
-    )
-    both = {name: across.get(name, {}).keys() & ys.keys() for name, ys in up.items()}
-    return {name: [(across[name][at], up[name][at]) for at in sorted(both[name])] for name in both}
-
-
-def _named(series: Series) -> str:
-    return ", ".join(value for _, value in sorted(series.labels.items()))
-
-
-def curves(past: Past, title: str, **wanted: Sequence[str]) -> dict[str, Curve]:
-    """The same as it is drawn: where x comes again, the later value counts."""
-    found = answered(past, title, **wanted)
-    return {
-        name: [(x, round(y, 9)) for x, y in sorted(dict(points).items())]
-        for name, points in found.items()
-        if points
+    answers = {
+        each.ref: over_time(each, expression(each, values, past.page), past.page)
+        for each in asked.questions
+        if each.panel_id == panel["id"]
     }
+    return transformed(tables(answers), panel["transformations"])
 
 
-def rounded(found: dict[str, Curve]) -> dict[str, Curve]:
+def rounded(curves: dict[str, Curve]) -> dict[str, Curve]:
     """A mean of several is not the same to its last digit in whichever order."""
-    return {name: [(x, round(y, 9)) for x, y in curve] for name, curve in found.items() if curve}
+    return {name: [(x, round(y, 9)) for x, y in curve] for name, curve in curves.items() if curve}
 
 
 BESIDE = "$name against ${x:text}"
 
 
 @pytest.mark.parametrize("x", ALL_X)
-def test_each_run_has_one_rising_curve(past: Past, x: str) -> None:
-    chosen = {each.run: each.group for each in ATTEMPTS}
+@pytest.mark.parametrize(
+    "runs", [("early", "late"), ("early",), ("short",), ("resumed",), ("rarely",), (ALL,)], ids=str
+)
+def test_each_run_has_one_rising_curve(past: Past, runs: tuple[str, ...], x: str) -> None:
+    curves = trend(made_of(past, "compare", BESIDE, run=runs, x=(x,)))
 
-    assert curves(past, BESIDE, run=(ALL,), x=(x,)) == rounded(
+    chosen = {each.run: each.group for each in ATTEMPTS if each.run in runs or runs == (ALL,)}
+    assert rounded(curves) == rounded(
         {f"{group} · {run}": past.curve(run, x) for run, group in chosen.items()}
     )
+
+
+def test_runs_of_different_times_stand_at_the_same_steps(past: Past) -> None:
+    curves = trend(made_of(past, "compare", BESIDE, run=("early", "late")))
+
+    assert {name: [x for x, _ in curve] for name, curve in curves.items()} == {
+        "g1 · early": list(range(1, 31)),
+        "g2 · late": list(range(1, 31)),
+    }
 
 
 def test_of_a_resumed_run_the_later_attempt_is_drawn(past: Past) -> None:
     first, second = (each for each in ATTEMPTS if each.run == "resumed")
 
-    assert curves(past, BESIDE, run=("resumed",)) == rounded(
-        {
-            "g1 · resumed": [
-                *((step, second.loss(step)) for step in range(3, 13)),
-                *((step, first.loss(step)) for step in range(13, 21)),
-            ]
-        }
-    )
+    curves = trend(made_of(past, "compare", BESIDE, run=("resumed",)))
+
+    assert curves == {
+        "g1 · resumed": [
+            *((step, second.loss(step)) for step in range(3, 13)),
+            *((step, first.loss(step)) for step in range(13, 21)),
+        ]
+    }
 
 
 def test_a_value_that_is_logged_rarely_has_no_steps_in_between(past: Past) -> None:
-    found = curves(past, BESIDE, run=("rarely", "early"))
+    curves = trend(made_of(past, "compare", BESIDE, run=("rarely",)))
 
-    assert [x for x, _ in found["g1 · rarely"]] == list(range(3, 31, 3))
-    assert [x for x, _ in found["g1 · early"]] == list(range(1, 31))
+    assert [x for x, _ in curves["g1 · rarely"]] == list(range(3, 31, 3))
 
 
 @pytest.mark.parametrize("x", ALL_X)
 def test_several_ranks_are_one_mean_or_a_curve_each(past: Past, x: str) -> None:
     asked = {"run": ("several",), "rank": (ALL,), "x": (x,)}
 
-    together = curves(past, BESIDE, **asked)
-    apart = curves(past, f"{BESIDE}, by rank", **asked)
+    together = trend(made_of(past, "compare", BESIDE, **asked))
+    apart = trend(made_of(past, "compare", f"{BESIDE}, by rank", **asked))
 
-    assert together == rounded({"g1 · several": past.curve("several", x, (0, 1, 2))})
-    assert apart == rounded(
+    assert rounded(together) == rounded({"g1 · several": past.curve("several", x, (0, 1, 2))})
+    assert rounded(apart) == rounded(
         {f"several · rank {rank}": past.curve("several", x, (rank,)) for rank in range(3)}
     )
 
 
-def stretches(curve: Curve) -> list[tuple[float, float]]:
-    return sorted((math.floor(x / WIDTH + 0.5) * WIDTH, round(y, 9)) for x, y in curve)
+def stretches(curve: Curve, width: float) -> dict[float, list[float]]:
+    found: dict[float, list[float]] = {}
+    for x, y in curve:
+        found.setdefault(math.floor(x / width + 0.5) * width, []).append(y)
+    return found
 
 
 @pytest.mark.parametrize("x", ALL_X)
 def test_runs_alike_are_averaged_in_stretches_of_x(past: Past, x: str) -> None:
-    runs = {"early": "g1", "late": "g2", "resumed": "g1", "rarely": "g1"}
+    runs = ("early", "late", "resumed", "rarely")
 
-    found = answered(past, f"{BESIDE}, mean by $by", run=(*runs,), x=(x,))
+    curves = trend(made_of(past, "compare", f"{BESIDE}, mean by $by", run=runs, x=(x,)))
 
-    assert {name: stretches(points) for name, points in found.items()} == {
-        f"{group}, {run}": stretches(past.moments(run, x)) for run, group in runs.items()
-    }
-    assert all(x % WIDTH == 0 for points in found.values() for x, _ in points)
+    groups: dict[str, Curve] = {}
+    for run in runs:
+        group = "g2" if run == "late" else "g1"
+        groups.setdefault(group, []).extend(past.moments(run, x))
+    assert rounded(curves) == rounded(
+        {
+            group: sorted((at, sum(ys) / len(ys)) for at, ys in stretches(every, WIDTH).items())
+            for group, every in groups.items()
+        }
+    )
 
 
 @pytest.mark.parametrize("x", ALL_X)
 def test_the_band_spans_all_that_is_selected(past: Past, x: str) -> None:
     title = f"{BESIDE}, all that is selected"
 
-    found = answered(past, title, run=("several",), rank=(ALL,), x=(x,))
+    curves = trend(made_of(past, "compare", title, run=("several",), rank=(ALL,), x=(x,)))
 
     every = [each for rank in range(3) for each in past.moments("several", x, (rank,))]
-    shown = [each for points in found.values() for each in points]
-    assert stretches(shown) == stretches(every)
-    assert all(x % WIDTH == 0 for x, _ in shown)
+    at = sorted(stretches(every, WIDTH).items())
+    assert rounded(curves) == rounded(
+        {
+            "mean": [(x, sum(ys) / len(ys)) for x, ys in at],
+            "lowest": [(x, min(ys)) for x, ys in at],
+            "highest": [(x, max(ys)) for x, ys in at],
+        }
+    )
 
 
 def test_every_point_goes_back_where_a_run_was_resumed(past: Past) -> None:
-    found = answered(past, f"{BESIDE}, every point", run=("resumed", "early"))
+    frames = made_of(past, "compare", f"{BESIDE}, every point", run=("resumed", "early"))
 
+    found = pairs(frames, "Value #x", "Value #y")
     assert found == {run: past.moments(run, STEP) for run in ("early", "resumed")}
     back = [(one[0], other[0]) for one, other in pairwise(found["resumed"]) if other[0] < one[0]]
     assert back == [(20, 3)]
+
+
+@pytest.mark.parametrize("more", ["", ", mean by $by", ", all that is selected", ", by rank"])
+def test_a_run_without_what_is_drawn_against_leaves_the_others_alone(past: Past, more: str) -> None:
+    both = trend(made_of(past, "compare", BESIDE + more, run=("early", "uncounted"), x=(TOKENS,)))
+
+    alone = trend(made_of(past, "compare", BESIDE + more, run=("early",), x=(TOKENS,)))
+    assert rounded(both) == rounded(alone) != {}
 
 
 def test_a_resumed_run_is_led_to_from_its_first_start(past: Past) -> None:
