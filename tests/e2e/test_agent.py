@@ -385,9 +385,8 @@ def test_demo_shows_both_ranks_and_leaves_nothing() -> None:
         )
 
         assert output.returncode == 0, output.stderr
-        for rank in (0, 1):
-            assert f"rank {rank} on" in output.stdout
-        assert output.stdout.count(": finished") == 2
+        rows = map(str.split, output.stdout.splitlines())
+        assert [row[0] for row in rows if "finished" in row] == ["0", "1"]
         assert "best accuracy (val)" in output.stdout
         verdicts = output.stdout.partition("Verdicts:")[2]
         assert "rank 1" in verdicts
