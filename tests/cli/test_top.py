@@ -350,7 +350,7 @@ def ranks_shown(app: TopApp) -> str:
     height = table.size.height - 1
     first = round(table.scroll_y)
     rows = [table.get_row_at(at) for at in range(table.row_count)]
-    return " ".join(str(row[0]).lstrip("!") for row in rows[first : first + height])
+    return " ".join(str(row[0]).split()[0].lstrip("!") for row in rows[first : first + height])
 
 
 def test_keys_sort_filter_and_show_a_rank(eight: Ranks) -> None:

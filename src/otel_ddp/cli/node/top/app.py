@@ -17,6 +17,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 from otel_ddp.cli.node.top import frame
 from otel_ddp.cli.node.top.frame import SORTS, Choice, Row
 from otel_ddp.cli.node.top.watch import View, Watch
+from otel_ddp.cli.text import padded
 from otel_ddp.errors import ConfigError
 
 
@@ -78,6 +79,7 @@ class TopApp(TextualApp[None]):
         self._interval_s = interval_s
         self._view = View(0)
         self._rows: list[Row] = []
+        self._lengths: list[int] = []
         self._looking = False
         self.paused = False
         self.looks = 0
@@ -90,6 +92,8 @@ class TopApp(TextualApp[None]):
         yield Footer()
 
     def on_mount(self) -> None:
+        # Of one column: each cell that changes costs as much as a line.
+        self._table.add_column("")
         self._table.focus()
         self.set_interval(self._interval_s, self._look_unless_paused)
         self.action_look()
@@ -136,23 +140,25 @@ class TopApp(TextualApp[None]):
         table, chosen = self._table, self._chosen
         lines = frame.above(self._view, self.choice)
         lines[0] += "  PAUSED" if self.paused else ""
-        self.screen_stack[0].query_one("#above", Static).update(_styled(lines))
-        heads = frame.heads(self._view)
+        lengths, self._lengths = self._lengths, [len(line) for line in lines]
+        above = self.screen_stack[0].query_one("#above", Static)
+        # A layout of the screen costs more than all else, so only where lines may wrap otherwise.
+        above.update(_styled(lines), layout=lengths != self._lengths)
         self._rows = frame.rows(self._view, self.choice)
-        if [str(column.label) for column in table.ordered_columns] != list(heads):
-            table.clear(columns=True)
-            table.add_columns(*heads)
-        if table.row_count != len(self._rows):
+        cells = [frame.heads(self._view), *(row.cells for row in self._rows)]
+        shown = list(padded(cells, frame.RIGHT))
+        # Equally long, so that one row tells the table how wide it is.
+        widest = max(map(len, shown))
+        head, *texts = (text.ljust(widest) for text in shown)
+        table.ordered_columns[0].label = Text(head)
+        if table.row_count != len(texts):
             table.clear()
-            table.add_rows([Text()] * len(heads) for _ in self._rows)
-        for y, row in enumerate(self._rows):
+            table.add_rows([Text()] for _ in texts)
+        for y, (row, text) in enumerate(zip(self._rows, texts, strict=True)):
             style = "dim" if row.rank.process.ended else "bold red" if row.rank.named else ""
-            for x, (head, text) in enumerate(zip(heads, row.cells, strict=True)):
-                at = Coordinate(y, x)
-                before = table.get_cell_at(at)
-                if (before.plain, before.style) != (text, style):
-                    cell = Text(text, style, justify="right" if head in frame.RIGHT else "left")
-                    table.update_cell_at(at, cell, update_width=True)
+            before = table.get_cell_at(Coordinate(y, 0))
+            if (before.plain, before.style) != (text, style):
+                table.update_cell_at(Coordinate(y, 0), Text(text, style), update_width=y == 0)
         keys = [row.rank.process.key for row in self._rows]
         table.move_cursor(row=keys.index(chosen) if chosen in keys else 0)
 
