@@ -237,18 +237,22 @@ def _doubt_endpoint(variable: str, text: str, env: Mapping[str, str]) -> Iterato
         yield f"{variable} must begin with http:// or https://, got {host!r}: {lost}"
 
 
-def _doubt_headers(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
-    for number, entry in enumerate(text.split(","), start=1):
-        if entry.strip() and not _HEADER.fullmatch(entry.strip()):
-            # Never the entry itself: it may be a token that lost its name.
-            yield f"{variable}: entry {number} is not name=value and is left out"
+def _doubt_entries(form: re.Pattern[str], wanted: str) -> _Doubt:
+    """Of entries with commas between them, each that has not this form."""
+
+    def doubt(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
+        for number, entry in enumerate(text.split(","), start=1):
+            if entry.strip() and not form.fullmatch(entry.strip()):
+                # Never the entry itself: it may be a token that lost its name.
+                yield f"{variable}: entry {number} is not {wanted}"
+
+    return doubt
 
 
-def _doubt_attributes(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
-    for number, entry in enumerate(text.split(","), start=1):
-        if entry.strip() and "=" not in entry:
-            sentence = f"{variable}: entry {number} is not key=value and is left out"
-            yield f"{sentence}; in a value, a comma is %2C"
+_doubt_headers = _doubt_entries(_HEADER, "name=value and is left out")
+_doubt_attributes = _doubt_entries(
+    re.compile(".*=.*", re.DOTALL), "key=value and is left out; in a value, a comma is %2C"
+)
 
 
 def _doubt_file(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:

@@ -116,15 +116,11 @@ class Names:
         """The name with this number, and its split."""
         return self._named[number]
 
-    def number(self, name: Any, split: str | None) -> int:
-        """The number of a name that the user logs; 0 if it is none, or found no room."""
-        return self._number(name, split, of_user=True)
+    def number(self, name: Any, split: str | None = None, *, of_user: bool = True) -> int:
+        """The number of a name; 0 if it is none, or found no room.
 
-    def of_reading(self, name: str) -> int:
-        """The number of a name of our own readings; 0 also if the user logs that name."""
-        return self._number(name, None, of_user=False)
-
-    def _number(self, name: Any, split: str | None, of_user: bool) -> int:
+        *of_user*: else it is that of a reading of our own, and 0 where the user logs that name.
+        """
         try:
             clean, changed = values.text(name, values.LONGEST_NAME)
         except values.Refused as why:

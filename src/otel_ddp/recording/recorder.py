@@ -179,7 +179,7 @@ class Recorder:
     def record_reading(self, found: Mapping[str, Any], step: int) -> None:
         """Records values that we read ourselves, unless the user logs a value of that name."""
         when = When(step, None, time_ns())
-        known = {self.names.of_reading(name): value for name, value in found.items()}
+        known = {self.names.number(name, of_user=False): value for name, value in found.items()}
         known.pop(0, None)
         for number, value in known.items():
             if values.is_device_tensor(value):

@@ -66,11 +66,6 @@ class Records:
         self.log_lines: LogHandler | None = None
         self.where_to_look = WhereToLook()
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether there was a step, after which nothing raises any more."""
-        return self.recorder.steps.have_begun
-
     def unhook_logs(self) -> None:
         """Record no log lines from here on."""
         hooked, self.log_lines = self.log_lines, None
@@ -518,7 +513,8 @@ class Run:
         try:
             choice = log_lines.chosen(level, others, logger)
         except ConfigError as why:
-            if self._records is None or not self._records.has_begun:
+            # After the first step nothing raises any more.
+            if self._records is None or not self._records.recorder.steps.have_begun:
                 raise
             errors.warn_once("logs", "Log lines are recorded as before: %s", why)
             return
