@@ -249,6 +249,12 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         "rank 2 (n1) failed in forward at step 1234, 1 s into it: MemoryError: no room. "
         "Ranks 0 and 1 ended after it within 0.5 s, as a launcher ends the rest of a run.",
     ),
+    "one had left with an exit code before another failed": (
+        [[ended(1, None), failed(0, PEER, 0.1)], [ended(1, 1, known_for_s=0.5)]],
+        "1",
+        "rank 1 (n1) ended in forward at step 1234, 1 s into it: exit code 1. "
+        "Rank 0 lost its connection and failed.",
+    ),
     "a connection broke long before": (
         [[failed(0, PEER, world=4)], [killed(1, 5.0)]],
         None,
@@ -418,26 +424,60 @@ def test_an_end_that_was_meant_is_no_death(left: list[EndedProcess]) -> None:
 # -- several
 
 
-def test_a_death_long_after_is_an_incident_of_its_own() -> None:
+# What is seen in one look after another, and what each opens or closes, with the rank it names.
+LOOKS: Mapping[str, list[tuple[list[EndedProcess], list[tuple[bool, str | None]]]]] = {
+    "a death long after is an incident of its own": [
+        ([killed(3)], [(True, "3")]),
+        ([killed(0, 60.0)], [(True, "0")]),
+    ],
+    "the kernel says more a moment later": [
+        ([killed(0), killed(1)], [(True, None)]),
+        ([killed(0, **ASKED), killed(1, signal="SIGKILL")], [(False, None), (True, "1")]),
+    ],
+    "the others have time to report": [
+        ([failed(1, BAD, world=4)], []),
+        ([failed(1, BAD, world=4, known_for_s=0.5)], [(True, "1")]),
+    ],
+    "an exit code is waited for": [
+        ([ended(1, None), failed(0, PEER, 0.1)], []),
+        ([ended(1, 1, known_for_s=0.5)], [(True, "1")]),
+    ],
+    "that of a finished rank is waited for longer": [
+        ([ended(1, None, -1.0)], []),
+        ([failed(0, PEER, known_for_s=2.0)], []),
+        ([ended(1, 1, -1.0, known_for_s=6.0)], [(True, "1")]),
+    ],
+    "an evaluator that died before is no peer": [
+        ([killed(7, -1.0)._replace(world_size=1)], [(True, "7")]),
+        ([failed(0, PEER, world=2, known_for_s=2.0)], [(True, None)]),
+    ],
+    "a late reason takes the place of a lost peer": [
+        ([failed(0, PEER, world=4, known_for_s=2.0)], [(True, None)]),
+        ([failed(1, BAD, 5.0, world=4)], [(False, None), (True, "1")]),
+    ],
+    "a late clean exit code takes the verdict back": [
+        ([killed(0)], [(True, "0")]),
+        ([killed(0, exit_code=0)], [(False, "0")]),
+    ],
+    "an unchanged end": [([killed(0)], [(True, "0")]), ([killed(0)], [])],
+    "the same rank dies again in the next attempt": [
+        ([killed(0), killed(1, 1.0)], [(True, "0")]),
+        ([killed(0, 10.0)], [(True, "0")]),
+    ],
+}
+
+
+@pytest.mark.parametrize("looks", LOOKS.values(), ids=[*LOOKS])
+def test_what_is_known_later_opens_and_closes_verdicts(
+    looks: list[tuple[list[EndedProcess], list[tuple[bool, str | None]]]],
+) -> None:
     deaths = Deaths()
-    fed(deaths, [killed(3)])
-
-    (change,) = fed(deaths, [killed(0, 60.0)])
-
-    assert change.opened
-    assert rank(change.verdict) == "0"
-    assert len(change.verdict.evidence["ended"]) == 1
-
-
-def test_what_the_kernel_says_a_moment_later_changes_the_verdict() -> None:
-    deaths = Deaths()
-    first = fed(deaths, [killed(0), killed(1)])
-
-    changes = fed(deaths, [killed(0, signal="SIGTERM"), killed(1, signal="SIGKILL")])
-
-    assert [change.opened for change in (*first, *changes)] == [True, False, True]
-    assert changes[0].verdict.key == first[0].verdict.key
-    assert rank(changes[1].verdict) == "1"
+    for seen, told in looks:
+        changes = fed(deaths, seen)
+        assert [(each.opened, rank(each.verdict)) for each in changes] == told
+    # Each of these verdicts begins with what was seen last.
+    if changes and len(seen) == 1 and changes[-1].opened:
+        assert changes[-1].verdict.since_ns == seen[0].ended_ns
 
 
 # -- failures alone
@@ -454,14 +494,6 @@ def test_a_rank_that_raised_is_the_cause_whichever_reported_first(lost_at_s: flo
         f"rank 1 (n1) failed in forward at step 1234, 1 s into it: {BAD}. "
         "Rank 0 lost its connection and failed."
     )
-
-
-def test_a_failure_is_reported_once_the_others_had_time_to_report_theirs() -> None:
-    deaths = Deaths()
-
-    assert fed(deaths, [failed(1, BAD, world=4)]) == []
-    (change,) = fed(deaths, [failed(1, BAD, world=4, known_for_s=0.5)])
-    assert rank(change.verdict) == "1"
 
 
 # -- all lost a peer
@@ -512,17 +544,6 @@ def test_where_the_lost_peer_may_be_is_given_as_far_as_it_is_known(
     assert change.verdict.sentence.endswith(f"{PEER}. {words}")
 
 
-def test_the_exit_code_of_a_finished_rank_is_waited_for_longer() -> None:
-    deaths = Deaths()
-    fed(deaths, [ended(1, None, -1.0)])
-
-    early = fed(deaths, [failed(0, PEER, known_for_s=2.0)])
-    (change,) = fed(deaths, [ended(1, 1, -1.0, known_for_s=6.0)])
-
-    assert early == []
-    assert rank(change.verdict) == "1"
-
-
 def test_a_rank_that_is_asked_to_end_while_the_others_are_there_is_what_they_lost() -> None:
     asked = killed(1, 0.05, signal="SIGTERM")
     # It reports a lost peer before the end of the other one is seen, and leaves after that.
@@ -551,44 +572,7 @@ def test_a_rank_that_a_launcher_may_have_ended_is_not_what_the_others_lost(
     assert rank(of([lost, asked])) != "1"
 
 
-def test_an_evaluator_that_died_before_is_not_why_the_training_lost_a_peer() -> None:
-    deaths = Deaths()
-    evaluator = killed(7, -1.0)._replace(world_size=1)
-
-    (alone,) = fed(deaths, [evaluator])
-    (training,) = fed(deaths, [failed(0, PEER, world=2, known_for_s=2.0)])
-
-    assert rank(alone.verdict) == "7"
-    assert training.verdict.evidence["cause"] == "lost_peer"
-    assert "7" not in training.verdict.sentence.replace(PEER, "")
-
-
-def test_a_reason_that_comes_late_takes_the_place_of_a_lost_peer() -> None:
-    deaths = Deaths()
-    fed(deaths, [failed(0, PEER, world=4, known_for_s=2.0)])
-
-    changes = fed(deaths, [failed(1, BAD, 5.0, world=4)])
-
-    assert [change.opened for change in changes] == [False, True]
-    assert rank(changes[1].verdict) == "1"
-
-
 # -- exit codes
-
-
-def test_a_rank_that_left_with_an_exit_code_before_another_failed_is_the_cause() -> None:
-    deaths = Deaths()
-    first = fed(deaths, [ended(1, None), failed(0, PEER, 0.1)])
-
-    (change,) = fed(deaths, [ended(1, 1, known_for_s=0.5)])
-
-    assert first == []
-    assert rank(change.verdict) == "1"
-    assert change.verdict.evidence["cause"] == "exit"
-    assert change.verdict.sentence == (
-        "rank 1 (n1) ended in forward at step 1234, 1 s into it: exit code 1. "
-        "Rank 0 lost its connection and failed."
-    )
 
 
 # -- run.finish("failed", reason=...)
@@ -612,55 +596,24 @@ def test_one_bounded_line_of_an_exception_is_quoted_and_the_evidence_has_it_whol
     assert found.evidence["ended"][0]["reason"] == reason
 
 
-def test_a_failed_run_that_is_started_anew_is_over() -> None:
+@pytest.mark.parametrize(
+    "gone",
+    [[ended(2, 0), failed(1, BAD), failed(0, PEER, 0.1)], [killed(1), killed(0, 1.0)]],
+    ids=["failed", "killed"],
+)
+def test_a_run_that_is_started_anew_closes_the_incident(gone: list[EndedProcess]) -> None:
     deaths = Deaths()
-    fed(deaths, [ended(2, 0), failed(1, BAD), failed(0, PEER, 0.1)])
-
-    (change,) = seen_at_work(deaths, 1)
-
-    assert not change.opened
-    assert change.verdict.key == ("death", labels_of(1))
-
-
-# -- one incident, reported once
-
-
-def test_a_clean_exit_code_that_comes_late_takes_the_verdict_back() -> None:
-    deaths = Deaths()
-    fed(deaths, [killed(0)])
-
-    (change,) = fed(deaths, [killed(0, exit_code=0)])
-
-    assert not change.opened
-    assert change.verdict.key == ("death", labels_of(0))
-
-
-def test_an_unchanged_end_is_not_reported_again() -> None:
-    deaths = Deaths()
-    assert len(fed(deaths, [killed(0)])) == 1
-    assert fed(deaths, [killed(0)]) == []
-
-
-def test_a_new_attempt_closes_the_incident_of_the_one_before() -> None:
-    deaths = Deaths()
-    fed(deaths, [killed(3), killed(0, 1.0)])
+    fed(deaths, gone)
 
     (change,) = seen_at_work(deaths, 0)
 
     assert not change.opened
+    assert change.verdict.key == ("death", labels_of(1))
     assert "rank 0 (n1) is at work again" in change.verdict.sentence
-    assert seen_at_work(deaths, 3) == []
+    assert seen_at_work(deaths, 1) == []
 
 
-def test_the_same_rank_may_die_again_in_the_next_attempt() -> None:
-    deaths = Deaths()
-    fed(deaths, [killed(0), killed(1, 1.0)])
-
-    (change,) = fed(deaths, [killed(0, 10.0)])
-
-    assert change.opened
-    assert change.verdict.since_ns == T + 10 * S
-    assert len(change.verdict.evidence["ended"]) == 1
+# -- one incident, reported once
 
 
 # -- a watchdog that ends what stands still

@@ -636,7 +636,7 @@ def test_phases_that_could_hide_a_late_rank_are_mentioned(
     node = Node()
     node.told.know(0, own_collectives=phases)
 
-    assert node.steps(200, {key: late for key in node.ranks}) == []
+    assert node.steps(200, dict.fromkeys(node.ranks, late)) == []
     why = f"collectives of your own in {hidden}: a rank that is late there cannot be named"
     assert node.report().insufficient == (f"insufficient data: {why}" if hidden else "")
 
