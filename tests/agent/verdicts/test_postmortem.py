@@ -100,42 +100,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_text_says_what_died_where_every_rank_was_and_what_it_reported(folder: Path) -> None:
-    path = written(folder)
+    path = written(folder, processes=[FAILED, process(None, step=None), DEAD, process(0, step=0)])
 
     lines = text(path).splitlines()
     assert lines[0] == SENTENCE
     assert lines[2].startswith("run r, 2023-11-14 22:13:19 UTC")
-    assert "3 of 4 processes" in lines[2]
+    assert "4 of 4 processes" in lines[2]
     assert block(path, "Where every rank was")[1:] == [
-        "0 node-1 running 17 comm_wait 3 s now",
+        "0 node-1 running 0 comm_wait 3 s now",
         "1 node-1 killed 17 backward 0.8 s 2 s ago",
         "2 node-1 failed 17 comm_wait 2 s 1 s ago",
+        "p4711 node-1 running comm_wait 3 s now",
     ]
     # A reason cannot command a terminal.
     assert block(path, "What they reported") == ["rank 2: RuntimeError: lost [31mpeer"]
-    assert not {"Its GPUs", "Last values", "Also open at that moment"} & set(lines)
+    assert not {"Last values", "Also open at that moment"} & set(lines)
 
 
-def test_a_process_without_a_rank_or_a_step_is_shown_by_its_number(folder: Path) -> None:
-    path = written(folder, processes=[process(0, step=0), process(None, step=None)])
-
-    assert block(path, "Where every rank was")[1:] == [
-        "0 node-1 running 0 comm_wait 3 s now",
-        "p4711 node-1 running comm_wait 3 s now",
-    ]
-
-
-def test_gpus_last_values_and_open_verdicts_are_in_tables_of_their_own(folder: Path) -> None:
-    hot = {
-        "index": "3",
-        "labels": {"rank": "1"},
-        "busy_ratio": 0.98,
-        "used_bytes": 70 << 30,
-        "limit_bytes": 80 << 30,
-        "power_w": 402.6,
-        "temperature_c": 91.0,
-        "throttled": ["hw_thermal", "sw_power"],
-    }
+def test_last_values_and_open_verdicts_are_in_tables_of_their_own(folder: Path) -> None:
     values = [
         value(0, "loss", 0.25),
         value(1, "loss", 0.5, step=16),
@@ -144,12 +126,8 @@ def test_gpus_last_values_and_open_verdicts_are_in_tables_of_their_own(folder: P
     ]
     straggler = {"kind": "straggler", "sentence": "rank 0 keeps the others waiting."}
 
-    path = written(folder, gpus=[hot, {"index": "4"}], values=values, open_verdicts=[straggler])
+    path = written(folder, values=values, open_verdicts=[straggler])
 
-    assert block(path, "Its GPUs")[1:] == [
-        "3 1 98 % 70 of 80 GiB 403 W 91 C hw_thermal, sw_power",
-        "4 ? ? of ? GiB ? ?",
-    ]
     assert block(path, "Last values")[1:] == [
         "loss train 0.25 to 0.5, nan on rank 2 step 17 3 ranks",
         "lr train 0.1 rank 0",
@@ -188,7 +166,8 @@ def test_what_to_look_at_depends_on_the_cause(
 
 
 def test_a_program_finds_all_of_it_in_strict_json(folder: Path) -> None:
-    path = written(folder, values=[value(0, "loss", float("inf"))])
+    gpus = [{"index": "3", "labels": {"rank": "1"}, "throttled": ["hw_thermal"]}]
+    path = written(folder, values=[value(0, "loss", float("inf"))], gpus=gpus)
 
     assert path is not None
     report = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(word))
@@ -197,6 +176,7 @@ def test_a_program_finds_all_of_it_in_strict_json(folder: Path) -> None:
         *(FAILED, DEAD, process(0))
     ]
     assert report["values"][0]["value"] == "inf"
+    assert report["gpus"] == gpus
 
 
 def test_neither_file_grows_without_bounds(folder: Path) -> None:
@@ -238,16 +218,19 @@ def test_files_and_directory_are_closed_to_others(folder: Path) -> None:
 
 def test_an_incident_has_one_pair_of_files_and_the_next_has_another(folder: Path) -> None:
     first = written(folder)
+    # Another agent has taken the next name.
+    (folder / "postmortem-r-2.txt").write_text("half")
     second = written(folder)
 
     again = written(folder, earlier=first, verdict={**DEATH, "sentence": "more is known"})
 
     assert (first, again) == (folder / "postmortem-r.json",) * 2
-    assert second == folder / "postmortem-r-2.json"
+    assert second == folder / "postmortem-r-3.json"
     assert text(first).splitlines()[0] == "more is known"
     assert json.loads(first.read_text())["verdict"]["sentence"] == "more is known"
     assert text(second).splitlines()[0] == SENTENCE
-    assert len(list(folder.iterdir())) == 4
+    assert (folder / "postmortem-r-2.txt").read_text() == "half"
+    assert len(list(folder.iterdir())) == 5
 
 
 @pytest.mark.parametrize(
@@ -285,14 +268,6 @@ def test_the_newest_fifty_are_kept_and_foreign_files_left_alone(folder: Path) ->
     kept = {f"postmortem-old{number}.{end}" for number in range(6, 55) for end in ("json", "txt")}
     new = {"postmortem-r.json", "postmortem-r.txt", "postmortem-new.json.half"}
     assert left == {*kept, *new, "notes.txt", "postmortem-.json"}
-
-
-def test_a_name_that_another_agent_has_taken_is_left_to_it(folder: Path) -> None:
-    folder.mkdir(0o700)
-    (folder / "postmortem-r.txt").write_text("half")
-
-    assert written(folder) == folder / "postmortem-r-2.json"
-    assert (folder / "postmortem-r.txt").read_text() == "half"
 
 
 @pytest.mark.parametrize("made", ["link", "open", "file"])

@@ -167,7 +167,6 @@ def _text(report: Plain, processes: Sequence[ProcessState]) -> str:
             for each in processes
             if each.reason
         ],
-        "Its GPUs": _table([_GPU_HEADS, *map(_gpu_row, report["gpus"])]),
         "Last values": _table([_VALUE_HEADS, *_value_rows(report["values"])]),
         "Also open at that moment": [_line(each["sentence"]) for each in report["open_verdicts"]],
         "What to look at": _advice(verdict, whole),
@@ -197,24 +196,6 @@ def _row(each: ProcessState, now_ns: int) -> Sequence[Any]:
         seen = f"{about(max(0, now_ns - seen_ns) / 1e9)} ago" if seen_ns else "?"
     rank = f"p{each.pid}" if each.rank is None else each.rank
     return rank, each.node, each.state, each.step, each.phase, spent, seen
-
-
-_GPU_HEADS = ("gpu", "rank", "busy", "memory", "power", "temp", "held back by")
-
-
-def _gpu_row(gpu: Plain) -> Sequence[Any]:
-    def number(name: str, times: float, unit: str) -> str:
-        return f"{gpu[name] * times:.0f}{unit}" if gpu.get(name) is not None else "?"
-
-    return (
-        gpu.get("index"),
-        gpu.get("labels", {}).get("rank"),
-        number("busy_ratio", 100, " %"),
-        f"{number('used_bytes', 2**-30, '')} of {number('limit_bytes', 2**-30, '')} GiB",
-        number("power_w", 1, " W"),
-        number("temperature_c", 1, " C"),
-        ", ".join(gpu.get("throttled", ())),
-    )
 
 
 _VALUE_HEADS = ("name", "split", "value", "at", "of")

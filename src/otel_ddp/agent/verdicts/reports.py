@@ -155,10 +155,9 @@ class VerdictReporter:
         incident.found = verdict
         if incident.before_ns is not None:
             verdict = verdict._replace(since_ns=min(incident.before_ns, verdict.since_ns))
-        incident.shown = self._with_device(verdict) if opened else verdict
-
-    def _with_device(self, verdict: Verdict) -> Verdict:
-        return with_gpu(verdict, self._gpus()) if verdict.kind == "straggler" else verdict
+        if opened and verdict.kind == "straggler":
+            verdict = with_gpu(verdict, self._gpus())
+        incident.shown = verdict
 
     def _record(
         self,

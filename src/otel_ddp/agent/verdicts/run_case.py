@@ -119,7 +119,7 @@ class RunCase:
                 self._has_news = True
                 self._update_world(gone, None)
                 for detector in self._detectors:
-                    _forget(detector, gone)
+                    _contained(detector.forget, gone)
 
     def _update_world(self, labels: Labels, size: int | None, trains: bool = False) -> None:
         """*size*: of a living process; None: it is gone. *trains*: it makes steps, or will."""
@@ -170,12 +170,12 @@ class RunCase:
 
     def _tell(self, rank: RankState, seen: Observation) -> None:
         for detector in self._detectors:
-            _feed(detector, rank, seen)
+            _contained(detector.feed, rank, seen)
 
     def poll(self, now_ns: int) -> list[Change]:
         """What has changed."""
         self._feed_ends(now_ns)
-        changes = [change for each in self._detectors for change in _poll(each, now_ns)]
+        changes = [change for each in self._detectors for change in _contained(each.poll, now_ns)]
         for labels, question in self.stalls.questions.items():
             if (source := self._source(labels)) is not None:
                 source.ask(question, now_ns)
@@ -199,7 +199,8 @@ class RunCase:
             ended, position = self._exits.add(source, now_ns), source.position(self._origin_ns)
             self._tell(rank, Observation(now_ns, position=position, ended=ended))
         for ended in self._exits.poll(now_ns):
-            _feed(self._deaths, RankState(ended.labels), Observation(now_ns, ended=ended))
+            seen = Observation(now_ns, ended=ended)
+            _contained(self._deaths.feed, RankState(ended.labels), seen)
 
     def ended_with(self, verdict: Verdict) -> Collection[Labels]:
         """The ranks whose end ended this verdict."""
@@ -207,7 +208,7 @@ class RunCase:
 
     def present(self) -> list[Verdict]:
         """The open verdicts whose figures move, as they are now."""
-        return [verdict for each in self._detectors for verdict in _present(each)]
+        return [verdict for each in self._detectors for verdict in _contained(each.present)]
 
     def report(self) -> Report:
         """How the ranks compare; worked out again where there is news of them."""
@@ -221,24 +222,7 @@ class RunCase:
         self._exits.forget_all()
 
 
-# A detector that breaks takes nothing from the others, nor from other runs.
-
-
-@errors.contained()
-def _feed(detector: Detector, rank: RankState, seen: Observation) -> None:
-    detector.feed(rank, seen)
-
-
-@errors.contained()
-def _forget(detector: Detector, labels: Labels) -> None:
-    detector.forget(labels)
-
-
 @errors.contained(default=())
-def _poll(detector: Detector, now_ns: int) -> Iterable[Change]:
-    return detector.poll(now_ns)
-
-
-@errors.contained(default=())
-def _present(detector: Detector) -> Iterable[Verdict]:
-    return detector.present()
+def _contained(method: Callable[..., Iterable[Any] | None], *given: Any) -> Iterable[Any]:
+    """A detector that breaks takes nothing from the others, nor from other runs."""
+    return method(*given) or ()

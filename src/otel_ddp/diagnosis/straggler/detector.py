@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
@@ -359,41 +359,38 @@ class Stragglers(Detector):
         )
 
     def _insufficient(self, table: PhaseTable | None, step_s: float) -> str:
-        why = self._clock_is_unknown() or self._ranks_without_steps()
-        why = why or self._alignment.why_not_comparable()
-        if not why and self._world_size == 1:
-            why = "each of these processes trains alone, so none waits for another"
-        if not why and not self._waits_known:
-            named = self._named(lambda rank: rank.waits_known is False)
-            why = f"waiting for other ranks cannot be told from work on rank {named}"
-        if not why and self._unusual_share > 0.5:
-            why = "most steps compile, save, evaluate, are skipped, or collect garbage"
-        if not why and len(self._history) < limits.LENGTHS[0]:
-            why = f"{len(self._history)} of the first {limits.LENGTHS[0]} steps to compare"
+        why = next(self._why_not_compared(table, step_s), "")
+        return why and f"insufficient data: {why}"
+
+    def _why_not_compared(self, table: PhaseTable | None, step_s: float) -> Iterator[str]:
+        alone = self._world_size == 1
+        unclocked = self._named(lambda rank: rank.device_clock is False)
+        if unclocked and not alone:
+            yield f"the waits are on the device, whose clock is not known on rank {unclocked}"
+        if why := self._ranks_without_steps() or self._alignment.why_not_comparable():
+            yield why
+        if alone:
+            yield "each of these processes trains alone, so none waits for another"
+        if unknown := self._named(lambda rank: rank.waits_known is False):
+            yield f"waiting for other ranks cannot be told from work on rank {unknown}"
+        if self._unusual_share > 0.5:
+            yield "most steps compile, save, evaluate, are skipped, or collect garbage"
+        if len(self._history) < limits.LENGTHS[0]:
+            yield f"{len(self._history)} of the first {limits.LENGTHS[0]} steps to compare"
+        if self._cases:
+            return
         # In these phases a late rank and the ranks that wait for it look the same.
-        if (
-            not why
-            and table
-            and not self._cases
-            and table.left_out_s > rule.least_excess_ns(step_s * 1e9) / 1e9
-        ):
+        if table and table.left_out_s > rule.least_excess_ns(step_s * 1e9) / 1e9:
             words = ", ".join(f"`{WORK_PHASES[at]}`" for at in self._not_compared)
-            why = f"collectives of your own in {words}: a rank that is late there cannot be named"
-        if not why and not self._cases and self._pace.unclear > limits.EXCESS:
-            why = (
+            yield f"collectives of your own in {words}: a rank that is late there cannot be named"
+        if self._pace.unclear > limits.EXCESS:
+            yield (
                 "a device waits for its host while other hosts are ahead of theirs: whether these "
                 "are faster is not known"
             )
-        return why and f"insufficient data: {why}"
 
     def _named(self, chosen: Callable[[RankState], object]) -> str:
         return rank_numbers(each.labels for each in self._ranks.values() if chosen(each))
-
-    def _clock_is_unknown(self) -> str:
-        unknown = self._named(lambda rank: rank.device_clock is False)
-        if not unknown or self._world_size == 1:
-            return ""
-        return f"the waits are on the device, whose clock is not known on rank {unknown}"
 
     def _ranks_without_steps(self) -> str:
         """Why a rank is compared with no other, though others are beside it."""

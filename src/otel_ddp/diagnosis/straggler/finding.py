@@ -15,35 +15,32 @@ _ADVICE = {
     "mixed": "Look at what else runs on this rank's cores and device.",
     "imbalance": "Look at how batches are divided among the ranks.",
 }
-# Where its device is idle meanwhile, or has no more to do than was launched at the moment.
-_ADVICE_ON_HOST = {
+_KERNELS = ("forward", "backward", "optimizer", "compute", "mixed")
+# Better advice where it is known which side is late. On the host: its device is idle meanwhile, or
+# has no more to do than was launched at the moment.
+_ADVICE_BY_SIDE = {
     **dict.fromkeys(
-        ("forward", "backward", "optimizer", "compute", "mixed"),
+        (("host", word) for word in _KERNELS),
         "Its device waits for launches: look at this rank's cores, at what else runs on them, and "
         "at its garbage collection.",
     ),
-    "other": "Its device is idle meanwhile: look at what this rank's host does between the phases.",
-}
-_ADVICE_ON_DEVICE = {
+    ("host", "other"): "Its device is idle meanwhile: look at what this rank's host does between "
+    "the phases.",
     **dict.fromkeys(
-        ("forward", "backward", "optimizer", "compute", "mixed"),
+        (("device", word) for word in _KERNELS),
         "The device itself is slower: look at its clocks, heat, power, and other users of it.",
     ),
-    "other": "The device is busy between the phases: look at what this rank alone computes there.",
-    "data": "The device is busy while this rank waits for data: look at copies to the device.",
-}
-_ADVICE_UNCLEAR = {
+    ("device", "other"): "The device is busy between the phases: look at what this rank alone "
+    "computes there.",
+    ("device", "data"): "The device is busy while this rank waits for data: look at copies to the "
+    "device.",
     **dict.fromkeys(
-        ("forward", "backward", "compute"),
+        (("unclear", word) for word in ("forward", "backward", "compute")),
         "Its host launches late, or its device is slower: which one is not known. Look at this "
         "rank's cores, and at its device's clocks and heat.",
     ),
-    "data": "Look at this rank's data loader and storage, and at its copies to the device.",
-}
-_ADVICE_BY_SIDE = {
-    "host": _ADVICE_ON_HOST,
-    "device": _ADVICE_ON_DEVICE,
-    "unclear": _ADVICE_UNCLEAR,
+    ("unclear", "data"): "Look at this rank's data loader and storage, and at its copies to the "
+    "device.",
 }
 
 
@@ -108,7 +105,7 @@ class Finding(NamedTuple):
     def _advice(self) -> str:
         if self.kind == "imbalance":
             return _ADVICE[self.kind]
-        return _ADVICE_BY_SIDE.get(self.side, {}).get(self.phase, _ADVICE[self.phase])
+        return _ADVICE_BY_SIDE.get((self.side, self.phase), _ADVICE[self.phase])
 
     @property
     def _size(self) -> str:
