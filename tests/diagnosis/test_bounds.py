@@ -219,12 +219,15 @@ def test_a_share_about_the_limit_does_not_go_to_and_fro() -> None:
     assert phases(changes) == [("data", True)]
 
 
-def test_a_run_without_a_bound_closes_the_verdict() -> None:
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_run_that_has_no_bound_any_more_or_has_ended_closes_the_verdict(ends: bool) -> None:
     run = Run()
     run.steps(500, {**COMPUTE, "data": 60})
     even = {"data": 10, "forward": 15, "backward": 20, "optimizer": 5, "other": 25, "comm_wait": 25}
+    if ends:
+        run.told.forget(0)
 
-    assert phases(run.steps(500, even)) == [("data", False)]
+    assert phases(run.bounds.poll(0) if ends else run.steps(500, even)) == [("data", False)]
 
 
 def test_waits_that_are_not_known_are_mentioned() -> None:
@@ -233,14 +236,6 @@ def test_waits_that_are_not_known_are_mentioned() -> None:
     (change,) = run.steps(500, COMPUTE)
 
     assert "cannot be told apart" in change.verdict.sentence
-
-
-def test_a_run_that_has_ended_has_no_bound() -> None:
-    run = Run()
-    run.steps(500, COMPUTE)
-    run.told.forget(0)
-
-    assert phases(run.bounds.poll(0)) == [("compute", False)]
 
 
 # --- Memory ---------------------------------------------------------------------------------------

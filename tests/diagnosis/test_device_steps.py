@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -206,43 +207,20 @@ def test_of_several_hosts_that_are_behind_none_is_late_at_a_pace_that_all_have()
     assert ranks.detector.poll(0) == []
 
 
-def test_loaders_that_are_slow_on_all_hosts_bound_the_run() -> None:
-    ranks = Ranks(2)
-    ranks.steps(500, {1: {"data": 50.0}}, {1: ("data",)}, all_hosts_ms={"data": 110.0})
-
-    (change,) = ranks.bounds.poll(0)
-    assert change.verdict.phase == "data"
-
-
-def test_a_loader_that_is_slow_on_all_hosts_and_keeps_no_device_waiting_bounds_nothing() -> None:
-    ranks = Ranks(2)
-    ranks.steps(500, all_hosts_ms={"data": 60.0})
-
-    (change,) = ranks.bounds.poll(0)
-    assert change.verdict.phase == "compute"
-
-
-def test_nothing_is_said_where_the_clock_of_a_device_is_not_known() -> None:
-    ranks = Ranks()
-    ranks.steps(60, {2: {"backward": 30.0}})
-    ranks.told.know(1, device_clock=False)
-    ranks.joined[1] = DeviceSteps()
-    ranks.steps(130, {2: {"backward": 30.0}})
-
-    assert ranks.detector.report().insufficient == (
-        "insufficient data: the waits are on the device, whose clock is not known on rank 1"
-    )
-
-
-def test_a_verdict_ends_when_the_clock_fails() -> None:
+def test_nothing_is_said_where_the_clock_of_a_device_is_not_known_any_more() -> None:
     ranks = Ranks()
     ranks.steps(130, {2: {"backward": 30.0}})
     assert ranks.verdict().labels == labels_of(2)
 
-    ranks.told.know(0, device_clock=False)
+    ranks.told.know(1, device_clock=False)
 
     (change,) = ranks.detector.poll(0)
     assert not change.opened
+    ranks.joined[1] = DeviceSteps()
+    ranks.steps(130, {2: {"backward": 30.0}})
+    assert ranks.detector.report().insufficient == (
+        "insufficient data: the waits are on the device, whose clock is not known on rank 1"
+    )
 
 
 def test_ranks_of_which_no_step_was_timed_are_named() -> None:
@@ -256,12 +234,17 @@ def test_ranks_of_which_no_step_was_timed_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("paced", "bound"),
-    [((), "compute"), (("forward", "backward"), "launch"), (("data",), "compute")],
+    ("given", "bound"),
+    [
+        ({"paced": dict.fromkeys(range(2), ("forward", "backward"))}, "launch"),
+        ({"paced": dict.fromkeys(range(2), ("data",))}, "compute"),
+        # A slow loader that keeps no device waiting bounds nothing.
+        ({"all_hosts_ms": {"data": 60.0}}, "compute"),
+    ],
 )
-def test_devices_that_wait_for_launches_bound_the_run(paced: tuple[str, ...], bound: str) -> None:
+def test_what_the_devices_wait_for_bounds_the_run(given: dict[str, Any], bound: str) -> None:
     ranks = Ranks(2)
-    ranks.steps(500, paced=dict.fromkeys(range(2), paced))
+    ranks.steps(500, **given)
 
     (change,) = ranks.bounds.poll(0)
     assert change.verdict.phase == bound

@@ -326,24 +326,19 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(bench: Bench) -> None:
     assert again != first
 
 
-def test_a_verdict_does_not_outlive_the_samples_that_it_rests_on(bench: Bench) -> None:
+@pytest.mark.parametrize("why", ["its samples are old", "the rank has ended"])
+def test_a_verdict_does_not_outlive_what_it_rests_on(bench: Bench, why: str) -> None:
     for _ in range(4):
         bench.sample(late_ms=30)
 
-    changes = bench.poll(later_s=21 * 60)
+    ended = why == "the rank has ended"
+    if ended:
+        bench.arrivals.forget(bench.ranks[1].journal.labels)
+    changes = bench.poll(later_s=1 if ended else 21 * 60)
 
     assert [(each.verdict.kind, each.opened) for each in changes] == [("straggler", False)]
-    assert "have not been asked yet" in bench.arrivals.report().insufficient
-
-
-def test_a_rank_that_has_ended_takes_its_verdict_along(bench: Bench) -> None:
-    for _ in range(4):
-        bench.sample(late_ms=30)
-
-    bench.arrivals.forget(bench.ranks[1].journal.labels)
-
-    assert [each.opened for each in bench.poll()] == [False]
-    assert not bench.arrivals.wanted
+    assert bench.arrivals.wanted is not ended
+    assert ended or "have not been asked yet" in bench.arrivals.report().insufficient
 
 
 def test_devices_that_wait_are_not_judged_by_their_hosts(bench: Bench) -> None:

@@ -149,9 +149,17 @@ def test_another_ones_kill_is_not_ours_although_the_cgroup_counts_it(
     assert findings(found.why(PID, TICKS)) == set()
 
 
-def test_lines_before_the_agent_started_are_ignored(machine: Machine, start: Start) -> None:
-    machine.says(KILLED.format("Out of memory", PID))
+@pytest.mark.parametrize("why", ["before the agent started", "of another namespace"])
+def test_lines_that_are_not_about_this_process_are_ignored(
+    why: str, machine: Machine, start: Start
+) -> None:
+    line = KILLED.format("Out of memory", PID)
+    if why == "before the agent started":
+        machine.says(line)
+    machine.first_namespace(why != "of another namespace")
     found = start(machine)
+    if why == "of another namespace":
+        machine.says(line)
 
     assert findings(found.why(PID, TICKS)) == set()
 
@@ -169,31 +177,7 @@ def test_a_kill_of_an_earlier_owner_of_the_number_is_forgotten(
     assert findings(found.why(PID, TICKS + 1)) == set()
 
 
-def test_numbers_of_another_namespace_are_not_compared(machine: Machine, start: Start) -> None:
-    machine.first_namespace(False)
-    found = start(machine)
-
-    machine.says(KILLED.format("Out of memory", PID))
-
-    assert findings(found.why(PID, TICKS)) == set()
-
-
 # -- out of memory, by the cgroup's counters
-
-
-def test_version_2_counts_kills_while_the_log_is_closed(machine: Machine, start: Start) -> None:
-    blind(machine)
-    machine.version_2(kills=2)
-    found = start(machine)
-
-    machine.now += 4
-    machine.end_process()
-    machine.events(3)
-    why = found.why(PID, TICKS)
-
-    assert why["out_of_memory"] == "cgroup events"
-    assert (why["out_of_memory_kills"], why["out_of_memory_within_s"]) == (1, 4.0)
-    assert why["out_of_memory_group"].endswith("/sys/fs/cgroup/job/rank")
 
 
 def test_version_1_counts_kills_as_well(machine: Machine, start: Start) -> None:
@@ -213,16 +197,26 @@ def test_version_1_counts_kills_as_well(machine: Machine, start: Start) -> None:
     assert found.why(PID, TICKS)["out_of_memory_kills"] == 1
 
 
-def test_a_container_sees_its_part_of_the_tree_under_a_longer_path(
-    machine: Machine, start: Start
+@pytest.mark.parametrize(
+    ("path", "top", "shown"),
+    # A container sees its part of the tree under a longer path.
+    [("/job/rank", "/", "/job/rank"), ("/docker/abc", "/docker/abc", "")],
+)
+def test_version_2_counts_kills_while_the_log_is_closed(
+    path: str, top: str, shown: str, machine: Machine, start: Start
 ) -> None:
     blind(machine)
-    machine.version_2(path="/docker/abc", top="/docker/abc")
+    machine.version_2(path=path, top=top, kills=2)
     found = start(machine)
 
-    machine.events(1, "")
+    machine.now += 4
+    machine.end_process()
+    machine.events(3, shown)
+    why = found.why(PID, TICKS)
 
-    assert found.why(PID, TICKS)["out_of_memory_kills"] == 1
+    assert why["out_of_memory"] == "cgroup events"
+    assert (why["out_of_memory_kills"], why["out_of_memory_within_s"]) == (1, 4.0)
+    assert why["out_of_memory_group"].endswith(f"/sys/fs/cgroup{shown}")
 
 
 @pytest.mark.parametrize(
@@ -313,23 +307,15 @@ def test_without_a_cgroup_the_node_is_the_limit(machine: Machine, start: Start) 
     assert (why["memory_limit_bytes"], why["memory_limit_of"]) == (64 << 30, "node")
 
 
-def test_a_dying_process_that_gave_its_memory_back_does_not_spoil_the_reading(
-    machine: Machine, start: Start
+@pytest.mark.parametrize(
+    ("pages", "later_s"), [(0, 1.0), (7, 0.5)], ids=["it gave its memory back", "read just now"]
+)
+def test_a_reading_of_memory_stays(
+    pages: int, later_s: float, machine: Machine, start: Start
 ) -> None:
     found = start(machine)
-    machine.process(PID, pages=0)
-    machine.now += 1
-    found.watch(PID, TICKS)
-
-    assert found.why(PID, TICKS)["resident_bytes"] == 1000 * PAGE
-
-
-def test_it_is_read_once_a_second_however_often_it_is_watched(
-    machine: Machine, start: Start
-) -> None:
-    found = start(machine)
-    machine.process(PID, pages=7)
-    machine.now += 0.5
+    machine.process(PID, pages=pages)
+    machine.now += later_s
     found.watch(PID, TICKS)
 
     assert found.why(PID, TICKS)["resident_bytes"] == 1000 * PAGE
@@ -399,22 +385,9 @@ def test_errors_of_the_gpu_are_evidence_if_they_are_recent_and_not_of_another_pr
 def test_a_number_with_another_owner_is_not_watched(machine: Machine, start: Start) -> None:
     found = start(machine)
 
-    found.watch(PID, TICKS + 1)
-    found.watch(PID + 1, TICKS)
-    found.watch(PID, 0)
-
     for pid, start_ticks in ((PID, TICKS + 1), (PID + 1, TICKS), (PID, 0)):
+        found.watch(pid, start_ticks)
         assert found.why(pid, start_ticks) == {}
-
-
-def test_the_same_number_in_another_namespace_is_another_process(
-    machine: Machine, start: Start
-) -> None:
-    found = start(machine)
-
-    found.watch(PID, TICKS + 1)
-
-    assert found.why(PID, TICKS + 1) == {}
     assert found.why(PID, TICKS)["resident_bytes"] == 1000 * PAGE
 
 
