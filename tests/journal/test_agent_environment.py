@@ -63,18 +63,6 @@ def test_the_same_file_by_another_name_is_no_other_setting(here: Path) -> None:
     )
 
 
-def test_a_process_that_goes_elsewhere_still_means_the_same_file(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    env = {"OTEL_DDP_SPOOL_DIR": "spool"}
-    terms = place.agent_digest(env, offline=False)
-
-    monkeypatch.chdir("/")
-
-    assert place.agent_digest(env, offline=False) == terms
-    assert place.agent_variables(env) == {"OTEL_DDP_SPOOL_DIR": f"{here}/spool"}
-
-
 def test_an_agent_that_sends_is_another_one_than_one_that_does_not() -> None:
     assert place.agent_digest({}, offline=True) != place.agent_digest({}, offline=False)
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from otel_ddp.journal.place import open_journal
 
 PREAMBLE = """
 import errno, json, math, os, sys
@@ -169,16 +166,6 @@ def test_a_directory_without_room_is_skipped_with_a_remark(
     }
 
 
-def test_where_no_directory_is_given_there_is_no_journal(tmp_path: Path) -> None:
-    writer, remark = open_journal([tmp_path / "nowhere"], 128 * 1024, {})
-
-    assert writer is None
-    assert remark == (
-        f"no room for a journal ({tmp_path}/nowhere: No such file or directory): "
-        "this process is not recorded"
-    )
-
-
 FULL = """
 writer, remark = open_journal(mounts, 128 * 1024, {})
 fill(mounts[0])
@@ -193,33 +180,6 @@ def test_a_full_tmpfs_does_not_kill_a_writer_that_has_its_blocks(elsewhere: Else
 
     assert found["steps"] == found["last"] > 1000
     assert found["blocks"] == 256
-
-
-def test_without_its_blocks_the_same_writer_dies_of_sigbus(elsewhere: Elsewhere) -> None:
-    # The control: the same file, but sparse.
-    sparse = "os.posix_fallocate = lambda fd, at, size: os.ftruncate(fd, size)\n"
-
-    done = elsewhere.run(sparse + FULL, "tmpfs:size=2m")
-
-    assert done.returncode == -signal.SIGBUS
-    assert done.stdout == ""
-
-
-def test_a_full_tmpfs_keeps_the_reader_from_nothing_but_its_mark(elsewhere: Elsewhere) -> None:
-    code = """
-writer, remark = open_journal(mounts, 128 * 1024, {})
-fill(mounts[0])
-laps(writer, 1)
-reader = JournalReader(writer.path)
-read = len(reader.read())
-reader.commit(*reader.bookmark())
-answer(read=read, taken=writer.agent_position(), again=JournalReader(writer.path).bookmark())
-"""
-
-    found = elsewhere.ask(code, "tmpfs:size=2m")
-
-    assert found["read"] > 100
-    assert (found["taken"], found["again"]) == (0, [0, 1, 0])
 
 
 FIND = """

@@ -169,16 +169,6 @@ def test_what_is_no_regular_file_is_no_journal(tmp_path: Path, writer: JournalWr
     assert f"{tmp_path}/x: No such file or directory" == why_unreadable(tmp_path / "x")
 
 
-@pytest.mark.parametrize("size", [0, 1, 147])
-def test_a_file_that_is_too_short_is_no_journal(
-    tmp_path: Path, writer: JournalWriter, size: int
-) -> None:
-    path = tmp_path / "short.journal"
-    path.write_bytes(writer.path.read_bytes()[:size])
-
-    assert f"{path} is not a journal" == why_unreadable(path)
-
-
 def test_a_file_of_another_version_says_which(writer: JournalWriter) -> None:
     overwrite(writer.path, 8, struct.pack("<I", 2))
 
@@ -232,23 +222,6 @@ def test_a_journal_that_cannot_be_opened_now_may_be_opened_later(writer: Journal
 
 
 # -- in a real one
-
-
-def test_a_name_is_known_with_the_first_value_that_has_it(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    number = writer.name("loss", "train")
-    log(writer, Shape((number,)), 1, 1.0)
-
-    assert number not in reader.names
-    (record,) = reader.read()
-    assert isinstance(record, Scalars)
-    assert reader.names[record.values[0][0]] == ("loss", "train")
-
-    number = writer.name("accuracy")
-    log(writer, Shape((number,)), 2, 1.0)
-    assert [record.step for record in reader.latest()] == [1, 2]
-    assert reader.names[number] == ("accuracy", "")
 
 
 def test_a_later_document_replaces_or_completes_an_earlier_one(
@@ -373,46 +346,6 @@ def test_a_position_that_no_record_ends_at_is_rounded_down(
     assert reader.lost == 0
 
 
-def test_a_writer_that_goes_round_while_it_is_read_costs_only_what_it_overwrote(
-    writer: JournalWriter, reader: JournalReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # 1152 records of 64 bytes are a lap. The writer goes on between two system calls of the reader.
-    shape = Shape((1,))
-    for step in range(1152):
-        log(writer, shape, step, 1.0)
-    pread, calls = os.pread, []
-
-    def late(fd: int, size: int, at: int) -> bytes:
-        if size > 60_000 and not calls:
-            calls.append(at)
-            for step in range(1152, 2152):
-                log(writer, shape, step, 1.0)
-        return pread(fd, size, at)
-
-    monkeypatch.setattr(os, "pread", late)
-
-    assert list(range(1000, 1152)) == steps(reader.read())
-    assert reader.lost == 1000
-    assert list(range(1152, 2152)) == steps(reader.read())
-    assert reader.lost == 1000
-
-
-def test_a_progress_that_was_cut_off_is_the_one_before(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    writer.state(1, 20)
-    before = reader.progress()
-    writer.state(2, 30)
-    writer.path.chmod(0o600)
-    whole = writer.path.stat().st_size
-    os.truncate(writer.path, 552)
-
-    assert before is not None
-    assert before == reader.progress()
-    # The writer closes no journal that is not as it made it.
-    os.truncate(writer.path, whole)
-
-
 def test_one_reading_of_a_large_ring_is_bounded(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path, 16 * 1024 * 1024, {})
     shape = Shape(range(1, 901))
@@ -436,46 +369,6 @@ def test_one_reading_of_a_large_ring_is_bounded(tmp_path: Path) -> None:
     assert reader.lost == 0
     reader.close()
     writer.close()
-
-
-def test_a_record_at_the_edge_of_a_reading_is_read_even_behind_damage(tmp_path: Path) -> None:
-    writer = JournalWriter(tmp_path, 16 * 1024 * 1024, {})
-    shape = Shape(range(1, 901))
-    across = 4 * 1024 * 1024 // shape.size
-    for step in range(across + 3):
-        log(writer, shape, step, *([float(step)] * 900))
-    start = layout.areas(16 * 1024 * 1024).ring[0]
-    overwrite(writer.path, start, bytes(across * shape.size))
-    reader = JournalReader(writer.path)
-
-    for _ in range(20):
-        assert reader.read() == []
-    found = steps(reader.read()) + steps(reader.read())
-
-    assert found == [across, across + 1, across + 2]
-    assert reader.lost == across
-    reader.close()
-    writer.close()
-
-
-def test_a_position_caught_half_written_is_asked_for_again(
-    writer: JournalWriter, reader: JournalReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for step in range(3):
-        log(writer, Shape((1,)), step, 1.0)
-    pread, calls = os.pread, []
-
-    def torn(fd: int, size: int, at: int) -> bytes:
-        if at == layout.RING_POSITION and not calls:
-            calls.append(at)
-            return struct.pack("<Q", 2**40)
-        return pread(fd, size, at)
-
-    monkeypatch.setattr(os, "pread", torn)
-
-    assert reader.read() == []
-    assert steps(reader.read()) == [0, 1, 2]
-    assert reader.lost == 0
 
 
 def test_used_is_the_unread_part_of_the_ring(writer: JournalWriter, reader: JournalReader) -> None:

@@ -498,21 +498,6 @@ def test_an_opening_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert before == open_files()
 
 
-def test_the_writer_goes_on_when_somebody_deletes_its_file(writer: JournalWriter) -> None:
-    reader = JournalReader(writer.path)
-    shape = Shape((1,))
-
-    writer.path.unlink()
-    for step in range(5000):
-        log(writer, shape, step, step / 2)
-
-    steps = [record.step for record in reader.read() if isinstance(record, Scalars)]
-    assert len(steps) + reader.lost == 5000
-    assert steps[-1] == 4999
-    assert writer.agent_position() == 0
-    reader.close()
-
-
 def test_nothing_in_place_of_the_taken_file_blocks_a_process(
     writer: JournalWriter, tmp_path: Path
 ) -> None:
