@@ -83,13 +83,11 @@ def contents_in(signal: str, *bodies: bytes) -> list[Any]:
 
 
 class Receiver:
-    """Answers OTLP as `mode` says: "ok", "slow", "hang", "partial", "redirect" or a status code."""
+    """Answers OTLP as `mode` says: "ok", "hang", "partial", "redirect" or a status code."""
 
     def __init__(self) -> None:
         self.retry_after: str | None = None
         """What a 429 or 503 asks for: seconds, or any text (HTTP only)."""
-        self.slow_s = 0.2
-        self.rejected = 3
         self.requests: list[Received] = []
         self.attempts: list[str] = []
         """The signal of every request that came in, whatever became of it."""
@@ -201,12 +199,12 @@ class Receiver:
             self._changed.notify_all()
         return self.mode_of(signal)
 
-    def hold(self, seconds: float | None) -> None:
-        """Keep a request waiting: for a while, or until the receiver is closed."""
+    def hold(self) -> None:
+        """Keep a request waiting until the receiver is closed."""
         with self._changed:
             self.hanging += 1
             self._changed.notify_all()
-        self._closing.wait(seconds)
+        self._closing.wait()
         with self._changed:
             self.hanging -= 1
             self._changed.notify_all()
@@ -220,7 +218,7 @@ class Receiver:
         response = _SERVICES[signal].response()
         if mode == "partial":
             response.partial_success.error_message = "out of order"
-            setattr(response.partial_success, _REJECTED[signal], self.rejected)
+            setattr(response.partial_success, _REJECTED[signal], 3)
         return response
 
 
@@ -281,11 +279,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         mode = receiver.came_in(signal)
         if mode == "hang":
-            receiver.hold(None)
+            receiver.hold()
             self.close_connection = True
             return
-        if mode == "slow":
-            receiver.hold(receiver.slow_s)
         if mode == "redirect":
             self._answer(302, b"", "text/plain", {"Location": "/elsewhere/v1/metrics"})
             return
@@ -336,10 +332,8 @@ class _Servicer:
         receiver, signal = self._receiver, self._signal
         mode = receiver.came_in(signal)
         if mode == "hang":
-            receiver.hold(None)
+            receiver.hold()
             context.abort(grpc.StatusCode.UNAVAILABLE, "closing")
-        if mode == "slow":
-            receiver.hold(receiver.slow_s)
         if isinstance(mode, int):
             if receiver.retry_after and mode in (429, 503):
                 context.set_trailing_metadata((_retry_info(float(receiver.retry_after)),))

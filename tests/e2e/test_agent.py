@@ -64,30 +64,6 @@ def test_what_a_process_logged_is_on_the_endpoint_after_it_ended() -> None:
         assert labels == ["g", "r", "train", "0", "0"]
 
 
-def test_a_rank_that_is_started_again_keeps_its_best_values() -> None:
-    attempt = """
-import otel_ddp
-run = otel_ddp.init(run="r", best={{"tokens": "max"}})
-run.log({{"loss": {0}, "tokens": {0}}}, step={1})
-"""
-    with Node() as node:
-        node.run(attempt.format(1.0, 7))
-        until(
-            lambda: node.value("training_scalar_best", name="loss") == 1.0,
-            "the first attempt to be read",
-        )
-        node.run(attempt.format(2.0, 5))
-
-        until(lambda: node.value("training_scalar", name="loss") == 2.0, "the second one")
-        assert node.value("training_scalar_best", name="loss", direction="min") == 1.0
-        assert node.value("training_scalar_best_step", name="loss") == 7.0
-        assert node.value("training_scalar_best", name="tokens", direction="max") == 2.0
-        *_, second = node.processes()
-        loss, _ = second["summary"]
-        assert (loss["min"]["value"], loss["min"]["step"]) == (1.0, 7)
-        assert (loss["max"]["value"], loss["last"]["value"]) == (2.0, 2.0)
-
-
 def test_nothing_configured_means_scrape_only_and_the_status_says_so() -> None:
     with Node() as node:
         node.run(TRAIN)
@@ -293,15 +269,6 @@ def _states_of(run: str, body: bytes) -> set[float]:
     return {each.value for each in states if each.attributes["run"] == run}
 
 
-def test_an_agent_killed_before_it_could_read_leaves_everything_to_the_next() -> None:
-    with Node() as node:
-        node.run(TRAIN, OTEL_DDP_AGENT="off")
-        node.run(TRAIN.replace('run="r"', 'run="second"'))
-
-        until(lambda: len(node.series("training_state")) == 2, "both runs")
-        assert node.value("training_scalar", run="r", name="loss", split="train") == 0.1
-
-
 def test_an_agent_for_a_copied_directory_exports_it_and_deletes_nothing() -> None:
     with Receiver() as receiver, Node(OTEL_DDP_AGENT="off") as node:
         node.export_to(receiver.start_http())
@@ -321,19 +288,6 @@ def test_an_agent_for_a_copied_directory_exports_it_and_deletes_nothing() -> Non
     assert "training.scalar" in {point.metric for point in receiver.points()}
     assert kept == before
     assert len(kept) == 1
-
-
-def test_a_foreign_file_in_the_place_is_said_and_harms_nothing() -> None:
-    with Node() as node:
-        node.run(TRAIN, OTEL_DDP_AGENT="off")
-        (node.place.directory / "1-foreign.journal").write_bytes(os.urandom(5000))
-        (node.place.directory / "2-empty.journal").touch()
-
-        node.run(TRAIN.replace('run="r"', 'run="second"'))
-
-        until(lambda: len(node.series("training_state")) == 2, "both runs")
-        output = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
-        assert output.count("is not a journal") == 2
 
 
 def test_the_agent_holds_no_working_directory_and_belongs_to_nobody() -> None:

@@ -587,14 +587,3 @@ def test_remote_write_waits_for_the_backend_and_keeps_the_order() -> None:
 
     assert exporter["max_batch_request_parallelism"] == 1
     assert exporter["remote_write_queue"] == exporter["retry_on_failure"] == {"enabled": False}
-
-
-def test_a_second_gateway_on_the_same_queue_does_not_start(
-    binaries: Binaries, tls: dict[str, str], tmp_path: Path
-) -> None:
-    env = {"GATEWAY_TOKEN": "secret", **tls}
-    with Collector(binaries, tmp_path, GATEWAY, **env):
-        second = Collector(binaries, tmp_path, GATEWAY, **env)
-
-        with pytest.raises(NotUp, match=r"file_storage|timeout"):
-            second.start()

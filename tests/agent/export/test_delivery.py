@@ -114,20 +114,6 @@ def send_all_due(delivery: Delivery) -> None:
 # --------------------------------------------------------------------------- order
 
 
-def test_requests_go_out_in_order_and_are_settled_when_all_arrived(delivery: Bench) -> None:
-    settled: list[str] = []
-    delivery.submit(requests("a", "b"), lambda: settled.append("first"))
-
-    send_next(delivery)
-    assert settled == []
-    send_next(delivery)
-
-    assert settled == ["first"]
-    assert delivery.transport.arrived == [b"a", b"b"]
-    assert send_next(delivery) is None
-    assert delivery.spool.entries == 0
-
-
 def test_order_is_kept_through_an_outage(delivery: Bench) -> None:
     settled: list[str] = []
     delivery.transport.always(DOWN)
@@ -150,19 +136,6 @@ def test_order_is_kept_through_an_outage(delivery: Bench) -> None:
     assert delivery.transport.arrived == [b"a", b"b", b"c", b"d"]
     assert settled == ["ab", "c", "d"]
     assert delivery.spool.entries == 0
-
-
-def test_a_signal_whose_backend_is_down_delays_no_other(delivery: Bench) -> None:
-    delivery.transport.answer = lambda signal, body: DOWN if signal == "traces" else DELIVERED
-    delivery.submit(requests("span", signal="traces") + requests("a", "b"))
-
-    send_all_due(delivery)
-    delivery.submit(requests("c"))
-    send_all_due(delivery)
-
-    assert delivery.transport.arrived == [b"a", b"b", b"c"]
-    assert delivery.spool.entries == 1
-    assert delivery.status().state.startswith("traces: connection refused by http://c since")
 
 
 def test_a_batch_is_not_settled_before_those_that_were_submitted_earlier(delivery: Bench) -> None:
@@ -373,25 +346,6 @@ def test_a_file_that_cannot_be_read_now_is_sent_later(delivery: Bench) -> None:
 # --------------------------------------------------------------------------- no disk
 
 
-def test_without_a_disk_requests_wait_in_memory_and_keep_their_order(no_disk: Spool) -> None:
-    delivery = Bench(no_disk)
-    settled: list[str] = []
-    delivery.transport.always(DOWN)
-    delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
-    send_next(delivery)
-    delivery.submit(requests("c"))
-    assert settled == []
-    assert delivery.move_to_disk() is False
-
-    delivery.transport.always(DELIVERED)
-    delivery.clock.now += 100
-    send_all_due(delivery)
-
-    assert delivery.transport.arrived == [b"a", b"b", b"c"]
-    assert settled == ["ab"]
-    assert delivery.status().dropped_points == {}
-
-
 def test_when_the_disk_recovers_memory_moves_there(no_disk: Spool) -> None:
     delivery = Bench(no_disk)
     settled: list[str] = []
@@ -426,6 +380,7 @@ def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
     assert status.dropped_points == {"memory_full": 20}
     assert status.memory_bytes == 3
     assert "the disk does not take it" in status.state
+    assert delivery.move_to_disk() is False
     delivery.transport.always(DELIVERED)
     delivery.clock.now += 100
     send_all_due(delivery)
@@ -443,6 +398,7 @@ def test_a_batch_that_neither_network_nor_disk_accepts_delays_no_later_one(no_di
     send_all_due(delivery)
 
     assert settled == ["second"]
+    assert delivery.status().state.startswith("traces: connection refused by http://c since")
 
 
 @pytest.fixture

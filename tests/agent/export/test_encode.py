@@ -192,11 +192,3 @@ def test_an_integer_that_otlp_cannot_hold_is_sent_as_text() -> None:
 
     (point,) = metrics_pb2.Gauge.FromString(encoded).data_points
     assert plain(point.attributes) == {"seed": str(2**70), "edge": -(2**63)}
-
-
-def test_points_longer_than_a_kilobyte_are_framed_correctly() -> None:
-    long = attribute_bytes({"name": "x" * 20_000})
-
-    data = metrics_pb2.Gauge.FromString(number_point(long, 1, 1.0) + number_point(long, 2, 2.0))
-
-    assert [point.time_unix_nano for point in data.data_points] == [1, 2]

@@ -55,23 +55,6 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "spool"
 
 
-def test_requests_come_out_in_the_order_in_which_they_were_added(directory: Path) -> None:
-    spool = Spool(directory, PLENTY)
-    spool.append(Request("metrics", b"one", 10))
-    spool.append(Request("traces", b"two", 20))
-    spool.append(Request("metrics", b"three", 30))
-
-    first = oldest(spool)
-    assert first is not None
-    assert (first.signal, first.points, first.read()) == ("metrics", 10, b"one")
-    of_traces = spool.oldest("traces")
-    assert of_traces is not None
-    assert (of_traces.signal, of_traces.points) == ("traces", 20)
-    assert drain(spool) == [b"one", b"two", b"three"]
-    assert (spool.entries, spool.size_bytes) == (0, 0)
-    assert names(directory) == []
-
-
 def test_a_restart_finds_everything_in_order_and_adds_behind_it(directory: Path) -> None:
     before = Spool(directory, PLENTY)
     for number in range(12):
@@ -211,23 +194,6 @@ def test_a_torn_file_is_recognised(directory: Path, content: bytes | None) -> No
     assert oldest(spool) is None
 
 
-def test_a_file_that_cannot_be_seen_now_is_found_later(directory: Path) -> None:
-    spool = Spool(directory, PLENTY)
-    spool.append(Request("metrics", b"whole", 7))
-    away = directory.rename(directory.with_name("away"))
-    directory.symlink_to(directory)
-
-    entry = oldest(spool)
-    assert entry is not None
-    with pytest.raises(OSError, match="symbolic links"):
-        entry.read()
-    directory.unlink()
-    away.rename(directory)
-
-    assert drain(spool) == [b"whole"]
-    assert spool.dropped == {}
-
-
 def test_a_directory_that_vanished_is_made_again(directory: Path) -> None:
     spool = Spool(directory, PLENTY)
     spool.append(Request("metrics", b"lost", 3))
@@ -299,20 +265,6 @@ def test_a_file_in_the_way_is_survived_and_once_it_is_removed_all_is_well(direct
     assert spool.append(Request("metrics", b"y", 1))
     assert spool.problem is None
     assert drain(spool) == [b"y"]
-
-
-def test_files_that_were_there_before_the_directory_could_be_read_are_kept(
-    directory: Path,
-) -> None:
-    Spool(directory, PLENTY).append(Request("metrics", b"early", 1))
-    away = directory.rename(directory.with_name("away"))
-    directory.write_text("in the way")
-    spool = Spool(directory, PLENTY)
-    directory.unlink()
-    away.rename(directory)
-
-    assert spool.append(Request("metrics", b"late", 1))
-    assert drain(spool) == [b"early", b"late"]
 
 
 def test_a_file_that_could_not_be_seen_once_is_neither_lost_nor_overwritten(

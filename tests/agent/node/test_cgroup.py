@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.node.node_trees import GIB, NodeTree, values
-from otel_ddp.agent.node.cgroups import Cgroups, Group
 from otel_ddp.agent.node.host import Host
-from otel_ddp.agent.node.source import KernelFiles, Measurement
+from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog
 
 UNLIMITED = str((1 << 63) - 4096)
@@ -308,20 +307,3 @@ def test_without_a_containers_pressure_the_nodes_counts(version: int, node: Node
 
 
 # -- finding cgroups
-
-
-def test_the_cgroup_of_any_process_is_found_in_either_version(node: NodeTree) -> None:
-    node.version_1("/")
-    node.version_2("/")
-    node.write("proc/77/cgroup", "9:name=systemd:/x\n4:memory:/job/a\n0::/job/b\n")
-
-    found = list(
-        Cgroups(KernelFiles(), proc=node.proc, root=node.root).groups(77, "memory"),
-    )
-
-    point = f"{node.root}/sys/fs/cgroup"
-    assert found == [
-        Group(f"{point}/memory/job/a", f"{point}/memory", 1),
-        Group(f"{point}/job/b", point, 2),
-    ]
-    assert list(found[1].upward()) == [f"{point}/job/b", f"{point}/job", point]

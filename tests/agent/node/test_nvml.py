@@ -278,20 +278,6 @@ def test_only_what_a_board_lacks_is_absent(seen: Seen) -> None:
     assert "engines" not in questions
 
 
-def test_a_sum_that_lacks_a_part_is_left_out(seen: Seen) -> None:
-    board = h100()
-    (device,) = seen.open(board)
-    questions = seen.driver.questions(device)
-    board.numbers |= {"field.52": "!999", "field.138.all": "!999"}
-    seen.show()
-
-    found = ask_all(questions)
-
-    assert ("otel_ddp.gpu.nvlink.errors", "") not in found
-    assert ("otel_ddp.gpu.nvlink.io", "transmit") not in found
-    assert ("otel_ddp.gpu.nvlink.io", "receive") in found
-
-
 def test_counters_of_the_driver_count_since_the_machine_was_started(seen: Seen) -> None:
     (device,) = seen.open(h100())
     questions = seen.questions(device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -301,28 +300,6 @@ def test_a_count_never_falls_if_a_worker_ends_between_two_reads(
     assert before == half_way == between == (100 / TICKS_PER_S, 100, 500)
     # What it used after it was last seen counts for its parent: no file shows it.
     assert after == (120 / TICKS_PER_S, 100, 550)
-
-
-def test_a_child_that_is_waited_for_during_a_read_adds_nothing(
-    node: NodeTree,
-) -> None:
-    node.process(77)
-    node.process(78, parent=77, io=(0, 100))
-    ends = False
-
-    def since_boot_s() -> float:
-        """Asked for when the descendants have been read."""
-        if ends:
-            shutil.rmtree(node.proc / "78", ignore_errors=True)
-            node.process(77, io=(0, 100))
-        return node.clock()
-
-    reader = reader_of(node, since_boot_s)
-    first = values(read(reader), catalog.PROCESS_DISK_IO)
-    ends = True
-    meanwhile, after = (values(read(reader), catalog.PROCESS_DISK_IO) for _ in range(2))
-
-    assert first == meanwhile == after == {"read": 0, "write": 0}
 
 
 def test_a_process_is_read_once_and_a_new_parent_is_seen(node: NodeTree) -> None:

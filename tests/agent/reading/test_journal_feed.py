@@ -125,14 +125,6 @@ def test_every_rank_has_its_world_size_and_only_rank_0_describes_the_run(
     assert [bool(each) for each in started] == [True, False]
 
 
-def test_a_name_counts_its_nonfinite_values_from_0_before_there_is_one(bench: Fed) -> None:
-    bench.log({"loss": 1.0}, step=1)
-
-    bench.poll()
-
-    assert bench.values(catalog.TRAINING_NONFINITE) == {"loss/train": 0.0}
-
-
 def test_the_last_value_of_a_name_survives_an_overrun(
     bench: Fed, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -165,16 +165,6 @@ def test_numbers_of_a_lost_step_do_not_go_to_the_next_one() -> None:
     assert [(step.number, step.skipped) for step in found] == [(None, False)]
 
 
-def test_times_that_go_back_a_little_leave_no_gap() -> None:
-    words = told((layout.STEPS_BEGAN, 10), (DATA, 20), (FORWARD, 17), (BACKWARD, 25))
-    words += told((layout.STEP_ENDED, 24), (OTHER, 24), (layout.STEP_ENDED, 30))
-
-    first, second = whole(words)
-
-    assert parts(first) == [(OTHER, 10, 20), (FORWARD, 20, 25)]
-    assert parts(second) == [(OTHER, 25, 30)]
-
-
 def test_a_phase_that_took_no_time_does_not_divide_another_one() -> None:
     words = told((layout.STEPS_BEGAN, 0), (BACKWARD, 1), (WAIT, 5), (BACKWARD, 5))
 

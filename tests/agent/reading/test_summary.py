@@ -61,18 +61,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
     Fed.close_all()
 
 
-def test_the_best_value_has_the_step_at_which_it_was_logged(node: Node) -> None:
-    rank = node.attempt()
-    for step, (loss, accuracy) in enumerate([(3.0, 0.1), (1.0, 0.7), (2.0, 0.5)]):
-        log(rank, "loss", loss, step)
-        log(rank, "accuracy", accuracy, step)
-        log(rank, "lr", 0.1, step)
-
-    rank.poll()
-
-    assert node.best() == {"loss": (1.0, 1.0), "accuracy": (0.7, 1.0)}
-
-
 def test_each_split_has_a_best_of_its_own_and_says_its_direction(node: Node) -> None:
     rank = node.attempt()
     log(rank, "loss", 1.0, 1, split="train")
