@@ -269,6 +269,15 @@ def _states_of(run: str, body: bytes) -> set[float]:
     return {each.value for each in states if each.attributes["run"] == run}
 
 
+def test_an_agent_killed_before_it_could_read_leaves_everything_to_the_next() -> None:
+    with Node() as node:
+        node.run(TRAIN, OTEL_DDP_AGENT="off")
+        node.run(TRAIN.replace('run="r"', 'run="second"'))
+
+        until(lambda: len(node.series("training_state")) == 2, "both runs")
+        assert node.value("training_scalar", run="r", name="loss", split="train") == 0.1
+
+
 def test_an_agent_for_a_copied_directory_exports_it_and_deletes_nothing() -> None:
     with Receiver() as receiver, Node(OTEL_DDP_AGENT="off") as node:
         node.export_to(receiver.start_http())
@@ -288,6 +297,19 @@ def test_an_agent_for_a_copied_directory_exports_it_and_deletes_nothing() -> Non
     assert "training.scalar" in {point.metric for point in receiver.points()}
     assert kept == before
     assert len(kept) == 1
+
+
+def test_a_foreign_file_in_the_place_is_said_and_harms_nothing() -> None:
+    with Node() as node:
+        node.run(TRAIN, OTEL_DDP_AGENT="off")
+        (node.place.directory / "1-foreign.journal").write_bytes(os.urandom(5000))
+        (node.place.directory / "2-empty.journal").touch()
+
+        node.run(TRAIN.replace('run="r"', 'run="second"'))
+
+        until(lambda: len(node.series("training_state")) == 2, "both runs")
+        output = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
+        assert output.count("is not a journal") == 2
 
 
 def test_the_agent_holds_no_working_directory_and_belongs_to_nobody() -> None:

@@ -105,3 +105,16 @@ def test_a_device_that_hangs_is_named_with_its_collective(
         os.killpg(process.pid, signal.SIGKILL)
 
     assert (verdict["evidence"]["cause"], verdict["evidence"]["culprits"]) == ("device", ["1"])
+
+
+@pytest.mark.parametrize("timing", ["0", "1"])
+def test_what_timing_of_collectives_costs(
+    timing: str, record_property: Callable[[str, object], None]
+) -> None:
+    # The figure belongs into docs/gpu.md: nothing is asserted of it.
+    with Node(TORCH_NCCL_ENABLE_TIMING=timing, **two_ranks("nccl")) as node:
+        short = {"name": "timing", "all": {"forward_ms": 0.1, "backward_ms": 0.1, "steps": 2000}}
+        finished(torchrun(node, "nccl", short))
+        until(lambda: node.value("training_steps_total", rank="0") == 2000, "all steps")
+        spent = node.series("training_phase_time_seconds_total", rank="0", clock="host")
+        record_property("ms a step", round(sum(value for _, value in spent) / 2, 4))

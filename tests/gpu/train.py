@@ -32,6 +32,8 @@ class Settings(NamedTuple):
     asks_every: int = 0
     hangs_at: int = 0
     """Its device never ends what is launched in backward of this step."""
+    steps: int = 0
+    """After so many steps it ends; 0: once the test has seen enough."""
 
 
 class Busy(torch.autograd.Function):
@@ -93,7 +95,10 @@ def train(name: str, settings: Settings, rate: float, folder: Path) -> None:
         optimizer.zero_grad()
         if settings.asks_every and not net.step % settings.asks_every:
             loss.item()
-        if not net.step % 100:
+        if settings.steps:
+            if net.step == settings.steps:
+                break
+        elif not net.step % 100:
             # All ranks end together, and no step of those that are compared has this.
             enough.fill_(float((folder / f"{name}.enough").exists()))
             dist.all_reduce(enough)

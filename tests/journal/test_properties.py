@@ -239,6 +239,7 @@ class Conversation(RuleBasedStateMachine):
         unread = self.written[lost + had :]
         behind = writer.position - self.reader.position
 
+        assert self.reader.unread_ratio() == min(behind / self.ring_bytes, 1.0)
         records = drain(self.reader)
 
         # Everything that the ring still holds, in order, and nothing else.

@@ -371,18 +371,6 @@ def test_one_reading_of_a_large_ring_is_bounded(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_used_is_the_unread_part_of_the_ring(writer: JournalWriter, reader: JournalReader) -> None:
-    assert reader.unread_ratio() == 0.0
-    for step in range(576):
-        log(writer, Shape((1,)), step, 1.0)
-    assert reader.unread_ratio() == 0.5
-    for step in range(576, 3000):
-        log(writer, Shape((1,)), step, 1.0)
-    assert reader.unread_ratio() == 1.0
-    reader.read()
-    assert reader.unread_ratio() == 0.0
-
-
 def test_a_closed_reader_finds_nothing_and_raises_nothing(
     writer: JournalWriter, reader: JournalReader
 ) -> None:

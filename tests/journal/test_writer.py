@@ -287,11 +287,6 @@ def test_a_lap_that_an_agent_has_taken_is_not_overwritten_unread(writer: Journal
     reader.close()
 
 
-def test_a_record_that_is_too_large_is_refused(writer: JournalWriter) -> None:
-    assert not writer.append(layout.EVENT, bytes(73728 // 4 - 15))
-    assert writer.append(layout.EVENT, bytes(73728 // 4 - 16))
-
-
 def test_where_no_more_latest_values_fit_the_ring_still_has_them(writer: JournalWriter) -> None:
     shapes = [Shape(range(i * 100, i * 100 + 100)) for i in range(1, 15)]
     for step, shape in enumerate(shapes):

@@ -193,16 +193,6 @@ def test_whatever_is_queued_lies_on_disk_is_never_given_up_and_keeps_its_order(
 # All in one
 
 
-def test_what_is_logged_arrives_in_prometheus_with_its_own_times_names_and_labels(
-    binaries: Binaries, prometheus: Prometheus, tmp_path: Path
-) -> None:
-    env = {"METRICS_URL": prometheus.otlp_metrics}
-    with Collector(binaries, tmp_path, ALL_IN_ONE, **env) as collector, Node() as node:
-        train(node, collector)
-
-        assert_right(prometheus)
-
-
 @pytest.mark.parametrize("end", [Collector.kill, Collector.stop], ids=["killed", "stopped"])
 def test_what_a_collector_had_queued_at_its_end_arrives_after_its_restart(
     binaries: Binaries, prometheus: Prometheus, tmp_path: Path, end: Callable[[Collector], None]

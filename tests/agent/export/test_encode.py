@@ -97,18 +97,9 @@ def test_the_official_encoder_writes_the_same_request(
     numbers = [NumberDataPoint(a, start, time, value) for a, time, value, start in series]
     gauges = [NumberDataPoint(a, 0, time, value) for a, time, value, _ in series]
     bounds, counts = [0.1, 1.0, 10.0], [1, 2, 3, 4]
+    nothing: Any = None
     histograms = [
-        HistogramDataPoint(
-            a,
-            start,
-            time,
-            count=10,
-            sum=value,
-            bucket_counts=counts,
-            explicit_bounds=bounds,
-            min=None,  # type: ignore[arg-type]
-            max=None,  # type: ignore[arg-type]
-        )
+        HistogramDataPoint(a, start, time, 10, value, counts, bounds, nothing, nothing)
         for a, time, value, start in series
     ]
     # An empty sum is one the official encoder never writes down as a sum.
@@ -119,50 +110,25 @@ def test_the_official_encoder_writes_the_same_request(
             Metric(*words, data=Sum(numbers, cumulative, False)),
             Metric(*words, data=Histogram(histograms, cumulative)),
         ]
-    official = encode_metrics(
-        MetricsData(
-            [
-                ResourceMetrics(
-                    Resource(resource, SCHEMA_URL),
-                    [
-                        ScopeMetrics(
-                            InstrumentationScope(scope, version, SCHEMA_URL), metrics, SCHEMA_URL
-                        )
-                    ],
-                    SCHEMA_URL,
-                )
-            ]
-        )
-    )
+    in_scope = InstrumentationScope(scope, version, SCHEMA_URL)
+    of_scope = ScopeMetrics(in_scope, metrics, SCHEMA_URL)
+    of_resource = ResourceMetrics(Resource(resource, SCHEMA_URL), [of_scope], SCHEMA_URL)
+    expected = encode_metrics(MetricsData([of_resource]))
 
     points = [number_point(attribute_bytes(a), t, v, s) for a, t, v, s in series]
-    ours = metrics_request(
-        resource_bytes(resource),
-        scope,
-        version,
-        [
-            metric(
-                *words, "gauge", [number_point(attribute_bytes(a), t, v) for a, t, v, _ in series]
-            ),
-            metric(*words, "counter", points),
-            metric(*words, "updown", points),
-            metric(
-                *words,
-                "histogram",
-                [
-                    histogram_point(
-                        attribute_bytes(a, HISTOGRAM_ATTRIBUTES), t, s, 10, v, bounds, counts
-                    )
-                    for a, t, v, s in series
-                ],
-            ),
-        ]
-        if series
-        else [],
-    )
+    told = {
+        "gauge": [number_point(attribute_bytes(a), t, v) for a, t, v, _ in series],
+        "counter": points,
+        "updown": points,
+        "histogram": [
+            histogram_point(attribute_bytes(a, HISTOGRAM_ATTRIBUTES), t, s, 10, v, bounds, counts)
+            for a, t, v, s in series
+        ],
+    }
+    ours = [metric(*words, kind, each) for kind, each in told.items() if each]
+    got = parse(metrics_request(resource_bytes(resource), scope, version, ours))
 
     # A set of attributes has no order; the SDK sorts those of a resource in its own way.
-    expected, got = official, parse(ours)
     for message in (expected, got):
         message.resource_metrics[0].resource.attributes.sort(key=lambda pair: pair.key)
     assert expected == got

@@ -25,11 +25,41 @@ def totals(
     return found
 
 
-def test_it_is_told_from_the_first_steps_on() -> None:
+Spent = Mapping[str, float]
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "expected"),
+    [
+        # From the first steps on.
+        (({"forward": 0.0}, {"forward": 2.0}), ({}, {}), {"forward": 0.2}),
+        # The device's clock counts where it is known, and is not added to the host's.
+        (
+            ({"forward": 0.0, "data": 0.0}, {"forward": 1.0, "data": 4.0}),
+            *(({"forward": 0.0}, {"forward": 5.0}), {"forward": 0.5}),
+        ),
+        # One that has stopped is no clock.
+        (
+            ({"forward": 1.0}, {"forward": 2.0}),
+            *(({"forward": 5.0}, {"forward": 5.0}), {"forward": 0.1}),
+        ),
+        # A phase of every step is told at 0, and any other only while it takes time.
+        (
+            (
+                {"data": 0.0, "checkpoint": 5.0, "eval": 0.0},
+                {"data": 0.0, "checkpoint": 5.0, "eval": 1.0},
+            ),
+            *(({}, {}), {"data": 0.0, "eval": 0.1}),
+        ),
+    ],
+)
+def test_the_time_per_step_is_that_of_the_clock_that_counts(
+    host: tuple[Spent, Spent], device: tuple[Spent, Spent], expected: Spent
+) -> None:
     times = StepTimes()
 
-    assert times.feed(totals(0, {"forward": 0.0}), 0) == {}
-    assert times.feed(totals(10, {"forward": 2.0}), 1 * S) == {"forward": 0.2}
+    assert times.feed(totals(0, host[0], device[0]), 0) == {}
+    assert times.feed(totals(10, host[1], device[1]), 5 * S) == expected
 
 
 def test_two_minutes_later_the_first_steps_count_no_more() -> None:
@@ -46,31 +76,6 @@ def test_two_minutes_later_the_first_steps_count_no_more() -> None:
     assert slow[60] == {"forward": 3.0}
     assert fast[120] == {"forward": pytest.approx(2.0)}
     assert fast[245] == {"forward": 1.0}
-
-
-def test_the_devices_clock_counts_where_it_is_known_and_is_not_added_to_the_hosts() -> None:
-    times = StepTimes()
-    times.feed(totals(0, {"forward": 0.0, "data": 0.0}, {"forward": 0.0}), 0)
-
-    found = times.feed(totals(10, {"forward": 1.0, "data": 4.0}, {"forward": 5.0}), 5 * S)
-
-    assert found == {"forward": 0.5}
-
-
-def test_a_devices_clock_that_has_stopped_is_no_clock() -> None:
-    times = StepTimes()
-    times.feed(totals(10, {"forward": 1.0}, {"forward": 5.0}), 0)
-
-    assert times.feed(totals(20, {"forward": 2.0}, {"forward": 5.0}), 5 * S) == {"forward": 0.1}
-
-
-def test_a_phase_of_every_step_is_told_at_0_and_any_other_only_while_it_takes_time() -> None:
-    times = StepTimes()
-    times.feed(totals(0, {"data": 0.0, "checkpoint": 5.0, "eval": 0.0}), 0)
-
-    found = times.feed(totals(10, {"data": 0.0, "checkpoint": 5.0, "eval": 1.0}), 5 * S)
-
-    assert found == {"data": 0.0, "eval": 0.1}
 
 
 def test_a_clock_that_was_set_back_begins_a_new_window() -> None:

@@ -202,20 +202,15 @@ def test_an_ipv6_address_may_stand_in_brackets(host: str) -> None:
         assert endpoint.url == f"http://[::1]:{endpoint.port}/metrics"
 
 
-def test_an_agent_whose_loop_is_stuck_is_not_healthy() -> None:
-    idle_s = [0.0]
-    with serving(idle_s=lambda: idle_s[0]) as endpoint:
-        assert get(endpoint, "/healthz")[1] == "ok\n"
-        idle_s[0] = 75.0
-        assert refusal(endpoint, "/healthz") == (503, "the agent's loop has not moved for 75 s\n")
-
-
 def test_an_agent_of_which_something_does_not_run_is_not_healthy() -> None:
     problems = ["the thread metrics does not run: can't start new thread"]
-    with serving(problems=lambda: problems) as endpoint:
+    idle_s = [0.0]
+    with serving(idle_s=lambda: idle_s[0], problems=lambda: problems) as endpoint:
         assert refusal(endpoint, "/healthz") == (503, f"{problems[0]}\n")
         problems.clear()
         assert get(endpoint, "/healthz")[1] == "ok\n"
+        idle_s[0] = 75.0
+        assert refusal(endpoint, "/healthz") == (503, "the agent's loop has not moved for 75 s\n")
 
 
 def test_an_endpoint_whose_thread_could_not_start_answers_once_it_can() -> None:
