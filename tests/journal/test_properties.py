@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -489,6 +490,79 @@ def test_a_file_cut_while_it_is_open_is_read_in_part_and_ends(
         reader.totals()
         assert reader.reason() in ("", "killed by its own hand")
         reader.close()
+
+
+def test_a_writer_stopped_at_any_bytecode_leaves_only_whole_values(directory: Path) -> None:
+    # Death comes between two instructions: here it could come between any two of the writer's own.
+    writer = JournalWriter(directory, SMALLEST, {"run": "r"})
+    reader = JournalReader(writer.path)
+    shape = Shape([writer.name("a")])
+    said, reported, moments = set[Any](), [], 0
+    seen: list[ProgressRecord] = []
+    stands = ProgressRecord(None, 0, 0, 0, 0, 0, 0, 0.0)
+    stood: list[ProgressRecord] = []
+
+    def look(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal moments
+        if not frame.f_code.co_filename.endswith("journal/writer.py"):
+            return None
+        frame.f_trace_opcodes = True
+        moments += 1
+        reported.extend(reader.read())
+        # What is published is whole: there is nothing to wait for.
+        assert reader.drained()
+        assert {content(record) for record in reader.latest()} <= said
+        progress = reader.progress()
+        if progress is not None and progress not in seen:
+            seen.append(progress)
+        return look
+
+    before = sys.gettrace()
+    # The second time that it looks closely the ring goes round, so a filler is seen as well.
+    for step in range(1, 1601):
+        said.add((step, step, bits(0.5), ((1, bits(float(step))),)))
+        if step % 400 > 3:
+            writer.scalars(shape, step, step, 0.5, [float(step)])
+            if step % 100 == 0:
+                reported.extend(reader.read())
+            continue
+        sys.settrace(look)
+        try:
+            writer.scalars(shape, step, step, 0.5, [float(step)])
+            writer.append(layout.EVENT, b'{"text":"%s"}' % (b"x" * 12_000))
+            writer.name(f"name {step}")
+            writer.phase(step % 7, step, step * 3)
+            writer.step(step)
+            writer.expect_ms(step % 5)
+            writer.state(1, step)
+            writer.step_duration(step / 4)
+            writer.document(layout.FACTS, {"step": step})
+        finally:
+            sys.settrace(before)
+        # One word after another, each whole: a code never without its time.
+        for change in (
+            {"phase_name": step},
+            {"phase": step % 7, "phase_after_ns": step * 3},
+            {"step": step},
+            {"expect_ms": step % 5},
+            {"state": 1, "state_since_ns": step * 1000},
+            {"step_duration_s": step / 4},
+        ):
+            before_that, stands = stands, stands._replace(**change)  # type: ignore[arg-type]
+            if stands.state and stands != before_that:
+                stood.append(stands)
+    reported.extend(reader.read())
+
+    assert moments > 5000
+    events = [record for record in reported if isinstance(record, Document)]
+    scalars = [record.step for record in reported if isinstance(record, Scalars)]
+    assert scalars == list(range(1, 1601))
+    assert len(events) == 16
+    assert stood == seen
+    assert (reader.lost, reader.unreadable) == (0, 0)
+    assert reader.facts == {"step": 1600}
+    reader.close()
+    writer.close()
 
 
 # -- a writer that does not wait
