@@ -163,6 +163,23 @@ def test_the_next_file_under_the_same_name_is_read_in_place_of_the_one_before(
     assert bench.work.shown() == [second]
 
 
+def test_what_is_remembered_of_large_directories_is_bounded(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "_MOST_KNOWN_FILES", 4)
+    for number in range(3):
+        folder = tmp_path / f"data{number}"
+        folder.mkdir()
+        for name in "abc":
+            (folder / name).write_text(name)
+        bench.told(folder, name=folder.name)
+
+    bench.go_on()
+
+    assert [each.state for each in bench.work.shown()] == [COMPLETE] * 3
+    assert sum(map(len, bench.worker._known)) == 3
+
+
 def test_only_so_many_wait_and_only_so_many_are_shown(
     bench: Bench, saved: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import functools
 import logging
 import resource
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -730,6 +731,19 @@ def test_flush_tries_once_more_and_does_not_wait_for_a_collector_that_is_down(
 
     delivery.stop(60)
     assert transport.arrived == [b"a"]
+
+
+def test_flush_gives_up_at_its_time(gate: Gate, spool: Spool) -> None:
+    delivery = Delivery(gate, spool)
+    delivery.start()
+    delivery.submit(requests("a"))
+    before_s = time.monotonic()
+
+    assert not delivery.flush(0.01)
+
+    assert time.monotonic() - before_s < 30
+    gate.let_go.set()
+    delivery.stop(60)
 
 
 def test_sending_without_memory_is_told_as_that_and_tried_again(delivery: Bench) -> None:

@@ -182,6 +182,19 @@ def test_a_line_that_a_kill_tore_does_not_count_as_sent(tmp_path: Path) -> None:
     assert transport.bodies == again == [b"a", b"c", b"b", b"c"]
 
 
+def test_what_fills_an_emptied_spool_has_not_been_sent(tmp_path: Path) -> None:
+    directory, transport = three(tmp_path), FakeTransport()
+    sent(transport, directory)
+    for path in directory.glob("*.z"):
+        path.unlink()
+
+    # Its numbers begin at 1 again, as those of the requests that were sent.
+    spool(directory, ("metrics", "d", 4))
+    sent(transport, directory)
+
+    assert transport.bodies[3:] == [b"d"]
+
+
 def test_two_replays_of_one_spool_do_not_send_at_once(tmp_path: Path) -> None:
     directory = three(tmp_path)
     other = [sys.executable, "-c", HOLD, str(directory)]

@@ -251,6 +251,19 @@ def test_a_quota_of_version_1_has_its_account_in_a_tree_of_its_own(node: NodeTre
     assert host.errors == 0
 
 
+def test_after_another_cgroup_limits_shares_begin_anew(node: NodeTree) -> None:
+    node.version_2("/job")
+    used_since(node, "/job", user_s=5, system_s=0, since_s=0)
+    host = node.host()
+    host.read()
+
+    node.group("/job", {"cpu.max": "100000 100000"})
+    node.clock.now += 10
+
+    assert shares(host.read()) == {}
+    assert host.errors == 0
+
+
 def test_more_time_than_all_processors_have_is_impossible(node: NodeTree) -> None:
     node.version_2("/job")
     node.group("/job", {"cpu.max": "100000 100000"})
@@ -307,3 +320,11 @@ def test_without_a_containers_pressure_the_nodes_counts(version: int, node: Node
 
 
 # -- finding cgroups
+
+
+def test_a_mount_point_with_a_space_in_it_is_understood(node: NodeTree) -> None:
+    node.add("proc/self/mountinfo", "31 23 0:28 / /a\\040b rw - cgroup2 none rw\n")
+    node.add("proc/self/cgroup", "0::/job\n")
+    node.write("a b/job/memory.max", f"{8 * GIB}\n")
+
+    assert memory(node.host().read())[0] == 8 * GIB

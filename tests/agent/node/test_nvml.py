@@ -554,6 +554,13 @@ def test_one_sentence_says_why_there_are_no_devices(
     assert seen.driver.version() == "NVIDIA driver 550.54.14"
 
 
+def test_without_nvidia_ml_py_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+    with pytest.raises(DriverMissing, match="pip install nvidia-ml-py"):
+        Nvml().open()
+
+
 # --- a real board
 
 
