@@ -101,6 +101,8 @@ def _board(board: Board) -> Iterator[tuple[str, object]]:
     if board.instances:
         yield from {"mig.mode": 1, "mig.most": 7}.items()
     for index, part in enumerate(board.instances):
+        if not part.uuid:  # no instance has this number
+            continue
         own = {"uuid": part.uuid, "name": part.name, "gi": part.gi}
         for key, value in {**own, **part.numbers, "compute": _processes(part.compute)}.items():
             yield f"mig.{index}.{key}", value
@@ -217,7 +219,7 @@ def laptop(index: int = 0) -> Board:
 
 
 def a100_mig(index: int = 0) -> Board:
-    """A board that is divided: one half, one small part, and nothing under number 1."""
+    """A board that is divided: one half, and one small part."""
     board = h100(index)
     board.name = "NVIDIA A100-SXM4-40GB"
     # An earlier board than those with GPM; and busy is only what its parts are.

@@ -315,6 +315,25 @@ def test_a_damaged_definition_is_waited_for_and_then_counted_once(
     assert reader.unreadable == 1
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"index": index} for index in (-1, -(2**40), 2**70, None, "x")),
+        *({"bounds": bounds} for bounds in (1, "abc", [0.5] * 2000)),
+        *({"attributes": None}, {"metric": 7}),
+    ],
+    ids=lambda wrong: "".join(wrong),
+)
+def test_a_definition_that_makes_no_sense_is_no_total(
+    writer: JournalWriter, reader: JournalReader, wrong: dict[str, object]
+) -> None:
+    said = {"index": 0, "metric": "m", "attributes": {}, "bounds": None, **wrong}
+    assert writer.definitions.define(layout.HISTOGRAM, json.dumps(said).encode())
+    reader.read_definitions()
+
+    assert reader.totals() == []
+
+
 def test_a_position_that_went_back_for_a_moment_costs_nothing(
     writer: JournalWriter, reader: JournalReader
 ) -> None:

@@ -604,3 +604,19 @@ def test_a_writer_in_another_pid_namespace_is_seen_to_live(tmp_path: Path) -> No
 
         assert not reader.writer_is_alive()
         reader.close()
+
+
+def test_a_reader_in_another_pid_namespace_sees_the_writer_live(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from otel_ddp.journal.reader import JournalReader;"
+        "print(JournalReader(Path(sys.argv[1])).writer_is_alive())"
+    )
+    ask = [*pid_namespace(), sys.executable, "-c", code]
+    with process("\nprint(writer.path, flush=True)\nsys.stdin.read()", tmp_path) as parent:
+        ask.append(first_line(parent))
+
+        assert subprocess.check_output(ask, text=True) == "True\n"
+
+        parent.communicate()
+
+        assert subprocess.check_output(ask, text=True) == "False\n"

@@ -251,6 +251,19 @@ def test_a_quota_of_version_1_has_its_account_in_a_tree_of_its_own(node: NodeTre
     assert host.errors == 0
 
 
+def test_a_set_of_processors_of_version_1_is_a_limit_too(node: NodeTree) -> None:
+    node.version_1("/job")
+    node.group("/cpuset/job", {"cpuset.effective_cpus": "1"})
+    node.group("/cpu,cpuacct/job", {"cpuacct.stat": "user 0\nsystem 0"})
+    host = node.host()
+    host.read()
+
+    node.clock.now += 10
+    node.group("/cpu,cpuacct/job", {"cpuacct.stat": "user 500\nsystem 0"})
+
+    assert shares(host.read())["user"] == 0.5
+
+
 def test_after_another_cgroup_limits_shares_begin_anew(node: NodeTree) -> None:
     node.version_2("/job")
     used_since(node, "/job", user_s=5, system_s=0, since_s=0)
@@ -308,6 +321,17 @@ def test_pressure_is_that_of_the_container(node: NodeTree) -> None:
     # A container can be out of processors altogether: its quota is used up.
     assert set(found) == {f"{r} {s}" for r in ("cpu", "memory", "io") for s in ("some", "full")}
     assert set(found.values()) == {2.0}
+
+
+def test_pressure_is_that_of_the_cgroup_that_limits(node: NodeTree) -> None:
+    node.version_2("/job")
+    node.group("/job", of_version_2(str(8 * GIB), GIB, 0))
+    node.write("proc/pressure/memory", pressure(1_000_000))
+    node.group("/job", {"memory.pressure": pressure(2_000_000)})
+
+    found = values(node.host().read(), catalog.OTEL_DDP_HOST_PRESSURE)
+
+    assert found["memory some"] == 2.0
 
 
 @pytest.mark.parametrize("version", [1, 2])

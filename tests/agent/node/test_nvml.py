@@ -467,7 +467,7 @@ def test_the_fault_that_ends_a_board_is_still_counted(seen: Seen) -> None:
 
 def test_each_instance_is_a_device_of_its_own(seen: Seen) -> None:
     board = a100_mig(3)
-    board.instances.insert(1, Instance("MIG-third", "MIG 1g.5gb", 7))
+    board.instances[1:1] = [Instance("", "", 0), Instance("MIG-third", "MIG 1g.5gb", 7)]
     # Some drivers answer for the whole board where they are asked about a part.
     board.instances[0].numbers |= {"temperature": 50, "power_mw": 1, "field.186": "1 2"}
 
@@ -476,7 +476,7 @@ def test_each_instance_is_a_device_of_its_own(seen: Seen) -> None:
     assert (whole.index, whole.parent) == ("0", "")
     assert (first.index, first.parent, first.pci) == ("0:0", whole.uuid, whole.pci)
     assert (first.uuid, first.name) == (board.instances[0].uuid, "MIG 3g.20gb")
-    assert last.index == "0:2"
+    assert last.index == "0:3"
     found = ask_all(seen.driver.questions(first))
     assert found == {("hw.gpu.memory.usage", ""): 7 * GIB, ("hw.gpu.memory.limit", ""): 20 * GIB}
     assert "Xid" not in seen.questions(first)
