@@ -17,11 +17,8 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.agent.node.gpu.driver import DriverMissing
-from otel_ddp.agent.node.gpu.nvml import Nvml
-from otel_ddp.agent.node.gpu.nvml_questions import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 from otel_ddp.cli import main
-from otel_ddp.cli.node.status import NO_AGENT, lines
+from otel_ddp.cli.node.status import NO_AGENT, NO_DRIVER_REMARKS, lines
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, table
 from otel_ddp.journal.survey import Survey, survey
@@ -110,16 +107,6 @@ def test_the_best_value_of_each_name_is_shown_with_its_step_and_time(
     ]
 
 
-def ranks_by_run(shown_lines: list[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for line in shown_lines:
-        if line.startswith("run "):
-            ranks = found.setdefault(line, [])
-        elif line.startswith("  ") and not line.startswith("  rank"):
-            ranks.append(line.split()[0])
-    return found
-
-
 def test_each_rank_is_shown_under_the_heading_of_its_run() -> None:
     shown_lines = shown(
         process(run="late", rank=1, started_ns=2),
@@ -130,15 +117,11 @@ def test_each_rank_is_shown_under_the_heading_of_its_run() -> None:
         process(run="late", rank=0, started_ns=6, world_size=1),
     )
 
-    assert ranks_by_run(shown_lines) == {
-        "run early, train, 2 of 16 ranks here": ["9", "10"],
-        "run late, train, 1 of 2 ranks here": ["0", "1", "?"],
-        "run late, group g, train, 1 of 2 ranks here": ["0"],
-    }
-    assert [line.split()[1].rstrip(",") for line in shown_lines if line.startswith("run ")] == [
-        "early",
-        "late",
-        "late",
+    rows = [line if line.startswith("run ") else line.split()[:1] for line in shown_lines]
+    assert [each for each in rows if each not in ([], ["rank"], ["agent"])] == [
+        *("run early, train, 2 of 16 ranks here", ["9"], ["10"]),
+        *("run late, train, 1 of 2 ranks here", ["0"], ["1"], ["?"]),
+        *("run late, group g, train, 1 of 2 ranks here", ["0"]),
     ]
 
 
@@ -197,15 +180,6 @@ def test_the_world_of_a_run_is_that_of_those_that_train(processes: list[ProcessS
     (heading,) = (line for line in shown(*processes) if line.startswith("run one"))
 
     assert heading.endswith("world 2")
-
-
-@pytest.mark.parametrize(
-    ("state", "waits"), [("starting", True), ("finished", False), ("killed", False)]
-)
-def test_only_a_living_process_waits_for_its_process_group(state: str, waits: bool) -> None:
-    (row,) = (line for line in shown(process(state=state, settled=False)) if "alpha" in line)
-
-    assert waits == ("waits for its process group" in row)
 
 
 def test_only_printable_text_of_a_cell_reaches_the_terminal() -> None:
@@ -428,17 +402,19 @@ def status(how: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_full_disk_for_the_output_is_one_sentence(place: Here) -> None:
-    ended = status(">/dev/full")
+@pytest.mark.parametrize(
+    ("how", "ended"),
+    [
+        (">/dev/full", (1, "The answer could not be written: No space left on device.\n")),
+        ("| sleep 0", (0, "")),
+    ],
+)
+def test_a_full_disk_is_one_sentence_and_a_closed_pipe_no_error(
+    how: str, ended: tuple[int, str], place: Here
+) -> None:
+    found = status(how)
 
-    assert ended.returncode == 1
-    assert ended.stderr == "The answer could not be written: No space left on device.\n"
-
-
-def test_a_reader_that_closes_the_pipe_is_no_error(place: Here) -> None:
-    ended = status("| sleep 0")
-
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (found.returncode, found.stderr) == ended
 
 
 def test_a_terminal_without_these_letters_gets_escapes(place: Here) -> None:
@@ -537,28 +513,4 @@ def test_several_runs_remarks_and_odd_values_of_gpus_are_shown_and_stop_nothing(
         agent = {"node": odd, "gpus": odd, "gpu_remarks": odd, "gpu_driver": odd}
         assert all(line.isprintable() for line in [*rows, *shown(agents=[agent])])
         assert len([row for row in rows if "NVIDIA H100" in row]) >= len(broken) - 1
-
-
-def test_the_real_remark_on_a_missing_driver_is_not_shown() -> None:
-    remarks = []
-    for code in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
-        with pytest.raises(DriverMissing) as missing:
-            Nvml(NoDriver(code), dev=Path("/nowhere")).open()
-        remarks.append(str(missing.value))
-
-    assert devices(remarks=remarks, driver="") == []
-
-
-class NoDriver:
-    """NVML where it fails to start."""
-
-    class NVMLError(Exception):
-        value = 0
-
-    def __init__(self, code: int) -> None:
-        self._code = code
-
-    def nvmlInit(self) -> None:
-        error = self.NVMLError()
-        error.value = self._code
-        raise error
+    assert devices(remarks=NO_DRIVER_REMARKS, driver="") == []
