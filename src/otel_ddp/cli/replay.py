@@ -168,21 +168,17 @@ class SentLog:
     def __init__(self, spool: Path, address: str) -> None:
         told = address.encode("utf-8", "replace")
         self.path = spool / f"sent-{blake2s(told, digest_size=4).hexdigest()}"
-        with self._explained():
+        with self._explained(), contextlib.ExitStack() as opened:
             descriptor = files.open_private(self.path, os.O_RDWR | os.O_CREAT)
-            self._file = os.fdopen(descriptor, "r+b", buffering=0)
-        try:
-            with self._explained():
-                self._lock()
-                content = self._file.read()
-                # A kill may have torn the last line: then its request was not remembered.
-                whole = content[: content.rfind(b"\n") + 1]
-                self._file.truncate(len(whole))
-                self._file.seek(len(whole))
-                self._file.write(b"" if whole else b"# " + told + b"\n")
-        except BaseException:
-            self.close()
-            raise
+            self._file = opened.enter_context(os.fdopen(descriptor, "r+b", buffering=0))
+            self._lock()
+            content = self._file.read()
+            # A kill may have torn the last line: then its request was not remembered.
+            whole = content[: content.rfind(b"\n") + 1]
+            self._file.truncate(len(whole))
+            self._file.seek(len(whole))
+            self._file.write(b"" if whole else b"# " + told + b"\n")
+            opened.pop_all()
         self._names = set(whole.decode("utf-8", "replace").split("\n"))
 
     def _lock(self) -> None:
@@ -231,13 +227,12 @@ class KeptRequests(Entries):
         super().__init__()
         self._address = address
         self._logs: dict[tuple[Path, str], SentLog] = {}
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(self.close)
             for spool in spools:
                 for there in {address(signal) for signal in signals}:
                     self._logs[spool.path, there] = SentLog(spool.path, there)
-        except BaseException:
-            self.close()
-            raise
+            opened.pop_all()
         self.sent_before = 0
         for each in merge_by_time(spools):
             if each.signal not in signals:
@@ -350,11 +345,13 @@ def _warn_of_age(oldest_s: int, now_s: float) -> None:
     age_s = now_s - oldest_s
     if not oldest_s or age_s < _OLD_S:
         return
+    hours = age_s / 3600
+    age = f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.0f} days"
     print(
-        f"! The oldest value is {_age(age_s)} old. Prometheus refuses a value that is older than "
+        f"! The oldest value is {age} old. Prometheus refuses a value that is older than "
         "its newest one by more than out_of_order_time_window (2h in deploy/prometheus/"
         "prometheus.yml), and a collector in between does not report that. Set it to "
-        f"{int(age_s / 3600) + 2}h before. --on-conflict send sends refused values again."
+        f"{int(hours) + 2}h before. --on-conflict send sends refused values again."
     )
 
 
@@ -371,9 +368,3 @@ def _troubles(kept: KeptRequests, status: DeliveryStatus) -> Iterator[str]:
         yield f"{count} requests of {signal} are left: {why}; the next replay continues there"
     if damaged := status.dropped_points.get("corrupt"):
         yield f"{damaged} points are in damaged requests and cannot be sent"
-
-
-def _age(seconds: float) -> str:
-    if seconds < 2 * 86400:
-        return f"{seconds / 3600:.0f} h"
-    return f"{seconds / 86400:.0f} days"

@@ -48,7 +48,10 @@ class Played:
         self._seconds, self._ranks, self._env = seconds, ranks, env
 
     def __enter__(self) -> Self:
-        self._root = _new_directory(_PREFIX)
+        try:
+            self._root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/dev/shm"))
+        except OSError:
+            self._root = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self.place = Place(self._root / "place")
         self._errors, self._end_file = self._root / "training.log", self._root / "end"
         command = [
@@ -117,7 +120,7 @@ class Played:
         """How the agent describes itself; it starts a moment after the first rank."""
         deadline = time.monotonic() + _AGENT_STARTS_S
         while time.monotonic() < deadline and self.process.poll() is None:
-            if agent := _described(self.place):
+            if agent := files.read_mapping(self.place.agent_file):
                 return agent
             time.sleep(0.1)
         return {}
@@ -127,28 +130,16 @@ class Played:
         if self.injected.what == "kill":
             # The kernel reports the signal once the launcher has waited for the dead process.
             time.sleep(_VERDICT_S)
-        described, now_ns = _described(self.place), time.time_ns()
+        described, now_ns = files.read_mapping(self.place.agent_file), time.time_ns()
         found = [each for key in ("past", "verdicts") for each in mappings(described.get(key))]
         found.sort(key=lambda each: integer(each.get("since_ns")) or 0)
         return [dated(each, now_ns) for each in found]
-
-
-def _new_directory(prefix: str) -> Path:
-    """A new directory, in memory if that is writable."""
-    with contextlib.suppress(OSError):
-        return Path(tempfile.mkdtemp(prefix=prefix, dir="/dev/shm"))
-    return Path(tempfile.mkdtemp(prefix=prefix))
 
 
 def end_by_signals() -> None:
     """Let SIGTERM and SIGHUP clean up too, as Ctrl-C does."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
-
-
-def _described(place: Place) -> dict[str, Any]:
-    """How the agent describes itself; empty while there is none."""
-    return files.read_mapping(place.agent_file)
 
 
 def _stop_agent(place: Place) -> None:

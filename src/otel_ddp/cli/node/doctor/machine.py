@@ -65,27 +65,17 @@ class Inputs:
         self.dev = dev
         self.host = os.uname().nodename
         self._driver_s, self.answer_s = driver_s, answer_s
-
-    @cached_property
-    def _read(self) -> tuple[settings.Settings, list[str]]:
-        usable, wrong = dict(self.env), []
-        for name in sorted(self.env):
-            try:
-                settings.read({name: self.env[name]})
-            except ConfigError as error:  # noqa: PERF203
-                wrong.append(str(error))
-                del usable[name]
-        return settings.read(usable, directory=self.directory or None), wrong
-
-    @property
-    def conf(self) -> settings.Settings:
-        """The settings, without the variables that are wrong."""
-        return self._read[0]
-
-    @property
-    def wrong(self) -> list[str]:
+        self.wrong: list[str] = []
         """A sentence for each variable that is wrong."""
-        return self._read[1]
+        usable = dict(env)
+        for name in sorted(env):
+            try:
+                settings.read({name: env[name]})
+            except ConfigError as error:  # noqa: PERF203
+                self.wrong.append(str(error))
+                del usable[name]
+        self.conf = settings.read(usable, directory=directory or None)
+        """The settings, without the variables that are wrong."""
 
     @cached_property
     def survey(self) -> Survey:
@@ -128,8 +118,17 @@ def packages(inputs: Inputs) -> Said:
 
 
 def variables(inputs: Inputs) -> Said:
-    for sentence in (*inputs.wrong, *_refused_by_init(inputs)):
+    for sentence in inputs.wrong:
         yield "fail", sentence
+    # A training that starts here would stop, although each variable is valid by itself.
+    for refused_by_init in (
+        lambda: Choice(inputs.conf.strategy),
+        lambda: identity.resolve(env=inputs.env),
+    ):
+        try:
+            refused_by_init()
+        except ConfigError as error:  # noqa: PERF203
+            yield "fail", str(error)
     for sentence in (*settings.doubts(inputs.env), *settings.unknown(inputs.env)):
         yield "warn", sentence
     if inputs.conf.disabled:
@@ -137,18 +136,6 @@ def variables(inputs: Inputs) -> Said:
     given = sorted(name for name in settings.names() if inputs.env.get(name, "").strip())
     # Without their values: one may be a token.
     yield "ok", f"set: {', '.join(given)}" if given else "none is set, so the defaults hold"
-
-
-def _refused_by_init(inputs: Inputs) -> Iterator[str]:
-    """Why a training that starts here would stop, although each variable is valid by itself."""
-    for step in (
-        lambda: Choice(inputs.conf.strategy),
-        lambda: identity.resolve(env=inputs.env),
-    ):
-        try:
-            step()
-        except ConfigError as error:  # noqa: PERF203
-            yield str(error)
 
 
 _TORCH = """
@@ -229,15 +216,15 @@ def gpus(inputs: Inputs) -> Said:
         if inputs.env.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
             yield "warn", "CUDA_VISIBLE_DEVICES shows no GPU to programs started from here"
     for agent in inputs.agents:
-        sees_none, has_gpus = not mappings(agent.get("gpus")), _has_gpus(inputs)
-        if sees_none and has_gpus:
+        sees_some = bool(mappings(agent.get("gpus")))
+        if _has_gpus(inputs) and not sees_some:
             yield (
                 "warn",
                 "the agent shows no GPU, although there are some: it was started with other "
                 "OTEL_DDP_SOURCES, or in a container that does not see them",
             )
         for remark in gpu_remarks(agent):
-            if has_gpus or not sees_none or not remark.startswith(NO_DRIVER_REMARKS):
+            if _has_gpus(inputs) or sees_some or not remark.startswith(NO_DRIVER_REMARKS):
                 yield "warn", remark
 
 
