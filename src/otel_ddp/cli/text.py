@@ -38,6 +38,11 @@ def mappings(value: Any) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
+def mapping(value: Any) -> Mapping[str, Any]:
+    """A dictionary; an empty one for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def integer(value: Any) -> int | None:
     """An integer of 64 bits, or None."""
     return value if isinstance(value, int) and abs(value) < 2**63 else None

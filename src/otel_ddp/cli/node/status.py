@@ -15,6 +15,7 @@ from otel_ddp.cli.text import (
     cell,
     dated,
     integer,
+    mapping,
     mappings,
     marked,
     number,
@@ -254,7 +255,7 @@ def gpu_lines(agent: Mapping[str, Any]) -> Iterable[str]:
     driver = cell(agent.get("gpu_driver"))
     yield ", ".join(filter(None, (f"GPUs of {cell(agent.get('node'), '?')}", driver)))
     if gpus:
-        runs = {cell(gpu_labels(each).get("run")) for each in gpus} - {""}
+        runs = {cell(mapping(each.get("labels")).get("run")) for each in gpus} - {""}
         rows = [_GPU_HEADS, *(gpu_row(each, len(runs) > 1) for each in gpus)]
         yield from (f"  {line}" for line in padded(rows))
     yield from (f"  ! {each}" for each in remarks)
@@ -286,7 +287,7 @@ def gpu_row(each: Mapping[str, Any], several_runs: bool) -> tuple[str, ...]:
 
 def gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
     """The rank that uses a GPU: `3`, `3 of run x` if there are several runs, `free` and so on."""
-    labels = gpu_labels(gpu)
+    labels = mapping(gpu.get("labels"))
     run = cell(labels.get("run"), "?")
     if rank := cell(labels.get("rank")):
         return f"{rank} of run {run}" if several_runs else rank
@@ -297,12 +298,6 @@ def gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
     used, limit = number(gpu.get("used_bytes")), number(gpu.get("limit_bytes"))
     held = used is not None and limit is not None and used > _IDLE_SHARE * limit
     return "others" if held or integer(gpu.get("processes")) else "free"
-
-
-def gpu_labels(gpu: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Whose GPU it is, as the labels of its series."""
-    found = gpu.get("labels")
-    return found if isinstance(found, Mapping) else {}
 
 
 def _share(part: Any, total: Any, unit: int, name: str, digits: int) -> str:

@@ -14,9 +14,8 @@ from otel_ddp import files
 from otel_ddp.agent.reading.steps import StepWork
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.cli import fetch
-from otel_ddp.cli.node.status import gpu_labels
 from otel_ddp.cli.options import find_places
-from otel_ddp.cli.text import cell, integer, mappings, marked, number
+from otel_ddp.cli.text import cell, integer, mapping, mappings, marked, number
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
@@ -138,8 +137,15 @@ class Watch:
         found = []
         for (group, name), members in runs.items():
             # Rank 0 logs; the living stand before others.
-            first = min(members, key=lambda one: (one.process.ended, _number(one.process)))
-            said = [marked(v, now_ns) for v in verdicts if of_run(_who(v)) == (group, name)]
+            first = min(
+                members,
+                key=lambda one: (one.process.ended, one.process.rank is None, one.process.rank),
+            )
+            said = [
+                marked(v, now_ns)
+                for v in verdicts
+                if of_run(mapping(v.get("who"))) == (group, name)
+            ]
             values = self.values(first)
             found.append(Run(cell(group), cell(name, "?"), tuple(members), tuple(said), values))
         return sorted(found, key=lambda run: all(each.process.ended for each in run.ranks))
@@ -197,8 +203,8 @@ def _rank(
         tuple(StepWork(*each) for each in told.get("steps") or ()),
         told.get("work_ns"),
         told.get("phases_ns") or {},
-        tuple(gpu for gpu in gpus if _is_of(gpu_labels(gpu), process)),
-        any(_is_of(_who(each), process) for each in trouble),
+        tuple(gpu for gpu in gpus if _is_of(mapping(gpu.get("labels")), process)),
+        any(_is_of(mapping(each.get("who")), process) for each in trouble),
     )
 
 
@@ -206,15 +212,6 @@ def _value(told: Mapping[str, Any]) -> Value:
     value = number(told.get("value"))
     shown = float("nan") if value is None else value
     return Value(cell(told.get("name")), cell(told.get("split")), shown, integer(told.get("step")))
-
-
-def _number(process: ProcessState) -> float:
-    return float("inf") if process.rank is None else process.rank
-
-
-def _who(verdict: Mapping[str, Any]) -> Mapping[str, Any]:
-    who = verdict.get("who")
-    return who if isinstance(who, Mapping) else {}
 
 
 def _is_of(labels: Mapping[str, Any], process: ProcessState) -> bool:
