@@ -50,7 +50,6 @@ def laps(writer, count):
         writer.step(step)
         writer.expect_ms(step)
         writer.state(1, step)
-        writer.step_duration(0.5)
         writer.add(total, 1.0)
     writer.reason("r" * 3000)
     while writer.name("n" * 50):

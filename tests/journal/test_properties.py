@@ -116,7 +116,7 @@ class Conversation(RuleBasedStateMachine):
         self.lost_and_read = self.committed = (0, 0)
         self.mark = self.reader.bookmark()
         self.last: dict[int, tuple[Any, ...]] = {}
-        self.stands = ProgressRecord(None, 0, 0, 0, 0, 0, 0, 0.0)._asdict()
+        self.stands = ProgressRecord(None, 0, 0, 0, 0, 0, 0)._asdict()
         self.totals: dict[str, list[float]] = {}
         self.places: dict[str, int] = {}
         return self.writer
@@ -220,13 +220,12 @@ class Conversation(RuleBasedStateMachine):
         self.the_writer().phase(code, name, after_ns)
         self.stands.update(phase=code, phase_name=name, phase_after_ns=after_ns)
 
-    @rule(step=st.integers(-1, 2**63 - 1), expect_ms=st.integers(0, 2**63), took_s=st.floats(0, 9))
-    def step(self, step: int, expect_ms: int, took_s: float) -> None:
+    @rule(step=st.integers(-1, 2**63 - 1), expect_ms=st.integers(0, 2**63))
+    def step(self, step: int, expect_ms: int) -> None:
         self.the_writer().step(step)
         self.the_writer().expect_ms(expect_ms)
-        self.the_writer().step_duration(took_s)
         said = None if step < 0 else step
-        self.stands.update(step=said, expect_ms=expect_ms, step_duration_s=took_s)
+        self.stands.update(step=said, expect_ms=expect_ms)
 
     @rule(code=st.integers(0, 255), since_us=TIMES_US)
     def enter_state(self, code: int, since_us: int) -> None:
@@ -333,7 +332,7 @@ class Written:
             writer.phase(serial % 7, 1, serial)
             writer.step(serial)
             writer.state(1, serial)
-        self.progress = ProgressRecord(serial, 0, serial % 7, 1, 1, serial, serial * 1000, 0.0)
+        self.progress = ProgressRecord(serial, 0, serial % 7, 1, 1, serial, serial * 1000)
         writer.reason("killed by its own hand")
         writer.close()
         self.content = writer.path.read_bytes()
@@ -597,7 +596,6 @@ while step != records:
         writer.step(step)
         writer.expect_ms(step * (2**32 + 1))
         writer.state(1 + step % 5, step * 5)
-        writer.step_duration(step / 7)
 """
 
 
@@ -635,15 +633,14 @@ def serials_of(progress: ProgressRecord | None) -> list[int]:
     """The steps that its words belong to, in the order of their writing; each of them is whole."""
     if progress is None:
         return []
-    step, expect_ms, phase, name, state, phase_after_ns, state_since_ns, took_s = progress
+    step, expect_ms, phase, name, state, phase_after_ns, state_since_ns = progress
     # fmt: off
     serials = [name, phase_after_ns // 3, step or 0, expect_ms % 2**32,
-               state_since_ns // 5000, round(took_s * 7)]
+               state_since_ns // 5000]
     # fmt: on
     assert serials[1] % 7 == phase
     assert serials[3] == expect_ms // 2**32
     assert 1 + serials[4] % 5 == state
-    assert serials[5] / 7 == took_s
     assert all(serial % 10 == 0 for serial in serials)
     return serials
 
@@ -682,7 +679,7 @@ def test_a_reader_beside_a_writer_at_full_speed_sees_whole_records_in_order(
     assert reported > 0
     assert reader.unreadable == 0
     assert [(float(records),)] == [total.values for total in reader.totals()]
-    assert [records] * 6 == serials_of(reader.progress())
+    assert [records] * 5 == serials_of(reader.progress())
     reader.close()
 
 
@@ -714,7 +711,7 @@ def test_a_writer_killed_in_the_middle_leaves_whole_values_and_no_lock(directory
             # At most the very last change of each word is missing, of the later ones first.
             assert serials == sorted(serials, reverse=True)
             assert set(serials) <= {last // 10 * 10, last // 10 * 10 - 10}
-            assert len(serials) == 6
+            assert len(serials) == 5
             for latest in reader.latest():
                 serial_of(latest)
             (total,) = reader.totals()

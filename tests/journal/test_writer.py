@@ -64,7 +64,6 @@ def test_every_byte_lies_where_the_documentation_says(writer: JournalWriter) -> 
     writer.step(13)
     writer.expect_ms(3)
     writer.state(2, 1_750_000_000_000_002)
-    writer.step_duration(0.25)
     writer.reason("out of memory")
 
     data = writer.path.read_bytes()
@@ -103,8 +102,7 @@ def test_every_byte_lies_where_the_documentation_says(writer: JournalWriter) -> 
     assert u64(528) == 13 + 1
     assert u64(536) == 3
     assert u64(544) == 2 * 2**56 + 1_750_000_000_000_002
-    assert f64(552) == 0.25
-    assert data[560:1024] == bytes(464)
+    assert data[552:1024] == bytes(472)
 
     # The reason.
     assert u32(1024) == 13

@@ -45,9 +45,8 @@ PHASE_NAME = 520
 STEP = 528
 EXPECT_MS = 536
 STATE = 544
-STEP_DURATION = 552
 # All of them, from PHASE on.
-PROGRESS = Struct("<QQQQQd")
+PROGRESS = Struct("<QQQQQ")
 # 1 while we launch an event or a copy on the device: with a full launch queue that waits.
 IN_MARK = 560
 # A code shares a word with its time, so that a reader always sees both together.

@@ -94,7 +94,6 @@ class ProgressRecord(NamedTuple):
     phase_after_ns: int
     """When the phase began, counted from the creation of the journal."""
     state_since_ns: int
-    step_duration_s: float
 
     @property
     def phase_code(self) -> int:
@@ -443,7 +442,7 @@ class JournalReader:
         if self._file.word(layout.STATE):
             block = self._file.read(layout.PHASE, layout.PROGRESS.size)
             if len(block) == layout.PROGRESS.size:
-                phase, name, step, expect_ms, state, duration_s = layout.PROGRESS.unpack(block)
+                phase, name, step, expect_ms, state = layout.PROGRESS.unpack(block)
                 self._last_progress = ProgressRecord(
                     step - 1 if step else None,
                     expect_ms,
@@ -452,7 +451,6 @@ class JournalReader:
                     state >> layout.CODE_SHIFT,
                     phase & _VALUE,
                     (state & _VALUE) * 1000,
-                    duration_s,
                 )
         # If the file was cut meanwhile: the progress from before.
         return self._last_progress

@@ -45,7 +45,6 @@ _PHASE_NAME_WORD = layout.PHASE_NAME // 8
 _STEP_WORD = layout.STEP // 8
 _EXPECT_MS_WORD = layout.EXPECT_MS // 8
 _STATE_WORD = layout.STATE // 8
-_STEP_DURATION_WORD = layout.STEP_DURATION // 8
 
 
 open_journals: set[Path] = set()
@@ -425,11 +424,6 @@ class JournalWriter:
     def state(self, code: int, since_us: int) -> None:
         """Writes the state. The first state comes last of all: from then on there is a progress."""
         self.words[_STATE_WORD] = code << _CODE_SHIFT | since_us
-
-    def step_duration(self, seconds: float) -> None:
-        """Writes how long the last step took."""
-        # The bits of a float, in one store.
-        self.words[_STEP_DURATION_WORD] = int.from_bytes(struct.pack("<d", seconds), "little")
 
     def reason(self, text: str) -> None:
         """Writes why the run ended."""

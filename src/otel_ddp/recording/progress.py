@@ -344,8 +344,6 @@ class Progress:
             recorder.totals.raise_all(amounts)
         # Of a process that evaluates, or has begun a step.
         self._totals.count(work, self.steps.micro_batches)
-        if (took_ns := self._totals.took_ns) > 0:
-            recorder.gate.write(lambda: recorder.writer.step_duration(took_ns / 1e9), None)
         if self.steps.began and words:
             recorder.documents.append_words(layout.STEPS, self._flushed_words, words)
             self._flushed_words += len(words)

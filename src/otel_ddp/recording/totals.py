@@ -106,8 +106,6 @@ class StepTotals:
         self._places = [_NO_PLACE_YET] * len(_COUNTED)
         self._durations = _NO_PLACE_YET
         self._steps = self._began_ns = 0
-        self.took_ns = 0
-        """How long the last step took that was not skipped."""
         self._flops = 0.0
         self._flops_places: dict[str, int] = {}
 
@@ -120,7 +118,6 @@ class StepTotals:
         took_ns, self._began_ns = now_ns - self._began_ns, now_ns
         if skipped:
             return
-        self.took_ns = took_ns
         self._steps += 1
         if took_ns <= 0:
             return
