@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from otel_ddp import errors
@@ -116,15 +117,15 @@ class Delivery:
             transport.destination if transport is not None else "nowhere",
             *(self._describe_backlog, clock, wall),
         )
-        self._lanes = {signal: self._lane(signal) for signal in SIGNALS}
+        self._lanes = {
+            signal: _Lane(signal, KeptThread(signal, partial(self._run, signal)))
+            for signal in SIGNALS
+        }
         self._batches: list[_Batch] = []
         self._memory_bytes = 0
         self._stopping = False
         # Held while an `on_settled` runs, so that they run one by one and in their order.
         self._settling = threading.RLock()
-
-    def _lane(self, signal: Signal) -> _Lane:
-        return _Lane(signal, KeptThread(signal, lambda: self._run(signal)))
 
     # ------------------------------------------------------------------ start and stop
 
@@ -253,7 +254,10 @@ class Delivery:
             lane.busy = True
         try:
             outcome = _send(transport, signal, head.parts[0].body)
-            smaller = _halves(signal, head.parts[0]) if outcome.too_large else []
+            piece = head.parts[0]
+            smaller = []
+            if outcome.too_large and piece.points > 1:
+                smaller = halves(signal, piece.body)
         finally:
             # Where an error ends the thread it is started again: the request is still there.
             with self._changed:
@@ -450,10 +454,6 @@ def _send(transport: Sender, signal: Signal, body: bytes) -> Outcome:
     except MemoryError:
         # No fault of the request or of ours: another moment may be better, more memory will be.
         return Outcome("retry", "the agent has no memory left to send (MemoryError)")
-
-
-def _halves(signal: Signal, piece: Piece) -> list[Piece]:
-    return halves(signal, piece.body) if piece.points > 1 else []
 
 
 @errors.contained()

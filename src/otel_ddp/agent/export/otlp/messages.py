@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -70,47 +69,43 @@ class Piece(NamedTuple):
 
 def halves(signal: Signal, body: bytes) -> list[Piece]:
     """Two requests with the same content; none if there is only one point, span or record."""
+    service = SERVICES[signal]
     try:
-        whole = SERVICES[signal].request.FromString(body)
+        parts = [service.request.FromString(body), service.request.FromString(body)]
     except DecodeError:
         return []
-    count = sum(map(len, _contents(signal, whole)))
-    middle = count // 2
-    parts = [range(middle), range(middle, count)] if middle else []
-    return [Piece(_only(signal, body, part), len(part)) for part in parts]
+    first, second = (_divisible(service, part) for part in parts)
+    middle = len(first) // 2
+    if not middle:
+        return []
+    del first[middle:]
+    del second[:middle]
+    return [Piece(bytes(part.SerializeToString()), _count(service, part)) for part in parts]
 
 
-def _contents(signal: Signal, message: Any) -> Iterator[Any]:
-    """The lists of points, spans or records of a request."""
-    service = SERVICES[signal]
-    for of_resource in getattr(message, service.resources):
-        for of_scope in getattr(of_resource, service.scopes):
-            content = getattr(of_scope, service.contents)
-            if signal == "metrics":
-                yield from map(_points, content)
-            else:
-                yield content
+def _divisible(service: Service, message: Any) -> Any:
+    """The outermost list of a request with several parts, or else its innermost one."""
+    found: Any = []
+    for field in (service.resources, service.scopes, service.contents):
+        found = getattr(message, field)
+        if len(found) != 1:
+            return found
+        message = found[0]
+    return _points(message) if service.contents == "metrics" else found
+
+
+def _count(service: Service, message: Any) -> int:
+    """How many points, spans or records a request has."""
+    contents = [
+        content
+        for of_resource in getattr(message, service.resources)
+        for of_scope in getattr(of_resource, service.scopes)
+        for content in getattr(of_scope, service.contents)
+    ]
+    return sum(len(_points(each)) if service.contents == "metrics" else 1 for each in contents)
 
 
 def _points(metric: Any) -> Any:
     """The list of a metric's points."""
     shape = metric.WhichOneof("data")
     return getattr(metric, shape).data_points if shape else []
-
-
-def _only(signal: Signal, body: bytes, kept: range) -> bytes:
-    """The request with these points alone, counted through all of it."""
-    message = SERVICES[signal].request.FromString(body)
-    begin = 0
-    for content in _contents(signal, message):
-        end = begin + len(content)
-        del content[max(kept.stop - begin, 0) :]
-        del content[: max(kept.start - begin, 0)]
-        begin = end
-    if signal == "metrics":
-        for of_resource in message.resource_metrics:
-            for of_scope in of_resource.scope_metrics:
-                filled = [each for each in of_scope.metrics if _points(each)]
-                del of_scope.metrics[:]
-                of_scope.metrics.extend(filled)
-    return bytes(message.SerializeToString())
