@@ -99,11 +99,6 @@ def _read_entry(path: Path) -> Entry | None:
     )
 
 
-def _file_name(number: int, request: Request) -> str:
-    standing = "" if request.irreplaceable else "-standing"
-    return f"{number:020d}-{request.signal}-{request.points}-{request.oldest_s}{standing}.z"
-
-
 def _size_on_disk(length: int) -> int:
     return max(-(-length // BLOCK_BYTES), 1) * BLOCK_BYTES
 
@@ -185,7 +180,9 @@ class Spool(Entries):
             self._claim()
             while self.size_bytes + size_bytes > self.limit_bytes:
                 self._drop_one()
-            path = self.directory / _file_name(self._next, request)
+            about = f"{request.signal}-{request.points}-{request.oldest_s}"
+            standing = "" if request.irreplaceable else "-standing"
+            path = self.directory / f"{self._next:020d}-{about}{standing}.z"
             files.replace(path, packed)
             entry = Entry(
                 *(path, self._next, request.signal, request.points, size_bytes),

@@ -9,7 +9,7 @@ from hashlib import blake2s
 from typing import Any
 
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.agent.reading.steps import Part, Step
+from otel_ddp.agent.reading.steps import Step
 from otel_ddp.journal.layout import OF_BUFFERS, trace_of_step
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES, phase_word
 
@@ -86,14 +86,8 @@ class StepSpans:
 
     def _reasons(self, step: Step) -> list[str]:
         """The reasons why this step is unusual."""
-        took_ns = step.took_ns
-        why = ["slow"] if self._slow(took_ns) else []
-        return why + self._unusual(self._properties(step, took_ns))
-
-    def _properties(self, step: Step, took_ns: int) -> list[str]:
-        """The properties of this step that would be unusual in most jobs."""
         why = []
-        if step.gc_s > _GC_S and step.gc_s > _GC_SHARE * took_ns / 1e9:
+        if step.gc_s > _GC_S and step.gc_s > _GC_SHARE * step.took_ns / 1e9:
             why.append("gc")
         codes = step.parts.codes
         if step.rest:
@@ -105,7 +99,7 @@ class StepSpans:
             why.append("profiled")
         if step.retries:
             why.append("retries")
-        return why
+        return (["slow"] if self._slow(step.took_ns) else []) + self._unusual(why)
 
     def _unusual(self, why: list[str]) -> list[str]:
         """Those properties that few recent steps had."""
@@ -199,14 +193,9 @@ def _make_spans(
         attributes["parts_shown"] = _MOST_CHILDREN
     yield span(0, "step", step.began_ns, step.ended_ns, attributes)
     for index, part in shown:
-        name = phase_word(part.phase)
-        yield span(index, name, part.began_ns, part.ended_ns, _of_part(part))
-
-
-def _of_part(part: Part) -> dict[str, Any]:
-    if part.phase != _WAIT:
-        return {}
-    return {"sync": "buffers" if part.code & OF_BUFFERS else "gradients"}
+        sync = "buffers" if part.code & OF_BUFFERS else "gradients"
+        more = {"sync": sync} if part.phase == _WAIT else {}
+        yield span(index, phase_word(part.phase), part.began_ns, part.ended_ns, more)
 
 
 def _span_id(owner: str, index: int) -> str:
