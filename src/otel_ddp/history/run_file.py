@@ -7,8 +7,9 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp import files
 from otel_ddp.history import tables
@@ -22,24 +23,46 @@ _MOST_EVENTS = 20_000
 # A file system without locks answers as if another process had one.
 _BUSY_S = 1.0
 
-# What becomes of a bucket that is there already: each column, old and new.
+# What becomes of a bucket that is there already: each column, old and new. min() and max() of
+# SQLite are NULL where one side is.
 _ADDED = "{0} = {0} + excluded.{0}"
-_LOWEST = "{0} = min({0}, excluded.{0})"
-_HIGHEST = "{0} = max({0}, excluded.{0})"
+_LOWEST = "{0} = min(coalesce({0}, excluded.{0}), coalesce(excluded.{0}, {0}))"
+_HIGHEST = "{0} = max(coalesce({0}, excluded.{0}), coalesce(excluded.{0}, {0}))"
 _LATEST = "{0} = CASE WHEN excluded.last_ns >= last_ns THEN excluded.{0} ELSE {0} END"
+_RULES = {
+    **dict.fromkeys(("first", "first_ns", "low", "low_ns"), _LOWEST),
+    **dict.fromkeys(("until", "last_ns", "high", "high_ns"), _HIGHEST),
+    **dict.fromkeys(("last", "epoch"), _LATEST),
+}
 
 
 class Unusable(ValueError):
     """The file is of a later version, or another program's."""
 
 
-class _Series:
-    __slots__ = ("buckets", "id", "width")
+class _Table:
+    def __init__(self, name: str, columns: Sequence[str]) -> None:
+        self.name, self.columns = name, columns
+        marks = ", ".join("?" * (len(columns) + 2))
+        # The column that the others are compared by changes last.
+        updates = ", ".join(
+            _RULES.get(column, _ADDED).format(column)
+            for column in sorted(columns, key=lambda column: column == "last_ns")
+        )
+        self.upsert = (
+            f"INSERT INTO {name} (series, start, {', '.join(columns)}) VALUES ({marks}) "
+            f"ON CONFLICT (series, start) DO UPDATE SET {updates}"
+        )
 
-    def __init__(self, id: int, width: int, buckets: int) -> None:
-        self.id = id
-        self.width = width
-        self.buckets = buckets
+
+_SUMS, _STEPS = _Table("sums", SUM_COLUMNS), _Table("steps", STEP_COLUMNS)
+
+
+@dataclass(slots=True)
+class _Series:
+    id: int
+    width: int
+    buckets: int
 
 
 class RunFile:
@@ -172,7 +195,7 @@ class RunFile:
                 "INSERT OR REPLACE INTO journals VALUES (?, ?, ?, ?)",
                 [(journal, *marks) for journal, marks in positions.items()],
             )
-            self._add_events(list(events))
+            self._add_events(events)
             for each in verdicts:
                 self._put_verdict(each)
         except BaseException:
@@ -193,9 +216,8 @@ class RunFile:
         )
         # Counted as if all were new; the exact number costs more, and is asked for when it matters.
         series.buckets += len(rows)
-        most = max(
-            _FEWEST_OF_SERIES, min(_MOST_OF_SERIES, _MOST_BUCKETS // max(len(self._series), 1))
-        )
+        share = _MOST_BUCKETS // max(len(self._series), 1)
+        most = max(_FEWEST_OF_SERIES, min(_MOST_OF_SERIES, share))
         if series.buckets > most:
             count = f"SELECT count(*) FROM {table.name} WHERE series = ?"
             series.buckets = self._db.execute(count, (id,)).fetchone()[0]
@@ -240,9 +262,7 @@ class RunFile:
             [(name, json.dumps(value)) for name, value in content.items()],
         )
 
-    def _add_events(self, events: Sequence[Event]) -> None:
-        if not events:
-            return
+    def _add_events(self, events: Iterable[Event]) -> None:
         self._db.executemany(
             "INSERT INTO events (time_ns, step, rank, name, severity, body, attributes) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -263,36 +283,3 @@ class RunFile:
                 *(verdict["sentence"], json.dumps(verdict)),
             ),
         )
-
-
-class _Table(NamedTuple):
-    name: str
-    columns: tuple[str, ...]
-    upsert: str
-
-
-def _table(name: str, columns: tuple[str, ...], rules: Mapping[str, str]) -> _Table:
-    marks = ", ".join("?" * (len(columns) + 2))
-    # The columns that the others are compared by change last.
-    updates = ", ".join(
-        rules.get(column, _ADDED).format(column)
-        for column in sorted(columns, key=lambda column: column == "last_ns")
-    )
-    return _Table(
-        name,
-        columns,
-        f"INSERT INTO {name} (series, start, {', '.join(columns)}) VALUES ({marks}) "
-        f"ON CONFLICT (series, start) DO UPDATE SET {updates}",
-    )
-
-
-# min() and max() of SQLite are NULL where one side is.
-_LOWEST_KNOWN = "{0} = min(coalesce({0}, excluded.{0}), coalesce(excluded.{0}, {0}))"
-_HIGHEST_KNOWN = "{0} = max(coalesce({0}, excluded.{0}), coalesce(excluded.{0}, {0}))"
-_EDGES = {"first": _LOWEST, "until": _HIGHEST, "first_ns": _LOWEST, "last_ns": _HIGHEST}
-_SUMS = _table(
-    "sums",
-    SUM_COLUMNS,
-    {**_EDGES, "low": _LOWEST_KNOWN, "high": _HIGHEST_KNOWN, "last": _LATEST, "epoch": _LATEST},
-)
-_STEPS = _table("steps", STEP_COLUMNS, {**_EDGES, "low_ns": _LOWEST, "high_ns": _HIGHEST})

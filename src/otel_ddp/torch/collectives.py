@@ -43,9 +43,8 @@ def world() -> Any:
     """Torch's table of process groups; None where there is none."""
     if not is_up():
         return None
-    return getattr(
-        getattr(sys.modules["torch.distributed"], "distributed_c10d", None), "_world", None
-    )
+    c10d = getattr(sys.modules["torch.distributed"], "distributed_c10d", None)
+    return getattr(c10d, "_world", None)
 
 
 def started(group: Any) -> int | None:
@@ -180,9 +179,8 @@ class Arrivals:
 
 def _started_in_all() -> int | None:
     """How many collectives this rank has put in line; None where a group does not say."""
-    counts = [started(group) for group in list(getattr(world(), "pg_names", ()))]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+    known = _counts()
+    return sum(known.values()) if len(known) == len(getattr(world(), "pg_names", ())) else None
 
 
 def _flight_recorders(**wanted: bool) -> list[tuple[str, dict[str, Any]]]:

@@ -328,9 +328,8 @@ def clock_for(
 ) -> DeviceClock | None:
     """A clock for this device, None where it cannot be timed without waiting for it."""
     found = module(device)
-    if not hasattr(found, "current_stream"):
-        return None
-    if not hasattr(getattr(found, "Event", None), "elapsed_time"):
+    event = getattr(found, "Event", None)
+    if not hasattr(found, "current_stream") or not hasattr(event, "elapsed_time"):
         return None
     return DeviceClock(device, module=found, times=times)
 

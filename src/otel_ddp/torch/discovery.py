@@ -137,8 +137,10 @@ class _Search(Search):
             return
         # This thread may have called an outer module while the hook was off for another thread.
         if not is_outermost(module):
-            if models.makes_steps(module):
-                self._steps_are_made_in(module)
+            # What is called inside of such a module is measured, and the module itself described.
+            if models.makes_steps(module) and model_hooks.add_around(module):
+                optimizer_hooks.forget_others()
+                self._report(module)
             return
         thread = get_ident()
         self._inside.add(thread)
@@ -162,8 +164,8 @@ class _Search(Search):
         thread = get_ident()
         marked = self._marked.get(thread)
         if marked is None or marked() is not module:
-            if returned and all(each() is not module for each in list(self._marked.values())):
-                model_hooks.take_off(module, _after_any)
+            if returned:
+                self._take_off_unmarked(module)
             return
         if returned:
             self._let_go(thread)
@@ -171,10 +173,13 @@ class _Search(Search):
         self.between_calls()
 
     def _let_go(self, thread: int) -> None:
-        marked = self._marked.pop(thread, _no_module)
-        module = marked()
+        marked = self._marked.pop(thread, None)
+        if marked is not None and (module := marked()) is not None:
+            self._take_off_unmarked(module)
+
+    def _take_off_unmarked(self, module: nn.Module) -> None:
         # Two threads may call one module.
-        if module is not None and all(each() is not module for each in list(self._marked.values())):
+        if all(each() is not module for each in list(self._marked.values())):
             model_hooks.take_off(module, _after_any)
 
     def _is_whole(self) -> bool:
@@ -209,12 +214,6 @@ class _Search(Search):
         model_hooks.watch_compiled_in_place()
         self._report(module)
         return True
-
-    def _steps_are_made_in(self, module: nn.Module) -> None:
-        """What is called inside of this module is measured, and the module itself is described."""
-        if model_hooks.add_around(module):
-            optimizer_hooks.forget_others()
-            self._report(module)
 
     def _report(self, module: nn.Module) -> None:
         if not self._reported:
@@ -274,28 +273,25 @@ class _Search(Search):
 
 def before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
     """The hook on all modules, while the search is on and no module is being called."""
-    if is_compiling():
-        return
-    search = _search
-    if search is None or not search.stepper.alive:
+    if not is_compiling() and not _tell("called", module, args):
         every_module.set_hook(None)
-        return
-    try:
-        search.called(module, args)
-    except errors.ANY_ERROR:
-        search.stepper.failed("looking for the model")
 
 
 def _after_any(module: nn.Module, *_: Any) -> None:
-    if is_compiling():
-        return
+    if not is_compiling():
+        _tell("ended", module)
+
+
+def _tell(event: str, *args: Any) -> bool:
+    """Tell the search of a call; False if there is none."""
     search = _search
     if search is None or not search.stepper.alive:
-        return
+        return False
     try:
-        search.ended(module)
+        getattr(search, event)(*args)
     except errors.ANY_ERROR:
         search.stepper.failed("looking for the model")
+    return True
 
 
 def is_outermost(module: nn.Module) -> bool:
@@ -345,11 +341,5 @@ def _may_train(module: nn.Module) -> bool:
 
 def _keywords(module: nn.Module) -> Mapping[str, Any] | None:
     """The keyword arguments of a module's call, which the hook on all modules is not given."""
-    for call in module_calls(sys._getframe()):
-        if call.get("self") is module:
-            return call.get("kwargs")
-    return None
-
-
-def _no_module() -> None:
-    pass
+    calls = module_calls(sys._getframe())
+    return next((call.get("kwargs") for call in calls if call.get("self") is module), None)

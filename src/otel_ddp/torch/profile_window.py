@@ -34,8 +34,7 @@ class OpenAnnotations:
 
     def __init__(self) -> None:
         self._open: dict[int, record_function] = {}
-        self._originals: tuple[Any, Any] | None = None
-        self._entrances: dict[str, Callable[..., Any]] = {}
+        self._originals: list[tuple[Any, str, Any]] = []
 
     def watch(self, began: Callable[[], None], give_way: Callable[[], None]) -> None:
         """Look at each annotation that begins or ends; call it when a profile has begun.
@@ -44,7 +43,7 @@ class OpenAnnotations:
         where no step ends for long. *give_way*: before the program itself profiles, since torch has
         one profiler at a time and would raise there.
         """
-        enter, leave = self._originals = record_function.__enter__, record_function.__exit__
+        enter, leave = record_function.__enter__, record_function.__exit__
         opened = self._open
 
         def entered(annotation: record_function) -> Any:
@@ -57,22 +56,22 @@ class OpenAnnotations:
             opened.pop(id(annotation), None)
             return leave(annotation, *why)
 
-        record_function.__enter__, record_function.__exit__ = entered, left
+        self._replace(record_function, "__enter__", entered)
+        self._replace(record_function, "__exit__", left)
         for name in _ENTRANCES:
             original = getattr(torch_profiler, name, None)
             if original is not None:
-                self._entrances[name] = original
-                setattr(torch_profiler, name, _entrance(original, give_way))
+                self._replace(torch_profiler, name, _entrance(original, give_way))
+
+    def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        self._originals.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, function)
 
     def leave(self) -> None:
         """The profile is over: what is still open never ends."""
-        entrances, self._entrances = self._entrances, {}
-        for name, original in entrances.items():
-            setattr(torch_profiler, name, original)
-        originals, self._originals = self._originals, None
-        if originals is None:
-            return
-        record_function.__enter__, record_function.__exit__ = originals
+        originals, self._originals = self._originals, []
+        for owner, name, original in originals:
+            setattr(owner, name, original)
         for annotation in self._open.values():
             annotation.run_callbacks_on_exit = False
             _never_ended.append(annotation.record)
@@ -194,14 +193,12 @@ class ProfileWindow:
     def _advance(self, asked: Asked) -> None:
         step = self._progress.steps.count
         if self._profiler is None:
-            if (why := _why_not(asked)) is not None:
-                raise _Refused(why)
+            _check(asked)
             self._quiet += 1
             if self._quiet >= _QUIET_STEPS and step >= self._last_step + _STEPS_BETWEEN:
                 _make_file(asked.trace)
                 self._made = True
-                with _in_phase(self._progress):
-                    self._start()
+                self._start()
                 self._write("recording", asked)
             return
         self._leave_annotation()
@@ -211,8 +208,7 @@ class ProfileWindow:
             self._progress.mark_profiled()
             self._annotate(step + 1)
             return
-        with _in_phase(self._progress):
-            self._save(asked)
+        self._save(asked)
 
     def _has_grown(self) -> bool:
         return _resident_bytes() - self._began_bytes > _MOST_MEMORY
@@ -235,8 +231,7 @@ class ProfileWindow:
             if not self._done:
                 self._progress.mark_profiled()
                 raise _Refused(why)
-            with _in_phase(self._progress):
-                self._save(asked)
+            self._save(asked)
 
     def _start(self) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -248,7 +243,8 @@ class ProfileWindow:
         # From here on it may have to be stopped.
         self._profiler = profiler
         self._progress.mark_profiled()
-        profiler.start()
+        with _in_phase(self._progress):
+            profiler.start()
         self._annotations.watch(self._check_growth, self._give_way)
 
     def _annotate(self, step: int) -> None:
@@ -271,7 +267,8 @@ class ProfileWindow:
         return profiler
 
     def _save(self, asked: Asked) -> None:
-        self._stop().export_chrome_trace(str(asked.trace))
+        with _in_phase(self._progress):
+            self._stop().export_chrome_trace(str(asked.trace))
         # Torch may have put another file in the place of ours.
         os.chmod(asked.trace, 0o600)
         # The rest of this step is like no other either.
@@ -364,25 +361,24 @@ def _in_phase(progress: Progress) -> Iterator[None]:
         progress.end(phase, time.monotonic() - began_s)
 
 
-def _why_not(asked: Asked) -> str | None:
-    """Why this process records no window; None if it does."""
+def _check(asked: Asked) -> None:
+    """Raises _Refused where this process records no window."""
     if time.time_ns() > asked.until_ns:
-        return "no step ended in time"
+        raise _Refused("no step ended in time")
     if not torch.autograd.kineto_available():
-        return "this torch was built without Kineto, which writes the traces"
+        raise _Refused("this torch was built without Kineto, which writes the traces")
     if torch_profiler._is_profiler_enabled:
-        return "the program profiles itself at this moment"
+        raise _Refused("the program profiles itself at this moment")
     folder = asked.trace.parent
     try:
         found, disk = os.stat(folder), os.statvfs(folder)
     except OSError as error:
         errors.reraise_foreign()
-        return f"it cannot write to {folder}: {error.strerror}"
+        raise _Refused(f"it cannot write to {folder}: {error.strerror}") from None
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        return f"{folder} is not a directory of its user alone"
+        raise _Refused(f"{folder} is not a directory of its user alone")
     if disk.f_bavail * disk.f_frsize < _LEAST_ROOM:
-        return f"there are less than {_LEAST_ROOM >> 20} MiB free in {folder}"
-    return None
+        raise _Refused(f"there are less than {_LEAST_ROOM >> 20} MiB free in {folder}")
 
 
 def _make_file(path: Path) -> None:

@@ -218,14 +218,11 @@ def _threads(own: int, training: int) -> list[dict[str, Any]]:
 
 def _stack(innermost: FrameType) -> list[tuple[str, int | None, str]]:
     """File, line and function of each frame, the innermost first."""
+    frames = [(each.f_code, each.f_lineno) for each in outward(innermost)[:_MOST_FRAMES]]
     # The end of a path says more than its beginning.
     return [
-        (
-            each.f_code.co_filename[-_LONGEST_TEXT:],
-            each.f_lineno,
-            each.f_code.co_name[:_LONGEST_TEXT],
-        )
-        for each in outward(innermost)[:_MOST_FRAMES]
+        (code.co_filename[-_LONGEST_TEXT:], line, code.co_name[:_LONGEST_TEXT])
+        for code, line in frames
     ]
 
 

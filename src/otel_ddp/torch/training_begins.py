@@ -21,6 +21,7 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
 from otel_ddp import errors
+from otel_ddp.torch.hooks import every_module
 from otel_ddp.torch.models import too_old
 
 # After so many calls of modules that do not train, as in an evaluation before the training, the
@@ -107,7 +108,6 @@ class _Waiting:
             self._training_mode.take_off()
         if self._looks:
             from otel_ddp.torch.hooks import compile as compile_hooks
-            from otel_ddp.torch.hooks import every_module
             from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 
             optimizer_hooks.tell_of_steps(None)
@@ -152,16 +152,12 @@ class _Waiting:
         self.stepped = True
 
     def _look(self) -> None:
-        from otel_ddp.torch.hooks import every_module
-
         self._calls_left = _CALLS
         every_module.set_hook(_before_any)
         every_module.put_on()
 
     def _rest(self) -> None:
         """Do not look until a model is put into training mode."""
-        from otel_ddp.torch.hooks import every_module
-
         every_module.set_hook(None)
         if self._training_mode is None:
             self._training_mode = _Called(nn.Module, "train", self._mode_set)
@@ -192,7 +188,6 @@ class _Waiting:
         """A graph is about to be compiled: with the hook on, it would be valid with it alone."""
         from otel_ddp.torch import discovery
         from otel_ddp.torch.hooks import compile as compile_hooks
-        from otel_ddp.torch.hooks import every_module
 
         every_module.take_off()
         module = discovery.outermost_called()
@@ -204,8 +199,6 @@ class _Waiting:
 
     def compiled(self) -> None:
         """A graph has been compiled."""
-        from otel_ddp.torch.hooks import every_module
-
         every_module.put_on()
 
 

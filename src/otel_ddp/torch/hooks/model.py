@@ -32,11 +32,8 @@ _KEY = "otel_ddp"
 
 # Pickle and copy look this up on the object itself, before its class.
 _STATE = "__getstate__"
-# Hooks of a module -> what else it keeps of each of them, under the same keys.
-_KINDS = {
-    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
-    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-}
+# Where a module keeps its hooks, and what else it keeps of each of them, under the same keys.
+_KINDS, _MORE = ("_forward_pre_hooks", "_forward_hooks"), ("_with_kwargs", "_always_called")
 
 _stepper: Stepper | None = None
 # By id. A replica (of DataParallel, say) carries the hooks along, but is not in here.
@@ -96,12 +93,12 @@ def take_off(module: nn.Module, *ours: Any) -> None:
     """Take these hooks off a module."""
     # By identity, not by a handle: a copy carries the hooks along and has no handle, and a shallow
     # copy shares them.
-    for kind in ("_forward_pre_hooks", "_forward_hooks"):
+    for kind in _KINDS:
         hooks = getattr(module, kind)
         for key, hook in list(hooks.items()):
             if any(hook is each for each in ours):
                 hooks.pop(key, None)
-                for more in ("_with_kwargs", "_always_called"):
+                for more in _MORE:
                     getattr(module, kind + more, {}).pop(key, None)
 
 
@@ -114,7 +111,7 @@ def detach() -> None:
         if model is None:
             continue
         take_off(model, *_ALL)
-        _let_in(model)
+        model.__dict__.pop(_STATE, None)
         if isinstance(model._compiled_call_impl, _CompiledInPlace):
             model._compiled_call_impl = model._compiled_call_impl.call
     _watched.clear()
@@ -329,24 +326,19 @@ def _keep_out(module: nn.Module, hooks: frozenset[Callable[..., Any]]) -> None:
     module.__dict__[_STATE] = partial(_state, ref(module), hooks)
 
 
-def _let_in(module: nn.Module) -> None:
-    """Leave the module as it was."""
-    module.__dict__.pop(_STATE, None)
-
-
 def _state(module_of: Callable[[], nn.Module | None], hooks: frozenset[Callable[..., Any]]) -> Any:
     module: Any = module_of()
     state = type(module).__getstate__(module)
     if not isinstance(state, dict):
         return state  # of a class with a format of its own
     state = {name: value for name, value in state.items() if name != _STATE}
-    for kind, more in _KINDS.items():
+    for kind in _KINDS:
         given = state.get(kind)
         if not isinstance(given, dict):
             continue
         left_out = {key for key, hook in given.items() if hook in hooks}
         if left_out:
-            for name in (kind, *more):
+            for name in (kind, *(kind + more for more in _MORE)):
                 if isinstance(found := state.get(name), dict):
                     kept = ((k, v) for k, v in found.items() if k not in left_out)
                     state[name] = OrderedDict(kept)

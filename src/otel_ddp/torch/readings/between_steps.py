@@ -103,9 +103,8 @@ class Readings(StepListener):
         if device is None or device.type == "cpu":
             return
         self._device = self._flops.device = device
-        self._memory = (
-            MemoryReadings(device, self._stepper.progress) if device.type == "cuda" else None
-        )
+        if device.type == "cuda":
+            self._memory = MemoryReadings(device, self._stepper.progress)
         self._clock = clock_for(device, self._stepper.progress.device_times)
         self._stepper.progress.phases.device_clock = self._clock
         # At once: the first steps are compared by this clock or by none.
@@ -144,13 +143,11 @@ class Readings(StepListener):
         self._flops.check_again()
         self._norm = None
         # A fused optimizer has its gradients unscaled in its own step: they are still scaled here.
-        if getattr(optimizer, "grad_scale", None) is None and not self._captures():
+        capturing = self._device is not None and captures(module_of(self._device))
+        if getattr(optimizer, "grad_scale", None) is None and not capturing:
             self._norm = square_norm(
                 p.grad for group in optimizer.param_groups for p in group["params"]
             )
-
-    def _captures(self) -> bool:
-        return self._device is not None and captures(module_of(self._device))
 
     # -- a step in which collectives are counted
 
@@ -227,14 +224,12 @@ class Readings(StepListener):
         if self._options.leads and not capabilities.rank():
             if norm is not None and not norm.sharded:
                 found["grad_norm"] = norm.value.sqrt()
-            rate = _learning_rate(self._stepper.step.end.optimizer or self._optimizer())
-            if rate is not None:
-                found["learning_rate"] = rate
-            scale = getattr(self._options.scaler, "_scale", None)
-            if scale is not None:
-                found["loss_scale"] = scale
+            optimizer = self._stepper.step.end.optimizer or self._optimizer()
+            if groups := getattr(optimizer, "param_groups", None):
+                found["learning_rate"] = groups[0].get("lr")
+            found["loss_scale"] = getattr(self._options.scaler, "_scale", None)
         number = self._stepper.progress.steps.logged_number
-        if found:
+        if found := {name: value for name, value in found.items() if value is not None}:
             self._recorder.record_reading(found, number)
         self._offer_losses()
 
@@ -251,7 +246,7 @@ class Readings(StepListener):
         found = capabilities.measured(
             model_hooks.trained(), self._stepper, capabilities.world_size(), self._reentrant
         )
-        self._report_work(found)
+        self._correct_work(found)
         if self._loss.asked:
             found["loss"] = self._loss.missing
         found.update(self._clock_capability())
@@ -282,11 +277,10 @@ class Readings(StepListener):
             return {"device_clock": "device_unknown"}
         return {"device_clock": "device_failed" if self._clock.failed else ""}
 
-    def _report_work(self, found: dict[str, str]) -> None:
-        progress = self._stepper.progress
+    def _correct_work(self, found: dict[str, str]) -> None:
         if found["flops"] == "uncountable" and self._flops.uncounted:
             found["flops"] = self._flops.uncounted
-        if found["samples"] == "shapes_unknown" and progress.work.tokens:
+        if found["samples"] == "shapes_unknown" and self._stepper.progress.work.tokens:
             found["samples"] = "packed"
         if self._flops.any_shared:
             found["samples"] = found["tokens"] = "shared_batch"
@@ -313,8 +307,3 @@ class Readings(StepListener):
 
 def _none() -> None:
     pass
-
-
-def _learning_rate(optimizer: Any) -> Any:
-    groups = getattr(optimizer, "param_groups", None)
-    return groups[0].get("lr") if groups else None
