@@ -44,6 +44,13 @@ class _SlowBackward(torch.autograd.Function):
 INPUT = torch.ones(8, 4)
 
 
+def watched(model: nn.Module | None = None) -> tuple[nn.Module, torch.optim.SGD]:
+    """A model with our hooks, one layer by default, and the optimizer that trains it."""
+    model = nn.Linear(4, 1) if model is None else model
+    otel_ddp.instrument(model)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 def train(model: Callable[..., Any], optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
     for _ in range(steps):
         optimizer.zero_grad()

@@ -263,13 +263,6 @@ late.validate(model, val_loader, verbose=False)
 ours = [each for each in late.callbacks if isinstance(each, OtelDdpCallback)]
 assert [type(each) for each in ours] == [OtelDdpCallback]
 """
-# A module by its name, without a callback; on one device, which calls no module but the layer.
-LIGHTNING_NAMED = """
-import otel_ddp
-
-otel_ddp.instrument(model, group="named")
-L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False).fit(model, train_loader)
-"""
 LIGHTNING_OPENED = """
 import otel_ddp
 from otel_ddp.integrations.lightning import OtelDdpCallback, OtelDdpLogger

@@ -285,16 +285,6 @@ def test_checkpoints_lie_in_a_folder_of_the_runs_name(by_lightning: Ran) -> None
     assert by_lightning.report["folder"].endswith(f"/mnist/{identity['run']}/checkpoints")
 
 
-def test_a_module_that_is_named_is_measured_on_one_device(frameworks: Frameworks) -> None:
-    ran = frameworks.run(programs.LIGHTNING + programs.LIGHTNING_NAMED, ranks=1)
-
-    (rank,) = ran.ranks
-    assert rank.total(catalog.TRAINING_STEPS) == 8
-    assert rank.total(catalog.TRAINING_SAMPLES) == 64
-    for phase in ("data", "forward", "backward", "optimizer"):
-        assert rank.total(catalog.TRAINING_PHASE_TIME, phase=phase) > 0, phase
-
-
 def test_a_run_that_the_program_has_opened_is_taken_over(frameworks: Frameworks) -> None:
     ran = frameworks.run(programs.LIGHTNING + programs.LIGHTNING_OPENED, ranks=1)
 

@@ -286,22 +286,6 @@ def test_a_device_that_stays_behind_costs_steps_and_no_memory(
     assert clock.dropped == 1000
 
 
-def test_the_number_of_events_is_bounded(device: FakeDevice, clock: DeviceClock) -> None:
-    """Marks of other threads than the training's do not close a part of a step."""
-
-    def backward() -> None:
-        for _ in range(1000):
-            work(device, clock, BACKWARD, 1)
-
-    device.late = True
-    for _ in range(20):
-        elsewhere(backward)
-        ended(device, clock)
-
-    assert clock.dropped == 16
-    assert device.made <= 4096 + 1000
-
-
 def test_a_step_of_thousands_of_micro_batches_is_charged_while_it_lasts(
     device: FakeDevice, clock: DeviceClock, book: Book
 ) -> None:
@@ -607,24 +591,6 @@ def test_where_the_device_is_is_known_while_the_host_stands_still() -> None:
 
     trained.clock.close()
     assert trained.clock.position() is None
-
-
-def test_a_step_of_which_something_is_not_known_is_left_out() -> None:
-    device = AheadDevice()
-    trained = Trained(device)
-    trained.step(Phases(), 5)
-    device.capturing = True
-    trained.clock.mark(word(FORWARD, device.host_ms))
-    device.capturing = False
-    trained.step(Phases(), 5)
-    device.synchronize()
-    trained.step(Phases())
-
-    steps = trained.steps()
-    # The end of the sixth was not seen, so it is not known when the seventh began.
-    assert [step.number for step in steps[:8]] == [2, 3, 4, 5, 8, 9, 10, 11][: len(steps)]
-    for step in steps:
-        assert step.took_ns == pytest.approx(38e6, abs=1e6) or step.number in (2, 11)
 
 
 def test_a_real_device_module_decides_whether_there_is_a_clock() -> None:

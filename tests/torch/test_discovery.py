@@ -418,29 +418,6 @@ def test_a_module_that_was_called_carries_no_hook_that_cannot_be_scripted(place:
     assert hooks(teacher) == 0
 
 
-def test_a_copy_of_what_was_being_called_lets_no_part_be_seen(place: Here) -> None:
-    copies = []
-    seen = []
-
-    class Copied(Net):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            copies.append(copy.deepcopy(self))
-            return super().forward(inputs)
-
-    class Asks(Net):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            copies[0](inputs)
-            seen.append(bool(_has_any_global_hook()))
-            return super().forward(inputs)
-
-    otel_ddp.instrument()
-    Copied().eval()(INPUT)
-    Asks()(INPUT)
-
-    assert seen == [False]
-    assert hooks(copies[0]) == 0
-
-
 class Extractor(nn.Module):
     """What another thread calls: it returns when it is told to."""
 
@@ -452,27 +429,6 @@ class Extractor(nn.Module):
         self.began.set()
         self.goes_on.wait(60)
         return inputs
-
-
-def test_a_part_is_not_found_where_another_thread_calls_modules(place: Here) -> None:
-    extractor = Extractor()
-
-    class Meets(Net):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            extractor.goes_on.set()
-            other.join()
-            return super().forward(inputs)
-
-    otel_ddp.instrument()
-    model = Meets()
-    other = threading.Thread(target=extractor, args=(INPUT,))
-    other.start()
-    assert extractor.began.wait(60)
-    train(model, sgd(model))
-
-    assert (hooks(model), hooks(model.first, model.last)) == (2, 0)
-    # The model is called while the hook is off for the other thread.
-    assert totals(place)["training.steps"] == STEPS - 1
 
 
 def test_a_part_that_a_model_calls_in_a_thread_of_its_own_is_a_part(place: Here) -> None:

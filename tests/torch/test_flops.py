@@ -260,13 +260,6 @@ def test_checkpointing_is_counted_once() -> None:
     assert torchs(forward)[1] > counted.total
 
 
-def test_what_a_custom_function_does_in_backward_is_not_known() -> None:
-    model = mlp()
-    batch = BATCH.clone().requires_grad_()
-
-    assert ours(lambda: checkpoint(model, batch, use_reentrant=True)) is None
-
-
 def test_a_teacher_without_gradients_has_a_forward_only() -> None:
     teacher, student = mlp(), mlp()
 
@@ -355,21 +348,6 @@ def test_a_forward_that_raises_leaves_nothing_behind() -> None:
         model(torch.ones(3, 3))
 
     assert not counter.active
-
-
-@pytest.mark.parametrize("then", ["stop", "start"])
-def test_an_interrupted_forward_is_cleared_away_by_what_comes_next(then: str) -> None:
-    counter = ForwardCounter()
-    model = mlp()
-
-    counter.start()
-    model(BATCH)  # Ctrl-C: no hook of this forward is called
-    getattr(counter, then)()
-
-    assert len(_get_current_dispatch_mode_stack()) == (then == "start")
-    model(BATCH)
-    again = counter.stop()
-    assert again is None if then == "stop" else again == ours(lambda: model(BATCH))
 
 
 def test_a_mode_that_a_users_hooks_enter_and_leave_stays_theirs() -> None:

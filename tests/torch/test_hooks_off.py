@@ -20,7 +20,6 @@ import otel_ddp
 from conftest import Here
 from otel_ddp import errors
 from otel_ddp.torch.hooks import model as model_hooks
-from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
@@ -79,25 +78,6 @@ def test_a_module_that_is_wrapped_again_and_again_has_one_hook(place: Here, alon
     assert hooks(inner) == 0
     otel_ddp.finish()
     assert place.only().total(catalog.TRAINING_STEPS) == 5
-
-
-def test_two_wrappers_of_one_module_both_measure_their_buffers(
-    place: Here, alone: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inner = nn.BatchNorm1d(4)
-    models = [DistributedDataParallel(inner), DistributedDataParallel(inner)]
-    for each in models:
-        otel_ddp.instrument(each)
-
-    assert hooks(inner) == 1
-    del each, models[0]
-    gc.collect()
-    arrived: list[int] = []
-    assert model_hooks._stepper is not None
-    forwards = model_hooks._stepper.forwards
-    monkeypatch.setattr(forwards, "buffers_arrived", lambda: arrived.append(1))
-    models[0](INPUT)
-    assert arrived == [1]
 
 
 def test_copies_that_are_trained_in_their_turn_have_hooks_once(place: Here) -> None:
@@ -211,29 +191,6 @@ def test_hooks_that_are_copied_without_their_terms_do_no_harm(place: Here) -> No
 
     assert type(prepared[0]) is not nn.Linear
     prepared(INPUT).sum().backward()
-
-
-@pytest.mark.parametrize("with_kwargs", [False, True])
-def test_hooks_take_any_convention_of_torchs(place: Here, with_kwargs: bool) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    for kind in ("_forward_pre_hooks", "_forward_hooks"):
-        named = getattr(model, f"{kind}_with_kwargs")
-        for key in getattr(model, kind):
-            named.pop(key, None)
-            if with_kwargs:
-                named[key] = True
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    train(model)
-    model_hooks._before_inner(model, (), {})
-    optimizer_hooks._before_step(optimizer)
-    optimizer_hooks._after_step(optimizer, (), {}, None)
-
-    otel_ddp.finish()
-    found = place.only()
-    assert found.total(catalog.TRAINING_MICRO_BATCHES) == 1
-    assert found.total(catalog.TRAINING_SAMPLES) == 8
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")

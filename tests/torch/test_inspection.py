@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict, UserDict, namedtuple
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -161,65 +160,10 @@ def test_a_loss_is_found_among_very_many_values(wrap: Callable[[Any], Any]) -> N
     assert found is loss
 
 
-Named = namedtuple("Named", ["loss", "logits"])
-
-
-@dataclass
-class Plain:
-    loss: torch.Tensor
-
-
 @dataclass(slots=True)
 class Slotted:
     loss: torch.Tensor
     logits: Any = None
-
-
-@dataclass
-class ModelOutput(OrderedDict[str, Any]):
-    """Like those of transformers: a dataclass, and a dictionary of what it was given."""
-
-    loss: torch.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self["loss"] = self.loss
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda x: x,
-        lambda x: {"loss": x},
-        lambda x: UserDict(loss=x),
-        lambda x: Named(x, None),
-        *(Plain, Slotted, ModelOutput),
-    ],
-    ids=["tensor", "dict", "UserDict", "named tuple", "dataclass", "slots", "ModelOutput"],
-)
-def test_a_loss_that_is_there_is_found_wherever_a_model_puts_it(
-    place: Here, wrap: Callable[[torch.Tensor], Any]
-) -> None:
-    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
-
-    class Model(nn.Linear):
-        def forward(self, inputs: torch.Tensor) -> Any:
-            nonlocal loss
-            loss = super().forward(inputs).square().mean() * 0 + 2
-            return wrap(loss)
-
-    loss = torch.zeros(())
-    model = Model(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    for _ in range(4):
-        model(INPUT)
-        loss.backward()
-        optimizer.step()
-    otel_ddp.finish()
-
-    assert place.only().values["loss"] == 2
-    assert place.only().total(catalog.TRAINING_MICRO_BATCHES) == 4
 
 
 def test_an_empty_slot_is_no_loss() -> None:

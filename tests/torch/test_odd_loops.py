@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import otel_ddp
 from conftest import Here, Journal
-from loops import INPUT, PAUSE_S, Slow, idle_after, in_a_thread, phase, totals, train
+from loops import INPUT, PAUSE_S, Slow, idle_after, in_a_thread, phase, totals, train, watched
 from otel_ddp.journal.place import Place
 
 pytestmark = pytest.mark.timed
@@ -57,9 +57,7 @@ class Late(TensorDataset):
 def test_a_backward_that_raised_in_an_idle_thread_hides_no_other_threads_training(
     run: otel_ddp.Run, place: Place
 ) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer = watched()
 
     def trial() -> None:
         train(model, optimizer, 1)
@@ -87,9 +85,7 @@ def test_a_backward_that_raised_in_an_idle_thread_hides_no_other_threads_trainin
 def test_waits_for_data_are_seen_in_each_thread_that_trains_in_its_turn(
     run: otel_ddp.Run, place: Place
 ) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer = watched()
 
     def trial() -> None:
         for _ in DataLoader(Late(INPUT[:4])):
@@ -105,9 +101,7 @@ def test_waits_for_data_are_seen_in_each_thread_that_trains_in_its_turn(
 
 
 def test_a_phase_beside_training_takes_none_of_its_time(run: otel_ddp.Run, place: Here) -> None:
-    model = Slow()
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer = watched(Slow())
     train(model, optimizer, 1)
     begun, trained = threading.Event(), threading.Event()
 
@@ -146,30 +140,9 @@ def test_a_phase_of_the_main_thread_counts_once_the_training_thread_has_ended(
     assert phase(place, "checkpoint") >= PAUSE_S
 
 
-@pytest.mark.parametrize("what", ["loader", "forward"])
-def test_loops_without_steps_are_recorded_all_the_while(
-    what: str, run: otel_ddp.Run, place: Place
-) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    assert run._records is not None
-    batch = INPUT[:1]
-    if what == "loader":
-        for _ in otel_ddp.data(batch for _ in range(30_000)):
-            pass
-    else:
-        for _ in range(15_000):
-            model(batch)
-
-    assert len(run._records.progress.phases.pending) < 25_000
-    assert totals(place, tell=False)
-
-
 def test_what_is_left_open_in_one_step_is_closed_with_it(run: otel_ddp.Run, place: Place) -> None:
     """By Ctrl-C in the middle of a hook, say; phases of the user's go on."""
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer = watched()
     progress = run._records.progress
     assert progress is not None
     with run.phase("epoch"):
@@ -261,9 +234,7 @@ def norms(place: Here) -> dict[int | None, float]:
 )
 def test_gradients_that_a_closure_brings_are_those_of_its_step(place: Here, step: Any) -> None:
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer = watched()
 
     def closure(factor: float) -> torch.Tensor:
         loss = factor * model(INPUT).sum()
@@ -280,9 +251,7 @@ def test_gradients_that_a_closure_brings_are_those_of_its_step(place: Here, step
 
 def test_where_none_is_passed_on_for_a_closure_gradients_are_there_before(place: Here) -> None:
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer = watched()
     optimizer.register_step_post_hook(lambda which, *_: which.zero_grad())
 
     for passed in ((), (None,), (None,)):

@@ -102,31 +102,6 @@ def test_evaluation_is_recognised_by_grad_mode_and_by_eval_mode(
     assert_seconds(measured, 0, eval=2)
 
 
-def test_lbfgs_evaluates_inside_its_step(measured: Measured, model: Slow) -> None:
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(INPUT).square().sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-
-    assert_seconds(measured, 1, forward=1, backward=2)
-
-
-def test_optimizers_inside_backward_end_the_step_with_it(measured: Measured, model: Slow) -> None:
-    optimizers = {p: SGD([p], lr=0.1) for p in model.parameters()}
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
-
-    for _ in range(3):
-        model(INPUT).sum().backward()
-
-    assert_seconds(measured, 3, forward=3, backward=6)
-
-
 # What torch 2.4 says of its own code.
 @pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -150,42 +125,6 @@ def test_checkpointed_activations_are_computed_again_inside_backward(
         optimizer.step()
 
     assert_seconds(measured, 2, forward=2, backward=6)
-
-
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_after_an_exception_the_next_step_is_clean(measured: Measured, where: str) -> None:
-    class Fragile(nn.Module):
-        fails = True
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 1)
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            output = self.inner(inputs)
-            if self.fails and where == "forward":
-                self._break(output)
-            if self.fails:
-                output.register_hook(self._break)
-            return output
-
-        def _break(self, gradient: torch.Tensor) -> None:
-            raise ArithmeticError("mine")
-
-    model = Fragile()
-    measured.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    with pytest.raises(ArithmeticError, match="mine"):
-        train(model, optimizer, 1)
-    model.fails = False
-    if where == "forward":
-        measured.spend(1)
-    train(model, optimizer, 2)
-
-    found = measured.totals()
-    assert found["training.steps"] == 2
-    assert not found.get("forward")
 
 
 def test_a_model_that_trains_in_evaluation_mode_trains(

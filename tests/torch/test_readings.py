@@ -280,25 +280,6 @@ def test_flops_that_cannot_be_counted_are_taken_from_parameters_and_tokens(place
     assert flops(place) == {"6pt": 6 * (4 * 3 + 3) * WORDS.numel() * 5}
 
 
-def test_what_a_model_calls_compiled_is_not_counted_either(place: Here) -> None:
-    @torch.compile(backend="eager", fullgraph=True)
-    def squares(inputs: torch.Tensor) -> torch.Tensor:
-        return inputs.square()
-
-    class Calling(nn.Linear):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return super().forward(squares(inputs))
-
-    model = Calling(4, 1)
-    otel_ddp.instrument(model)
-
-    learn(model, INPUT, 3)
-    otel_ddp.finish()
-
-    assert flops(place) == {}
-    assert place.only().facts["capability"]["flops"] == "compiled"
-
-
 class Resized:
     """Small images, then large ones, and small ones again."""
 
@@ -320,20 +301,6 @@ class Unfrozen(Resized):
     def batch(self, step: int) -> torch.Tensor:
         self.model[0].requires_grad_(4 < step < 10)
         return torch.rand(8, 4)
-
-
-class UnfrozenWords(Unfrozen):
-    """The same, compiled: an estimate from tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers = nn.Sequential(nn.Embedding(16, 4), *self.model).requires_grad_(True)
-        layers.compile(backend="eager", dynamic=False)
-        self.layers, self.model = layers, nn.Sequential(layers)
-
-    def batch(self, step: int) -> torch.Tensor:
-        self.layers[1].requires_grad_(4 < step < 10)
-        return WORDS
 
 
 def learn_in_stages(learner: Any, steps: int) -> list[torch.Tensor]:
@@ -363,19 +330,6 @@ def test_flops_are_counted_again_once_samples_or_what_is_trained_are_others(
 
     assert flops(place) == {"counted": counter.get_total_flops()}
     assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
-
-
-def test_the_estimate_follows_what_is_trained(place: Here) -> None:
-    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
-    learner = UnfrozenWords()
-    otel_ddp.instrument(learner.model)
-
-    learn_in_stages(learner, 10)
-    otel_ddp.finish()
-
-    below, above = 4 * 16 + 16, 16 + 1
-    stages = 5 * (2 * below + 6 * above) + 5 * 6 * (below + above)
-    assert flops(place) == {"6pt": WORDS.numel() * stages}
 
 
 class Looked(nn.Linear):
@@ -418,28 +372,6 @@ def test_shapes_that_vary_are_counted_ever_more_rarely(
         optimizer.step()
 
     assert model.counted == counted
-
-
-def test_a_forward_that_raises_while_it_is_counted_again_is_made_up_for(place: Here) -> None:
-    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "2"
-
-    class Flat(nn.Flatten):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            assert inputs.dim() == 2
-            return super().forward(inputs)
-
-    model = nn.Sequential(nn.Linear(4, 16), Flat(), nn.Linear(16, 1))
-    each = counted(model, INPUT)
-    otel_ddp.instrument(model)
-
-    learn(model, INPUT, 2)
-    with pytest.raises(AssertionError):
-        model(torch.ones(8, 2, 4))
-    learn(model, INPUT, 3)
-    otel_ddp.finish()
-
-    # What it was given counts, as that of any forward does.
-    assert flops(place) == {"counted": pytest.approx(6 * each)}
 
 
 EDGES = torch.ones(2, 300, dtype=torch.long)
@@ -564,17 +496,6 @@ def test_stages_of_a_pipeline_tell_no_samples_of_their_own(place: Here) -> None:
     assert journal.total(catalog.TRAINING_MICRO_BATCHES) >= 8
     assert (journal.total(catalog.TRAINING_SAMPLES), flops(place)) == (0, {})
     assert journal.facts["capability"]["samples"] == "shared_batch"
-
-
-def test_flops_that_are_given_are_believed(place: Here) -> None:
-    model = nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 3))
-    otel_ddp.instrument(model, flops_per_sample=1000.0)
-
-    learn(model, WORDS, 5)
-    otel_ddp.finish()
-
-    # A sample, however many tokens it has.
-    assert flops(place) == {"given": 1000.0 * len(WORDS) * 5}
 
 
 @pytest.mark.parametrize("what", ["in each step", "now and then"])

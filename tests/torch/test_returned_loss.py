@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict, UserDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,6 +15,7 @@ from torch.optim import SGD
 
 import otel_ddp
 from conftest import Here
+from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
 
@@ -20,6 +23,26 @@ INPUT = torch.ones(8, 4)
 class Pair(NamedTuple):
     logits: torch.Tensor
     error: torch.Tensor
+
+
+@dataclass
+class Plain:
+    loss: torch.Tensor
+
+
+@dataclass(slots=True)
+class Slotted:
+    loss: torch.Tensor
+
+
+@dataclass
+class ModelOutput(OrderedDict[str, Any]):
+    """Like those of transformers: a dataclass, and a dictionary of what it was given."""
+
+    loss: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self["loss"] = self.loss
 
 
 class Returns(nn.Linear):
@@ -44,6 +67,9 @@ class Returns(nn.Linear):
         (lambda logits, loss: (loss, logits), ""),
         (lambda logits, loss: [logits, loss, None, "text"], ""),
         (lambda logits, loss: Pair(logits, loss), ""),
+        (lambda logits, loss: UserDict(loss=loss), ""),
+        *((lambda logits, loss, kind=kind: kind(loss), "") for kind in (Plain, Slotted)),
+        (lambda logits, loss: ModelOutput(loss), ""),
         # Neither is one that backward could begin at.
         (lambda logits, loss: (loss, loss.detach(), torch.tensor(3)), ""),
         (lambda logits, loss: (loss, loss * 2), "several_losses"),
@@ -79,6 +105,7 @@ def test_the_one_number_with_a_gradient_is_the_loss_or_the_reason_is_reported(
     # Asked for after each step, and taken from the next forward.
     assert found == ({} if reason else {step: seen[step] for step in (2, 3, 4)})
     assert journal.facts["capability"]["loss"] == reason
+    assert journal.total(catalog.TRAINING_MICRO_BATCHES) == 4
 
 
 @pytest.mark.parametrize(

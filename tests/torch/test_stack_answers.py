@@ -129,18 +129,11 @@ def test_its_files_are_for_this_user_alone_and_are_removed_at_the_end(journal: P
 
 
 def test_several_questions_get_one_answer_with_the_most_that_was_asked(journal: Path) -> None:
-    ask(journal, "1 where\n2 what\n3 where\n")
+    ask(journal, "no question\n\n1 where\n2 what\n3 where\n")
 
     said = answer(journal, 3)
 
     assert (said["kind"], said["collectives"]) == ("what", [])
-
-
-def test_what_is_no_question_is_ignored(journal: Path) -> None:
-    ask(journal, "hello\n\n")
-    ask(journal, "4 where\n")
-
-    assert answer(journal, 4)["kind"] == "where"
 
 
 def test_an_answer_is_bounded_whatever_the_threads_do(journal: Path) -> None:
@@ -220,36 +213,21 @@ def taken(journal: Path, tmp_path: Path) -> Iterator[int]:
         os.close(each)
 
 
-def test_a_descriptor_that_is_the_users_by_now_is_left_alone(taken: int) -> None:
-    waiting = stack_answers._current
-
-    stack_answers.stop()
-
-    assert waiting is not None
-    assert waiting._ended.is_set()
-    assert os.get_blocking(taken)
-    assert os.read(taken, 100) == b"the user's"
-
-
-def test_a_question_is_not_read_from_a_descriptor_that_is_the_users(
-    journal: Path, taken: int
+@pytest.mark.parametrize("then", ["stop", "a question", "a fork"])
+def test_a_descriptor_that_is_the_users_by_now_is_left_alone(
+    journal: Path, taken: int, then: str
 ) -> None:
     waiting = stack_answers._current
-
-    ask(journal, "1 where\n")
-
     assert waiting is not None
-    assert waiting._ended.wait(10)
-    assert answer(journal, 1)["threads"]
-    assert os.read(taken, 100) == b"the user's"
 
+    if then == "a fork":
+        waiting.forget()
+    else:
+        stack_answers.stop() if then == "stop" else ask(journal, "1 where\n")
+        assert waiting._ended.wait(10)
 
-def test_a_forked_child_leaves_a_descriptor_that_is_the_users_alone(taken: int) -> None:
-    waiting = stack_answers._current
-
-    assert waiting is not None
-    waiting.forget()
-
+    assert then != "a question" or answer(journal, 1)["threads"]
+    assert then != "stop" or os.get_blocking(taken)
     assert os.read(taken, 100) == b"the user's"
 
 
@@ -577,14 +555,6 @@ def test_a_process_ends_as_it_would_without_it(run: Run, end: str, status: int) 
     done = run(f"print('ends', flush=True)\n{end}")
 
     assert (done.returncode, done.stdout, done.stderr) == (status, "ends\n", "")
-
-
-def test_an_exception_ends_a_process_with_its_own_message_alone(run: Run) -> None:
-    done = run("1 / 0")
-
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
-    assert "stack_answers" not in done.stderr
 
 
 def test_an_exit_does_not_wait_for_the_thread(run: Run) -> None:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import otel_ddp
 from conftest import Journal
 from extras import newer_torch
-from loops import INPUT, PAUSE_S, Slow, in_a_thread, phase, totals, train
+from loops import INPUT, PAUSE_S, Slow, in_a_thread, phase, totals, train, watched
 from otel_ddp import errors
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.journal.place import Place
@@ -71,10 +71,9 @@ def test_a_plain_loop_has_its_steps_samples_and_phases(run: otel_ddp.Run, place:
 
 
 def test_each_step_is_counted_as_it_ends(run: otel_ddp.Run, place: Place) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
+    model, optimizer = watched()
     # Within much less than the tenth of a second after which the course of the steps is written.
-    train(model, SGD(model.parameters(), lr=0.1), steps=6)
+    train(model, optimizer, steps=6)
 
     # A process that hangs or is killed here says no more than this.
     found = totals(place, tell=False)
@@ -119,8 +118,7 @@ def test_an_optimizer_of_another_model_ends_no_step(run: otel_ddp.Run, place: Pl
 def test_copies_of_a_model_are_not_counted_and_models_stay_what_they_were(
     run: otel_ddp.Run, place: Place
 ) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
+    model, optimizer = watched()
     otel_ddp.instrument(model)
     average = copy.deepcopy(model)
     file = io.BytesIO()
@@ -128,7 +126,7 @@ def test_copies_of_a_model_are_not_counted_and_models_stay_what_they_were(
     torch.save(model, file)
     average(INPUT)
     torch.export.export(model, (INPUT,))
-    train(model, SGD(model.parameters(), lr=0.1))
+    train(model, optimizer)
 
     file.seek(0)
     torch.load(file, weights_only=False)(INPUT)
@@ -140,9 +138,7 @@ def test_copies_of_a_model_are_not_counted_and_models_stay_what_they_were(
 def test_a_forked_child_that_trains_writes_nothing_into_its_parents_journal(
     run: otel_ddp.Run, place: Place
 ) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer = watched()
     train(model, optimizer, 2)
     before = totals(place)
 
@@ -166,8 +162,7 @@ def test_uninstrument_leaves_no_hook_behind(run: otel_ddp.Run, place: Place) -> 
 
     before = (dict(optimizers._global_optimizer_pre_hooks), list(gc.callbacks))
     original = dataloader._BaseDataLoaderIter.__next__
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
+    model, optimizer = watched()
     assert model._forward_hooks
 
     otel_ddp.uninstrument()
@@ -176,7 +171,7 @@ def test_uninstrument_leaves_no_hook_behind(run: otel_ddp.Run, place: Place) -> 
     assert not model._forward_pre_hooks
     assert before == (dict(optimizers._global_optimizer_pre_hooks), list(gc.callbacks))
     assert dataloader._BaseDataLoaderIter.__next__ is original
-    train(model, SGD(model.parameters(), lr=0.1))
+    train(model, optimizer)
     assert "training.steps" not in totals(place)
 
 
@@ -193,22 +188,6 @@ def test_training_is_bit_identical_with_and_without_us(run: otel_ddp.Run) -> Non
         assert torch.equal(with_us, without)
 
 
-def test_a_model_compiled_before_is_measured_and_one_compiled_after_still_compiles_whole(
-    run: otel_ddp.Run, place: Place
-) -> None:
-    before = torch.compile(nn.Linear(4, 1), backend="eager", fullgraph=True)
-    otel_ddp.instrument(before)
-    train(before, SGD(before.parameters(), lr=0.1))
-    measured = totals(place)["training.micro_batches"]
-
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    after = torch.compile(model, backend="eager", fullgraph=True)
-    train(after, SGD(model.parameters(), lr=0.1))
-
-    assert measured == 3
-
-
 def test_a_hook_that_keeps_failing_switches_itself_off(
     run: otel_ddp.Run,
     place: Place,
@@ -221,20 +200,17 @@ def test_a_hook_that_keeps_failing_switches_itself_off(
         raise LookupError("ours")
 
     monkeypatch.setattr(errors, "raise_failures", False)
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
+    model, optimizer = watched()
     monkeypatch.setattr(forwards, "workload", broken)
 
-    train(model, SGD(model.parameters(), lr=0.1), 10)
+    train(model, optimizer, 10)
 
     assert caplog.text.count("measure no more steps") == 1
     assert totals(place)["otel_ddp.hook.errors"] == 3
 
 
 def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Place) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer = watched()
 
     train(model, optimizer, 2)
     counted = Journal(place.journals()[0]).progress.step
@@ -268,9 +244,7 @@ def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Pla
 def test_a_lower_number_is_that_of_the_step_if_training_goes_on_from_there(
     run: otel_ddp.Run, place: Place, value: Any, logged: list[str], shown: list[int]
 ) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer = watched()
     seen = []
     for call in (*logged, ""):
         train(model, optimizer, 1)
@@ -283,9 +257,8 @@ def test_a_lower_number_is_that_of_the_step_if_training_goes_on_from_there(
 
 
 def test_each_step_tells_what_it_worked_on(run: otel_ddp.Run, place: Place) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    train(model, SGD(model.parameters(), lr=0.1), 3)
+    model, optimizer = watched()
+    train(model, optimizer, 3)
     assert run._records is not None
     run._records.progress.flush()
 
@@ -390,8 +363,7 @@ def test_an_evaluation_without_steps_is_recorded_in_time(
 
 
 def test_a_thread_that_fetches_ahead_is_no_wait_for_data(run: otel_ddp.Run, place: Place) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
+    model, optimizer = watched()
     fetched: list[Any] = []
 
     fetcher = threading.Thread(
@@ -399,7 +371,7 @@ def test_a_thread_that_fetches_ahead_is_no_wait_for_data(run: otel_ddp.Run, plac
     )
     fetcher.start()
     fetcher.join()
-    train(model, SGD(model.parameters(), lr=0.1))
+    train(model, optimizer)
 
     assert len(fetched) == 2
     assert phase(place, "data") == 0.0
@@ -439,17 +411,22 @@ def test_the_oldest_torch_is_the_same_wherever_it_is_written() -> None:
     assert models.too_old("10.1") == models.too_old("a build of mine") == ""
 
 
-def test_what_an_actor_does_in_another_thread_is_no_part_of_a_step(
-    run: otel_ddp.Run, place: Place
+@pytest.mark.parametrize("trains", [False, True], ids=["an actor", "a second trainer"])
+def test_what_another_thread_does_amid_a_step_is_no_part_of_it(
+    run: otel_ddp.Run, place: Place, trains: bool
 ) -> None:
-    model = Slow()
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer = watched(Slow())
+    other, others = watched(Slow())
+    train(model, optimizer, 1)
     main = threading.get_ident()
+
+    @torch.no_grad()
+    def evaluate() -> None:
+        model(INPUT)
 
     def meanwhile(*_: Any) -> None:
         if threading.get_ident() == main:
-            in_a_thread(torch.no_grad()(lambda: model(INPUT)))
+            in_a_thread((lambda: train(other, others, 1)) if trains else evaluate)
 
     hook = model.inner.register_forward_hook(meanwhile)
     for _ in range(3):
@@ -457,16 +434,18 @@ def test_what_an_actor_does_in_another_thread_is_no_part_of_a_step(
         output = model(INPUT)
         output.register_hook(meanwhile)
         output.sum().backward()
-        meanwhile()
+        if not trains:
+            meanwhile()
         optimizer.step()
     hook.remove()
 
     found = totals(place)
-    assert found["training.steps"] == found["training.micro_batches"] == 3
-    assert found["training.samples"] == 24
+    assert found["training.steps"] == found["training.micro_batches"] == 4
+    assert found["training.samples"] == 32
     assert "training.phase.time/eval/host" not in found
-    # With the actor's forwards inside.
-    assert 9 * PAUSE_S <= phase(place, "backward") < 15 * PAUSE_S
+    # With what was done meanwhile inside: a forward, or a step.
+    inside = 9 if trains else 3
+    assert (8 + inside) * PAUSE_S <= phase(place, "backward") < (14 + inside) * PAUSE_S
 
 
 def test_training_begins_while_an_evaluator_is_at_work(run: otel_ddp.Run, place: Place) -> None:
@@ -500,39 +479,11 @@ def test_training_begins_while_an_evaluator_is_at_work(run: otel_ddp.Run, place:
     assert Journal(place.journals()[0]).phase == "other"
 
 
-def test_what_a_second_trainer_does_amid_a_forward_or_a_backward_is_no_part_of_the_step(
-    run: otel_ddp.Run, place: Place
-) -> None:
-    model, other = Slow(), Slow()
-    otel_ddp.instrument(model)
-    otel_ddp.instrument(other)
-    optimizer, others = SGD(model.parameters(), lr=0.1), SGD(other.parameters(), lr=0.1)
-    train(model, optimizer, 1)
-
-    def meanwhile(*_: Any) -> None:
-        in_a_thread(lambda: train(other, others, 1))
-
-    hook = model.inner.register_forward_hook(meanwhile)
-    for _ in range(3):
-        optimizer.zero_grad()
-        output = model(INPUT)
-        output.register_hook(meanwhile)
-        output.sum().backward()
-        optimizer.step()
-    hook.remove()
-
-    found = totals(place)
-    assert found["training.steps"] == found["training.micro_batches"] == 4
-    assert found["training.samples"] == 32
-
-
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_threads_may_take_turns_and_leave_in_the_middle(
     where: str, run: otel_ddp.Run, place: Place
 ) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer = watched()
 
     def leave() -> None:
         if where == "forward":
@@ -556,31 +507,12 @@ def test_threads_may_take_turns_and_leave_in_the_middle(
     assert Journal(place.journals()[0]).phase == "other"
 
 
-def test_the_thread_that_loads_may_be_another_than_the_one_that_trains(
-    run: otel_ddp.Run, place: Place
-) -> None:
-    class Late(TensorDataset):
-        def __getitem__(self, index: int) -> Any:
-            time.sleep(PAUSE_S)
-            return super().__getitem__(index)
-
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    for _ in DataLoader(Late(INPUT[:3])):
-        in_a_thread(lambda: train(model, optimizer, 1))
-
-    assert totals(place)["training.steps"] == 3
-    assert phase(place, "data") >= 3 * PAUSE_S
-
-
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_a_traced_model_leaves_the_counts_whole(run: otel_ddp.Run, place: Place) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
+    model, optimizer = watched()
 
     torch.jit.trace(model, INPUT)
-    train(model, SGD(model.parameters(), lr=0.1))
+    train(model, optimizer)
 
     assert totals(place)["training.samples"] == 24
 

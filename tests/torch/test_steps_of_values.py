@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import otel_ddp
 from conftest import Here, Journal
-from loops import INPUT
+from loops import INPUT, watched
 from otel_ddp.journal.reader import Document
 
 
@@ -93,9 +93,7 @@ def test_spans_and_lines_have_the_step_that_values_beside_them_have(
 def test_a_micro_batch_is_logged_at_the_step_that_it_is_part_of(
     run: otel_ddp.Run, place: Here
 ) -> None:
-    model = nn.Linear(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    otel_ddp.instrument(model)
+    model, optimizer = watched()
 
     for micro_batch in range(6):
         loss = model(INPUT).sum()
@@ -110,9 +108,7 @@ def test_a_micro_batch_is_logged_at_the_step_that_it_is_part_of(
 def test_values_follow_the_numbers_that_the_user_logs_besides(
     run: otel_ddp.Run, place: Here
 ) -> None:
-    model = nn.Linear(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    otel_ddp.instrument(model)
+    model, optimizer = watched()
 
     for step in range(1000, 1003):
         model(INPUT).sum().backward()

@@ -91,6 +91,12 @@ def sgd(model: nn.Module) -> SGD:
     return SGD(model.parameters(), lr=0.1)
 
 
+def watched() -> tuple[nn.Module, SGD]:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    return model, sgd(model)
+
+
 def linear() -> nn.Module:
     return nn.Linear(4, 1)
 
@@ -211,9 +217,7 @@ def scaled_gan() -> Any:
 
 
 def half_precision() -> Any:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = sgd(model)
+    model, optimizer = watched()
     for batch in batches():
         with torch.autocast("cpu", dtype=torch.float16):
             loss = model(batch).sum()
@@ -249,9 +253,7 @@ def several_optimizers() -> Any:
 
 
 def unheard_closure() -> Any:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = sgd(model)
+    model, optimizer = watched()
 
     for batch in batches():
 
@@ -334,9 +336,7 @@ def compiled_in_place(before: bool) -> Callable[[], Any]:
 
 
 def compiled_step() -> Any:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = sgd(model)
+    model, optimizer = watched()
 
     @torch.compile(backend="eager")
     def step(batch: torch.Tensor) -> None:
@@ -350,9 +350,7 @@ def compiled_step() -> Any:
 
 
 def compiled_autograd() -> Any:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = sgd(model)
+    model, optimizer = watched()
     with torch._dynamo.config.patch(compiled_autograd=True):
 
         @torch.compile(backend="eager")
@@ -366,9 +364,7 @@ def compiled_autograd() -> Any:
 
 
 def compiled_backward() -> Any:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = sgd(model)
+    model, optimizer = watched()
     for batch in batches():
         loss = model(batch).sum()
         with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
@@ -533,11 +529,6 @@ ALONE = [
     Style("accumulation", accumulated, micro_batches=6, samples=48),
     Style("scaler, an infinity", scaled(lambda parameters: SGD(parameters, lr=0.1)), **SCALED),
     Style(
-        "scaler, an infinity, accumulation",
-        scaled(lambda parameters: SGD(parameters, lr=0.1), each=3),
-        **{**SCALED, **THREE_TIMES},
-    ),
-    Style(
         "scaler, an infinity, fused SGD",
         scaled(lambda parameters: SGD(parameters, lr=0.1, fused=True)),
         **SCALED,
@@ -656,9 +647,9 @@ def group() -> None:
         dist.init_process_group("gloo")
 
 
-def wrapped(model: nn.Module, **options: Any) -> DistributedDataParallel:
+def wrapped(model: nn.Module) -> DistributedDataParallel:
     group()
-    return DistributedDataParallel(model, **options)
+    return DistributedDataParallel(model)
 
 
 def normed() -> nn.Module:
@@ -690,18 +681,12 @@ def compiled_around_all() -> Any:
     return model
 
 
-def ddp(make: Callable[[], nn.Module] = linear, **options: Any) -> Callable[[], Any]:
-    return trained(lambda: wrapped(make(), **options))
+def ddp(make: Callable[[], nn.Module] = linear) -> Callable[[], Any]:
+    return trained(lambda: wrapped(make()))
 
 
 def zero(model: nn.Module) -> Any:
     return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=SGD, lr=0.1)
-
-
-class Unused(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 1)
-        self.never = nn.Linear(4, 1)
 
 
 def no_sync() -> Any:
@@ -765,9 +750,7 @@ def sharded() -> Any:
 
 def reduced_by_hand() -> Any:
     group()
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = sgd(model)
+    model, optimizer = watched()
     for batch in batches():
         model(batch).sum().backward()
         for parameter in model.parameters():
@@ -783,8 +766,6 @@ ON_RANKS = [
     Style("DDP", ddp()),
     Style("DDP, batch norm", ddp(normed), phases=WITH_BUFFERS),
     Style("DDP, watched before it was wrapped", watched_before_all, phases=WITH_BUFFERS),
-    Style("DDP, unused parameters", ddp(Unused, find_unused_parameters=True)),
-    Style("DDP, static graph", ddp(static_graph=True)),
     Style("DDP, no_sync", no_sync, micro_batches=6, samples=48),
     Style("DDP, a hook of the user's", hooked),
     Style("DDP, checkpointing", ddp_checkpointed(reentrant=False)),

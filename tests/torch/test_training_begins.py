@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch._dynamo
-import torch.distributed as dist
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn.modules.module import _has_any_global_hook
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 import otel_ddp
@@ -184,19 +182,6 @@ def test_a_step_that_is_compiled_with_its_backward_is_a_run_and_one_line_says_wh
 
     assert place.only().total(catalog.TRAINING_STEPS) == 0
     assert caplog.text.count("name the model by otel_ddp.instrument(model)") == 1
-
-
-def test_a_model_in_ddp_is_found_as_ddp(place: Here) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = DistributedDataParallel(net())
-        train(model)
-        hooks = len(model._forward_hooks), len(model.module._forward_pre_hooks)
-    finally:
-        dist.destroy_process_group()
-
-    assert totals(place)["training.steps"] == STEPS
-    assert hooks == (1, 1)
 
 
 @pytest.mark.parametrize("how", ["before the optimizer", "after it", "wrapped"])
