@@ -134,6 +134,17 @@ def test_a_package_that_cannot_be_imported_is_named(
     assert "prometheus-client" in the(findings, "ok")
 
 
+def test_the_doctor_starts_without_opentelemetry_and_says_so() -> None:
+    without = "import sys; sys.modules['opentelemetry'] = None; from otel_ddp.cli import main; "
+    code = f"{without}sys.exit(main(['doctor']))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert said.returncode == 1, said.stderr
+    assert "--force-reinstall" in said.stdout
+    assert "opentelemetry-sdk" in said.stdout
+    assert "processes" in said.stdout
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -234,6 +245,13 @@ def test_every_gpu_is_named(shown: Boards) -> None:
     assert the(findings, "ok") == (
         f"NVIDIA driver 550.54.14, GPUs: {boards[0].name} (0, 1, 2, 3, 4, 5, 6, 7)"
     )
+
+
+def test_a_variable_that_hides_all_gpus_is_a_warning(shown: Boards) -> None:
+    shown.write([h100()])
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+    assert "shows no GPU" in the(found(machine.gpus), "warn")
 
 
 def children() -> set[str]:

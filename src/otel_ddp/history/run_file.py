@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import files
+from otel_ddp import errors, files
 from otel_ddp.history import tables
 from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, Event, SeriesKey, StepSum, ValueSum
 
@@ -74,7 +74,6 @@ class RunFile:
         SQLite opens paths by itself, so no other user may be able to write into the directory.
         """
         self.path = path
-        self.series_left_out = 0
         self._series: dict[SeriesKey, _Series] = {}
         with contextlib.suppress(FileExistsError):
             # Closed to others from its first moment. Not opened where it is there already: closing
@@ -235,7 +234,12 @@ class RunFile:
             (key.kind, key.name, key.rank, json.dumps(key.labels)),
         ).fetchone()
         if row is None:
-            self.series_left_out += 1
+            errors.warn_once(
+                f"series of {self.path}",
+                "The history %s has %d series: further ones are not kept.",
+                self.path,
+                _MOST_SERIES,
+            )
             return None
         found = self._series[key] = _Series(row[0], row[1], _MOST_OF_SERIES)
         return found

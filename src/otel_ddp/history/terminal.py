@@ -15,7 +15,7 @@ _LEAST_SHARE = 0.005
 
 
 def shown_s(seconds: float | None) -> str:
-    """20.1 ms; 3 h 20 min."""
+    """20.1 ms; 3.3 h."""
     if seconds is None:
         return "-"
     if seconds >= 3600:

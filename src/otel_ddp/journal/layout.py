@@ -37,7 +37,6 @@ FIXED_CRC = Struct("<I")
 RING_POSITION = 256
 DEFINITIONS_POSITION = 264
 LATEST_POSITION = 272
-WORD = Struct("<Q")
 
 # The progress of the process: each is a word of its own, written with one store.
 PHASE = 512

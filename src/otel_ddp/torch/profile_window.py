@@ -142,9 +142,11 @@ class ProfileWindow:
         self._asked: Asked | None = None
         self._profiler: Any = None
         self._thread = 0
-        # How many steps have ended without a profile since it was asked; when the last one ended.
+        # How many steps have ended without a profile since it was asked.
         self._quiet = 0
+        # Whether the file of the trace is ours.
         self._made = False
+        # The step with which the last window ended.
         self._last_step = -_STEPS_BETWEEN
         # Of the window: its first step, how many there are, and the memory when it began.
         self._first = self._done = self._began_bytes = 0
@@ -250,8 +252,12 @@ class ProfileWindow:
     def _annotate(self, step: int) -> None:
         """Give the step that begins its name in the trace, the one by which viewers know a step."""
         self._first = self._first or step
-        self._annotation = torch_profiler.record_function(f"ProfilerStep#{step}")
-        self._annotation.__enter__()
+        annotation = torch_profiler.record_function(f"ProfilerStep#{step}")
+        # Entering it may end the window, which leaves only what was entered before.
+        annotation.__enter__()
+        self._annotation = annotation
+        if self._profiler is None:
+            self._leave_annotation()
 
     def _leave_annotation(self) -> None:
         annotation, self._annotation = self._annotation, None

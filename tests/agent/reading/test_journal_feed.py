@@ -479,10 +479,10 @@ class TestNodeNames:
 
         first = [name("a", 0), name("b", 1)]
         # A restart deals the node ranks anew; a launcher that was started again is the same node.
-        permuted = [name("a", 1), name("b", 0), name("c", 1)]
+        permuted = [name("a", 1), name("b", 0), name("c", 1), name("d", 0)]
 
         assert first == ["h", "h-1"]
-        assert permuted == ["h", "h-1", "h-1"]
+        assert permuted == ["h", "h-1", "h-1", "h"]
 
     def test_a_launcher_is_the_same_node_in_all_groups_of_its_ranks(self, tmp_path: Path) -> None:
         names = NodeNames(tmp_path / "nodes.json", "")

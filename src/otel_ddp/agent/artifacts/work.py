@@ -48,7 +48,7 @@ _MOST_BYTES = 128 * 1024 * 1024
 READ_AGAIN_S = (5.0, 10.0, 20.0, 40.0, 80.0)
 # A store that does not take it: half an hour in all.
 STORE_AGAIN_S = (*READ_AGAIN_S, *(160.0,) * 10)
-# What is remembered of artifacts: so many, and so many files in them, at some 300 bytes each.
+# Whose content is remembered: of so many artifacts, and so many files in them, of 300 bytes each.
 _MOST_KNOWN = 64
 _MOST_KNOWN_FILES = MOST_FILES
 
@@ -99,7 +99,7 @@ class Artifact:
         return self.told.labels, self.told.name, self.told.direction
 
 
-def _read(path: Path) -> Iterator[Artifact]:
+def _kept(path: Path) -> Iterator[Artifact]:
     """What an agent has written down, as far as it makes sense to this version."""
     content = files.read_json(path, _MOST_BYTES)
     for row in content if isinstance(content, list) else ():
@@ -119,9 +119,9 @@ class WorkList:
         self._clock = clock
         self._lock = threading.Lock()
         self._waiting: dict[str, Artifact] = {}
-        self._known: dict[str, Artifact] = {}
-        for each in _read(path):
-            (self._waiting if each.state == WAITING else self._known)[each.key] = each
+        self._finished: dict[str, Artifact] = {}
+        for each in _kept(path):
+            (self._waiting if each.state == WAITING else self._finished)[each.key] = each
         self._is_kept = True
         self._done: list[Artifact] = []
         self._outcomes: Counter[str] = Counter()
@@ -129,7 +129,7 @@ class WorkList:
     def add(self, artifact: Artifact) -> None:
         """Take one more, unless its record was read before. `keep` comes next."""
         with self._lock:
-            if artifact.key in self._waiting or artifact.key in self._known:
+            if artifact.key in self._waiting or artifact.key in self._finished:
                 return
             self._is_kept = False
             for other in list(self._waiting.values()):
@@ -151,12 +151,12 @@ class WorkList:
         self.news.set()
 
     def keep(self) -> None:
-        """Write the list down if it has changed; the files of a second are read once more."""
+        """Write the list down if it has changed. The next agent may read the last ones twice."""
         with self._lock:
             if self._is_kept:
                 return
             self._is_kept = True
-            rows = [vars(each) for each in (*self._known.values(), *self._waiting.values())]
+            rows = [vars(each) for each in (*self._finished.values(), *self._waiting.values())]
             content = json.dumps(rows)
         # A full or deleted directory: only the next agent would need the file.
         with contextlib.suppress(OSError):
@@ -198,15 +198,15 @@ class WorkList:
         self._outcomes[state] += 1
         self._done.append(artifact)
         self._waiting.pop(artifact.key, None)
-        self._known[artifact.key] = artifact
+        self._finished[artifact.key] = artifact
         # Newer ones of the same name replace it; too many names are not shown.
-        of_rank = [e for e in self._known.values() if e.told.labels == artifact.told.labels]
+        of_rank = [e for e in self._finished.values() if e.told.labels == artifact.told.labels]
         of_rank.sort(key=lambda each: each.told.time_ns)
         newest = {each.slot: each for each in of_rank}
         shown = {each.key for each in list(newest.values())[-MOST_SHOWN:]}
         for each in of_rank:
             if each.key not in shown:
-                del self._known[each.key]
+                del self._finished[each.key]
 
     def flush_done(self) -> list[Artifact]:
         """Those that were done with since the last call."""
@@ -218,12 +218,12 @@ class WorkList:
         """Those that have series: done with, or only waiting for a store that does not answer."""
         with self._lock:
             half_done = (e for e in self._waiting.values() if e.digest and e.attempts)
-            return [*self._known.values(), *half_done]
+            return [*self._finished.values(), *half_done]
 
     def outcomes(self) -> dict[str, int]:
         """How many were done with, by how; empty before there is an artifact."""
         with self._lock:
-            if not self._outcomes and not self._known and not self._waiting:
+            if not self._outcomes and not self._finished and not self._waiting:
                 return {}
             return {state: self._outcomes[state] for state in (COMPLETE, INCOMPLETE, LEFT_OUT)}
 
@@ -236,9 +236,9 @@ class WorkList:
         """Drop what is done with, once its rank is no longer shown and it has been for a while."""
         before_ns = time.time_ns() - int(linger_s * 1e9)
         with self._lock:
-            for each in list(self._known.values()):
+            for each in list(self._finished.values()):
                 if each.told.labels not in in_use and each.done_ns < before_ns:
-                    del self._known[each.key]
+                    del self._finished[each.key]
                     self._is_kept = False
 
 

@@ -52,7 +52,7 @@ class Answers:
         self._known = Evidence()
         self.content: dict[str, Any] = {}
         """The last answer as it was written."""
-        self._before: tuple[int, dict[str, int], str] | None = None
+        self._before: tuple[int, int, str] | None = None
         self._last: Kernel | None = None
 
     def ask(self, question: Question, now_ns: int) -> bool:
@@ -131,26 +131,14 @@ class Answers:
         elif before is not None and now_ns - before[0] < _OFTEN_NS:
             return self._last
         # The process's own `stat` has the state of its first thread and the time of all threads.
-        own = _status(self._process / "task" / self._task / "stat")
-        state = status[0] if own is None else own[0]
-        ticks = self._thread_ticks()
+        state, ticks, _ = _status(self._process / "task" / self._task / "stat") or status
         self._before = now_ns, ticks, state
-        busy, busy_threads = None, 0
+        busy = None
         if before is not None:
-            grown = {each: ticks[each] - before[1].get(each, ticks[each]) for each in ticks}
-            busy = grown.pop(self._task, 0) / _TICKS / ((now_ns - before[0]) / 1e9)
-            busy_threads = sum(each > 0 for each in grown.values())
+            busy = (ticks - before[1]) / _TICKS / ((now_ns - before[0]) / 1e9)
         lasting = before is not None and before[2] == state
-        self._last = Kernel(state, lasting, busy, self._waits_in(), busy_threads)
+        self._last = Kernel(state, lasting, busy, self._waits_in())
         return self._last
-
-    def _thread_ticks(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        with contextlib.suppress(OSError):
-            for path in (self._process / "task").iterdir():
-                if (status := _status(path / "stat")) is not None:
-                    found[path.name] = status[1]
-        return found
 
     def _waits_in(self) -> str:
         name = (files.read_text(self._process / "wchan") or "").strip()

@@ -90,8 +90,6 @@ class Kernel(NamedTuple):
     """That thread's share of a core since the last time."""
     waits_in: str = ""
     """The kernel function that the thread sleeps in, where we may read that."""
-    busy_threads: int = 0
-    """How many other threads have used the processor since the last time."""
 
 
 class Evidence(NamedTuple):

@@ -40,7 +40,7 @@ _PUBLIC_VERDICT = ("kind", "who", "phase", "step", "since_step", "since_ns", "un
 _PRIVATE_VERDICT = (*_PUBLIC_VERDICT, "sentence", "board", "evidence")
 
 Live = Mapping[str, Any]
-"""What an agent knows at this moment, as `otel-ddp status --json` describes it; empty without."""
+"""What an agent knows at this moment: its processes, GPUs and verdicts; empty without an agent."""
 
 
 class _Known(NamedTuple):

@@ -12,8 +12,6 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from opentelemetry.util.re import parse_env_headers
-
 from otel_ddp.settings import Settings, value
 
 Signal = Literal["metrics", "traces", "logs"]
@@ -166,6 +164,9 @@ class Variables:
 
     def headers(self) -> dict[str, str]:
         """The configured headers, their names in small letters; a user of the address is one."""
+        # Imported here, so that the doctor can say that this package is broken.
+        from opentelemetry.util.re import parse_env_headers
+
         # What was found, and not named, may be any program: it gets none.
         text = self._read("HEADERS")[1] if self.named else ""
         user = {"authorization": self._authorization} if self._authorization else {}

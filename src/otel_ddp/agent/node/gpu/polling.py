@@ -186,16 +186,13 @@ class Gpus:
         try:
             if watched.questions is None and driver is not None:
                 listed = self._attempt("what can be asked", lambda: driver.questions(device))
-                watched.questions = (
-                    None
-                    if listed is None
-                    else [
+                if listed is not None:
+                    watched.questions = [
                         self._periodic(
                             name, every_s, partial(self._answer, device, name, ask), now_ns
                         )
                         for name, every_s, ask in listed
                     ]
-                )
             for question in watched.questions or ():
                 self._ask_if_due(question, now_ns)
             self._ask_if_due(watched.users, now_ns)
