@@ -21,8 +21,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 _OPENING = ("instrument", "uninstrument", "data", "init", "current")
 _RECORDING = ("log", "phase", "span", "event", "artifact", "config", "finish")
 _RUN = (
-    *("log", "log_tensor", "logs", "phase", "span", "event", "artifact", "early_stop"),
-    *("config", "finish"),
+    *("log", "log_tensor", "logs", "phase", "span", "event", "artifact", "config", "finish"),
 )
 _RUN_PROPERTIES = ("run", "group", "job_type", "identity", "url")
 _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
@@ -67,10 +66,6 @@ _SUMMARY = [
     (
         '`run.artifact(path, type="model", direction="output")`',
         "names a file that came out of the run, or went into it: [artifacts](artifacts.md)",
-    ),
-    (
-        '`run.early_stop("val/loss", loss, patience=3)`',
-        "says whether to stop: [with several ranks](training.md#stop-early)",
     ),
     (
         '`run.log_tensor("fc.weight", weight)`',

@@ -95,7 +95,7 @@ def train_ddp(rank: int, world_size: int, config: dict[str, Any]) -> None:
         trainer.run_training(train_loader, val_loader)
         if trainer.stopped_after is not None:
             logging.info("stopped after epoch %d", trainer.stopped_after)
-            otel_ddp.event("early stop", epoch=trainer.stopped_after)
+            otel_ddp.event("early_stop", epoch=trainer.stopped_after)
         if rank == 0:
             trainer.run_test(test_loader)
     finally:

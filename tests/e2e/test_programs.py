@@ -413,7 +413,7 @@ def test_a_trainer_that_builds_its_model_is_measured_from_one_line(
     assert results(launch.printed) == before["trainer_ddp"]
     assert {group for group, _ in launch.runs} == {"trainer"}
     assert len(launch.runs) == 1
-    stopped = {each["rank"]: each["epoch"] for each in launch.events("early stop")}
+    stopped = {each["rank"]: each["epoch"] for each in launch.events("early_stop")}
     assert stopped.keys() == {"0", "1"}
     # Both stop where rank 0 says, and before the last epoch.
     assert len(set(stopped.values())) == 1

@@ -169,8 +169,6 @@ def evaluate(run: otel_ddp.Run, model: DistributedDataParallel, step: int) -> No
         loss = loss_of(model.module, batch)
         time.sleep(0.02)
     model.train()
-    if os.environ["OTEL_DDP_RUN"] == "base":
-        run.early_stop("margin", 1.0, patience=1, direction="max")
     run.log({"loss": loss.item(), "accuracy": 1.0 - 1.0 / step}, step=step, split="val")
 
 

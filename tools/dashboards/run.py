@@ -687,25 +687,6 @@ def _events() -> list[Panel]:
         ),
         listing(
             Text(
-                "Early stop",
-                "The ranks that run.early_stop() has told to stop, and at which step.",
-                "Other ranks went on: the alert TrainingEarlyStopUneven says how far.",
-            ),
-            rows(
-                "max by (node, rank, monitor) (last_over_time("
-                f"{metric('training.early_stop.step', RUN)}[$__range]))",
-                "step",
-            ),
-            columns=[
-                Column("monitor", "Did not improve"),
-                Column("node", width=90),
-                Column("rank", width=75),
-                Column("Value #step", "At step", decimals=0),
-            ],
-            size=(8, 7),
-        ),
-        listing(
-            Text(
                 "Parameters",
                 "How many parameters the model has.",
                 "None trainable: everything is frozen.",

@@ -19,8 +19,6 @@ from otel_ddp.identity import addresses, identity, run_names
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import layout, place
-from otel_ddp.journal.values import EarlyStop
-from otel_ddp.journal.values import direction as direction_of
 from otel_ddp.recording import agent_start, log_lines, log_records, values
 from otel_ddp.recording.log_lines import LogHandler
 from otel_ddp.recording.progress import Progress
@@ -30,7 +28,6 @@ from otel_ddp.run import announcements, current_run, end_card, opening, statemen
 from otel_ddp.run.announcements import ASK_AGAIN_NS, WhereToLook
 from otel_ddp.run.current_run import Act, Ending
 from otel_ddp.run.opening import Task
-from otel_ddp.run.statements import EarlyStops
 from otel_ddp.vocabulary import catalog
 
 T = TypeVar("T")
@@ -89,7 +86,6 @@ class Run:
         self.was_unasked = False
         # As the user says: name -> where its best value lies.
         self._best: dict[str, str] = {}
-        self._early_stops = EarlyStops()
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Run:
         """This run, not opened yet, with the arguments of `init` on top of its own.
@@ -564,41 +560,6 @@ class Run:
             records.recorder.totals.refuse(
                 "value", "artifact", f"an artifact was not recorded: {why}"
             )
-
-    def early_stop(
-        self,
-        metric: str,
-        value: Any,
-        *,
-        patience: int,
-        min_delta: float = 0.0,
-        direction: Literal["min", "max"] | None = None,
-    ) -> bool:
-        """Say after each evaluation whether to stop: `patience` of them brought nothing better.
-
-        `if run.early_stop("val/loss", loss, patience=3): break`. The answer depends on what you
-        pass alone, so it is the same where nothing is recorded. *direction* is by default that of
-        `best=`, or what the name says, else `min`. Better is what differs by more than
-        *min_delta*. A tensor on a device is waited for. Every rank has an answer of its own: where
-        their values may differ, send that of rank 0 to all.
-        """
-        return errors.attempt(
-            lambda: self._early_stop(metric, value, patience, min_delta, direction), False
-        )
-
-    def _early_stop(
-        self, metric: str, value: Any, patience: int, min_delta: float, given: str | None
-    ) -> bool:
-        way = given or direction_of(metric, self._best)
-        stops, by = self._early_stops.stops(metric, value, patience, min_delta, way)
-        if by is not None:
-            self._record_early_stop(metric, by)
-        return stops
-
-    @errors.contained()
-    def _record_early_stop(self, metric: str, by: EarlyStop) -> None:
-        if (records := self._ready()) is not None:
-            statements.early_stop(records.recorder, metric, by)
 
     # -- what is measured
 

@@ -189,9 +189,6 @@ TRAINING_PARAMETERS = _run.gauge("training.parameters", "{parameter}", "trainabl
     "How many parameters the model has, the trainable and the frozen ones apart."
 )
 
-# The log record of a `run.early_stop()` that says yes.
-EARLY_STOP_EVENT = "training.early_stop"
-
 # --- Progress and state ------------------------------------------------------------------------
 
 _progress = Section("Progress and state", "rank")
@@ -220,10 +217,6 @@ TRAINING_STALL_TIMEOUT = _progress.gauge("training.stall.timeout", "s")(
 )
 TRAINING_STALLED = _progress.gauge("training.stalled", "")(
     "1 while the rank has made no progress for longer than its stall timeout, otherwise 0."
-)
-TRAINING_EARLY_STOP_STEP = _progress.gauge("training.early_stop.step", "{step}", "monitor")(
-    "The step at which `run.early_stop()` first told this rank to stop; `monitor` is what had not "
-    "improved."
 )
 TRAINING_RESTARTS = _progress.counter("training.restarts", "{restart}")(
     "How often the launcher has started this rank again within the run."
