@@ -64,7 +64,6 @@ HOMES = {
     "transformers": "integrations/transformers.py",
     "lightning": "integrations/lightning.py",
     "accelerate": "integrations/accelerate.py",
-    "ignite": "integrations/ignite.py",
 }
 
 

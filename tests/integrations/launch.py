@@ -16,7 +16,7 @@ from node import Node, finished
 
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 # What users import of each takes seconds.
-_MODULES = ("transformers.trainer", "lightning.pytorch", "accelerate", "ignite.handlers")
+_MODULES = ("transformers.trainer", "lightning.pytorch", "accelerate")
 
 
 def snippet(heading: str) -> str:

@@ -109,57 +109,26 @@ Trainer(model, arguments, eval_dataset=eval_set, callbacks=callbacks).evaluate()
 """
 # What `hyperparameter_search` does, without a package that chooses the parameters.
 TRANSFORMERS_SEARCH = """
-import contextlib
 from types import SimpleNamespace
 
 import transformers.integrations
-from transformers import TrainerCallback
 from transformers.trainer_utils import HPSearchBackend
 
 transformers.integrations.hp_params = lambda trial: trial.params
-
-
-class Pruned(Exception):
-    pass
-
-
-class Pruning(TrainerCallback):
-    def on_step_end(self, args, state, control, **more):
-        if state.trial_params == {"learning_rate": 0.2}:
-            raise Pruned
-
-
-arguments = TrainingArguments(
-    output_dir="out", num_train_epochs=1, report_to="none", run_name="tiny", save_strategy="no"
-)
 trainer = Trainer(
     None,
-    arguments,
+    TrainingArguments(output_dir="out", num_train_epochs=1, report_to="none", save_strategy="no"),
     train_dataset=train_set,
     eval_dataset=eval_set,
     model_init=lambda: Tiny(TinyConfig()),
-    callbacks=[*callbacks, Pruning],
+    callbacks=callbacks,
 )
 trainer.hp_search_backend = HPSearchBackend.OPTUNA
 trainer.hp_space = transformers.integrations.hp_params
-for number, (parameters, name) in enumerate(
-    [({"layers": 2, "learning_rate": 0.1}, "first"), ({"learning_rate": 0.2}, None)]
-):
-    trainer.hp_name = lambda trial: name
-    with contextlib.suppress(Pruned):
-        trainer.train(trial=SimpleNamespace(number=number, params=parameters))
-        trainer.evaluate()
-# As people train with the best parameters: by a Trainer that knows nothing of the search.
-Trainer(Tiny(TinyConfig()), arguments, train_dataset=train_set, callbacks=again()).train()
-"""
-SEARCH_CALLBACKS = "again = lambda: [OtelDdpCallback(group='evaluated')]\n"
-# The same without a line of ours: after a run that the first evaluation has begun.
-SEARCH_WITHOUT_A_LINE = """
-from transformers import Trainer, TrainingArguments
-
-callbacks, again = [], lambda: None
-arguments = TrainingArguments(output_dir="out", report_to="none")
-Trainer(model, arguments, eval_dataset=eval_set).evaluate()
+trainer.hp_name = None
+for number, parameters in enumerate([{"layers": 2, "learning_rate": 0.1}, {"learning_rate": 0.2}]):
+    trainer.train(trial=SimpleNamespace(number=number, params=parameters))
+    trainer.evaluate()
 """
 
 # -- Lightning
@@ -346,7 +315,7 @@ trainer.predict(model, val_loader)
 MISUSED = """
 from unittest.mock import sentinel
 
-from otel_ddp.integrations import accelerate, ignite, lightning, transformers
+from otel_ddp.integrations import accelerate, lightning, transformers
 
 METHODS = {
     transformers.OtelDdpCallback(): {
@@ -360,7 +329,6 @@ METHODS = {
     },
     lightning.OtelDdpLogger(): {"log_metrics": 2, "log_hyperparams": 1, "log_graph": 1},
     accelerate.OtelDdpTracker(): {"store_init_configuration": 1, "log": 2},
-    ignite.OutputHandler("train", "all"): {"__call__": 3},
 }
 for each, methods in METHODS.items():
     for name, count in methods.items():
@@ -430,106 +398,4 @@ assert otel_ddp.current() is None
 if Another.given:
     with open("report.json", "w") as file:
         json.dump(Another.given, file)
-"""
-
-# -- Ignite
-
-IGNITE = """
-import json
-
-import ignite.distributed as idist
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-idist.initialize("gloo")
-torch.manual_seed(0)
-model = idist.auto_model(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-criterion = torch.nn.MSELoss()
-data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-train_loader, val_loader = idist.auto_dataloader(data, batch_size=16), DataLoader(data, 32)
-seen = {"train": [], "val": []}
-"""
-IGNITE_LOOK = """
-@trainer.on(Events.ITERATION_COMPLETED(every=2))
-def look_at_output():
-    seen["train"].append((trainer.state.iteration, trainer.state.epoch, trainer.state.output))
-
-
-@evaluator.on(Events.COMPLETED)
-def look_at_metrics():
-    seen["val"].append(
-        (trainer.state.iteration, trainer.state.epoch, evaluator.state.metrics["loss"])
-    )
-
-
-"""
-IGNITE_REPORT = """
-if idist.get_rank() == 0:
-    with open("report.json", "w") as file:
-        json.dump(seen, file)
-idist.finalize()
-"""
-IGNITE_FAILING = """
-from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
-from ignite.handlers import global_step_from_engine
-
-from otel_ddp.integrations.ignite import OtelDdpLogger
-
-
-trainer = create_supervised_trainer(model, optimizer, criterion)
-evaluator = create_supervised_evaluator(model)
-
-
-def outputs(output):
-    return {"mean": output[0].mean(), "parts": [1.5, {"name": "x", "none": None}]}
-
-
-@trainer.on(Events.EPOCH_COMPLETED)
-def validate():
-    evaluator.run(val_loader)
-    if trainer.state.epoch == 2:
-        raise RuntimeError("no more data")
-
-
-with OtelDdpLogger(trainer, group="failing") as logger:
-    logger.attach_output_handler(
-        evaluator,
-        Events.COMPLETED,
-        tag="generator",
-        output_transform=outputs,
-        global_step_transform=global_step_from_engine(trainer, Events.EPOCH_COMPLETED),
-    )
-    logger.attach_output_handler(
-        trainer, Events.ITERATION_COMPLETED, "train", output_transform=lambda output: output.missing
-    )
-    trainer.run(train_loader, max_epochs=3)
-"""
-# In the middle of the training an evaluation raises or is interrupted.
-IGNITE_EVALUATION_BREAKS = """
-import contextlib
-
-from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
-
-from otel_ddp.integrations.ignite import OtelDdpLogger
-
-
-trainer = create_supervised_trainer(model, optimizer, criterion)
-evaluator = create_supervised_evaluator(model)
-
-
-@evaluator.on(Events.ITERATION_COMPLETED)
-def breaks():
-    BREAK
-
-
-@trainer.on(Events.EPOCH_COMPLETED(once=1))
-def validate():
-    with contextlib.suppress(RuntimeError):
-        evaluator.run(val_loader)
-
-
-logger = OtelDdpLogger(trainer, group="breaks")
-logger.attach_output_handler(evaluator, Events.COMPLETED, tag="val", metric_names="all")
-trainer.run(train_loader, max_epochs=2)
 """

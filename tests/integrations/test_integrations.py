@@ -27,7 +27,6 @@ def frameworks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frameworks]
         ("trainer", "finetune"),
         ("lightning", "mnist"),
         ("accelerate", "vision"),
-        ("ignite", "vision"),
     ],
 )
 def test_every_rank_is_measured_and_one_logs(
@@ -129,16 +128,15 @@ def test_report_to_finds_it_and_an_exception_is_the_end_of_the_run(frameworks: F
 
 @pytest.fixture(scope="module")
 def by_search(frameworks: Frameworks) -> dict[str, Ran]:
-    """A Trainer that only evaluates, and then one that searches: by the title of the run."""
+    """A Trainer that only evaluates, and then one that searches: by the end of the run's name."""
     ran = frameworks.run(
-        programs.TRANSFORMERS
-        + programs.TRANSFORMERS_EVALUATED
-        + programs.SEARCH_CALLBACKS
-        + programs.TRANSFORMERS_SEARCH
+        programs.TRANSFORMERS + programs.TRANSFORMERS_EVALUATED + programs.TRANSFORMERS_SEARCH
     )
+    searching = ran.ranks[0].identity["run"].partition("-trial-")[0]
     found: dict[str, Ran] = {}
     for each in ran.ranks:
-        found.setdefault(each.identity["name"], Ran("", None, [])).ranks.append(each)
+        name = each.identity["run"].removeprefix(searching)
+        found.setdefault(name, Ran("", None, [])).ranks.append(each)
     return found
 
 
@@ -153,70 +151,42 @@ def test_every_rank_of_a_trainer_that_only_evaluates_is_measured(by_search: dict
 def test_each_trial_of_a_search_is_a_run_of_all_ranks_in_one_group(
     by_search: dict[str, Ran],
 ) -> None:
-    searching = by_search[""].ranks[0].identity["run"]
-    rates = {"tiny-first": 0.1, "tiny-trial-1": 0.2, "tiny": 0.2}
-
-    assert by_search.keys() == {"", *rates}
-    for name, (run, steps, reason) in {
-        "tiny-first": (f"{searching}-trial-0", 4, ""),
-        "tiny-trial-1": (f"{searching}-trial-1", 1, "the training was pruned, or failed"),
-        # The training after the search, with the parameters of the last trial.
-        "tiny": (searching, 4, ""),
-    }.items():
+    assert by_search.keys() == {"", "-trial-0", "-trial-1"}
+    for name, rate in {"-trial-0": 0.1, "-trial-1": 0.2}.items():
         ranks = by_search[name].ranks
         assert [each.identity["global_rank"] for each in ranks] == [0, 1], name
-        assert {(each.identity["group"], each.identity["run"]) for each in ranks} == {
-            ("evaluated", run)
-        }
-        assert {(each.state, each.reason) for each in ranks} == {("finished", reason)}
-        assert [each.total(catalog.TRAINING_STEPS) for each in ranks] == [steps, steps]
-        assert {each.config["learning_rate"] for each in ranks} == {rates[name]}
+        assert {each.identity["group"] for each in ranks} == {"evaluated"}
+        assert {each.state for each in ranks} == {"finished"}
+        assert [each.total(catalog.TRAINING_STEPS) for each in ranks] == [4, 4]
+        assert {each.config["learning_rate"] for each in ranks} == {rate}
+        assert {tuple(each.span_names) for each in ranks} == {("eval",)}
     # It is no setting of the Trainer.
-    assert by_search["tiny-first"].ranks[0].config["layers"] == 2
-    assert by_search["tiny-first"].ranks[0].span_names == ["eval"]
-
-
-def test_trials_without_a_line_are_runs_and_a_wrong_setting_stops_none(
-    frameworks: Frameworks,
-) -> None:
-    program = (
-        programs.WITHOUT_A_LINE
-        + programs.TRANSFORMERS
-        + programs.SEARCH_WITHOUT_A_LINE
-        + programs.TRANSFORMERS_SEARCH
-    )
-    ran = frameworks.run(program, ranks=1)
-    of_run: dict[str, list[float]] = {}
-    for each in ran.ranks:
-        of_run.setdefault(each.identity["run"], []).append(each.total(catalog.TRAINING_STEPS))
-    [searching] = {run for run in of_run if "-trial-" not in run}
-
-    # Its evaluation, and the training after the search.
-    assert sorted(of_run.pop(searching)) == [0, 8]
-    assert of_run == {f"{searching}-trial-0": [8], f"{searching}-trial-1": [1]}
-    groups = {each.identity["group"] for each in ran.ranks if each.identity["run"] == searching}
-    assert groups == {""}
-
-    wrong = "import os; os.environ['OTEL_DDP_RANK'] = 'x'\n"
-    silent = frameworks.run(wrong + program, ranks=1)
-    assert silent.ranks == []
-    assert silent.printed.count("Nothing is recorded of this program") == 1
+    assert by_search["-trial-0"].ranks[0].config["layers"] == 2
 
 
 def test_a_trainer_without_a_line_is_measured_and_its_values_are_logged_once(
     frameworks: Frameworks,
 ) -> None:
     ran = frameworks.run(
-        programs.WITHOUT_A_LINE + programs.TRANSFORMERS + programs.TRANSFORMERS_WITHOUT_A_LINE,
+        programs.WITHOUT_A_LINE
+        + programs.TRANSFORMERS
+        + programs.TRANSFORMERS_WITHOUT_A_LINE
+        + "callbacks = []\n"
+        + programs.TRANSFORMERS_SEARCH,
         ranks=1,
     )
 
-    (rank,) = ran.ranks
+    rank, *trials = sorted(ran.ranks, key=lambda each: each.identity["run"])
+    ran = ran._replace(ranks=[rank])
     assert rank.total(catalog.TRAINING_STEPS) == 8
     assert rank.span_names == ["eval"]
     assert [each.step for each in ran.logged(0)] == [2, 4, 6, 8, 8]
     assert [each.step for each in ran.logged(0, "val")] == [8]
     assert rank.config["logging_steps"] == 2
+    # Each trial of its search is a run of its own.
+    run = rank.identity["run"]
+    assert [each.identity["run"] for each in trials] == [f"{run}-trial-0", f"{run}-trial-1"]
+    assert [each.total(catalog.TRAINING_STEPS) for each in trials] == [8, 8]
 
 
 # -- Lightning
@@ -369,66 +339,6 @@ def test_the_values_of_rank_0_are_those_of_another_tracker(by_accelerate: Ran) -
     assert len(given) == 8
     assert by_accelerate.logged(0) == given
     assert by_accelerate.ranks[0].config["lr"] == 0.1
-
-
-# -- Ignite
-
-
-@pytest.fixture(scope="module")
-def by_ignite(frameworks: Frameworks) -> Ran:
-    program = snippet("Ignite")
-    assert "\nwith OtelDdpLogger" in program
-    program = program.replace("\nwith OtelDdpLogger", f"{programs.IGNITE_LOOK}\nwith OtelDdpLogger")
-    return frameworks.run(programs.IGNITE + program + programs.IGNITE_REPORT)
-
-
-def test_the_values_of_rank_0_are_those_of_the_engines(by_ignite: Ran) -> None:
-    held = {
-        split: [Value(step, epoch, {"loss": loss}) for step, epoch, loss in seen]
-        for split, seen in by_ignite.report.items()
-    }
-    rates = [each for each in by_ignite.logged(0) if "lr/group_0" in each.values]
-
-    assert [each for each in by_ignite.logged(0) if each not in rates] == held["train"]
-    assert by_ignite.logged(0, "val") == held["val"]
-    assert [each.step for each in held["train"]] == [2, 4, 6, 8]
-    assert [each.step for each in held["val"]] == [4, 8]
-    assert [(each.epoch, each.values) for each in rates] == [
-        (1, {"lr/group_0": 0.1}),
-        (2, {"lr/group_0": 0.1}),
-    ]
-    assert [each.span_names for each in by_ignite.ranks] == [["eval", "eval"]] * 2
-    assert by_ignite.ranks[0].config["lr"] == 0.1
-
-
-def test_any_output_is_logged_as_ignite_names_it_and_an_exception_ends_the_run(
-    frameworks: Frameworks,
-) -> None:
-    ran = frameworks.run(
-        programs.IGNITE.replace('idist.initialize("gloo")', "") + programs.IGNITE_FAILING,
-        ranks=1,
-        fails=True,
-    )
-
-    (rank,) = ran.ranks
-    assert (rank.state, rank.reason) == ("failed", "RuntimeError: no more data")
-    first, second = ran.logged(0)
-    assert (first.step, first.epoch, second.step, second.epoch) == (1, 1, 2, 2)
-    assert first.values.keys() == {"generator/mean", "generator/parts/0"}
-
-
-@pytest.mark.parametrize("how", ['raise RuntimeError("no metric")', "evaluator.interrupt()"])
-def test_training_goes_on_outside_of_an_evaluation_that_was_broken_off(
-    frameworks: Frameworks, how: str
-) -> None:
-    program = programs.IGNITE.replace('idist.initialize("gloo")', "")
-    program += programs.IGNITE_EVALUATION_BREAKS.replace("BREAK", how)
-
-    ran = frameworks.run(program, ranks=1)
-
-    (rank,) = ran.ranks
-    assert rank.span_names == ["eval"]
-    assert (rank.state, rank.phase) == ("finished", "other")
 
 
 # -- DeepSpeed

@@ -13,7 +13,6 @@ import otel_ddp
 from otel_ddp import errors
 from otel_ddp.integrations import OpenPhase, checked
 from otel_ddp.run import for_frameworks
-from otel_ddp.run.for_frameworks import Trials
 
 # The prefix of what an evaluation and a prediction report -> the split of these values.
 _SPLITS = {"eval_": "val", "test_": "test"}
@@ -31,31 +30,28 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     _instrument: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
-    _instrument_again: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
-    _begin_search: Callable[..., Trials | None] = staticmethod(for_frameworks.begin_search)
 
     def __init__(self, **arguments: Any) -> None:
         self._arguments = checked(arguments)
         self._phase = OpenPhase()
         self._is_open = False
-        # In a search of which nothing is recorded.
-        self._is_silent = False
+        # The run in which a search has begun, and the number of its trials.
+        self._searching: otel_ddp.Run | None = None
+        self._trials = 0
 
     # -- the run
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         # Not `is_hyper_param_search`: a checkpoint of a trial brings that into another training.
         parameters = getattr(state, "trial_params", None)
-        if parameters is not None:
-            self._open_trial(args, state, more.get("model"), parameters)
-        elif (search := for_frameworks.open_search()) is not None:
-            self._open_after_search(args, more.get("model"), search)
+        if parameters is None:
+            self._open(args, more.get("model"), {})
         else:
-            self._open(self._instrument, args, more.get("model"), {})
+            names = errors.attempt(self._next_trial, {})
+            self._open(args, more.get("model"), names, parameters)
 
     def _open(
         self,
-        instrument: Callable[..., otel_ddp.Run],
         args: Any,
         model: Any,
         names: dict[str, str],
@@ -68,7 +64,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         if otel_ddp.current() is None and (name := getattr(args, "run_name", None)):
             arguments.setdefault("name", name)
         # Without a model: callbacks are given the one inside of DDP, FSDP and the compiled one.
-        run = instrument(**arguments)
+        run = self._instrument(**arguments)
         # `loss` is the Trainer's mean over ranks and steps: that of one rank has another meaning.
         run.watch(reads_loss=False)
         if model is not None:
@@ -77,42 +73,25 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         first = parameters or {}
         errors.attempt(lambda: run.config({**first, **_configuration(args, model)}), None)
 
-    def _open_trial(self, args: Any, state: Any, model: Any, parameters: Any) -> None:
-        """Each trial of a search is a run. Its evaluation follows, so it ends with the next one."""
-        search = for_frameworks.open_search()
-        if search is None and not self._is_silent:
-            search = self._begin_search(self._arguments)
-        if search is None:
-            # For the whole search: a part of its trials says nothing.
-            self._is_silent = True
-            return
-        self._end_trial(search)
-        of_all = getattr(args, "run_name", None)
-        names = search.next(state.trial_name or "", f"{of_all}-" if of_all else "")
-        self._open(self._instrument_again, args, model, names, parameters)
-
-    def _open_after_search(self, args: Any, model: Any, search: Trials) -> None:
-        """A training with the best parameters, for example: the run that the search began in."""
-        self._end_trial(search)
-        for_frameworks.end_search()
-        self._open(self._instrument_again, args, model, search.searching)
-
-    @errors.contained()
-    def _end_trial(self, search: Trials) -> None:
+    def _next_trial(self) -> dict[str, str]:
+        """The names of a trial. Its evaluation follows, so its run ends with the next one."""
+        if self._searching is None:
+            self._searching = otel_ddp.current() or self._instrument(**self._arguments)
         self._phase.end()
-        # The search keeps to itself which of the two it was.
-        otel_ddp.finish(reason="the training was pruned, or failed" if search.trains else "")
+        # Before the name is read: at its end a run asks the process group, if it did not before.
+        otel_ddp.finish()
+        run, trial = self._searching.run, self._trials
+        self._trials += 1
+        return {"group": self._searching.group or run, "run": f"{run}-trial-{trial}"}
 
     def _open_without_training(self, args: Any, more: Mapping[str, Any]) -> None:
         # A Trainer that only evaluates or predicts begins no training.
         if not self._is_open:
-            self._open(self._instrument, args, more.get("model"), {})
+            self._open(args, more.get("model"), {})
 
     @errors.contained()
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._phase.end()
-        if (search := for_frameworks.open_search()) is not None:
-            search.trains = False
 
     # -- values
 
@@ -209,8 +188,6 @@ class _Added(OtelDdpCallback):
     """The one that a Trainer gets from `otel-ddp run`."""
 
     _instrument = staticmethod(for_frameworks.instrument)
-    _instrument_again = staticmethod(for_frameworks.instrument_again)
-    _begin_search = staticmethod(for_frameworks.begin_search_unasked)
 
 
 def add_to_every_trainer() -> None:

@@ -339,10 +339,6 @@ class Run:
             self._identity = self._resolve(self._origin.arguments)
         return self._identity
 
-    def agreed_identity(self) -> Identity:
-        """The identity on which the ranks agree, also that of a run which was not opened."""
-        return self._ask_group(self.identity)
-
     def _resolve(self, arguments: Mapping[str, Any]) -> Identity:
         origin = self._origin
         return identity.resolve(
