@@ -226,46 +226,6 @@ def test_sizes_are_understood_with_their_units(text: str, expected: int | None) 
         assert expected == settings.read(env).journal_bytes
 
 
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [
-        ({"WANDB_MODE": "offline"}, "offline"),
-        ({"SWANLAB_MODE": " Offline "}, "offline"),
-        ({"WANDB_MODE": "offline", "OTEL_DDP_AGENT": "auto"}, "auto"),
-        ({"WANDB_MODE": "offline", "OTEL_DDP_AGENT": "off"}, "off"),
-        ({"WANDB_MODE": "offline", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, "auto"),
-        ({"SWANLAB_MODE": "offline", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://c"}, "auto"),
-        ({"WANDB_MODE": "offline", "OTEL_EXPORTER_OTLP_ENDPOINT": " "}, "offline"),
-        ({"WANDB_MODE": "online", "SWANLAB_MODE": "cloud"}, "auto"),
-        # Set to switch the other tracker off, by who moves here.
-        ({"WANDB_MODE": "disabled", "SWANLAB_MODE": "disabled", "WANDB_DISABLED": "true"}, "auto"),
-    ],
-)
-def test_an_offline_mode_of_another_tracker_holds_here_where_nothing_of_ours_says_otherwise(
-    env: dict[str, str], expected: str
-) -> None:
-    found = settings.read(env)
-
-    assert (found.agent, found.disabled) == (expected, False)
-
-
-def test_one_rank_of_a_node_names_the_variable_that_keeps_it_from_sending(
-    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv("OTEL_DDP_AGENT")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr(agent_start, "ensure_agent", lambda _: None)
-
-    otel_ddp.init(local_rank=1).finish()
-    assert caplog.messages == []
-    otel_ddp.init(local_rank=0).finish()
-    otel_ddp.init(local_rank=0).finish()
-
-    (said,) = (each for each in caplog.messages if "offline" in each)
-    assert said.startswith("WANDB_MODE=offline: nothing is sent. What is recorded is kept in ")
-    assert said.endswith(" OTEL_DDP_AGENT=auto, or an endpoint, has it sent at once.")
-
-
 def _obstacle(kind: str, folder: Path) -> Path:
     path = folder / "place"
     if kind == "a file":

@@ -20,9 +20,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 _OPENING = ("instrument", "uninstrument", "data", "init", "current")
 _RECORDING = ("log", "phase", "span", "event", "artifact", "config", "finish")
-_RUN = (
-    *("log", "log_tensor", "logs", "phase", "span", "event", "artifact", "config", "finish"),
-)
+_RUN = (*("log", "log_tensor", "logs", "phase", "span", "event", "artifact", "config", "finish"),)
 _RUN_PROPERTIES = ("run", "group", "job_type", "identity", "url")
 _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
 

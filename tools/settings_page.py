@@ -75,11 +75,9 @@ Who comes from SwanLab or W&B may leave them set. Those that name something are 
 
 | variable | what it says |
 |---|---|
-| `SWANLAB_MODE`, `WANDB_MODE` | `offline`: as `OTEL_DDP_AGENT=offline`, unless that variable or \
-an endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`, or a signal's own) is set: to name one is to want to \
-send. One line says so. No other value has an effect. |
-| `SWANLAB_MODE=disabled`, `WANDB_MODE=disabled`, `WANDB_DISABLED` | No effect: they are set to \
-switch the other tracker off, often by who moves here. `OTEL_SDK_DISABLED=true` switches us off. |
+| `SWANLAB_MODE`, `WANDB_MODE`, `WANDB_DISABLED` | No effect: they are often set to switch the \
+other tracker off. `OTEL_DDP_AGENT=offline` keeps all on disk, `OTEL_SDK_DISABLED=true` switches \
+us off. |
 | `SWANLAB_RESUME`, `WANDB_RESUME` | No effect, and none is needed: a run goes on where its name \
 comes again. |"""
 

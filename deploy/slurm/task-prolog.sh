@@ -55,11 +55,7 @@ give OTEL_DDP_NAME "${SLURM_JOB_NAME:-} ${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-}}
 if [[ $SHARED_NODES == yes && -n ${SLURM_JOB_ID:-} ]]; then
     give OTEL_DDP_DIR "/dev/shm/otel_ddp-$(id -u)-job$SLURM_JOB_ID"
     # What an offline run keeps is to outlive the job.
-    mode="${OTEL_DDP_AGENT:-}"
-    if [[ -z $mode && -z ${OTEL_EXPORTER_OTLP_ENDPOINT:-} ]]; then
-        mode="${WANDB_MODE:-} ${SWANLAB_MODE:-}"
-    fi
-    if [[ " ${mode,,} " != *" offline "* ]]; then
+    if [[ ${OTEL_DDP_AGENT:-} != offline ]]; then
         give OTEL_DDP_SPOOL_DIR "/var/tmp/otel_ddp-$(id -u)-job$SLURM_JOB_ID"
     fi
 fi

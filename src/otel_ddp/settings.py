@@ -26,9 +26,6 @@ _TRACEPARENT = re.compile(
     "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
 )
 
-# Variables of other trackers; `offline` means the same here.
-_MODES = ("SWANLAB_MODE", "WANDB_MODE")
-
 _OTLP = "OTEL_EXPORTER_OTLP_"
 # The parts of the names of OTLP's variables: for all signals, then for one each.
 SIGNALS = ("", "METRICS_", "TRACES_", "LOGS_")
@@ -434,8 +431,6 @@ def read(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
     for each in fields(Settings):
         if each.name not in values and (found := value(each.metadata["variable"], env)) is not None:
             values[each.name] = found
-    if offline_by(env):
-        values["agent"] = "offline"
     return Settings(**values)
 
 
@@ -451,19 +446,6 @@ def value(variable: str, env: Mapping[str, str]) -> Any:
         if variable.startswith("OTEL_DDP_"):
             raise
         return None
-
-
-def offline_by(env: Mapping[str, str] | None = None) -> str:
-    """The variable of another tracker that keeps everything offline; empty if there is none.
-
-    OTEL_DDP_AGENT takes precedence, and so does an endpoint: a user who names one wants to send.
-    """
-    env = os.environ if env is None else env
-    ours = ("OTEL_DDP_AGENT", *(f"{_OTLP}{each}ENDPOINT" for each in SIGNALS))
-    if any(env.get(name, "").strip() for name in ours):
-        return ""
-    modes = (name for name in _MODES if env.get(name, "").strip().lower() == "offline")
-    return next(modes, "")
 
 
 def names() -> set[str]:

@@ -343,7 +343,7 @@ def test_long_lines_are_cut_in_the_middle_and_fit_into_the_smallest_journal(
     assert len(line["attributes"]["exception.stacktrace"]) <= 8000
 
 
-def test_what_comes_too_fast_is_left_out_counted_and_said_and_errors_come_through(
+def test_what_comes_too_fast_is_left_out_and_counted_and_errors_come_through(
     place: Here, logger: logging.Logger, caplog: pytest.LogCaptureFixture
 ) -> None:
     logger.propagate = False
@@ -362,8 +362,6 @@ def test_what_comes_too_fast_is_left_out_counted_and_said_and_errors_come_throug
     # Three quarters of a quarter of the ring, and what flows in meanwhile.
     assert ring_bytes * 0.1 < len(kept) * 512 < ring_bytes * 0.25
     assert kept[-1] == "an error"
-    said = journal.events["otel_ddp.logs.left_out"]["body"]
-    assert said.startswith(f"{left_out:.0f} log lines of this rank were left out")
     (warning,) = caplog.messages
     assert warning.startswith("Log lines are left out of what is recorded")
 

@@ -20,7 +20,6 @@ import pytest
 import otel_ddp
 from conftest import Here
 from otel_ddp import ConfigError, errors
-from otel_ddp.journal import layout
 from otel_ddp.journal import place as places
 from otel_ddp.recording import agent_start
 from otel_ddp.run import opening
@@ -164,24 +163,6 @@ def test_names_leave_room_for_the_rank_that_is_learned_later(
     assert len(caplog.messages) == 1 + handled
 
 
-def test_an_identity_without_room_gives_a_warning_with_advice(
-    place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
-    run = otel_ddp.init(world_size=2)
-    assert run._records is not None
-    while run._records.recorder.writer.document(layout.IDENTITY, run.identity.to_dict()):
-        pass
-    with group_of_one():
-        for _ in range(2):
-            run.log({"loss": 1.0})
-
-    said, *_ = caplog.messages
-    assert "found no room in its journal" in said
-    assert "set OTEL_DDP_JOURNAL_BYTES higher" in said
-    assert sum("found no room" in each for each in caplog.messages) == 1
-
-
 @pytest.mark.parametrize(("size", "names"), [("128k", 400), ("512k", 2000)])
 def test_names_leave_room_for_where_the_time_goes_and_what_was_refused(
     size: str, names: int, place: Here, caplog: pytest.LogCaptureFixture
@@ -210,22 +191,17 @@ def test_names_leave_room_for_where_the_time_goes_and_what_was_refused(
     assert len(caplog.messages) == 2
 
 
-def test_counts_of_names_stop_with_a_warning_when_the_room_is_full(
-    place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_counts_of_names_leave_room_for_where_the_time_goes(place: Here) -> None:
     os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
     with otel_ddp.init() as run:
-        run.log(many(400, float("nan")))
-        run.log(many(400, float("nan")))
+        for _ in range(2):
+            run.log(many(400, float("nan")))
         with run.phase("eval"):
             pass
 
     journal = place.only()
-    counted = journal.total(catalog.TRAINING_NONFINITE)
-    assert 20 <= counted < 2 * len(journal.values)
+    assert 20 <= journal.total(catalog.TRAINING_NONFINITE) < 2 * len(journal.values)
     assert journal.total(catalog.TRAINING_PHASE_TIME, phase="eval") > 0
-    assert len(caplog.messages) == 2
-    assert "are NaN or infinite and are recorded, but not counted" in caplog.messages[1]
 
 
 def test_settings_that_find_no_room_at_all_are_named(
@@ -607,23 +583,6 @@ def test_a_model_that_is_no_module_gives_a_warning(
     assert place.only().points == [("loss", 1.0)]
 
 
-def test_a_given_rank_that_differs_from_the_process_group_gives_a_warning(
-    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with group_of_one():
-        otel_ddp.init(global_rank=0).finish()
-        # What a launcher says is not what the user says.
-        monkeypatch.setenv("RANK", "1")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        otel_ddp.init().finish()
-        assert caplog.messages == []
-        run = otel_ddp.init(global_rank=3, world_size=8)
-
-    assert run.identity.global_rank == 3
-    (said,) = caplog.messages
-    assert said.startswith("This process is rank 3 by argument or OTEL_DDP_RANK, and rank 0 of")
-
-
 def test_without_a_writable_directory_one_warning_gives_advice(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -653,31 +612,6 @@ def test_what_a_configuration_says_of_ranks_gives_way_to_the_launcher(
 
     with otel_ddp.instrument(None, parallel={"rank": 0, "world_size": 1}) as run:
         assert (run.identity.global_rank, run.identity.world_size) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("who", "strategy", "said"),
-    [
-        ({"global_rank": 8, "local_rank": 0, "world_size": 16}, "main", True),
-        ({"global_rank": 9, "local_rank": 1, "world_size": 16}, "main", False),
-        ({"global_rank": 8, "local_rank": 0, "world_size": 16}, "node", False),
-        ({"global_rank": 0, "local_rank": 0, "world_size": 16}, "main", False),
-        ({"global_rank": 8, "world_size": 16}, "main", False),
-    ],
-)
-def test_with_strategy_main_the_first_rank_of_each_other_node_warns(
-    who: dict[str, int], strategy: str, said: bool, place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    otel_ddp.init(strategy, run="r", **who).finish()
-
-    assert (
-        caplog.messages
-        == [
-            "strategy 'main' exports rank 0 of the whole run: this is rank 8, the first of its "
-            "node, and its series stay here. strategy='node' exports the first of each."
-        ]
-        * said
-    )
 
 
 def test_a_rank_without_a_world_size_gives_a_warning_until_a_process_group_has_it(

@@ -47,7 +47,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         if parameters is None:
             self._open(args, more.get("model"), {})
         else:
-            names = errors.attempt(self._next_trial, {})
+            names: dict[str, str] = errors.attempt(self._next_trial, {})
             self._open(args, more.get("model"), names, parameters)
 
     def _open(

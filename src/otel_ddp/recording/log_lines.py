@@ -27,8 +27,6 @@ _BYTES_A_SECOND = 16 * 1024
 _SHARE_OF_RING = 0.25
 # Of that, what is kept for errors.
 _FOR_ERRORS = 0.25
-# How often it says that lines were left out.
-_SAY_EVERY_S = 10.0
 # How often a line looks for loggers that came since: a program may have thousands of them.
 LOOK_EVERY_S = 3.0
 
@@ -147,8 +145,6 @@ class LogHandler(logging.Handler):
         self._is_rank_0 = is_rank_0
         self._here = threading.local()
         self._rate = _Rate(recorder.writer.ring_bytes * _SHARE_OF_RING)
-        # How many lines found no room since that was said, and when it was.
-        self._left_out, self._said_at = 0, time.monotonic()
         self._attached: list[logging.Logger] = []
         self._waits_for_root = self._started = False
         # How many loggers there were when it looked for them, and when it did.
@@ -266,7 +262,6 @@ class LogHandler(logging.Handler):
     def _write(self, record: logging.LogRecord) -> None:
         # Asked before the line is formatted: a line in every iteration must stay cheap.
         if not self._rate.has_room(record.levelno >= logging.ERROR):
-            self._left_out += 1
             errors.warn_once(
                 "log rate",
                 "Log lines are left out of what is recorded: they come faster than %d a second. "
@@ -277,11 +272,6 @@ class LogHandler(logging.Handler):
             return
         content = self._content(record)
         self._rate.written(log_records.size_bytes(content))
-        self._append(content)
-        if time.monotonic() - self._said_at >= _SAY_EVERY_S:
-            self._say_what_was_left_out()
-
-    def _append(self, content: dict[str, Any]) -> None:
         self._recorder.documents.append(layout.EVENT, content | moment(self._recorder))
 
     def _content(self, record: logging.LogRecord) -> dict[str, Any]:
@@ -295,18 +285,3 @@ class LogHandler(logging.Handler):
             bare = errors.attempt(lambda: str(record.msg), type(record.msg).__name__)
             plain = logging.makeLogRecord({**vars(record), "args": (), "msg": bare})
             return log_records.from_line(plain, hidden)
-
-    def _say_what_was_left_out(self) -> None:
-        lost, self._left_out, self._said_at = self._left_out, 0, time.monotonic()
-        if lost:
-            self._append(
-                log_records.of_the_handler(
-                    f"{lost} log lines of this rank were left out: they came faster than "
-                    f"{_BYTES_A_SECOND // _LEAST_BYTES} a second"
-                )
-            )
-
-    def end(self) -> None:
-        """Say what was left out, and listen no more."""
-        self._say_what_was_left_out()
-        self.detach()

@@ -74,18 +74,6 @@ def from_exception(error: BaseException) -> dict[str, Any]:
     }
 
 
-def of_the_handler(body: str) -> dict[str, Any]:
-    """What the handler itself has to say."""
-    return {
-        "name": "otel_ddp.logs.left_out",
-        "time": time.time_ns(),
-        "body": body,
-        "severity": "WARN",
-        "severity_number": severity_number(logging.WARNING),
-        "attributes": {},
-    }
-
-
 def size_bytes(content: Mapping[str, Any]) -> int:
     """About what a record takes in the journal."""
     return len(json.dumps(content))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from math import fsum
 from struct import Struct
@@ -17,8 +16,6 @@ from otel_ddp.journal.writer import Gate, JournalWriter, Shape
 from otel_ddp.recording.steps import StepNumbers
 from otel_ddp.recording.values import LONGEST_NAME
 
-# Walking through one of these runs no code of the user.
-PLAIN_MAPPINGS: frozenset[type] = frozenset({dict, OrderedDict, defaultdict})
 # NumPy's scalars come in here with the first one.
 PLAIN_TYPES: set[type] = {float, int, bool}
 
@@ -112,7 +109,7 @@ class Shapes:
         epoch_name: str,
     ) -> None:
         """Let the hot path write this set of names from now on, if it writes it in the same way."""
-        if type(metrics) not in PLAIN_MAPPINGS or not (split is None or type(split) is str):
+        if type(metrics) is not dict or not (split is None or type(split) is str):
             return
         shape = self._by_ids.get(ids)
         if shape is None or len(ids) != len(pairs) or len(set(ids)) != len(ids):
@@ -169,7 +166,7 @@ def quick_log(
     acquire, release, known = gate.lock.acquire, gate.lock.release, shapes.known
     mapped, words = writer.mapped, writer.words
     ring_start, ring_bytes = writer.ring_start, writer.ring_bytes
-    plain_mappings, plain_types = PLAIN_MAPPINGS, PLAIN_TYPES
+    plain_types = PLAIN_TYPES
     clock, crc, any_error, no_epoch = time_ns, crc32, errors.ANY_ERROR, _NO_EPOCH
     ring_word = layout.RING_POSITION // 8
     # float's own method accepts floats only. A tensor would be asked for its value, and NumPy's
@@ -180,8 +177,8 @@ def quick_log(
         """Record numbers: `run.log({"loss": loss, "lr": lr}, step=step)`."""
         now = clock()
         try:
-            kind = type(metrics)
-            if kind is not dict and kind not in plain_mappings:
+            # Walking through another mapping could run the user's code.
+            if type(metrics) is not dict:
                 return slowly(metrics, step, epoch, split, now)
             # Most calls log the names of the call before.
             (names, known_split, shape, floats, trains, epoch_name, pack, join, size, head, counts,

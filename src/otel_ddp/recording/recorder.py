@@ -135,13 +135,7 @@ class Recorder:
         for number, value in zip(ids, numbers, strict=True):
             if value - value != 0.0:
                 name, split = self.names.of(number)
-                if not self.totals.count(catalog.TRAINING_NONFINITE, name=name, split=split):
-                    errors.warn_once(
-                        "nonfinite",
-                        "%s and further names are NaN or infinite and are recorded, but not "
-                        "counted: there is no room for more names (OTEL_DDP_JOURNAL_BYTES).",
-                        values.shown(name),
-                    )
+                self.totals.count(catalog.TRAINING_NONFINITE, name=name, split=split)
 
     def _whole(self, step: Any) -> int | None:
         if step is None:

@@ -38,18 +38,17 @@ class Totals:
         """Whether a value of this place was refused before: no text is needed then."""
         return place in self._warned
 
-    def count(self, metric: catalog.Metric, amount: float = 1.0, **attributes: str) -> bool:
-        """Raises a cumulative total; False if there is no room for it."""
-        return self._gate.write(lambda: self._count(metric, attributes, amount), True)
+    def count(self, metric: catalog.Metric, amount: float = 1.0, **attributes: str) -> None:
+        """Raises a cumulative total, if there is room for it."""
+        self._gate.write(lambda: self._writer.add(self._place(metric, attributes), amount), None)
 
     def raise_all(self, amounts: Iterable[Amount]) -> None:
         """Raises several totals at once."""
-        self._gate.write(lambda: [self._count(*each) for each in amounts], None)
+        self._gate.write(lambda: self._raise_all(amounts), None)
 
-    def _count(self, metric: catalog.Metric, attributes: Mapping[str, str], amount: float) -> bool:
-        place = self._place(metric, attributes)
-        self._writer.add(place, amount)
-        return place >= 0
+    def _raise_all(self, amounts: Iterable[Amount]) -> None:
+        for metric, attributes, amount in amounts:
+            self._writer.add(self._place(metric, attributes), amount)
 
     def place(self, metric: catalog.Metric, **attributes: str) -> int:
         """Where in the totals this one is, or where its histogram begins; -1: there is no room."""

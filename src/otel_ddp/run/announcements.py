@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import os
 import select
 import shlex
@@ -15,7 +14,7 @@ from otel_ddp import errors, settings
 from otel_ddp.errors import warn_once
 from otel_ddp.history.terminal import printable
 from otel_ddp.identity import addresses
-from otel_ddp.identity.identity import GroupFacts, Identity
+from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
@@ -80,13 +79,11 @@ def where_it_is_kept(conf: Settings, ring_bytes: int) -> None:
     """If nothing is sent: how much is kept, and where."""
     if conf.offline:
         where = shlex.quote(conf.spools)
-        by = settings.offline_by()
         warn_once(
             "offline",
-            "%s=offline: nothing is sent. What is recorded is kept in %s, %d MiB at most on "
-            "each node (OTEL_DDP_SPOOL_BYTES); `otel-ddp replay %s` sends it later.%s",
-            *(by or "OTEL_DDP_AGENT", where, conf.spool_bytes // settings.MIB, where),
-            " OTEL_DDP_AGENT=auto, or an endpoint, has it sent at once." if by else "",
+            "OTEL_DDP_AGENT=offline: nothing is sent. What is recorded is kept in %s, %d MiB at "
+            "most on each node (OTEL_DDP_SPOOL_BYTES); `otel-ddp replay %s` sends it later.",
+            *(where, conf.spool_bytes // settings.MIB, where),
         )
     elif conf.agent == "off":
         warn_once(
@@ -125,37 +122,6 @@ def exports_are_unknown(choice: Choice) -> None:
         " or pass local_rank= to init"
         if what == "LOCAL_RANK"
         else ", or open the run after init_process_group",
-    )
-
-
-def main_is_elsewhere(choice: Choice, process: Identity) -> None:
-    """The strategy is `main`, and this node has no main rank."""
-    if choice.text == "main" and process.local_rank == 0 and process.global_rank:
-        warn_once(
-            "main",
-            "strategy 'main' exports rank 0 of the whole run: this is rank %d, the first of "
-            "its node, and its series stay here. strategy='node' exports the first of each.",
-            process.global_rank,
-        )
-
-
-def rank_differs(process: Identity, facts: GroupFacts) -> None:
-    """The user and the process group call this process by different ranks."""
-    warn_once(
-        "rank",
-        "This process is rank %s by argument or OTEL_DDP_RANK, and rank %d of its process "
-        "group: it is recorded as the former. Leave it out, and the group is asked.",
-        *(process.global_rank, facts.global_rank),
-    )
-
-
-def identity_found_no_room() -> None:
-    """The journal has no room for what the process group says."""
-    warn_once(
-        "identity",
-        "What the process group says of this process found no room in its journal, so "
-        "its series keep the labels of before: set OTEL_DDP_JOURNAL_BYTES higher, or give "
-        "shorter names and descriptions.",
     )
 
 
@@ -199,23 +165,10 @@ class WhereToLook:
         # Before it is said: what a signal handler interrupts is not said twice.
         self.said = True
         address = addresses.page_of_run(base, run)
-        if _shown_in_notebook(run, address):
-            return
         tunnel = addresses.tunnel(base, os.environ)
         line = f"otel_ddp: run {run} · {address}"
         text = f"{line}\n          from your machine: {tunnel}\n" if tunnel else f"{line}\n"
         say(text)
-
-
-def _shown_in_notebook(run: str, address: str) -> bool:
-    """Whether this is a notebook, where the address can be clicked."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else errors.attempt(ipython.get_ipython, None)
-    if ipython is None or type(shell).__name__ != "ZMQInteractiveShell":
-        return False
-    link = f'<a href="{html.escape(address)}" target="_blank">{html.escape(run)}</a>'
-    ipython.display.display(ipython.display.HTML(f"otel_ddp: run {link}"))
-    return True
 
 
 def say(text: str) -> None:

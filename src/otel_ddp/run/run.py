@@ -67,7 +67,7 @@ class Records:
         """Record no log lines from here on."""
         hooked, self.log_lines = self.log_lines, None
         if hooked is not None:
-            hooked.end()
+            hooked.detach()
 
 
 class Run:
@@ -245,7 +245,6 @@ class Run:
         run_names.hand_down(self.identity.run, self.identity.group)
         if records.exported is None:
             announcements.exports_are_unknown(self._choice)
-        announcements.main_is_elsewhere(self._choice, self.identity)
 
     def _speaks_for_all(self) -> bool:
         """Whether this process says what holds for all ranks."""
@@ -265,8 +264,6 @@ class Run:
         facts = process_group.facts(process.proposal, agree=process.wants_agreement)
         if facts is None:
             return process
-        if "global_rank" in process.given and process.global_rank != facts.global_rank:
-            announcements.rank_differs(process, facts)
         return identity.settle(process, facts)
 
     @errors.contained(default=True)
@@ -303,8 +300,6 @@ class Run:
         # A signal handler came in the middle of a record: the next call writes the identity.
         if written is None:
             return
-        if not written:
-            announcements.identity_found_no_room()
         self._settled = self.identity.settled
         if self._settled:
             self._announce(records)
