@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from otel_ddp.cli.options import add_history_option, history_directory
 from otel_ddp.cli.text import print_answer
@@ -30,21 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fail if B differs from A by more, for example step_time:+5%%,loss:+1%%,"
         "accuracy:-0.01",
     )
-    parser.add_argument(
-        "--warm-up",
-        type=_count,
-        metavar="STEPS",
-        help="how many first steps to leave out (default: 5 %% of a run, 10 to 500)",
-    )
-    parser.add_argument("--markdown", metavar="FILE", help="also as Markdown; - prints it instead")
+    parser.add_argument("--markdown", action="store_true", help="as Markdown, for a pull request")
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
     add_history_option(parser)
-
-
-def _count(text: str) -> int:
-    if text.isdecimal():
-        return int(text)
-    raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, got {text!r}")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,26 +44,19 @@ def run(options: argparse.Namespace) -> int:
         before, after = (
             rows.load(words, folder, ours=not options.history) for words in (options.a, options.b)
         )
-        found = result.compare(before, after, options.warm_up)
+        found = result.compare(before, after)
         if not found.rows:
             raise NotFound("The two runs have neither steps nor a logged value in common.")
         kept = result.check(options.fail_if, found)
-        summary = "\n".join(render.markdown(found, kept))
-        if options.markdown and options.markdown != "-":
-            Path(options.markdown).write_text(summary + "\n")
-    except OSError as error:
-        print(f"otel-ddp compare: {error.filename}: {error.strerror}", file=sys.stderr)
-        return CANNOT
     except (ConfigError, result.BadLimit, NotFound, Unreadable) as why:
         print(f"otel-ddp compare: {why}", file=sys.stderr)
         return CANNOT
     if options.json:
         limits = [each.to_json() for each in kept]
         answer = json.dumps({**found.to_json(), "limits": limits}, indent=2)
-    elif options.markdown == "-":
-        answer = summary
     else:
-        answer = "\n".join(render.text(found, kept))
+        shown = render.markdown if options.markdown else render.text
+        answer = "\n".join(shown(found, kept))
     status = print_answer(answer)
     if any(each.outcome == "exceeded" for each in kept):
         return EXCEEDED

@@ -1,17 +1,12 @@
 """The one statistic of comparisons: how far two means differ, and whether chance explains it.
 
 What is averaged are the means of blocks, as neighbouring steps depend on each other.
-
-A phase that has changed is told from a machine that has another pace, by one run on each side.
-Where other work shares a machine, all phases of a run are slower than those of the next one, by
-several percent. The fast steps of a run tell what a phase costs beside the others: then nothing
-else disturbs, and from run to run that changes by 0.6 % only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean, median
@@ -38,20 +33,6 @@ _MOST_PAUSES = 0.03
 _CONFIDENCE = 0.99
 # Of an integral: p is then right to a thousandth of itself.
 _PANELS = 200
-
-# Beside the others: of so many blocks, the fast steps, so large a part of each.
-_FAST_BLOCKS, _FAST = 48, 0.25
-# Of the work of a step: a smaller phase reads and writes more than it computes, or the other way
-# round, and follows the pace otherwise than the rest does. What is left must be as large.
-_LEAST_SHARE = 0.2
-# No machine's pace does so much to one phase: what has changed by more is no measure for others.
-_MOST_BY_PACE = 1.5
-# Where all other work takes 10 % longer, a phase that has not changed takes 5 % to 10 % longer.
-_FOLLOWS = (0.5, 1.0)
-# By so much the fast steps of equal runs differ beside each other, one standard deviation.
-_EQUAL_RUNS = 0.006
-# What a damaged history brings must not end the comparison.
-_LARGEST = 700.0
 
 
 class Difference(NamedTuple):
@@ -236,8 +217,8 @@ def two_sided(t: float, freedom: float) -> float:
 @lru_cache(maxsize=256)
 def quantile(confidence: float, freedom: float) -> float:
     """The |t| that is exceeded with a probability of 1 - *confidence*."""
-    low, high = 0.0, 1000.0
-    for _ in range(40):
+    low, high = 0.0, 64.0
+    for _ in range(25):
         middle = (low + high) / 2
         low, high = (middle, high) if two_sided(middle, freedom) > 1 - confidence else (low, middle)
     return high
@@ -251,68 +232,3 @@ def holm(ps: Sequence[float]) -> list[float]:
         least = max(least, min(ps[at] * (len(ps) - rank), 1.0))
         adjusted[at] = least
     return adjusted
-
-
-# -- beside the other phases
-
-Phases = Mapping[str, Sequence[float]]
-"""Seconds of each step, by phase."""
-
-
-def most_changed(first: Phases, second: Phases) -> tuple[str, Difference] | None:
-    """The phase that changed most beside the other work, by chance or not, as a share of before.
-
-    Only one: what is slower than the rest makes the rest look faster. Its p is corrected for the
-    number of phases. None if no phase is large enough, or the steps are too few.
-    """
-    if any(len(steps) < _FAST_BLOCKS for run in (first, second) for steps in run.values()):
-        return None
-    known = ((phase, _beside(phase, first, second)) for phase in first)
-    found = [(phase, each) for phase, each in known if each is not None]
-    if not found:
-        return None
-    # As logarithms: half as much is as far away as twice as much.
-    phase, most = max(found, key=lambda one: abs(math.log1p(one[1].after)))
-    return phase, most._replace(p=min(most.p * len(found), 1.0))
-
-
-def _beside(phase: str, first: Phases, second: Phases) -> Difference | None:
-    rest = [each for each in first if each != phase and _may_be_pace(first[each], second[each])]
-    for run in (first, second):
-        work_s = sum(map(sum, run.values()))
-        least_s = min(sum(run[phase]), sum(sum(run[each]) for each in rest))
-        if not least_s >= _LEAST_SHARE * work_s:
-            return None
-    fast, other = _fast(phase, rest, first), _fast(phase, rest, second)
-    if not all(0 < seconds < math.inf for pair in (*fast, *other) for seconds in pair):
-        return None
-    tests = []
-    for follows in _FOLLOWS:
-        logarithms = (
-            [math.log(own) - follows * math.log(r) for own, r in x] for x in (fast, other)
-        )
-        centres = [_centre(each, 0.0) for each in logarithms]
-        one, two = (each._replace(variance=each.variance + _EQUAL_RUNS**2) for each in centres)
-        tests.append(_worst([(one, two)], 0))
-    apart = [each.after - each.before for each in tests]
-    # A change that may be one in either direction is none.
-    p = 1.0 if min(apart) < 0 < max(apart) else max(each.p for each in tests)
-    low, high = min(each.low for each in tests), max(each.high for each in tests)
-    change, low, high = (math.expm1(min(each, _LARGEST)) for each in (fmean(apart), low, high))
-    return Difference(0.0, change, low, high, p, 0)
-
-
-def _may_be_pace(first: Sequence[float], second: Sequence[float]) -> bool:
-    few, many = sorted((fmean(first), fmean(second)))
-    return many <= _MOST_BY_PACE * few
-
-
-def _fast(phase: str, rest: Sequence[str], run: Phases) -> list[tuple[float, float]]:
-    """Of each block: the phase in its fast steps, and the others in theirs."""
-
-    def of_blocks(word: str) -> list[float]:
-        fast = (sorted(block) for block in split(run[word], _FAST_BLOCKS))
-        return [fmean(steps[: math.ceil(_FAST * len(steps))]) for steps in fast]
-
-    others = zip(*map(of_blocks, rest), strict=True)
-    return list(zip(of_blocks(phase), map(sum, others), strict=True))

@@ -38,9 +38,8 @@ def _step_cells(row: Row) -> list[str]:
         # None of these is negative, whatever the test reckons with.
         ends = row.difference.low / row.before, row.difference.high / row.before
         interval = " to ".join(percent(max(end, -1.0)) for end in ends)
-    beside = ", beside the others" if row.beside and row.verdict else ""
     cells = [row.name, show(row.before), show(row.after), percent(row.change)]
-    return [*cells, interval, _p(row), f"{row.verdict}{beside}"]
+    return [*cells, interval, _p(row), row.verdict]
 
 
 def _value_cells(row: Row) -> list[str]:

@@ -82,14 +82,7 @@ class Comparison(NamedTuple):
             f"p: {how}, corrected for several tests. Told of: p < {SIGNIFICANT_P:g} and a change "
             f"of {LEAST_CHANGE * 100:g} % or more."
         )
-        told = [row for row in self.rows if row.verdict and not row.of_value and self.block]
-        for row in told:
-            if row.beside:
-                yield (
-                    f"{row.name}: by how much its fast steps changed beside the other phases. What "
-                    "the machine slows as a whole drops out."
-                )
-        if any(not row.beside for row in told):
+        if self.block and any(row.verdict and not row.of_value for row in self.rows):
             yield (
                 "One run on each side: where other work shares the machine, equal runs differ as "
                 "well. Several on a side, A1,A2,A3 B1,B2,B3, tell the code from the machine."
@@ -119,7 +112,6 @@ def _json_row(row: Row) -> dict[str, Any]:
         "a": row.before,
         "b": row.after,
         "change": row.change,
-        "beside_the_rest": row.beside,
         "difference_low": row.difference and row.difference.low,
         "difference_high": row.difference and row.difference.high,
         "p": row.p,
@@ -134,15 +126,10 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{round(share * 100, 1) + 0.0:+.1f} %"
 
 
-def compare(
-    before: Sequence[Side], after: Sequence[Side], warm_up: int | None = None
-) -> Comparison:
-    """All that both sides have, each one run or several.
-
-    *warm_up*: steps to leave out, instead of our choice.
-    """
-    first, first_used = _usual_of_all(before, warm_up)
-    second, second_used = _usual_of_all(after, warm_up)
+def compare(before: Sequence[Side], after: Sequence[Side]) -> Comparison:
+    """All that both sides have, each one run or several."""
+    first, first_used = _usual_of_all(before)
+    second, second_used = _usual_of_all(after)
     others = {key for side in (*before, *after) for key in side.conditions}
     config = _differing([side.config for side in before], [side.config for side in after])
     return Comparison(
@@ -166,16 +153,14 @@ def _differing(
     return [each for each in found if each.a != each.b]
 
 
-def _usual_of_all(runs: Sequence[Side], warm_up: int | None) -> tuple[list[list[Cell]], Used]:
-    cells, used = zip(*(_usual(each.cells, warm_up) for each in runs), strict=True)
+def _usual_of_all(runs: Sequence[Side]) -> tuple[list[list[Cell]], Used]:
+    cells, used = zip(*(_usual(each.cells) for each in runs), strict=True)
     return list(cells), Used(*map(sum, zip(*used, strict=True)))
 
 
-def _usual(cells: Sequence[Cell], warm_up: int | None) -> tuple[list[Cell], Used]:
+def _usual(cells: Sequence[Cell]) -> tuple[list[Cell], Used]:
     """The steps that are like most: after the warm-up, without special ones and pauses."""
-    if warm_up is None:
-        share = int(_steps(cells) * _WARM_UP_SHARE)
-        warm_up = min(max(share, _FEWEST_WARM_UP), _MOST_WARM_UP)
+    warm_up = min(max(int(_steps(cells) * _WARM_UP_SHARE), _FEWEST_WARM_UP), _MOST_WARM_UP)
     passed, warm = 0.0, list(cells)
     while warm and passed < warm_up:
         passed += warm.pop(0).steps
@@ -211,8 +196,7 @@ class Kept(NamedTuple):
     @property
     def sentence(self) -> str:
         size = f"{self.change * 100:+.1f} %" if self.is_share else f"{self.change:+.4g}"
-        beside = " beside the other phases" if self.row.beside else ""
-        words = f"{self.row.shown} changed by {size}{beside}, the limit is {self.limit}"
+        words = f"{self.row.shown} changed by {size}, the limit is {self.limit}"
         if self.outcome == "kept":
             return f"kept: {words}"
         if self.outcome == "uncertain":

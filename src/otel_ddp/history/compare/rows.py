@@ -23,11 +23,6 @@ LEAST_CHANGE = 0.01
 _LEAST_SHARE = 0.01
 # A phase that changes by less than this share of a step is not told of.
 _LEAST_OF_STEP = 0.005
-# A change beside the others that is larger than the one that was measured, by more than this, is
-# one of the others where the pace does not explain it.
-_MOST_BEYOND = 1.1
-# Steps in a cell, on average, for its fast ones to be found.
-_MOST_TOGETHER = 4
 # Of the steps that both runs have: the part whose values are compared.
 _LAST_PART = 0.2
 # What people call the catalogue's words.
@@ -142,8 +137,6 @@ class Row(NamedTuple):
     best: tuple[float | None, float | None] = (None, None)
     matters: bool = True
     """False: a change of this phase is hardly any part of a step."""
-    beside: bool = False
-    """Whether the difference is that beside the other phases: the pace does not explain it."""
 
     @property
     def shown(self) -> str:
@@ -228,16 +221,7 @@ def step_rows(first: _Runs, second: _Runs) -> list[Row]:
 
     whole, *parts = (_step_row(name, *sides[name]) for name in filter(is_known, sides))
     step_s = whole.before or 0.0, whole.after or 0.0
-    rows = _corrected([whole, *(_weighed(row, *step_s) for row in parts)])
-    # A mean of many steps is never fast.
-    few = all(
-        fmean(cell.steps for cell in run) <= _MOST_TOGETHER for run in (*first, *second) if run
-    )
-    if len(first) == len(second) == 1 and few:
-        work = [row.name for row in parts if row.unit == "s" and row.name != "wait"]
-        phases = ({name: sides[name][side][0] for name in work} for side in (0, 1))
-        rows = _beside(rows, blocks.most_changed(*phases), *step_s)
-    return rows
+    return _corrected([whole, *(_weighed(row, *step_s) for row in parts)])
 
 
 def _step_row(name: str, first: list[list[float]], second: list[list[float]]) -> Row:
@@ -256,28 +240,6 @@ def _weighed(row: Row, step_s: float, other_s: float) -> Row:
     if (row.before or 0.0) < _LEAST_SHARE * step_s and (row.after or 0.0) < _LEAST_SHARE * other_s:
         row = row._replace(difference=None, p=None, untested="below 1 % of a step")
     return row._replace(matters=abs(row.apart or 0.0) >= _LEAST_OF_STEP * step_s)
-
-
-def _beside(
-    rows: list[Row], changed: tuple[str, Difference] | None, step_s: float, other_s: float
-) -> list[Row]:
-    """A phase that has changed beside the others is told, though the pace may hide by how much."""
-    at = next((at for at, row in enumerate(rows) if changed and row.name == changed[0]), None)
-    if at is None or changed is None:
-        return rows
-    row, share = rows[at], changed[1]
-    if row.significant or row.difference is None or row.apart is None or row.before is None:
-        return rows
-    after, low, high = (row.before * each for each in (1 + share.after, share.low, share.high))
-    found = Difference(row.before, after, low, high, share.p, row.difference.block)
-    # Where the pace of these runs is steady, it does not explain what else is seen of this phase:
-    # one that stays as it is only looks slower once the others are faster.
-    apart = found.after - found.before
-    is_alike = row.apart * apart > 0 and abs(apart) <= _MOST_BEYOND * abs(row.apart)
-    if not is_alike and not row.difference.low <= apart <= row.difference.high:
-        return rows
-    told = row._replace(p=share.p, difference=found, beside=True)
-    return [*rows[:at], _weighed(told, step_s, other_s), *rows[at + 1 :]]
 
 
 def special_rows(before: Sequence[Side], after: Sequence[Side]) -> Iterator[Row]:
