@@ -39,7 +39,6 @@ COMMANDS = {
         "node.top",
         "watch this node live: phases, work, GPUs, verdicts and values of its ranks",
     ),
-    "up": ("up", "start collector, Prometheus, Tempo, Loki and Grafana here with Docker"),
 }
 
 

@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "nothing is written."
     )
     parser.add_argument("directory", metavar="DIR", type=_folder, help="made if it is not there")
-    add_force_option(parser)
+    parser.add_argument(
+        "--force", action="store_true", help="replace files that differ from this version's"
+    )
 
 
 def _folder(text: str) -> Path:
@@ -49,13 +51,6 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
-def add_force_option(parser: argparse.ArgumentParser) -> None:
-    """Add --force, the same for `up`."""
-    parser.add_argument(
-        "--force", action="store_true", help="replace files that differ from this version's"
-    )
-
-
 def run(options: argparse.Namespace) -> int:
     folder: Path = options.directory
     try:
@@ -63,9 +58,14 @@ def run(options: argparse.Namespace) -> int:
     except Refused as error:
         print(error, file=sys.stderr)
         return 1
+    # To be pasted, from any folder.
+    compose = f"docker compose -f {shlex.quote(str(folder.absolute() / 'compose.yaml'))}"
+    # Compose leaves servers alone that run already, and these have read the files before.
+    anew = " --force-recreate" if written.new else ""
     return print_answer(
         f"{written.files} files of otel_ddp {__version__} are in {folder} ({written.new} new).\n"
-        f"On one machine, with Docker: otel-ddp up --dir {shlex.quote(str(folder))}\n"
+        f"On one machine, with Docker: {compose} up --detach --wait{anew}\n"
+        f"The end of it:               {compose} down\n"
         f"Everything else: {folder}/README.md"
     )
 
