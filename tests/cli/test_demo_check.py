@@ -102,16 +102,9 @@ def test_an_answer_that_is_none_is_said_without_the_password(
     assert len(server.tokens) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--check", "localhost:9090"), "begins with http:// or https://"),
-        (("--check", "http://127.0.0.1:9", "--inject", "leak:1"), "No alert fires on leak"),
-    ],
-)
-def test_what_cannot_be_checked_is_refused_before_anything_is_played(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+def test_what_is_no_address_is_refused_before_anything_is_played(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["demo", *words]) == 2
+    assert main(["demo", "--check", "localhost:9090"]) == 2
 
-    assert said in capsys.readouterr().err
+    assert "begins with http:// or https://" in capsys.readouterr().err

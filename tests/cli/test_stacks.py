@@ -13,18 +13,19 @@ from node import Node, until
 from otel_ddp.cli import main
 from otel_ddp.journal.reader import JournalReader
 
-# Two ranks of a run, and one process that does not answer; torch is imported once.
+# Two ranks that answer, one without the thread that would, and one that holds Python's lock. They
+# hang; torch is imported once.
 TRAIN = """
-import ctypes, os, sys
+import ctypes, os
 import otel_ddp
 from otel_ddp.torch import stack_answers
 
 held, holds = os.pipe()
-for rank in (1, 0):
+for rank in (3, 2, 1, 0):
     if rank == 0 or os.fork() == 0:
         break
-run = otel_ddp.init(run="one", global_rank=rank, world_size=2, local_rank=rank)
-if rank == 1 or os.environ["BOTH"]:
+run = otel_ddp.init(run="one", global_rank=rank, world_size=4, local_rank=rank)
+if rank != 2:
     stack_answers.start(run._records.recorder.writer.path, int, lambda: None)
 
 
@@ -36,24 +37,19 @@ def waits_for_a_batch():
     os.read(held, 1)
 
 
-holds_the_lock() if rank == 1 and os.environ["HOLD"] else waits_for_a_batch()
+holds_the_lock() if rank == 3 else waits_for_a_batch()
 """
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    with Node(OTEL_DDP_AGENT="off") as found:
-        yield found
-
-
-def two(node: Node, name: str, both: str = "1", hold: str = "") -> str:
-    """Two ranks that hang; their directory."""
-    place = node.root / name
-    node.python(TRAIN, OTEL_DDP_DIR=str(place), BOTH=both, HOLD=hold)
-    asks = 2 if both else 1
-    until(lambda: len([*place.glob("*.ask")]) == asks, "the threads that answer")
-    until(lambda: len([*place.glob("[0-9]*.journal")]) == 2, "the journals")
-    return str(place)
+def place() -> Iterator[str]:
+    """The directory of the four."""
+    with Node(OTEL_DDP_AGENT="off") as node:
+        found = node.root / "four"
+        node.python(TRAIN, OTEL_DDP_DIR=str(found))
+        until(lambda: len([*found.glob("*.ask")]) == 3, "the threads that answer")
+        until(lambda: len([*found.glob("[0-9]*.journal")]) == 4, "the journals")
+        yield str(found)
 
 
 def pid_of(place: str, rank: int) -> int:
@@ -66,43 +62,36 @@ def pid_of(place: str, rank: int) -> int:
     raise AssertionError(rank)
 
 
-def test_the_stacks_of_every_rank_or_of_the_chosen_one_are_shown(
-    node: Node, capsys: pytest.CaptureFixture[str]
+def test_the_stacks_of_the_chosen_ranks_are_shown(
+    place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = two(node, "all")
-
-    assert main(["stacks", "--dir", place]) == 0
+    assert main(["stacks", "--dir", place, "--rank", "0", "--rank", "1"]) == 0
     printed = capsys.readouterr().out.splitlines()
     heads = [line for line in printed if line.startswith("rank ")]
     assert heads == [f"rank {rank}, run one, pid {pid_of(place, rank)}" for rank in (0, 1)]
     assert printed.count("  thread MainThread") == 2
     assert sum(line.startswith("    waits_for_a_batch (<string>:") for line in printed) == 2
 
-    assert main(["stacks", "--dir", place, "--rank", "1"]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert [line[:6] for line in printed if line.startswith("rank ")] == ["rank 1"]
-
     assert main(["stacks", "--dir", place, "--rank", "7"]) == 1
     assert capsys.readouterr().out == "no such rank runs on this node\n"
 
 
 def test_a_process_that_does_not_answer_is_shown_with_the_reason_and_advice(
-    node: Node, capsys: pytest.CaptureFixture[str]
+    place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = two(node, "silent", both="", hold="1")
-
     assert main(["stacks", "--dir", place]) == 1
 
-    zero, one = capsys.readouterr().out.split("rank 1, ")
-    assert "it does not answer: it has not called" in zero
-    assert "C code holds Python's lock (the GIL)" in one
-    assert f"`py-spy dump --nonblocking --pid {pid_of(place, 1)}`" in one
+    answering, rest = capsys.readouterr().out.split("rank 2, ")
+    without, holding = rest.split("rank 3, ")
+    assert answering.count("  thread MainThread") == 2
+    assert "it does not answer: it has not called" in without
+    assert "C code holds Python's lock (the GIL)" in holding
+    assert f"`py-spy dump --nonblocking --pid {pid_of(place, 3)}`" in holding
 
 
 def test_a_stopped_process_is_shown_as_stopped(
-    node: Node, capsys: pytest.CaptureFixture[str]
+    place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = two(node, "stopped")
     pid = pid_of(place, 0)
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -14,9 +14,6 @@ from otel_ddp.journal.survey import survey
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", metavar="run", nargs="?", default="", help="another run than the newest"
-    )
     add_directory_option(parser)
 
 
@@ -38,13 +35,8 @@ def run(options: argparse.Namespace) -> int:
         (each.started_ns, addresses.page_of_run(base, each.run), base)
         for place, base in served
         for each in survey([place]).processes
-        if each.run and options.name in ("", each.run)
+        if each.run
     ]
-    if options.name and not found:
-        print(
-            f"no run {options.name} is known on this node: see `otel-ddp status`", file=sys.stderr
-        )
-        return 1
     _, address, base = max(found, default=(0, f"{served[0][1]}/", served[0][1]))
     print(address)
     if tunnel := addresses.tunnel(base, os.environ):

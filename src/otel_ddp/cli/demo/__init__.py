@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
-import math
 import os
 import subprocess
 import sys
@@ -13,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from otel_ddp import settings
-from otel_ddp.cli.demo.check import ALERTS, PLAYED, WAITS_S, Prometheus, play
+from otel_ddp.cli.demo.check import PLAYED, WAITS_S, Prometheus, play
 from otel_ddp.cli.demo.injection import FAULTS, PHASES, TROUBLE_AT, Injection, parse
 from otel_ddp.cli.demo.played import Played, end_by_signals
 from otel_ddp.cli.node.status import best_lines, table
@@ -34,12 +32,12 @@ _SHOWN_S, _LONGER_S = 20.0, 600
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
-        type=_seconds,
+        type=float,
         help=f"how long to train (default: {_SHOWN_S:g}); with --check, how long to wait for each "
         f"alert (default: {WAITS_S:g})",
     )
     parser.add_argument(
-        "--ranks", type=_ranks, default=2, help="how many processes (default: %(default)s)"
+        "--ranks", type=int, default=2, help="how many processes (default: %(default)s)"
     )
     parser.add_argument(
         "--check",
@@ -78,31 +76,12 @@ def run(options: argparse.Namespace) -> int:
     return play(server, injected, options.ranks, options.seconds or WAITS_S)
 
 
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (seconds := float(text)) < math.inf:
-            return seconds
-    raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
-
-
-def _ranks(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if (ranks := int(text)) >= 1:
-            return ranks
-    raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {text!r}")
-
-
 def _injection(text: str, options: argparse.Namespace) -> Injection:
     injected = parse(text)
     if injected.what and injected.rank >= options.ranks:
         last = options.ranks - 1
         raise ValueError(
             f"There is no rank {injected.rank} among {options.ranks}: ranks are 0 to {last}."
-        )
-    if options.check and injected.what not in ALERTS:
-        raise ValueError(
-            f"No alert fires on {injected.what} within minutes. --check can wait for "
-            f"{', '.join(ALERTS)}."
         )
     return injected
 
@@ -126,8 +105,6 @@ def _show(options: argparse.Namespace, injected: Injection) -> int:
     print("\n".join((*table(("demo", _RUN), ranks, now_ns), *best_lines(ranks, now_ns))))
     print("\nVerdicts:")
     print("\n".join(f"  {sentence}" for sentence in verdicts) or "  none")
-    if injected.what == "leak":
-        print("\nA verdict on creeping memory needs more than ten minutes: --seconds 900.")
     print(f"\nThe page has ended with the demo. Longer: --seconds {_LONGER_S}")
     return 0
 

@@ -22,7 +22,7 @@ from otel_ddp.vocabulary import catalog
 
 # A trouble, and the alert that it must raise.
 ALERTS = {
-    **{phase: "TrainingStraggler" for phase in PHASES if phase != "checkpoint"},
+    **dict.fromkeys(PHASES, "TrainingStraggler"),
     "hang": "TrainingStalled",
     "kill": "TrainingRunKilled",
     "nan": "TrainingLossNotFinite",

@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 # Phases in which a rank may be late, and the other faults.
-PHASES = ("data", "forward", "backward", "other", "checkpoint")
-FAULTS = ("hang", "kill", "nan", "leak", "imbalance")
+PHASES = ("data", "forward", "backward")
+FAULTS = ("hang", "kill", "nan", "imbalance")
 # Up to this step all goes well, so that the change can be seen.
 TROUBLE_AT = 150
 _PATTERN = re.compile(r"([a-z]+)(?::(\d+))?(?::(\d+(?:\.\d+)?)(ms|s))?")

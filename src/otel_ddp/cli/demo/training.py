@@ -21,8 +21,6 @@ from otel_ddp.cli.demo.injection import TROUBLE_AT, Injection, parse
 
 CLASSES, FEATURES, BATCH = 10, 64, 128
 PAUSE_S = 0.005
-# Visible after seconds, and small enough for the ten minutes that a verdict takes.
-LEAK_BYTES = 50_000
 
 
 class Pause(torch.autograd.Function):  # type: ignore[misc]
@@ -90,7 +88,6 @@ def main(seconds: float, end_file: Path, injected: Injection) -> None:
     loss_of = nn.CrossEntropyLoss()
     ends_at = time.monotonic() + seconds
     go_on = torch.ones(1)
-    leaked = []
     with tempfile.TemporaryDirectory() as folder:
         for step, (inputs, labels) in enumerate(otel_ddp.data(batches(generator, rank, injected))):
             trouble = step >= TROUBLE_AT
@@ -105,15 +102,8 @@ def main(seconds: float, end_file: Path, injected: Injection) -> None:
                 loss = loss * float("nan")
             optimizer.zero_grad()
             loss.backward()
-            if trouble:
-                time.sleep(injected.late_s("other", rank))
-                if injected.hits("kill", rank):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if injected.hits("leak", rank):
-                    leaked.append(b"\1" * LEAK_BYTES)
-                if late_s := injected.late_s("checkpoint", rank):
-                    with run.phase("checkpoint"):
-                        time.sleep(late_s)
+            if trouble and injected.hits("kill", rank):
+                os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
             run.log({"loss": loss, "lr": 0.005}, step=step, epoch=step // 100)
             if step % 100 == 99:
