@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from node import Node, finished, new_certificate, until
-from otel_ddp.journal.place import Place
 from otlp_receiver import Point, Receiver
 
 TRAIN = """
@@ -121,19 +120,6 @@ def test_a_history_that_cannot_be_kept_is_said_everywhere_and_comes_back_whole()
     assert again == first
 
 
-def test_an_agent_whose_lock_was_deleted_makes_way_for_the_next() -> None:
-    with Node() as node:
-        process = node.python(WORK)
-        first = int(node.agent()["pid"])
-
-        node.place.agent_lock.unlink()
-
-        until(lambda: not os.path.exists(f"/proc/{first}"), "the first agent to leave")
-        until(lambda: node.place.agent_pid() not in (None, first), "another agent")
-        until(lambda: node.value("training_state") == 1.0, "the rank to be seen")
-        process.kill()
-
-
 def test_a_place_that_is_removed_in_mid_run_costs_no_value() -> None:
     with Node() as node, Receiver() as receiver:
         node.export_to(receiver.start_http())
@@ -158,33 +144,6 @@ def test_a_place_that_is_removed_in_mid_run_costs_no_value() -> None:
         assert "was removed. The agent that had it open reads it" in output
         assert receiver.wait_for(lambda r: len(_losses(r)) == 3500)
         until(lambda: not os.path.exists(f"/proc/{first}"), "the first agent to leave")
-
-
-def test_a_process_with_other_settings_gets_an_agent_of_its_own_terms() -> None:
-    with Node() as node, Receiver() as receiver:
-        node.run(TRAIN)
-        first = int(node.agent()["pid"])
-
-        node.export_to(receiver.start_http())
-        process = node.python(WORK)
-
-        assert receiver.wait_for(lambda r: len(_losses(r)) > 10)
-        assert node.agent()["pid"] != first
-        process.kill()
-
-
-def test_an_agent_that_serves_somebody_keeps_its_settings_and_says_so() -> None:
-    with Node() as node:
-        busy = node.python(WORK)
-        first = int(node.agent()["pid"])
-
-        other = node.python(WORK, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
-
-        until(lambda: len(node.series("training_state")) == 1, "the ranks")
-        until(lambda: "other OTEL_* variables" in node.agent()["remark"], "the remark")
-        assert node.agent()["pid"] == first
-        busy.kill()
-        other.kill()
 
 
 def test_files_named_from_the_directory_of_the_training_are_found_by_its_agent(
@@ -215,40 +174,6 @@ def test_files_named_from_the_directory_of_the_training_are_found_by_its_agent(
         process.kill()
 
 
-def _remark_of(node: Node) -> str:
-    """What the agent says of an endpoint that is not there."""
-
-    def said() -> Any:
-        try:
-            return json.loads(node.place.agent_file.read_text())["remark"]
-        except (OSError, ValueError):
-            return ""
-
-    return str(until(said, "the remark"))
-
-
-def test_nothing_is_served_beyond_loopback_by_accident() -> None:
-    with Node(OTEL_EXPORTER_PROMETHEUS_HOST="0.0.0.0") as node:
-        node.run(TRAIN)
-        assert _remark_of(node).startswith("no scrape endpoint: 0.0.0.0 is reached from other ")
-    with Node(OTEL_EXPORTER_PROMETHEUS_HOST="0.0.0.0", OTEL_DDP_WEB_CONFIG="insecure") as node:
-        node.run(TRAIN)
-        until(lambda: node.value("training_state") == 2.0, "the rank to be seen")
-
-
-def test_an_address_that_cannot_be_bound_is_said_with_what_to_do() -> None:
-    open_to_all = {"OTEL_DDP_WEB_CONFIG": "insecure"}
-    with Node(OTEL_EXPORTER_PROMETHEUS_HOST="203.0.113.7", **open_to_all) as node:
-        node.run(TRAIN)
-
-        remark = _remark_of(node)
-
-    assert remark.startswith("no scrape endpoint: 203.0.113.7 cannot be bound (")
-    assert remark.endswith(
-        "set OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine, or to 0.0.0.0"
-    )
-
-
 def test_an_agent_that_stops_ends_the_series_that_it_has_sent() -> None:
     with Node() as node, Receiver() as receiver:
         node.export_to(receiver.start_http())
@@ -276,44 +201,49 @@ def _states(receiver: Receiver) -> list[Point]:
     return [each for each in receiver.points() if each.metric == "training.state"]
 
 
-def test_a_stopped_agent_is_not_said_to_be_well() -> None:
-    from otel_ddp.journal.survey import survey
-
-    with Node() as node:
+def test_a_process_with_other_settings_gets_an_agent_of_its_own_terms_unless_it_serves() -> None:
+    with Node() as node, Receiver() as receiver:
         node.run(TRAIN)
-        node.agent()
-        os.utime(node.place.agent_file, (0, 0))
+        first = int(node.agent()["pid"])
 
-        # Asked at once: the agent is about to write it again.
-        (agent,) = survey([Place(node.place.directory)]).agents
+        node.export_to(receiver.start_http())
+        busy = node.python(WORK)
+        assert receiver.wait_for(lambda r: len(_losses(r)) > 10)
+        second = int(node.agent()["pid"])
+        assert second != first
 
-        assert agent["alive"]
-        assert "has not moved" in agent["remark"]
-
-
-def test_an_error_that_ended_the_agent_before_is_told_by_the_next_one() -> None:
-    with Node() as node:
-        node.place.directory.mkdir(mode=0o700)
-        node.place.agent_log.write_text("... otel-ddp agent: serving\nTraceback\nMemoryError\n")
-
-        node.run("import otel_ddp; otel_ddp.init().finish()")
-        remark = node.agent()["remark"]
-        node.stop_agent()
-        node.run("import otel_ddp; otel_ddp.init().finish()")
-
-        where = f"(MemoryError; {node.place.agent_log})"
-        assert f"the agent before this one was ended by an error {where}" in remark
-        # The second one's left in order.
-        assert "ended by an error" not in node.agent()["remark"]
+        other = node.python(WORK, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
+        until(lambda: "other OTEL_* variables" in node.agent()["remark"], "the remark")
+        assert node.agent()["pid"] == second
+        busy.kill()
+        other.kill()
 
 
-def test_an_agent_whose_place_was_removed_leaves_and_does_not_bring_it_back() -> None:
-    with Node() as node:
+@pytest.mark.parametrize(
+    ("host", "env", "why", "what_to_do"),
+    [
+        ("0.0.0.0", {}, "0.0.0.0 is reached from other ", ""),
+        (
+            "203.0.113.7",
+            {"OTEL_DDP_WEB_CONFIG": "insecure"},
+            "203.0.113.7 cannot be bound (",
+            "set OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine, or to 0.0.0.0",
+        ),
+    ],
+)
+def test_an_address_that_is_not_served_is_said_with_what_to_do(
+    host: str, env: dict[str, str], why: str, what_to_do: str
+) -> None:
+    with Node(OTEL_EXPORTER_PROMETHEUS_HOST=host, **env) as node:
         node.run(TRAIN)
-        pid = int(node.agent()["pid"])
 
-        with _stopped(pid):
-            shutil.rmtree(node.place.directory)
+        def remark() -> Any:
+            try:
+                return json.loads(node.place.agent_file.read_text())["remark"]
+            except (OSError, ValueError):
+                return ""
 
-        until(lambda: not os.path.exists(f"/proc/{pid}"), "the agent to leave")
-        assert not node.place.directory.exists()
+        said = str(until(remark, "the remark"))
+
+    assert said.startswith(f"no scrape endpoint: {why}")
+    assert said.endswith(what_to_do)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,10 +16,6 @@ from node import Node, finished, until
 
 # What Linux tells from 6.15 on.
 TELLS_EXITS = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
-
-# A directory of the memory controller in which tests may make groups; looked up before tests begin,
-# as they see no variables of ours.
-LENT_CGROUP = os.environ.get("OTEL_DDP_TEST_CGROUP", "")
 
 # Works until it is killed, or until its input ends; says when it stands where the test wants it.
 WORK = """
@@ -34,18 +27,6 @@ with run.phase("backward"):
     print("there", flush=True)
     sys.stdin.read()
 """
-
-
-EATS = (
-    WORK
-    + """
-held = []
-while True:
-    held.append(bytearray(1 << 20))
-"""
-)
-
-
 # What two ranks do that torchrun starts; rank 1 ends in the middle of it.
 TRAINS = """
 import os, sys
@@ -63,42 +44,20 @@ for step in range(100):
         with open(os.environ["GO"], "rb", buffering=0) as go:
             go.read(1)
         if dist.get_rank() == 1:
-            {ending}
+            raise RuntimeError("bad batch in shard 7")
     model(torch.ones(2, 4)).sum().backward()
-    run.log({{"loss": 0.5}}, step=step)
+    run.log({"loss": 0.5}, step=step)
 """
 
 
 class Ward(Node):
     """A node whose post-mortems can be read."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.postmortems = self.root / "postmortems"
-        self.env["OTEL_DDP_POSTMORTEM_DIR"] = str(self.postmortems)
-
-    def ranks(self, count: int, code: str = WORK) -> list[subprocess.Popen[str]]:
-        """So many ranks of one run, each where it is to be."""
-        started = [
-            self.python(
-                code,
-                OTEL_DDP_RANK=str(rank),
-                OTEL_DDP_LOCAL_RANK=str(rank),
-                OTEL_DDP_WORLD_SIZE=str(count),
-            )
-            for rank in range(count)
-        ]
-        for each in started:
-            assert each.stdout is not None
-            assert each.stdout.readline() == "there\n"
-        until(lambda: self.states() == {str(rank): 1.0 for rank in range(count)}, "the ranks")
-        return started
-
     def states(self) -> dict[str, float]:
         return {labels["rank"]: state for labels, state in self.series("training_state")}
 
     def written(self) -> list[Path]:
-        return sorted(self.postmortems.glob("*.json"))
+        return sorted((self.root / "postmortems").glob("*.json"))
 
     def report(self) -> dict[str, Any] | None:
         """The one post-mortem that there is."""
@@ -115,172 +74,151 @@ class Ward(Node):
 
         return dict(until(whole, f"a post-mortem of {count}"))
 
+    def status(self, *options: str) -> str:
+        return finished(self.start(sys.executable, "-m", "otel_ddp", "status", *options))
 
-def test_a_killed_rank_is_named_with_its_step_phase_and_cause_in_a_post_mortem() -> None:
+
+class Killed(NamedTuple):
+    """Three ranks, of which rank 1 is killed and the others end well, one after the other."""
+
+    verdict: dict[str, Any]
+    text: str
+    """The post-mortem."""
+    status: str
+    series: dict[str, float | None]
+    """Of the killed rank, long after its journal has gone."""
+    last_states: dict[str, float]
+    reports: int
+
+
+@pytest.fixture(scope="module")
+def killed() -> Killed:
     with Ward() as node:
-        processes = node.ranks(3)
+        ranks = [
+            node.python(
+                WORK,
+                OTEL_DDP_RANK=str(rank),
+                OTEL_DDP_LOCAL_RANK=str(rank),
+                OTEL_DDP_WORLD_SIZE="3",
+            )
+            for rank in range(3)
+        ]
+        for each in ranks:
+            assert each.stdout is not None
+            assert each.stdout.readline() == "there\n"
+        until(lambda: node.states() == {"0": 1.0, "1": 1.0, "2": 1.0}, "the ranks")
 
-        processes[1].kill()
-        processes[1].wait()
+        ranks[1].kill()
 
         until(lambda: "SIGKILL" in str(node.report()) or not TELLS_EXITS, "the kernel's word")
         verdict = node.report_on(1)["verdict"]
-        assert verdict["who"]["rank"] == "1"
-        assert (verdict["phase"], verdict["step"]) == ("backward", 17)
         text = node.written()[0].with_suffix(".txt").read_text()
-        assert text.startswith("rank 1 (")
-        assert "was killed in backward at step 17" in text.splitlines()[0]
-        rows = [line.split() for line in text.splitlines() if "backward  " in line]
-        assert [(row[0], row[2]) for row in rows] == [
-            ("0", "running"),
-            ("1", "killed"),
-            ("2", "running"),
-        ]
-        assert "0.5 to 2.5" in text
+        status = node.status()
+        until(lambda: len(node.place.journals()) == 2, "the journal to go")
+        # Between two signs of life of another rank the agent throws out what is over.
+        alive = "training_heartbeat_timestamp_seconds"
+        for _ in range(2):
+            beat = node.value(alive, rank="0")
+            until(lambda beat=beat: node.value(alive, rank="0") != beat, "a sign of life")
+        series = {
+            name: node.value(f"training_{name}", rank="1")
+            for name in ("state", "phase", "step", "scalar")
+        }
+        for each in (ranks[2], ranks[0]):
+            finished(each)  # closes its input
+        until(lambda: [*node.states().values()].count(2.0) == 2, "both ends to be seen")
+        last_states = node.states()
+        node.stop_agent()
+        return Killed(verdict, text, status, series, last_states, len(node.written()))
 
 
-def torchrun(node: Ward, ending: str) -> None:
-    """Two real ranks, of which rank 1 ends so at its step 20, until the launcher has given up."""
-    script, go = node.root / "train.py", node.root / "go"
-    script.write_text(TRAINS.format(ending=ending))
-    os.mkfifo(go)
-    node.env.update(CUDA_VISIBLE_DEVICES="", GO=str(go))
-    launcher = node.torchrun(2, str(script))
-    until(lambda: node.states() == {"0": 1.0, "1": 1.0}, "the ranks")
-    # A letter for each of them, kept until both have come for it.
-    with go.open("r+b", buffering=0) as written:
-        written.write(b"go")
-        assert launcher.wait(timeout=300) == 1
-
-
-def told_by_status(node: Ward) -> list[str]:
-    """What `otel-ddp status` says of the run, without the times before it."""
-    output = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
-    return re.findall(r"^  ! \d\d:\d\d:\d\d: (.*)", output, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("ending", "words"),
-    [
-        ('raise RuntimeError("bad batch in shard 7")', ": RuntimeError: bad batch in shard 7. "),
-        pytest.param(
-            "sys.exit(1)",
-            ": exit code 1. ",
-            marks=pytest.mark.skipif(not TELLS_EXITS, reason="this kernel keeps exit codes"),
-        ),
-    ],
-    ids=["exception", "exit code"],
-)
-def test_what_ended_a_rank_under_torchrun_is_told_with_its_rank_and_written_down(
-    ending: str, words: str
+def test_a_killed_rank_is_named_with_its_step_phase_and_cause_in_a_post_mortem(
+    killed: Killed,
 ) -> None:
-    with Ward() as node:
-        torchrun(node, ending)
+    assert killed.verdict["who"]["rank"] == "1"
+    assert (killed.verdict["phase"], killed.verdict["step"]) == ("backward", 17)
+    lines = killed.text.splitlines()
+    assert lines[0].startswith("rank 1 (")
+    assert "was killed in backward at step 17" in lines[0]
+    rows = [line.split() for line in lines if "backward  " in line]
+    assert [(row[0], row[2]) for row in rows] == [
+        ("0", "running"),
+        ("1", "killed"),
+        ("2", "running"),
+    ]
+    assert "0.5 to 2.5" in killed.text
+    assert "killed" in killed.status
+    assert killed.verdict["sentence"] in killed.status
 
+
+def test_the_last_state_of_a_killed_rank_stays_when_its_journal_is_gone(killed: Killed) -> None:
+    assert killed.series == {"state": 4.0, "phase": 3.0, "step": 17.0, "scalar": 1.5}
+
+
+def test_a_rank_that_finishes_before_the_others_is_no_death(killed: Killed) -> None:
+    assert killed.last_states == {"0": 2.0, "1": 4.0, "2": 2.0}
+    assert killed.reports == 1
+
+
+def test_what_ended_a_rank_under_torchrun_is_told_with_its_rank_and_written_down() -> None:
+    with Ward() as node:
+        script, go = node.root / "train.py", node.root / "go"
+        script.write_text(TRAINS)
+        os.mkfifo(go)
+        node.env.update(CUDA_VISIBLE_DEVICES="", GO=str(go))
+        launcher = node.torchrun(2, str(script))
+        until(lambda: node.states() == {"0": 1.0, "1": 1.0}, "the ranks")
+        # A letter for each of them, kept until both have come for it.
+        with go.open("r+b", buffering=0) as written:
+            written.write(b"go")
+            assert launcher.wait(timeout=300) == 1
+
+        words = ": RuntimeError: bad batch in shard 7. "
         until(lambda: words in str(node.report()), "the cause")
         verdict = node.report_on(2)["verdict"]
         assert verdict["who"]["rank"] == "1"
         assert verdict["step"] == 19
         text = node.written()[0].with_suffix(".txt").read_text()
         assert text.splitlines()[0] == verdict["sentence"]
-        until(lambda: told_by_status(node) == [verdict["sentence"]], "the verdict in the status")
+
+        def told() -> list[str]:
+            return re.findall(r"^  ! \d\d:\d\d:\d\d: (.*)", node.status(), re.MULTILINE)
+
+        until(lambda: told() == [verdict["sentence"]], "the verdict in the status")
 
 
-def test_a_rank_that_finishes_before_the_others_is_no_death() -> None:
-    with Ward() as node:
-        processes = node.ranks(2)
-
-        for process in reversed(processes):
-            finished(process)  # closes its input
-
-        until(lambda: set(node.states().values()) == {2.0}, "both ends to be seen")
-        node.stop_agent()
-        assert node.written() == []
-
-
-@contextlib.contextmanager
-def limited(group: Path) -> Iterator[Path]:
-    """A memory cgroup of 256 MiB."""
-    group.mkdir()
-    try:
-        names = ("memory.max", "memory.limit_in_bytes")
-        limit = next(group / name for name in names if (group / name).exists())
-        limit.write_text(str(256 << 20))
-        yield group
-    finally:
-        until(lambda: not (group / "cgroup.procs").read_text(), "the group to be empty")
-        group.rmdir()
+# How a process ends without a last word, and what it is to be called.
+ENDS = {
+    "os._exit(0)": "finished",
+    "os.execv('/bin/cat', ['cat'])": "finished",
+    "os._exit(3)": "killed",
+    "os.kill(os.getpid(), signal.SIGKILL)": "killed",
+}
+# A parent that does not ask how its child ended, and one that does at once.
+FORK = "if os.fork():\n    sys.stdin.read()\n    os._exit(0)\n"
 
 
-@pytest.mark.skipif(not LENT_CGROUP, reason="OTEL_DDP_TEST_CGROUP lends no memory cgroup to tests")
-def test_an_out_of_memory_kill_in_a_cgroup_is_told_as_one() -> None:
-    # The agent that the rank starts is in the group as well, and ends with the node.
-    with limited(Path(LENT_CGROUP) / f"otel_ddp-test-{os.getpid()}") as group, Ward() as node:
-        # In the group before the agent knows of it.
-        enters = f'echo $$ > {group}/cgroup.procs; exec "$0" -c "$1"'
-        ranks = {"OTEL_DDP_RANK": "0", "OTEL_DDP_WORLD_SIZE": "1"}
-        eating = node.start("sh", "-c", enters, sys.executable, EATS, env=ranks)
-        until(lambda: node.states() == {"0": 1.0}, "the rank")
-
-        eating.communicate()  # closes its input
-
-        verdict = node.report_on(1)["verdict"]
-        assert verdict["who"]["rank"] == "0"
-        assert "its memory cgroup was full" in verdict["sentence"]
-
-
-def test_the_last_state_of_a_killed_rank_stays_when_its_journal_is_gone() -> None:
-    with Ward() as node:
-        killed, _ = node.ranks(2)
-
-        killed.kill()
-
-        until(lambda: len(node.place.journals()) == 1, "the journal to go")
-        # Between two signs of life of the other rank the agent throws out what is over.
-        for _ in range(2):
-            beat = node.value("training_heartbeat_timestamp_seconds", rank="1")
-            assert beat is not None
-            until(
-                lambda before=beat: (
-                    node.value("training_heartbeat_timestamp_seconds", rank="1") != before
-                ),
-                "a sign of life",
-            )
-        assert node.value("training_state", rank="0") == 4.0
-        assert node.value("training_phase", rank="0") == 3.0
-        assert node.value("training_step", rank="0") == 17.0
-        assert node.value("training_scalar", name="loss", rank="0") == 0.5
-
-
-@pytest.mark.parametrize(
-    ("end", "state"),
-    [
-        ("os._exit(0)", "finished"),
-        ("os.execv('/bin/cat', ['cat'])", "finished"),
-        ("os._exit(3)", "killed"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "killed"),
-    ],
-)
-@pytest.mark.parametrize("where", ["a program", "a fork"])
-def test_a_process_without_a_last_word_is_killed_only_if_it_did_not_end_well(
-    end: str, state: str, where: str
-) -> None:
-    # A parent that does not ask how its child ended, and one that does at once.
-    fork = "if os.fork():\n    sys.stdin.read()\n    os._exit(0)\n" if where == "a fork" else ""
-    code = f"import os, signal, sys\nimport otel_ddp\n{fork}run = otel_ddp.init(run='r')\n"
-    code += f"run.log({{'x': 1.0}})\nprint(sys.stdin.readline(), flush=True)\n{end}\n"
-    code = code.replace("sys.stdin.readline()", "os.getpid()") if fork else code
+def test_a_process_without_a_last_word_is_killed_only_if_it_did_not_end_well() -> None:
+    begin = "import os, signal, sys\nimport otel_ddp\n"
+    expected = {}
     with Node() as node:
-        process = node.python(code)
+        programs = []
+        for number, (end, state) in enumerate(ENDS.items()):
+            for kind, fork, waits in (("program", "", "sys.stdin.readline()"), ("fork", FORK, "0")):
+                run = f"{kind} {number}"
+                expected[run] = state
+                code = f"{begin}{fork}run = otel_ddp.init(run={run!r})\nrun.log({{'x': 1.0}})\n"
+                process = node.python(f"{code}{waits}\n{end}\n")
+                programs += [process] if kind == "program" else []
         until(lambda: node.place.agent_is_alive(), "the agent")
-        if not fork:
-            until(node.processes, "the process")
+        until(lambda: len(node.processes()) == len(expected), "the processes")
+        for process in programs:
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
 
-        def ended() -> list[str]:
-            found = [str(each["state"]) for each in node.agent()["ended"]]
-            return found or []
+        def ended() -> dict[str, str]:
+            return {str(each["run"]): str(each["state"]) for each in node.agent()["ended"]}
 
-        assert until(ended, "the end") == [state]
+        until(lambda: len(ended()) == len(expected), "all ends")
+        assert ended() == expected

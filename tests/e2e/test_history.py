@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from node import Node, finished, until
-from otlp_receiver import Point, Receiver
+from otlp_receiver import Receiver
 
-# Logs at 100/s and writes down what it logged; waits for a line where the test wants to act.
+# Logs at 500/s and writes down what it logged; waits for a line where the test wants to act.
 PACED = """
 import json, sys, time
 import otel_ddp
@@ -26,7 +26,7 @@ for step in range(1000):
     if step in (333, 667):
         print("third", flush=True)
         sys.stdin.readline()
-    time.sleep(0.01)
+    time.sleep(0.002)
 run.finish()
 print(json.dumps(told), flush=True)
 """
@@ -210,71 +210,3 @@ with otel_ddp.init(run="r", config=config, description="d" * 600, tags=["b", "a"
 
 def _has(receiver: Receiver, metric: str, value: float) -> bool:
     return any(p.metric == metric and p.value == value for p in receiver.points())
-
-
-def test_an_agent_killed_in_mid_run_loses_no_value() -> None:
-    code = """
-import sys, time
-import otel_ddp
-run = otel_ddp.init(run="r")
-for step in range(1200):
-    run.log({"loss": float(step)}, step=step)
-    if step == 200:
-        print("there", flush=True)
-        sys.stdin.readline()
-    time.sleep(0.01)
-run.finish()
-"""
-    with Node() as node, Receiver() as receiver:
-        node.export_to(receiver.start_http())
-        process = node.python(code)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
-        assert receiver.wait_for(lambda r: len(scalars(r, "training.scalar")) > 10)
-        node.kill_agent()
-        _go_on(process)
-        finished(process)
-
-        assert receiver.wait_for(lambda r: len(scalars(r, "training.scalar")) >= 1200)
-        values = scalars(receiver, "training.scalar")
-        assert [values[at] for at in sorted(values)] == [float(step) for step in range(1200)]
-
-
-STATES = ["healthy", "refusing", "silent"]
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_what_a_process_hands_over_at_its_end_is_delivered_or_kept(state: str) -> None:
-    code = """
-import otel_ddp
-run = otel_ddp.init(run="second")
-for step in range(500):
-    run.log({"loss": float(step)}, step=step)
-run.finish()
-"""
-    with Node() as node, Receiver() as receiver:
-        endpoint = receiver.start_http()
-        receiver.set_mode({"healthy": "ok", "refusing": 503, "silent": "hang"}[state])
-        node.export_to(endpoint)
-        node.run(code.replace("second", "first"))
-        node.agent()
-
-        node.run(code)
-        # The container ends here, and the agent with it; the disk stays.
-        node.kill_agent()
-        receiver.set_mode("ok")
-        node.run(code.replace("second", "third"))
-
-        def complete(run: str) -> bool:
-            return len(_steps(receiver.points(), run)) == 500
-
-        for run in ("first", "second", "third"):
-            until(lambda run=run: complete(run), f"all values of {run}")
-
-
-def _steps(points: list[Point], run: str) -> set[float]:
-    return {
-        point.value
-        for point in points
-        if point.metric == "training.scalar" and point.attributes.get("run") == run
-    }

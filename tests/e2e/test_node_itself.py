@@ -28,9 +28,9 @@ def node() -> Iterator[Node]:
         yield node
 
 
-def rank(node: Node, number: int, **env: str) -> subprocess.Popen[str]:
+def rank(node: Node, number: int, code: str = RANK, **env: str) -> subprocess.Popen[str]:
     started = node.python(
-        RANK, RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2", OTEL_DDP_AGENT="auto", **env
+        code, RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2", OTEL_DDP_AGENT="auto", **env
     )
     assert started.stdout is not None
     assert started.stdout.readline() == "there\n"
@@ -71,16 +71,9 @@ def test_host_and_processes_are_told_of_on_both_ways(node: Node) -> None:
         assert first.poll() is None
 
 
-def test_what_is_not_wanted_is_not_read(node: Node) -> None:
-    rank(node, 0, OTEL_DDP_SOURCES="process")
-
-    until(lambda: names(node, rank="0") >= OF_PROCESS, "the process")
-    sources = {labels["source"] for labels, _ in node.series("otel_ddp_source_age_seconds")}
-    assert sources == {"process"}
-    assert not names(node) & OF_HOST
-
-
-def test_workers_are_counted_with_their_rank_and_ranks_are_not(node: Node) -> None:
+def test_workers_are_counted_with_their_rank_and_what_is_not_wanted_is_not_read(
+    node: Node,
+) -> None:
     workers = """
 import os, sys
 import otel_ddp
@@ -91,14 +84,15 @@ if os.fork() == 0:
 print("there", flush=True)
 sys.stdin.read()
 """
-    started = node.python(workers, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", OTEL_DDP_AGENT="auto")
-    assert started.stdout is not None
-    assert started.stdout.readline() == "there\n"
+    rank(node, 0, workers, OTEL_DDP_SOURCES="process")
 
+    until(lambda: names(node, rank="0") >= OF_PROCESS, "the process")
     until(lambda: node.value("training_children_count") == 1, "one worker")
+    worked = "training_children_cpu_time_seconds_total"
     until(
-        lambda: (
-            (node.value("training_children_cpu_time_seconds_total", cpu_mode="user") or 0) > 0.2
-        ),
+        lambda: (node.value(worked, cpu_mode="user") or 0) > 0.2,
         "what it has worked",
     )
+    sources = {labels["source"] for labels, _ in node.series("otel_ddp_source_age_seconds")}
+    assert sources == {"process"}
+    assert not names(node) & OF_HOST
