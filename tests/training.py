@@ -31,10 +31,9 @@ class Settings(NamedTuple):
     work_s: float = 0.001
     """In forward, and the same in backward."""
     data_s: float = 0.0
-    """What it needs more, as the next four."""
+    """What it needs more, as the next three."""
     forward_s: float = 0.0
     backward_s: float = 0.0
-    other_s: float = 0.0
     checkpoint_s: float = 0.0
     grown_s: float = 0.0
     """What it needs more for data once FOLDER has a file NAME.grown."""
@@ -143,7 +142,6 @@ def train(folder: Path, name: str, settings: Settings) -> None:
     for step, batch in enumerate(otel_ddp.data(batches(settings, folder / f"{name}.grown")), 1):
         last = stop.after(step)
         model(batch).sum().backward()
-        time.sleep(settings.other_s)
         if settings.checkpoint_s:
             with run.phase("checkpoint"):
                 time.sleep(settings.checkpoint_s)

@@ -20,44 +20,10 @@ with otel_ddp.init(group="g", run="r", project="p") as run:
 """
 
 
-THOUSAND = """
-import pathlib
-import otel_ddp
-run = otel_ddp.init(run="r")
-for n in range(1000):
-    path = pathlib.Path(f"sample-{n}.txt")
-    path.write_text(str(n))
-    run.artifact(path)
-run.finish()
-"""
-
-
 def attributes(record: Any) -> dict[str, Any]:
     return {
         pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in record.attributes
     }
-
-
-def test_of_a_thousand_artifacts_a_thousand_arrive() -> None:
-    with Node() as node, Receiver() as receiver:
-        node.export_to(receiver.start_http())
-        stored = node.root / "store"
-        code = f"import os; os.chdir({str(node.root)!r}){THOUSAND}"
-        node.run(code, OTEL_DDP_ARTIFACTS=str(stored))
-        until(lambda: node.value("otel_ddp_artifacts_total", outcome="complete") == 1000, "all")
-        wanted = {f"sample-{n}.txt" for n in range(1000)}
-        assert receiver.wait_for(lambda r: arrived(r) == wanted)
-        left_out = node.value("otel_ddp_artifacts_total", outcome="left_out")
-
-    assert left_out == 0
-
-
-def arrived(receiver: Receiver) -> set[str]:
-    """The names of those that are told of as read and stored."""
-    records = (
-        attributes(each) for each in receiver.logs() if each.event_name == catalog.ARTIFACT_EVENT
-    )
-    return {each["artifact.name"] for each in records if each["artifact.state"] == "complete"}
 
 
 def test_the_next_agent_reads_stores_and_tells_of_what_the_killed_one_left() -> None:

@@ -20,8 +20,6 @@ STEP = {"forward_s": 0.003, "backward_s": 0.006, "optimizer_s": 0.001, "first_lo
 # The hosts are fifty steps ahead where nothing keeps them from it, and may be late by as much.
 FAR_AHEAD = {"kernels": 20}
 SLOWER = {"forward_s": 0.0039, "backward_s": 0.0078}
-LAUNCH_QUEUE = 1024
-
 
 # A rank becomes late in this step: all that is left out of comparing at the beginning is over.
 BEGINS = 40
@@ -37,19 +35,13 @@ class Named(NamedTuple):
 def scenario(
     expected: Named | None = None, every: Scenario | None = None, **ranks: Scenario
 ) -> Scenario:
-    """What ranks do, see `Settings` in the program: `chosen` in the middle, and the `first` one."""
+    """What ranks do, see `Settings` in the program: all of them, and the `chosen` one."""
     begins = BEGINS if expected else 0
     return {"all": {**STEP, **(every or {})}, **ranks, "begins": begins, "expected": expected}
 
 
 SCENARIOS = {
     "slow device": scenario(Named("compute", "device"), every=FAR_AHEAD, chosen=SLOWER),
-    # The device waits for its host at the beginning of forward: on a busy machine that takes time.
-    "slow device, asked each step": scenario(
-        Named("compute", "device"),
-        every={"forward_s": 0.006, "backward_s": 0.012, "asks_every": 1},
-        chosen={"forward_s": 0.009, "backward_s": 0.018},
-    ),
     "late data": scenario(Named("data", "host"), chosen={"load_s": 0.03}),
     "slow launches": scenario(Named("forward", "host"), chosen={"launch_s": 0.02}),
     # The host needs 6 of the 11 ms that its device needs for a step.
@@ -57,8 +49,6 @@ SCENARIOS = {
     # One host happens to be ahead of the other, and its device waits for the other's. A step is so
     # long that a core that is taken for 2 ms of it is no excess.
     "all load slowly": scenario(every={"load_s": 0.06}),
-    # Rank 0 asks for its loss; the others are ahead by five steps.
-    "asks alone": scenario(every={"kernels": LAUNCH_QUEUE // 5}, first={"asks_every": 10}),
     "no clock": scenario(chosen={**SLOWER, "has_clock": False}),
     "all launch slowly": scenario(
         every={"forward_s": 0.001, "backward_s": 0.002, "launch_s": 0.008, "asks_every": 1}
@@ -119,7 +109,7 @@ def test_most_ranks_that_become_late_are_named_within_120_steps(played: Played) 
     assert took[len(took) // 2] <= SOON, took
 
 
-@pytest.mark.parametrize("name", ["late data, host ahead", "all load slowly", "asks alone"])
+@pytest.mark.parametrize("name", ["late data, host ahead", "all load slowly"])
 def test_of_hosts_that_only_differ_in_how_far_they_are_ahead_none_is_named(
     played: Played, name: str
 ) -> None:

@@ -66,8 +66,8 @@ def test_an_example_runs_and_is_recorded(name: str) -> None:
         temporary = node.root / "tmp"
         temporary.mkdir()
         node.env["TMPDIR"] = str(temporary)
-        # The first example is started as users start it, the others in less time.
-        start = partial(node.start, sys.executable) if name == "ddp.py" else node.warm
+        # One example is started as users start it, the others in less time.
+        start = partial(node.start, sys.executable) if name == "quickstart.py" else node.warm
         finished(start(*launcher, str(ROOT / "examples" / name)))
 
         until(lambda: len(node.series("training_scalar", name=value)) == ranks, "its values")
@@ -81,18 +81,23 @@ def test_an_example_runs_and_is_recorded(name: str) -> None:
         assert all(each.name.startswith("torch") for each in temporary.iterdir())
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_snippets_of_a_page_run_as_they_stand_and_log_what_they_say(page: str) -> None:
-    text = (ROOT / page).read_text()
-    snippets = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+def test_the_snippets_of_the_pages_run_as_they_stand_and_log_what_they_say() -> None:
+    snippets: dict[str, str] = {}
+    for page in PAGES:
+        found = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+        assert found, page
+        snippets |= {f"{page} {number}": each for number, each in enumerate(found)}
+    with Node() as node:
+        for name, snippet in snippets.items():
+            finished(node.warm("-c", snippet, env={"OTEL_DDP_RUN": name}))
 
-    assert snippets
-    for snippet in snippets:
-        with Node() as node:
-            finished(node.warm("-c", snippet))
+        def with_a_loss() -> set[str]:
+            found = node.series("training_scalar_step", name="loss")
+            return {labels["run"] for labels, _ in found}
 
-            until(lambda node=node: node.series("training_scalar_step", name="loss"), "its loss")
-            assert [each["state"] for each in node.processes()] == ["finished"]
+        until(lambda: with_a_loss() == {*snippets}, "the loss of each")
+        states = [(each["run"], each["state"]) for each in node.processes()]
+        assert sorted(states) == sorted((name, "finished") for name in snippets)
 
 
 def test_the_quickstart_names_the_late_rank_and_has_a_curve_of_every_rank(tmp_path: Path) -> None:

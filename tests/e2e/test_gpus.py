@@ -100,7 +100,9 @@ def test_each_gpu_is_told_of_under_its_rank(node: Node) -> None:
     until(lambda: told(node, SENT_TO[1]) == {}, "a GPU of two runs")
 
 
-def test_where_rank_0_alone_is_exported_all_gpus_of_the_node_are_told_of(node: Node) -> None:
+def test_where_rank_0_alone_is_exported_all_gpus_of_the_node_are_told_of(
+    node: Node, boards: Boards
+) -> None:
     for number, device in enumerate(SENT_TO[:2]):
         rank(node, number, "first", str(device), OTEL_DDP_STRATEGY="main")
 
@@ -110,21 +112,18 @@ def test_where_rank_0_alone_is_exported_all_gpus_of_the_node_are_told_of(node: N
     assert len(node.series("hw_power_watts")) == 8
     assert [labels["rank"] for labels, _ in node.series("training_state")] == ["0"]
 
-
-def test_a_rank_that_says_nothing_is_found_by_its_process(node: Node, boards: Boards) -> None:
-    mine = rank(node, 0, "first", "", PLAIN)
-    until(lambda: len(node.series("hw_power_watts")) == 8, "eight GPUs")
+    # A rank that says nothing of its GPU is found by its process.
+    silent = rank(node, 2, "first", "", PLAIN, OTEL_DDP_STRATEGY="main")
     assert told(node, 5) == {}
-
     shown = [h100(index) for index in range(8)]
-    shown[5].compute = [(mine.pid, 3 * GIB)]
+    shown[5].compute = [(silent.pid, 3 * GIB)]
     boards.write(shown)
 
-    theirs = {"run": "first", "rank": "0", "local_rank": "0"}
+    theirs = {"run": "first", "rank": "2", "local_rank": "2"}
     until(lambda: told(node, 5) == theirs, "the GPU on which its process was seen")
     (held,) = until(lambda: node.series("otel_ddp_gpu_process_memory_usage_bytes"), "its memory")
-    assert (held[0]["gpu"], held[0]["rank"], held[1]) == ("5", "0", 3 * GIB)
-    (gpu,) = [each for each in node.agent()["gpus"] if each["labels"].get("rank") == "0"]
+    assert (held[0]["gpu"], held[0]["rank"], held[1]) == ("5", "2", 3 * GIB)
+    (gpu,) = [each for each in node.agent()["gpus"] if each["labels"].get("rank") == "2"]
     assert (gpu["index"], gpu["name"]) == ("5", "NVIDIA H100 80GB HBM3")
     assert gpu["busy_ratio"] == 0.87
 

@@ -18,7 +18,7 @@ from tools.stack.server import free_port
 from nvml_boards import standin_library
 from stack.browser import Browser, browser
 from stack.loki_standin import LogStore, standin
-from stack.scenario import BASE, DEBUG, FAILING_RANK, HUNG_RANK, LATE_RANK, LOW, Scenario, scenario
+from stack.scenario import BASE, LATE_RANK, LOW, Scenario, scenario
 
 # Where the tests run there may be no such thing; and no traces are stored.
 MAY_BE_EMPTY = {"Swap", "InfiniBand and RoCE", "Standing still for want of", "Sampled steps"}
@@ -118,17 +118,6 @@ def test_every_panel_of_every_board_shows_something(
     assert [each.title for each in counted if each.empty and "No data" in each.text] == []
 
 
-def test_the_boards_name_who_is_late_and_who_hangs(looking: Browser, played: Scenario) -> None:
-    for run, title, rank in (
-        (BASE, "Slowest rank", LATE_RANK),
-        (DEBUG, "Held up by", HUNG_RANK),
-    ):
-        asked = {"var_run": run.name}
-        with looking.open(BOARDS["Ranks"], lines("Ranks"), **times(played), **asked) as board:
-            shown = {each.title: each.text for each in board.panels()}
-        assert f"rank {rank} " in shown[title]
-
-
 def test_a_chosen_value_narrows_what_is_shown(looking: Browser, played: Scenario) -> None:
     asked = {"var_run": BASE.name}
     with looking.open(BOARDS["Ranks"], lines("Ranks"), **times(played), **asked) as board:
@@ -141,32 +130,6 @@ def test_a_chosen_value_narrows_what_is_shown(looking: Browser, played: Scenario
 
         # With its head.
         assert rows.count() == 2 < before
-
-
-def test_a_line_of_a_rank_an_exception_a_verdict_and_an_artifact_are_on_the_board_of_the_run(
-    looking: Browser, played: Scenario
-) -> None:
-    panel = "Log lines, verdicts, checkpoints and events"
-    # All ranks together have more lines than the panel draws at once.
-    asked = {
-        "var_run": LOW.name,
-        "var_rank": str(FAILING_RANK),
-        "var_severity": "warn|error|critical|fatal",
-    }
-    with looking.open(BOARDS["Run"], lines("Run"), **times(played), **asked) as board:
-        board.open_rows()
-        shown = {each.title: each.text for each in board.panels()}
-
-    # What the rank said, what ended it with its stack trace, and what the agent made of it.
-    assert f"no memory is left to rank {FAILING_RANK}" in shown[panel]
-    assert "OutOfMemoryError: CUDA out of memory" in shown[panel]
-    assert "Traceback (most recent call last):" in shown[panel]
-    assert f"rank {FAILING_RANK} (" in shown[panel]
-    # The checkpoint that the run wrote, and read after its restart; the title has such words too.
-    title = "Inputs and outputs"
-    artifacts = shown[title].replace(title, "")
-    for word in ("input", "output", "checkpoint", "model.pt"):
-        assert word in artifacts
 
 
 def test_a_run_in_the_table_leads_to_its_board_and_its_time(

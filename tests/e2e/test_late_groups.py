@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import pytest
 from tools.stack.server import free_port
 
-import warm
 from node import Node, until
 from otel_ddp.journal.survey import survey
 
@@ -75,7 +74,7 @@ def launches() -> Iterator[Seen]:
         script = node.root / "program.py"
         script.write_text(PROGRAM)
         for way in WAYS:
-            node.start(warm.python().executable, str(script), way, str(free_port()))
+            node.warm(str(script), way, str(free_port()))
         seen: dict[str, dict[str, Any]] = {}
         until(lambda: both_seen(node, seen), "verdicts on both runs")
         yield Seen(node.processes(), seen)

@@ -23,21 +23,6 @@ PROGRAMS = sorted(
 )
 MOST_CHANGED_LINES = 9
 
-# What needs two processes, one program after the other, without paying for torch each time.
-BEFORE = """
-import os, runpy, sys
-
-for port, path in zip(os.environ["PORTS"].split(), sys.argv[1:]):
-    print(f"== {path}", flush=True)
-    os.environ["MASTER_PORT"] = port
-    sys.path[0], sys.argv = os.path.dirname(path), [path]
-    if "--local_rank" in open(path).read():
-        sys.argv += ["--local_rank", os.environ["LOCAL_RANK"]]
-    runpy.run_path(path, run_name="__main__")
-assert "otel_ddp" not in sys.modules
-"""
-
-
 # Verdicts on how fast ranks are.
 OF_PACE = ("straggler", "imbalance", "recurring", "regression")
 
@@ -193,43 +178,17 @@ def job(program: str) -> list[list[str]]:
     return [["env", f"RANK={rank}", *world, *python(program)] for rank in ("0", "1")]
 
 
-def two_nodes(program: str, *arguments: str, ranks: int) -> list[list[str]]:
-    """A torchrun for each of two nodes on this machine."""
+def two_nodes(program: str) -> list[list[str]]:
+    """A torchrun of one rank for each of two nodes on this machine."""
     port = str(free_port())
     where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
-    each = ("--nproc-per-node", str(ranks), "--node-rank")
-    return [
-        torchrun(program, *arguments, where=(*where, *each, str(node)), node=node)
-        for node in range(2)
-    ]
+    each = ("--nproc-per-node", "1", "--node-rank")
+    return [torchrun(program, where=(*where, *each, str(node)), node=node) for node in range(2)]
 
 
 def results(printed: str) -> list[str]:
     """The losses and the like: whatever is told to eight places or more."""
     return re.findall(r"\d\.\d{8,}", printed)
-
-
-@pytest.fixture(scope="module")
-def before() -> dict[str, list[str]]:
-    """What each program that needs two processes computes without otel_ddp."""
-    programs = [each.replace(".py", "_before.py") for each in PROGRAMS if each.endswith("train.py")]
-    ports = " ".join(str(free_port()) for _ in programs)
-    paths = [str(EXAMPLES / each) for each in programs]
-    with Node(
-        CUDA_VISIBLE_DEVICES="", MASTER_ADDR="127.0.0.1", WORLD_SIZE="2", PORTS=ports
-    ) as node:
-        node.env["OUTPUT"] = str(node.root)
-        started = [
-            node.warm(
-                *("-c", BEFORE, *paths),
-                env={"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(2)
-        ]
-        printed, _ = [finished(each) for each in started]
-        assert node.processes() == []
-    told = re.split(r"^== .*/(.*)/.*$", printed, flags=re.MULTILINE)
-    return {name: results(text) for name, text in zip(told[1::2], told[2::2], strict=True)}
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -244,12 +203,9 @@ def test_a_program_is_under_ten_lines_from_its_start_without_tracking(program: s
     assert 0 < len(changed) <= MOST_CHANGED_LINES
 
 
-def test_processes_under_roles_of_their_own_are_one_run_with_curves(
-    before: dict[str, list[str]],
-) -> None:
+def test_processes_under_roles_of_their_own_are_one_run_with_curves() -> None:
     launch = Launch(python("from_swanlab/train.py"))
 
-    assert results(launch.printed) == before["from_swanlab"]
     ((group, _),) = launch.runs
     assert f"{group}: epoch 9" in launch.printed
     assert re.fullmatch("exp_[0-9a-f]{8}", group)
@@ -269,12 +225,9 @@ def test_processes_under_roles_of_their_own_are_one_run_with_curves(
     launch.assert_calm()
 
 
-def test_a_role_for_each_rank_of_two_nodes_is_one_run_in_the_group_of_the_variable(
-    before: dict[str, list[str]],
-) -> None:
-    launch = Launch(*two_nodes("from_swanlab/train.py", ranks=1), EXP_ID="007")
+def test_a_role_for_each_rank_of_two_nodes_is_one_run_in_the_group_of_the_variable() -> None:
+    launch = Launch(*two_nodes("from_swanlab/train.py"), EXP_ID="007")
 
-    assert results(launch.printed) == before["from_swanlab"]
     assert {group for group, _ in launch.runs} == {"distributed_exp_007"}
     assert len(launch.runs) == 1
     assert launch.status.count("\nrun ") == 1
@@ -286,43 +239,23 @@ def test_a_role_for_each_rank_of_two_nodes_is_one_run_in_the_group_of_the_variab
     launch.assert_calm()
 
 
-# How many processes of how many are recorded: one, one a node, all.
-@pytest.mark.parametrize(
-    ("strategy", "nodes", "recorded"),
-    [
-        ("main", 1, ["0"]),
-        # test_launch.py shows it, too.
-        pytest.param("node", 2, ["0", "2"], marks=pytest.mark.stress),
-        ("all", 1, ["0", "1"]),
-    ],
-)
-def test_a_strategy_decides_how_many_processes_are_recorded(
-    before: dict[str, list[str]], strategy: str, nodes: int, recorded: list[str]
-) -> None:
-    program = "from_wandb/train.py"
-    arguments = ["--log_strategy", strategy, "--group_name", "my-experiment"]
-    if nodes == 2:
-        launch = Launch(*two_nodes(program, *arguments, ranks=2))
-    else:
-        launch = Launch(torchrun(program, *arguments))
-        assert results(launch.printed) == before["from_wandb"]
+def test_flags_of_the_program_decide_how_many_processes_are_recorded_and_their_group() -> None:
+    arguments = ("--log_strategy", "all", "--group_name", "my-experiment")
 
-    world = 2 * nodes
-    batches = 3 * 2048 // 32 // world
+    launch = Launch(torchrun("from_wandb/train.py", *arguments))
+
     assert len(launch.runs) == 1
-    assert launch.ranks(exported=False) == [str(rank) for rank in range(world)]
-    assert launch.ranks(exported=True) == recorded
-    assert {labels["rank"] for labels, _ in launch.series("training_scalar")} == set(recorded)
-    for rank in recorded:
+    assert launch.ranks(exported=True) == ["0", "1"]
+    for rank in ("0", "1"):
         for name in ("loss", "accuracy"):
             values = launch.history(name, rank=rank, group="my-experiment")
-            assert [each.step for each in values] == list(range(1, batches + 1))
-            assert [each.epoch for each in values] == sorted([0, 1, 2] * (batches // 3))
+            assert [each.step for each in values] == list(range(1, 97))
+            assert [each.epoch for each in values] == sorted([0, 1, 2] * 32)
         assert {"data", "forward", "backward", "optimizer"} <= launch.phases(rank)
-    assert {value for _, value in launch.series("training_world_size")} == {world}
+    assert {value for _, value in launch.series("training_world_size")} == {2}
     ((info, _),) = launch.series("training_run_info")
     assert info["config_batch_size"] == "32"
-    assert info["config_log_strategy"] == info["strategy"] == strategy
+    assert info["config_log_strategy"] == info["strategy"] == "all"
     assert launch.value("training_checkpoint_duration_seconds_count", rank="0") == 1
     (artifact,) = launch.artifacts()
     assert (artifact["artifact.name"], artifact["artifact.type"]) == ("model", "model")
@@ -333,16 +266,19 @@ def test_a_strategy_decides_how_many_processes_are_recorded(
     launch.assert_calm()
 
 
-def test_a_launcher_that_passes_the_local_rank_is_understood(
-    before: dict[str, list[str]],
-) -> None:
-    launcher = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")
-    port = ("--master-port", str(free_port()))
-    program = str(EXAMPLES / "from_wandb_guide/train.py")
+def test_a_launcher_that_passes_the_local_rank_is_understood_and_the_results_are_the_same() -> None:
+    def command(program: str) -> list[str]:
+        launcher = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")
+        where = ("--master-port", str(free_port()), str(EXAMPLES / "from_wandb_guide" / program))
+        return [warm.python().executable, *launcher, *where]
 
-    launch = Launch([warm.python().executable, *launcher, *port, program])
+    with Node(CUDA_VISIBLE_DEVICES="", **warm.python().env) as node:
+        before = finished(node.start(*command("train_before.py")))
+        assert node.processes() == []
 
-    assert results(launch.printed) == before["from_wandb_guide"]
+    launch = Launch(command("train.py"))
+
+    assert results(launch.printed) == results(before) != []
     assert launch.ranks(exported=True) == ["0", "1"]
     assert {group for group, _ in launch.runs} == {"DDP"}
     losses = [each for each in launch.points if each.attributes.get("name") == "loss"]
@@ -355,20 +291,11 @@ def test_a_launcher_that_passes_the_local_rank_is_understood(
     launch.assert_calm()
 
 
-def test_a_run_that_is_shared_with_a_child_process_has_what_the_child_logs() -> None:
-    launch = Launch(python("from_wandb_guide/share.py"))
+def test_what_children_log_into_a_shared_run_or_hand_to_their_parent_has_their_names() -> None:
+    launch = Launch(python("from_wandb_guide/share.py"), python("from_wandb_guide/funnel.py"))
 
-    assert {group for group, _ in launch.runs} == {"share"}
-    assert len(launch.runs) == 1
-    assert [each.value for each in launch.history("square")] == [1, 4, 9, 16]
-    launch.assert_steps()
-    launch.assert_calm()
-
-
-def test_what_a_parent_logs_for_its_workers_has_their_names() -> None:
-    launch = Launch(python("from_wandb_guide/funnel.py"))
-
-    assert len(launch.runs) == 1
+    assert len(launch.runs) == 2
+    assert [each.value for each in launch.history("square", group="share")] == [1, 4, 9, 16]
     for number in (1, 2, 3):
         values = launch.history(f"worker-{number}/loss")
         assert [each.value for each in values] == [number / (step + 1) for step in range(20)]
@@ -376,12 +303,9 @@ def test_what_a_parent_logs_for_its_workers_has_their_names() -> None:
     launch.assert_calm()
 
 
-def test_settings_and_types_of_values_arrive_as_they_were_named(
-    before: dict[str, list[str]],
-) -> None:
+def test_settings_and_types_of_values_arrive_as_they_were_named() -> None:
     launch = Launch(*job("from_em/train.py"))
 
-    assert results(launch.printed) == before["from_em"]
     assert len(launch.runs) == 1
     assert launch.ranks(exported=True) == ["0"]
     assert launch.ranks(exported=False) == ["0", "1"]
@@ -402,15 +326,9 @@ def test_settings_and_types_of_values_arrive_as_they_were_named(
     launch.assert_calm()
 
 
-# That spawned ranks are one run with curves is shown by the program from SwanLab, too.
-@pytest.mark.parametrize("launcher", [pytest.param("spawn", marks=pytest.mark.stress), "torchrun"])
-def test_a_trainer_that_builds_its_model_is_measured_from_one_line(
-    before: dict[str, list[str]], launcher: str
-) -> None:
-    program = "trainer_ddp/train.py"
-    launch = Launch(torchrun(program) if launcher == "torchrun" else python(program))
+def test_a_trainer_that_builds_its_model_is_measured_from_one_line() -> None:
+    launch = Launch(torchrun("trainer_ddp/train.py"))
 
-    assert results(launch.printed) == before["trainer_ddp"]
     assert {group for group, _ in launch.runs} == {"trainer"}
     assert len(launch.runs) == 1
     stopped = {each["rank"]: each["epoch"] for each in launch.events("early_stop")}

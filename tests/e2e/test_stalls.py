@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +44,7 @@ def batches(name):
 
 
 def synchronise(name, mine):
-    if name == "late" and mine:
+    if name in ("late", "ended") and mine:
         signal.pause()
     dist.all_reduce(torch.ones(1))
 
@@ -128,12 +126,14 @@ class Ward:
 
         Returns what the log record and the status say of the stall that is over.
         """
-        ranks = sorted(self._node.processes(), key=lambda each: int(each["rank"]))
+        ranks = [each for each in self._node.processes() if each["run"] == run]
+        ranks.sort(key=lambda each: int(each["rank"]))
         for ended, process in enumerate(ranks, start=1):
             os.kill(process["pid"], signal.SIGTERM)
             until(lambda ended=ended: self.death(ended), f"the verdict on {ended} ends")
         (record,) = until(lambda: self._records(run, "closed"), "the log record of its end")
-        (past,) = (e for e in survey([self._node.place]).past if e["kind"] == "stall")
+        found = survey([self._node.place]).past
+        (past,) = (e for e in found if (e["kind"], e["who"]["run"]) == ("stall", run))
         return record.body.string_value, past["sentence"]
 
     def death(self, ended: int) -> dict[str, Any] | None:
@@ -143,12 +143,13 @@ class Ward:
                 return dict(each)
         return None
 
-    def kept(self) -> dict[str, str]:
-        """What the history keeps of verdicts that are over, by their kinds."""
+    def kept(self, run: str) -> dict[str, str]:
+        """What the history of this run keeps of verdicts that are over, by their kinds."""
         found = {}
         for path in histories(Path(self._node.env["OTEL_DDP_HISTORY_DIR"])):
             with History(path) as history:
-                found |= {each["kind"]: each["sentence"] for each in history.verdicts()}
+                if history.about["run"] == run:
+                    found |= {each["kind"]: each["sentence"] for each in history.verdicts()}
         return found
 
     def open(self) -> list[dict[str, Any]]:
@@ -180,32 +181,55 @@ class Ward:
         ]
 
 
-@contextmanager
-def launched(names: list[str]) -> Iterator[Ward]:
-    with Node(OTEL_DDP_STALL_TIMEOUT_S=str(LIMIT_S)) as node, Receiver() as receiver:
-        node.env["OTEL_DDP_POSTMORTEM_DIR"] = str(node.root / "postmortems")
-        node.export_to(receiver.start_http())
-        # Whatever hangs is killed with the node.
-        yield Ward(node, receiver, names)
-
-
 RELEASED = {
     "data": signal.SIGUSR1,
     "late": signal.SIGUSR1,
     "gil": signal.SIGUSR1,
     "stopped": signal.SIGCONT,
 }
+ENDED = "ended"
+
+
+class Ended(NamedTuple):
+    """A hang that a launcher ends."""
+
+    stall: Stall
+    record: str
+    past: str
+    postmortem: tuple[dict[str, Any], str]
+    death: dict[str, Any]
+    kept: str
+
+
+class Seen(NamedTuple):
+    released: dict[str, Stall]
+    ended: Ended
 
 
 @pytest.fixture(scope="module")
-def released() -> dict[str, Stall]:
-    """Hangs that end, one after the other, on the same two ranks."""
+def seen() -> Seen:
+    """Hangs of the same two ranks, one after the other; the last one ends with them."""
     stalls = {}
-    with launched(list(RELEASED)) as ward:
+    with Node(OTEL_DDP_STALL_TIMEOUT_S=str(LIMIT_S)) as node, Receiver() as receiver:
+        node.env["OTEL_DDP_POSTMORTEM_DIR"] = str(node.root / "postmortems")
+        node.export_to(receiver.start_http())
+        ward = Ward(node, receiver, [*RELEASED, ENDED])
         for name, signal_number in RELEASED.items():
             stalls[name] = ward.stall(name)
             ward.release(name, signal_number)
-    return stalls
+        stall = ward.stall(ENDED)
+        # Rank 0 ends first. It did not die before the others stood.
+        record, past = ward.end(ENDED)
+        death = ward.death(2)
+        assert death is not None
+        kept = until(lambda: ward.kept(ENDED).get("stall"), "the history")
+        ended = Ended(stall, record, past, ward.postmortem(ENDED), death, kept)
+    return Seen(stalls, ended)
+
+
+@pytest.fixture
+def released(seen: Seen) -> dict[str, Stall]:
+    return seen.released
 
 
 def lasting(sentence: str) -> str:
@@ -261,21 +285,15 @@ def test_a_stopped_rank_is_named(released: dict[str, Stall]) -> None:
     assert_told(released["stopped"], "other", "stopped")
 
 
-def test_a_hang_that_is_ended_is_told_as_it_stood() -> None:
-    with launched(["late"]) as ward:
-        stall = ward.stall("late")
-        # Rank 0 ends first. It did not die before the others stood.
-        record, past = map(lasting, ward.end("late"))
+def test_a_hang_that_is_ended_is_told_as_it_stood(seen: Seen) -> None:
+    ended = seen.ended
 
-        known = lasting(stall.verdict["sentence"])
-        assert past == known
-        assert record == f"no longer, as the run ended: {known}"
-        content, text = ward.postmortem("late")
-        assert {each["state"] for each in content["processes"]} == {"running"}
-        assert lasting(text.splitlines()[0]) == known
-        death = ward.death(2)
-        assert death is not None
-        why = known.partition("): ")[2].partition(". Look")[0]
-        end = lasting(f"Before that, no rank had moved for 8 s: {why}.")
-        assert lasting(death["sentence"]).endswith(end)
-        until(lambda: lasting(ward.kept().get("stall", "")) == known, "the history")
+    known = lasting(ended.stall.verdict["sentence"])
+    assert lasting(ended.past) == lasting(ended.kept) == known
+    assert lasting(ended.record) == f"no longer, as the run ended: {known}"
+    content, text = ended.postmortem
+    assert {each["state"] for each in content["processes"]} == {"running"}
+    assert lasting(text.splitlines()[0]) == known
+    why = known.partition("): ")[2].partition(". Look")[0]
+    end = lasting(f"Before that, no rank had moved for 8 s: {why}.")
+    assert lasting(ended.death["sentence"]).endswith(end)

@@ -22,12 +22,10 @@ LATE_S = 0.03
 WORK = {"data", "forward", "backward", "optimizer", "other"}
 LABELS = {"group", "run", "job_type", "node", "rank", "local_rank"}
 SLOW = {"all": {"work_s": 0.006}}
-# A scenario -> what ranks do, see `Settings` in the program; and the phase to be named for.
+# A scenario -> what ranks do, see `Settings` in the program; and the phase to be named for. That of
+# other phases the simulation shows: tools/diagnosis_cases.py.
 LATE: dict[str, tuple[dict[str, Any], str]] = {
-    "data": ({"chosen": {"data_s": LATE_S}}, "data"),
-    "forward": ({"chosen": {"forward_s": LATE_S}}, "forward"),
     "backward": ({"chosen": {"backward_s": LATE_S}}, "backward"),
-    "other": ({"chosen": {"other_s": LATE_S}}, "other"),
     # What waits for them is no work either.
     "behind buffers": ({"all": {"buffers": True}, "chosen": {"data_s": LATE_S}}, "data"),
     "slower": ({"all": {"work_s": 0.01}, "chosen": {"work_s": 0.014}}, "compute"),
