@@ -202,8 +202,6 @@ def t4(index: int = 0) -> Board:
     board = h100(index)
     board.name = "Tesla T4"
     board.numbers |= {"memory.total": 16 * GIB, "memory.used": 5 * GIB}
-    board.numbers |= {"violation.0": 4_000_000_000, "violation.1": 500_000_000}
-    board.numbers |= {"violation.2": 0, "violation.3": 0, "violation.5": 0}
     board.numbers["throttle_reasons"] = board.numbers["event_reasons"]
     board.numbers |= {"memory.reserved": "!13", "event_reasons": "!13"}
     return board.without("gpm", "field.", "remapped", "mig.", "fan.")

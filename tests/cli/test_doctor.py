@@ -30,7 +30,6 @@ from otel_ddp.cli.node.doctor.machine import Check, Inputs, Said
 from otel_ddp.cli.node.status import NO_DRIVER_REMARKS
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.page.app import App
-from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import Survey
 from otlp_receiver import Receiver
 
@@ -74,8 +73,6 @@ def test_a_machine_without_a_gpu_is_healthy_and_that_is_one_sentence() -> None:
     (gpus,) = (line for line in lines if line.split()[1:2] == ["gpus"])
     assert gpus.startswith(f"ok    gpus         {NO_DRIVER_REMARKS[0]} library")
     assert any(line.startswith("ok    torch        torch ") for line in lines)
-    # Printed before the import, and not among the findings.
-    assert any(line.startswith("importing torch") for line in lines)
 
 
 def test_json_for_programs_and_failures_in_the_exit_status(
@@ -146,40 +143,22 @@ def test_the_doctor_starts_without_opentelemetry_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
+    ("versions", "level", "words"),
     [
-        ("raise ImportError('libcudart.so.13: cannot open')", "libcudart.so.13: cannot open"),
-        ("import os; os.abort()", "died of signal 6"),
-        ("print('hello'); raise SystemExit(0)", "failed (it printed nothing)"),
-    ],
-)
-def test_a_broken_torch_breaks_nothing_else(
-    code: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "torch.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-
-    findings = list(examine(Inputs(), [machine.torch, machine.python]))
-
-    assert levels(findings) == ["fail", "ok"]
-    assert why in findings[0].sentence
-
-
-@pytest.mark.parametrize(
-    ("report", "level", "words"),
-    [
-        ({"build": "CPU only", "backends": ["gloo"]}, "warn", "uses none of the GPUs"),
-        ({"build": "CUDA 13.2", "backends": ["gloo"]}, "warn", "without nccl"),
-        ({"build": "CPU only", "backends": []}, "warn", "cannot train on several ranks"),
-        ({"build": "CUDA 13.2", "backends": ["nccl"]}, "ok", "CUDA 13.2, backends: nccl"),
-        ({"build": "CUDA 12.1", "backends": ["nccl"], "version": "2.3.1"}, "warn", "torch 2.4 or"),
+        ("__version__ = '2.9'; cuda = None", "warn", "2.9, CPU only: it uses none of the GPUs"),
+        ("__version__ = '2.9+x'; cuda = '13.2'; hip = None", "ok", "torch 2.9+x, CUDA 13.2"),
+        ("__version__ = '2.9'; cuda = None; hip = '6.4'", "ok", "torch 2.9, ROCm 6.4"),
+        ("__version__ = '2.3.1'; cuda = '12.1'", "warn", "torch 2.4 or"),
     ],
 )
 def test_a_torch_that_does_not_suit_the_machine_is_a_warning(
-    report: dict[str, Any], level: str, words: str, monkeypatch: pytest.MonkeyPatch
+    versions: str, level: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = json.dumps({"version": "2.9", **report})
-    monkeypatch.setattr(machine, "_TORCH", f"print({printed!r})")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise AssertionError('it is not imported')")
+    (tmp_path / "torch/version.py").write_text(versions)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     inputs = Inputs()
     inputs.gpus = {"devices": [["0", "NVIDIA H100"]]}
 
@@ -209,9 +188,7 @@ def test_a_setting_that_cannot_be_read_fails_and_the_others_hold() -> None:
     ("variables", "words"),
     [
         ({"OTEL_DDP_STRATEGY": "foo"}, "strategy must be"),
-        ({"OTEL_DDP_STRATEGY": "1.5"}, "strategy must be"),
         ({"OTEL_DDP_RANK": "abc"}, "OTEL_DDP_RANK must be"),
-        ({"OTEL_DDP_WORLD_SIZE": "0"}, "OTEL_DDP_WORLD_SIZE must be"),
         ({"RANK": "7", "WORLD_SIZE": "4"}, "The global rank must be below the world size"),
     ],
 )
@@ -236,22 +213,17 @@ def shown(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Boards:
     return boards
 
 
-def test_every_gpu_is_named(shown: Boards) -> None:
+def test_every_gpu_is_named_and_a_variable_that_hides_all_is_a_warning(shown: Boards) -> None:
     boards = [h100(index) for index in range(8)]
     shown.write(boards)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
     findings = found(machine.gpus)
 
     assert the(findings, "ok") == (
         f"NVIDIA driver 550.54.14, GPUs: {boards[0].name} (0, 1, 2, 3, 4, 5, 6, 7)"
     )
-
-
-def test_a_variable_that_hides_all_gpus_is_a_warning(shown: Boards) -> None:
-    shown.write([h100()])
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-
-    assert "shows no GPU" in the(found(machine.gpus), "warn")
+    assert "shows no GPU" in the(findings, "warn")
 
 
 def children() -> set[str]:
@@ -275,18 +247,16 @@ def test_a_driver_that_hangs_does_not_stop_the_doctor(shown: Boards) -> None:
     assert children() == before
 
 
-def test_gpus_that_are_here_without_their_library_are_a_warning(
-    shown: Boards, tmp_path: Path
-) -> None:
-    shown.write([], init=9)
+def test_gpus_that_are_here_without_their_driver_are_a_warning(tmp_path: Path) -> None:
+    inputs = Inputs(dev=tmp_path)
+    inputs.gpus = {"missing": NO_DRIVER_REMARKS[1]}
 
-    without = found(machine.gpus, dev=tmp_path)
+    without = list(examine(inputs, [machine.gpus]))
     (tmp_path / "nvidiactl").touch()
-    here = found(machine.gpus, dev=tmp_path)
+    here = list(examine(inputs, [machine.gpus]))
 
     assert levels(without) == ["ok"]
-    assert the(here, "warn").startswith(NO_DRIVER_REMARKS[1])
-    assert "modprobe nvidia" in the(here, "warn")
+    assert the(here, "warn") == NO_DRIVER_REMARKS[1]
 
 
 def inputs_with(*agents: dict[str, Any]) -> Inputs:
@@ -311,7 +281,7 @@ def test_an_agent_that_sees_no_gpu_where_there_is_one_is_a_warning_as_are_its_re
     assert with_one[2].sentence == missing["gpu_remarks"][0]
 
 
-@pytest.mark.parametrize("odd", [None, "text", [{"labels": 7}]], ids=repr)
+@pytest.mark.parametrize("odd", [None, [{"labels": 7}]], ids=repr)
 def test_odd_values_of_an_agent_stop_no_check(odd: Any) -> None:
     names = ("pid", "version", "scrape", "export", "remark", "gpus", "gpu_remarks")
     inputs = inputs_with(dict.fromkeys(names, odd))
@@ -348,52 +318,35 @@ def test_unusable_directories_are_a_finding_each(tmp_path: Path) -> None:
 # --- the agent and its endpoint
 
 
-def test_a_living_agent_answers() -> None:
-    checks = [agent.agent, agent.endpoint, machine.processes]
+def test_a_living_agent_answers_and_one_that_is_stopped_fails_within_the_time_limit() -> None:
     with Node() as node:
         node.python(TRAINING)
         pid, scrape = node.agent()["pid"], node.agent()["scrape"]
-        inputs = Inputs(str(node.place.directory))
+        place = str(node.place.directory)
 
-        findings = list(examine(inputs, checks))
-
-    assert levels(findings)[:3] == ["ok", "ok", "ok"]
-    assert findings[0].sentence.startswith(f"pid {pid}, version {__version__}; OTLP: switched off")
-    assert findings[1].sentence.startswith(f"{scrape} answers with ")
-
-
-def test_ranks_that_the_agent_cannot_see_are_named() -> None:
-    inputs = inputs_with({"unseen": ["0", "3"]})
-    inputs.host = "node-0"
-    alone = the(list(examine(inputs, [machine.processes])), "warn")
-    inputs.survey.processes.extend(
-        ProcessState(host=host, state=state)
-        for host, state in (("node-0", "running"), ("node-1", "running"), ("node-2", "killed"))
-    )
-    shared = the(list(examine(inputs, [machine.processes])), "warn")
-
-    assert alone.startswith("the agent cannot see the process of rank 0, 3, so ")
-    assert "OTEL_DDP_DIR" not in alone
-    assert "If node-0, node-1 are nodes, OTEL_DDP_DIR must name a directory" in shared
-    assert levels(list(examine(inputs_with({"unseen": []}), [machine.processes])))[0] == "ok"
-
-
-def test_an_agent_that_is_stopped_fails_within_the_time_limit() -> None:
-    with Node() as node:
-        node.python(TRAINING)
-        pid = node.agent()["pid"]
+        checks = [agent.agent, agent.endpoint, machine.processes]
+        findings = list(examine(Inputs(place), checks))
         os.kill(pid, signal.SIGSTOP)
         try:
-            findings = found(agent.endpoint, directory=str(node.place.directory), answer_s=0.3)
+            stopped = found(agent.endpoint, directory=place, answer_s=0.3)
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    assert "does not answer (no answer in time)" in the(findings, "fail")
+    assert levels(findings)[:3] == ["ok", "ok", "ok"]
+    assert findings[0].sentence.startswith(f"pid {pid}, version {__version__}; OTLP: switched off")
+    assert findings[1].sentence == f"{scrape} answers"
+    assert "does not answer (no answer in time)" in the(stopped, "fail")
 
 
-@pytest.mark.parametrize(
-    ("here", "how"), [(7, "with `kill 7`"), (8, "where it runs"), (0, "where it runs")]
-)
+def test_ranks_that_the_agent_cannot_see_are_named() -> None:
+    unseen = the(list(examine(inputs_with({"unseen": ["0", "3"]}), [machine.processes])), "warn")
+
+    assert unseen.startswith("the agent cannot see the process of rank 0, 3, so ")
+    assert "if on another node, OTEL_DDP_DIR must name a directory" in unseen
+    assert levels(list(examine(inputs_with({"unseen": []}), [machine.processes])))[0] == "ok"
+
+
+@pytest.mark.parametrize(("here", "how"), [(7, "with `kill 7`"), (8, "where it runs")])
 def test_an_agent_of_another_version_and_its_remark_are_warnings(here: int, how: str) -> None:
     inputs = inputs_with({"version": "9.9", "remark": "port 9464 is taken", "pid_here": here})
 
@@ -404,42 +357,28 @@ def test_an_agent_of_another_version_and_its_remark_are_warnings(here: int, how:
     assert findings[1].sentence == "port 9464 is taken"
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (b"HTTP/1.0 404 no\r\n\r\n", "answers 404: does it belong to another program?"),
-        (b"HTTP/1.0 200 ok\r\n\r\n{}}{ 1 2 3 4", "cannot be read"),
-    ],
-)
-def test_an_endpoint_of_another_program_fails(answer: bytes, words: str) -> None:
+def test_an_endpoint_of_another_program_fails() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        subprocess.Popen(
-            [sys.executable, "-c", _SERVE, answer.hex()], stdin=server.fileno()
-        ) as process,
+        subprocess.Popen([sys.executable, "-c", _SERVE], stdin=server.fileno()) as process,
     ):
         inputs = inputs_with({"scrape": f"http://127.0.0.1:{server.getsockname()[1]}/metrics"})
 
         findings = list(examine(inputs, [agent.endpoint]))
         process.kill()
 
-    assert words in the(findings, "fail")
+    assert "answers 404: does it belong to another program?" in the(findings, "fail")
 
 
 _SERVE = """
-import socket, sys
-server = socket.socket(fileno=0)
-while True:
-    connection, _ = server.accept()
-    connection.recv(4096)
-    connection.sendall(bytes.fromhex(sys.argv[1]))
-    connection.close()
+import socket
+connection, _ = socket.socket(fileno=0).accept()
+connection.recv(4096)
+connection.sendall(b"HTTP/1.0 404 no\\r\\n\\r\\n")
 """
 
 
-@pytest.mark.parametrize(
-    ("mode", "level"), [("auto", "fail"), ("offline", "fail"), ("external", "warn")]
-)
+@pytest.mark.parametrize(("mode", "level"), [("auto", "fail"), ("external", "warn")])
 def test_an_agent_that_did_not_start_fails(mode: str, level: str) -> None:
     os.environ["OTEL_DDP_AGENT"] = mode
     inputs = inputs_with()

@@ -50,7 +50,6 @@ def test_the_time_of_an_operator_is_without_what_it_calls_and_for_one_step() -> 
     device = {"kernel": 300 / 2e3, "ncclDevKernel": 50 / 2e3, IDLE: (2000 - 350) / 2e3}
     assert milliseconds(trace, on_device=False) == host
     assert milliseconds(trace, on_device=True) == device
-    assert found.calls["aten::linear", False] == 1.0
 
 
 def totals(**own_us: float) -> Totals:
@@ -63,19 +62,17 @@ def totals(**own_us: float) -> Totals:
             continue
         events.append(event(name.replace("_", "::", 1), at, took))
         at += took
-    return totals_of(events)
+    return totals_of({"traceEvents": events})
 
 
-def test_rows_are_in_the_order_of_the_difference_to_the_median_of_the_others() -> None:
-    late, healthy, other = (
-        totals(aten_mm=mm, aten_add=add) for mm, add in ((400, 100), (100, 90), (110, 500))
-    )
+def test_rows_are_in_the_order_of_the_difference_to_the_other_rank() -> None:
+    late, healthy = (totals(aten_mm=mm, aten_add=add) for mm, add in ((400, 100), (110, 90)))
 
-    rows = compared([late, healthy, other])
+    rows = compared([late, healthy])
 
     assert [(row.name, round(row.difference_s * 1e6)) for row in rows] == [
-        ("aten::mm", 300),
-        (OUTSIDE, 110),
+        (OUTSIDE, -300),
+        ("aten::mm", 290),
         ("aten::add", 10),
     ]
     assert [row.name for row in compared([late])] == [OUTSIDE, "aten::mm", "aten::add"]
@@ -121,14 +118,3 @@ def test_a_sentence_names_the_culprit(
     ranks = totals(**late), totals(**healthy)
 
     assert culprit([3, 0], ranks[0].step_s, compared(ranks)) == sentence
-
-
-@pytest.mark.parametrize(
-    "trace",
-    [
-        *(None, 3, [], {}, {"traceEvents": 3}, {"traceEvents": [None, 3, {}, {"ph": "X"}]}),
-        {"traceEvents": [{**event("a", 0, 1), "ts": "soon"}, {**event("a", 0, 1), "name": 3}]},
-    ],
-)
-def test_a_trace_without_events_has_no_rows(trace: Any) -> None:
-    assert compared([totals_of(trace)]) == []

@@ -13,7 +13,7 @@ from otlp_receiver import Receiver
 
 RANK = "import otel_ddp, sys; otel_ddp.init(); print('there', flush=True); sys.stdin.read()"
 # Not every machine has these.
-SELDOM = {"hw.network.io", "system.paging.usage", "otel_ddp.host.pressure", "system.disk.io"}
+SELDOM = {"hw.network.io", "otel_ddp.host.pressure", "system.disk.io"}
 OF_HOST = {
     metric.prometheus
     for metric in catalog.METRICS

@@ -242,13 +242,6 @@ int nvmlDeviceGetTotalEccErrors(Device of, u32 kind, u32 counter, u64 *into) {
     return ask_u64(of, key, into);
 }
 
-typedef struct { u64 reference, violation; } Violation;
-int nvmlDeviceGetViolationStatus(Device of, u32 policy, Violation *into) {
-    char key[48];
-    snprintf(key, sizeof key, "violation.%u", policy);
-    return ask_u64(of, key, &into->violation);
-}
-
 typedef struct { u32 gpu, memory; } Utilization;
 int nvmlDeviceGetUtilizationRates(Device of, Utilization *into) {
     int code = ask_u32(of, "utilization.gpu", &into->gpu);

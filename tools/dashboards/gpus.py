@@ -493,11 +493,17 @@ def _node_lines(
     )
 
 
+def _node_rates(name: str, *by: str) -> str:
+    series = _node(name)
+    labels = ", ".join(("node", *by))
+    whole = f"max by ({labels}) (rate({series}{_RATE}))"
+    return _few_nodes(whole, series, "rate")
+
+
 def _nodes() -> list[Panel]:
     idle = _node("system.cpu.utilization", 'cpu_mode="idle"')
     used = _node("system.memory.usage", 'system_memory_state="used"')
     limit = _node("system.memory.limit")
-    load = _node("otel_ddp.host.load_average.1m")
     return [
         _node_lines(
             "Processors of nodes",
@@ -518,24 +524,19 @@ def _nodes() -> list[Panel]:
             maximum=1,
         ),
         _node_lines(
-            "Load",
-            _few_nodes(f"max by (node) ({load})", load),
-            "none",
-            "Threads that run or want to, in the mean of a minute; the most loaded nodes.",
-            "More than there are processors: too many threads, see OMP_NUM_THREADS.",
+            "Standing still for want of",
+            f"clamp_max({_node_rates('otel_ddp.host.pressure', 'resource', 'stall_type')}, 1)",
+            "percentunit",
+            "Share of the time in which some or all tasks waited for processor, memory or storage.",
+            "Memory above a tenth: about to fail. Storage: the disk is the limit.",
+            "{{node}} · {{resource}} · {{stall_type}}",
+            nothing="not told by this kernel",
         ),
     ]
 
 
 def _node_more() -> list[Panel]:
-    def rate(name: str, *by: str) -> str:
-        series = _node(name)
-        labels = ", ".join(("node", *by))
-        whole = f"max by ({labels}) (rate({series}{_RATE}))"
-        return _few_nodes(whole, series, "rate")
-
     way = "{{network_io_direction}}"
-    swap = _node("system.paging.usage", 'system_paging_state="used"')
     files = "system.filesystem.usage"
     used = _node(files, 'system_filesystem_state="used"')
     of_place = "max by (node, system_filesystem_mountpoint, system_filesystem_state)"
@@ -543,7 +544,7 @@ def _node_more() -> list[Panel]:
     return [
         _node_lines(
             "Disks",
-            rate("system.disk.io", "system_device", "disk_io_direction"),
+            _node_rates("system.disk.io", "system_device", "disk_io_direction"),
             "Bps",
             "Bytes read and written; of many nodes, the busiest.",
             "At the disk's limit while data are waited for: cache them, or shard them.",
@@ -562,16 +563,8 @@ def _node_more() -> list[Panel]:
             1,
         ),
         _node_lines(
-            "Swap",
-            _few_nodes(f"max by (node) ({swap})", swap),
-            "bytes",
-            "Memory that was moved to disk.",
-            "Any at all while training: too little memory.",
-            nothing="no swap",
-        ),
-        _node_lines(
             "Network",
-            rate("system.network.io", "network_interface_name", "network_io_direction"),
+            _node_rates("system.network.io", "network_interface_name", "network_io_direction"),
             "Bps",
             "Bytes received and sent, RDMA left out.",
             "Busy while there is InfiniBand: NCCL does not use it.",
@@ -579,7 +572,7 @@ def _node_more() -> list[Panel]:
         ),
         _node_lines(
             "InfiniBand and RoCE",
-            rate("hw.network.io", "hw_id", "network_io_direction"),
+            _node_rates("hw.network.io", "hw_id", "network_io_direction"),
             "Bps",
             "Bytes received and sent by each port, RDMA included.",
             "One port without traffic among busy ones: its cable, or NCCL_IB_HCA.",
@@ -588,20 +581,11 @@ def _node_more() -> list[Panel]:
         ),
         _node_lines(
             "Network errors",
-            rate("system.network.errors", "network_interface_name", "network_io_direction"),
+            _node_rates("system.network.errors", "network_interface_name", "network_io_direction"),
             "short",
             "Packets that an interface failed to receive or send.",
             "A steady rate: cable, port, or driver.",
             "{{node}} · {{network_interface_name}} · " + way,
             ABOVE_0_IS_ODD,
-        ),
-        _node_lines(
-            "Standing still for want of",
-            f"clamp_max({rate('otel_ddp.host.pressure', 'resource', 'stall_type')}, 1)",
-            "percentunit",
-            "Share of the time in which some or all tasks waited for processor, memory or storage.",
-            "Memory above a tenth: about to fail. Storage: the disk is the limit.",
-            "{{node}} · {{resource}} · {{stall_type}}",
-            nothing="not told by this kernel",
         ),
     ]

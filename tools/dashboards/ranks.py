@@ -503,13 +503,6 @@ def _process() -> list[Panel]:
             "All of them busy and data waited for: more workers, or less work a sample.",
         ),
         each(
-            "Taken off the processor",
-            rate("process.context_switches"),
-            "short",
-            "How often the main thread gave up its processor, or had it taken away.",
-            "Much more than on the other ranks: too many threads on that node.",
-        ),
-        each(
             "Memory",
             last("process.memory.usage"),
             "bytes",
@@ -524,25 +517,12 @@ def _process() -> list[Panel]:
             "Grows with each epoch: workers that copy the data set's Python objects.",
         ),
         each(
-            "Address space",
-            last("process.memory.virtual"),
-            "bytes",
-            "Address space that the process has reserved.",
-            "Large is usual with CUDA; growing is not.",
-        ),
-        each(
             "Storage",
             rate("process.disk.io"),
             "Bps",
-            "Bytes that the process itself reads and writes.",
-            "A rank that reads more than the others: its shard, or a cold cache.",
-        ),
-        each(
-            "Storage of loader workers",
-            rate("training.children.disk.io"),
-            "Bps",
-            "Bytes that its child processes read and write.",
-            "At the limit of the disk: that is what data is waited for.",
+            "Bytes that the process and its loader workers read and write.",
+            "More than on other ranks: its shard, or a cold cache. At the limit of the disk: that "
+            "is what data is waited for.",
         ),
         each(
             "Threads",
@@ -564,12 +544,5 @@ def _process() -> list[Panel]:
             "none",
             "Processes that the training process has started and that live.",
             "Fewer than before: a loader worker was killed, for memory mostly.",
-        ),
-        each(
-            "Running for",
-            last("process.uptime"),
-            "s",
-            "How long ago the process was started.",
-            "One shorter than the others: that rank was started again by itself.",
         ),
     ]

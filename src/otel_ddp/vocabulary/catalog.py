@@ -401,9 +401,6 @@ PROCESS_CPU_TIME = _process.counter("process.cpu.time", "s", "cpu.mode")(
 PROCESS_MEMORY_USAGE = _process.updown("process.memory.usage", "By")(
     "Physical memory that the training process occupies."
 )
-PROCESS_MEMORY_VIRTUAL = _process.updown("process.memory.virtual", "By")(
-    "Address space that the training process has reserved."
-)
 PROCESS_THREAD_COUNT = _process.updown("process.thread.count", "{thread}")(
     "How many threads the training process has."
 )
@@ -411,13 +408,7 @@ PROCESS_UNIX_FILE_DESCRIPTOR_COUNT = _process.updown(
     "process.unix.file_descriptor.count", "{file_descriptor}"
 )("How many files, sockets and pipes the training process has open.")
 PROCESS_DISK_IO = _process.counter("process.disk.io", "By", "disk.io.direction")(
-    "Bytes that the training process has read from and written to storage."
-)
-PROCESS_CONTEXT_SWITCHES = _process.counter(
-    "process.context_switches", "{context_switch}", "process.context_switch.type"
-)("How often the main thread of the training process gave up its processor, or had it taken away.")
-PROCESS_UPTIME = _process.gauge("process.uptime", "s")(
-    "How long ago the training process was started."
+    "Bytes that the training process and its children have read from and written to storage."
 )
 
 TRAINING_CHILDREN_COUNT = _process.updown("training.children.count", "{process}")(
@@ -429,12 +420,6 @@ TRAINING_CHILDREN_CPU_TIME = _process.counter("training.children.cpu.time", "s",
 )
 TRAINING_CHILDREN_MEMORY_USAGE = _process.updown("training.children.memory.usage", "By")(
     "Physical memory that these processes occupy; what they share is counted for each."
-)
-TRAINING_CHILDREN_DISK_IO = _process.counter(
-    "training.children.disk.io", "By", "disk.io.direction"
-)(
-    "Bytes that these processes have read from and written to storage, those that have ended "
-    "included as far as they were seen."
 )
 
 # --- GPU ---------------------------------------------------------------------------------------
@@ -512,17 +497,11 @@ _host = Section("Host", "node")
 SYSTEM_CPU_UTILIZATION = _host.gauge("system.cpu.utilization", "1", "cpu.mode")(
     "Share of the node's processor time that went into each mode, over all processors."
 )
-OTEL_DDP_HOST_LOAD_AVERAGE_1M = _host.gauge("otel_ddp.host.load_average.1m", "{thread}")(
-    "Threads that ran or wanted to run, averaged over the last minute."
-)
 SYSTEM_MEMORY_USAGE = _host.updown("system.memory.usage", "By", "system.memory.state")(
     "Memory of the node, by what it is used for."
 )
 SYSTEM_MEMORY_LIMIT = _host.updown("system.memory.limit", "By")(
     "Memory that the node, or the container, has."
-)
-SYSTEM_PAGING_USAGE = _host.updown("system.paging.usage", "By", "system.paging.state")(
-    "Swap space of the node, used and free."
 )
 SYSTEM_DISK_IO = _host.counter("system.disk.io", "By", "system.device", "disk.io.direction")(
     "Bytes that were read from and written to a disk of the node."

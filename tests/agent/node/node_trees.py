@@ -45,7 +45,6 @@ class NodeTree:
             clock=self.clock,
             boot_ns=lambda: BOOT_S * 1_000_000_000,
             cores=lambda: self.online,
-            load=lambda: (1.25, 0.50, 0.20),
         )
 
     def write(self, path: str, content: str) -> Path:
@@ -87,8 +86,6 @@ class NodeTree:
             "Cached": 12 << 20,
             "Shmem": 3 << 20,
             "SReclaimable": 2 << 20,
-            "SwapTotal": 0,
-            "SwapFree": 0,
             **changed,
         }
         self.write("proc/meminfo", "".join(f"{name}:  {size} kB\n" for name, size in lines.items()))
@@ -103,17 +100,11 @@ class NodeTree:
         if not machine:
             self.write("sys/fs/cgroup/cgroup.events", "populated 1\n")
 
-    def version_1(
-        self, path: str, *, top: str = "/", machine: bool = True, joined: bool = True
-    ) -> None:
-        """A tree each; processors and their accounts in one, as most distributions have it."""
-        trees = ["memory", "cpuset", *(["cpu,cpuacct"] if joined else ["cpu", "cpuacct"])]
-        for number, controllers in enumerate(trees, start=2):
-            point = f"/sys/fs/cgroup/{controllers}"
-            self._mount(point, f"{top} {point} rw shared:9 - cgroup cgroup rw,{controllers}")
-            self.add("proc/self/cgroup", f"{number}:{controllers}:{path}\n")
-            if machine:
-                self.write(f"{point[1:]}/release_agent", "\n")
+    def version_1(self, path: str, *, top: str = "/") -> None:
+        """The tree of memory; others are not read."""
+        point = "/sys/fs/cgroup/memory"
+        self._mount(point, f"{top} {point} rw shared:9 - cgroup cgroup rw,memory")
+        self.add("proc/self/cgroup", f"2:memory:{path}\n")
 
     def _mount(self, point: str, rest: str) -> None:
         (self.root / point[1:]).mkdir(parents=True, exist_ok=True)
@@ -179,10 +170,8 @@ class NodeTree:
         start: int | str = 5000,
         times: tuple[int, int, int, int] = (0, 0, 0, 0),
         threads: int | str = 1,
-        virtual: int | str = 1 << 20,
         pages: int | str = 100,
         io: tuple[int, int] = (0, 0),
-        switches: tuple[int, int] = (0, 0),
     ) -> None:
         """Times are in ticks: user and system, then those of children that were waited for."""
         before = " ".join(["7"] * 9)
@@ -190,19 +179,12 @@ class NodeTree:
         self.write(
             f"proc/{pid}/stat",
             f"{pid} ({name}) {state} {parent} {before} {counts} "
-            f"20 0 {threads} 0 {start} {virtual} {pages} 7 7 7\n",
+            f"20 0 {threads} 0 {start} 7 {pages} 7 7 7\n",
         )
         read, written = io
         self.write(
             f"proc/{pid}/io",
             f"rchar: 9\nread_bytes: {read}\nwrite_bytes: {written}\ncancelled_write_bytes: 0\n",
-        )
-        voluntary, not_voluntary = switches
-        self.write(
-            f"proc/{pid}/status",
-            f"Name:\t{name}\nSigIgn:\t0000000001001000\n"
-            f"voluntary_ctxt_switches:\t{voluntary}\n"
-            f"nonvoluntary_ctxt_switches:\t{not_voluntary}\n",
         )
         (self.proc / str(pid) / "fd").mkdir(exist_ok=True)
 

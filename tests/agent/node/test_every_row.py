@@ -60,7 +60,6 @@ def test_each_row_of_the_host(tmp_path: Path) -> None:
     node.disk("sda", read=1, written=2)
     node.interface("eth0")
     node.port("mlx5_0", 1, received="7", sent="8")
-    node.memory(SwapTotal=8 << 20, SwapFree=6 << 20)
     node.write("proc/pressure/cpu", "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n")
     host = node.host()
 

@@ -46,28 +46,17 @@ def test_shares_are_of_the_time_since_the_last_read(node: NodeTree) -> None:
     assert host.errors == 0
 
 
-@pytest.mark.parametrize(
-    ("later", "user", "errors"),
-    [
-        # A read that comes too soon spoils nothing; idle time may go back, other time may not.
-        ({"user": 100, "idle": 500, "iowait": 20}, None, 0),
-        ({"user": 200, "idle": 500, "iowait": 19}, 1.0, 0),
-        ({"user": 50, "idle": 900, "iowait": 20}, None, 1),
-    ],
-)
-def test_time_that_goes_back_is_no_share(
-    later: dict[str, int], user: float | None, errors: int, node: NodeTree
+def test_idle_time_that_goes_back_and_a_read_that_comes_too_soon_spoil_nothing(
+    node: NodeTree,
 ) -> None:
-    node.processors(user=100, idle=500, iowait=20)
+    node.processors(user=100, idle=500)
     host = node.host()
     host.read()
 
-    node.processors(**later)
-
-    found = values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)
-    assert (found.get("user"), host.errors) == (user, errors)
-    node.processors(**{mode: ticks + 100 for mode, ticks in later.items()})
-    assert values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)["user"] == pytest.approx(1 / 3)
+    assert values(host.read(), catalog.SYSTEM_CPU_UTILIZATION) == {}
+    node.processors(user=200, idle=499)
+    assert values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)["user"] == 1.0
+    assert host.errors == 0
 
 
 # -- memory
@@ -94,15 +83,6 @@ def test_memory_in_use_cannot_be_negative(node: NodeTree) -> None:
     usage = values(host.read(), catalog.SYSTEM_MEMORY_USAGE)
 
     assert (usage.keys(), host.errors) == ({"free", "buffers", "cached"}, 1)
-
-
-def test_swap_is_measured_if_there_is_any(node: NodeTree) -> None:
-    assert values(node.host().read(), catalog.SYSTEM_PAGING_USAGE) == {}
-
-    node.memory(SwapTotal=8 << 20, SwapFree=6 << 20)
-
-    found = values(node.host().read(), catalog.SYSTEM_PAGING_USAGE)
-    assert found == {"used": 2 * GIB, "free": 6 * GIB}
 
 
 # -- disks
@@ -226,11 +206,9 @@ def test_pressure_is_in_seconds_and_a_node_has_no_full_stall_of_processors(
 
 def test_a_machine_that_shows_nothing_at_all_gives_nothing(tmp_path: Path) -> None:
     shown = tmp_path / "proc", tmp_path / "sys"
-    host = Host(shown[0], sys=shown[1], root=tmp_path, load=lambda: (1.25, 0.5, 0.2))
+    host = Host(shown[0], sys=shown[1], root=tmp_path)
 
-    (load,) = host.read()
-    assert (load.metric, load.value) == (catalog.OTEL_DDP_HOST_LOAD_AVERAGE_1M, 1.25)
-    assert host.errors == 0
+    assert (host.read(), host.errors) == ([], 0)
 
 
 def test_counters_count_since_the_machine_was_started_and_nothing_else_counts(
@@ -263,13 +241,10 @@ def test_counters_count_since_the_machine_was_started_and_nothing_else_counts(
     [
         ("stat", "\0\0\0", catalog.SYSTEM_CPU_UTILIZATION, 1),
         ("stat", f"cpu  1 2 -3 4 5 6 7 8 9\nbtime {BOOT_S}\n", catalog.SYSTEM_CPU_UTILIZATION, 1),
-        ("stat", f"cpu 1 2\nbtime {BOOT_S}\n", catalog.SYSTEM_CPU_UTILIZATION, 1),
-        ("meminfo", "MemTotal\n" + "x" * 5000, catalog.SYSTEM_MEMORY_LIMIT, 8),
-        ("diskstats", "8 0 sda 1\n", catalog.SYSTEM_DISK_IO, 2),
+        ("meminfo", "MemTotal\n" + "x" * 5000, catalog.SYSTEM_MEMORY_LIMIT, 6),
         ("diskstats", "8 0 sda 1 1 -5 1 1 1 9e9 1\n", catalog.SYSTEM_DISK_IO, 2),
         ("net/dev", "eth0: 99999999999999999999 1 -1\n", catalog.SYSTEM_NETWORK_IO, 4),
         ("pressure/io", "some total=\n", catalog.OTEL_DDP_HOST_PRESSURE, 1),
-        ("pressure/io", "most avg10=1 total=5\n", catalog.OTEL_DDP_HOST_PRESSURE, 1),
     ],
 )
 def test_a_corrupt_file_costs_only_its_own_numbers(

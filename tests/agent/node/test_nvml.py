@@ -193,15 +193,9 @@ def test_an_older_board_answers_older_calls(seen: Seen) -> None:
     # The older call counts what the driver keeps for itself as used, where it keeps anything.
     assert found["hw.gpu.memory.usage", ""] == 5 * GIB
     assert found["otel_ddp.gpu.throttle.active", "sw_power"] == 1
-    assert found["otel_ddp.gpu.throttle.duration", "sw_power"] == pytest.approx(4.0)
-    names = {name for name, _ in found}
-    missing = {
-        "otel_ddp.gpu.engine.active",
-        "otel_ddp.gpu.nvlink.io",
-        "otel_ddp.gpu.nvlink.errors",
-        "hw.gpu.io",
-    }
-    assert not names & (missing | {"otel_ddp.gpu.remapped_rows", "hw.fan.speed_ratio"})
+    lacks = ["engine.active", "nvlink.io", "nvlink.errors", "remapped_rows", "throttle.duration"]
+    missing = {f"otel_ddp.gpu.{name}" for name in lacks} | {"hw.gpu.io", "hw.fan.speed_ratio"}
+    assert not {name for name, _ in found} & missing
     assert ("hw.temperature", "memory") not in found
 
 
@@ -294,27 +288,18 @@ def test_counters_of_the_driver_count_since_the_machine_was_started(seen: Seen) 
     ("key", "value", "metric"),
     [
         ("utilization.gpu", 101, "hw.gpu.utilization"),
-        ("utilization.gpu", 0xFFFFFFFF, "hw.gpu.utilization"),
         ("temperature", 255, "hw.temperature"),
-        ("power_limit_mw", 0xFFFFFFFF, "otel_ddp.gpu.power.limit"),
-        ("clock_mhz.1", 0xFFFFFFFF, "otel_ddp.gpu.clock.frequency"),
         ("energy_mj", 2**64 - 1, "hw.energy"),
         ("memory.total", 0, "hw.gpu.memory.limit"),
         ("memory.used", 2**64 - 1, "hw.gpu.memory.usage"),
         ("ecc.0.0", 0xFFFFFFFF, "hw.errors"),
-        ("ecc.0.0", 2**64 - 1, "hw.errors"),
-        ("remapped.corrected", 0xFFFFFFFF, "otel_ddp.gpu.remapped_rows"),
-        ("replays", 0xFFFFFFFF, "otel_ddp.gpu.pcie.replays"),
         ("link.width.max", 0, "otel_ddp.gpu.pcie.link.width"),
         ("fan.0", 255, "hw.fan.speed_ratio"),
         ("event_reasons", 2**64 - 1, "otel_ddp.gpu.throttle.active"),
         ("field.186", f"1 {0xFFFFFFFF}", "hw.power"),
         ("field.186", "5 -1000", "hw.power"),
-        ("field.82", f"1 {0xFFFFFFFF}", "hw.temperature"),
         ("field.74", f"3 {2**64 - 1}", "otel_ddp.gpu.throttle.duration"),
-        ("field.52", f"1 {0xFFFFFFFF}", "otel_ddp.gpu.nvlink.errors"),
         ("gpm.2", "nan", "otel_ddp.gpu.engine.active"),
-        ("gpm.5", 250, "otel_ddp.gpu.engine.active"),
         ("gpm.20", -1, "hw.gpu.io"),
     ],
 )
@@ -341,8 +326,6 @@ def test_a_number_beyond_its_bounds_is_none(
     ("name", "shown"),
     [
         (b"A\xff\n\x00\tB\x07", "A\ufffd B"),
-        ("A\ud800\n\x00B", "A B"),
-        ("x" * 5000, "x" * 100),
         (b"\n", "NVIDIA GPU"),
     ],
 )

@@ -232,27 +232,6 @@ def test_all_is_asked_at_once_and_then_each_question_at_its_own_period(tick_s: f
     assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
 
 
-@pytest.mark.parametrize("stall_s", [0.0, 1000.0])
-def test_slow_questions_of_all_devices_are_spread(stall_s: float) -> None:
-    boards = [Device(f"GPU-{n}", str(n), "NVIDIA H100") for n in range(8)]
-    bench = Bench(*boards)
-    bench.driver.periods_s = {"middling": 2.0, **{f"slow {n}": 10.0 for n in range(5)}}
-    bench.tick()
-    if stall_s:
-        bench.tick(stall_s)
-        # What was missed is asked again at once.
-
-    a_tick = []
-    for _ in range(10):
-        before = bench.driver.asked.copy()
-        bench.tick(1.0)
-        asked = bench.driver.asked - before
-        a_tick.append(sum(number for (_, name), number in asked.items() if "slow" in name))
-
-    # 40 questions in 10 seconds.
-    assert a_tick == [4] * 10
-
-
 def test_a_question_that_fails_is_asked_on_and_its_old_answer_shown_for_three_periods(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -213,8 +213,9 @@ def test_of_two_processes_with_the_same_labels_the_last_one_is_shown(
         return Rank(tuple(FIRST.items()), pid, stat.start, {})
 
     # This process was started after its parent.
-    here.soon(catalog.PROCESS_UPTIME, me(os.getppid()), me(os.getpid()))
-    memory = here.told(catalog.PROCESS_MEMORY_VIRTUAL, me(os.getppid()), me(os.getpid()))
+    older, newer = me(os.getppid()), me(os.getpid())
+    time_used = catalog.PROCESS_CPU_TIME
+    shown = here.soon(time_used, older, newer)
 
-    (own,) = here.told(catalog.PROCESS_MEMORY_VIRTUAL, me(os.getpid()))
-    assert memory == [own]
+    assert shown == here.told(time_used, newer)
+    assert shown != here.told(time_used, older)

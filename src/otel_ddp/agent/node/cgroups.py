@@ -27,10 +27,10 @@ class Group(NamedTuple):
             yield path
 
     def in_container(self) -> bool:
-        """Whether the highest visible cgroup is a container's, and not the machine's."""
-        # In version 1 only the machine's root has this file; in version 2 all others have that one.
-        if self.version == 1:
-            return os.path.isdir(self.top) and not os.path.exists(f"{self.top}/release_agent")
+        """Whether the highest visible cgroup is a container's: only the machine's lacks this file.
+
+        Of version 1 all lack it.
+        """
         return os.path.exists(f"{self.top}/cgroup.events")
 
 
@@ -141,18 +141,20 @@ class Limits:
         return None
 
     def processors(self, online: int) -> Share | None:
-        """None if the training may use all processors of the node."""
+        """None if the training may use all processors of the node, or the version is 1."""
         found = [
-            *self._limited("cpu", self._quota, online),
-            *self._limited("cpuset", self._processor_set, online),
+            (cores, path)
+            for group in self._groups("cpu")
+            if group.version == 2
+            for path in group.upward()
+            for cores in (self._quota(path), self._processor_set(path))
+            if cores is not None and cores < online
         ]
         if found:
-            cores, group, path = min(reversed(found), key=itemgetter(0))
-            return Share(self._usage(group, path), group.version, cores)
-        for group in self._groups("cpuacct"):
-            if online and group.in_container():
-                return Share(group.top, group.version, online)
-        return None
+            cores, path = min(reversed(found), key=itemgetter(0))
+            return Share(path, 2, cores)
+        container = self.container()
+        return Share(container, 2, online) if container and online else None
 
     def container(self) -> str:
         """The folder of the container's cgroup of version 2; empty if there is none."""
@@ -171,44 +173,26 @@ class Limits:
             return None
         return limit if limit < (node_bytes or _NO_LIMIT) else None
 
-    def _limited(
-        self, controller: str, cores_of: Callable[[str, int], float | None], online: int
-    ) -> Iterator[tuple[float, Group, str]]:
-        """The cgroups that may use fewer than all processors."""
-        for group in self._groups(controller):
-            for path in group.upward():
-                cores = cores_of(path, group.version)
-                if cores is not None and cores < online:
-                    yield cores, group, path
-
-    def _quota(self, path: str, version: int) -> float | None:
-        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
-        text = " ".join(self._files.text(f"{path}/{name}") or "" for name in names)
+    def _quota(self, path: str) -> float | None:
+        text = self._files.text(f"{path}/cpu.max") or ""
         words = text.split()
-        if not words or words[0] in ("max", "-1"):
+        if not words or words[0] == "max":
             return None
         numbers = [number(word) for word in words]
         if len(numbers) == 2 and numbers[0] and numbers[1]:
             return numbers[0] / numbers[1]
-        self._files.leave_out(f"{path}/{names[0]}", f"{text[:50]!r} is no quota")
+        self._files.leave_out(f"{path}/cpu.max", f"{text[:50]!r} is no quota")
         return None
 
-    def _processor_set(self, path: str, version: int) -> int | None:
-        name = "cpuset.effective_cpus" if version == 1 else "cpuset.cpus.effective"
-        text = (self._files.text(f"{path}/{name}") or "").strip()
+    def _processor_set(self, path: str) -> int | None:
+        file = f"{path}/cpuset.cpus.effective"
+        text = (self._files.text(file) or "").strip()
         count = 0
         for part in text.split(",") if text else ():
             first, _, last = part.partition("-")
             low, high = number(first), number(last or first)
             if low is None or high is None or high < low:
-                self._files.leave_out(f"{path}/{name}", f"{text[:50]!r} is no list")
+                self._files.leave_out(file, f"{text[:50]!r} is no list")
                 return None
             count += high - low + 1
         return count or None
-
-    def _usage(self, group: Group, path: str) -> str:
-        """Where a cgroup's processor time is accounted; version 1 has a separate tree for that."""
-        if group.version == 1:
-            for account in self._groups("cpuacct"):
-                return account.top + path[len(group.top) :]
-        return path

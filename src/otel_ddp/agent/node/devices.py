@@ -19,12 +19,8 @@ _NO_DISK = re.compile(r"(sr|fd)\d+|mmcblk\d+(boot\d+|rpmb)|mtdblock\d+")
 _SECTOR_BYTES = 512
 _WORD_BYTES = 4
 _OF_A_PORT = ("port_rcv_data", "port_xmit_data")
-# Names of interfaces that never lead out of a node.
-_INNER = (
-    *("lo", "veth", "docker", "br", "cni", "flannel", "cali", "virbr", "tun", "tap", "ifb"),
-    *("dummy", "vnet", "vxlan", "wg", "sit", "ip6", "gre", "erspan", "ip_vti", "podman", "lxc"),
-    *("lxdbr", "cilium", "weave", "kube", "nodelocaldns", "ovs", "genev", "azv", "bond", "team"),
-)
+# What container runtimes call a container's own interface, which has no hardware behind it.
+_OF_CONTAINER = "eth0"
 
 
 class _Counter(NamedTuple):
@@ -116,7 +112,7 @@ class Disks(_Devices):
 
 
 class Network(_Devices):
-    """Interfaces with hardware behind them; in a container, which has none, its way out."""
+    """Interfaces with hardware behind them, and a container's own one."""
 
     kind = "interfaces"
     counters = (
@@ -131,10 +127,7 @@ class Network(_Devices):
         return {name.strip(): counts.split() for name, colon, counts in lines if colon}
 
     def _choose(self, names: list[str]) -> list[str]:
-        real = [name for name in names if self._is_real(name)]
-        # A container has its own interface, alone or beside devices that were passed to it.
-        ways_out = [name for name in names if name not in real and self._is_way_out(name)]
-        return real + (ways_out if not real else [name for name in ways_out if name == "eth0"])
+        return [name for name in names if name == _OF_CONTAINER or self._is_real(name)]
 
     def _is_real(self, name: str) -> bool:
         folder = f"{self._folder}/{name}"
@@ -146,12 +139,6 @@ class Network(_Devices):
         # A switch in a network card shows a representor for each of its virtual functions.
         port = self._files.text(f"{folder}/phys_port_name") or ""
         return "vf" not in port and "sf" not in port
-
-    def _is_way_out(self, name: str) -> bool:
-        if name.startswith(_INNER) or os.path.exists(f"{self._folder}/{name}/device"):
-            return False
-        # Bridges, bonds, VLANs and tunnels have a DEVTYPE; a container's own interface has none.
-        return "DEVTYPE=" not in (self._files.text(f"{self._folder}/{name}/uevent") or "")
 
 
 class Infiniband(_Devices):

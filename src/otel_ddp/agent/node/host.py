@@ -16,11 +16,6 @@ from otel_ddp.vocabulary import catalog
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # In the order of /proc/stat; `user` and `nice` include the time of guests.
 _MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "interrupt", "steal")
-# By the kernel's manual these two may go back a little; the others never do.
-_UNSTEADY = ("idle", "iowait")
-# Clocks and the kernel's accounting differ by up to this.
-_TOLERANCE_S = 0.1
-_TOLERANCE = 1.1
 
 SpentS = dict[str, float]
 """Seconds by mode."""
@@ -50,14 +45,12 @@ class Processors:
         before, self._before = self._before, (cgroup, now_s, spent_s)
         if before is None or before[0] != cgroup:
             return []
-        passed_s = {mode: value - before[2][mode] for mode, value in spent_s.items()}
-        for mode in _UNSTEADY:
-            passed_s[mode] = max(passed_s.get(mode, 0.0), 0.0)
-        if min(passed_s.values()) < 0:
-            self._files.leave_out(cgroup or self._path, "time has gone back")
-            return []
+        # By the kernel's manual idle time may go back a little.
+        passed_s = {mode: max(value - before[2][mode], 0.0) for mode, value in spent_s.items()}
         if share:
-            self._add_idle(passed_s, now_s - before[1], share.limit or online, online)
+            # Quotas come in slices and can be saved up: usage may exceed them for a moment.
+            free_s = (now_s - before[1]) * (share.limit or online) - sum(passed_s.values())
+            passed_s["idle"] = max(free_s, 0.0)
         total_s = sum(passed_s.values())
         metric = catalog.SYSTEM_CPU_UTILIZATION
         return [
@@ -66,26 +59,9 @@ class Processors:
             if total_s > 0
         ]
 
-    def _add_idle(self, passed_s: SpentS, since_s: float, cores: float, online: int) -> None:
-        """Add the idle time of a cgroup's cores; leave nothing if that cannot be."""
-        used_s = passed_s["user"] + passed_s["system"]
-        if used_s > since_s * max(online, cores) * _TOLERANCE + _TOLERANCE_S:
-            self._files.leave_out("cgroup", "more processor time than there was")
-            passed_s.clear()
-        elif since_s > 0:
-            # Quotas come in slices and can be saved up: usage may exceed them for a moment.
-            passed_s["idle"] = max(since_s * cores - used_s, 0.0)
-            del passed_s["iowait"]
-        else:
-            passed_s.clear()
-
     def _spent_in(self, share: Share) -> SpentS | None:
-        if share.version == 1:
-            path, suffix, per_s = f"{share.path}/cpuacct.stat", "", _TICKS_PER_S
-        else:
-            path, suffix, per_s = f"{share.path}/cpu.stat", "_usec", 1_000_000
-        found = self._files.numbers(path, (f"user{suffix}", f"system{suffix}"))
-        spent_s = {name.removesuffix(suffix): value / per_s for name, value in found.items()}
+        found = self._files.numbers(f"{share.path}/cpu.stat", ("user_usec", "system_usec"))
+        spent_s = {name.removesuffix("_usec"): value / 1e6 for name, value in found.items()}
         return spent_s if len(spent_s) == 2 else None
 
     def _spent_on_node(self) -> SpentS | None:
@@ -104,7 +80,6 @@ class Processors:
 
 
 _OF_NODE = ("MemTotal", "MemFree", "Buffers", "Cached", "SReclaimable", "Shmem")
-_OF_SWAP = ("SwapTotal", "SwapFree")
 # By the version of cgroups: the file of what is charged, and its part that can be given back.
 _OF_GROUP = {
     1: ("memory.usage_in_bytes", "total_inactive_file"),
@@ -121,7 +96,7 @@ class Memory:
 
     def node(self) -> dict[str, int]:
         """The node's memory in bytes, by the kernel's names."""
-        found = self._files.numbers(self._path, _OF_NODE + _OF_SWAP)
+        found = self._files.numbers(self._path, _OF_NODE)
         return {name: kibibytes * 1024 for name, kibibytes in found.items()}
 
     def read(self, node: dict[str, int], share: Share | None) -> list[Measurement]:
@@ -138,7 +113,7 @@ class Memory:
         ]
         if limit_bytes:
             measurements.append(Measurement(catalog.SYSTEM_MEMORY_LIMIT, limit_bytes))
-        return measurements + self._swap(node)
+        return measurements
 
     def _states_of_node(self, node: dict[str, int]) -> dict[str, float]:
         if not node.keys() >= set(_OF_NODE):
@@ -169,18 +144,6 @@ class Memory:
             states["free"] = max(limit_bytes - charged, 0)
         return states
 
-    def _swap(self, node: dict[str, int]) -> list[Measurement]:
-        total, free = node.get("SwapTotal"), node.get("SwapFree")
-        if not total or free is None:
-            return []
-        if free > total:
-            self._files.leave_out(self._path, "more swap space is free than there is")
-            return []
-        return [
-            Measurement(catalog.SYSTEM_PAGING_USAGE, value, (("system.paging.state", state),))
-            for state, value in (("used", total - free), ("free", free))
-        ]
-
 
 class Host:
     """In a container, or under a cgroup's limit, processors and memory are those of the cgroup."""
@@ -194,14 +157,12 @@ class Host:
         clock: Callable[[], float] = time.monotonic,
         boot_ns: Callable[[], int] = boot_ns,
         cores: Callable[[], int | None] = os.cpu_count,
-        load: Callable[[], tuple[float, float, float]] = os.getloadavg,
         pids: Callable[[], Collection[int | str]] = lambda: ("self",),
     ) -> None:
         """*pids*: the processes whose common limits count as the node's."""
         self._files = KernelFiles()
         self._proc = proc
         self._cores = cores
-        self._load = load
         self._limits = Limits(self._files, Cgroups(self._files, proc=proc, root=root), pids)
         self._processors = Processors(self._files, proc=proc, clock=clock)
         self._memory = Memory(self._files, proc=proc)
@@ -214,7 +175,7 @@ class Host:
         return self._files.errors
 
     def read(self) -> list[Measurement]:
-        parts = (self._from_limits, self._load_average, *(each.read for each in self._devices))
+        parts = (self._from_limits, *(each.read for each in self._devices))
         return [measurement for part in parts for measurement in self._part(part)]
 
     @contained(default=())
@@ -226,22 +187,14 @@ class Host:
         node = self._memory.node()
         memory = self._limits.memory(node.get("MemTotal"))
         processors = self._limits.processors(online)
-        container = self._limits.container()
-        of_memory = memory.path if memory and memory.version == 2 else container
-        of_processors = processors.path if processors and processors.version == 2 else container
+        of_processors = processors.path if processors else ""
+        of_memory = memory.path if memory and memory.version == 2 else self._limits.container()
         groups = {"cpu": of_processors, "memory": of_memory, "io": of_memory}
         return [
             *self._processors.read(processors, online),
             *self._memory.read(node, memory),
             *self._pressure(groups, boot_ns),
         ]
-
-    def _load_average(self, _: int) -> list[Measurement]:
-        try:
-            return [Measurement(catalog.OTEL_DDP_HOST_LOAD_AVERAGE_1M, self._load()[0])]
-        except OSError as error:
-            self._files.failed("the load average", error)
-            return []
 
     def _pressure(self, groups: Mapping[str, str], boot_ns: int) -> list[Measurement]:
         """How long tasks were stalled: of the container, if its cgroup says it, or of the node.

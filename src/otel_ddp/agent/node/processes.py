@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,12 +29,11 @@ class ProcessStat(NamedTuple):
     children_system: int
     threads: int
     start: int
-    virtual_bytes: int
     resident_pages: int
 
 
 # Where /proc/<pid>/stat has the fields above, behind the name.
-_PLACES = (1, 11, 12, 13, 14, 17, 19, 20, 21)
+_PLACES = (1, 11, 12, 13, 14, 17, 19, 21)
 
 
 def read_process_stat(files: KernelFiles, proc: str, pid: int) -> ProcessStat | None:
@@ -144,104 +142,6 @@ class CoreUse:
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _NS_PER_TICK = 1_000_000_000 // _TICKS_PER_S
-# Ticks, then bytes.
-AMOUNTS = ("user", "system", "read", "write")
-Amounts = Mapping[str, int]
-
-
-class Relative(NamedTuple):
-    """A descendant and what it used, including its own children that it waited for."""
-
-    stat: ProcessStat
-    io: Amounts | None
-    """None if the file may not be read."""
-
-    def amounts(self) -> Amounts:
-        stat, io = self.stat, self.io or {}
-        return {
-            "user": stat.user + stat.children_user,
-            "system": stat.system + stat.children_system,
-            "read": io.get("read", 0),
-            "write": io.get("write", 0),
-        }
-
-
-class Family:
-    """What one training process and its descendants used, since the agent first saw them.
-
-    The kernel adds the time and the I/O of a process that ended to the parent that waited for it.
-    It keeps such time apart, but not I/O: what a worker has read would count again as I/O of the
-    training process at the end of each epoch.
-
-    No file of the kernel says which ended process left what. An agent that starts again cannot
-    know it: so everything counts from the first read on, and a new agent begins at 0.
-    """
-
-    def __init__(self, start_ns: int) -> None:
-        """*start_ns*: the time of the first read, in nanoseconds since 1970."""
-        self.start_ns = start_ns
-        self._relatives: dict[tuple[int, int], Relative] = {}
-        # The I/O of those that ended, which the kernel has added to that of the process.
-        self._inherited = {"read": 0, "write": 0}
-        self._io_is_known = True
-        self._first: dict[str, int] = {}
-        self._reported: dict[str, int] = {}
-
-    def update(self, pid: int, relatives: Mapping[tuple[int, int], Relative]) -> None:
-        """Account for the descendants that are no longer in *relatives*: they have ended."""
-        left = {key[0]: each for key, each in self._relatives.items() if key not in relatives}
-        for relative in left.values():
-            heir = relative.stat.parent
-            for _ in left:
-                heir = left[heir].stat.parent if heir in left else heir
-            # Otherwise the heir is in the family, and its own numbers include them.
-            if heir == pid:
-                amounts = relative.amounts()
-                for direction in self._inherited:
-                    self._inherited[direction] += amounts[direction]
-        self._relatives = {key: self._with_io(key, each) for key, each in relatives.items()}
-        if relatives:
-            self._io_is_known = any(each.io is not None for each in self._relatives.values())
-
-    def own_io(self, io: Amounts) -> Amounts:
-        """The I/O of the process alone. *io*: its file, read before those of its descendants."""
-        return {
-            direction: self._since_first(f"own {direction}", amount - self._inherited[direction])
-            for direction, amount in io.items()
-        }
-
-    def total(self, stat: ProcessStat) -> Amounts:
-        """What all descendants used. *stat*: of the process itself."""
-        of_ended = {"user": stat.children_user, "system": stat.children_system}
-        total = {**of_ended, **self._inherited}
-        for relative in self._relatives.values():
-            for name, amount in relative.amounts().items():
-                total[name] += amount
-        known = AMOUNTS if self._io_is_known else ("user", "system")
-        return {name: self._since_first(name, total[name]) for name in known}
-
-    def _since_first(self, name: str, amount: int) -> int:
-        """The growth since the first read; it never falls."""
-        grown = amount - self._first.setdefault(name, amount)
-        # A process that ends while we read may be missing on both sides until the next read.
-        self._reported[name] = max(grown, self._reported.get(name, 0))
-        return self._reported[name]
-
-    def _with_io(self, key: tuple[int, int], relative: Relative) -> Relative:
-        """With the last known I/O, if the process ended between the reads of its two files."""
-        before = self._relatives.get(key)
-        return relative._replace(io=before.io) if before and relative.io is None else relative
-
-
-# The kernel's word -> ours.
-_SWITCHES = {
-    "voluntary_ctxt_switches": "voluntary",
-    "nonvoluntary_ctxt_switches": "involuntary",
-}
-
-
-def _since_boot_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class ProcessReader:
@@ -252,16 +152,15 @@ class ProcessReader:
         proc: Path = Path("/proc"),
         *,
         own_pid: int | None = None,
-        since_boot_s: Callable[[], float] = _since_boot_s,
         boot_ns: Callable[[], int] = boot_ns,
     ) -> None:
         self._files = KernelFiles()
         self._proc = str(proc)
         # If the training is process 1 of a container, the agent is its child.
         self._own_pid = os.getpid() if own_pid is None else own_pid
-        self._since_boot_s = since_boot_s
         self._tree = ProcessTree(self._files, self._proc)
-        self._families: dict[tuple[int, int], Family] = {}
+        # By process id and start: the highest count of each series.
+        self._highest: dict[tuple[int, int], dict[str, int]] = {}
         self._boot_ns = boot_ns()
 
     @property
@@ -273,9 +172,7 @@ class ProcessReader:
     def begin_round(self) -> None:
         """List the processes of the node; call it before each round of `read`."""
         self._tree.poll()
-        self._families = {
-            key: family for key, family in self._families.items() if key[0] in self._tree
-        }
+        self._highest = {key: each for key, each in self._highest.items() if key[0] in self._tree}
 
     @contained()
     def read(
@@ -288,41 +185,56 @@ class ProcessReader:
         stat = read_process_stat(self._files, self._proc, pid)
         if stat is None or stat.start != start_ticks or not stat.alive:
             return None
-        key = pid, start_ticks
-        if key not in self._families:
-            self._families[key] = Family(self._boot_ns + int(self._since_boot_s() * 1e9))
-        family, since_ns = self._families[key], self._families[key].start_ns
-        # Read before the descendants: the process may wait for one at any moment, and then includes
-        # its I/O. What it includes by now is subtracted again.
-        io = self._io(pid) or {}
-        relatives = self._relatives(pid, {*others, self._own_pid})
-        family.update(pid, relatives)
-        total = family.total(stat)
-        alive = [each.stat for each in relatives.values() if each.stat.alive]
+        counts, alive = self._with_descendants(stat, pid, {*others, self._own_pid})
+        highest = self._highest.setdefault((pid, start_ticks), {})
+        for name, count in counts.items():
+            highest[name] = max(count, highest.get(name, 0))
+        start_ns = self._boot_ns + stat.start * _NS_PER_TICK
         pages = sum(each.resident_pages for each in alive)
+        children_ticks = highest["user"], highest["system"]
         return [
-            *self._of_kernel(pid, stat),
-            *_bytes(catalog.PROCESS_DISK_IO, family.own_io(io), since_ns),
+            *self._of_kernel(pid, stat, start_ns),
             Measurement(catalog.TRAINING_CHILDREN_COUNT, len(alive)),
             Measurement(catalog.TRAINING_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES),
-            *_times(catalog.TRAINING_CHILDREN_CPU_TIME, total["user"], total["system"], since_ns),
-            *_bytes(catalog.TRAINING_CHILDREN_DISK_IO, total, since_ns),
+            *_times(catalog.TRAINING_CHILDREN_CPU_TIME, *children_ticks, start_ns),
+            *(
+                Measurement(
+                    *(catalog.PROCESS_DISK_IO, highest[direction]),
+                    (("disk.io.direction", direction),),
+                    start_ns,
+                )
+                for direction in ("read", "write")
+                if direction in counts
+            ),
         ]
 
-    def _of_kernel(self, pid: int, stat: ProcessStat) -> Iterator[Measurement]:
+    def _with_descendants(
+        self, stat: ProcessStat, pid: int, without: Collection[int]
+    ) -> tuple[dict[str, int], list[ProcessStat]]:
+        """Ticks of its descendants, bytes of all of them, and the descendants that live.
+
+        The kernel adds what a child has used to the process that waited for it. So the process is
+        read before its descendants: one that ends meanwhile is missed once, not counted twice.
+        """
+        ticks = {"user": stat.children_user, "system": stat.children_system}
+        moved, alive = self._io(pid), []
+        for child in self._tree.descendants(pid, without):
+            found = read_process_stat(self._files, self._proc, child)
+            if found is None:
+                continue
+            ticks["user"] += found.user + found.children_user
+            ticks["system"] += found.system + found.children_system
+            its_own = self._io(child)
+            moved = {way: amount + its_own.get(way, 0) for way, amount in moved.items()}
+            if found.alive:
+                alive.append(found)
+        return ticks | moved, alive
+
+    def _of_kernel(self, pid: int, stat: ProcessStat, start_ns: int) -> Iterator[Measurement]:
         """What the kernel says of the process itself."""
-        start_ns = self._boot_ns + stat.start * _NS_PER_TICK
         yield from _times(catalog.PROCESS_CPU_TIME, stat.user, stat.system, start_ns)
         yield Measurement(catalog.PROCESS_MEMORY_USAGE, stat.resident_pages * _PAGE_BYTES)
-        yield Measurement(catalog.PROCESS_MEMORY_VIRTUAL, stat.virtual_bytes)
         yield Measurement(catalog.PROCESS_THREAD_COUNT, stat.threads)
-        uptime_s = self._since_boot_s() - stat.start / _TICKS_PER_S
-        yield Measurement(catalog.PROCESS_UPTIME, uptime_s)
-        # Of the main thread: all threads would cost more than everything else together.
-        found = self._files.numbers(f"{self._proc}/{pid}/status", _SWITCHES, "status")
-        for name, count in found.items():
-            attributes = (("process.context_switch.type", _SWITCHES[name]),)
-            yield Measurement(catalog.PROCESS_CONTEXT_SWITCHES, count, attributes, start_ns)
         try:
             count = len(os.listdir(f"{self._proc}/{pid}/fd"))
         except OSError as error:
@@ -330,26 +242,12 @@ class ProcessReader:
         else:
             yield Measurement(catalog.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, count)
 
-    def _io(self, pid: int) -> Amounts | None:
+    def _io(self, pid: int) -> dict[str, int]:
+        """Bytes by direction; those that may not be read are left out."""
         found = self._files.numbers(f"{self._proc}/{pid}/io", ("read_bytes", "write_bytes"), "io")
-        return {name.removesuffix("_bytes"): value for name, value in found.items()} or None
-
-    def _relatives(self, pid: int, without: Collection[int]) -> dict[tuple[int, int], Relative]:
-        found = {}
-        for child in self._tree.descendants(pid, without):
-            stat = read_process_stat(self._files, self._proc, child)
-            if stat is not None:
-                found[child, stat.start] = Relative(stat, self._io(child))
-        return found
+        return {name.removesuffix("_bytes"): value for name, value in found.items()}
 
 
 def _times(metric: Metric, user: int, system: int, start_ns: int) -> Iterator[Measurement]:
     for mode, ticks in (("user", user), ("system", system)):
         yield Measurement(metric, ticks / _TICKS_PER_S, (("cpu.mode", mode),), start_ns)
-
-
-def _bytes(metric: Metric, amounts: Amounts, start_ns: int) -> Iterator[Measurement]:
-    for direction in ("read", "write"):
-        if direction in amounts:
-            attributes = (("disk.io.direction", direction),)
-            yield Measurement(metric, amounts[direction], attributes, start_ns)

@@ -21,8 +21,8 @@ from otel_ddp.agent.node.gpu.owners import (
 )
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, identity
 from otel_ddp.agent.node.host import Host
-from otel_ddp.agent.node.processes import CoreUse, ProcessReader, read_process_stat
-from otel_ddp.agent.node.source import KernelFiles, Measurement, Sampler
+from otel_ddp.agent.node.processes import CoreUse, ProcessReader
+from otel_ddp.agent.node.source import Measurement, Sampler
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.vocabulary import catalog
 
@@ -57,7 +57,6 @@ class Sampling:
         self._started_ns = time.time_ns()
         # The series in the ledger now.
         self._shown: set[Series] = set()
-        self._files = KernelFiles()
         self._gpus = Gpus(drivers)
         self._process_reader = ProcessReader(proc)
         host = Host(proc, pids=self._rank_pids)
@@ -116,10 +115,7 @@ class Sampling:
         """The working directories of the ranks."""
         for rank in self._ranks:
             with contextlib.suppress(OSError):
-                stat = read_process_stat(self._files, str(self._proc), rank.pid)
-                # The process id may belong to another process by now.
-                if stat is not None and stat.start == rank.start_ticks:
-                    yield Path(os.readlink(self._proc / str(rank.pid) / "cwd"))
+                yield Path(os.readlink(self._proc / str(rank.pid) / "cwd"))
 
     # -- series
 

@@ -14,7 +14,7 @@ from otel_ddp import settings
 from otel_ddp.cli.demo.check import PLAYED, WAITS_S, Prometheus, play
 from otel_ddp.cli.demo.injection import FAULTS, PHASES, TROUBLE_AT, Injection, parse
 from otel_ddp.cli.demo.played import Played, end_by_signals
-from otel_ddp.cli.node.status import best_lines, table
+from otel_ddp.cli.node.status import table
 from otel_ddp.cli.text import number
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses
@@ -102,7 +102,7 @@ def _show(options: argparse.Namespace, injected: Injection) -> int:
             return status
         ranks, now_ns = survey([played.place]).processes, time.time_ns()
     print("\nRecorded, as `otel-ddp status` shows it:")
-    print("\n".join((*table(("demo", _RUN), ranks, now_ns), *best_lines(ranks, now_ns))))
+    print("\n".join(table(("demo", _RUN), ranks, now_ns)))
     print("\nVerdicts:")
     print("\n".join(f"  {sentence}" for sentence in verdicts) or "  none")
     print(f"\nThe page has ended with the demo. Longer: --seconds {_LONGER_S}")

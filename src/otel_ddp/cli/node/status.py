@@ -23,12 +23,10 @@ from otel_ddp.cli.text import (
     print_answer,
 )
 from otel_ddp.errors import ConfigError
-from otel_ddp.history.terminal import shown_time
 from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState, world_of
 from otel_ddp.journal.survey import Survey, of_run, survey
 
-_MOST_BEST = 6
 # The sentence where no agent runs, by OTEL_DDP_AGENT.
 NO_AGENT = {
     "auto": "none runs: a training process starts one",
@@ -98,11 +96,10 @@ def lines(found: Survey, now_ns: int, *, agent: str = "auto", named: bool = True
 def _run_lines(
     found: Survey, run: tuple[str, str], processes: list[ProcessState], grafana: str, now_ns: int
 ) -> Iterable[str]:
-    """One run: its ranks, its best values, and what the agent has found of it."""
+    """One run: its ranks, and what the agent has found of it."""
     yield from table(run, processes, now_ns)
     if board := addresses.board(grafana, "Run", dict(zip(("group", "run"), run, strict=True))):
         yield f"  board {board}"
-    yield from best_lines(processes, now_ns)
     yield from (f"  ! {sentence}" for sentence in duplicate_ranks(found, run))
     for note in found.notes:
         if of_run(note) == run:
@@ -172,32 +169,6 @@ def duplicate_ranks(found: Survey, run: tuple[str, str] | None = None) -> Iterab
                 f"run {cell(each['run'], '?')}, and the metrics show only one of them: give each "
                 "launch an OTEL_DDP_RUN of its own, or leave it out"
             )
-
-
-def best_lines(processes: Iterable[ProcessState], now_ns: int) -> Iterable[str]:
-    """A line for the best value of each name, those that were not trained on first."""
-    # A later attempt goes on with the summary of an earlier one.
-    names = {
-        (cell(row.get("name"), "?"), cell(row.get("split"))): row
-        for each in processes
-        for row in each.summary or ()
-        if row.get("direction")
-    }
-    shown = sorted(names.items(), key=lambda item: item[0][1] == "train")
-    for (name, split), row in shown[:_MOST_BEST]:
-        best = row.get(str(row.get("direction")))
-        value = number(best.get("value")) if isinstance(best, Mapping) else None
-        if best is None or value is None:
-            continue
-        step, time_ns = integer(best.get("step")), integer(best.get("time_ns"))
-        parts = (
-            f"best {name} ({split}): {value:.6g}",
-            "" if step is None else f"at step {step}",
-            "" if time_ns is None else f"at {shown_time(time_ns, now_ns)}",
-        )
-        yield "  " + ", ".join(filter(None, parts))
-    if len(shown) > _MOST_BEST:
-        yield f"  and {len(shown) - _MOST_BEST} further names have a best value: --json has all"
 
 
 _HEADS = ("rank", "job_type", "local", "node", "pid", "state", "step", "phase", "since", "")

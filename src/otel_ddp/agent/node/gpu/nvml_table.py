@@ -23,14 +23,12 @@ class Unit(NamedTuple):
     per: float = 1.0
     most: float = 2.0**63
     least: float = 0.0
-    whole: float = math.inf
-    """What exceeds it, within the bounds, counts as it."""
 
 
 _PERCENT = Unit(100, 100)
-_ROUNDED_PERCENT = Unit(100, 101, whole=100)
+_ROUNDED_PERCENT = Unit(100, 101)
 # A fan may turn faster than its nominal maximum.
-_FAN_PERCENT = Unit(100, 200, whole=100)
+_FAN_PERCENT = Unit(100, 200)
 _YES = Unit(most=1)
 _CELSIUS = Unit(most=200, least=-60)
 _MILLIWATTS = Unit(1000, 20_000_000)
@@ -102,8 +100,10 @@ class Series(NamedTuple):
 
     def measurement(self, raw: float) -> Measurement:
         """In our unit; NaN beyond the bounds: the reader of all devices leaves that out."""
-        per, most, least, whole = self.unit
-        value = min(raw, whole) / per if least <= raw <= most else math.nan
+        per, most, least = self.unit
+        value = raw / per if least <= raw <= most else math.nan
+        if self.metric.unit == "1":
+            value = min(value, 1.0)  # NaN stays NaN
         names = self.metric.attributes
         pci = [("pci", self.pci)] if "pci" in names else []
         word = [(names[-1], self.word)] if self.word else []
@@ -141,21 +141,15 @@ def _reason(bit: int) -> list[Way]:
     return [_get(name, bit=bit) for name in names]
 
 
-# In nanoseconds: a field and, on older drivers, the policy of a call. From 251 on, field numbers
-# differ between branches of the driver: so the finer reasons for heat cannot be asked for.
-_POLICIES = {
-    "sw_power": (74, 0),
-    "thermal": (75, 1),
-    "sync_boost": (76, 2),
-    "board_limit": (77, 3),
-    "reliability": (79, 5),
+# Fields, in nanoseconds. From 251 on, their numbers differ between branches of the driver: so the
+# finer reasons for heat cannot be asked for.
+_DURATIONS = {
+    "sw_power": 74,
+    "thermal": 75,
+    "sync_boost": 76,
+    "board_limit": 77,
+    "reliability": 79,
 }
-
-
-def _throttled(field: int, policy: int) -> list[Way]:
-    return [_sum(field), _get("ViolationStatus", policy, part="violationTime")]
-
-
 # Since the driver was loaded. With the errors of a board's whole life a run would start with those
 # of years, and the board stores that count late and in part.
 _SINCE_LOADED = 0
@@ -176,7 +170,7 @@ _TEMPERATURES: Ways = {
 }
 _CLOCKS: Ways = {"sm": [_get("ClockInfo", 1)], "memory": [_get("ClockInfo", 2)]}
 _ACTIVE: Ways = {reason: _reason(bit) for reason, bit in _REASONS.items()}
-_DURATION: Ways = {reason: _throttled(*each) for reason, each in _POLICIES.items()}
+_DURATION: Ways = {reason: [_sum(field)] for reason, field in _DURATIONS.items()}
 _GPM: Ways = {engine: [Gpm(number)] for engine, number in _ENGINES.items()}
 _PCIE_RATE: Ways = {"transmit": [Gpm(20)], "receive": [Gpm(21)]}
 _PCIE: Ways = {"transmit": [_sum(197, wide=True)], "receive": [_sum(198, wide=True)]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,21 +62,19 @@ def identity(device: Device) -> Attributes:
 class _Periodic(Generic[T]):
     """A question, when it is due, and the last answer to it."""
 
-    def __init__(self, name: str, every_s: float, ask: Callable[[], T], due_ns: int) -> None:
+    def __init__(self, name: str, every_s: float, ask: Callable[[], T]) -> None:
         self.name = name
         self.ask = ask
         self.unsupported = False
         self._every_ns = max(1, int(every_s * _S))
-        self._due_ns = due_ns
+        self._due_ns = 0
         self._last: tuple[int, T] | None = None
 
     def due(self, now_ns: int) -> bool:
         """Whether to ask now; if so, the question is due again in the next period."""
         if self.unsupported or now_ns + _EARLY_NS < self._due_ns:
             return False
-        # Always whole periods: after a long wait the questions are still spread over time.
-        missed = max(0, now_ns - self._due_ns) // self._every_ns
-        self._due_ns += self._every_ns * (1 + missed)
+        self._due_ns = now_ns + self._every_ns
         return True
 
     def keep(self, answer: T, now_ns: int) -> None:
@@ -121,8 +118,6 @@ class Gpus:
         """How many numbers could not be read or were impossible."""
         self._watched: list[_Watched] = []
         self._find_at_ns = 0
-        # For each length of period: how many questions have it.
-        self._turns: dict[int, itertools.count[int]] = defaultdict(itertools.count)
 
     def read(self, now_ns: int) -> GpuSample:
         """Ask the questions that are due. *now_ns*: from a clock that never goes back."""
@@ -155,7 +150,7 @@ class Gpus:
         # All anew: a board that was repartitioned can answer other questions.
         if found is not None and [*found] != [each.device for each in self._watched]:
             driver = self._driver
-            self._watched = [self._watch(driver, device, now_ns) for device in found]
+            self._watched = [self._watch(driver, device) for device in found]
         self._remark = "" if self._watched else "The GPU driver is there, but it shows no device."
 
     def _close(self, remark: str) -> None:
@@ -167,11 +162,11 @@ class Gpus:
 
     # -- asking
 
-    def _watch(self, driver: Driver, device: Device, now_ns: int) -> _Watched:
+    def _watch(self, driver: Driver, device: Device) -> _Watched:
         def users() -> tuple[User, ...]:
             return tuple(driver.users(device))
 
-        return _Watched(device, self._periodic("users", _USERS_EVERY_S, users, now_ns))
+        return _Watched(device, _Periodic("users", _USERS_EVERY_S, users))
 
     def _ask_all(self, now_ns: int) -> None:
         for watched in self._watched:
@@ -188,9 +183,7 @@ class Gpus:
                 listed = self._attempt("what can be asked", lambda: driver.questions(device))
                 if listed is not None:
                     watched.questions = [
-                        self._periodic(
-                            name, every_s, partial(self._answer, device, name, ask), now_ns
-                        )
+                        _Periodic(name, every_s, partial(self._answer, device, name, ask))
                         for name, every_s, ask in listed
                     ]
             for question in watched.questions or ():
@@ -199,17 +192,6 @@ class Gpus:
         except DeviceLost as why:
             # The other devices go on; answers of this one are shown while they are fresh.
             watched.lost = str(why)
-
-    def _periodic(
-        self, name: str, every_s: float, ask: Callable[[], T], now_ns: int
-    ) -> _Periodic[T]:
-        """It was due in the past, so it is asked at once.
-
-        Later it is asked in a second of its period that few other slow questions share.
-        """
-        seconds = int(every_s)
-        ago_s = next(self._turns[seconds]) % seconds if seconds > 1 else 0
-        return _Periodic(name, every_s, ask, now_ns - ago_s * _S)
 
     def _ask_if_due(self, question: _Periodic[T], now_ns: int) -> None:
         if not question.due(now_ns):

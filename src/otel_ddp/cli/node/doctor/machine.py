@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import platform
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -44,7 +45,8 @@ _PACKAGES = {
     "requests": "requests",
     "nvidia-ml-py": "pynvml",
 }
-_TORCH_S = 120.0
+# By what torch calls it.
+_BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 _RANKS = 8
 _MIB = 1024 * 1024
 
@@ -63,7 +65,6 @@ class Inputs:
     ) -> None:
         self.directory, self.env = directory, env
         self.dev = dev
-        self.host = os.uname().nodename
         self._driver_s, self.answer_s = driver_s, answer_s
         self.wrong: list[str] = []
         """A sentence for each variable that is wrong."""
@@ -96,8 +97,7 @@ class Inputs:
     @cached_property
     def gpus(self) -> dict[str, Any] | str:
         """What the driver reports; if it does not answer, the reason as the end of a sentence."""
-        code = "from otel_ddp.cli.node.doctor.machine import print_gpus; print_gpus()"
-        return run_python(code, self._driver_s)
+        return _asked_in_a_process(self._driver_s)
 
 
 def python(inputs: Inputs) -> Said:
@@ -138,42 +138,24 @@ def variables(inputs: Inputs) -> Said:
     yield "ok", f"set: {', '.join(given)}" if given else "none is set, so the defaults hold"
 
 
-_TORCH = """
-import torch
-import torch.distributed as dist
-there = dist.is_available()
-print(json.dumps({
-    "version": torch.__version__,
-    "build": f"CUDA {torch.version.cuda}" if torch.version.cuda
-    else f"ROCm {torch.version.hip}" if getattr(torch.version, "hip", None) else "CPU only",
-    "backends": [each for each in ("nccl", "gloo", "mpi")
-                 if there and getattr(dist, f"is_{each}_available", bool)()],
-}))
-"""
-
-
 def torch(inputs: Inputs) -> Said:
-    if importlib.util.find_spec("torch") is None:
+    """Reads its file of versions: an import takes seconds, and may end this process."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
         yield (
             "warn",
             "torch is not installed for this Python: values can be logged, but no training is "
             "measured; if torch is elsewhere, call otel-ddp with that Python",
         )
         return
-    print("importing torch, which can take some seconds ...", file=sys.stderr, flush=True)
-    found = run_python(_TORCH, _TORCH_S)
-    if isinstance(found, str):
-        yield "fail", f"importing torch {found}: try `python -c 'import torch'`, and reinstall it"
-        return
-    version, build, backends = str(found["version"]), str(found["build"]), found["backends"]
-    if not (doubt := too_old(version)):
-        if not backends:
-            doubt = "this build cannot train on several ranks"
-        elif build == "CPU only" and _has_gpus(inputs):
-            doubt = "it uses none of the GPUs here; install a build for CUDA"
-        elif build.startswith("CUDA") and "nccl" not in backends:
-            doubt = "without nccl, ranks communicate slowly"
-    described = f"torch {version}, {build}, backends: {', '.join(backends) or 'none'}"
+    says = runpy.run_path(str(Path(found.origin).with_name("version.py")))
+    version = str(says["__version__"])
+    builds = [f"{name} {says[key]}" for key, name in _BUILDS.items() if says.get(key)]
+    build = "".join(builds) or "CPU only"
+    doubt = too_old(version)
+    if not doubt and build == "CPU only" and _has_gpus(inputs):
+        doubt = "it uses none of the GPUs here; install a build for them"
+    described = f"torch {version}, {build}"
     yield ("warn", f"{described}: {doubt}") if doubt else ("ok", described)
 
 
@@ -182,7 +164,7 @@ def _has_gpus(inputs: Inputs) -> bool:
 
 
 def print_gpus() -> None:
-    """Print what the driver reports as JSON, in a process of its own: a call may never return."""
+    """Print what the driver reports as JSON."""
     try:
         driver = drivers.opened(drivers.known())
     except DriverMissing as why:
@@ -289,29 +271,19 @@ def processes(inputs: Inputs) -> Said:
     if not unseen:
         yield "ok", "no process is hidden from its agent"
         return
-    living = (each for each in inputs.survey.processes if not each.ended)
-    hosts = sorted({inputs.host, *(cell(each.host) for each in living)} - {""})
-    sentence = (
+    yield (
+        "warn",
         f"the agent cannot see the process of rank {', '.join(unseen)}, so there are no "
         "process_* series for it. If it runs in another container, let them share process ids "
-        "(shareProcessNamespace, hostPID, --pid=host)"
+        "(shareProcessNamespace, hostPID, --pid=host); if on another node, OTEL_DDP_DIR must name "
+        "a directory that each node has for itself, such as one in /dev/shm",
     )
-    if len(hosts) > 1:
-        sentence += (
-            f". If {', '.join(hosts)} are nodes, OTEL_DDP_DIR must name a directory that each "
-            "node has for itself, such as one in /dev/shm"
-        )
-    yield "warn", sentence
 
 
-def run_python(code: str, limit_s: float) -> dict[str, Any] | str:
-    """What this code prints as JSON; if it fails, the reason as the end of a sentence.
-
-    It runs in a process of its own, because it may crash or never return.
-    """
-    start = "import json, sys\nsys.path[:] = json.loads(sys.argv[1])\n"
+def _asked_in_a_process(limit_s: float) -> dict[str, Any] | str:
+    """What `print_gpus` says in a process of its own, as a call of the driver may never return."""
     process = subprocess.Popen(
-        [sys.executable, "-c", start + code, json.dumps(sys.path)],
+        [sys.executable, "-c", f"from {__name__} import print_gpus; print_gpus()"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -326,11 +298,7 @@ def run_python(code: str, limit_s: float) -> dict[str, Any] | str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=1.0)
         return f"has not ended within {limit_s:g} s"
-    if process.returncode < 0:
-        return f"died of signal {-process.returncode}"
-    answer = None
-    with contextlib.suppress(ValueError, IndexError):
-        answer = json.loads(output.splitlines()[-1])
-    if process.returncode or not isinstance(answer, dict):
-        return f"failed ({(said.strip().splitlines() or ['it printed nothing'])[-1]})"
+    if process.returncode:
+        return f"failed ({(said.strip().splitlines() or [f'exit {process.returncode}'])[-1]})"
+    answer: dict[str, Any] = json.loads(output)
     return answer

@@ -21,7 +21,9 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.history import beside
 from otel_ddp.journal.layout import MOST_PROFILED_STEPS
 
-_MOST_RANKS = 4
+_MOST_RANKS = 2
+# A question that is open holds up the next one.
+_WAIT_S = 120.0
 # A step that takes longer than this hangs.
 _LONGEST_STEP_S = 600.0
 _SHOWN_ROWS = 12
@@ -39,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         *("--rank", "-r"),
         type=int,
         action="append",
-        help="this rank (default: the one that a verdict names); with one, another "
-        f"one that no verdict names is added; may be given up to {_MOST_RANKS} times",
+        help="this rank (default: the one that a verdict names), compared with one that no verdict "
+        "names; given twice, these two",
     )
     parser.add_argument(
         "--steps",
@@ -53,13 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--out", type=Path, help=f"where the folder is made (default: {beside.profile_directory()})"
-    )
-    parser.add_argument(
-        "--wait",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="how long to wait for the next step to end (default: 60)",
     )
     add_directory_option(parser)
 
@@ -89,13 +84,7 @@ def run(options: argparse.Namespace) -> int:
         return 2
     windows = [Window(each, folder / f"rank-{each.rank}.json") for each in chosen.ranks]
     print(f"profile of run {cell(chosen.ranks[0].process.run)}: {chosen.why}")
-    try:
-        _record(windows, options.steps, options.wait)
-    except KeyboardInterrupt:
-        print(
-            f"\nA window that has begun goes on; its trace will lie in {folder}.", file=sys.stderr
-        )
-        raise
+    _record(windows, options.steps)
     return _report(folder, chosen, windows, options.steps, asked_ns)
 
 
@@ -113,19 +102,19 @@ def _make_folder(out: Path | None, run_name: str, asked_ns: int) -> Path:
     return folder
 
 
-def _record(windows: Sequence[Window], steps: int, wait_s: float) -> None:
+def _record(windows: Sequence[Window], steps: int) -> None:
     said = dict.fromkeys(windows, "waiting")
     for each in windows:
-        each.ask(steps, wait_s)
+        each.ask(steps, _WAIT_S)
     began_s = time.monotonic()
     while any(said[each] in ("waiting", "recording") for each in windows):
         waited_s = time.monotonic() - began_s
         for each in windows:
             each.poll()
             # The process may notice the same a moment later: then its answer counts.
-            if each.state == "waiting" and waited_s > wait_s + 1:
-                each.refuse(f"no step ended within {wait_s:g} s")
-            elif waited_s > wait_s + _LONGEST_STEP_S:
+            if each.state == "waiting" and waited_s > _WAIT_S + 1:
+                each.refuse(f"no step ended within {_WAIT_S:g} s")
+            elif waited_s > _WAIT_S + _LONGEST_STEP_S:
                 each.refuse("its steps did not end")
             if said[each] != each.state:
                 said[each] = each.state
@@ -219,8 +208,8 @@ def _table(ranks: Sequence[int], totals: Sequence[Totals], rows: Sequence[Row]) 
             yield _row(row)
         if rest := shown[_SHOWN_ROWS:]:
             sums = (sum(times) for times in zip(*(row.times_s for row in rest), strict=True))
-            yield _row(Row(f"{len(rest)} more", on_device, tuple(sums), ()))
-        yield _row(Row("the whole step", on_device, tuple(each.step_s for each in totals), ()))
+            yield _row(Row(f"{len(rest)} more", on_device, tuple(sums)))
+        yield _row(Row("the whole step", on_device, tuple(each.step_s for each in totals)))
 
 
 def _row(row: Row) -> str:

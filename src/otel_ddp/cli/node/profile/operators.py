@@ -1,4 +1,4 @@
-"""Adds up the operators of traces, compares the suspect with the others, and names the culprit."""
+"""Adds up the operators of traces, compares the suspect with another, and names the culprit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from otel_ddp.diagnosis.medians import lower_median
 from otel_ddp.history.terminal import printable, shown_s
 
 OUTSIDE = "outside of operators: Python, input, waits"
@@ -31,18 +30,16 @@ class Row(NamedTuple):
     on_device: bool
     times_s: tuple[float, ...]
     """Of each rank: its own time in a step, without what it calls."""
-    calls: tuple[float, ...]
-    """Of each rank: how often it is called in a step."""
 
     @property
-    def others_s(self) -> float:
-        """The median of the ranks beside the first; 0 where it is alone."""
-        return lower_median(self.times_s[1:]) if len(self.times_s) > 1 else 0.0
+    def other_s(self) -> float:
+        """That of the second rank; 0 where there is none."""
+        return self.times_s[1] if len(self.times_s) > 1 else 0.0
 
     @property
     def difference_s(self) -> float:
-        """By how much the first rank takes longer than the others."""
-        return self.times_s[0] - self.others_s
+        """By how much the first rank takes longer than the second."""
+        return self.times_s[0] - self.other_s
 
     def to_json(self) -> dict[str, Any]:
         """For `profile.json`."""
@@ -60,7 +57,6 @@ class Totals(NamedTuple):
     step_s: float
     own: Mapping[tuple[str, bool], float]
     """By name, and if it ran on the device. Either half adds up to the step."""
-    calls: Mapping[tuple[str, bool], float]
 
 
 class _Event(NamedTuple):
@@ -72,45 +68,33 @@ class _Event(NamedTuple):
     on_device: bool
 
 
-def _event(each: Any) -> _Event | None:
-    if not isinstance(each, Mapping) or each.get("ph") != "X":
-        return None
-    name, category = each.get("name"), each.get("cat")
-    at_us, took_us = each.get("ts"), each.get("dur")
-    if category not in (*_ON_HOST, *_ON_DEVICE) or not isinstance(name, str):
-        return None
-    if not isinstance(at_us, (int, float)) or not isinstance(took_us, (int, float)):
-        return None
-    lane = str(each.get("pid")), str(each.get("tid"))
-    on_device = category in _ON_DEVICE
-    return _Event(float(at_us), float(at_us + took_us), name, lane, on_device)
+def _event(each: Mapping[str, Any]) -> _Event:
+    at_us, lane = each["ts"], (str(each["pid"]), str(each["tid"]))
+    return _Event(at_us, at_us + each["dur"], each["name"], lane, each["cat"] in _ON_DEVICE)
 
 
-def totals_of(trace: Any) -> Totals:
-    """What a trace says. A part that is no event is left out.
+def totals_of(trace: Mapping[str, Any]) -> Totals:
+    """What a trace says.
 
     Each moment of a step belongs to one operator: to the innermost of the thread that steps, else
     to one that runs in another thread meanwhile, as backward does for a device. A device's streams
     are taken the same way, the busiest first.
     """
-    found = trace.get("traceEvents") if isinstance(trace, Mapping) else trace
-    events = [event for each in found if (event := _event(each))] if isinstance(found, list) else []
+    told = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
+    events = [_event(each) for each in told if each.get("cat") in (*_ON_HOST, *_ON_DEVICE)]
     steps = sorted(each for each in events if each.name.startswith(_STEP))
     own: defaultdict[tuple[str, bool], float] = defaultdict(float)
-    calls: defaultdict[tuple[str, bool], float] = defaultdict(float)
     if not steps:
-        return Totals(0.0, own, calls)
+        return Totals(0.0, own)
     # What made the profiler ready lies before the first step.
     rest = [e for e in events if not e.name.startswith(_STEP) and e.end_us > steps[0].at_us]
-    for each in rest:
-        calls[each.name, each.on_device] += 1 / len(steps)
     for on_device, idle in ((False, OUTSIDE), (True, IDLE)):
         mine = [each for each in rest if each.on_device == on_device]
         if mine or not on_device:
             for name, us in _shares(steps, mine, idle):
                 own[name, on_device] += us / 1e6 / len(steps)
     step_s = sum(each.end_us - each.at_us for each in steps) / 1e6 / len(steps)
-    return Totals(step_s, own, calls)
+    return Totals(step_s, own)
 
 
 def _shares(
@@ -139,16 +123,9 @@ def _shares(
 
 
 def compared(ranks: Sequence[Totals]) -> list[Row]:
-    """A row for each operator; those in which the first rank differs most from the others first."""
+    """A row for each operator; those in which the first rank differs most from the second first."""
     keys = {key for each in ranks for key in each.own}
-    rows = [
-        Row(
-            *key,
-            tuple(each.own.get(key, 0.0) for each in ranks),
-            tuple(each.calls.get(key, 0.0) for each in ranks),
-        )
-        for key in keys
-    ]
+    rows = [Row(*key, tuple(each.own.get(key, 0.0) for each in ranks)) for key in keys]
     return sorted(rows, key=lambda row: (-abs(row.difference_s), row.name))
 
 
@@ -156,8 +133,7 @@ def culprit(ranks: Sequence[int], step_s: float, rows: Iterable[Row]) -> str:
     """A sentence: the operator that explains why the first rank is late, or that none does."""
     if len(ranks) < 2:
         return ""
-    suspect = f"rank {ranks[0]}"
-    others = f"rank {ranks[1]}" if len(ranks) == 2 else "the others"
+    suspect, other = f"rank {ranks[0]}", f"rank {ranks[1]}"
     slower = [row for row in rows if row.may_be_late and row.difference_s > 0]
     # A host waits for its device, so the device's difference comes first.
     for on_device in (True, False):
@@ -167,15 +143,15 @@ def culprit(ranks: Sequence[int], step_s: float, rows: Iterable[Row]) -> str:
             continue
         most = max(mine, key=lambda row: row.difference_s)
         name = printable(most.name) + (" on the device" if on_device else "")
-        figures = f"{shown_s(most.times_s[0])} against {shown_s(most.others_s)}"
+        figures = f"{shown_s(most.times_s[0])} against {shown_s(most.other_s)}"
         if most.difference_s < surplus_s / 2:
             return (
                 f"No single operator explains it: {suspect} needs {shown_s(surplus_s)} longer a "
-                f"step in {len(mine)} operators than {others}, most of all in {name}: {figures}."
+                f"step in {len(mine)} operators than {other}, most of all in {name}: {figures}."
             )
         where = name if most.name == OUTSIDE else f"in {name}"
         return (
             f"{suspect.capitalize()} needs {shown_s(most.difference_s)} longer a step {where} "
-            f"than {others}: {figures}."
+            f"than {other}: {figures}."
         )
-    return f"No operator explains it: in these steps {suspect} needs no longer than {others}."
+    return f"No operator explains it: in these steps {suspect} needs no longer than {other}."

@@ -68,20 +68,17 @@ class TopApp(TextualApp[None]):
         Binding("slash", "filter", "filter"),
         Binding("escape", "no_filter", show=False),
         Binding("s", "sort", "sort"),
-        Binding("p,space", "pause", "pause"),
-        Binding("r", "look", "look now"),
     ]
 
-    def __init__(self, watch: Watch, choice: Choice, *, interval_s: float = 1.0) -> None:
+    def __init__(self, watch: Watch, *, interval_s: float = 1.0) -> None:
         super().__init__(ansi_color=True)
         self._watch_node = watch
-        self.choice = choice
+        self.choice = Choice()
         self._interval_s = interval_s
         self._view = View(0)
         self._rows: list[Row] = []
         self._lengths: list[int] = []
         self._looking = False
-        self.paused = False
         self.looks = 0
         """How many looks are shown."""
 
@@ -95,8 +92,8 @@ class TopApp(TextualApp[None]):
         # Of one column: each cell that changes costs as much as a line.
         self._table.add_column("")
         self._table.focus()
-        self.set_interval(self._interval_s, self._look_unless_paused)
-        self.action_look()
+        self.set_interval(self._interval_s, self.look)
+        self.look()
 
     @property
     def _table(self) -> DataTable[Text]:
@@ -104,11 +101,7 @@ class TopApp(TextualApp[None]):
 
     # -- looking
 
-    def _look_unless_paused(self) -> None:
-        if not self.paused:
-            self.action_look()
-
-    def action_look(self) -> None:
+    def look(self) -> None:
         """Look once, unless a look is under way."""
         if not self._looking:
             self._looking = True
@@ -139,7 +132,6 @@ class TopApp(TextualApp[None]):
         """Update lines and table; the cursor stays on its rank."""
         table, chosen = self._table, self._chosen
         lines = frame.above(self._view, self.choice)
-        lines[0] += "  PAUSED" if self.paused else ""
         lengths, self._lengths = self._lengths, [len(line) for line in lines]
         above = self.screen_stack[0].query_one("#above", Static)
         # A layout of the screen costs more than all else, so only where lines may wrap otherwise.
@@ -175,10 +167,6 @@ class TopApp(TextualApp[None]):
         moved = {"down": table.cursor_row + 1, "up": table.cursor_row - 1, "top": 0}
         table.move_cursor(row=moved.get(where, len(self._rows) - 1))
 
-    def action_pause(self) -> None:
-        self.paused = not self.paused
-        self._draw()
-
     def action_sort(self) -> None:
         self._choose(sort=SORTS[(SORTS.index(self.choice.sort) + 1) % len(SORTS)])
 
@@ -210,7 +198,7 @@ class TopApp(TextualApp[None]):
         if chosen := self._chosen:
             # The next look fills it.
             self.push_screen(_Details(chosen))
-            self.action_look()
+            self.look()
 
 
 def _styled(lines: list[str]) -> Text:
