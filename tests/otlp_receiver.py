@@ -7,7 +7,6 @@ import gzip
 import socket
 import ssl
 import threading
-import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -351,9 +350,7 @@ def _retry_info(seconds: float) -> tuple[str, bytes]:
 
 
 def _plain(wire: bytes, encoding: str) -> bytes:
-    if encoding == "gzip":
-        return gzip.decompress(wire)
-    return zlib.decompress(wire) if encoding == "deflate" else wire
+    return gzip.decompress(wire) if encoding == "gzip" else wire
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ STANDARD = (
     "How long one export of a signal may take.",
     "`name=value,name=value`, sent along: a token, say. Only a collector that an endpoint names "
     "gets them.",
-    "`none`, `gzip` or `deflate`; by default `gzip` to other machines, and `none` on this one.",
+    "`none` or `gzip`; by default `gzip` to other machines, and `none` on this one.",
     "`true`: gRPC to an address without a scheme is not encrypted.",
     "A file: whom to trust, instead of the system's authorities.",
     "A file: the certificate that we show.",

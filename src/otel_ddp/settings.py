@@ -370,8 +370,6 @@ class Settings:
     """Below which directories an agent of the platform (`otel-ddp agent`) may read artifacts, with
     colons between them. By default none. An agent that a run has started reads what its user can
     read."""
-    artifact_rate_bytes: int = _setting("OTEL_DDP_ARTIFACT_RATE", 200 * MIB, _bytes(MIB))
-    """How many bytes of artifacts the agent reads in a second at most."""
 
     @property
     def offline(self) -> bool:
@@ -400,7 +398,7 @@ STANDARD: Mapping[tuple[str, ...], _Reading] = {
     _own("PROTOCOL"): _Reading(_one_of("http/protobuf", "grpc")),
     _own("TIMEOUT"): _Reading(_milliseconds),
     _own("HEADERS", ""): _Reading(doubt=_doubt_headers),
-    _own("COMPRESSION", ""): _Reading(_one_of("none", "gzip", "deflate")),
+    _own("COMPRESSION", ""): _Reading(_one_of("none", "gzip")),
     _own("INSECURE", ""): _Reading(_truth),
     _own("CERTIFICATE", ""): _Reading(doubt=_doubt_file),
     _own("CLIENT_CERTIFICATE", ""): _Reading(doubt=_doubt_file),

@@ -9,7 +9,6 @@ from node import Node, until
 from otel_ddp.vocabulary import catalog
 from otlp_receiver import Receiver
 
-MIB = 1024 * 1024
 TOLD = """
 import otel_ddp
 with otel_ddp.init(group="g", run="r", project="p") as run:
@@ -27,18 +26,18 @@ def attributes(record: Any) -> dict[str, Any]:
 
 
 def test_the_next_agent_reads_stores_and_tells_of_what_the_killed_one_left() -> None:
-    # The first agent needs twenty seconds for it.
-    content = b"weights" * (3 * MIB)
+    content = b"weights"
     digest = sha256(content).hexdigest()
     with Node() as node, Receiver() as receiver:
         node.export_to(receiver.start_http())
-        (node.root / "model.pt").write_bytes(content)
         stored = node.root / "store"
         code = f"import os; os.chdir({str(node.root)!r}){TOLD}"
-        node.run(code, OTEL_DDP_ARTIFACTS=str(stored), OTEL_DDP_ARTIFACT_RATE="1M")
+        # The first agent waits for a file that is not there yet.
+        node.run(code, OTEL_DDP_ARTIFACTS=str(stored))
         assert receiver.wait_for(lambda r: told(r).keys() == {"file waiting", "s3 complete"})
         node.kill_agent()
         assert not stored.exists()
+        (node.root / "model.pt").write_bytes(content)
 
         again = "import otel_ddp; otel_ddp.init(run='next').finish()"
         node.run(again, OTEL_DDP_ARTIFACTS=str(stored))

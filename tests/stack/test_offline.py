@@ -79,6 +79,6 @@ def test_two_nodes_that_were_offline_are_replayed_whole_and_twice_is_once(
         transport.close()
         until(lambda: "punctual" in stored(), "the value of just now")
 
-        for conflict in ("skip", "send"):
-            assert main(["replay", f"{tmp_path}/kept", "--on-conflict", conflict]) == 0
+        for again in ([], ["--again"]):
+            assert main(["replay", f"{tmp_path}/kept", *again]) == 0
             until(lambda: {**stored(), **known} == stored(), "every value, once, at its time")

@@ -268,8 +268,7 @@ def _agents() -> list[Panel]:
             Text(
                 "Artifacts",
                 "Files that agents are to read or to store, and those that they are done with.",
-                "incomplete: the log record of each says why. Waiting for long: the store, or "
-                "OTEL_DDP_ARTIFACT_RATE.",
+                "incomplete: the log record of each says why. Waiting for long: the store.",
             ),
             over_time(f"sum(max by (node) ({_agent('otel_ddp.artifacts.waiting')}))", "waiting"),
             over_time(

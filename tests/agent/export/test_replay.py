@@ -1,13 +1,9 @@
-"""A replay sends spools in order, once to each destination, and remembers it after a kill."""
+"""A replay sends spools in order, each request once, and remembers it wherever it ends."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,32 +11,15 @@ import pytest
 
 from otel_ddp.agent.export.delivery import Delivery
 from otel_ddp.agent.export.otlp import Outcome, Request, Signal
-from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.report import DeliveryStatus
 from otel_ddp.agent.export.spool import BLOCK_BYTES, Spool
 from otel_ddp.cli import main
-from otel_ddp.cli.replay import (
-    KeptRequests,
-    ReplayStopped,
-    SentLog,
-    find_spools,
-    merge_by_time,
-    send,
-)
-from otel_ddp.journal.layout import EVENT
-from otel_ddp.journal.reader import Document
-from otlp_receiver import Receiver, contents_in
+from otel_ddp.cli.replay import KeptRequests, find_spools, merge_by_time, send
+from otlp_receiver import Receiver
 
 PLENTY = 1024 * BLOCK_BYTES
 TAKEN = Outcome("delivered", "")
 AWAY = Outcome("retry", "connection refused")
-
-HOLD = """
-import sys; from pathlib import Path; from otel_ddp.cli.replay import SentLog
-sent = SentLog(Path(sys.argv[1]), "metrics at home")
-print("there", flush=True)
-sys.stdin.read()
-"""
 
 
 class FakeTransport:
@@ -51,9 +30,6 @@ class FakeTransport:
     def __init__(self, *answers: Outcome) -> None:
         self.answers = list(answers)
         self.bodies: list[bytes] = []
-
-    def address(self, signal: Signal) -> str:
-        return f"{signal} at home"
 
     def send(self, signal: Signal, body: bytes) -> Outcome:
         outcome = self.answers.pop(0) if self.answers else TAKEN
@@ -78,19 +54,20 @@ class Sent(NamedTuple):
     """One replay, over."""
 
     status: DeliveryStatus
-    left: Mapping[Signal, int]
-    pauses: Sequence[float]
+    left: int
+    pauses: list[float]
 
 
-def sent(transport: FakeTransport, directory: Path) -> Sent:
+def sent(
+    transport: FakeTransport, directory: Path, *, again: bool = False, attempts: int = 99
+) -> Sent:
+    """A replay that is interrupted after so many attempts."""
     pauses: list[float] = []
-    with closing(KeptRequests(find_spools(directory), transport.address)) as kept:
-        delivery = Delivery(
-            *(transport, kept, lambda: sum(pauses)), jitter=lambda: 0.5, patience_s=0.0
-        )
-        for _ in send(kept, delivery, pauses.append):
-            pass
-        return Sent(delivery.status(), kept.left, pauses)
+    kept = KeptRequests(find_spools(directory), again=again)
+    delivery = Delivery(*(transport, kept, lambda: sum(pauses)), jitter=lambda: 0.5, patience_s=0.0)
+    for _, _ in zip(range(attempts), send(kept, delivery, pauses.append), strict=False):
+        pass
+    return Sent(delivery.status(), kept.entries, pauses)
 
 
 def test_spools_of_several_nodes_are_sent_by_time_and_each_in_its_own_order(
@@ -113,128 +90,90 @@ def test_a_collector_that_goes_away_is_tried_for_a_while_and_then_no_more(tmp_pa
     status, left, pauses = sent(transport, directory)
 
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
-    assert (status.delivered, left) == (2, {"traces": 1})
-    assert sent(transport, directory).left == {}
+    assert (status.delivered, left) == (2, 1)
+    assert sent(transport, directory).left == 0
     assert transport.bodies == [b"a", b"c", b"b"]
 
 
 def test_a_collector_that_never_answered_is_not_tried_again(tmp_path: Path) -> None:
     status, left, pauses = sent(FakeTransport(*[AWAY] * 2), three(tmp_path))
 
-    assert (pauses, status.delivered) == ([], 0)
-    assert left == {"metrics": 2, "traces": 1}
+    assert (status.delivered, left, pauses) == (0, 3, [])
 
 
-def test_a_request_over_which_the_receiver_fails_does_not_keep_the_others_back(
-    tmp_path: Path,
-) -> None:
+def test_an_interrupted_replay_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    directory, transport = three(tmp_path), FakeTransport()
+
+    sent(transport, directory, attempts=1)
+    sent(transport, directory)
+    sent(transport, directory)
+
+    assert transport.bodies == [b"a", b"c", b"b"]
+    sent(transport, directory, again=True)
+    assert transport.bodies == [b"a", b"c", b"b"] * 2
+
+
+def test_what_is_refused_or_damaged_keeps_the_others_not_back(tmp_path: Path) -> None:
     transport = FakeTransport(TAKEN, Outcome("retry", "500 from http://c", doubtful=True))
-    directory = three(tmp_path)
+    directory = spool(three(tmp_path), ("logs", "d", 4))
+    next(directory.glob("*2-traces*")).write_bytes(b"torn")
 
     status, left, pauses = sent(transport, directory)
 
-    assert (pauses, left, status.refused_points) == ([], {}, {"500 from http://c": 1})
-    assert transport.bodies == [b"a", b"b"]
+    assert (pauses, left, status.dropped_points) == ([], 0, {"refused": 1, "corrupt": 1})
+    assert transport.bodies == [b"a", b"d"]
     # What was refused is tried again.
     sent(transport, directory)
-    assert transport.bodies == [b"a", b"b", b"c"]
-
-
-def test_a_request_that_is_too_large_for_the_destination_is_sent_in_parts(tmp_path: Path) -> None:
-    events = [Document(EVENT, {"name": "e", "time": at}, 0) for at in range(1, 9)]
-    (request,) = Documents({}).render([((), "", events)])
-    opened = Spool(tmp_path, PLENTY)
-    assert opened.append(request)
-    too_large = Outcome("refused", "413 from http://c", too_large=True)
-    transport = FakeTransport(too_large, TAKEN, too_large)
-
-    status = sent(transport, tmp_path).status
-
-    found = [each.time_unix_nano for each in contents_in("logs", *transport.bodies)]
-    assert found == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert (status.delivered_points, status.refused) == (8, 0)
-    assert sent(FakeTransport(), tmp_path).status.delivered == 0
-
-
-def test_a_damaged_request_is_counted_and_the_others_are_sent(tmp_path: Path) -> None:
-    directory = three(tmp_path)
-    next(directory.glob("*2-traces*")).write_bytes(b"torn")
-    transport = FakeTransport()
-
-    status = sent(transport, directory).status
-
-    assert status.dropped_points == {"corrupt": 1}
-    assert transport.bodies == [b"a", b"c"]
+    assert transport.bodies == [b"a", b"d", b"c"]
 
 
 def test_a_line_that_a_kill_tore_does_not_count_as_sent(tmp_path: Path) -> None:
     directory, transport = three(tmp_path), FakeTransport()
     sent(transport, directory)
-    with closing(SentLog(directory, "metrics at home")) as log:
-        memory = log.path
-    # The end of its last line is missing, and it is that of "c".
+    memory = directory / "sent"
+    # The end of its last line is missing, and it is that of "b".
     memory.write_bytes(memory.read_bytes()[:-1])
 
     sent(transport, directory)
-    again = list(transport.bodies)
     sent(transport, directory)
 
-    assert transport.bodies == again == [b"a", b"c", b"b", b"c"]
+    assert transport.bodies == [b"a", b"c", b"b", b"b"]
 
 
-def test_what_fills_an_emptied_spool_has_not_been_sent(tmp_path: Path) -> None:
-    directory, transport = three(tmp_path), FakeTransport()
-    sent(transport, directory)
-    for path in directory.glob("*.z"):
-        path.unlink()
-
-    # Its numbers begin at 1 again, as those of the requests that were sent.
-    spool(directory, ("metrics", "d", 4))
-    sent(transport, directory)
-
-    assert transport.bodies[3:] == [b"d"]
-
-
-def test_two_replays_of_one_spool_do_not_send_at_once(tmp_path: Path) -> None:
-    directory = three(tmp_path)
-    other = [sys.executable, "-c", HOLD, str(directory)]
-    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.readline()
-
-        with pytest.raises(ReplayStopped, match="Another replay of these data"):
-            sent(FakeTransport(), directory)
-
-        process.stdin.close()
-    assert sent(FakeTransport(), directory).status.delivered == 3
-
-
-def test_nothing_is_sent_where_it_cannot_be_remembered(tmp_path: Path) -> None:
-    directory, transport = three(tmp_path), FakeTransport()
-    with closing(SentLog(directory, "traces at home")) as log:
-        memory = log.path
-    memory.unlink()
+def test_nothing_is_sent_where_it_cannot_be_remembered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = three(tmp_path) / "sent"
     memory.mkdir()
+    with Receiver() as receiver:
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.start_http()
 
-    with pytest.raises(ReplayStopped, match=f"{memory} cannot be written: Is a directory"):
-        sent(transport, directory)
+        assert main(["replay", str(tmp_path)]) == 1
 
-    assert transport.bodies == []
+    assert receiver.attempts == []
+    assert f"Is a directory: '{memory}'): replay a copy" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("hours", "warning"),
-    [
-        (0.5, ""),
-        (3, "The oldest value is 3 h old."),
-        (26, "out_of_order_time_window (2h in deploy/prometheus/prometheus.yml)"),
-        (26, "Set it to 28h before."),
-        (100, "The oldest value is 4 days old."),
-    ],
-)
+def test_what_did_not_arrive_is_said_and_fails_a_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spool(tmp_path, ("metrics", "", 1), ("traces", "", 1), ("logs", "", 1))
+    with Receiver() as receiver:
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.start_http()
+        receiver.set_mode(400, "traces")
+        receiver.set_mode(404, "logs")
+
+        assert main(["replay", str(tmp_path)]) == 1
+
+    printed = capsys.readouterr().out
+    assert f"sent 1 requests to {os.environ['OTEL_EXPORTER_OTLP_ENDPOINT']}\n" in printed
+    assert "! 1 points did not arrive: refused\n" in printed
+    assert "! 1 requests are left, and the next replay goes on there\n" in printed
+
+
+@pytest.mark.parametrize("hours", [0.5, 26])
 def test_a_warning_names_the_age_of_values_that_prometheus_may_refuse(
-    hours: float, warning: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hours: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     then_s = int(time.time() - hours * 3600)
     # Of metrics: what keeps spans takes them of any age.
@@ -245,25 +184,15 @@ def test_a_warning_names_the_age_of_values_that_prometheus_may_refuse(
         assert main(["replay", str(tmp_path)]) == 0
 
     printed = capsys.readouterr().out
-    assert warning in printed
-    assert ("Prometheus" in printed) == bool(warning)
+    assert ("The oldest value is 26 h old." in printed) == (hours == 26)
+    assert ("Set it to 28h before." in printed) == (hours == 26)
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("", "{} holds no data of an offline run."),
-        ("1-a.journal", "`otel-ddp agent --dir {}` exports them."),
-    ],
-)
 def test_a_directory_without_a_spool_is_refused_with_a_reason(
-    name: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if name:
-        (tmp_path / name).touch()
-
     assert main(["replay", str(tmp_path)]) == 2
-    assert sentence.format(tmp_path) in capsys.readouterr().err
+    assert f"{tmp_path} holds no data of an offline run." in capsys.readouterr().err
     assert main(["replay", f"{tmp_path}/gone"]) == 2
     assert f"{tmp_path}/gone cannot be read: No such file" in capsys.readouterr().err
 

@@ -9,9 +9,7 @@ import select
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from email.utils import formatdate
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -161,55 +159,58 @@ def test_each_signal_arrives_as_it_was_encoded(way: Way) -> None:
         *((400, "refused", "told to say 400"), (413, "refused", "")),
     ],
 )
-@pytest.mark.parametrize("signal", SIGNALS)
-def test_every_answer_has_its_outcome(
-    way: Way, mode: str | int, kind: str, says: str, signal: Signal
-) -> None:
+def test_every_answer_has_its_outcome(way: Way, mode: str | int, kind: str, says: str) -> None:
     way.receiver.set_mode(mode)
     way.receiver.retry_after = "3.5"
 
-    outcome = way.connect().send(signal, BODY[signal])
+    outcome = way.send()
 
     assert outcome.kind == kind
     assert says in outcome.why
     assert outcome.rejected == (3 if mode == "partial" else 0)
     assert outcome.retry_after_s == (3.5 if mode in (429, 503) else None)
     # One attempt each: the delivery decides when to try again.
-    assert way.receiver.attempts == [signal]
+    assert way.receiver.attempts == ["metrics"]
 
 
-@pytest.mark.parametrize(
-    ("status", "kind", "doubtful"),
-    [
-        ("redirect", "retry", False),
-        *((each, "retry", False) for each in (301, 302, 307, 308, 401, 403, 404, 405, 407, 408)),
-        *((each, "retry", False) for each in (410, 415, 429, 502, 503, 504, 511)),
-        *((each, "retry", True) for each in (409, 418, 431, 500, 501, 505, 520, 599)),
-        *((each, "refused", False) for each in (400, 413, 422)),
-    ],
+ABOUT_THE_WAY = (
+    301,
+    302,
+    307,
+    308,
+    401,
+    403,
+    404,
+    405,
+    407,
+    408,
+    410,
+    415,
+    429,
+    502,
+    503,
+    504,
+    511,
 )
-def test_only_what_is_wrong_with_the_bytes_is_refused(
-    http: Way, status: str | int, kind: str, doubtful: bool
-) -> None:
-    http.receiver.set_mode(status)
-
-    outcome = http.send()
-
-    assert (outcome.kind, outcome.doubtful) == (kind, doubtful)
-    assert outcome.too_large is (status == 413)
-    assert http.receiver.attempts == ["metrics"]
+IN_DOUBT = (409, 418, 431, 500, 501, 505, 520, 599)
 
 
-@pytest.mark.parametrize("text", ["a date", "soon", "inf", "nan", ""])
-def test_a_pause_may_be_a_date_and_is_none_where_it_cannot_be_read(http: Way, text: str) -> None:
-    date = formatdate(time.time() + 3600, usegmt=True)
-    http.receiver.set_mode(503)
-    http.receiver.retry_after = date if text == "a date" else text
+def test_only_what_is_wrong_with_the_bytes_is_refused(http: Way) -> None:
+    transport = http.connect()
+    found: dict[tuple[str, bool], list[str | int]] = {}
+    for status in ("redirect", *ABOUT_THE_WAY, *IN_DOUBT, 400, 413, 422):
+        http.receiver.set_mode(status)
+        http.receiver.retry_after = "soon"
+        outcome = transport.send("metrics", BODY["metrics"])
+        found.setdefault((outcome.kind, outcome.doubtful), []).append(status)
+        assert outcome.too_large is (status == 413)
+        assert outcome.retry_after_s is None
 
-    outcome = http.send()
-
-    assert outcome.kind == "retry"
-    assert outcome.retry_after_s == (pytest.approx(3600, abs=1800) if text == "a date" else None)
+    assert found == {
+        ("retry", False): ["redirect", *ABOUT_THE_WAY],
+        ("retry", True): [*IN_DOUBT],
+        ("refused", False): [400, 413, 422],
+    }
 
 
 def test_a_collector_that_comes_back_is_used_again(way: Way) -> None:
@@ -225,21 +226,9 @@ def test_a_collector_that_comes_back_is_used_again(way: Way) -> None:
     assert second.kind == "delivered"
 
 
-def test_a_connection_that_the_collector_closed_meanwhile_is_no_failure(http: Way) -> None:
-    with Receiver() as first:
-        endpoint = first.start_http()
-        transport = http.connect(endpoint)
-        assert transport.send("metrics", BODY["metrics"]).kind == "delivered"
-
-    http.start(port=int(endpoint.rpartition(":")[2]))
-
-    assert transport.send("metrics", BODY["metrics"]).kind == "delivered"
-
-
 # The specification's milliseconds. As seconds, this test would run into its limit.
-@pytest.mark.parametrize("variable", ["TIMEOUT", "METRICS_TIMEOUT"])
-def test_an_attempt_without_an_answer_ends_after_the_timeout(way: Way, variable: str) -> None:
-    way.set(**{"TIMEOUT": "100000000", variable: "300"})
+def test_an_attempt_without_an_answer_ends_after_the_timeout(way: Way) -> None:
+    way.set(TIMEOUT="100000000", METRICS_TIMEOUT="300")
     way.receiver.set_mode("hang")
 
     outcome = way.send()
@@ -247,23 +236,6 @@ def test_an_attempt_without_an_answer_ends_after_the_timeout(way: Way, variable:
     assert outcome.kind == "retry"
     assert outcome.why.startswith("no answer from http://127.0.0.1:")
     assert outcome.why.endswith("within 0.3 s")
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_a_body_is_compressed_as_the_environment_asks(way: Way, encoding: str) -> None:
-    way.set(METRICS_COMPRESSION=encoding)
-    points = [number_point(attribute_bytes({"rank": 3}), i, 0.5) for i in range(500)]
-    body = metrics_request(
-        resource_bytes({}), "s", "1", [metric("training.loss", "", "", "gauge", points)]
-    )
-
-    assert way.connect().send("metrics", body).kind == "delivered"
-
-    assert len(way.receiver.points()) == 500
-    if way.protocol == HTTP:
-        (request,) = way.receiver.requests
-        assert request.headers["content-encoding"] == encoding
-        assert request.wire_bytes < len(body) / 5
 
 
 def test_a_signals_own_endpoint_and_protocol_win(http: Way) -> None:
@@ -358,7 +330,7 @@ def test_a_secret_that_goes_to_another_host_unencrypted_is_warned_of_once(
 
 @pytest.mark.parametrize(
     ("asked", "far", "encoding"),
-    [("", True, "gzip"), ("none", True, None), ("deflate", True, "deflate"), ("", False, None)],
+    [("", True, "gzip"), ("none", True, None), ("gzip", False, "gzip"), ("", False, None)],
 )
 def test_what_goes_to_another_host_is_compressed_unless_asked_otherwise(
     http: Way, asked: str, far: bool, encoding: str | None
@@ -375,17 +347,6 @@ def test_what_goes_to_another_host_is_compressed_unless_asked_otherwise(
 def test_the_query_of_an_address_is_kept_behind_the_path(http: Way) -> None:
     assert send_all(http.connect(f"{http.start()}/?tenant=1")) == ["delivered"] * 3
     assert {request.query for request in http.receiver.requests} == {"tenant=1"}
-
-
-def test_addresses_of_two_tenants_differ_and_do_not_show_the_query(http: Way) -> None:
-    one, two, none = (
-        http.connect(f"http://user:secret@c:4318{query}").address("metrics")
-        for query in ("?tenant=1", "?tenant=2", "")
-    )
-
-    assert none == "http://c:4318/v1/metrics"
-    assert len({one, two, none}) == 3
-    assert "tenant" not in one + two
 
 
 # --------------------------------------------------------------------------- TLS
@@ -450,17 +411,12 @@ def test_tls_towards_a_collector_without_it_never_falls_back(way: Way) -> None:
     ("variable", "text"),
     [
         ("COMPRESSION", "zip"),
-        ("METRICS_COMPRESSION", ""),
+        ("COMPRESSION", "gzip"),
         ("HEADERS", "no-value,,=,secret"),
-        ("METRICS_HEADERS", ""),
         ("HEADERS", "authorization=sec€ret"),
-        ("METRICS_TIMEOUT", ""),
         ("METRICS_TIMEOUT", "10s"),
-        ("METRICS_ENDPOINT", ""),
-        ("METRICS_PROTOCOL", ""),
         ("METRICS_PROTOCOL", "http/json"),
         ("CERTIFICATE", "/no/such"),
-        ("METRICS_TEMPORALITY_PREFERENCE", "sideways"),
     ],
 )
 def test_a_malformed_variable_does_not_keep_data_from_going_out(
@@ -556,7 +512,7 @@ class Odd:
             self.client_closed = True
 
 
-HUGE = 50 * 1024 * 1024
+HUGE = 4 * 1024 * 1024
 
 
 @pytest.mark.parametrize(
@@ -564,21 +520,15 @@ HUGE = 50 * 1024 * 1024
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n\xff\xff\xff\xff\xff", "delivered"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\ncut off", "delivered"),
-        (b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n", "delivered"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % HUGE + b"x" * HUGE, "delivered"),
         (b"HTTP/1.1 400 No\r\nContent-Length: %d\r\n\r\n" % HUGE + b"x" * HUGE, "refused"),
         # TLS ports answer http:// like this: the request was not read.
         (b"HTTP/1.0 400 Bad Request\r\n\r\n", "retry"),
         (
-            b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.",
-            "retry",
-        ),
-        (
             b"HTTP/1.1 400 Bad Request\r\nServer: nginx\r\n\r\n"
             b"The plain HTTP request was sent to HTTPS port",
             "retry",
         ),
-        (b"HTTP/1.1 503 No\r\n\r\n", "retry"),
         (b"SSH-2.0-OpenSSH\r\n", "retry"),
     ],
 )
@@ -618,7 +568,7 @@ def test_a_collector_that_stops_reading_ends_the_attempt_at_the_timeout(http: Wa
 # --------------------------------------------------------------------------- on loopback
 
 
-@pytest.mark.parametrize("mode", ["ok", "redirect", 404, 401, 503, "hang", None])
+@pytest.mark.parametrize("mode", ["ok", 404, "hang", None])
 def test_only_a_collector_on_the_port_is_found(receiver: Receiver, mode: str | int | None) -> None:
     receiver.set_mode(mode or "ok")
     port = int(receiver.start_http().rpartition(":")[2]) if mode else closed_port()

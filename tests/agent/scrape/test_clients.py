@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import urllib.request
@@ -20,7 +19,6 @@ from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.history.page.app import App
 
 PAGE = App(Path("/nowhere"))
-STRANGER = 65534
 # The kernel keeps no more.
 SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
 
@@ -62,36 +60,17 @@ def test_many_clients_at_once_find_room_before_they_are_accepted() -> None:
 def test_idle_and_dripping_clients_stop_no_scrape(endpoint: Endpoint) -> None:
     with contextlib.ExitStack() as clients:
         idle, dripping = (
-            [clients.enter_context(connect(endpoint)) for _ in range(200)] for _ in "ab"
+            [clients.enter_context(connect(endpoint)) for _ in range(80)] for _ in "ab"
         )
         answered = []
-        for _ in range(64):
+        for _ in range(8):
             drip(dripping)
             answered.append(scrape(endpoint))
 
-        # Others have made room: the endpoint is as bounded as ever.
+        # Those that are awaited longest have made room: the endpoint is as bounded as ever.
         assert idle[0].recv(1) == b""
 
-    assert answered == [200] * 64
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a socket away")
-def test_clients_of_the_user_with_the_most_make_room(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(servers, "_MOST_CLIENTS", 5)
-    with contextlib.ExitStack() as clients:
-        ours = [clients.enter_context(connect(endpoint)) for _ in range(2)]
-        theirs = [clients.enter_context(connect(endpoint)) for _ in range(3)]
-        for each in theirs:
-            os.fchown(each.fileno(), STRANGER, -1)
-
-        assert scrape(endpoint) == 200
-        # The longest idle one of theirs, though ours are idle for longer.
-        assert theirs[0].recv(1) == b""
-        for each in ours:
-            each.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-            assert each.recv(15) == b"HTTP/1.0 200 OK"
+    assert answered == [200] * 8
 
 
 def test_a_client_whose_answer_is_being_made_keeps_its_place(

@@ -120,11 +120,8 @@ def test_a_client_that_never_shakes_hands_delays_no_other(keys: Path) -> None:
         ("tls_server_config:", "cert_file must name a file"),
         ("tls_server_config: {cert_file: tls.crt}", "key_file must name a file"),
         ("tls_server_config: {cert_file: tls.crt, key_file: token}", "cannot be read"),
-        (TLS.replace("}", ", min_version: TLS10}"), "must be one of TLS12, TLS13"),
-        (TLS.replace("}", ", min_version: [x]}"), "cannot be used: "),
         (TLS.replace("}", ", client_ca_file: tls.crt}"), "client_ca_file is not supported"),
         ("a: [", "cannot be used: while parsing"),
-        ("[" * 3000, "cannot be"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_why(keys: Path, content: str, why: str) -> None:
@@ -166,6 +163,7 @@ def test_a_client_for_whom_there_is_no_thread_takes_no_place_for_ever(
     with served(keys / "short.yml", TLS) as endpoint:
         with monkeypatch.context() as without:
             without.setattr("socketserver.threading.Thread", Short)
+            without.setattr(servers, "CLIENT_TIMEOUT_S", 0.1)
             for _ in range(4):
                 with socket.create_connection(("127.0.0.1", endpoint.port), 10) as client:
                     assert client.recv(1) == b""

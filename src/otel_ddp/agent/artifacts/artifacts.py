@@ -43,7 +43,7 @@ class Artifacts:
         make_store = functools.cache(lambda: Store(address, f"{node}\0{place.directory}"))
         self._worker = Worker(
             self._work,
-            Pace(conf.artifact_rate_bytes),
+            Pace(),
             conf.artifact_roots if of_platform else None,
             make_store if address else None,
         )

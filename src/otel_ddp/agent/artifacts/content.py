@@ -23,6 +23,7 @@ from otel_ddp import files
 
 MOST_FILES = 100_000
 CHUNK_BYTES = 1024 * 1024
+_BYTES_PER_S = 200 * 1024 * 1024
 _LOOK = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
 _MOST_LINKS = 40
 _CHANGED = "it was written to while the agent read it"
@@ -191,7 +192,7 @@ class Pace:
 
     def __init__(
         self,
-        bytes_per_s: int,
+        bytes_per_s: int = _BYTES_PER_S,
         stopping: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from otel_ddp import errors, files
 from otel_ddp.agent.artifacts.content import (
-    MOST_FILES,
     CannotRead,
     Content,
     File,
@@ -48,9 +47,6 @@ _MOST_BYTES = 128 * 1024 * 1024
 READ_AGAIN_S = (5.0, 10.0, 20.0, 40.0, 80.0)
 # A store that does not take it: half an hour in all.
 STORE_AGAIN_S = (*READ_AGAIN_S, *(160.0,) * 10)
-# Whose content is remembered: of so many artifacts, and so many files in them, of 300 bytes each.
-_MOST_KNOWN = 64
-_MOST_KNOWN_FILES = MOST_FILES
 
 
 class Told(NamedTuple):
@@ -215,10 +211,9 @@ class WorkList:
             return done
 
     def shown(self) -> list[Artifact]:
-        """Those that have series: done with, or only waiting for a store that does not answer."""
+        """Those that have series: done with."""
         with self._lock:
-            half_done = (e for e in self._waiting.values() if e.digest and e.attempts)
-            return [*self._finished.values(), *half_done]
+            return list(self._finished.values())
 
     def outcomes(self) -> dict[str, int]:
         """How many were done with, by how; empty before there is an artifact."""
@@ -257,8 +252,9 @@ class Worker:
         self._pace = pace
         self._roots = roots
         self._make_store = make_store
-        # Ranks may tell of the same files, and a store may want them again.
-        self._known: dict[tuple[File, ...], Content] = {}
+        # What was read last: a store may want it again.
+        self._found: tuple[File, ...] = ()
+        self._last: Content | None = None
         self.thread = KeptThread("artifacts", self._run)
 
     def stop(self) -> None:
@@ -319,15 +315,11 @@ class Worker:
             )
 
     def _content(self, top: int) -> Content:
-        found, known = listed(top), self._known
-        if found not in known:
-            known[found] = content_of(top, found, self._pace)
-            # The last one stays, whatever its size.
-            while len(known) > 1 and (
-                len(known) > _MOST_KNOWN or sum(map(len, known)) > _MOST_KNOWN_FILES
-            ):
-                del known[next(iter(known))]
-        return known[found]
+        found = listed(top)
+        if self._last is None or found != self._found:
+            self._last = content_of(top, found, self._pace)
+            self._found = found
+        return self._last
 
     def _same(self, top: int, file: File, digest: str) -> Iterator[bytes]:
         """The content of a file. Raises at its end if its digest is another one by now."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from otel_ddp import errors
 from otel_ddp.agent.export.otlp import Request, exported_signals
-from otel_ddp.agent.export.report import DeliveryStatus, human_size
+from otel_ddp.agent.export.report import DeliveryStatus
 from otel_ddp.agent.export.spool import OFFLINE_PREFIX
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
@@ -76,8 +76,6 @@ class Exporter:
         self._spool: Spool | None = None
         self._delivery: Delivery | None = None
         self._why_none = "no collector is configured"
-        self.failed_to_start = False
-        """There is a collector to export to, and an error kept us from it; it is tried again."""
         self._render: Callable[[], list[Request]] = list
 
     @property
@@ -87,16 +85,14 @@ class Exporter:
     def connect(self) -> None:
         """Begin to export if a collector was named, one answers on loopback, or it is offline."""
         if not self.connected and self._signals:
-            self.failed_to_start = not self._connect()
-            if self.failed_to_start:
-                # Until the next try, what is logged waits in the ledger.
-                self._ledger.keep_history = True
+            self._why_none = "exporting could not start: the agent's log says why"
+            self._connect()
 
-    @errors.contained(default=False)
-    def _connect(self) -> bool:
+    @errors.contained()
+    def _connect(self) -> None:
         if self._conf.offline:
             self._start(None)
-            return True
+            return
         # These packages take a fifth of a second to import: only an agent that exports pays.
         from otel_ddp.agent.export.otlp import transport
 
@@ -104,7 +100,6 @@ class Exporter:
             self._start(transport.Transport(conf))
         else:
             self._why_none = transport.why_none()
-        return True
 
     def _start(self, sender: Sender | None) -> None:
         from otel_ddp.agent.export.delivery import Delivery
@@ -121,9 +116,7 @@ class Exporter:
         directory = spool_directory(self._conf, self._place, self._node)
         spool = Spool(directory, self._conf.spool_bytes)
         ledger = self._ledger
-        delivery = Delivery(
-            sender, spool, lost_before=lambda: {"history_full": ledger.points_dropped}
-        )
+        delivery = Delivery(sender, spool)
         self._render = lambda: [
             *renderer.metrics(ledger, time.time_ns()),
             *documents.render(self._documents()),
@@ -150,8 +143,7 @@ class Exporter:
     def export_at_once(self) -> None:
         """A process has ended and may wait: deliver its last values now, or put them on disk."""
         if self._delivery is None:
-            if not self.failed_to_start:
-                self._source.commit(self._source.marks())
+            self._source.commit(self._source.marks())
             return
         settled: list[bool] = []
         self._source.submitted(self._source.marks())
@@ -179,24 +171,16 @@ class Exporter:
     def describe(self) -> str:
         """How the export goes, in a sentence."""
         if (status := self.status()) is not None and self._spool is not None:
-            return _describe_spool(status, self._spool) if self._conf.offline else status.state
-        if self.failed_to_start:
-            return "exporting could not start, and is tried again: the agent's log says why"
+            if not self._conf.offline:
+                return status.state
+            directory = shlex.quote(str(self._spool.directory))
+            sentence = f"{status.state}; `otel-ddp replay {directory}` sends them"
+            if lost := status.dropped_points.get("spool_full"):
+                sentence += f"; {lost} points had to make room (OTEL_DDP_SPOOL_BYTES)"
+            return sentence
         if not self._signals:
             return "switched off by OTEL_*_EXPORTER=none: scrape only"
         return f"{self._why_none}: scrape only"
-
-
-def _describe_spool(status: DeliveryStatus, spool: Spool) -> str:
-    """The sentence of an agent that is offline."""
-    if spool.problem:
-        waiting = f"{human_size(status.memory_bytes)} wait in memory"
-        return f"offline: the disk does not take it ({spool.problem}), {waiting}"
-    directory = shlex.quote(str(spool.directory))
-    sentence = f"offline: {human_size(status.spool_bytes)} wait in {directory}"
-    if lost := status.dropped_points.get("spool_full"):
-        sentence += f", {lost} points had to make room (OTEL_DDP_SPOOL_BYTES)"
-    return f"{sentence}; `otel-ddp replay {directory}` sends them"
 
 
 def spool_directory(conf: Settings, place: Place, node: str = "") -> Path:

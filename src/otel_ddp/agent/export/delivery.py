@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -58,12 +58,10 @@ class _Queued:
     """Its copy on disk, if it has one; its batch no longer counts it then."""
     parts: deque[Piece] = field(default_factory=deque)
     """What is still to be sent of it, once it is being sent."""
-    delivered: bool = False
-    """Whether a part of it was delivered."""
     refused: bool = False
     """Whether a part of it was refused."""
     doubted_since: float | None = None
-    """Since when it is answered in a way that may be about it, or about the way to the receiver."""
+    """Since when answers may be about it, or about the way to the receiver."""
 
 
 @dataclass(eq=False)
@@ -93,14 +91,11 @@ class Delivery:
         spool: Entries,
         clock: Callable[[], float] = time.monotonic,
         *,
-        wall: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
         backoff_s: tuple[float, float] = (1.0, 30.0),
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
         patience_s: float = PATIENCE_S,
-        lost_before: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """*lost_before*: points that were lost before they were submitted, by reason."""
         self._transport = transport
         self._spool = spool
         self._clock = clock
@@ -108,14 +103,13 @@ class Delivery:
         self._backoff_s = backoff_s
         self._memory_limit_bytes = memory_limit_bytes
         self._patience_s = patience_s
-        self._lost_before = lost_before
 
         # One lock for all that follows, and for the spool. It is held over small writes to disk,
         # never over the network and never while a caller's `on_settled` runs.
         self._changed = threading.Condition()
         self._report = DeliveryReport(
-            transport.destination if transport is not None else "nowhere",
-            *(self._describe_backlog, clock, wall),
+            None if transport is None else transport.destination,
+            *(self._describe_backlog, clock),
         )
         self._lanes = {
             signal: _Lane(signal, KeptThread(signal, partial(self._run, signal)))
@@ -314,7 +308,7 @@ class Delivery:
 
     def _decided(self, head: _Queued, outcome: Outcome) -> Outcome:
         """An outcome that may be about this request, or about the way, is taken for one of them."""
-        if not (outcome.doubtful or (outcome.too_large and not head.delivered)):
+        if not outcome.doubtful:
             head.doubted_since = None
             return outcome
         now = self._clock()
@@ -326,13 +320,9 @@ class Delivery:
     def _finish_attempt(self, lane: _Lane, head: _Queued, outcome: Outcome) -> None:
         points = head.parts[0].points
         if outcome.kind == "retry":
-            if outcome.too_large:
-                # If another part of it gets through, this one is too large indeed.
-                head.parts.rotate(-1)
             self._postpone(lane, points, outcome)
             return
         head.parts.popleft()
-        head.delivered = head.delivered or outcome.kind == "delivered"
         head.refused = head.refused or outcome.kind == "refused"
         self._report.add_outcome(lane.signal, points, outcome)
         # The collector answers, so the next request need not wait.
@@ -351,7 +341,7 @@ class Delivery:
         self._move_or_block(lane)
         self._enforce_memory_limit()
         # After the move: the report tells where the requests wait.
-        self._report.add_outcome(lane.signal, points, outcome, self._spool.problem)
+        self._report.add_outcome(lane.signal, points, outcome)
 
     def _pause_s(self, failures: int, outcome: Outcome) -> float:
         shortest_s, longest_s = self._backoff_s
@@ -432,9 +422,7 @@ class Delivery:
         return None
 
     def _say_losses(self) -> None:
-        self._report.poll_losses(
-            {**self._spool.dropped, **self._lost_before()}, self._spool.has_room
-        )
+        self._report.poll_losses(self._spool.dropped)
 
     def _describe_backlog(self) -> str:
         parts = []
@@ -449,11 +437,7 @@ class Delivery:
 
 @errors.contained(default=Outcome("retry", "sending failed: the agent's log says how"))
 def _send(transport: Sender, signal: Signal, body: bytes) -> Outcome:
-    try:
-        return transport.send(signal, body)
-    except MemoryError:
-        # No fault of the request or of ours: another moment may be better, more memory will be.
-        return Outcome("retry", "the agent has no memory left to send (MemoryError)")
+    return transport.send(signal, body)
 
 
 @errors.contained()

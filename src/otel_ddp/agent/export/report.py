@@ -14,12 +14,12 @@ log = logging.getLogger("otel_ddp.agent")
 
 LOG_EVERY_S = 300.0
 
+# Losses that no answer of a collector tells of.
 _CAUSES = {
     "spool_full": (
-        "the spool is full (OTEL_DDP_SPOOL_BYTES): the oldest data make room for the newest"
+        "the spool is full (OTEL_DDP_SPOOL_BYTES), so the oldest data make room for the newest"
     ),
     "memory_full": "neither the collector nor the disk takes them, and memory is full",
-    "history_full": "they were logged faster than they could be exported",
     "corrupt": "a file of the spool is damaged",
     "spool_error": "files of the spool are gone",
 }
@@ -31,116 +31,86 @@ class DeliveryStatus:
 
     delivered: int
     """Requests that the collector accepted."""
-    delivered_points: int
     failed: int
     """Attempts that are repeated later."""
     refused: int
     """Requests that the collector refused."""
-    refused_points: Mapping[str, int]
-    """Points in those, and those that it dropped out of others, by reason."""
     dropped_points: Mapping[str, int]
     """Points that are lost, by reason: refused, rejected (out of a request that the collector
     accepted), memory_full, spool_full, spool_error, corrupt."""
     memory_bytes: int
     spool_bytes: int
     state: str
-    troubles: Mapping[Signal, str]
-    """Why the last attempt of a signal failed; empty if it did not."""
-
-
-@dataclass
-class _Loss:
-    """One cause by which points are lost."""
-
-    said_at: float | None = None
-    unsaid: int = 0
-    total: int = 0
 
 
 class DeliveryReport:
     """Not locked: the delivery calls it under its own lock."""
 
     def __init__(
-        self,
-        destination: str,
-        backlog: Callable[[], str],
-        clock: Callable[[], float],
-        wall: Callable[[], float],
+        self, destination: str | None, backlog: Callable[[], str], clock: Callable[[], float]
     ) -> None:
-        """*backlog*: says what waits, and where."""
+        """*destination*: None: all waits. *backlog*: says what waits, and where."""
         self._destination = destination
         self._backlog = backlog
         self._clock = clock
-        self._wall = wall
         self.lost: Counter[str] = Counter()
         """Points that will never arrive, by reason."""
         self._counts: Counter[str] = Counter()
         # Why the last attempt of each signal that was used failed, and since when such fail.
         self._troubles: dict[Signal, tuple[str, float]] = {}
         self._outage_began: float | None = None
-        self._outage_said_at: float | None = None
-        self._outage_is_said = False
-        # By signal, or "" where it is no answer about one, and by cause.
-        self._losses: dict[tuple[str, str], _Loss] = {}
+        # When each line was last said, and the points by cause that no line has told of.
+        self._said_at: dict[str, float] = {}
+        self._unsaid: Counter[str] = Counter()
         self._counted: Counter[str] = Counter()
 
-    def add_outcome(
-        self, signal: Signal, points: int, outcome: Outcome, disk_problem: str | None = None
-    ) -> None:
+    def add_outcome(self, signal: Signal, points: int, outcome: Outcome) -> None:
         """Count one attempt, and log it if it is news."""
         self._counts[outcome.kind] += 1
         before, since_s = self._troubles.get(signal, ("", 0.0))
         if outcome.kind == "delivered":
             self._troubles[signal] = ("", 0.0)
-            self._counts["points"] += points
-            self._lose(signal, "rejected", outcome.why, outcome.rejected)
+            self._lose("rejected", outcome.rejected, f"OTLP {signal}: {outcome.why}")
             self._log_recovery()
             return
-        self._troubles[signal] = (outcome.why, since_s if before else self._wall())
+        self._troubles[signal] = (outcome.why, since_s if before else time.time())
         if outcome.kind == "refused":
-            self._lose(signal, "refused", outcome.why, points)
+            self._lose("refused", points, f"OTLP {signal}: {outcome.why}")
         else:
-            self._log_outage(signal, outcome.why, disk_problem)
+            self._log_outage(signal, outcome.why)
 
-    def _lose(self, signal: Signal, reason: str, why: str, points: int) -> None:
+    def _lose(self, reason: str, points: int, cause: str) -> None:
         if points:
             self.lost[reason] += points
-            self._add_loss(signal, why, points)
+            self._add_loss(cause, points)
 
-    def poll_losses(self, lost: Mapping[str, int], has_room: bool) -> None:
-        """Say what was lost since the last call, here and elsewhere (*lost*).
-
-        *has_room*: whether the spool has.
-        """
+    def poll_losses(self, lost: Mapping[str, int]) -> None:
+        """Say what was lost since the last call, here and elsewhere (*lost*)."""
         counters = {**self.lost, **lost}
         for reason, cause in _CAUSES.items():
             if more := counters.get(reason, 0) - self._counted[reason]:
                 self._counted[reason] += more
-                self._add_loss("", cause, more)
-        for (signal, cause), loss in self._losses.items():
-            self._say(loss, signal, cause)
-        if has_room and (full := self._losses.pop(_key("", _CAUSES["spool_full"]), None)):
-            log.warning("OTLP: the spool has room again; %d points were dropped.", full.total)
+                self._add_loss(f"OTLP: {cause}", more)
+        for cause in list(self._unsaid):
+            self._say(cause)
 
     def status(
         self, *, lost: Mapping[str, int], memory_bytes: int, spool_bytes: int
     ) -> DeliveryStatus:
         """All counts; *lost*: the points that were lost elsewhere."""
-        refused = {cause: loss.total for (signal, cause), loss in self._losses.items() if signal}
         return DeliveryStatus(
             delivered=self._counts["delivered"],
-            delivered_points=self._counts["points"],
             failed=self._counts["retry"],
             refused=self._counts["refused"],
-            refused_points=refused,
             dropped_points={**self.lost, **lost},
             memory_bytes=memory_bytes,
             spool_bytes=spool_bytes,
             state=self._describe(),
-            troubles={signal: why for signal, (why, _) in self._troubles.items()},
         )
 
     def _describe(self) -> str:
+        if self._destination is None:
+            return f"offline: {self._backlog()}"
         for signal in SIGNALS:
             why, since_s = self._troubles.get(signal, ("", 0.0))
             if why:
@@ -153,49 +123,39 @@ class DeliveryReport:
 
     # -- lines of the log
 
-    def _log_outage(self, signal: Signal, why: str, disk_problem: str | None) -> None:
-        now = self._clock()
+    def _log_outage(self, signal: Signal, why: str) -> None:
         if self._outage_began is None:
-            self._outage_began = now
-        if not self._is_due(self._outage_said_at):
-            return
-        self._outage_said_at, self._outage_is_said = now, True
-        where = "on disk"
-        if disk_problem:
-            where = f"in memory: the disk does not take it ({disk_problem})"
-        log.warning("OTLP %s: %s; what cannot be delivered waits %s.", signal, why, where)
+            self._outage_began = self._clock()
+        if self._is_due("outage"):
+            log.warning("OTLP %s: %s; %s.", signal, why, self._backlog())
 
     def _log_recovery(self) -> None:
-        if self._outage_began is None or any(why for why, _ in self._troubles.values()):
+        began = self._outage_began
+        if began is None or any(why for why, _ in self._troubles.values()):
             return
-        lasted_s = self._clock() - self._outage_began
-        if self._outage_is_said:
+        self._outage_began = None
+        if self._said_at["outage"] >= began:
             sentence = "OTLP: %s takes data again after %.0f s; %s."
-            log.warning(sentence, self._destination, lasted_s, self._backlog())
-        self._outage_began, self._outage_is_said = None, False
+            log.warning(sentence, self._destination, self._clock() - began, self._backlog())
 
-    def _add_loss(self, signal: str, cause: str, points: int) -> None:
+    def _add_loss(self, cause: str, points: int) -> None:
         """Points are lost now; the first ones of a cause are said at once."""
-        loss = self._losses.setdefault(_key(signal, cause), _Loss())
-        loss.unsaid += points
-        loss.total += points
-        self._say(loss, signal, cause)
+        # What stands behind the second colon differs from one answer to the next.
+        cause = ": ".join(cause.split(": ")[:2])
+        self._unsaid[cause] += points
+        self._say(cause)
 
-    def _say(self, loss: _Loss, signal: str, cause: str) -> None:
-        if not loss.unsaid or not self._is_due(loss.said_at):
-            return
-        more = "" if loss.said_at is None else "more "
-        count = f"1 {more}point is" if loss.unsaid == 1 else f"{loss.unsaid} {more}points are"
-        log.warning("OTLP%s: %s dropped: %s.", f" {signal}" if signal else "", count, cause)
-        loss.said_at, loss.unsaid = self._clock(), 0
+    def _say(self, cause: str) -> None:
+        if self._is_due(cause):
+            log.warning("%s; points dropped: %d.", cause, self._unsaid.pop(cause))
 
-    def _is_due(self, said_at: float | None) -> bool:
-        return said_at is None or self._clock() - said_at >= LOG_EVERY_S
-
-
-def _key(signal: str, cause: str) -> tuple[str, str]:
-    # What stands behind the colon differs from one answer to the next.
-    return signal, cause.partition(": ")[0]
+    def _is_due(self, line: str) -> bool:
+        """Whether a line may be said, which it is then."""
+        now = self._clock()
+        if line in self._said_at and now - self._said_at[line] < LOG_EVERY_S:
+            return False
+        self._said_at[line] = now
+        return True
 
 
 def human_size(size_bytes: int) -> str:

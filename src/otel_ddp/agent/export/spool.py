@@ -26,7 +26,6 @@ import errno
 import os
 import re
 import stat
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -111,7 +110,6 @@ class Entries:
         """Why nothing can be written at the moment; None while all is well."""
         self.size_bytes = 0
         """How much disk the requests take."""
-        self.limit_bytes = sys.maxsize
         self.dropped: Counter[str] = Counter()
         """Points that were lost here, by reason: spool_full, spool_error, corrupt."""
         # A dict keeps the order in which they were added.
@@ -123,11 +121,6 @@ class Entries:
     def entries(self) -> int:
         """How many requests there are."""
         return sum(map(len, self._entries.values()))
-
-    @property
-    def has_room(self) -> bool:
-        """Whether it is far from its limit."""
-        return self.size_bytes < 0.9 * self.limit_bytes
 
     def oldest(self, signal: Signal) -> Entry | None:
         """The oldest request of a signal."""
@@ -161,7 +154,7 @@ class Spool(Entries):
         super().__init__()
         self.directory = self._wanted = directory
         """Where the files are, which may be the next one of that name; fixed once it is in use."""
-        self.limit_bytes = limit_bytes
+        self._limit_bytes = limit_bytes
         self._lock_file: int | None = None
         self._loaded = False
         self._next = 1
@@ -173,12 +166,12 @@ class Spool(Entries):
     def append(self, request: Request) -> Entry | None:
         packed = zlib.compress(request.body, 1)
         size_bytes = _size_on_disk(len(packed))
-        if size_bytes > self.limit_bytes:
+        if size_bytes > self._limit_bytes:
             self.problem = f"a request of {size_bytes} bytes is larger than the spool"
             return None
         with self._problems():
             self._claim()
-            while self.size_bytes + size_bytes > self.limit_bytes:
+            while self.size_bytes + size_bytes > self._limit_bytes:
                 self._drop_one()
             about = f"{request.signal}-{request.points}-{request.oldest_s}"
             standing = "" if request.irreplaceable else "-standing"

@@ -59,15 +59,6 @@ def is_own(peer: tuple[str, int], own: tuple[str, int], proc: Path = _PROC) -> b
     return False
 
 
-def of_clients(port: int, proc: Path = _PROC) -> dict[tuple[str, int], int]:
-    """The users of the clients of our own port that run on this node, by address and port."""
-    return {
-        (str(each.address), each.port): each.uid
-        for each in rows(proc, port=port)
-        if (each.state, each.peer_port) == (_ESTABLISHED, port) and each.inode
-    }
-
-
 def rows(
     proc: Path = _PROC, *, port: int | None = None, only_listeners: bool = False
 ) -> Iterator[Socket]:

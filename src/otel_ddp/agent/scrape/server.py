@@ -10,7 +10,6 @@ import socketserver
 import ssl
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,13 +25,10 @@ CLIENT_TIMEOUT_S = 5.0
 # A client that reads or writes a byte now and then is cut off after this.
 _LONGEST_ANSWER_S = 60.0
 _MOST_CLIENTS = 64
-# So many times longer than a look-up of all users takes is the pause before the next one.
-_LOOKUP_PAUSE = 10.0
 
 
 @dataclass(slots=True)
 class _Client:
-    address: tuple[str, int]
     since: float
     awaited: float | None
     """Since when it has a request to send or an answer to take; None while we work for it."""
@@ -56,9 +52,6 @@ class BoundedServer(ThreadingHTTPServer):
         self.answering: WeakSet[threading.Thread] = WeakSet()
         self._tls = tls
         self._clients: dict[Any, _Client] = {}
-        # The users of clients on this node, and when they may be looked up again.
-        self._users: dict[tuple[str, int], int] = {}
-        self._look_up_at = 0.0
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
@@ -83,9 +76,7 @@ class BoundedServer(ThreadingHTTPServer):
             # The handshake waits for the client, so it belongs to the client's own thread.
             request = tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
         now = time.monotonic()
-        # An IPv6 socket shows IPv4 clients so.
-        address = str(client_address[0]).removeprefix("::ffff:"), int(client_address[1])
-        self._clients[request] = _Client(address, now, now)
+        self._clients[request] = _Client(now, now)
         try:
             super().process_request(request, client_address)
         except RuntimeError:
@@ -118,30 +109,16 @@ class BoundedServer(ThreadingHTTPServer):
             client.awaited = time.monotonic()
 
     def _make_room(self) -> bool:
-        """Cut off the slowest client of the user with the most; False where all are worked for."""
-        clients = list(self._clients.items())
-        # A client of another machine, or one that came just now, counts for itself.
-        users = self._looked_up()
-        user = {each: users.get(client.address, each) for each, client in clients}
-        held = Counter(user.values())
+        """Cut off the client that is awaited longest; False where all are worked for."""
         slow = [
-            (-held[user[each]], client.awaited, each)
-            for each, client in clients
+            (client.awaited, each)
+            for each, client in list(self._clients.items())
             if client.awaited is not None
         ]
         if not slow:
             return False
-        self._cut_off(min(slow, key=lambda each: each[:2])[2])
+        self._cut_off(min(slow, key=lambda each: each[0])[1])
         return True
-
-    def _looked_up(self) -> dict[tuple[str, int], int]:
-        began = time.monotonic()
-        if began >= self._look_up_at:
-            self._users = socket_owners.of_clients(self.server_port)
-            ended = time.monotonic()
-            # Who connects again and again must not keep us busy with this.
-            self._look_up_at = ended + _LOOKUP_PAUSE * (ended - began)
-        return self._users
 
     def _cut_off(self, request: Any) -> None:
         """Its thread closes it; its place is free at once."""

@@ -1,6 +1,6 @@
 """Who may read the endpoint: a web configuration file in the form of Prometheus' exporters.
 
-    tls_server_config: {cert_file, key_file, min_version}
+    tls_server_config: {cert_file, key_file}
     bearer_token_file: a file with one token (ours: the form of Prometheus has none)
 
 Names of files are relative to the file itself. It is read once, when the agent starts.
@@ -19,7 +19,6 @@ from typing import Any
 
 from otel_ddp import errors
 
-_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 INSECURE = "insecure"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -103,12 +102,9 @@ def _understood(path: Path, said: Any) -> WebConfig:
 
 
 def _context(path: Path, said: Any) -> ssl.SSLContext:
-    _check_keys(path, said, "cert_file", "key_file", "min_version")
-    version = said.get("min_version") or "TLS12"
-    if version not in _VERSIONS:
-        raise Refused(f"{path}: min_version must be one of {', '.join(_VERSIONS)}")
+    _check_keys(path, said, "cert_file", "key_file")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = _VERSIONS[version]
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     certificate, key = _file(path, said, "cert_file"), _file(path, said, "key_file")
     try:
         # A key with a passphrase would ask for it at the terminal.

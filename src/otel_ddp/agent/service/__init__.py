@@ -35,9 +35,8 @@ class Agent:
         foreground: bool = False,
         *,
         keeps_found: bool = False,
-        ended_before: str = "",
     ) -> None:
-        """*keeps_found*: as in Journals. *ended_before*: the error that ended the agent before."""
+        """*keeps_found*: as in Journals."""
         self._place = place
         self._conf = conf
         self._foreground = foreground
@@ -51,11 +50,6 @@ class Agent:
             *(conf, place, watch.ledger, watch.journals, watch.flush_documents, self._node, host)
         )
         self._front = Front(place, conf, self._node, watch, self._exporter)
-        if ended_before:
-            self._front.remarks["before"] = (
-                "the agent before this one was ended by an error "
-                f"({ended_before}; {place.agent_log})"
-            )
         self._lock = lock
         self._stop_reason = ""
         self._doorbell = -1
@@ -172,7 +166,7 @@ class Agent:
             put(catalog.OTEL_DDP_POINTS_DROPPED, count, ("why", why))
 
     def _commit_unless_exported(self) -> None:
-        if not (self._exporter.connected or self._exporter.failed_to_start):
+        if not self._exporter.connected:
             self._watch.journals.commit(self._watch.journals.marks())
 
     def _delete_done(self) -> None:
@@ -251,8 +245,6 @@ def main(directory: str = "", foreground: bool = False, insecure: bool = False) 
     except (ConfigError, OSError) as error:
         log.error("%s", error)
         return 2
-    # Before this one logs anything.
-    ended_before = "" if foreground else place.last_error()
     if lock is None:
         if foreground:
             log.error("an agent already runs for %s", place.directory)
@@ -269,9 +261,7 @@ def main(directory: str = "", foreground: bool = False, insecure: bool = False) 
         log.info("watching %s", place.directory)
     # A directory that a person names may hold copies of journals.
     keeps_found = foreground and bool(directory)
-    agent = Agent(
-        *(place, conf, lock, foreground), keeps_found=keeps_found, ended_before=ended_before
-    )
+    agent = Agent(place, conf, lock, foreground, keeps_found=keeps_found)
     # The file of an agent that was killed is not true of this one.
     files.remove(place.agent_file)
     agent.run()

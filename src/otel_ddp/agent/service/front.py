@@ -118,9 +118,7 @@ class Front:
 
     def _problems(self) -> list[str]:
         """What does not run, for /healthz."""
-        exporter = self._exporter
         found = [*(thread.problem for thread in self.threads()), self._watch.histories.remark()]
-        found += [exporter.describe()] if exporter.failed_to_start else []
         return list(filter(None, found))
 
     def status(self) -> dict[str, Any]:

@@ -81,14 +81,6 @@ class Outcome:
     """Points, spans or records that the collector dropped out of a request that it accepted."""
 
 
-def accepted(where: str, rejected: int, message: str) -> Outcome:
-    """The collector accepted the request; it may have dropped some of the content."""
-    why = f"{where} accepted the rest" if rejected > 0 else f"accepted by {where}"
-    if message:
-        why += f": {one_line(message)}"
-    return Outcome("delivered", why, rejected=max(rejected, 0))
-
-
 def one_line(text: str, limit: int = 200) -> str:
     """What a collector wrote, made fit for one line of a log."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
@@ -139,7 +131,7 @@ class Variables:
         return self._settings.timeout_s if own is None else float(own)
 
     def compression(self) -> str:
-        """none, gzip or deflate; by default gzip towards other machines."""
+        """none or gzip; by default gzip towards other machines."""
         default = "none" if is_loopback(self.url) else "gzip"
         return str(self._value("COMPRESSION") or default)
 

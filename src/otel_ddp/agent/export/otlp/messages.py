@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -9,7 +10,7 @@ from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from otel_ddp.agent.export.otlp import Outcome, Signal, accepted
+from otel_ddp.agent.export.otlp import Outcome, Signal, one_line
 
 
 class Service(NamedTuple):
@@ -49,15 +50,15 @@ SERVICES: dict[Signal, Service] = {
 
 def accepted_with(signal: Signal, reply: bytes, where: str) -> Outcome:
     """The outcome of a request that was accepted: the reply says whether all of it was."""
-    try:
+    rejected, message = 0, ""
+    # Some backends answer with text; that they accepted it is what counts.
+    with contextlib.suppress(DecodeError):
         partial = SERVICES[signal].response.FromString(reply).partial_success
-    except DecodeError:
-        # Some backends answer with text; that they accepted it is what counts.
-        return accepted(where, 0, "")
-    rejected = sum(
-        number for field, number in partial.ListFields() if field.name.startswith("rejected_")
-    )
-    return accepted(where, rejected, partial.error_message)
+        fields = {field.name: number for field, number in partial.ListFields()}
+        message = one_line(fields.pop("error_message", ""))
+        rejected = max(sum(fields.values()), 0)
+    why = f"{where} accepted the rest" if rejected else f"accepted by {where}"
+    return Outcome("delivered", f"{why}: {message}" if message else why, rejected=rejected)
 
 
 class Piece(NamedTuple):

@@ -24,11 +24,6 @@ from otel_ddp.agent.export.otlp import (
 )
 from otel_ddp.agent.export.otlp.messages import SERVICES, accepted_with
 
-_COMPRESSION = {
-    "none": grpc.Compression.NoCompression,
-    "gzip": grpc.Compression.Gzip,
-    "deflate": grpc.Compression.Deflate,
-}
 # What these say may be about the request, or about the server. INVALID_ARGUMENT alone is certain.
 _DOUBTFUL = frozenset(
     {
@@ -80,7 +75,8 @@ class GrpcSender:
         if is_loopback(self._url):
             # Otherwise a cluster's http_proxy would be asked, and would reach its own loopback.
             options.append(("grpc.enable_http_proxy", 0))
-        compression = _COMPRESSION[self._compression]
+        is_packed = self._compression == "gzip"
+        compression = grpc.Compression.Gzip if is_packed else grpc.Compression.NoCompression
         if self._tls is None:
             return grpc.insecure_channel(self._target, options, compression)
         credentials = grpc.ssl_channel_credentials(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import math
 import socket
 import ssl
 import time
-import zlib
 from collections.abc import Iterator
-from email.utils import parsedate_to_datetime
 
 import requests
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -27,7 +26,7 @@ from otel_ddp.agent.export.otlp import (
 from otel_ddp.agent.export.otlp.messages import accepted_with
 
 # A reply of a collector is a few bytes; a longer one comes from another program.
-_REPLY_LIMIT_BYTES = 64 * 1024
+_REPLY_LIMIT_BYTES = 16 * 1024
 
 # What these say is about the bytes of this request. Everything else can be mended elsewhere.
 _ABOUT_THE_REQUEST = frozenset({400, 413, 422})
@@ -77,7 +76,7 @@ class HttpSender:
         try:
             with self._session.post(
                 self._url,
-                data=_compressed(body, self._compression),
+                data=gzip.compress(body, 6) if self._compression == "gzip" else body,
                 headers=self._headers,
                 timeout=self._timeout_s,
                 allow_redirects=False,
@@ -126,12 +125,6 @@ def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
-def _compressed(body: bytes, encoding: str) -> bytes:
-    if encoding == "gzip":
-        return gzip.compress(body, 6)
-    return zlib.compress(body) if encoding == "deflate" else body
-
-
 def _reply(response: requests.Response, ends_at: float) -> bytes:
     reply = b""
     try:
@@ -165,17 +158,11 @@ def _is_tls_port(response: requests.Response, reply: bytes) -> bool:
 
 
 def _retry_after_s(text: str | None) -> float | None:
-    """The header's seconds or date; None for any other text."""
-    if text is None:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(text).timestamp() - time.time()
-        except (TypeError, ValueError, OverflowError):
-            return None
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
+    """The header's seconds; None for any other text, such as a date."""
+    with contextlib.suppress(TypeError, ValueError):
+        seconds = float(text or "")
+        return max(seconds, 0.0) if math.isfinite(seconds) else None
+    return None
 
 
 def _explain(error: BaseException, url: str, timeout_s: float) -> str:

@@ -7,12 +7,12 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from hashlib import blake2s
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from otel_ddp import errors
 from otel_ddp.agent.export.otlp import (
     HTTP,
     STANDARD_PORTS,
@@ -28,8 +28,6 @@ from otel_ddp.settings import SIGNALS, Settings, value
 if TYPE_CHECKING:
     from otel_ddp.agent.export.otlp.over_grpc import GrpcSender
     from otel_ddp.agent.export.otlp.over_http import HttpSender
-
-log = logging.getLogger("otel_ddp.agent")
 
 # What is raised when a variable, a file or a package is wrong.
 _UNUSABLE = (ValueError, OSError, RuntimeError, ImportError, LookupError, TypeError)
@@ -57,8 +55,6 @@ class Transport:
         self._ports = ports
         self._env = os.environ if env is None else env
         self._senders: dict[Signal, HttpSender | GrpcSender] = {}
-        self._warned: set[str] = set()
-        self._closed = False
         _silence_libraries()
 
     @property
@@ -66,22 +62,11 @@ class Transport:
         """Where metrics go, without credentials."""
         return without_credentials(self._variables("metrics").url)
 
-    def address(self, signal: Signal) -> str:
-        """Where a signal goes, with its path, without credentials; another query is another one."""
-        url = self._variables(signal).url
-        address = without_credentials(url, with_path=True)
-        _, found, query = url.partition("?")
-        # Not shown as it is: it may hold a key.
-        digest = blake2s(query.encode(), digest_size=4).hexdigest()
-        return f"{address}?{digest}" if found else address
-
     def _variables(self, signal: Signal) -> Variables:
         return Variables(signal, self._settings, self._env, self._ports)
 
     def send(self, signal: Signal, body: bytes) -> Outcome:
         """Make one attempt, which takes no longer than the timeout."""
-        if self._closed:
-            return Outcome("retry", "the transport is closed")
         try:
             there = self._variables(signal)
             # Asked each time: the program may have ended, and another one may have its port.
@@ -95,16 +80,13 @@ class Transport:
 
     def close(self) -> None:
         """Close every connection."""
-        self._closed = True
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
 
     def _open(self, there: Variables) -> HttpSender | GrpcSender:
-        doubt = there.doubt()
-        if doubt and doubt not in self._warned:
-            self._warned.add(doubt)
-            log.warning("%s", doubt)
+        if doubt := there.doubt():
+            errors.warn_once(doubt, "%s", doubt)
         if there.protocol == "grpc":
             from otel_ddp.agent.export.otlp.over_grpc import GrpcSender
 
