@@ -143,52 +143,12 @@ def test_ranks_that_are_late_in_turn_are_no_communication_bound(
     )
 
 
-@pytest.mark.parametrize(("world", "elsewhere"), [(0, True), (4, True), (2, False)])
-def test_ranks_on_other_nodes_are_blamed_where_there_are_any(world: int, elsewhere: bool) -> None:
-    run = Run()
-    run.told.known["world_size"] = world
-    ms = {**COMPUTE, "comm_wait": 65}
-    (change,) = run.steps(500, ms, ms)
-
-    assert ("on another node" in change.verdict.sentence) is elsewhere
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_collectives_of_the_users_own_are_not_taken_for_what_a_loop_does(when: str) -> None:
-    run = Run()
-    ms = {**COMPUTE, "other": 60}
-    if when == "before":
-        run.told.know(1, own_collectives=("other",))
-    changes = run.steps(500, ms, ms)
-    if when == "after":
-        assert ".item()" in changes[0].verdict.sentence
-        run.told.know(1, own_collectives=("other",))
-        changes = run.bounds.poll(0)
-        assert run.bounds.poll(0) == []
-
-    assert phases(changes) == [("other", True)]
-    sentence = changes[0].verdict.sentence
-    assert ".item()" not in sentence
-    assert sentence.endswith("or waiting for other ranks in collectives of your own.")
-
-
 def test_waiting_for_one_late_rank_in_collectives_of_the_users_own_is_no_bound() -> None:
     run = Run()
     run.told.know(1, own_collectives=("other",))
     late, waiting = {**COMPUTE, "forward": 75}, {**COMPUTE, "other": 55}
 
     assert phases(run.steps(500, late, waiting, waiting)) == [("compute", True)]
-
-
-def test_collectives_of_the_users_own_in_other_phases_are_mentioned_where_they_count() -> None:
-    run = Run()
-    run.told.know(0, own_collectives=("data",))
-
-    assert "of your own" not in run.steps(500, COMPUTE)[0].verdict.sentence
-    run.told.know(0, own_collectives=("data", "other"))
-    assert run.bounds.poll(0) == []
-    (change,) = run.steps(500, {**COMPUTE, "data": 60})
-    assert change.verdict.sentence.endswith("you call collectives of your own in data.")
 
 
 def test_the_first_steps_are_left_out() -> None:

@@ -41,12 +41,14 @@ _SENTENCES = {
     "prefetching, or faster storage would help.",
     "comm_wait": "communication-bound: {share} of the step is waiting for other ranks, on "
     "every rank of this node at once. Larger batches, gradient accumulation or a faster network "
-    "would help{elsewhere}.",
+    "would help. If the run has other nodes, a rank there may be late.",
     "late_in_turn": "{share} of the step is waiting for ranks that are late in turn: another rank "
     "in each step, as happens where batches differ in length. Sort or bucket them by length.",
     "saving": "{share} of the time goes to checkpoints and evaluation. Do them less often, or "
     "save in the background.",
-    "other": "{share} of the step lies between the phases: moving batches, losses, logging{own}",
+    "other": "{share} of the step lies between the phases: moving batches, losses, logging, "
+    "collectives of your own. On a GPU a loop also waits for the device here: .item(), .cpu(), "
+    "printing a tensor.",
     "compile": "{share} of the time goes to repeated compilation by torch.compile. Look for shapes "
     "that change.",
     "launch": "launch-bound: in {share} of the step, in forward, backward and the optimizer, the "
@@ -54,16 +56,13 @@ _SENTENCES = {
     "or CUDA graphs would help.",
     "compute": "compute-bound: {share} of the step is forward, backward and the optimizer.",
 }
-_DEVICE = ". On a GPU a loop also waits for the device here: .item(), .cpu(), printing a tensor."
-_OWN = ", or waiting for other ranks in collectives of your own."
-_ELSEWHERE = "; or a rank on another node is late"
-_INSIDE = " Some of it may be waiting for other ranks: you call collectives of your own in {words}."
 
 
 class _Rank:
     """One rank's last steps."""
 
     def __init__(self) -> None:
+        self.state = RankState(())
         self.seen = 0
         self.steps: deque[StepFacts] = deque(maxlen=_STEPS)
         self._launches = LaunchNeed()
@@ -108,7 +107,6 @@ class Bounds(Detector):
 
     def __init__(self) -> None:
         self._ranks: dict[Labels, _Rank] = {}
-        self._states: dict[Labels, RankState] = {}
         self._fed = 0
         self._open: Verdict | None = None
         self._candidate = ""
@@ -117,33 +115,14 @@ class Bounds(Detector):
 
     def feed(self, rank: RankState, seen: Observation) -> None:
         """Unusual steps count too."""
-        labels, steps = rank.labels, seen.facts
         if rank.is_beside or seen.ended is not None:
-            self.forget(labels)
-            return
-        if rank != (before := self._states.get(labels)):
-            self._states[labels] = rank
-            if before is None or before.own_collectives != rank.own_collectives:
-                self._say_again()
-        if steps:
-            self._feed_steps(labels, steps)
+            self.forget(rank.labels)
+        elif seen.facts:
+            known = self._ranks.setdefault(rank.labels, _Rank())
+            known.state = rank
+            self._feed_steps(known, seen.facts)
 
-    def _say_again(self) -> None:
-        """What is known of collectives of the user's own has changed."""
-        if self._open:
-            share = self._open.evidence["shares"][self._open.phase]
-            sentence = self._sentence(self._open.phase, share)
-            if sentence != self._open.sentence:
-                self._open = self._open._replace(sentence=sentence)
-                self._changes.append(Change(self._open, True))
-
-    def _own_phases(self) -> set[str]:
-        return {phase for each in self._states.values() for phase in each.own_collectives}
-
-    def _feed_steps(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
-        rank = self._ranks.get(labels)
-        if rank is None:
-            rank = self._ranks[labels] = _Rank()
+    def _feed_steps(self, rank: _Rank, steps: Sequence[StepFacts]) -> None:
         rest = steps[max(_FIRST_STEPS - rank.seen, 0) :]
         rank.learn(steps)
         check_at = _CHECK_EVERY * len(self._ranks)
@@ -151,13 +130,13 @@ class Bounds(Detector):
             some = rest[: max(check_at - self._fed, 0) or len(rest)]
             rank.steps.extend(some)
             self._fed += len(some)
-            if self._fed >= check_at and self._judge(labels, some[-1]):
+            if self._fed >= check_at and (shares := self._shares()):
                 self._fed = 0
+                self._judge(some[-1], shares)
             rest = rest[len(some) :]
 
     def forget(self, labels: Labels) -> None:
         self._ranks.pop(labels, None)
-        self._states.pop(labels, None)
         if not self._ranks and self._open:
             self._changes.append(Change(self._open, False))
             self._open = None
@@ -170,8 +149,8 @@ class Bounds(Detector):
         """The open verdict, with the shares of the last check that found the same bound."""
         return [self._open] if self._open else []
 
-    def shares(self) -> Mapping[str, float]:
-        """Where the time of the typical rank goes; empty while there are too few steps."""
+    def _shares(self) -> Mapping[str, float]:
+        """Where the time of the typical rank goes; empty while its steps cannot be compared yet."""
         ranks = self._ranks.values()
         if not ranks or any(len(rank.steps) < _STEPS for rank in ranks):
             return {}
@@ -187,7 +166,7 @@ class Bounds(Detector):
         for word, on_host in (("data", _Rank.data_on_host), ("launch", _Rank.launches_on_host)):
             by_host = lower_median(list(map(on_host, ranks)))
             shares[word] = max(shares[word], min(by_host, max(each[word] for each in by_rank)))
-        for word in self._own_phases() & shares.keys():
+        for word in {word for rank in ranks for word in rank.state.own_collectives} & shares.keys():
             # A late rank waits least there, and the others wait for it.
             shares[word] = min([each[word] for each in by_rank])
         return {**shares, **_waits(steps)}
@@ -219,14 +198,8 @@ class Bounds(Detector):
             return max(over, key=lambda word: over[word])
         return "compute" if shares["compute"] > 0.5 else ""
 
-    def _judge(self, labels: Labels, facts: StepFacts) -> bool:
-        """Whether the ranks' steps can be compared yet."""
-        shares = self.shares()
-        if shares:
-            self._update(labels, facts, shares)
-        return bool(shares)
-
-    def _update(self, labels: Labels, facts: StepFacts, shares: Mapping[str, float]) -> None:
+    def _judge(self, facts: StepFacts, shares: Mapping[str, float]) -> None:
+        """*facts*: the last step."""
         leading = self._leading(shares)
         self._checks = self._checks + 1 if leading == self._candidate else 1
         self._candidate = leading
@@ -243,7 +216,7 @@ class Bounds(Detector):
             return
         self._open = Verdict(
             "bound",
-            run_labels(labels),
+            run_labels(next(iter(self._ranks))),
             leading,
             **self._figures(leading, shares),
             step=facts.number,
@@ -253,25 +226,10 @@ class Bounds(Detector):
 
     def _figures(self, leading: str, shares: Mapping[str, float]) -> dict[str, Any]:
         """What of a verdict moves with the shares."""
-        evidence = {"shares": rounded(shares), "steps": _STEPS}
-        return {"sentence": self._sentence(leading, shares[leading]), "evidence": evidence}
-
-    def _sentence(self, leading: str, share: float) -> str:
-        own = self._own_phases()
-        world = max([each.world_size for each in self._states.values()], default=0)
-        sentence = _SENTENCES[leading].format(
-            share=percent(share),
-            own=_OWN if "other" in own else _DEVICE,
-            elsewhere="" if 0 < world <= len(self._ranks) else _ELSEWHERE,
-        )
-        inside = own.intersection(COMPUTE_PHASES if leading == "compute" else (leading,)) - {
-            "other"
-        }
-        if inside:
-            sentence += _INSIDE.format(words=", ".join(sorted(inside)))
-        if any(each.waits_known is False for each in self._states.values()):
+        sentence = _SENTENCES[leading].format(share=percent(shares[leading]))
+        if any(rank.state.waits_known is False for rank in self._ranks.values()):
             sentence += " Waiting for other ranks is inside these phases, and cannot be told apart."
-        return sentence
+        return {"sentence": sentence, "evidence": {"shares": rounded(shares), "steps": _STEPS}}
 
 
 def _waits(columns: Sequence[Sequence[StepFacts]]) -> dict[str, float]:

@@ -68,14 +68,9 @@ class NonfiniteValue(NamedTuple):
         """
         return self.step is None, self.step or 0, "grad" in self.name, self.time_ns
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the step before this one was finite."""
-        return self.step is not None and self.finite_step == self.step - 1
-
     def may_precede(self, other: NonfiniteValue) -> bool:
         """Whether this rank may have lost the value before the other did."""
-        if self.step is None or other.step is None or self.is_exact:
+        if self.step is None or other.step is None:
             return False
         return self.finite_step is None or self.finite_step < other.step
 

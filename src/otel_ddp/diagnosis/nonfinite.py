@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.detector import Detector, NonfiniteValue, Observation, RankState
-from otel_ddp.diagnosis.say import first_of, rank_name
+from otel_ddp.diagnosis.say import first_of, rank_list, rank_name, rank_number
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 
 # The verdict is over when every value has been finite for so long.
@@ -72,19 +72,16 @@ class Nonfinite(Detector):
 def _verdict(found: Sequence[_Found]) -> Verdict:
     _, labels, first = found[0]
     what = "NaN" if math.isnan(first.value) else "infinite"
-    same = [
+    lost = [
         each
         for each in found[1:]
         if each.labels != labels
         and (each.value.name, each.value.split) == (first.name, first.split)
+        and each.value.may_precede(first)
     ]
-    maybe = [each for each in same if each.value.may_precede(first)]
-    also = [each for each in same if each not in maybe and each.value.step == first.step]
-    who = " or ".join(rank_name(each) for each in (labels, *(each.labels for each in maybe)))
-    cause = f"{first.name} on {who}"
-    if also:
-        who += f", and on {', '.join(rank_name(each.labels) for each in also)}"
-    at, where = _steps(first, [each.value for each in maybe])
+    ranks = [labels, *(each.labels for each in lost)]
+    who = f"{rank_list(ranks)}, and which was first is not known" if lost else rank_name(labels)
+    at, where = _steps(first, [first.finite_step, *(each.value.finite_step for each in lost)])
     names = list(dict.fromkeys(each.value.name for each in found))
     others = names[1:]
     since = f" Since then also: {first_of(others, _MOST_NAMED)}." if others else ""
@@ -96,11 +93,11 @@ def _verdict(found: Sequence[_Found]) -> Verdict:
         "at divisions and logarithms.",
         {
             # Another cause is reported as another incident.
-            "cause": cause,
+            "cause": f"{first.name} on {rank_list(ranks)}",
             "name": first.name,
             "split": first.split,
             "value": what,
-            "rank": "" if maybe else dict(labels).get("rank", ""),
+            "rank": "" if lost else rank_number(labels),
             "finite_step": first.finite_step,
             "names": names,
         },
@@ -109,14 +106,13 @@ def _verdict(found: Sequence[_Found]) -> Verdict:
     )
 
 
-def _steps(first: NonfiniteValue, maybe: Sequence[NonfiniteValue]) -> tuple[str, str]:
+def _steps(first: NonfiniteValue, finite: Sequence[int | None]) -> tuple[str, str]:
     """At which steps that was, and which batches to look at, as far as that is known."""
+    known = [step for step in finite if step is not None]
     if first.step is None:
         return "", ""
-    if first.is_exact and not maybe:
-        return f" at step {first.step}", "the batch of this step, "
-    finite = [each.finite_step for each in (first, *maybe)]
-    known = [step for step in finite if step is not None]
     if len(known) < len(finite):
         return f" by step {first.step}", ""
+    if min(known) == first.step - 1:
+        return f" at step {first.step}", "the batch of this step, "
     return f" between steps {min(known)} and {first.step}", "the batches of these steps, "

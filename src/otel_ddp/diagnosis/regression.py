@@ -42,11 +42,9 @@ class Regression:
         self._first: list[_Block] = []
         self._usual: dict[str, float] = {}
         self._last_ns = 0
-        # The last blocks in a row that were slow, when the first of them ended, and where they were
-        # slow since the verdict was opened.
+        # The last blocks in a row that were slow, and when the first of them ended.
         self._slow: deque[_Block] = deque(maxlen=_BLOCKS)
         self._since_ns = 0
-        self._phases: deque[str] = deque(maxlen=_BLOCKS)
         self._recovered = 0
         self._open: Verdict | None = None
 
@@ -79,7 +77,10 @@ class Regression:
         if self._open is not None:
             if slower >= _SLOWER_STILL:
                 self._recovered = 0
-                return self._continue(self._open, block)
+                self._slow.append(block)
+                # With the present figures.
+                self._open = self._verdict()._replace(since_ns=self._open.since_ns)
+                return []
             self._recovered += 1
             if self._recovered < _BLOCKS:
                 return []
@@ -95,20 +96,8 @@ class Regression:
         self._slow.append(block)
         if len(self._slow) < _BLOCKS or block.ended_ns - self._since_ns < _LONG_NS:
             return []
-        self._phases.clear()
         self._open = self._verdict()
         return [Change(self._open, True)]
-
-    def _continue(self, before: Verdict, block: _Block) -> list[Change]:
-        """One more block while the verdict is open: it gets the present figures."""
-        self._slow.append(block)
-        phase = self._phase(*self._now())
-        self._phases.append(phase)
-        # Another phase is told where it has held for long, too.
-        changed = phase != before.phase and self._phases.count(phase) == _BLOCKS
-        verdict = self._verdict(phase if changed else before.phase)
-        self._open = verdict._replace(since_ns=before.since_ns)
-        return [Change(self._open, True)] if changed else []
 
     def _follow(self, block: _Block) -> None:
         share = min(max(block.ended_ns - self._last_ns, 0) / 1e9 / _FOLLOWS_S, 1.0)
@@ -116,24 +105,20 @@ class Regression:
         for word, value in block.parts.items():
             self._usual[word] += share * (value - self._usual[word])
 
-    def _now(self) -> tuple[float, dict[str, float]]:
-        """How long a step takes now, and what each phase takes more than usual."""
-        now = {word: median([each.parts[word] for each in self._slow]) for word in self._usual}
-        more = {word: now[word] - self._usual[word] for word in (*WORK_PHASES, "comm_wait")}
-        return now["step"], more
-
     def _phase(self, now_s: float, more: Mapping[str, float]) -> str:
+        """*more*: what each phase takes more than usual."""
         most = _MOST_OF * (now_s - self._usual["step"])
         phase = max(more, key=lambda word: more[word])
         if more[phase] >= most:
             return phase
         return "compute" if sum(more[word] for word in COMPUTE_PHASES) >= most else "mixed"
 
-    def _verdict(self, phase: str = "") -> Verdict:
-        """*phase*: the one to tell, if not the one that has grown now."""
-        now_s, more = self._now()
+    def _verdict(self) -> Verdict:
         usual_s = self._usual["step"]
-        phase = phase or self._phase(now_s, more)
+        now = {word: median([each.parts[word] for each in self._slow]) for word in self._usual}
+        more = {word: now[word] - self._usual[word] for word in (*WORK_PHASES, "comm_wait")}
+        now_s = now["step"]
+        phase = self._phase(now_s, more)
         where = {
             "mixed": "Several phases take longer.",
             "compute": "Forward, backward and the optimizer are all slower: look at clocks, heat "
