@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "diagnosis.md"
 @pytest.mark.parametrize(
     ("excesses", "every", "rank_right", "rest_right"),
     [
-        pytest.param((0.15, 0.2, 0.3), 44, 0.98, 0.95, id="from 15 % on"),
+        pytest.param((0.15, 0.2, 0.3), 66, 0.98, 0.95, id="from 15 % on"),
         pytest.param((0.1,), 16, 0.9, 0.0, id="10 %", marks=pytest.mark.stress),
     ],
 )
@@ -26,7 +27,7 @@ def test_one_late_rank(
     right = [each for each in outcomes if each.rank_right]
     named = [each for each in right if each.found.named]
 
-    assert len(named) >= 8
+    assert len(named) >= 7
     assert len(right) >= rank_right * len(outcomes)
     assert sum(each.phase_right for each in named) >= rest_right * len(named)
     assert sum(each.side_right for each in named) >= rest_right * len(named)
@@ -73,17 +74,13 @@ def test_a_rank_that_becomes_very_late_is_named_within_100_steps(where: str) -> 
     assert found.named[1].step + tool.BEGINS <= 200
 
 
-@pytest.mark.parametrize("where", ["before forward", "in forward", "device", "loader"])
+SIDES = [("before forward", "host ahead"), ("in forward", "item"), ("device", "item")]
+ALL_SIDES = product((*tool.IN_FORWARD, "device", "loader"), tool.SETTINGS)
+
+
 @pytest.mark.parametrize(
-    "setting",
-    [
-        "host ahead",
-        "item",
-        *(
-            pytest.param(each, marks=pytest.mark.stress)
-            for each in ("one step ahead", "prefetch", "item every 10", "accumulation")
-        ),
-    ],
+    ("where", "setting"),
+    [*SIDES, *(pytest.param(*each, marks=pytest.mark.stress) for each in ALL_SIDES)],
 )
 def test_the_host_is_the_side_where_it_launches_late_and_the_queue_runs_empty_within_a_phase(
     where: str, setting: str
@@ -107,7 +104,7 @@ def test_a_host_that_a_full_queue_holds_up_is_not_the_side_that_is_late() -> Non
 
 
 def test_only_the_rank_that_costs_something_is_named() -> None:
-    cases = tool.late_at_no_cost(48 * 600, beside=("device", 0.3))[::12]
+    cases = tool.late_at_no_cost(48 * 600, beside=("device", 0.3))[::18]
     outcomes = [tool.Outcome.of(case) for case in cases]
 
     assert all(len(each.truth.may_be_named) == 1 for each in outcomes)
@@ -128,13 +125,13 @@ def test_no_rank_is_named_where_one_synchronises_alone(lead: int) -> None:
 
 
 def test_a_slow_device_is_named_where_hosts_are_100_steps_ahead() -> None:
-    outcomes = [tool.Outcome.of(case) for case in tool.slow_far_ahead()[::5]]
+    outcomes = [tool.Outcome.of(case) for case in tool.slow_far_ahead()[1::8]]
 
     assert all(each.rank_right and each.side_right and each.found.named for each in outcomes)
 
 
 def test_no_rank_is_named_for_what_costs_nothing() -> None:
-    found = [tool.replayed(case) for case in tool.late_at_no_cost(48 * 400)[::4]]
+    found = [tool.replayed(case) for case in tool.late_at_no_cost(48 * 400)[::7]]
 
     assert not any(each.verdicts or each.insufficient for each in found)
 
@@ -189,7 +186,7 @@ def test_all_hosts_that_work_long_between_steps_blame_no_rank() -> None:
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.stress)])
 def test_balanced_ranks_lead_to_no_verdict(part: int) -> None:
-    cases = tool.balanced(12_000, ranks=(2, 3))[part::2]
+    cases = tool.balanced(8_000, ranks=(2, 3))[part::2]
     found = [tool.replayed(case) for case in cases]
 
     assert not any(each.verdicts for each in found)
@@ -202,11 +199,17 @@ def test_balanced_ranks_lead_to_no_verdict(part: int) -> None:
     )
 
 
-def test_nothing_is_said_where_ranks_wait_inside_forward_and_backward() -> None:
-    found = [tool.replayed(case) for case in tool.sharded()[::5]]
+def test_under_fsdp_a_slow_device_is_named_by_what_collectives_took() -> None:
+    late, balanced = tool.sharded(0.3)[5], tool.sharded()[6]
+    outcome = tool.Outcome.of(late)
 
-    assert not any(each.named for each in found)
-    assert all("waiting for other ranks cannot be told" in each.insufficient for each in found)
+    assert outcome.found.named
+    assert outcome.rank_right
+    assert outcome.phase_right
+    assert outcome.side_right
+    found = tool.replayed(balanced)
+    assert not found.verdicts
+    assert not found.insufficient
 
 
 @pytest.mark.parametrize(

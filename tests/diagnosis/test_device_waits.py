@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import Any
+
+import pytest
 
 from make import labels_of
 from otel_ddp.diagnosis.arrivals import (
     NOT_TIMED,
+    NOTHING_NEW,
     Arrival,
     Comparison,
     HostStep,
     Sample,
-    compare_on_device,
+    compare,
 )
+from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.straggler.detector import Stragglers
+from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.vocabulary.words import PHASES, WORK_PHASES
 
 MS = 1_000_000
@@ -67,21 +74,24 @@ class Training:
         spans_ns = [ms * MS for ms in HOST.values()]
         took_ns = round(max(sum(each.values()) for each in phases_ms) * MS)
         for rank in self.ranks:
-            host = StepFacts(self.number, 0, sum(spans_ns), 0, (0,) * 5, {}, False, 0)
-            self.steps[rank].append(HostStep(host, began_ns, codes, spans_ns))
+            self.steps[rank].append(HostStep(self.number, began_ns, codes, spans_ns))
             found_ns = tuple(round(ms * MS) for ms in phases_ms[rank].values())
             self.on_device[rank].append(
                 StepFacts(self.number, 0, took_ns, took_ns - sum(found_ns), found_ns, {}, False, 0)
             )
 
-    def compared(self) -> Comparison:
-        return compare_on_device(
-            {
-                labels_of(r): Sample(self.arrivals[r], {"0": len(self.ranks)}, True)
-                for r in self.ranks
-            },
+    def samples(self) -> dict[Labels, Sample]:
+        sizes = {"0": len(self.ranks)}
+        return {labels_of(r): Sample(self.arrivals[r], sizes) for r in self.ranks}
+
+    def compared(
+        self, after: int = -1, samples: Mapping[Labels, Sample] | None = None
+    ) -> Comparison:
+        return compare(
+            samples or self.samples(),
             {labels_of(rank): self.steps[rank] for rank in self.ranks},
             {labels_of(rank): self.on_device[rank] for rank in self.ranks},
+            after,
         )
 
     def work_ms(self, rank: int, phase: int) -> float:
@@ -155,12 +165,61 @@ def test_steps_after_the_recorder_was_read_are_left_out() -> None:
     assert numbers == list(range(2, 60))
 
 
-def test_the_word_is_what_to_set_where_torch_times_nothing() -> None:
+def test_steps_that_were_compared_before_are_not_compared_again() -> None:
+    training = Training(2)
+    training.step({1: {"backward": 8.0}}, 100)
+    first = training.compared().facts[labels_of(0)]
+    again = training.compared(first[-1].number)
+    training.step({1: {"backward": 8.0}}, 7)
+    more = training.compared(first[-1].number).facts[labels_of(0)]
+
+    # As many as one sample has.
+    assert [each.number for each in first] == list(range(40, 100))
+    assert again == Comparison({}, NOTHING_NEW)
+    assert [each.number for each in more] == list(range(100, 107))
+    # A training that counts anew has lower numbers.
+    assert training.compared(1_000_000).facts
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ({"took_ns": None}, NOT_TIMED),
+        ({"op": "nccl:send 0->1"}, "ranks wait for each other in sends and receives"),
+        # One of them may have waited for another node: late through no fault of its own.
+        ({"group": "1"}, "a process group has only some ranks of this node"),
+        (None, "a flight recorder of torch is empty: set TORCH_FR_BUFFER_SIZE=2000"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(what: dict[str, Any] | None, why: str) -> None:
     training = Training(2)
     training.step(steps=40)
-    training.arrivals = [[e._replace(took_ns=None) for e in each] for each in training.arrivals]
+    samples = training.samples()
+    arrivals = [e._replace(**what) for e in training.arrivals[1]] if what else []
+    samples[labels_of(1)] = Sample(arrivals, {"0": 2, "1": 4})
 
-    assert training.compared() == Comparison({}, NOT_TIMED)
+    facts, said = training.compared(samples=samples)
+
+    assert facts == {}
+    assert said.startswith(why)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("late", [True, False])
+def test_a_late_rank_is_named_with_its_phase_after_two_samples(ranks: int, late: bool) -> None:
+    training, stragglers = Training(ranks), Stragglers(every_step=False)
+    for rank in training.ranks:
+        stragglers.expect(labels_of(rank))
+    named, last = [], -1
+    for _ in range(4):
+        training.step({1: {"forward": 8.0}} if late else {}, 60)
+        for labels, facts in training.compared(last).facts.items():
+            stragglers.feed(RankState(labels), Observation(facts=facts))
+            last = facts[-1].number
+        changes = stragglers.poll(0)
+        named.append([(each.verdict.labels, each.verdict.phase) for each in changes])
+
+    assert named == [[], [(labels_of(1), "forward")] if late else [], [], []]
 
 
 def test_waits_for_ranks_of_other_nodes_make_no_difference_here() -> None:

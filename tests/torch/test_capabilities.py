@@ -14,7 +14,6 @@ from torch.optim import SGD
 
 import otel_ddp
 from conftest import Here
-from extras import newer_torch
 from otel_ddp.torch.readings import capabilities
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
@@ -36,36 +35,13 @@ def group() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-@newer_torch("flight recorder of gloo")
-def test_a_recorder_with_something_in_it_is_enough(group: None) -> None:
-    torch.distributed.all_reduce(torch.ones(1))
-
-    assert capabilities._arrivals() == ""
-
-
-@newer_torch("flight recorder of gloo")
-@pytest.mark.parametrize("said", [None, b"{}", b'{"pg_status": {}}'])
-def test_a_recorder_that_is_missing_off_or_empty_is_reported_with_what_to_do(
-    group: None, monkeypatch: pytest.MonkeyPatch, said: bytes | None
+@pytest.mark.parametrize(("backend", "word"), [("gloo", None), ("cpu:gloo,cuda:nccl", "not_timed")])
+def test_arrivals_are_reported_under_nccl_and_after_the_first_collective(
+    group: None, place: Here, monkeypatch: pytest.MonkeyPatch, backend: str, word: str | None
 ) -> None:
-    c10d = torch._C._distributed_c10d
-    if said is None:
-        monkeypatch.delattr(c10d, "_dump_fr_trace_json")
-    else:
-        monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda **_: said)
-
-    assert capabilities._arrivals() == "no_recorder"
-    (sentence,) = capabilities.sentences({"arrivals": "no_recorder"})
-    assert "TORCH_FR_BUFFER_SIZE" in sentence
-
-
-@newer_torch("flight recorder of gloo")
-def test_arrivals_are_not_reported_before_the_first_collective(
-    group: None, place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    monkeypatch.setattr(capabilities, "backend", lambda: backend)
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
-    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", lambda **_: b"{}")
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
     otel_ddp.instrument(model)
@@ -81,7 +57,7 @@ def test_arrivals_are_not_reported_before_the_first_collective(
     # More than a loop takes to show what it is made of.
     assert said_after(30) is None
     torch.distributed.all_reduce(torch.ones(1))
-    assert said_after(1) == "no_recorder"
+    assert said_after(1) == word
 
 
 @pytest.mark.parametrize(
@@ -97,7 +73,6 @@ def test_arrivals_are_not_reported_before_the_first_collective(
 def test_where_devices_wait_collectives_have_to_be_timed_and_recorded(
     monkeypatch: pytest.MonkeyPatch, timing: str | None, known: bytes, word: str
 ) -> None:
-    monkeypatch.setattr(capabilities, "backend", lambda: "nccl")
     c10d = torch._C._distributed_c10d
     monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda **_: known, raising=False)
     if timing is not None:

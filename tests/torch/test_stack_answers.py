@@ -27,7 +27,7 @@ from extras import newer_torch
 from node import until
 from otel_ddp import errors
 from otel_ddp.recording.progress import DevicePosition
-from otel_ddp.torch import collectives, process_group, stack_answers
+from otel_ddp.torch import collectives, stack_answers
 from otel_ddp.torch.collectives import Arrivals
 
 
@@ -403,21 +403,6 @@ def test_arrivals_are_read_only_where_that_stops_training_for_a_thousandth_of_th
     assert "packed" in arrivals.read()
 
 
-def test_under_nccl_its_own_recorder_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    c10d = torch._C._distributed_c10d
-    monkeypatch.setattr(collectives, "world", object)
-    monkeypatch.setattr(process_group, "backend", lambda: "cpu:gloo,cuda:nccl")
-    monkeypatch.setattr(c10d, "_dump_nccl_trace", lambda **_: b"devices", raising=False)
-    cost = Cost()
-    arrivals = cost.arrivals()
-
-    cost.now_s += 60
-    found = arrivals.read()
-
-    assert found["recorder"] == "nccl"
-    assert zlib.decompress(base64.b64decode(found["packed"])) == b"devices"
-
-
 def test_a_ring_that_is_not_full_is_read_sooner_and_says_what_an_entry_costs() -> None:
     cost = Cost()
     cost.count, cost.takes_s = 50, 0.0005
@@ -445,7 +430,12 @@ def group() -> Iterator[None]:
 
 
 @newer_torch("flight recorder of gloo")
-def test_arrivals_are_what_the_flight_recorder_holds(journal: Path, group: None) -> None:
+def test_arrivals_are_what_the_flight_recorder_holds(
+    journal: Path, group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # That of gloo has the same form as that of NCCL.
+    c10d = torch._C._distributed_c10d
+    monkeypatch.setattr(c10d, "_dump_nccl_trace", c10d._dump_fr_trace, raising=False)
     before_ns = time.time_ns()
     for _ in range(3):
         torch.distributed.all_reduce(torch.ones(2))
@@ -468,11 +458,7 @@ def test_arrivals_are_what_the_flight_recorder_holds(journal: Path, group: None)
     assert "collectives" not in said
 
 
-@newer_torch("flight recorder of gloo")
-def test_a_torch_without_a_recorder_says_that_there_is_nothing(
-    journal: Path, group: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(torch._C._distributed_c10d, "_dump_fr_trace")
+def test_a_torch_without_a_recorder_says_that_there_is_nothing(group: None) -> None:
     cost = Cost()
     arrivals = cost.arrivals()
     cost.now_s += 60

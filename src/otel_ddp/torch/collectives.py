@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import errors
-from otel_ddp.torch import process_group
 from otel_ddp.torch.process_group import is_up
 
 _MOST_GROUPS = 256
@@ -125,7 +124,7 @@ def latest() -> list[dict[str, Any]]:
 
 
 class Arrivals:
-    """When this rank arrived at its collectives, read as rarely as its cost demands."""
+    """This rank's collectives by torch's recorder for NCCL, read as rarely as its cost demands."""
 
     def __init__(
         self,
@@ -155,10 +154,7 @@ class Arrivals:
         if in_s > 0:
             return {"in_s": max(in_s, 0.1)}
         began_s = self._work_clock()
-        # Under nccl that is its own one: the host goes on there, and the device waits.
-        recorder = "nccl" if "nccl" in process_group.backend() else "gloo"
-        name = "_dump_nccl_trace" if recorder == "nccl" else "_dump_fr_trace"
-        dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
+        dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_nccl_trace", None)
         content = b""
         if dump is not None and world() is not None:
             # Stacks would take seconds. As JSON, the same would take twice as long.
@@ -170,7 +166,7 @@ class Arrivals:
             self._entry_s = self._took_s / entries
         packed = base64.b64encode(zlib.compress(content, 1)).decode()
         in_s = self._pause_s(entries)
-        return {"takes_s": self._took_s, "in_s": in_s, "packed": packed, "recorder": recorder}
+        return {"takes_s": self._took_s, "in_s": in_s, "packed": packed}
 
     def _pause_s(self, entries: int) -> float:
         """How long after a reading the next one may be, if the ring holds so many by then."""

@@ -1,4 +1,4 @@
-"""Ranks are asked when they arrived: how often, what is made of the answers, and of none."""
+"""Ranks are asked how long collectives took: how often, and what is made of the answers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 import pickle
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from make import WrittenRank
+from make import WrittenRank, step_facts
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.steps import Step
@@ -22,7 +22,7 @@ from otel_ddp.agent.verdicts.arrivals import Arrivals
 from otel_ddp.agent.verdicts.journal_source import JournalSource
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.diagnosis.detector import Observation
-from otel_ddp.diagnosis.step_facts import batches_of
+from otel_ddp.diagnosis.step_facts import StepFacts, batches_of
 from otel_ddp.diagnosis.verdict import Change, Labels
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
@@ -42,20 +42,19 @@ class Rank(WrittenRank):
         self.fd = os.open(self.ask, os.O_RDWR | os.O_NONBLOCK)
         self.entries: list[dict[str, Any]] = []
 
-    def arrive(self, *after_ms: float) -> None:
-        """When in its next step it arrives at its collectives."""
+    def arrive(self, after_ms: float, took_ms: float) -> None:
+        """When in its next step it arrives at a collective, and how long that takes its device."""
         reader = self.journal.reader
-        for each_ms in after_ms:
-            number = len(self.entries) + 1
-            self.entries.append(
-                {
-                    "process_group": ("0", "default_pg"),
-                    "collective_seq_id": number,
-                    "profiling_name": "gloo:all_gather",
-                    # On this node the clock was set by an hour since the journal began.
-                    "time_created_ns": reader.created_ns + self.at_ns + int(each_ms * MS) + HOUR_NS,
-                }
-            )
+        self.entries.append(
+            {
+                "process_group": ("0", "default_pg"),
+                "collective_seq_id": len(self.entries) + 1,
+                "profiling_name": "nccl:all_gather",
+                # On this node the clock was set by an hour since the journal began.
+                "time_created_ns": reader.created_ns + self.at_ns + int(after_ms * MS) + HOUR_NS,
+                "duration_ms": took_ms,
+            }
+        )
 
     def new_steps(self) -> list[Step]:
         self.journal.poll(self.journal.reader.created_ns, True)
@@ -117,25 +116,29 @@ class Bench:
         causes = ExitCauses()
         self.sources = [JournalSource(rank.journal, causes) for rank in self.ranks]
         causes.close()
-        self.feed(waits_known=False)
+        self.feed()
 
     def source(self, labels: Labels) -> JournalSource | None:
         return next((each for each in self.sources if each.labels == labels), None)
 
-    def feed(self, waits_known: bool, steps: bool = False) -> None:
+    def feed(self, facts: Sequence[list[StepFacts]] = ((), ()), **known: Any) -> None:
         """Steps of the ranks, of which so much is known."""
-        for rank, source in zip(self.ranks, self.sources, strict=True):
-            seen = Observation(batches=batches_of(rank.new_steps() if steps else []))
-            self.arrivals.feed(source.state()._replace(waits_known=waits_known), seen)
+        known = {"waits_known": False, "under_nccl": True, "device_clock": True} | known
+        for rank, source, mine in zip(self.ranks, self.sources, facts, strict=True):
+            seen = Observation(batches=batches_of(rank.new_steps()), facts=mine)
+            self.arrivals.feed(source.state()._replace(**known), seen)
 
-    def train(self, steps: int, late_ms: float, all_ms: float = 20.0) -> None:
+    def train(self, steps: int, late_ms: float) -> None:
+        facts: list[list[StepFacts]] = [[], []]
         for _ in range(steps):
             # No two steps take equally long.
-            own = [all_ms + late + self.random.gauss(0, 1) for late in (0.0, late_ms)]
-            for rank, mine in zip(self.ranks, own, strict=True):
-                rank.arrive(10.0, 10.0 + mine)
-                rank.step({"data": 10.0, "forward": max(own) + 5, "backward": 30.0})
-        self.feed(waits_known=False, steps=True)
+            own = [20.0 + late + self.random.gauss(0, 1) for late in (0.0, late_ms)]
+            phases_ms = {"data": 10.0, "forward": max(own) + 5, "backward": 30.0}
+            for rank, mine, found in zip(self.ranks, own, facts, strict=True):
+                rank.arrive(10.5, took_ms=2 + max(own) - mine)
+                rank.step(phases_ms)
+                found.append(step_facts(rank.number, rank.at_ns, phases_ms))
+        self.feed(facts)
 
     def poll(self, later_s: float = 1.0, quiet: bool = True) -> list[Change]:
         self.now_s += later_s
@@ -209,20 +212,6 @@ def test_lost_time_includes_the_steps_in_between(bench: Bench) -> None:
     assert verdict.evidence["lost_s"] == pytest.approx(lost_s, abs=0.001)
 
 
-def test_a_run_that_has_become_slower_is_left_to_its_journals(bench: Bench) -> None:
-    changes = []
-    for turn in range(30):
-        bench.train(60, 0.0, all_ms=20.0 if turn < 15 else 80.0)
-        for rank in bench.ranks:
-            # So much of it lies between two samples.
-            rank.at_ns += 60_000 * MS
-        bench.pause_s(in_s=20.0)
-        changes += bench.poll()
-
-    assert changes == []
-    assert bench.arrivals.present() == []
-
-
 def test_until_there_is_enough_the_report_says_what_is_missing(bench: Bench) -> None:
     bench.train(60, 0)
     unknown = "insufficient data: waiting for other ranks cannot be told from work on rank 0, 1; "
@@ -291,19 +280,12 @@ def test_ranks_are_asked_when_there_are_enough_new_steps_or_after_half_a_minute(
     assert bench.pause_s() < 15
 
 
-def test_where_a_ring_holds_few_steps_ranks_are_asked_as_soon_as_they_say(bench: Bench) -> None:
+@pytest.mark.parametrize("known", [{"waits_known": True}, {"under_nccl": False}])
+def test_no_rank_is_asked_where_waits_are_known_or_hosts_wait(
+    bench: Bench, known: dict[str, bool]
+) -> None:
     bench.train(60, 0)
-    for rank in bench.ranks:
-        del rank.entries[:-40]
-    bench.pause_s()
-    bench.poll()
-    bench.train(25, 0)
-    assert bench.pause_s() == pytest.approx(5, abs=1)
-
-
-def test_no_rank_is_asked_where_waits_are_known(bench: Bench) -> None:
-    bench.train(60, 0)
-    bench.feed(waits_known=True)
+    bench.feed(**known)
     bench.poll()
     bench.poll(later_s=100)
 
@@ -339,19 +321,6 @@ def test_a_verdict_does_not_outlive_what_it_rests_on(bench: Bench, why: str) -> 
     assert [(each.verdict.kind, each.opened) for each in changes] == [("straggler", False)]
     assert bench.arrivals.wanted is not ended
     assert ended or "have not been asked yet" in bench.arrivals.report().insufficient
-
-
-def test_devices_that_wait_are_not_judged_by_their_hosts(bench: Bench) -> None:
-    bench.train(60, 30)
-    bench.pause_s()
-    for rank in bench.ranks:
-        path = rank.writer.path.with_suffix(layout.ANSWER_SUFFIX)
-        fields = json.loads(path.read_text())
-        fields["arrivals"]["recorder"] = "nccl"
-        path.write_text(json.dumps(fields))
-
-    assert bench.poll() == []
-    assert "set TORCH_NCCL_ENABLE_TIMING=1" in bench.arrivals.report().insufficient
 
 
 class Evil:

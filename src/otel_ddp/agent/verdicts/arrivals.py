@@ -1,4 +1,4 @@
-"""Asks the ranks of a run when they arrived at collectives, to find late ranks by that.
+"""Asks the ranks of a run how long their collectives took, to find late ranks by that.
 
 They answer with their flight recorders, packed by torch. Any program with this user's rights may
 have written the answer, so nothing in it is trusted.
@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.verdicts.source import Source
-from otel_ddp.diagnosis.arrivals import Arrival, HostStep, Sample, compare, compare_on_device
+from otel_ddp.diagnosis.arrivals import Arrival, HostStep, Sample, compare
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import rank_numbers
-from otel_ddp.diagnosis.step_facts import StepFacts, TimedStep, batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import StepFacts, TimedStep
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.detector import Hint, Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
@@ -28,8 +28,7 @@ from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 # The process itself limits how much of the time its answers may stop the training.
 _SHORTEST_PAUSE_NS = 5_000_000_000
 _MARGIN = 1.1
-# Ranks are asked when there are as many new steps as one sample has, or as a ring holds where that
-# is fewer; and after this long.
+# Ranks are asked when there are as many new steps as one sample has, and after this long.
 _NEW_STEPS = 60
 _LONGEST_WAIT_NS = 30_000_000_000
 _ANSWER_NS = 10_000_000_000
@@ -39,7 +38,6 @@ _MOST_DOUBLINGS = 3
 _STALE_NS = 20 * 60 * 1_000_000_000
 _STEPS_KEPT = 300
 _NOT_YET = "the ranks have not been asked yet when they arrive at their collectives"
-_SPEED = ("straggler", "imbalance")
 # The pause where an answer made no sense; and the longest pause that a process may ask for.
 _NO_ANSWER_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
 _LARGEST_TRACE = 32 * 1024 * 1024
@@ -59,32 +57,15 @@ class _Rank:
         self.on_device: deque[StepFacts] = deque(maxlen=_STEPS_KEPT)
         # How many steps it has made since it was last asked.
         self.new_steps = 0
-        # How many new steps are worth a question.
-        self.wanted_steps = _NEW_STEPS
         self.answer: _Answer | None = None
-
-    def take(self, answer: _Answer) -> None:
-        """What it has answered."""
-        self.answer = answer
-        arrivals = answer.sample.arrivals if answer.sample else ()
-        if arrivals:
-            since_ns = arrivals[0].at_ns - self.state.clock_shift_ns
-            held = sum(step.began_ns >= since_ns for step in self.steps)
-            # Where all steps are remembered, the ring is not full yet.
-            self.wanted_steps = min(held, _NEW_STEPS) if held < len(self.steps) - 1 else _NEW_STEPS
 
     def host_steps(self) -> list[HostStep]:
         """The last steps whose parts are all known."""
         shift_ns = self.state.clock_shift_ns
-        whole = [
-            step
-            for step in self.steps
-            if step.number is not None and step.ended_ns > step.began_ns and not step.rest
-        ]
-        facts = [each for batch in batches_of(whole) for each in facts_of(batch)]
         return [
-            HostStep(each, step.began_ns + shift_ns, step.parts.codes, step.parts.spans_ns)
-            for each, step in zip(facts, whole, strict=True)
+            HostStep(number, step.began_ns + shift_ns, step.parts.codes, step.parts.spans_ns)
+            for step in self.steps
+            if (number := step.number) is not None and not step.rest
         ]
 
 
@@ -118,8 +99,12 @@ class Arrivals(Detector):
 
     @property
     def wanted(self) -> bool:
-        """Whether arrivals are needed to find late ranks, and there are ranks to compare."""
-        return bool(self._waits_unknown()) and len(self._ranks) > 1
+        """Whether this is needed to find late ranks, and there are ranks that can tell it."""
+        return (
+            bool(self._waits_unknown())
+            and len(self._ranks) > 1
+            and all(each.under_nccl for each in self._states.values())
+        )
 
     def feed(self, rank: RankState, seen: Observation) -> None:
         labels = rank.labels
@@ -166,17 +151,16 @@ class Arrivals(Detector):
             self._ask(now_ns)
         if self._compared_ns is not None and now_ns - self._compared_ns > _STALE_NS:
             self._start_again()
-        changes = self._stragglers.poll(now_ns)
-        return [each for each in changes if each.verdict.kind in _SPEED]
+        return self._stragglers.poll(now_ns)
 
     def present(self) -> list[Verdict]:
-        return [each for each in self._stragglers.present() if each.kind in _SPEED]
+        return self._stragglers.present()
 
     def _has_enough(self, now_ns: int) -> bool:
         """Whether the next answers are worth what they cost."""
         if self._last_ask_ns is None or now_ns - self._last_ask_ns >= _LONGEST_WAIT_NS:
             return True
-        return all(each.new_steps >= each.wanted_steps for each in self._ranks.values())
+        return all(each.new_steps >= _NEW_STEPS for each in self._ranks.values())
 
     def _ask(self, now_ns: int) -> None:
         self._asked_ns = self._last_ask_ns = now_ns
@@ -194,7 +178,7 @@ class Arrivals(Detector):
         for labels, rank in self._ranks.items():
             source = self._source(labels) if rank.answer is None else None
             if source is not None and (said := source.arrivals(now_ns)) is not None:
-                rank.take(parse_answer(said))
+                rank.answer = parse_answer(said)
         answers = {labels: rank.answer for labels, rank in self._ranks.items() if rank.answer}
         pause_s = max((each.in_s for each in answers.values()), default=_NO_ANSWER_PAUSE_S)
         samples = {labels: each.sample for labels, each in answers.items() if each.sample}
@@ -208,11 +192,8 @@ class Arrivals(Detector):
 
     def _compare(self, samples: Mapping[Labels, Sample], now_ns: int) -> None:
         steps = {labels: rank.host_steps() for labels, rank in self._ranks.items()}
-        if any(sample.on_device for sample in samples.values()):
-            timed = {labels: rank.on_device for labels, rank in self._ranks.items()}
-            facts, self._why = compare_on_device(samples, steps, timed, self._last_step)
-        else:
-            facts, self._why = compare(samples, steps, self._last_step)
+        on_device = {labels: rank.on_device for labels, rank in self._ranks.items()}
+        facts, self._why = compare(samples, steps, on_device, self._last_step)
         if not facts:
             return
         self._last_step = max(each[-1].number for each in facts.values())
@@ -311,8 +292,7 @@ def parse_answer(content: Mapping[str, Any]) -> _Answer:
             )
             for each in trace["entries"]
         ]
-        on_device = part.get("recorder") == "nccl"
         sizes = {str(each["name"]): int(each["size"]) for each in content["groups"]}
     except _BROKEN:
         return _Answer(pause_s, Sample((), {}))
-    return _Answer(pause_s, Sample(arrivals, sizes, on_device))
+    return _Answer(pause_s, Sample(arrivals, sizes))

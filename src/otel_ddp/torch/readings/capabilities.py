@@ -48,8 +48,8 @@ REASONS: Mapping[str, str] = {
     "no_ddp": "several ranks and no DistributedDataParallel: waits are inside other phases",
     "not_timed": "torch does not time collectives: set TORCH_NCCL_ENABLE_TIMING=1 before the "
     "process group is made",
-    "no_recorder": "torch's flight recorder is empty: PyTorch 2.13 or newer fills it unless "
-    "TORCH_FR_BUFFER_SIZE=0",
+    "no_recorder": "torch's flight recorder is empty: set TORCH_FR_BUFFER_SIZE=2000, or "
+    "TORCH_NCCL_TRACE_BUFFER_SIZE where PyTorch is older",
     "no_loss": "the model returns no loss that we find: log it",
     "several_losses": "the model returns several single numbers with a gradient: log the one that "
     "is the loss",
@@ -80,9 +80,9 @@ def measured(
     found["comm_wait"] = (
         _comm_wait(models, world_size, reentrant) if backward else found["backward"]
     )
-    # Arrivals at collectives tell waits from work where hooks cannot.
+    # Where hooks cannot tell waits from work, NCCL's collectives can.
     needed = found["comm_wait"] and backward and not collectives.none_so_far()
-    if needed and (reason := _arrivals()):
+    if needed and "nccl" in backend() and (reason := _arrivals()):
         found["arrivals"] = reason
     found["data"] = _data(stepper)
     work = stepper.progress.work.samples
@@ -132,12 +132,11 @@ def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str
 
 
 def _arrivals() -> str:
-    on_device = "nccl" in backend()
-    if on_device and os.environ.get(_TIMING, "").lower() not in _TRUE:
+    """What keeps NCCL's recorder from telling how long collectives take."""
+    if os.environ.get(_TIMING, "").lower() not in _TRUE:
         return "not_timed"
     c10d = getattr(torch._C, "_distributed_c10d", None)
-    name = "_dump_nccl_trace_json" if on_device else "_dump_fr_trace_json"
-    summary = getattr(c10d, name, lambda **_: b"{}")
+    summary = getattr(c10d, "_dump_nccl_trace_json", lambda **_: b"{}")
     text = errors.attempt(lambda: summary(includeCollectives=False), None)
     return "" if json.loads(text or "{}").get("pg_status") else "no_recorder"
 
