@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from make import labels_of
+from make import labels_of, step_facts
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.straggler.detector import Hint, Stragglers
+from otel_ddp.diagnosis.straggler.finding import Report
+from otel_ddp.diagnosis.verdict import Change
 
 
 class Told:
@@ -35,3 +39,53 @@ class Told:
 
     def _state(self, rank: int) -> RankState:
         return self.states.get(rank, RankState(labels_of(rank), **self.known))
+
+
+# What each rank needs in a step, in each phase; and how long the step takes.
+PLAIN_S = {"data": 0.005, "forward": 0.025, "backward": 0.050, "optimizer": 0.010, "other": 0.005}
+STEP_S = 0.1
+
+
+class Job:
+    """Ranks that train together, 100 ms a step."""
+
+    def __init__(self, ranks: int = 4, hint: Hint | None = None, **known: Any) -> None:
+        self.detector = Stragglers(hint)
+        self.told = Told(self.detector, **known)
+        self.ranks = list(range(ranks))
+        self.number = 0
+        self.now_ns = 1_700_000_000 * 10**9
+        self.counts_from: dict[int, int] = {}
+        self._chance = random.Random(1)
+
+    def facts(self, rank: int, more: Mapping[str, float], took_s: float, **given: Any) -> StepFacts:
+        # A little noise: ranks that are equal to the last bit have no order to speak of.
+        phases_ms = {
+            word: (usual_s + more.get(word, 0.0)) * self._chance.uniform(0.98, 1.02) * 1000
+            for word, usual_s in PLAIN_S.items()
+        }
+        number = self.number + self.counts_from.get(rank, 0)
+        return step_facts(number, self.now_ns, phases_ms, took_s * 1000, **{"work": 1000, **given})
+
+    def steps(
+        self,
+        steps: int,
+        late: Mapping[int, Mapping[str, float]] | None = None,
+        given: Mapping[int, Mapping[str, Any]] | None = None,
+        silent: tuple[int, ...] = (),
+    ) -> list[Change]:
+        late, given = late or {}, given or {}
+        took_s = STEP_S + max([sum(more.values()) for more in late.values()] or [0.0])
+        changes: list[Change] = []
+        for _ in range(steps):
+            self.number += 1
+            self.now_ns += round(took_s * 1e9)
+            for rank in self.ranks:
+                if rank not in silent:
+                    facts = self.facts(rank, late.get(rank, {}), took_s, **given.get(rank, {}))
+                    self.told.feed(rank, [facts])
+            changes += self.detector.poll(0)
+        return changes
+
+    def report(self) -> Report:
+        return self.detector.report()

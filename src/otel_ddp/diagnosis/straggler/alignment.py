@@ -132,7 +132,7 @@ class Alignment:
     def why_not_comparable(self) -> str:
         """Why the ranks cannot be compared; empty where they can."""
         if len(self._ranks) < 2:
-            return "one rank on this node, and no other to compare it with"
+            return "fewer than two ranks are at work on this node"
         if self._count_differently():
             return "the step numbers of the ranks do not match"
         most = max(rank.since_row for rank in self._ranks.values())

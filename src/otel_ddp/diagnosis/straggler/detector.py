@@ -39,9 +39,8 @@ class _Case:
     """An open verdict on one rank."""
 
     def __init__(self, verdict: Verdict, length: int, lost_before_s: float) -> None:
-        # With the figures of the last check that found the rank late enough to be named; and with
-        # the present ones. What is over is told by the former.
-        self.verdict = self.present = verdict
+        # With the figures of the last check that found the rank late enough to be named.
+        self.verdict = verdict
         self.length = length
         # What the rank had cost before, in verdicts that are over.
         self.lost_before_s = lost_before_s
@@ -55,7 +54,8 @@ class Stragglers(Detector):
     """The ranks of one run on this node."""
 
     def __init__(self, hint: Hint | None = None, *, every_step: bool = True) -> None:
-        """*every_step*: all steps are fed, and not samples of them."""
+        """*every_step*: all steps are fed, and not samples of them: these show late ranks alone."""
+        self._every_step = every_step
         self._recurring = RecurringStalls() if every_step else None
         self._hint = hint
         self._ranks: dict[Labels, RankState] = {}
@@ -69,8 +69,6 @@ class Stragglers(Detector):
         self._unusual_share = 0.0
         self._cases: dict[Labels, _Case] = {}
         self.lost_time = LostTime()
-        # The ranks that ever were here; two are enough to tell.
-        self._seen: set[Labels] = set()
         self._regression: Regression | None = None
         self._changes: list[Change] = []
 
@@ -90,8 +88,6 @@ class Stragglers(Detector):
         labels = rank.labels
         self._ranks[labels] = rank
         self._world_size = rank.world_size
-        if len(self._seen) < 2:
-            self._seen.add(labels)
         self._waits_known = all(each.waits_known is not False for each in self._ranks.values())
         if rank.waits_known is False and before.waits_known is not False:
             # What looked like work may have been a wait.
@@ -146,13 +142,13 @@ class Stragglers(Detector):
     # -- steps
 
     def _feed_steps(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
-        if self._regression is None:
+        if self._every_step and self._regression is None:
             self._regression = Regression(run_labels(labels))
         self._pace.begin(labels, steps)
         for row in self._alignment.feed(labels, steps, limits.FIRST_STEPS):
-            self._feed_row(row, self._regression)
+            self._feed_row(row)
 
-    def _feed_row(self, row: Row, regression: Regression) -> None:
+    def _feed_row(self, row: Row) -> None:
         facts = row.facts
         if row.first:
             self._pace.follow(facts)
@@ -162,7 +158,8 @@ class Stragglers(Detector):
             return
         self._unusual_share *= 0.99
         step_ns = median([each.took_ns for each in facts])
-        self._changes += regression.feed(facts, step_ns, bool(self._cases))
+        if self._regression is not None:
+            self._changes += self._regression.feed(facts, step_ns, bool(self._cases))
         # Of processes that are each a world of one, none waits for another.
         if len(facts) < 2 or not self._waits_known or self._world_size == 1:
             return
@@ -183,10 +180,10 @@ class Stragglers(Detector):
         return changes + (self._recurring.poll() if self._recurring is not None else [])
 
     def present(self) -> list[Verdict]:
-        """The open verdicts with the figures of the last check."""
+        """The open verdicts with the figures of the last check that found them."""
         recurring = self._recurring.present() if self._recurring is not None else []
         slower = self._regression.present() if self._regression is not None else []
-        return [*(case.present for case in self._cases.values()), *recurring, *slower]
+        return [*(case.verdict for case in self._cases.values()), *recurring, *slower]
 
     # -- verdicts
 
@@ -245,20 +242,18 @@ class Stragglers(Detector):
             return
         case.steps_since_check = 0
         excess_s = self._history.excess_s(i, case.length)
-        if excess_s <= 0:
+        if excess_s < limits.EXCESS * self._history.step_s(case.length):
+            # When the verdict is about to end, what is left says nothing of the phase.
+            case.other_reading, case.checks = None, 0
             return
         before, phases = case.verdict, table(case.length)
         present = before.kind, before.phase
-        is_late = excess_s >= limits.EXCESS * self._history.step_s(case.length)
-        # Of less, when the verdict is about to end, what is left says nothing of the phase.
-        reading = phases.kind_and_phase(i, excess_s, present) if is_late else present
+        reading = phases.kind_and_phase(i, excess_s, present)
         if reading == present:
             case.other_reading, case.checks = None, 0
             verdict = self._verdict(i, case.length, late, phases, present)
             verdict = verdict._replace(since_ns=before.since_ns, step=before.step)
-            case.present = self._with_cost(verdict, case.lost_before_s)
-            if is_late:
-                case.verdict = case.present
+            case.verdict = self._with_cost(verdict, case.lost_before_s)
             return
         case.checks = case.checks + 1 if reading == case.other_reading else 1
         case.other_reading = reading
@@ -270,7 +265,7 @@ class Stragglers(Detector):
             case.lost_before_s = self.lost_time.lost_s.get(labels, 0.0)
         verdict = self._verdict(i, case.length, late, phases, reading)
         verdict = verdict._replace(since_ns=before.since_ns)
-        case.verdict = case.present = self._with_cost(verdict, case.lost_before_s)
+        case.verdict = self._with_cost(verdict, case.lost_before_s)
         case.other_reading, case.checks = None, 0
         self._changes.append(Change(case.verdict, True))
 
@@ -343,11 +338,9 @@ class Stragglers(Detector):
                 all_s = self._history.excess_s(i, limits.LENGTHS[0])
                 parts = {"all": all_s, **table.excess_by_phase(i)}
                 excess = rounded({word: each / step_s for word, each in parts.items()})
-            case = self._cases.get(labels)
-            kind, phase = (case.verdict.kind, case.verdict.phase) if case else (None, "")
-            found.append(RankReport(labels, kind, phase, excess, lost_s.get(labels, 0.0)))
+            found.append(RankReport(labels, excess, lost_s.get(labels, 0.0)))
         found += [
-            RankReport(labels, None, "", {}, each_s)
+            RankReport(labels, {}, each_s)
             for labels, each_s in lost_s.items()
             if labels not in ranks
         ]
@@ -395,11 +388,9 @@ class Stragglers(Detector):
     def _ranks_without_steps(self) -> str:
         """Why a rank is compared with no other, though others are beside it."""
         ranks = self._alignment.ranks
-        if len(ranks) > 1 or len(self._seen) < 2:
-            return ""
         others = self._named(lambda rank: rank.labels not in ranks)
-        if not others:
-            return f"{'the other' if ranks else 'all'} ranks on this node have ended"
+        if len(ranks) > 1 or not others:
+            return ""
         if untimed := self._named(lambda rank: rank.device_clock and rank.labels not in ranks):
             return f"no step yet that the device's clock has timed of rank {untimed}"
         if not ranks:

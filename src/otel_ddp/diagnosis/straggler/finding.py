@@ -15,32 +15,16 @@ _ADVICE = {
     "mixed": "Look at what else runs on this rank's cores and device.",
     "imbalance": "Look at how batches are divided among the ranks.",
 }
+# Better advice in these phases, where it is known which side is late. On the host: its device is
+# idle meanwhile, or has no more to do than was launched at the moment.
 _KERNELS = ("forward", "backward", "optimizer", "compute", "mixed")
-# Better advice where it is known which side is late. On the host: its device is idle meanwhile, or
-# has no more to do than was launched at the moment.
 _ADVICE_BY_SIDE = {
-    **dict.fromkeys(
-        (("host", word) for word in _KERNELS),
-        "Its device waits for launches: look at this rank's cores, at what else runs on them, and "
-        "at its garbage collection.",
-    ),
-    ("host", "other"): "Its device is idle meanwhile: look at what this rank's host does between "
-    "the phases.",
-    **dict.fromkeys(
-        (("device", word) for word in _KERNELS),
-        "The device itself is slower: look at its clocks, heat, power, and other users of it.",
-    ),
-    ("device", "other"): "The device is busy between the phases: look at what this rank alone "
-    "computes there.",
-    ("device", "data"): "The device is busy while this rank waits for data: look at copies to the "
-    "device.",
-    **dict.fromkeys(
-        (("unclear", word) for word in ("forward", "backward", "compute")),
-        "Its host launches late, or its device is slower: which one is not known. Look at this "
-        "rank's cores, and at its device's clocks and heat.",
-    ),
-    ("unclear", "data"): "Look at this rank's data loader and storage, and at its copies to the "
-    "device.",
+    "host": "Its device waits for launches: look at this rank's cores, at what else runs on them, "
+    "and at its garbage collection.",
+    "device": "The device itself is slower: look at its clocks, heat, power, and other users of "
+    "it.",
+    "unclear": "Its host launches late, or its device is slower: which one is not known. Look at "
+    "this rank's cores, and at its device's clocks and heat.",
 }
 
 
@@ -105,7 +89,9 @@ class Finding(NamedTuple):
     def _advice(self) -> str:
         if self.kind == "imbalance":
             return _ADVICE[self.kind]
-        return _ADVICE_BY_SIDE.get((self.side, self.phase), _ADVICE[self.phase])
+        if self.side and self.phase in _KERNELS:
+            return _ADVICE_BY_SIDE[self.side]
+        return _ADVICE[self.phase]
 
     @property
     def _size(self) -> str:
@@ -142,9 +128,6 @@ class RankReport(NamedTuple):
     """How one rank compares with the others."""
 
     labels: Labels
-    kind: Kind | None
-    """`straggler` or `imbalance` while there is a verdict on it."""
-    phase: str
     excess: Mapping[str, float]
     """More time than the others need, as shares of the median step, by phase, and `all`.
 
