@@ -131,7 +131,7 @@ def test_ranks_that_are_late_in_turn_are_no_communication_bound(
 ) -> None:
     run = Run(*counts_from, at_once=at_once)
     longer, waiting = {**COMPUTE, "forward": 125}, {**COMPUTE, "comm_wait": 105}
-    changes = run.turns([(longer, waiting), (waiting, longer)] * 600)
+    changes = run.turns([(longer, waiting), (waiting, longer)] * 400)
 
     assert phases(changes) == [("late_in_turn", True)]
     shares = changes[0].verdict.evidence["shares"]
@@ -172,7 +172,7 @@ def test_a_short_change_is_no_other_verdict() -> None:
 def test_a_share_about_the_limit_does_not_go_to_and_fro() -> None:
     run = Run()
     changes = run.steps(500, {**COMPUTE, "data": 26})
-    for _ in range(10):
+    for _ in range(4):
         changes += run.steps(300, {**COMPUTE, "data": 22})
         changes += run.steps(300, {**COMPUTE, "data": 26})
 

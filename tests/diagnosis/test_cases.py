@@ -28,7 +28,7 @@ def tool() -> ModuleType:
 
 @pytest.mark.parametrize(
     ("excesses", "rank_right", "soon"),
-    [((0.25, 0.35, 0.5), 0.98, 1.0), ((0.1, 0.15, 0.2), 0.9, 0.8)],
+    [((0.25, 0.5), 0.98, 1.0), ((0.1, 0.2), 0.9, 0.8)],
     ids=["above 20 %", "10 to 20 %"],
 )
 def test_one_late_rank(
@@ -39,7 +39,7 @@ def test_one_late_rank(
     right = [each for each in found if tool.right_rank(*each)]
     steps = [step for _, each in right for _, _, step in each.named.values()]
 
-    assert len(cases) >= 21
+    assert len(cases) >= 14
     assert len(right) >= rank_right * len(cases)
     assert sum(tool.right_phase(*each) for each in right) >= 0.95 * len(right)
     assert sum(step <= 120 for step in steps) >= soon * len(steps)
