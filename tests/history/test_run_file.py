@@ -61,26 +61,18 @@ def test_a_long_run_keeps_extremes_sums_and_the_last_of_each_bucket(tmp_path: Pa
         assert each.total == pytest.approx(sum(own))
 
 
-def test_a_bucket_that_is_written_in_pieces_is_one(tmp_path: Path) -> None:
+def test_a_bucket_that_is_written_in_pieces_is_one_and_its_last_value_the_latest(
+    tmp_path: Path,
+) -> None:
     file = RunFile(tmp_path / "a.sqlite")
-    for at, value in enumerate((5.0, 7.0, 6.0)):
-        file.write(values={LOSS: value_sums(file, LOSS, [(4, (at + 1) * S, value)])})
-    file.close()
-
-    with History(tmp_path / "a.sqlite") as history:
-        [bucket] = history.sums(history.series()[0])
-    assert (bucket.finite, bucket.low, bucket.high, bucket.last) == (3, 5.0, 7.0, 6.0)
-
-
-def test_what_is_late_does_not_become_the_last_value(tmp_path: Path) -> None:
-    file = RunFile(tmp_path / "a.sqlite")
-    for time_ns, value in ((9 * S, 1.0), (3 * S, 2.0)):
+    for time_ns, value in ((2 * S, 5.0), (9 * S, 7.0), (3 * S, 6.0)):
         file.write(values={LOSS: value_sums(file, LOSS, [(4, time_ns, value)])})
     file.close()
 
     with History(tmp_path / "a.sqlite") as history:
         [bucket] = history.sums(history.series()[0])
-    assert (bucket.last, bucket.first_ns, bucket.last_ns) == (1.0, 3 * S, 9 * S)
+    assert (bucket.finite, bucket.low, bucket.high, bucket.last) == (3, 5.0, 7.0, 7.0)
+    assert (bucket.first_ns, bucket.last_ns) == (2 * S, 9 * S)
 
 
 def test_a_history_goes_on_where_another_process_left_it(tmp_path: Path) -> None:

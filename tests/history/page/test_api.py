@@ -117,53 +117,29 @@ def test_words_where_numbers_belong_are_a_fault_of_one_file(tmp_path: Path, clie
     assert (broken.status, "is damaged" in broken.json["error"]) == (500, True)
 
 
-def test_values_are_those_of_the_file(tmp_path: Path, client: Client) -> None:
-    path = write_history(tmp_path, steps=300)
-    with History(path) as history:
-        [series] = [
-            each
-            for each in history.series("value", "loss")
-            if ("split", "train") in each.key.labels
-        ]
-        buckets = history.sums(series)
-
-    found = client.api("values", run="lr-0.3", name="loss", columns=1000).json["series"]
-
-    assert [(each["rank"], each["split"]) for each in found] == [("0", "train"), ("0", "val")]
-    columns = found[0]["columns"]
-    assert columns["x"] == list(range(300))
-    assert columns["last"] == [each.last for each in buckets]
-    assert columns["ms"] == [each.last_ns // 10**6 for each in buckets]
-
-
-def test_a_picture_with_fewer_columns_keeps_extremes_and_sums(
+def test_values_are_those_of_the_file_and_of_fewer_columns_the_extremes_and_sums(
     tmp_path: Path, client: Client
 ) -> None:
-    path = write_history(tmp_path, steps=300)
-    with History(path) as history:
+    with History(write_history(tmp_path, steps=300)) as history:
         buckets = history.sums(history.series("value", "loss")[0])
 
-    [columns, _] = [
-        each["columns"]
-        for each in client.api("values", run="lr-0.3", name="loss", columns=7).json["series"]
-    ]
+    def ask(**how: int) -> list[dict[str, Any]]:
+        found = client.api("values", run="lr-0.3", name="loss", **how).json["series"]
+        assert [(each["rank"], each["split"]) for each in found] == [("0", "train"), ("0", "val")]
+        return [each["columns"] for each in found]
 
-    assert len(columns["x"]) == 7
-    assert columns["values"] == [43] * 6 + [42]
-    for at, first in enumerate(columns["first"]):
-        own = [each.last for each in buckets[first : columns["x"][at] + 1] if each.last is not None]
-        assert (columns["low"][at], columns["high"][at]) == (min(own), max(own))
-        assert columns["last"][at] == own[-1]
-        assert columns["mean"][at] == pytest.approx(sum(own) / len(own))
+    whole, few, part = ask(columns=1000)[0], ask(columns=7)[0], ask(first=100, until=109)
 
-
-def test_a_range_of_steps_is_answered_alone(tmp_path: Path, client: Client) -> None:
-    write_history(tmp_path, steps=300)
-
-    found = client.api("values", run="lr-0.3", name="loss", first=100, until=109).json["series"]
-
-    assert found[0]["columns"]["x"] == list(range(100, 110))
-    assert found[1]["columns"]["x"] == [100]
+    assert whole["x"] == list(range(300))
+    assert whole["last"] == [each.last for each in buckets]
+    assert whole["ms"] == [each.last_ns // 10**6 for each in buckets]
+    assert [each["x"] for each in part] == [list(range(100, 110)), [100]]
+    assert few["values"] == [43] * 6 + [42]
+    for at, first in enumerate(few["first"]):
+        own = [each.last for each in buckets[first : few["x"][at] + 1] if each.last is not None]
+        assert (few["low"][at], few["high"][at]) == (min(own), max(own))
+        assert few["last"][at] == own[-1]
+        assert few["mean"][at] == pytest.approx(sum(own) / len(own))
 
 
 def test_values_that_are_not_finite_are_null_and_counted(tmp_path: Path, client: Client) -> None:
@@ -302,7 +278,9 @@ def test_post_mortems_of_a_run_are_its_own(tmp_path: Path) -> None:
     assert (found["sentence"], text, outside) == ("rank 1 died", b"of lr-0.3", 404)
 
 
-def test_profiles_of_a_run_are_its_own_and_their_traces_are_sent(tmp_path: Path) -> None:
+def test_profiles_of_a_run_are_its_own_and_their_traces_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_history(tmp_path / "runs")
     folder = write_profile(tmp_path / "profiles", "sweep", "lr-0.3")
     write_profile(tmp_path / "profiles", "sweep", "other")
@@ -322,6 +300,8 @@ def test_profiles_of_a_run_are_its_own_and_their_traces_are_sent(tmp_path: Path)
             client.api("trace", run="lr-0.3", path=path).status
             for path in (traces[1], str(folder / "secret"), "rank-3.json.gz", "")
         ]
+        monkeypatch.setattr(answers, "_LARGEST_TRACE", len(trace) - 1)
+        too_large = client.api("trace", run="lr-0.3", path=traces[0])
 
     assert (found["why"], found["ranks"]) == ("rank 3 is named by a verdict", [3, 0])
     assert found["traces"] == traces
@@ -330,43 +310,24 @@ def test_profiles_of_a_run_are_its_own_and_their_traces_are_sent(tmp_path: Path)
     assert sent.headers["content-disposition"] == 'attachment; filename="rank-3.json.gz"'
     assert "content-encoding" not in sent.headers
     assert others == [404] * 4
+    assert (too_large.status, traces[0] in too_large.json["error"]) == (413, True)
 
 
-def test_a_trace_that_is_too_large_to_send_is_named_with_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answers, "_LARGEST_TRACE", 100)
-    write_history(tmp_path / "runs")
-    folder = write_profile(tmp_path / "profiles", "sweep", "lr-0.3")
-    (folder / "rank-3.json.gz").write_bytes(bytes(101))
-
-    with served(App(tmp_path / "runs", profile_folder=tmp_path / "profiles")) as client:
-        reply = client.api("trace", run="lr-0.3", path=str(folder / "rank-3.json.gz"))
-
-    assert reply.status == 413
-    assert str(folder / "rank-3.json.gz") in reply.json["error"]
-
-
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("/api/run?run=none", 404),
-        ("/api/values?run=lr-0.3&name=loss&columns=many", 400),
-        ("/api/none?run=lr-0.3", 404),
-        ("/api/events.csv?run=lr-0.3", 404),
-        ("/static/../app.py", 404),
-        ("/static/%2e%2e/app.py", 404),
-        ("/static/none.js", 404),
-        ("/none", 404),
-        ("/api/values?run=lr-0.3&name=none", 200),
-        ("/api/steps?run=lr-0.3&first=500", 200),
-        ("/api/steps?run=lr-0.3&first=20&until=10", 200),
-    ],
-)
-def test_bad_requests_are_told_of(tmp_path: Path, client: Client, path: str, status: int) -> None:
+def test_bad_requests_are_told_of(tmp_path: Path, client: Client) -> None:
     write_history(tmp_path, steps=30)
+    expected = {
+        "/api/run?run=none": 404,
+        "/api/values?run=lr-0.3&name=loss&columns=many": 400,
+        "/api/none?run=lr-0.3": 404,
+        "/api/events.csv?run=lr-0.3": 404,
+        "/static/../app.py": 404,
+        "/static/%2e%2e/app.py": 404,
+        "/none": 404,
+        "/api/values?run=lr-0.3&name=none": 200,
+        "/api/steps?run=lr-0.3&first=20&until=10": 200,
+    }
 
-    assert client.ask(path).status == status
+    assert {path: client.ask(path).status for path in expected} == expected
 
 
 @pytest.mark.parametrize(
