@@ -23,8 +23,6 @@ BOARDS: dict[str, Told] = {
 SINGLE = {"Run", "Ranks"}
 SIX = {"compare", "gpus", "pipeline", "ranks", "run", "runs"}
 
-DATA_SOURCES = ("${datasource}", "${traces}", "${logs}")
-
 
 def _targets(panel: Told) -> Iterator[Told]:
     """What is asked of Prometheus."""
@@ -48,51 +46,6 @@ def the_worst_are_chosen_once(board: Told) -> Iterator[str]:
                 chosen = _within_brackets(target["expr"], match.end())
                 if not target["instant"] and "@ end()" not in chosen:
                     yield f"{panel['title']}: {match[1]} without @ end()"
-
-
-def panels_do_not_overlap(board: Told) -> Iterator[str]:
-    ids = [each["id"] for each in board["panels"]]
-    ids += [each["id"] for row in board["panels"] for each in row.get("panels", [])]
-    if len(ids) != len(set(ids)):
-        yield "two panels have one id"
-    shown = list(board["panels"])
-    for sheet in (shown, *(row["panels"] for row in board["panels"] if row["type"] == "row")):
-        taken: dict[tuple[int, int], str] = {}
-        for panel in sheet:
-            at = panel["gridPos"]
-            for x in range(at["x"], at["x"] + at["w"]):
-                for y in range(at["y"], at["y"] + at["h"]):
-                    if x >= 24:
-                        yield f"{panel['title']}: beyond the right edge"
-                    if (other := taken.setdefault((x, y), panel["title"])) != panel["title"]:
-                        yield f"{panel['title']} lies on {other}"
-
-
-def panels_say_what_they_mean(board: Told) -> Iterator[str]:
-    if board["title"] != board["title"].strip() or "?" not in board["description"]:
-        yield "the board says no question"
-    for _, panel in panels(board):
-        meaning, _, action = panel.get("description", "").partition("\n\n**What to do:** ")
-        if not panel.get("title"):
-            yield "a panel without a title"
-        if not (meaning.endswith((".", "?")) and action):
-            yield f"{panel['title']}: no meaning, or nothing to do"
-
-
-def descriptions_name_the_metrics(board: Told) -> Iterator[str]:
-    for _, panel in panels(board):
-        used, by_rules = names.mentioned([target["expr"] for target in _targets(panel)])
-        for name in used:
-            if name not in panel["description"]:
-                yield f"{panel['title']}: does not name {name}"
-        if by_rules != ("Needs the recording rules" in panel["description"]):
-            yield f"{panel['title']}: does not say whether it needs the rules"
-
-
-def all_is_one_pattern(board: Told) -> Iterator[str]:
-    for variable in _variables(board):
-        if (variable["multi"] or variable["includeAll"]) and variable.get("allValue") != ".*":
-            yield f"{variable['name']}: All would be every value"
 
 
 def the_empty_group_can_be_chosen(board: Told) -> Iterator[str]:
@@ -138,18 +91,6 @@ def rates_know_the_interval(board: Told) -> Iterator[str]:
                 yield f"{title}: a rate over {window[1] if window else 'nothing'}"
 
 
-def data_sources_can_be_chosen(board: Told) -> Iterator[str]:
-    holders: list[tuple[str, Told]] = [
-        *((p["title"], p) for _, p in panels(board)),
-        *((p["title"], t) for _, p in panels(board) for t in p.get("targets", [])),
-        *((mark["name"], mark) for mark in board["annotations"]["list"]),
-        *((v["name"], v) for v in _variables(board) if v["type"] == "query"),
-    ]
-    for name, holder in holders:
-        if holder.get("datasource", {}).get("uid") not in DATA_SOURCES:
-            yield f"{name}: a data source of its own"
-
-
 def _within_brackets(expr: str, at: int) -> str:
     """From the next bracket to the one that closes it, strings left alone."""
     start = expr.index("(", at)
@@ -165,25 +106,6 @@ def _closing(expr: str, start: int) -> int:
         if depth == 0:
             return at
         at += 1
-
-
-def rank_pictures_are_of_ranks(board: Told) -> Iterator[str]:
-    """Buckets are subtracted from each other, and names sort as text."""
-    for _, panel in panels(board):
-        for target in _targets(panel):
-            buckets = "by (le)" in target["expr"]
-            said = (target["format"], target["legendFormat"])
-            of_ranks = panel["type"] == "heatmap" and not buckets
-            if of_ranks and said != ("time_series", "{{rank}}"):
-                yield f"{panel['title']}: {target['format']} of {target['legendFormat']}"
-
-
-def lines_of_ranks_name_the_node(board: Told) -> Iterator[str]:
-    for _, panel in panels(board):
-        for target in _targets(panel):
-            legend = target["legendFormat"]
-            if "rank {{rank}}" in legend and "{{node}}" not in legend and "{{phase}}" not in legend:
-                yield f"{panel['title']}: ranks without their node"
 
 
 def boards_lead_to_each_other(board: Told) -> Iterator[str]:
@@ -240,17 +162,10 @@ def _variable(board: Told, name: str) -> Told:
 
 LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     the_worst_are_chosen_once,
-    panels_do_not_overlap,
-    panels_say_what_they_mean,
-    descriptions_name_the_metrics,
-    all_is_one_pattern,
     the_empty_group_can_be_chosen,
     variables_are_chained,
     variables_exist_and_are_used,
     rates_know_the_interval,
-    data_sources_can_be_chosen,
-    rank_pictures_are_of_ranks,
-    lines_of_ranks_name_the_node,
     links_lead_somewhere,
     boards_lead_to_each_other,
 )
