@@ -10,15 +10,6 @@ import pytest
 from otel_ddp.cli import main
 
 
-@pytest.mark.parametrize("port", ["99999", "-1", "http"])
-def test_a_port_that_is_none_is_an_error(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["page", "--port", port])
-
-    assert ended.value.code == 2
-    assert f"--port: must be from 1 to 65535, or 0 for any, got '{port}'" in capsys.readouterr().err
-
-
 def test_a_port_that_is_taken_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,8 +22,9 @@ def test_it_writes_a_page_and_json_of_the_newest_run(
     write_history(tmp_path, "old", steps=60, began_ns=10**18)
     write_history(tmp_path, "new", steps=60, began_ns=10**18 + 10**12)
     out = tmp_path / "a" / "b"
+    os.environ["OTEL_DDP_HISTORY_DIR"] = str(tmp_path)
 
-    assert main(["report", "--history", str(tmp_path), "--out", str(out)]) == 0
+    assert main(["report", "--out", str(out)]) == 0
 
     content = json.loads((out / "report.json").read_text())
     assert (content["format"], content["version"]) == ("otel_ddp report", 2)
@@ -67,7 +68,9 @@ def test_the_card_alone_writes_nothing(
     write_history(tmp_path / "h", "a", steps=60)
     monkeypatch.chdir(tmp_path)
 
-    assert main(["report", "a", "--card", "--history", str(tmp_path / "h")]) == 0
+    os.environ["OTEL_DDP_HISTORY_DIR"] = str(tmp_path / "h")
+
+    assert main(["report", "a", "--card"]) == 0
 
     assert [path.name for path in tmp_path.iterdir()] == ["h"]
     assert "finished after" in capsys.readouterr().out
@@ -79,7 +82,9 @@ def test_a_run_with_any_name_gets_a_folder_here(
     write_history(tmp_path / "h", "../../x y", steps=20)
     monkeypatch.chdir(tmp_path)
 
-    assert main(["report", "--history", str(tmp_path / "h")]) == 0
+    os.environ["OTEL_DDP_HISTORY_DIR"] = str(tmp_path / "h")
+
+    assert main(["report"]) == 0
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["h", "report-_.._x_y"]
 
@@ -87,7 +92,9 @@ def test_a_run_with_any_name_gets_a_folder_here(
 def test_where_there_is_no_run_it_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", "--history", str(tmp_path)]) == 2
+    os.environ["OTEL_DDP_HISTORY_DIR"] = str(tmp_path)
+
+    assert main(["report"]) == 2
 
     assert f"{tmp_path} has no history of a run." in capsys.readouterr().err
 
@@ -109,4 +116,3 @@ def test_a_name_is_not_looked_up_in_a_folder_of_another_user(
     assert capsys.readouterr().err.count(said) == 3
     # Here and now a person names it.
     assert main(["report", "--card", str(path)]) == 0
-    assert main(["report", "--card", "--history", str(folder), "a"]) == 0

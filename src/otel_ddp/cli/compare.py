@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from otel_ddp.cli.options import add_history_option, history_directory
+from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import print_answer
 from otel_ddp.errors import ConfigError
 
@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--markdown", action="store_true", help="as Markdown, for a pull request")
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
-    add_history_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,10 +39,8 @@ def run(options: argparse.Namespace) -> int:
     from otel_ddp.history.reader import Unreadable
 
     try:
-        folder = history_directory(options)
-        before, after = (
-            rows.load(words, folder, ours=not options.history) for words in (options.a, options.b)
-        )
+        folder = history_directory()
+        before, after = (rows.load(words, folder) for words in (options.a, options.b))
         found = result.compare(before, after)
         if not found.rows:
             raise NotFound("The two runs have neither steps nor a logged value in common.")

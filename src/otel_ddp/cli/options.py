@@ -1,4 +1,4 @@
-"""The options --dir and --history: where a command finds journals, agents and histories."""
+"""Where a command finds journals, agents and histories; the option --dir."""
 
 from __future__ import annotations
 
@@ -67,17 +67,6 @@ def _why_unreadable(path: Path) -> str:
     return ""
 
 
-def add_history_option(parser: argparse.ArgumentParser) -> None:
-    """Add --history, the same for all commands that look a run up by its name."""
-    parser.add_argument(
-        "--history",
-        metavar="DIR",
-        default="",
-        help="where histories lie (default: OTEL_DDP_HISTORY_DIR, else a private one in /var/tmp)",
-    )
-
-
-def history_directory(options: argparse.Namespace) -> Path:
-    """The directory that is meant."""
-    named = options.history or os.environ.get("OTEL_DDP_HISTORY_DIR", "")
-    return default_directory(os.path.expanduser(named))
+def history_directory() -> Path:
+    """Where runs are looked up by their names."""
+    return default_directory(os.path.expanduser(os.environ.get("OTEL_DDP_HISTORY_DIR", "")))

@@ -26,14 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder with histories of runs (default: where agents keep them here)",
     )
     parser.add_argument(
-        "--port", type=_port, default=0, help="the port to serve it on (default: any free one)"
+        "--port", type=int, default=0, help="the port to serve it on (default: any free one)"
     )
-
-
-def _port(text: str) -> int:
-    if text.isdecimal() and int(text) < 65536:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"must be from 1 to 65535, or 0 for any, got {text!r}")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -53,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         server = bind(_HOST, options.port, page_handler(app))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         print(f"The page cannot be served: {error}.", file=sys.stderr)
         return 1
     with server:

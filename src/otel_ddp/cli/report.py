@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from otel_ddp import files, settings
-from otel_ddp.cli.options import add_history_option, history_directory
+from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import print_answer
 from otel_ddp.errors import ConfigError
 
@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--card", action="store_true", help="print the end of the run, and write nothing"
     )
-    add_history_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -47,9 +46,8 @@ def run(options: argparse.Namespace) -> int:
     from otel_ddp.history.terminal import lines
 
     try:
-        conf, folder = settings.read(), history_directory(options)
-        # A folder that is named here and now may be anybody's.
-        run = find_run(options.which, folder, ours=not options.history)
+        conf = settings.read()
+        run = find_run(options.which, history_directory())
         # All of it before the history is closed, which says so if it is damaged.
         with run:
             reports = postmortem.directory(conf.postmortem_directory)

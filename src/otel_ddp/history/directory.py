@@ -116,11 +116,11 @@ class NotFound(Exception):
     """No history is meant by these words, or several are; the text is for the user."""
 
 
-def find_run(words: str, folder: Path, *, ours: bool = False) -> WholeRun:
+def find_run(words: str, folder: Path) -> WholeRun:
     """The run of this name (`run` or `group/run`), of this file, or of this folder.
 
-    Without words it is the run that was written to last.
-    *ours*: names are looked up in *folder* only where no other user could have put a file.
+    Without words it is the run that was written to last. Names are looked up in *folder* only where
+    no other user could have put a file.
     """
     path = Path(words).expanduser()
     if words and path.is_file():
@@ -128,7 +128,7 @@ def find_run(words: str, folder: Path, *, ours: bool = False) -> WholeRun:
     is_folder = bool(words) and path.is_dir()
     if is_folder:
         folder, words = path, ""
-    elif ours and (why := why_not_ours(folder)):
+    elif why := why_not_ours(folder):
         raise NotFound(f"no history is read: {why}")
     known = _known(folder)
     found = {key: each for key, each in known.items() if words in ("", key[1], "/".join(key))}

@@ -65,28 +65,17 @@ class Prometheus:
                 f"{self.name} has no series of {run}: look into the log of the collector, and "
                 "whether this is the Prometheus that it writes to"
             )
-        rules = {
-            str(rule.get("name")): str(rule.get("lastError") or "")
-            for group in mappings(self._ask("rules").get("groups"))
-            for rule in mappings(group.get("rules"))
-        }
-        if alert not in rules:
-            return f"{alert} is not loaded: load deploy/prometheus/alerts of this version"
-        if failing := sorted(f"{name} ({error})" for name, error in rules.items() if error):
-            return f"rules fail: {'; '.join(failing)}"
         if self._series("ALERTS", alertname=alert, run=run):
             return f"{alert} is pending: wait longer (--seconds)"
         return (
-            f"{alert} is loaded and has found nothing: load deploy/prometheus/rules of this "
-            "version, and see that no label is dropped on the way"
+            f"{alert} has found nothing: load deploy/prometheus/alerts and rules of this version, "
+            f"see {self.name}/rules for errors, and that no label is dropped on the way"
         )
 
     def _series(self, name: str, **labels: str) -> list[Mapping[str, Any]]:
         chosen = ",".join(f"{label}={json.dumps(text)}" for label, text in labels.items())
-        return mappings(self._ask("query", query=f"{name}{{{chosen}}}").get("result"))
-
-    def _ask(self, what: str, **asked: str) -> Mapping[str, Any]:
-        url = f"{self._address}/api/v1/{what}?{urlencode(asked)}"
+        query = urlencode({"query": f"{name}{{{chosen}}}"})
+        url = f"{self._address}/api/v1/query?{query}"
         try:
             # The proxy of a cluster has another loopback.
             answer = fetch.get(url, self._headers, answer_s=_ANSWER_S, by_proxy=not self._is_here)
@@ -101,7 +90,7 @@ class Prometheus:
         data = told.get("data") if isinstance(told, dict) else None
         if not isinstance(data, dict):
             raise fetch.NoAnswer(f"{self.name} is no Prometheus: is another server there?")
-        return data
+        return mappings(data.get("result"))
 
 
 def play(server: Prometheus, injected: Sequence[Injection], ranks: int, wait_s: float) -> int:

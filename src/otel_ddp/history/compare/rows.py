@@ -60,8 +60,8 @@ class Side(NamedTuple):
     values: list[Value]
 
 
-def load(words: str, folder: Path, *, ours: bool = False) -> list[Side]:
-    """One run by the words of a user, or several with commas between; *ours* as in find_run.
+def load(words: str, folder: Path) -> list[Side]:
+    """One run by the words of a user, or several with commas between.
 
     Raises NotFound or reader.Unreadable.
     """
@@ -71,7 +71,7 @@ def load(words: str, folder: Path, *, ours: bool = False) -> list[Side]:
         raise NotFound(f"{words!r} names no run: give one, or several with commas between.")
     sides = []
     for each in named:
-        with find_run(each, folder, ours=ours) as run:
+        with find_run(each, folder) as run:
             sides.append(of_run(run))
     return sides
 

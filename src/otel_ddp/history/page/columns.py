@@ -31,7 +31,7 @@ _SHOWN = [
     for each in PHASE.values()
 ]
 # Of a series, what no label may take the name of.
-_TAKEN = ("name", "rank", "node", "kept_width", "columns")
+_TAKEN = ("name", "rank", "node", "columns")
 
 # Of each rank, by columns of steps.
 _OF_RANK = ("first", "x", "ms", "steps", "low_s", "high_s", "step_s", "work_s", "wait_s")
@@ -77,7 +77,6 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
                     "rank": series.key.rank,
                     "node": str(history.about.get("node") or ""),
                     **{key: word for key, word in series.key.labels if key not in _TAKEN},
-                    "kept_width": series.width,
                     "columns": columns,
                 }
             )

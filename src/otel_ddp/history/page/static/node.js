@@ -11,7 +11,7 @@ const HOST = ["system.cpu.utilization", "system.memory.usage", "process.memory.u
 const HEADS = ["busy", "memory", "power", "temperature"];
 const KINDS = ["time"];
 // What tells series of one name apart, besides rank and node.
-const PLAIN = ["name", "rank", "node", "kept_width", "columns", "hw.type", "hw.model"];
+const PLAIN = ["name", "rank", "node", "columns", "hw.type", "hw.model"];
 
 export class NodePictures {
   constructor(run, axis) {
