@@ -76,14 +76,6 @@ def test_the_index_lists_every_page_once_for_people_and_once_for_the_site() -> N
     assert sorted(f"{line}.md" for line in trees.splitlines() if line[:1] not in ("", ":")) == pages
 
 
-def test_the_index_begins_as_the_readme_does() -> None:
-    readme, index = (
-        path.read_text().split("\n\n") for path in (ROOT / "README.md", DOCS / "index.md")
-    )
-
-    assert index[:2] == readme[:2]
-
-
 def test_every_file_and_folder_that_a_page_names_is_there() -> None:
     named = {
         (page, path)
@@ -119,16 +111,6 @@ def test_every_reason_for_silence_on_the_page_of_verdicts_is_one_that_the_agent_
         # Three dots stand for a number, a name or a list.
         if not all(part.strip(" ,") in given for part in reason.split("..."))
     } == set()
-
-
-def test_no_page_loads_a_picture_from_the_network() -> None:
-    loaded = {
-        page.name: re.findall(r"!\[[^]]*\]\((?:https?:)?//[^)]*\)|<img[^>]*//[^>]*>", text)
-        for page in [*PAGES, *BESIDE]
-        if (text := page.read_text())
-    }
-
-    assert {page: pictures for page, pictures in loaded.items() if pictures} == {}
 
 
 def test_the_page_of_calls_is_what_the_docstrings_say() -> None:

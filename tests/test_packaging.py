@@ -87,17 +87,6 @@ def test_a_source_distribution_holds_what_the_tests_need_and_nothing_that_was_bu
     assert files(built.source / "tests") >= {"conftest.py", "test_packaging.py"}
 
 
-def test_the_metadata_are_those_of_the_package(built: Built) -> None:
-    told = built.distribution.metadata
-
-    assert told["Name"] == "otel-ddp"
-    assert told["Version"] == otel_ddp.__version__
-    assert told["License-Expression"] == "Apache-2.0"
-    assert told["Requires-Python"] == ">=3.10"
-    assert {"dev", "schemas", "torch"} <= set(told.get_all("Provides-Extra", []))
-    assert "# otel_ddp" in str(told.get_payload())
-
-
 def test_what_is_installed_without_an_extra_brings_neither_torch_nor_test_tools(
     built: Built,
 ) -> None:

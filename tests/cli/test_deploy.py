@@ -91,17 +91,6 @@ def test_a_file_that_was_changed_and_where_a_link_leads_are_left_alone(
     assert rules.read_bytes() == shipped_files()["prometheus/rules/run.yml"].read_bytes()
 
 
-def test_a_directory_without_a_name_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    with pytest.raises(SystemExit):
-        main(["deploy", ""])
-
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_directory_that_cannot_be_made_is_said_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

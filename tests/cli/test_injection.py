@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from node import Node, finished
 from otel_ddp.cli.demo.injection import Injection, parse
 
 
@@ -27,16 +24,3 @@ def test_what_is_asked_for_is_understood(text: str, meant: Injection) -> None:
 def test_what_means_nothing_is_answered_with_what_does(text: str) -> None:
     with pytest.raises(ValueError, match=r"30ms|hang:1"):
         parse(text)
-
-
-def demo(*arguments: str) -> str:
-    """What it prints; its ranks have torch imported already."""
-    with Node() as node:
-        return finished(node.warm("-m", "otel_ddp", "demo", *arguments))
-
-
-@pytest.mark.stress
-def test_a_demo_that_loses_its_loss_ends_with_who_lost_it_first() -> None:
-    _, verdicts = demo("--seconds", "8", "--inject", "nan:1").split("\nVerdicts:\n")
-
-    assert re.search(r"  since [0-9:]+: loss became NaN at step 150 on rank 1 \(", verdicts)

@@ -14,7 +14,6 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.agent.service import startup
 from otel_ddp.cli import main
 
 
@@ -108,27 +107,6 @@ def test_a_typed_directory_may_begin_with_a_tilde_or_be_relative(
 
     assert main(["status", "--json", "--dir", name]) == 0
     assert runs(capsys) == ["mine"]
-
-
-def test_an_unknown_home_directory_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["agent", "--dir=~no.such.user/x"])
-
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err
-    assert printed.endswith("argument --dir: there is no home directory for '~no.such.user/x'\n")
-
-
-def test_an_agent_without_a_place_logs_it_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(startup, "find", lambda named, offline: ([], "there is no room"))
-
-    assert main(["agent"]) == 2
-
-    assert caplog.messages == ["there is no room"]
 
 
 def test_an_agent_names_the_option_that_gave_a_bad_directory(

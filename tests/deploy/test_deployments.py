@@ -48,43 +48,23 @@ def test_the_real_collector_takes_its_configurations_with_what_the_deployments_s
 WORDS = [path for path in (*DEPLOY.rglob("*"), GUIDE) if path.is_file() and path.suffix != ".json"]
 
 
-@pytest.mark.parametrize("path", [DEPLOY / "README.md", GUIDE], ids=lambda path: str(path.name))
-def test_a_link_of_the_guides_leads_somewhere(path: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", path.read_text())
-
-    assert links
-    missing = {
-        os.path.relpath(path.parent / each, ROOT)
-        for each in links
-        if not (path.parent / each).exists()
-    }
-    assert not missing
-
-
 @pytest.mark.parametrize("path", WORDS, ids=lambda path: os.path.relpath(path, ROOT))
-def test_a_path_that_a_deployment_names_is_there(path: Path) -> None:
-    named = re.findall(
-        r"(?<![\w/.-])(?:deploy|docs|examples|tools|src)/[\w./@-]*\w", path.read_text()
-    )
-
-    assert not {each for each in named if not (ROOT / each).exists()}
-
-
-@pytest.mark.parametrize("path", WORDS, ids=lambda path: os.path.relpath(path, ROOT))
-def test_a_variable_that_a_deployment_sets_is_a_setting(path: Path) -> None:
+def test_paths_and_variables_that_a_deployment_names_are_there(path: Path) -> None:
+    text = path.read_text()
     known = set(re.findall(r"`(OTEL_\w+)`", (ROOT / "docs" / "settings.md").read_text()))
-    named = set(re.findall(r"\bOTEL_[A-Z_]*[A-Z]\b", path.read_text()))
 
-    assert named <= known
+    paths = re.findall(r"(?<![\w/.-])(?:deploy|docs|examples|tools|src)/[\w./@-]*\w", text)
+
+    assert not {each for each in paths if not (ROOT / each).exists()}
+    assert set(re.findall(r"\bOTEL_[A-Z_]*[A-Z]\b", text)) <= known
 
 
-def test_the_guide_is_short_and_its_queries_name_metrics_that_there_are() -> None:
+def test_the_queries_of_the_guide_name_metrics_that_there_are() -> None:
     text = GUIDE.read_text()
     known = {metric.prometheus for metric in catalog.METRICS}
 
     queries = "\n".join(re.findall(r"```promql\n(.*?)```", text, re.S))
     named = re.findall(r"\(((?:training|otel_ddp)_\w+)\)", queries)
 
-    assert len(text.splitlines()) < 200
     assert named
     assert set(named) <= known

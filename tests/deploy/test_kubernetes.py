@@ -147,15 +147,6 @@ def test_agents_send_to_the_gateways_service_under_the_name_in_its_certificate()
     assert f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc" == host
 
 
-def test_an_agent_may_see_the_ranks_and_the_driver_and_do_nothing() -> None:
-    for spec, agent in agents():
-        assert spec.get("hostPID") or spec.get("shareProcessNamespace")
-        assert "utility" in environment(agent)["NVIDIA_DRIVER_CAPABILITIES"]
-        assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        assert agent["securityContext"]["allowPrivilegeEscalation"] is False
-        assert agent["resources"]["limits"]["memory"]
-
-
 def test_training_and_sidecar_meet_in_memory_as_the_same_user() -> None:
     spec = pods()["ddp-example"]["spec"]
     (agent,), (training,) = spec["initContainers"], spec["containers"]
@@ -177,25 +168,6 @@ def test_training_and_sidecar_meet_in_memory_as_the_same_user() -> None:
     assert {str(Path(said[0]["OTEL_DDP_DIR"]).parent)} == mounts
     assert "runAsUser" in spec["securityContext"]
     assert not any("runAsUser" in each["securityContext"] for each in (agent, training))
-
-
-def test_the_ranks_of_the_example_find_each_other_and_their_run() -> None:
-    job, service = one("Job", "ddp-example"), one("Service", "ddp-example")
-    spec = job["spec"]["template"]["spec"]
-    command = " ".join(spec["containers"][0]["command"])
-
-    assert spec["subdomain"] == service["metadata"]["name"]
-    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
-    assert service["spec"]["publishNotReadyAddresses"]
-    assert f"--master-addr={job['metadata']['name']}-0.{service['metadata']['name']}" in command
-    assert f"--nnodes={job['spec']['completions']}" in command
-    assert (
-        f"--nproc-per-node={spec['containers'][0]['resources']['limits']['nvidia.com/gpu']}"
-        in command
-    )
-    # The run has one name on all its pods, and a new one in the next Job.
-    assert "--rdzv-id=ddp-example-$(JOB_UID)" in command
-    assert (ROOT / command.split()[-1]).is_file()
 
 
 def test_pods_in_the_restricted_namespace_are_admitted_there() -> None:

@@ -22,22 +22,6 @@ def directives() -> dict[str, list[str]]:
     return found
 
 
-def test_the_unit_is_closed_but_for_what_the_agent_needs() -> None:
-    unit = directives()
-
-    assert unit["User"] == ["%i"]
-    closed = ("NoNewPrivileges", "PrivateTmp", "ProtectControlGroups", "ProtectKernelModules")
-    assert {key: unit[key] for key in closed} == {key: ["yes"] for key in closed}
-    assert unit["ProtectSystem"] == ["strict"]
-    assert unit["CapabilityBoundingSet"] == [""]
-    assert unit["MemoryMax"]
-    # NVML, /proc of other processes, and the scrape endpoint.
-    opened = {"PrivateDevices": "no", "PrivateUsers": "no", "PrivateNetwork": "no"}
-    opened |= {"ProtectProc": "default", "ProcSubset": "all"}
-    assert {key: unit[key] for key in opened} == {k: [v] for k, v in opened.items()}
-    assert not {"MemoryDenyWriteExecute", "DevicePolicy", "DeviceAllow"} & set(unit)
-
-
 def test_journals_lie_where_neither_private_tmp_hides_nor_an_end_removes_them() -> None:
     unit = directives()
     places = dict(each.split("=", 1) for each in unit["Environment"])

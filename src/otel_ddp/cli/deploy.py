@@ -38,17 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Compose, Kubernetes, Slurm and systemd. A file that was changed is left as it is: then "
         "nothing is written."
     )
-    parser.add_argument("directory", metavar="DIR", type=_folder, help="made if it is not there")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="made if it is not there")
     parser.add_argument(
         "--force", action="store_true", help="replace files that differ from this version's"
     )
-
-
-def _folder(text: str) -> Path:
-    # As an unset variable leaves it: that would be the working directory.
-    if not text:
-        raise argparse.ArgumentTypeError("must be the name of a directory")
-    return Path(text)
 
 
 def run(options: argparse.Namespace) -> int:

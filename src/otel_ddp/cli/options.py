@@ -24,11 +24,8 @@ def add_directory_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _directory(text: str) -> str:
-    try:
-        # May be relative, unlike in a variable: a person who types it knows the current directory.
-        return str(Path(text).expanduser().absolute()) if text else ""
-    except RuntimeError:
-        raise argparse.ArgumentTypeError(f"there is no home directory for {text!r}") from None
+    # May be relative, unlike in a variable: a person who types it knows the current directory.
+    return os.path.abspath(os.path.expanduser(text)) if text else ""
 
 
 def find_places(directory: str) -> tuple[settings.Settings, list[Place], str]:
