@@ -118,15 +118,6 @@ def test_what_is_damaged_or_nested_too_deeply_is_a_value_error(text: str) -> Non
         files.parse_json(text)
 
 
-def test_what_we_write_is_read() -> None:
-    assert files.parse_json('{"a": [1, {"b": null}], "c": []}') == {
-        "a": [1, {"b": None}],
-        "c": [],
-    }
-    assert files.parse_json(nested(64))
-    assert files.parse_json(b"3") == 3
-
-
 @pytest.mark.timeout(10)
 def test_what_lies_there_in_place_of_a_file_is_not_read(tmp_path: Path) -> None:
     real, link, fifo = (tmp_path / name for name in ("real", "link", "fifo"))
@@ -162,15 +153,3 @@ def test_what_cannot_be_replaced_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         files.replace(path, "ours")
     assert [each.name for each in tmp_path.iterdir()] == ["status"]
-
-
-def test_a_question_needs_a_reader(tmp_path: Path) -> None:
-    fifo = tmp_path / "ask"
-    os.mkfifo(fifo)
-    with pytest.raises(OSError, match="No such device"):
-        files.tell(fifo, "where\n")
-
-    reader = files.open_private(fifo)
-    files.tell(fifo, "where\n")
-    assert os.read(reader, 100) == b"where\n"
-    os.close(reader)

@@ -65,13 +65,6 @@ def test_every_metric_is_the_same_on_the_endpoint_and_over_otlp(metric: Metric) 
         assert scraped == [(name, labels, point.value)]
 
 
-def test_counters_are_cumulative_and_monotonic_and_begin_with_the_process() -> None:
-    (request,) = Renderer({}).metrics(ledger_with(catalog.TRAINING_STEPS), NOW_NS)
-
-    (point,) = points_in(request.body)
-    assert (point.monotonic, point.start_ns) == (True, 7)
-
-
 def test_requests_are_of_bounded_size_and_lose_nothing() -> None:
     ledger = Ledger()
     ledger.keep_history = True

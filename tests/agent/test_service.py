@@ -162,23 +162,6 @@ def test_a_journal_for_which_no_file_was_left_is_read_later(
     assert (journals.unreadable(), journals.remark()) == ([], "")
 
 
-def test_many_processes_leave_files_for_what_else_the_agent_does(
-    place: Place, journal: Path, journals: Journals, files: int
-) -> None:
-    # Two for each process; 32 are for others.
-    room = (files - 32) // 2
-    for number in range(room + 2):
-        shutil.copy(journal, place.directory / f"{number}.journal")
-
-    with limited_to(files):
-        journals.find()
-
-        assert len(journals.marks()) == room
-        assert journals.remark().startswith("2 of the journals are not read")
-    journals.find()
-    assert len(journals.marks()) == room + 2
-
-
 def test_a_file_that_is_no_journal_is_logged_once_and_listed_until_it_is_deleted(
     place: Place, journal: Path, journals: Journals, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,23 +182,6 @@ def test_a_file_that_is_no_journal_is_logged_once_and_listed_until_it_is_deleted
     assert (list(journals.marks()), journals.unreadable()) == ([link], [])
 
 
-def test_only_a_journal_whose_process_had_ended_before_may_be_kept(
-    place: Place, journal: Path
-) -> None:
-    copy = place.directory / "copy.journal"
-    shutil.copy(journal, copy)
-    journals = Journals(place, Ledger(), "n", keeps_found=True)
-    JournalWriter(place.directory, 128 * 1024, {"run": "r"}).close()
-    for _ in range(2):
-        journals.find()
-        journals.poll()
-        journals.commit(journals.marks())
-        delete_done(journals)
-
-    assert not journals.marks()
-    assert list(place.directory.glob("*.journal")) == [copy]
-
-
 def test_a_journal_stays_until_the_span_of_its_run_was_fetched(place: Place) -> None:
     ledger = Ledger()
     ledger.keep_history = True
@@ -234,25 +200,3 @@ def test_a_journal_stays_until_the_span_of_its_run_was_fetched(place: Place) -> 
     assert span.content["name"] == "run"
     assert journals.done() == [writer.path]
     delete_done(journals)
-
-
-def test_of_the_last_twenty_that_ended_the_long_texts_are_kept(
-    tmp_path: Path, place: Place, journals: Journals
-) -> None:
-    told = {"run": "r", "description": "why", "tags": "a"}
-    writer = JournalWriter(tmp_path, 128 * 1024, told)
-    writer.document(layout.CONFIG, {"lr": 0.1})
-    copies = [shutil.copy(writer.path, place.directory / f"{n:02}.journal") for n in range(22)]
-    writer.close()
-
-    journals.find()
-    journals.poll()
-    journals.commit(journals.marks())
-    delete_done(journals)
-
-    ended = journals.describe_ended()
-    assert [each.journal for each in ended] == [path.name for path in copies]
-    prose = [(each.description, each.config) for each in ended]
-    assert prose == [("", {})] * 2 + [("why", {"lr": 0.1})] * 20
-    assert [each.summary for each in ended] == [[]] * 22
-    assert {each.tags for each in ended} == {"a"}

@@ -101,11 +101,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     return Kept(folder / "copy", times, status, scrape)
 
 
-@pytest.fixture
-def kept(original: Kept, tmp_path: Path) -> Kept:
-    return original._replace(directory=shutil.copytree(original.directory, tmp_path / "copy"))
-
-
 def runs(receiver: Receiver) -> Counter[str]:
     """How many states were told of each run."""
     return Counter(
@@ -140,15 +135,15 @@ def test_an_offline_agent_serves_the_node_and_says_what_waits(original: Kept) ->
 
 
 def test_what_was_kept_arrives_once_from_a_copy_and_replaying_it_again_sends_nothing(
-    kept: Kept,
+    original: Kept,
 ) -> None:
     with Receiver() as receiver, Receiver() as another:
         endpoint = receiver.start_http()
 
-        status, said = replay(kept.directory, endpoint)
+        status, said = replay(original.directory, endpoint)
 
         assert status == 0, said
-        assert_whole(losses(receiver), kept)
+        assert_whole(losses(receiver), original)
         assert runs(receiver)["away"] > 0
         assert sorted({span.name for span in receiver.spans()}) == ["run", "setup"]
         told = sorted(record.event_name for record in receiver.logs())
@@ -157,15 +152,15 @@ def test_what_was_kept_arrives_once_from_a_copy_and_replaying_it_again_sends_not
         count = len(receiver.requests)
         assert f"sent {count} requests to " in said
 
-        status, said = replay(kept.directory, endpoint)
+        status, said = replay(original.directory, endpoint)
         assert status == 0, said
         assert f"{count} requests were sent before and are left out (--again sends" in said
         assert f"sent 0 requests to {endpoint}" in said
         assert len(receiver.attempts) == count
 
-        status, said = replay(kept.directory, another.start_http(), "--again")
+        status, said = replay(original.directory, another.start_http(), "--again")
         assert status == 0, said
-        assert_whole(losses(another), kept)
+        assert_whole(losses(another), original)
 
 
 def test_more_than_the_spool_holds_is_counted_and_said() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -48,14 +47,6 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_the_digest_of_a_file_is_its_sha256(folder: Path) -> None:
-    content = (folder / "large").read_bytes()
-
-    found = read(folder / "large")
-
-    assert (found.size, found.digest) == (len(content), sha256(content).hexdigest())
-
-
 def test_the_digest_of_a_directory_is_that_of_what_sha256sum_prints(folder: Path) -> None:
     script = "find . -type f -printf '%P\\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum"
     said = subprocess.run(
@@ -95,30 +86,12 @@ def test_a_file_that_has_another_size_than_before_was_written_to(folder: Path) -
             assert why.value.again
 
 
-def test_a_file_that_is_replaced_meanwhile_was_written_to(folder: Path) -> None:
-    with opened(os.fsencode(folder), None) as top:
-        found = listed(top)
-        fresh = folder / "fresh"
-        fresh.write_text("a.json")
-        fresh.replace(folder / "a.json")
-
-        with pytest.raises(CannotRead, match="was written to"):
-            content_of(top, found, Pace(FAST))
-
-
 def test_what_is_not_there_may_come_and_a_device_never_becomes_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
 
     assert refused(tmp_path / "none").again
     assert not refused(tmp_path / "fifo").again
     assert not refused(Path("/dev/null")).again
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_the_agents_user_may_not_read_is_said(folder: Path) -> None:
-    (folder / "a.json").chmod(0)
-
-    assert "may not read" in str(refused(folder))
 
 
 def test_an_agent_of_the_platform_reads_only_below_the_roots(folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
@@ -128,23 +127,11 @@ def test_the_next_agent_goes_on_with_what_waits_and_shows_what_was_done(
     assert {each.digest for each in bench.work.shown()} == {digest(saved)}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[1]",
-        b'[{"key": 1}]',
-        b"[" * 100_000,
-        b"\xff",
-        b'[{"told": []}]',
-        b'{"told": 1}',
-    ],
-)
-def test_a_work_file_that_makes_no_sense_is_none(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "artifacts.json").write_bytes(content)
+def test_a_work_file_that_makes_no_sense_is_none(tmp_path: Path) -> None:
+    for content in (b"{", b'[1, {"key": 1}, {"told": []}]', b"[" * 100_000, b"\xff"):
+        (tmp_path / "artifacts.json").write_bytes(content)
 
-    assert WorkList(tmp_path / "artifacts.json").outcomes() == {}
+        assert WorkList(tmp_path / "artifacts.json").outcomes() == {}
 
 
 def test_the_next_file_under_the_same_name_is_read_in_place_of_the_one_before(
@@ -167,6 +154,7 @@ def test_only_so_many_wait_and_only_so_many_are_shown(
     bench: Bench, saved: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "MOST_WAITING", 120)
+    saved.write_bytes(b"short")
     told = [bench.told(saved, name=f"model-{n}") for n in range(122)]
 
     bench.go_on()
@@ -277,17 +265,6 @@ def test_nothing_has_a_final_name_before_it_is_whole_and_no_part_is_shared(
     assert content(store, "/model/one") == b"whole"
 
 
-def test_a_link_in_a_store_is_replaced_and_not_written_through(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("untouched")
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "one").symlink_to(tmp_path / "mine")
-
-    Store(str(tmp_path / "store"), "agent").put("one", [b"whole"])
-
-    assert (tmp_path / "mine").read_text() == "untouched"
-    assert not (tmp_path / "store" / "one").is_symlink()
-
-
 def test_a_store_that_is_away_is_asked_again(bench: Bench, saved: Path, tmp_path: Path) -> None:
     # It does not take anything as long as this file is there.
     (tmp_path / "store").write_text("no directory")
@@ -341,15 +318,6 @@ def test_an_address_that_nothing_knows_is_said_and_not_asked_again() -> None:
 
     assert not why.value.again
     assert "secret" not in str(why.value)
-
-
-def test_without_fsspec_it_is_said_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-
-    with pytest.raises(CannotStore, match=r"needs fsspec.*pip install 'otel-ddp\[artifacts\]'"):
-        Store(str(tmp_path), "agent")
 
 
 def test_no_part_of_a_name_leads_out_of_the_store() -> None:

@@ -155,21 +155,6 @@ def test_a_batch_is_not_settled_before_those_that_were_submitted_earlier(deliver
 # --------------------------------------------------------------------------- patience
 
 
-def test_attempts_become_rarer_up_to_thirty_seconds(delivery: Bench) -> None:
-    delivery.transport.always(DOWN)
-    delivery.submit(requests("a"))
-    waits = []
-
-    for _ in range(7):
-        assert send_next(delivery) == 0.0
-        wait_s = send_next(delivery)
-        assert wait_s is not None
-        waits.append(wait_s)
-        delivery.clock.now += wait_s
-
-    assert waits == pytest.approx([1, 2, 4, 8, 16, 30, 30])
-
-
 @pytest.mark.parametrize(("jitter", "wait_s"), [(0.0, 0.5), (1.0, 1.5)])
 def test_nodes_do_not_try_again_in_the_same_moment(
     spool: Spool, jitter: float, wait_s: float
@@ -594,22 +579,6 @@ def test_without_threads_everything_goes_to_disk_and_is_sent_once_there_are_some
     assert delivery.flush(PATIENCE_S)
     assert transport.arrived == [b"a", b"b"]
     delivery.stop(PATIENCE_S)
-
-
-def test_stop_keeps_on_disk_what_did_not_go_out(gate: Gate, spool: Spool) -> None:
-    delivery = Delivery(gate, spool)
-    settled: list[str] = []
-    delivery.start()
-    delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
-    assert gate.entered.wait(60)
-
-    assert not delivery.flush(0.01)
-    assert delivery.stop(0.0)
-
-    assert settled == ["ab"]
-    assert Spool(spool.directory, PLENTY).entries == 2
-    gate.let_go.set()
-    delivery.stop(60)
 
 
 def test_flush_tries_once_more_and_does_not_wait_for_a_collector_that_is_down(

@@ -66,19 +66,6 @@ def test_a_counter_is_what_was_added_between_two_exports() -> None:
     assert found == [(3.0, 0, 5), (7.0, 5, 10), (0.0, 10, 15)]
 
 
-def test_a_histogram_is_what_was_added_between_two_exports() -> None:
-    bench = Bench("delta")
-    bench.durations(1, 2)
-    bench.sent(5)
-
-    bench.durations(1, 5)
-    sent = bench.sent(10)[DURATION.name]
-
-    (point,) = sent.data_points
-    assert sent.aggregation_temporality == DELTA
-    assert (point.count, point.sum, list(point.bucket_counts)[:3]) == (3, 3.0, [0, 3, 0])
-
-
 @pytest.mark.parametrize(
     ("total", "start_s", "expected"), [(4.0, 7, (4.0, 7, 10)), (2.0, 0, (2.0, 5, 10))]
 )
@@ -126,3 +113,16 @@ def test_a_preference_is_about_kinds_and_never_about_sums_that_may_fall(
     assert sent[DURATION.name].aggregation_temporality == histograms
     memory = sent[catalog.PROCESS_MEMORY_USAGE.name]
     assert (memory.aggregation_temporality, memory.is_monotonic) == (CUMULATIVE, False)
+
+
+def test_a_histogram_is_what_was_added_between_two_exports() -> None:
+    bench = Bench("delta")
+    bench.durations(1, 2)
+    bench.sent(5)
+
+    bench.durations(1, 5)
+    sent = bench.sent(10)[DURATION.name]
+
+    (point,) = sent.data_points
+    assert sent.aggregation_temporality == DELTA
+    assert (point.count, point.sum, list(point.bucket_counts)[:3]) == (3, 3.0, [0, 3, 0])

@@ -134,25 +134,6 @@ def test_the_official_encoder_writes_the_same_request(
     assert expected == got
 
 
-def test_a_lone_surrogate_is_replaced_and_the_rest_of_the_request_survives() -> None:
-    broken = "loss\ud800"
-    point = number_point(attribute_bytes({broken: broken}), 1, 2.0)
-
-    request = parse(
-        metrics_request(
-            resource_bytes({"service.name": broken}),
-            broken,
-            broken,
-            [metric(broken, broken, broken, "gauge", [point])],
-        )
-    )
-
-    of_scope = request.resource_metrics[0].scope_metrics[0]
-    assert of_scope.scope.name == "loss?"
-    assert of_scope.metrics[0].name == "loss?"
-    assert plain(of_scope.metrics[0].gauge.data_points[0].attributes) == {"loss?": "loss?"}
-
-
 def test_an_integer_that_otlp_cannot_hold_is_sent_as_text() -> None:
     encoded = number_point(attribute_bytes({"seed": 2**70, "edge": -(2**63)}), 1, 1.0)
 

@@ -129,17 +129,6 @@ def test_a_request_of_points_with_long_labels_is_bounded_in_bytes(logged: bool) 
     assert [len(each.body) < 1024 * 1024 for each in requests] == [True] * 5
 
 
-def test_one_point_that_is_larger_than_a_request_leaves_alone() -> None:
-    ledger = Ledger()
-    for size in (10, 2_000_000):
-        ledger.put(catalog.TRAINING_STEPS, (("run", "x" * size), ("rank", str(size))), 1.0, 1)
-    ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 1)
-
-    requests = Renderer({}).metrics(ledger, HOUR_NS)
-
-    assert [each.points for each in requests] == [1, 1, 1]
-
-
 def test_a_request_of_long_events_is_bounded_in_bytes() -> None:
     events = [
         Document(EVENT, {"name": "e", "time": at, "body": "x" * 100_000}, 0) for at in range(25)
@@ -150,22 +139,6 @@ def test_a_request_of_long_events_is_bounded_in_bytes() -> None:
     records = contents_in("logs", *(each.body for each in requests))
     assert [each.time_unix_nano for each in records] == list(range(25))
     assert max(len(each.body) for each in requests) < 1024 * 1024
-
-
-def test_a_request_has_the_time_of_its_oldest_point() -> None:
-    ledger, s = Ledger(), 10**9
-    ledger.keep_history = True
-    for name, at in (("loss", 3), ("accuracy", 8)):
-        series = ledger.series(catalog.TRAINING_SCALAR, (*LABELS, ("name", name)))
-        ledger.log(series, 1.0, at * s)
-    ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 4 * s)
-    event = Document(EVENT, {"name": "e", "time": 7 * s}, 0)
-    spans = [span(start=start * s, end=9 * s) for start in (6, 5)]
-
-    logged, standing = Renderer({}).metrics(ledger, 4 * s)
-    traces, logs = Documents({}).render([(LABELS, "", [*spans, event])])
-
-    assert [each.oldest_s for each in (logged, standing, traces, logs)] == [3, 4, 5, 7]
 
 
 @pytest.mark.parametrize("odd", ["start", "label", "counts", "time"])
@@ -211,17 +184,6 @@ def test_only_the_series_that_otlp_cannot_express_is_left_out(
 )
 def test_only_the_span_that_cannot_be_told_is_left_out(odd: dict[str, Any]) -> None:
     assert sent_of([span(name="bad", **odd), span()]) == ["good"]
-
-
-@pytest.mark.parametrize("time", NO_TIMES)
-def test_only_the_event_without_a_time_is_left_out(time: Any) -> None:
-    documents = [
-        Document(EVENT, {"name": name, "time": at}, 0) for name, at in (("bad", time), ("good", 1))
-    ]
-
-    (request,) = Documents({}).render([(LABELS, "", documents)])
-
-    assert [each.event_name for each in contents_in("logs", request.body)] == ["good"]
 
 
 def plain(attributes: Any) -> dict[str, Any]:

@@ -14,16 +14,6 @@ from otel_ddp.agent.export.otlp.encode import SCHEMA_URL
 CONTAINER = "3f4a" * 16
 
 
-def test_the_resource_names_the_node_and_nothing_random(tmp_path: Path) -> None:
-    first = resource.describe("n1", "host", {}, tmp_path)
-    second = resource.describe("n1", "host", {}, tmp_path)
-
-    assert first == second
-    assert first["service.name"] == "otel-ddp"
-    assert first["service.instance.id"] == "n1"
-    assert first["host.name"] == "host"
-
-
 def test_the_users_variables_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.namespace=own,team=vision%20lab")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "trainer")
@@ -62,14 +52,6 @@ def test_a_host_has_the_id_of_its_machine_and_a_container_none(tmp_path: Path) -
     folder = tmp_path / "proc" / "self"
     folder.mkdir(parents=True)
     (folder / "cgroup").write_text(f"12:memory:/docker/{CONTAINER}\n")
-    assert "host.id" not in resource.describe("n", "h", {}, tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "uninitialized\n", "\udcff"])
-def test_a_machine_without_an_id_has_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc" / "machine-id").write_text(text, errors="surrogateescape")
-
     assert "host.id" not in resource.describe("n", "h", {}, tmp_path)
 
 

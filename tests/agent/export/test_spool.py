@@ -67,46 +67,6 @@ def test_a_restart_finds_everything_in_order_and_adds_behind_it(directory: Path)
     assert drain(after) == [b"%d" % number for number in range(13)]
 
 
-def test_a_kill_leaves_whole_requests_only(directory: Path) -> None:
-    child = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import os, sys; from pathlib import Path\n"
-            "from otel_ddp.agent.export.spool import Request, Spool\n"
-            "spool = Spool(Path(sys.argv[1]), 2**30)\n"
-            "for i in range(10**9):\n"
-            "    spool.append(Request('metrics', b'%d,' % i * 20000, 1))\n"
-            "    if i == 50: print('go', flush=True)",
-            str(directory),
-        ],
-        stdout=subprocess.PIPE,
-    )
-    with child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        child.kill()
-
-    bodies = drain(Spool(directory, 2**30))
-
-    assert len(bodies) > 50
-    assert bodies == [b"%d," % number * 20000 for number in range(len(bodies))]
-    assert names(directory) == []
-
-
-def test_a_request_that_was_half_written_when_the_process_died_is_removed(
-    directory: Path,
-) -> None:
-    Spool(directory, PLENTY).append(Request("metrics", b"whole", 1))
-    (directory / "00000000000000000002-metrics-7-0.z.half").write_bytes(b"ha")
-    (directory / "notes.txt").write_text("not ours")
-
-    spool = Spool(directory, PLENTY)
-
-    assert drain(spool) == [b"whole"]
-    assert names(directory) == ["notes.txt"]
-
-
 def test_a_directory_that_a_living_agent_uses_is_left_alone(directory: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(directory)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
@@ -145,16 +105,6 @@ def test_nodes_and_places_that_share_a_disk_have_spools_of_their_own() -> None:
     assert spool_directory(offline, here, "a").name.startswith("offline-")
 
 
-def test_the_oldest_request_is_dropped_first_when_there_is_no_room(directory: Path) -> None:
-    spool = Spool(directory, 3 * BLOCK_BYTES)
-    for number in range(5):
-        assert spool.append(Request("metrics", b"%d" % number, 10 + number))
-
-    assert spool.dropped == {"spool_full": 10 + 11}
-    assert spool.size_bytes == 3 * BLOCK_BYTES
-    assert drain(spool) == [b"2", b"3", b"4"]
-
-
 def test_current_values_are_dropped_first_when_there_is_no_room(directory: Path) -> None:
     before = Spool(directory, 4 * BLOCK_BYTES)
     before.append(Request("metrics", b"logged", 1))
@@ -167,31 +117,6 @@ def test_current_values_are_dropped_first_when_there_is_no_room(directory: Path)
 
     assert spool.dropped == {"spool_full": 2 + 4}
     assert drain(spool) == [b"logged", b"span 0", b"span 1", b"span 2"]
-
-
-def test_a_request_larger_than_the_spool_is_not_accepted_and_nothing_is_dropped_for_it(
-    directory: Path,
-) -> None:
-    spool = Spool(directory, 2 * BLOCK_BYTES)
-    spool.append(Request("metrics", b"small", 1))
-
-    assert spool.append(Request("metrics", os.urandom(3 * BLOCK_BYTES), 5)) is None
-    assert spool.dropped == {}
-    assert drain(spool) == [b"small"]
-
-
-@pytest.mark.parametrize("content", [b"", b"torn", None])
-def test_a_torn_file_is_recognised(directory: Path, content: bytes | None) -> None:
-    spool = Spool(directory, PLENTY)
-    entry = spool.append(Request("metrics", b"x" * 1000, 7))
-    assert entry is not None
-    entry.path.write_bytes(entry.path.read_bytes()[:-3] if content is None else content)
-
-    assert entry.read() is None
-    spool.remove(entry, "corrupt")
-
-    assert spool.dropped == {"corrupt": 7}
-    assert oldest(spool) is None
 
 
 def test_a_directory_that_vanished_is_made_again(directory: Path) -> None:
@@ -252,43 +177,6 @@ def test_a_directory_of_another_user_is_refused(
 
     assert spool.append(Request("metrics", b"x", 1)) is None
     assert spool.problem == f"{directory}: belongs to user {os.getuid()}, not to us"
-
-
-def test_a_file_in_the_way_is_survived_and_once_it_is_removed_all_is_well(directory: Path) -> None:
-    directory.write_text("in the way")
-    spool = Spool(directory, PLENTY)
-
-    assert spool.append(Request("metrics", b"x", 1)) is None
-    assert oldest(spool) is None
-    assert spool.problem is not None
-    directory.unlink()
-    assert spool.append(Request("metrics", b"y", 1))
-    assert spool.problem is None
-    assert drain(spool) == [b"y"]
-
-
-def test_a_file_that_could_not_be_seen_once_is_neither_lost_nor_overwritten(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = Spool(directory, PLENTY)
-    before.append(Request("metrics", b"one", 1))
-    before.append(Request("metrics", b"two", 1))
-    look = os.lstat
-
-    def broken(path: Path) -> os.stat_result:
-        if "0002-" in str(path):
-            raise OSError(5, "Input/output error")
-        return look(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "lstat", broken)
-        spool = Spool(directory, PLENTY)
-        problem_before = spool.problem
-
-    assert problem_before == f"{directory}: Input/output error"
-    assert spool.append(Request("metrics", b"three", 1))
-    assert spool.size_bytes == 3 * BLOCK_BYTES
-    assert drain(spool) == [b"one", b"two", b"three"]
 
 
 def test_a_full_disk_is_no_exception_and_leaves_no_half_file(

@@ -344,11 +344,6 @@ def test_what_goes_to_another_host_is_compressed_unless_asked_otherwise(
     assert request.headers.get("content-encoding") == encoding
 
 
-def test_the_query_of_an_address_is_kept_behind_the_path(http: Way) -> None:
-    assert send_all(http.connect(f"{http.start()}/?tenant=1")) == ["delivered"] * 3
-    assert {request.query for request in http.receiver.requests} == {"tenant=1"}
-
-
 # --------------------------------------------------------------------------- TLS
 
 
@@ -432,40 +427,10 @@ def test_a_malformed_variable_does_not_keep_data_from_going_out(
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize(
-    ("variable", "text"),
-    [
-        ("METRICS_ENDPOINT", "http://[::1"),
-        ("METRICS_ENDPOINT", "http://127.0.0.1:port"),
-        ("METRICS_ENDPOINT", "http://"),
-        ("HEADERS", "authorization=sec%0Aret"),
-    ],
-)
-def test_a_variable_that_cannot_work_is_an_outcome_and_no_exception(
-    way: Way, variable: str, text: str
-) -> None:
-    way.set(**{variable: text})
-
-    outcome = way.send(timeout_s=2.0)
-
-    assert outcome.kind == "retry", outcome.why
-    assert "ret" not in outcome.why.replace("retry", "")
-    assert outcome.why
-
-
 def test_an_endpoint_without_a_scheme_is_explained(http: Way) -> None:
     assert http.send("collector:4318").why == (
         "collector:4318/v1/metrics is no address of a collector; http://host:4318 would be one"
     )
-
-
-def test_log_lines_of_libraries_are_silenced(way: Way, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-
-    way.send(f"http://127.0.0.1:{closed_port()}")
-
-    noise = [r for r in caplog.records if r.name.startswith(("opentelemetry", "urllib3"))]
-    assert noise == []
 
 
 # --------------------------------------------------------------------------- odd replies
@@ -682,3 +647,24 @@ def test_only_a_listener_of_ours_or_of_root_is_trusted(
             (tmp_path / name).write_text(HEAD + "".join(lines))
 
     assert is_trusted(0x10DE, tmp_path) is trusted
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("METRICS_ENDPOINT", "http://[::1"),
+        ("METRICS_ENDPOINT", "http://127.0.0.1:port"),
+        ("METRICS_ENDPOINT", "http://"),
+        ("HEADERS", "authorization=sec%0Aret"),
+    ],
+)
+def test_a_variable_that_cannot_work_is_an_outcome_and_no_exception(
+    way: Way, variable: str, text: str
+) -> None:
+    way.set(**{variable: text})
+
+    outcome = way.send(timeout_s=2.0)
+
+    assert outcome.kind == "retry", outcome.why
+    assert "ret" not in outcome.why.replace("retry", "")
+    assert outcome.why

@@ -73,6 +73,26 @@ def test_idle_and_dripping_clients_stop_no_scrape(endpoint: Endpoint) -> None:
     assert answered == [200] * 8
 
 
+def test_a_client_that_sends_a_letter_now_and_then_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servers, "_LONGEST_ANSWER_S", 0.2)
+    monkeypatch.setattr(endpoints, "_POLL_S", 0.05)
+    with (
+        serving() as endpoint,
+        socket.create_connection(("127.0.0.1", endpoint.port), timeout=0.05) as client,
+    ):
+        while True:
+            try:
+                client.sendall(b"G")
+                if client.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+
+
 def test_a_client_whose_answer_is_being_made_keeps_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -97,23 +117,3 @@ def test_a_client_whose_answer_is_being_made_keeps_its_place(
             assert third.recv(1) == b""
         answering.set()
         assert [each.recv(15) for each in (first, second)] == [b"HTTP/1.0 200 OK"] * 2
-
-
-def test_a_client_that_sends_a_letter_now_and_then_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(servers, "_LONGEST_ANSWER_S", 0.2)
-    monkeypatch.setattr(endpoints, "_POLL_S", 0.05)
-    with (
-        serving() as endpoint,
-        socket.create_connection(("127.0.0.1", endpoint.port), timeout=0.05) as client,
-    ):
-        while True:
-            try:
-                client.sendall(b"G")
-                if client.recv(1) == b"":
-                    break
-            except TimeoutError:
-                continue
-            except ConnectionError:
-                break

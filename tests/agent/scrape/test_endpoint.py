@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import urllib.error
 import urllib.request
@@ -23,7 +22,6 @@ from otel_ddp.agent.ledger import Buckets, Exemplar, Ledger
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.history.page.app import App
 from otel_ddp.vocabulary import catalog
-from shortages import no_threads
 
 PAGE = App(Path("/nowhere"))
 
@@ -126,30 +124,12 @@ def test_a_label_that_is_no_utf_8_takes_no_other_series_along(
     assert "training_steps_total" in text
 
 
-def test_not_a_number_and_infinity_are_served(served: tuple[Ledger, Endpoint]) -> None:
-    ledger, endpoint = served
-    for name, value in (("nan", float("nan")), ("inf", float("inf"))):
-        labels = (*RANK, ("name", name), ("split", "train"))
-        ledger.log(ledger.series(catalog.TRAINING_SCALAR, labels), value, 1)
-
-    _, text = get(endpoint, "/metrics")
-
-    assert 'name="nan",node="n1",rank="0",run="r",split="train"} NaN' in text
-    assert 'name="inf",node="n1",rank="0",run="r",split="train"} +Inf' in text
-
-
 def test_health_page_and_wrong_paths(served: tuple[Ledger, Endpoint]) -> None:
     endpoint = served[1]
 
     assert get(endpoint, "/healthz")[1] == "ok\n"
     assert "<main" in get(endpoint, "/")[1]
     assert refusal(endpoint, "/etc/passwd")[0] == 404
-
-
-def test_a_port_that_is_taken_is_passed_over_also_where_another_agent_has_it() -> None:
-    with serving() as first, serving(port=first.port) as second:
-        assert first.port != second.port
-        assert get(second, "/healthz")[1] == "ok\n"
 
 
 def test_a_name_is_resolved_once_and_our_own_is_not_looked_up(
@@ -172,28 +152,6 @@ def test_a_name_is_resolved_once_and_our_own_is_not_looked_up(
     assert url.startswith("http://127.0.0.1:")
 
 
-def test_an_address_that_is_not_ours_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[Any] = []
-    bind = socket.socket.bind
-
-    def counted(self: socket.socket, address: Any) -> None:
-        tried.append(address)
-        bind(self, address)
-
-    monkeypatch.setattr(socket.socket, "bind", counted)
-
-    # TEST-NET-1: an address of no host, by RFC 5737.
-    with pytest.raises(OSError, match="assign"):
-        Endpoint(Ledger(), "192.0.2.1", 9464, PAGE)
-    assert tried == [("192.0.2.1", 9464)]
-
-
-@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example"])
-def test_a_host_that_is_no_name_is_an_error_of_the_system(host: str) -> None:
-    with pytest.raises(OSError, match="is no host name"):
-        Endpoint(Ledger(), host, 0, PAGE)
-
-
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_an_ipv6_address_may_stand_in_brackets(host: str) -> None:
@@ -213,24 +171,6 @@ def test_an_agent_of_which_something_does_not_run_is_not_healthy() -> None:
         assert refusal(endpoint, "/healthz") == (503, "the agent's loop has not moved for 75 s\n")
 
 
-def test_an_endpoint_whose_thread_could_not_start_answers_once_it_can() -> None:
-    with contextlib.ExitStack() as life:
-        with no_threads():
-            endpoint = life.enter_context(serving())
-            problem = endpoint.thread.problem
-        endpoint.thread.keep_running()
-
-        assert problem.startswith("the thread endpoint does not run: can't start new thread (")
-        assert get(endpoint, "/healthz")[1] == "ok\n"
-
-
-def test_an_endpoint_whose_thread_never_ran_can_be_stopped() -> None:
-    with no_threads(), serving() as endpoint:
-        pass
-
-    assert endpoint.thread.problem == ""
-
-
 def test_an_error_while_rendering_is_answered_with_500(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "raise_failures", False)
     ledger = Ledger()
@@ -239,3 +179,9 @@ def test_an_error_while_rendering_is_answered_with_500(monkeypatch: pytest.Monke
         status, said = refusal(endpoint, "/metrics")
 
     assert (status, "log" in said) == (500, True)
+
+
+def test_a_port_that_is_taken_is_passed_over_also_where_another_agent_has_it() -> None:
+    with serving() as first, serving(port=first.port) as second:
+        assert first.port != second.port
+        assert get(second, "/healthz")[1] == "ok\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,6 @@ def test_names_and_addresses_of_this_machine_are_answered(port: int, host: str) 
     assert ask(port, "/", f"Host: {host}")[0] == 200
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -64,12 +64,11 @@ def test_names_and_addresses_of_this_machine_are_answered(port: int, host: str) 
         ("localhost\r\n .evil.com", 400),
     ],
 )
-def test_no_other_name_is_answered_on_any_path(
-    port: int, path: str, host: str, status: int
-) -> None:
-    found, text = ask(port, path, f"Host: {host}")
+def test_no_other_name_is_answered_on_any_path(port: int, host: str, status: int) -> None:
+    for path in PATHS:
+        found, text = ask(port, path, f"Host: {host}")
 
-    assert (found, "training_" in text) == (status, False)
+        assert (found, "training_" in text) == (status, False)
 
 
 @pytest.mark.parametrize("target", ["http://localhost/metrics", "//localhost/metrics", "metrics"])
@@ -80,9 +79,9 @@ def test_only_paths_are_answered(port: int, target: str) -> None:
     assert status == (404 if target.startswith("//") else 400)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_every_answer_has_the_headers_of_the_guard(port: int, path: str) -> None:
-    for lines in (["Host: localhost"], ["Host: evil.com"], ["Host: localhost", "x" * 70000]):
+def test_every_answer_has_the_headers_of_the_guard(port: int) -> None:
+    asked = (["Host: localhost"], ["Host: evil.com"], ["Host: localhost", "x" * 70000])
+    for path, lines in itertools.product(PATHS, asked):
         _, text = ask(port, path, *lines)
 
         for name, value in guard.HEADERS.items():

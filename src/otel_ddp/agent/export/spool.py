@@ -166,9 +166,6 @@ class Spool(Entries):
     def append(self, request: Request) -> Entry | None:
         packed = zlib.compress(request.body, 1)
         size_bytes = _size_on_disk(len(packed))
-        if size_bytes > self._limit_bytes:
-            self.problem = f"a request of {size_bytes} bytes is larger than the spool"
-            return None
         with self._problems():
             self._claim()
             while self.size_bytes + size_bytes > self._limit_bytes:
