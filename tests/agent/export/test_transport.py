@@ -556,14 +556,6 @@ def another_user() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_a_collector_of_another_user_is_not_found(receiver: Receiver) -> None:
-    with another_user():
-        endpoint = receiver.start_http()
-
-    assert not answers_on_loopback(int(endpoint.rpartition(":")[2]), timeout_s=20)
-    assert receiver.attempts == []
-
-
 def to_standard_port(way: Way, endpoint: str) -> Transport:
     """A transport of an agent for which nobody named a collector."""
     port = int(endpoint.rpartition(":")[2])

@@ -7,7 +7,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import (
@@ -130,26 +129,6 @@ def test_health_page_and_wrong_paths(served: tuple[Ledger, Endpoint]) -> None:
     assert get(endpoint, "/healthz")[1] == "ok\n"
     assert "<main" in get(endpoint, "/")[1]
     assert refusal(endpoint, "/etc/passwd")[0] == 404
-
-
-def test_a_name_is_resolved_once_and_our_own_is_not_looked_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[str] = []
-    resolve = socket.getaddrinfo
-
-    def counted(host: str, *args: Any, **kwargs: Any) -> Any:
-        asked.append(host)
-        return resolve(host, *args, **kwargs)
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr(socket, "getaddrinfo", counted)
-        monkeypatch.setattr(socket, "getfqdn", lambda name="": asked.append(f"fqdn {name}"))
-        with serving(host="localhost", port=taken.getsockname()[1]) as endpoint:
-            url = endpoint.url
-
-    assert asked == ["localhost"]
-    assert url.startswith("http://127.0.0.1:")
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
