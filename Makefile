@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Every process of the tests would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo stack loki test stress lint types unit fuzz gpu bench docs site dist clean
+.PHONY: demo stack loki test stress lint types unit gpu bench docs site dist clean
 
 .venv/.with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -55,15 +55,6 @@ unit: $(STAMP)
 stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed,ray,torchtitan
 	-$(BIN)/python -m tools.stack build
 	$(BIN)/python -m pytest -m stress
-
-# For as long as FUZZ_S says, each target in its turn; what is found lies in build/fuzz.
-FUZZ_S ?= 900
-fuzz: .venv/.with-torch,dev,schemas,fuzz
-	mkdir -p build/fuzz
-	for target in $(notdir $(wildcard tests/fuzz/corpus/*)); do \
-		cp -r tests/fuzz/corpus/$$target build/fuzz/ && (cd build/fuzz && \
-		PYTHONPATH=../../tests ../../$(BIN)/python ../../tests/fuzz/guided.py $$target $(FUZZ_S) $$target) || exit 1; \
-	done
 
 # What only a GPU can show, as a table in build/gpu.md: ten minutes. Torch is the machine's own.
 # WHEELS names a folder of wheels for a machine without an index; docs/gpu.md says how to fill it.

@@ -85,16 +85,6 @@ def test_a_standard_variable_that_means_nothing_counts_as_unset(variable: str) -
         assert settings.value(variable, env) in (None, "banana")
 
 
-@pytest.mark.parametrize("variable", STANDARD)
-def test_an_agent_says_the_same_as_init(variable: str) -> None:
-    env = {variable: "banana"}
-    offline = list(settings.doubts(env, exports=False))
-
-    assert len(list(settings.doubts(env))) == (variable not in FREE)
-    # An agent that sends nothing needs no variable of OTLP.
-    assert offline == [] or "_OTLP_" not in variable
-
-
 MEANT_FOR_OTHERS = [
     ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "must be one of http/protobuf, grpc"),
     ("OTEL_METRIC_EXPORT_INTERVAL", "0", "must be a number of milliseconds above 0"),
@@ -224,31 +214,6 @@ def test_sizes_are_understood_with_their_units(text: str, expected: int | None) 
             settings.read(env)
     else:
         assert expected == settings.read(env).journal_bytes
-
-
-def _obstacle(kind: str, folder: Path) -> Path:
-    path = folder / "place"
-    if kind == "a file":
-        path.write_text("")
-    elif kind == "a link":
-        path.symlink_to(folder)
-    else:
-        path = Path("/proc/nowhere")
-    return path
-
-
-@pytest.mark.parametrize("kind", ["a file", "a link", "not writable"])
-def test_a_directory_named_by_the_user_must_be_usable(kind: str, tmp_path: Path) -> None:
-    path = _obstacle(kind, tmp_path)
-    os.environ["OTEL_DDP_DIR"] = str(path)
-
-    with pytest.raises(ConfigError) as raised:
-        otel_ddp.init()
-
-    said = str(raised.value)
-    assert said.startswith("OTEL_DDP_DIR must be a directory that this user can write to")
-    assert repr(str(path)) in said
-    assert "Name another one, or unset it" in said
 
 
 def test_a_directory_may_be_named_from_home(tmp_path: Path) -> None:

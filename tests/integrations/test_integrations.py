@@ -255,15 +255,6 @@ def test_checkpoints_lie_in_a_folder_of_the_runs_name(by_lightning: Ran) -> None
     assert by_lightning.report["folder"].endswith(f"/mnist/{identity['run']}/checkpoints")
 
 
-def test_a_run_that_the_program_has_opened_is_taken_over(frameworks: Frameworks) -> None:
-    ran = frameworks.run(programs.LIGHTNING + programs.LIGHTNING_OPENED, ranks=1)
-
-    (rank,) = ran.ranks
-    assert rank.identity["group"] == "opened"
-    assert (rank.config["seed"], rank.config["width"]) == (3, 4)
-    assert rank.total(catalog.TRAINING_STEPS) == 8
-
-
 def test_a_lightning_program_without_a_line_is_measured_and_its_values_are_logged_once(
     frameworks: Frameworks,
 ) -> None:

@@ -433,12 +433,9 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("closed", [("2",), ("0", "1", "2"), ("1",)])
-def test_no_message_of_a_library_goes_into_the_journal(
-    tmp_path: Path, closed: tuple[str, ...]
-) -> None:
+def test_no_message_of_a_library_goes_into_the_journal(tmp_path: Path) -> None:
     subprocess.run(
-        [sys.executable, "-c", WITHOUT_STANDARD_STREAMS, str(tmp_path), *closed],
+        [sys.executable, "-c", WITHOUT_STANDARD_STREAMS, str(tmp_path), *("0", "1", "2")],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=True,
@@ -560,7 +557,7 @@ def test_a_forked_child_does_not_hold_the_lock_of_its_dead_parent(tmp_path: Path
         assert parent.stdout.read() == ""  # the child has gone as well
 
 
-@pytest.mark.parametrize("ending", ["writer.close(); os._exit(0)", "os._exit(0)", "sys.exit(0)"])
+@pytest.mark.parametrize("ending", ["writer.close(); os._exit(0)", "sys.exit(0)"])
 def test_a_child_that_ends_leaves_its_parent_the_lock(tmp_path: Path, ending: str) -> None:
     code = (
         f"\nchild = os.fork()\nif not child: {ending}\n"
@@ -602,19 +599,3 @@ def test_a_writer_in_another_pid_namespace_is_seen_to_live(tmp_path: Path) -> No
 
         assert not reader.writer_is_alive()
         reader.close()
-
-
-def test_a_reader_in_another_pid_namespace_sees_the_writer_live(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from otel_ddp.journal.reader import JournalReader;"
-        "print(JournalReader(Path(sys.argv[1])).writer_is_alive())"
-    )
-    ask = [*pid_namespace(), sys.executable, "-c", code]
-    with process("\nprint(writer.path, flush=True)\nsys.stdin.read()", tmp_path) as parent:
-        ask.append(first_line(parent))
-
-        assert subprocess.check_output(ask, text=True) == "True\n"
-
-        parent.communicate()
-
-        assert subprocess.check_output(ask, text=True) == "False\n"

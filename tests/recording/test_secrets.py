@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import otel_ddp
@@ -222,6 +222,7 @@ FORMS = (
 
 
 @pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=20)
 @given(
     name=st.sampled_from(
         ["token", "secret", "password", "hf_token", "apiKey", "X-Token", "client_secret"]
@@ -262,10 +263,10 @@ def test_every_form_hides_the_same_names(form: str, name: str, before: str, afte
 )
 def test_no_text_keeps_the_search_busy(piece: str) -> None:
     # With a repetition inside of another one, this would take hours.
-    text = (piece * 1_000_000)[:1_000_000]
-    for adversary in (text, f"{text}!"):
-        without_secrets(adversary)
-        is_secret(adversary, adversary)
+    text = f"{(piece * 200_000)[:200_000]}!"
+
+    without_secrets(text)
+    is_secret(text, text)
 
 
 def test_the_reason_of_an_end_goes_through_it_too(place: Here) -> None:

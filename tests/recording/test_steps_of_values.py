@@ -75,8 +75,9 @@ def test_a_call_without_a_recorded_value_is_no_step(place: Here, split: str) -> 
     assert [call.step for call in place.only().calls if call.values] == [0, 1]
 
 
-@pytest.mark.parametrize("epoch", [3, 3.0, np.int64(3), torch.tensor(3)])
-@pytest.mark.parametrize("name", ["epoch", "Epoch", "train/epoch"])
+@pytest.mark.parametrize(
+    ("name", "epoch"), [("epoch", 3), ("Epoch", np.int64(3)), ("train/epoch", torch.tensor(3))]
+)
 def test_an_epoch_logged_as_a_value_is_the_epoch(place: Here, name: str, epoch: Any) -> None:
     run = otel_ddp.init()
 

@@ -62,13 +62,9 @@ def test_spans_events_and_run_are_below_the_users_span_that_is_open(
     assert (event["trace"], event["span"]) == users.ids("iteration")
 
 
-@pytest.mark.parametrize("step", [None, 7])
-def test_the_users_spans_within_ours_are_below_them(
-    place: Here, users: Users, step: int | None
-) -> None:
+def test_the_users_spans_within_ours_are_below_them(place: Here, users: Users) -> None:
     with otel_ddp.init(run="r") as run:
-        if step is not None:
-            run.log({"loss": 1.0}, step=step)
+        run.log({"loss": 1.0}, step=7)
         with run.phase("checkpoint"):
             with users.tracer.start_as_current_span("upload"), run.span("inside"):
                 pass
@@ -142,7 +138,6 @@ def test_a_generator_that_is_closed_elsewhere_leaves_the_users_context_alone(
         ("00-{}-{}-01", True),
         ("01-{}-{}-03-more", True),
         ("00-{}-{}-00", False),
-        ("ff-{}-{}-01", False),
         ("00-{}-{}", False),
         ("00-" + "0" * 32 + "-{1}-01", False),
     ],

@@ -242,13 +242,13 @@ def test_a_configuration_that_contains_itself_ends() -> None:
 
 
 def test_a_huge_configuration_is_bounded() -> None:
-    novel = "x" * 2**20
+    novel = "x" * 2**16
 
-    found = values.flat({f"key{i}" * 100: novel for i in range(10_000)})
+    found = values.flat({f"key{i}" * 100: novel if i < 100 else "x" for i in range(2500)})
 
     assert len(found) == 2000
     assert max(map(len, found)) <= 200
-    assert {1000} == {len(value) for value in found.values()}
+    assert {1, 1000} == {len(value) for value in found.values()}
 
 
 class Broken(Mapping[str, Any]):

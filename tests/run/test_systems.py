@@ -67,7 +67,6 @@ def python(*code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("code", "lacking"),
     [
-        ((FCNTL, SCRIPT), "fcntl"),
         ((FALLOCATE, SCRIPT), "os.posix_fallocate"),
         (
             (TORCH, FCNTL, FALLOCATE, WINDOWS, PROC, SCRIPT, MODEL),
@@ -85,15 +84,14 @@ def test_on_a_system_that_lacks_something_a_run_records_nothing_and_warns_once(
     assert list(place.directory.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["status", "doctor", "agent"])
-def test_a_command_there_says_a_sentence(command: str) -> None:
-    cli = f"from otel_ddp.cli import main\nsys.exit(main([{command!r}]))"
+def test_a_command_there_says_a_sentence() -> None:
+    cli = "from otel_ddp.cli import main\nsys.exit(main(['status']))"
 
     done = python(FCNTL, FALLOCATE, WINDOWS, cli)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
-        f"otel-ddp {command} needs Linux: this system lacks fcntl, os.posix_fallocate, "
+        "otel-ddp status needs Linux: this system lacks fcntl, os.posix_fallocate, "
         "os.register_at_fork, os.mkfifo, os.pread, os.geteuid, so nothing is recorded here, and "
         "there is nothing to show."
     ]

@@ -109,17 +109,14 @@ def test_a_training_that_logs_nothing_says_it_and_gets_its_agent_back(node: Node
     assert lines.index(line) < lines.index("killed") < lines.index("replaced")
 
 
-@pytest.mark.parametrize("env", [{"OTEL_DDP_SAY": "nothing"}, {"OTEL_DDP_AGENT": "off"}], ids=str)
-def test_it_can_be_silenced(node: Node, env: dict[str, str]) -> None:
+def test_it_can_be_silenced(node: Node) -> None:
     finished(node.python("import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"))
     node.agent()
 
-    assert said(finished(node.python(TRAIN, **env))) == []
+    assert said(finished(node.python(TRAIN, OTEL_DDP_SAY="nothing"))) == []
 
 
-@pytest.mark.parametrize(
-    "before", ["sys.stderr = None", "sys.stderr.close()", "import os; os.close(2)"]
-)
+@pytest.mark.parametrize("before", ["sys.stderr = None", "import os; os.close(2)"])
 def test_a_program_without_stderr_goes_on(node: Node, before: str) -> None:
     finished(node.python("import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"))
     node.agent()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
 import otel_ddp
@@ -16,8 +14,8 @@ from otel_ddp.integrations import checked
 class OtelDdpTracker(GeneralTracker):  # type: ignore[misc]
     """`Accelerator(log_with=OtelDdpTracker(group="vision"))`; arguments as of `instrument`.
 
-    Made on every rank, it measures every rank. `accelerator.log` calls trackers on rank 0 only;
-    `accelerator.end_training` ends the run on every rank.
+    Made on every rank, it measures every rank. `accelerator.log` and `accelerator.end_training`
+    call trackers on rank 0 only: the runs of other ranks end with their processes.
     """
 
     name = "otel_ddp"
@@ -45,29 +43,3 @@ class OtelDdpTracker(GeneralTracker):  # type: ignore[misc]
     @errors.contained()
     def finish(self) -> None:
         self._run.finish()
-
-
-def _end_runs_of_all_ranks() -> None:
-    """From here on `end_training` ends the run of each rank that has made a tracker of ours.
-
-    Accelerate itself tells the trackers of rank 0 alone.
-    """
-    end = Accelerator.end_training
-
-    @functools.wraps(end)
-    def end_and_finish(self: Any) -> None:
-        # First: it destroys the process group, which may have to tell the run's name yet.
-        _finish(self)
-        end(self)
-
-    Accelerator.end_training = end_and_finish
-
-
-@errors.contained()
-def _finish(accelerator: Any) -> None:
-    for each in accelerator.log_with:
-        if isinstance(each, OtelDdpTracker):
-            each.finish()
-
-
-_end_runs_of_all_ranks()

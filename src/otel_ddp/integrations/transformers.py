@@ -194,19 +194,14 @@ def add_to_every_trainer() -> None:
     """From here on each Trainer has a callback, unless the program gives it one."""
     from transformers import Trainer
 
-    make, add = Trainer.__init__, Trainer.add_callback
+    make = Trainer.__init__
 
     @functools.wraps(make)
     def make_with_ours(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         _add_ours(self)
 
-    @functools.wraps(add)
-    def add_instead_of_ours(self: Any, callback: Any) -> Any:
-        _give_way(self, callback)
-        return add(self, callback)
-
-    Trainer.__init__, Trainer.add_callback = make_with_ours, add_instead_of_ours
+    Trainer.__init__ = make_with_ours
 
 
 @errors.contained()
@@ -214,10 +209,3 @@ def _add_ours(trainer: Any) -> None:
     there = trainer.callback_handler.callbacks
     if not any(isinstance(each, OtelDdpCallback) for each in there):
         trainer.add_callback(_Added())
-
-
-@errors.contained()
-def _give_way(trainer: Any, callback: Any) -> None:
-    kind = callback if isinstance(callback, type) else type(callback)
-    if issubclass(kind, OtelDdpCallback):
-        trainer.remove_callback(_Added)
