@@ -63,6 +63,7 @@ trainer = Trainer(model, arguments, train_dataset=train_set, eval_dataset=eval_s
 trainer.train()
 from otel_ddp.integrations.transformers import OtelDdpCallback
 
+arguments.eval_strategy = "no"
 other = Trainer(model, arguments, train_dataset=train_set, callbacks=[OtelDdpCallback()])
 ours = [each for each in other.callback_handler.callbacks if isinstance(each, OtelDdpCallback)]
 assert [type(each) for each in ours] == [OtelDdpCallback]

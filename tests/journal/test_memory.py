@@ -205,7 +205,7 @@ from otel_ddp.journal.place import open_journal
 
 folder = Path(sys.argv[1])
 lasting, _ = open_journal([folder], 2 << 20, {"run": "lasting"})
-for _ in range(200):
+for _ in range(60):
     # One process, and one run after the other.
     writer, remark = open_journal([folder], 2 << 20, {"run": "r"})
     assert writer is not None and not remark, remark
@@ -219,7 +219,7 @@ from pathlib import Path
 from otel_ddp.journal.place import open_journal
 
 folder = Path(sys.argv[1])
-for _ in range(200):
+for _ in range(60):
     # Each life is a process: a dead one's lock is free.
     child = os.fork()
     if child == 0:

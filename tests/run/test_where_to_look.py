@@ -26,6 +26,7 @@ while after < 20:
     time.sleep(0.1)
 run.finish()
 """
+SHORT = "import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"
 # Hooks alone see this one.
 TRAIN_WITHOUT_LOG = """
 import json, os, signal, time
@@ -92,11 +93,10 @@ def test_the_first_rank_says_it_once_and_the_command_goes_there(node: Node) -> N
 
 
 def test_a_run_that_is_over_before_its_agent_is_up_says_it_at_its_end_or_not(node: Node) -> None:
-    short = "import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"
-    finished(node.python(short))
+    finished(node.python(SHORT))
     node.agent()
 
-    assert len(said(finished(node.python(short)))) == 1
+    assert len(said(finished(node.python(SHORT)))) == 1
 
 
 def test_a_training_that_logs_nothing_says_it_and_gets_its_agent_back(node: Node) -> None:
@@ -110,18 +110,18 @@ def test_a_training_that_logs_nothing_says_it_and_gets_its_agent_back(node: Node
 
 
 def test_it_can_be_silenced(node: Node) -> None:
-    finished(node.python("import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"))
+    finished(node.python(SHORT))
     node.agent()
 
-    assert said(finished(node.python(TRAIN, OTEL_DDP_SAY="nothing"))) == []
+    assert said(finished(node.python(SHORT, OTEL_DDP_SAY="nothing"))) == []
 
 
 @pytest.mark.parametrize("before", ["sys.stderr = None", "import os; os.close(2)"])
 def test_a_program_without_stderr_goes_on(node: Node, before: str) -> None:
-    finished(node.python("import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"))
+    finished(node.python(SHORT))
     node.agent()
 
-    output = finished(node.python(f"import sys; {before}\n{TRAIN}\nprint('done')"))
+    output = finished(node.python(f"import sys; {before}\n{SHORT}\nprint('done')"))
 
     assert "done" in output
 
@@ -143,7 +143,7 @@ def test_the_tunnel_is_for_those_who_came_by_ssh(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_address_of_an_agent_that_has_gone_is_none(node: Node) -> None:
-    finished(node.python("import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"))
+    finished(node.python(SHORT))
     node.agent()
     assert addresses.page(node.place)
 
