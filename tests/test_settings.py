@@ -128,14 +128,6 @@ def test_what_the_specification_allows_is_not_doubted(env: dict[str, str]) -> No
     assert list(settings.doubts(env)) == []
 
 
-def test_a_rank_that_is_no_number_is_told(place: Here, caplog: pytest.LogCaptureFixture) -> None:
-    os.environ["RANK"] = "banana"
-
-    otel_ddp.init().finish()
-
-    assert caplog.messages == ["RANK is no number, got 'banana'; it counts as unset."]
-
-
 LAUNCHERS = [
     each for each in vars(launchers).values() if isinstance(each, launchers._TORCHRUN.__class__)
 ]

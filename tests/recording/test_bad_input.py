@@ -17,23 +17,9 @@ import pytest
 
 import otel_ddp
 from conftest import Here, Journal
+from odd_values import Rude
 from otel_ddp import Run, errors
 from otel_ddp.vocabulary import catalog
-
-
-class Rude:
-    """Every question is answered with an exception of its own kind."""
-
-    def _raise(self, *_: Any) -> Any:
-        raise ZeroDivisionError("rude")
-
-    __float__ = __repr__ = __str__ = __eq__ = __bool__ = __len__ = __iter__ = _raise
-
-    def __hash__(self) -> int:
-        return 1
-
-    def __getattr__(self, name: str) -> Any:
-        raise ZeroDivisionError(name)
 
 
 class HalfRead(Mapping[str, float]):

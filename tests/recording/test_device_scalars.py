@@ -13,6 +13,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here, Journal
+from odd_values import DeviceTensor, on_device, waited
 from otel_ddp import settings
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter
@@ -22,34 +23,6 @@ from otel_ddp.vocabulary import catalog
 torch = pytest.importorskip("torch")
 
 from otel_ddp.recording.device_scalars import DeviceScalars  # noqa: E402
-
-waited: list[str] = []
-
-
-class DeviceTensor(torch.Tensor):
-    """A tensor that says it lies on a device, and fails whoever would wait for that device."""
-
-    @property
-    def device(self) -> Any:
-        return torch.device(getattr(self, "where", "cuda:0"))
-
-    def detach(self) -> Any:
-        # What the copy engine does with it, the device does in its own time.
-        return self.as_subclass(torch.Tensor).detach()
-
-    def _waits(self, *_: Any) -> Any:
-        # Kept as well as raised: some questions may fail without anyone noticing.
-        waited.append("this would have waited for the device")
-        raise AssertionError(waited[-1])
-
-    item = tolist = cpu = numpy = __float__ = __int__ = __index__ = __bool__ = _waits
-    __add__ = __radd__ = __sub__ = __lt__ = __repr__ = __str__ = _waits
-
-
-def on_device(value: Any, where: str = "cuda:0", dtype: Any = None) -> Any:
-    tensor = torch.tensor(value, dtype=dtype).as_subclass(DeviceTensor)
-    tensor.where = where
-    return tensor
 
 
 class FakeDevice:
@@ -124,30 +97,6 @@ def log(recorder: Recorder, metrics: Any, step: int | None = None) -> None:
 
 def refused(journal: Journal) -> float:
     return journal.total(catalog.OTEL_DDP_VALUES_REFUSED)
-
-
-def test_without_page_locked_memory_it_is_said_what_to_log_and_not_that_the_device_failed(
-    recorder: Recorder, place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    tried: list[int] = []
-
-    def no_slab() -> Any:
-        tried.append(1)
-        raise RuntimeError("pin_memory() is not supported")
-
-    device = FakeDevice()
-    recorder.device_scalars = DeviceScalars(
-        recorder._copy_arrived, module=lambda _: device, slab=no_slab
-    )
-    log(recorder, {"loss": on_device(0.5)})
-    log(recorder, {"loss": on_device(0.4)})
-
-    assert caplog.messages == [
-        "'loss' was not recorded: there is no page-locked memory to copy it to without waiting "
-        "(pin_memory() is not supported); log its .item()."
-    ]
-    assert refused(place.only()) == 2
-    assert len(tried) == 1
 
 
 def test_a_tensor_is_recorded_once_it_arrived_with_the_step_and_time_of_its_logging(

@@ -13,6 +13,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here
+from odd_values import Rude
 from otel_ddp import settings
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.progress import Progress
@@ -144,13 +145,6 @@ def test_even_exceptions_that_steer_python_pass(error: BaseException, place: Her
     assert raised.value is error
     run.finish()
     assert type(error).__name__ == place.only().spans["inner"]["error"]
-
-
-class Rude:
-    def __repr__(self) -> str:
-        raise ZeroDivisionError
-
-    __str__ = __repr__
 
 
 def test_attributes_are_scalars_or_short_text(place: Here) -> None:

@@ -17,44 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from odd_values import Rude, on_device
 from otel_ddp.recording import values
 
 torch = pytest.importorskip("torch")
-
-
-class DeviceScalar(torch.Tensor):
-    """A tensor that says it lies on a device, and fails whoever would wait for that device."""
-
-    asked: tuple[str, ...] = ()
-
-    @property
-    def device(self) -> Any:
-        return torch.device("cuda:0")
-
-    def _synchronises(self, *_: Any) -> Any:
-        raise AssertionError("this would have waited for the device")
-
-    item = tolist = cpu = numpy = __float__ = __int__ = __bool__ = __index__ = _synchronises
-    __add__ = __radd__ = __lt__ = __repr__ = __str__ = _synchronises
-
-
-def on_device(value: float = 1.0) -> Any:
-    return torch.tensor(value).as_subclass(DeviceScalar)
-
-
-class Rude:
-    """Every question is answered with an exception of its own kind."""
-
-    def _raise(self, *_: Any) -> Any:
-        raise ZeroDivisionError("rude")
-
-    __float__ = __repr__ = __str__ = __eq__ = __bool__ = __len__ = __iter__ = _raise
-
-    def __hash__(self) -> int:
-        return 1
-
-    def __getattr__(self, name: str) -> Any:
-        raise ZeroDivisionError(name)
 
 
 class Phase(enum.IntEnum):
@@ -63,7 +29,6 @@ class Phase(enum.IntEnum):
 
 GOOD = {
     "float": (0.25, 0.25),
-    "int": (3, 3.0),
     "bool": (True, 1.0),
     "huge int": (2**70, 2.0**70),
     "enum": (Phase.WARM, 3.0),
@@ -71,16 +36,10 @@ GOOD = {
     "fraction": (Fraction(3, 4), 0.75),
     "numpy float64": (np.float64(0.1), 0.1),
     "numpy float32": (np.float32(0.5), 0.5),
-    "numpy float16": (np.float16(0.5), 0.5),
     "numpy int64": (np.int64(7), 7.0),
     "numpy bool": (np.bool_(True), 1.0),
-    "numpy 0-d": (np.array(1.5), 1.5),
-    "numpy (1,)": (np.array([1.5]), 1.5),
-    "torch 0-d": (torch.tensor(1.5), 1.5),
     "torch (1,)": (torch.tensor([1.5]), 1.5),
-    "torch (1, 1)": (torch.tensor([[1.5]]), 1.5),
     "torch grad": (torch.tensor(1.5, requires_grad=True), 1.5),
-    "torch float16": (torch.tensor(1.5, dtype=torch.float16), 1.5),
     "torch bfloat16": (torch.tensor(1.5, dtype=torch.bfloat16), 1.5),
     "torch int64": (torch.tensor(2**40), 2.0**40),
     "torch bool": (torch.tensor(True), 1.0),
@@ -103,21 +62,16 @@ BAD = {
     "None": (None, "got None"),
     "text": ("0.5", "got '0.5'"),
     "bytes": (b"0.5", "got b'0.5'"),
-    "a buffer": (bytearray(b"0.5"), "got bytearray"),
     "complex": (1j, "complex"),
-    "numpy complex": (np.complex64(1j), "complex"),
     "torch complex": (torch.tensor(1j), "complex"),
     "list": ([0.5], r"got \[0.5\]"),
     "two elements": (torch.zeros(2), r"got 2 \(shape \(2,\)\)"),
-    "no elements": (torch.zeros(0), r"got 0 \(shape \(0,\)\)"),
     "many elements": (np.zeros((2, 3)), r"got 6 \(shape \(2, 3\)\)"),
     "array of text": (np.array("0.5"), "a number was expected"),
-    "array of objects": (np.array([object()]), "a number was expected"),
     "meta": (torch.zeros((), device="meta"), "got a tensor on meta"),
     "rude": (Rude(), "got <Rude>"),
     "type": (float, "got <class 'float'>"),
     "beyond floats": (2**2000, "larger than any float"),
-    "fraction beyond": (Fraction(2**2000), "larger than any float"),
     "device": (on_device(), "got a tensor on cuda:0"),
 }
 
@@ -150,9 +104,6 @@ class Spread:
 def test_a_tensor_spread_over_ranks_is_not_gathered() -> None:
     with pytest.raises(values.Refused, match="full_tensor"):
         values.number(Spread())
-
-
-NO_NAMES = ["", None, b"loss", ("a",), 10**5000, Rude(), on_device()]
 
 
 @pytest.mark.parametrize(

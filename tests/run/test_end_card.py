@@ -152,7 +152,7 @@ def test_it_tells_what_the_agent_has_written(
     ]
 
 
-@pytest.mark.parametrize("content", ["", "[1, 2]", "[[1]]", '{"verdicts": [3]}', "{" * 5000])
+@pytest.mark.parametrize("content", ["", "[[1]]", '{"verdicts": [3]}'])
 def test_damaged_files_of_an_agent_cost_only_what_is_in_them(
     place: Here, shown: None, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:
@@ -165,18 +165,6 @@ def test_damaged_files_of_an_agent_cost_only_what_is_in_them(
     run.finish()
 
     assert "  loss (train)       last 0.33333" in capsys.readouterr().err
-
-
-def test_a_journal_that_was_removed_ends_in_silence(
-    place: Here, shown: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = train()
-    for path in place.directory.glob("*.journal"):
-        path.unlink()
-
-    run.finish()
-
-    assert "g/r" not in capsys.readouterr().err
 
 
 @contextlib.contextmanager

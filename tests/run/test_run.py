@@ -305,17 +305,10 @@ def test_finish_may_be_called_again_and_everything_afterwards_is_quiet(
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize(
-    ("agent", "at_once", "later"),
-    [
-        ("off", ["about 400 steps"], "OTEL_DDP_AGENT=offline would keep them on disk"),
-        ("external", [], "start `otel-ddp agent` on this node"),
-    ],
-)
+@pytest.mark.parametrize(("agent", "at_once"), [("off", ["about 400 steps"]), ("external", [])])
 def test_without_an_agent_the_run_warns_at_its_start_and_when_records_begin_to_be_lost(
     agent: str,
     at_once: list[str],
-    later: str,
     place: Here,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -339,7 +332,6 @@ def test_without_an_agent_the_run_warns_at_its_start_and_when_records_begin_to_b
     assert before == said
     (full,) = caplog.messages[len(said) :]
     assert full.startswith(f"The journal is full and no agent reads it (OTEL_DDP_AGENT={agent})")
-    assert later in full
 
 
 def test_an_offline_run_wants_another_agent_than_one_that_is_sent(
@@ -507,20 +499,6 @@ def test_a_run_opens_in_a_working_directory_that_is_gone(
     assert (facts["script"], facts["folder"]) == ("train.py", "")
 
 
-def test_a_journal_with_little_room_is_as_large_as_fits_and_gives_a_warning(
-    caplog: pytest.LogCaptureFixture, place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "32M"
-    monkeypatch.setattr(places, "_has_room", lambda directory, size: size <= 5 * 1024 * 1024)
-
-    with otel_ddp.init() as run:
-        run.log({"loss": 0.5})
-
-    (said,) = caplog.messages
-    assert "the journal is 4096 KiB instead of 32768 KiB" in said
-    assert place.only().values == {"loss": 0.5}
-
-
 def test_other_arguments_of_a_second_init_give_a_warning(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -643,7 +621,7 @@ def test_a_configuration_that_means_nothing_is_refused(
 def test_of_the_environment_the_job_and_the_image_are_recorded_and_nothing_else(
     place: Here,
 ) -> None:
-    os.environ |= {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "big\nrun", "MY_TOKEN": "abc"}
+    os.environ |= {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "big\nrun", "MY_TOKEN": "not this"}
     os.environ["OTEL_RESOURCE_ATTRIBUTES"] = "team=a,container.image.name=site/torch:2"
     with otel_ddp.init():
         pass
@@ -652,6 +630,6 @@ def test_of_the_environment_the_job_and_the_image_are_recorded_and_nothing_else(
     assert facts.items() >= {"slurm_job_id": "77", "slurm_job_name": "big run"}.items()
     assert facts["container_image"] == "site/torch:2"
     assert "slurm_partition" not in facts
-    assert "abc" not in str(facts)
+    assert "not this" not in str(facts)
     os.environ["APPTAINER_CONTAINER"] = "/images/mine.sif"
     assert opening.surroundings()["container_image"] == "/images/mine.sif"

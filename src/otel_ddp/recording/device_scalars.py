@@ -52,7 +52,6 @@ class DeviceScalars:
         self._free = list(range(_SLOTS))
         self._events: dict[torch.device, list[Any]] = {}
         self._slab: torch.Tensor | None = None
-        self._no_slab = ""
 
     def start_copy(self, number: int, tensor: torch.Tensor, when: When) -> str:
         """Starts the copy of a scalar; returns why if that is not possible."""
@@ -85,13 +84,12 @@ class DeviceScalars:
                 self._busy = False
 
     def _send(self, module: Any, number: int, tensor: torch.Tensor, when: When) -> str:
-        if self._slab is None and (why := self._without_slab()):
-            return why
-        assert self._slab is not None
         if not self._free:
             return f"{_SLOTS} tensors are still on their way from the device"
         # A tensor that is made in inference mode cannot be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
+            if self._slab is None:
+                self._slab = self._make_slab()
             slot = self._free.pop()
             try:
                 value = tensor.detach().reshape(()).to(torch.float64)
@@ -102,19 +100,6 @@ class DeviceScalars:
                 raise
         self._copies.append(_Copy(arrived, tensor.device, slot, number, when))
         return ""
-
-    def _without_slab(self) -> str:
-        """Makes the memory to copy to; returns why if there is none. It is tried once."""
-        if not self._no_slab:
-            try:
-                with torch.inference_mode(False):
-                    self._slab = self._make_slab()
-            except RuntimeError as error:
-                errors.reraise_foreign()
-                # A copy to other memory would wait for the device.
-                lacking = "there is no page-locked memory to copy it to without waiting"
-                self._no_slab = f"{lacking} ({str(error)[:200]}); log its .item()"
-        return self._no_slab
 
     def _record_event(self, module: Any, device: torch.device) -> Any:
         known = self._events.get(device)

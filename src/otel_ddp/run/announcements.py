@@ -53,8 +53,6 @@ def doubts(conf: Settings, process: Identity) -> None:
             "run after init_process_group. If this process is no rank, unset RANK.",
             process.label_rank,
         )
-    elif process.launcher == "lone" and (text := os.environ.get("RANK", "").strip()):
-        warn_once("rank", "RANK is no number, got %r; it counts as unset.", text)
     for doubt in settings.doubts(exports=conf.agent == "auto"):
         warn_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
     for sentence in settings.unknown():
@@ -97,15 +95,11 @@ def where_it_is_kept(conf: Settings, ring_bytes: int) -> None:
 
 def journal_is_full(agent: str) -> None:
     """The journal is full, and no agent lives to read it."""
-    advice = {
-        "off": "OTEL_DDP_AGENT=offline would keep them on disk",
-        "external": "start `otel-ddp agent` on this node",
-    }
     warn_once(
         "overwritten",
-        "The journal is full and no agent reads it (OTEL_DDP_AGENT=%s): the oldest records "
-        "are overwritten from now on; %s.",
-        *(agent, advice.get(agent, "`otel-ddp status` says why")),
+        "The journal is full and no agent reads it (OTEL_DDP_AGENT=%s): the oldest records are "
+        "overwritten from now on. `otel-ddp status` says why; `otel-ddp agent` is one.",
+        agent,
     )
 
 
