@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -261,7 +260,7 @@ def test_checkpointing_is_counted_once() -> None:
 
 
 def test_a_teacher_without_gradients_has_a_forward_only() -> None:
-    teacher, student = mlp(), mlp()
+    teacher, student = mlp().requires_grad_(False), mlp()
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
@@ -384,37 +383,6 @@ def test_a_mode_that_other_code_took_off_is_given_up() -> None:
     assert counter.stop() is None
 
 
-def test_another_thread_does_not_end_a_count() -> None:
-    counter = ForwardCounter()
-    told: list[Any] = []
-
-    def elsewhere() -> None:
-        counter.start()
-        told.append(_get_current_dispatch_mode_stack())
-        told.append(counter.stop())
-
-    counter.start()
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    mlp()(BATCH)
-
-    assert told == [[], None]
-    assert counter.stop() is not None
-
-
-def test_a_thread_that_has_ended_blocks_no_count() -> None:
-    counter = ForwardCounter()
-    thread = threading.Thread(target=counter.start)
-    thread.start()
-    thread.join()
-
-    counter.start()
-    mlp()(BATCH)
-
-    assert counter.stop() is not None
-
-
 def test_training_is_the_same_to_the_bit() -> None:
     def train(count: bool) -> list[torch.Tensor]:
         torch.manual_seed(1)
@@ -491,8 +459,6 @@ def test_other_observers_are_let_be() -> None:
     model = mlp()
 
     with FlopCounterMode(display=False):
-        assert not countable(model)
-    with torch.overrides.TorchFunctionMode():
         assert not countable(model)
     assert torch.func.vmap(lambda each: each + countable(model))(torch.zeros(1)) == 0
     with torch.device("cpu"):  # what torch.set_default_device does as well

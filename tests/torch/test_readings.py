@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -132,42 +131,6 @@ def test_what_is_read_is_that_of_its_step(place: Here) -> None:
     assert found["loss"].keys() >= {2, 4, 7}
     for name, points in found.items():
         assert points == pytest.approx({step: seen.found[name][step] for step in points}), name
-
-
-RETURNS: dict[str, Any] = {
-    "tensor": lambda loss, rest: loss,
-    "tuple": lambda loss, rest: (rest, loss),
-    "dictionary": lambda loss, rest: {"logits": rest, "loss": loss},
-}
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("returned", RETURNS)
-def test_the_step_in_which_the_loss_is_lost_is_known_however_short_steps_are(
-    place: Here, returned: str, parts: int
-) -> None:
-    class Model(nn.Linear):
-        def forward(self, inputs: torch.Tensor) -> Any:
-            rest = super().forward(inputs)
-            return RETURNS[returned](rest.square().mean(), rest)
-
-    def loss_in(output: Any) -> torch.Tensor:
-        kinds = {dict: lambda: output["loss"], tuple: lambda: output[1]}
-        return kinds.get(type(output), lambda: output)()
-
-    model = Model(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.001)
-    otel_ddp.instrument(model)
-    for step in range(1, 61):
-        for part in range(parts):
-            lost = step == 57 and part == parts - 1
-            loss_in(model(INPUT * (math.nan if lost else 1.0))).backward()
-        optimizer.step()
-    otel_ddp.finish()
-
-    losses = written(place)["loss"]
-    assert math.isfinite(losses[56])
-    assert math.isnan(losses[57])
 
 
 def test_the_norm_is_torchs_own(place: Here) -> None:

@@ -19,7 +19,7 @@ from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.readings import capabilities
 from otel_ddp.torch.readings.devices import MemoryReadings, gpu_facts
 from otel_ddp.torch.readings.loss_and_norm import ReturnedLoss, SquareNorm, square_norm
-from otel_ddp.torch.readings.model_flops import ModelFlops
+from otel_ddp.torch.readings.model_flops import COUNTED_FORWARD, ModelFlops
 from otel_ddp.torch.steps.sampled import StepListener
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel
@@ -112,27 +112,21 @@ class Readings(StepListener):
 
     # -- in a step
 
-    def forward_began(self, watched: WatchedModel, module: nn.Module) -> None:
+    def forward_began(
+        self, watched: WatchedModel, module: nn.Module, args: tuple[Any, ...], kwargs: Any
+    ) -> None:
         """Count its FLOPs, if they are not known."""
-        self._flops.forward_began(watched, module)
+        self._flops.forward_began(watched, module, args, kwargs)
 
     def forward_ended(self, watched: WatchedModel, module: nn.Module, output: Any) -> None:
         """End the count, and read the loss."""
-        self._flops.forward_ended(watched, module, output is not None)
-        if self._flops.may_count_next(watched):
+        if watched.flops_per_unit is None and watched.forwards <= COUNTED_FORWARD:
             self._reentrant |= capabilities.checkpoints_reentrantly(output)
+        self._flops.forward_ended(watched, module, output is not None)
         model_hooks.watch_wrapping_ddp(watched, self._stepper)
         if self._stepper.sampled.wants_loss:
             self._stepper.sampled.wants_loss = False
-            at_hand = self._loss.read(watched, output, self._stepper.seen.steps)
-            self._stepper.sampled.check_loss = self._check_loss if at_hand else None
-
-    def _check_loss(self, watched: WatchedModel, output: Any) -> None:
-        try:
-            self._loss.check(watched, output, self._stepper.seen.steps)
-        except errors.ANY_ERROR:
-            # Transforms such as vmap let no number be read.
-            self._stepper.sampled.check_loss = None
+            self._loss.read(watched, output, self._stepper.seen.steps)
 
     def forward_interrupted(self) -> None:
         """Leave nothing of ours behind."""
@@ -231,14 +225,15 @@ class Readings(StepListener):
         number = self._stepper.progress.steps.logged_number
         if found := {name: value for name, value in found.items() if value is not None}:
             self._recorder.record_reading(found, number)
-        self._offer_losses()
+        self._offer_loss()
 
     @errors.contained()
-    def _offer_losses(self) -> None:
-        number = self._stepper.progress.steps.logged_number
-        for steps_before, loss in self._loss.pop():
+    def _offer_loss(self) -> None:
+        if (found := self._loss.pop()) is not None:
+            steps_before, loss = found
             since = self._stepper.seen.steps - steps_before - 1
-            self._recorder.record_reading({"loss": loss}, max(0, number - since))
+            number = self._stepper.progress.steps.logged_number - since
+            self._recorder.record_reading({"loss": loss}, max(0, number))
 
     @errors.contained()
     def report(self) -> None:
@@ -295,7 +290,7 @@ class Readings(StepListener):
         """The hooks come off: report if that was not done, and keep nothing."""
         self._flops.close()
         # A program that ends because its loss is lost has no further step.
-        self._offer_losses()
+        self._offer_loss()
         if not self._warned and (self._stepper.seen.forwards or self._stepper.seen.steps):
             self.report()
         if _STEPS_TO_MISS_A_LOSS <= self._stepper.seen.steps < _STEPS_TO_LOG:

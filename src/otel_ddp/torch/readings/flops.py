@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from types import CodeType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -16,7 +14,6 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from otel_ddp import errors
-from otel_ddp.torch.inspection import outward
 
 # Where the two factors of a product stand among an op's arguments. For each factor that needs a
 # gradient, backward does the forward's FLOPs once more.
@@ -61,12 +58,11 @@ class ForwardCounter:
     """Counts from `start` to `stop`, one forward at a time.
 
     After an interruption (Ctrl-C calls no forward hook), a later `stop` or `start` ends the count,
-    and leaves nothing of ours behind. Calls of another thread in the meantime do nothing.
+    and leaves nothing of ours behind.
     """
 
     def __init__(self) -> None:
         self._mode: _Counting | None = None
-        self._thread: threading.Thread | None = None
         self._closed = False
 
     @property
@@ -76,37 +72,26 @@ class ForwardCounter:
 
     def start(self) -> None:
         """Count what this thread does from here on."""
-        if self._closed or self._in_another_thread():
+        self.stop()
+        if self._closed:
             return
-        if self._mode is not None:
-            _take_off(self._mode)
-        mode = _Counting()
-        self._mode, self._thread = mode, threading.current_thread()
+        mode = self._mode = _Counting()
         try:
             mode.__enter__()
         finally:
             # A signal handler may have ended the count meanwhile.
-            if self._closed or self._mode is not mode:
-                self._mode = self._thread = None
+            if self._mode is not mode:
                 _take_off(mode)
 
     def stop(self) -> Counted | None:
         """End the count; what it was, or None where that is not known."""
-        mode = self._mode
-        if mode is None or self._in_another_thread():
-            return None
-        self._mode = self._thread = None
-        return mode.counted() if _take_off(mode) else None
+        mode, self._mode = self._mode, None
+        return mode.counted() if mode is not None and _take_off(mode) else None
 
     def close(self) -> None:
         """Count nothing any more."""
         self._closed = True
         self.stop()
-
-    def _in_another_thread(self) -> bool:
-        """Whether another living thread has begun the count: a mode belongs to its thread."""
-        thread = self._thread
-        return thread not in (None, threading.current_thread()) and thread.is_alive()
 
 
 def countable(module: nn.Module) -> bool:
@@ -225,9 +210,9 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
     def _gradients(self, name: str, args: tuple[Any, ...], tensors: list[torch.Tensor]) -> int:
         """How many times as much as its forward an op's backward is."""
         if not torch.is_grad_enabled():
-            # The backward of a custom function is unknown: reentrant checkpointing does all of it,
-            # a quantised layer half.
-            self._unknown = self._training and _in_custom_function()
+            # What needs a gradient all the same is in a custom function, whose backward is unknown:
+            # reentrant checkpointing does all of it, a quantised layer half.
+            self._unknown = self._training and any(each.requires_grad for each in tensors)
             return 0
         if (factors := _FACTORS.get(name)) is not None:
             return sum(bool(args[each].requires_grad) for each in factors)
@@ -281,20 +266,6 @@ def _tf32(name: str, device: torch.device) -> bool:
     return bool(backend.allow_tf32 if precision is None else precision == "tf32")
 
 
-def _in_custom_function() -> bool:
-    """Whether this is called from the forward of a torch.autograd.Function."""
-    codes = set(_forwards(torch.autograd.Function))
-    return any(frame.f_code in codes for frame in outward(sys._getframe()))
-
-
-def _forwards(function: Any) -> Iterator[CodeType]:
-    for below in function.__subclasses__():
-        code = getattr(getattr(below, "forward", None), "__code__", None)
-        if code is not None:
-            yield code
-        yield from _forwards(below)
-
-
 def _frames_compiled() -> int:
     """How many pieces of code Dynamo has seen in this process."""
     # Private: without it, only whole models are known to be compiled.
@@ -311,12 +282,8 @@ def _modes_active() -> bool:
     ):
         return True
     functorch = getattr(torch._C, "_functorch", None)
-    transform = getattr(functorch, "peek_interpreter_stack", None)
-    if transform is not None and transform() is not None:
-        return True
-    # torch.set_default_device leaves one there that observes nothing.
-    functions: list[Any] = getattr(torch.overrides, "_get_current_function_mode_stack", list)()
-    return any(type(each).__name__ != "DeviceContext" for each in functions)
+    transform = getattr(functorch, "peek_interpreter_stack", lambda: None)
+    return transform() is not None
 
 
 def _opaque(module: nn.Module) -> bool:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
-from operator import getitem
 from typing import Any, NamedTuple
 
 import torch
@@ -13,84 +11,32 @@ import torch
 from otel_ddp.torch import inspection
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
-# A loss is read every tenth of a second. Where so many steps have gone by, looking at each would
-# take more than half a percent of them.
-_MANY_STEPS = 64
 # How much of a tuple is searched for a loss.
 _MOST_RETURNED = 16
 
 
 class ReturnedLoss:
-    """The loss of the last forward that was asked for one, and the first that was not finite.
-
-    Each loss comes with the number of steps before its own.
-    """
+    """The loss of the last forward that was asked for one."""
 
     def __init__(self) -> None:
         self.asked = False
         """Whether a forward was asked at all."""
         self.missing = ""
         """Why the last forward gave no loss; empty where it gave one."""
-        self._found: dict[int, Any] = {}
-        self._read_before = 0
-        self._place: _Place | None = None
-        self._before = self._last = (-1, math.nan)  # of two steps, the first finite loss
+        self._loss: tuple[int, Any] | None = None
 
-    def read(self, watched: WatchedModel, output: Any, steps_before: int) -> bool:
-        """Keep what this forward returns; whether further losses can be checked."""
+    def read(self, watched: WatchedModel, output: Any, steps_before: int) -> None:
+        """Keep what this forward returns."""
         self.asked = True
         # A share of a mean over all ranks is no loss of this one.
         loss, self.missing = (None, "divided_loss") if watched.divided_loss else loss_of(output)
         if loss is not None:
-            self._found.setdefault(steps_before, loss)
-        short = steps_before - self._read_before > _MANY_STEPS
-        self._read_before = steps_before
-        at_hand = loss is not None and loss.is_cpu and not short
-        self._place = _place(watched, output) if at_hand else None
-        return self._place is not None
+            self._loss = steps_before, loss
 
-    def check(self, watched: WatchedModel, output: Any, steps_before: int) -> None:
-        """Keep the first loss that is not finite, and one of the step before it."""
-        assert self._place is not None
-        model, kind, get, key = self._place
-        loss: Any = get(output, key) if watched is model and type(output) is kind else None
-        if type(loss) is not torch.Tensor or not loss.is_cpu or loss.dim():
-            return
-        value = loss.item()
-        if value - value == 0:
-            if self._last[0] != steps_before:
-                self._before, self._last = self._last, (steps_before, value)
-            return
-        finite = self._last if self._last[0] < steps_before else self._before
-        if finite[0] >= 0:
-            self._found |= {finite[0]: finite[1], steps_before: value}
-        self._before = self._last = (-1, math.nan)
-
-    def pop(self) -> list[tuple[int, Any]]:
-        """The losses to record, in the order of their steps."""
-        found, self._found = self._found, {}
-        return sorted(found.items())
-
-
-class _Place(NamedTuple):
-    """Where the loss lies in what a model returns; nothing of the user's runs to get it."""
-
-    model: WatchedModel
-    kind: type
-    get: Callable[[Any, Any], Any]
-    key: Any
-
-
-def _place(model: WatchedModel, output: Any) -> _Place | None:
-    kind = type(output)
-    if kind is torch.Tensor:
-        return _Place(model, kind, lambda loss, _: loss, None)
-    if issubclass(kind, dict):
-        return _Place(model, kind, dict.get, "loss")
-    if kind is tuple:
-        index = next(i for i, each in enumerate(output) if _may_be_a_loss(each))
-        return _Place(model, kind, getitem, index)
-    return None
+    def pop(self) -> tuple[int, Any] | None:
+        """The loss to record, and the number of steps before its own."""
+        found, self._loss = self._loss, None
+        return found
 
 
 def loss_of(output: Any) -> tuple[Any, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,35 +10,36 @@ from torch import nn
 from otel_ddp.torch.readings import flops
 from otel_ddp.torch.readings.devices import peak
 from otel_ddp.torch.steps.stepper import Stepper
-from otel_ddp.torch.steps.watched_model import Shapes, WatchedModel, input_shapes, shares_its_batch
+from otel_ddp.torch.steps.watched_model import (
+    Shapes,
+    WatchedModel,
+    shapes,
+    shares_its_batch,
+)
 from otel_ddp.vocabulary import catalog
 
 # The first forward may build what is built lazily, or compile.
-_COUNTED_FORWARD = 2
-
-# What a model's FLOPs depend on: which parameters are trained, and the shapes of a sample.
-_Basis: TypeAlias = tuple[bytes, "Shapes | None"]
+COUNTED_FORWARD = 2
 
 
 class _ModelWork:
     """What is known of the FLOPs of one model."""
 
-    __slots__ = ("basis", "by_basis", "checks", "method", "per_unit", "shared", "stale", "watched")
+    __slots__ = ("basis", "checks", "counts", "method", "per_unit", "shared", "watched")
 
     def __init__(self, watched: WatchedModel) -> None:
         self.watched = watched  # kept, so that no other one can get its id
         self.shared = False  # whether other ranks work on the same samples
-        self.stale = True  # whether its figure is to be checked at its next forward
         self.method = ""
         self.per_unit: float | None = None
-        self.basis: _Basis = (b"", None)
-        self.by_basis: dict[_Basis, float] = {}
-        self.checks = 0
+        # What was counted: which parameters were trained, and the shapes of a sample.
+        self.basis: tuple[bytes, Shapes | None] | None = None
+        self.counts = self.checks = 0
 
     @property
     def may_count(self) -> bool:
         # Shapes that differ at every check are counted ever more rarely.
-        return len(self.by_basis) <= self.checks.bit_length()
+        return self.counts <= self.checks.bit_length()
 
 
 class ModelFlops:
@@ -60,29 +61,33 @@ class ModelFlops:
         """Whether other ranks work on the batches of one of the models."""
         return any(work.shared for work in self._works.values())
 
-    def may_count_next(self, watched: WatchedModel) -> bool:
-        """Whether a forward of this model that is counted may still be to come."""
-        return watched.forwards <= _COUNTED_FORWARD
-
-    def forward_began(self, watched: WatchedModel, module: nn.Module) -> None:
+    def forward_began(
+        self, watched: WatchedModel, module: nn.Module, args: tuple[Any, ...], kwargs: Any
+    ) -> None:
         """A training forward of a model whose FLOPs are not known, or may have changed."""
         self.interrupt()
         if (work := self._works.get(id(watched))) is None:
             work = self._works[id(watched)] = _ModelWork(watched)
-        shapes, input_shapes.last = input_shapes.last, None
         work.shared = work.shared or shares_its_batch(module)
         if work.shared:
-            self._leave_out(watched, work)
+            self._leave_out(watched)
         elif work.per_unit is not None:
-            self._check(watched, module, work, shapes)
+            work.checks += 1
+            self._check(watched, module, work, (_trained(module), shapes(args, kwargs)))
         else:
-            self._begin(watched, module, work, shapes)
-        self._note_shapes()
+            watched.forwards += 1
+            if watched.forwards != COUNTED_FORWARD:
+                return
+            if self.given_per_sample is not None:
+                self._settle(watched, module, float(self.given_per_sample), "given", "")
+            elif flops.countable(module):
+                self._count(work, (_trained(module), shapes(args, kwargs)))
+            else:
+                self._estimate(watched, module)
 
-    def _leave_out(self, watched: WatchedModel, work: _ModelWork) -> None:
+    def _leave_out(self, watched: WatchedModel) -> None:
         """Each of several ranks would count all of the batch: none does, but for a given figure."""
         watched.forwards += 1
-        work.stale = False
         if watched.counted:
             self._work.samples -= watched.samples
             self._work.tokens -= watched.tokens
@@ -90,39 +95,19 @@ class ModelFlops:
             self._work.flops_method = "given"
             self._work.flops += float(self.given_per_sample) * watched.samples
 
-    def _begin(
-        self, watched: WatchedModel, module: nn.Module, work: _ModelWork, shapes: Shapes | None
-    ) -> None:
-        """Find the figure of a model that has none yet."""
-        watched.forwards += 1
-        if watched.forwards != _COUNTED_FORWARD:
-            return
-        work.stale = False
-        if self.given_per_sample is not None:
-            self._settle(watched, module, float(self.given_per_sample), "given", "")
-        elif flops.countable(module):
-            work.basis = (_trained(module), shapes)
-            self._counter.start()
-        else:
-            self._estimate(watched, module)
-
-    def _check(
-        self, watched: WatchedModel, module: nn.Module, work: _ModelWork, shapes: Shapes | None
-    ) -> None:
+    def _check(self, watched: WatchedModel, module: nn.Module, work: _ModelWork, now: Any) -> None:
         """Find the figure anew if what it depends on has changed."""
-        work.stale = False
-        work.checks += 1
         if work.method == "6pt":
             work.per_unit = flops.by_parameters(module, 1)
-        else:
-            basis = (_trained(module), shapes)
-            if basis in work.by_basis:
-                work.per_unit = work.by_basis[basis]
-            elif work.may_count and flops.countable(module):
-                work.basis = basis
-                self._counter.start()
-        if not self._counter.active:
-            self._go_on(watched, work)
+        elif now != work.basis and work.may_count and flops.countable(module):
+            self._count(work, now)
+            return
+        self._go_on(watched, work)
+
+    def _count(self, work: _ModelWork, basis: Any) -> None:
+        work.basis = basis
+        work.counts += 1
+        self._counter.start()
 
     def _go_on(self, watched: WatchedModel, work: _ModelWork) -> None:
         watched.flops_per_unit = work.per_unit
@@ -135,15 +120,14 @@ class ModelFlops:
         counted = self._counter.stop()
         units = watched.tokens or watched.samples
         work = self._works[id(watched)]
-        if work.per_unit is not None:
-            if returned:
-                # What cannot be counted any more is taken to be as it was.
-                work.per_unit = counted.total / units if counted and units else work.per_unit
-                work.by_basis[work.basis] = work.per_unit
+        if not returned:
+            # It raised in the middle: the next one is counted.
+            work.basis = None
+            watched.forwards -= work.per_unit is None
+        elif work.per_unit is not None:
+            # What cannot be counted any more is taken to be as it was.
+            work.per_unit = counted.total / units if counted and units else work.per_unit
             self._go_on(watched, work)
-        elif not returned:
-            watched.forwards -= 1  # it raised in the middle: the next one is counted
-            work.stale = input_shapes.wanted = True
         elif counted is None:
             self._estimate(watched, module)
         elif units:
@@ -167,7 +151,6 @@ class ModelFlops:
         if method != "given":
             work = self._works[id(watched)]
             work.method, work.per_unit = method, per_unit
-            work.by_basis[work.basis] = per_unit
         units = watched.samples if watched.by_samples else watched.tokens or watched.samples
         # The forwards before this one are taken to be like it.
         self._work.flops += per_unit * units * watched.forwards
@@ -189,20 +172,13 @@ class ModelFlops:
             elif work.per_unit is not None:
                 # Without a figure, the stepper reports its next forward.
                 work.watched.flops_per_unit = None
-                work.stale = True
-        self._note_shapes()
-
-    def _note_shapes(self) -> None:
-        input_shapes.wanted = any(each.stale for each in self._works.values())
 
     def interrupt(self) -> None:
         """End a count that an interruption has left: no hook was called then."""
-        if self._counter.active:
-            self._counter.stop()
+        self._counter.stop()
 
     def close(self) -> None:
         """Count nothing any more."""
-        input_shapes.wanted = False
         self._counter.close()
 
 

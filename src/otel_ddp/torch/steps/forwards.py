@@ -115,7 +115,7 @@ class Forwards:
             watched.divided_loss = kwargs is not None and kwargs.get(_DIVISOR) is not None
         if (each := watched.flops_per_unit) is None:
             watched.samples, watched.tokens = samples, tokens
-            self._sampled.notify("forward_began", watched, module)
+            self._sampled.notify("forward_began", watched, module, args, kwargs)
         elif each:
             work.flops += each * (samples if watched.by_samples else tokens or samples)
 
@@ -151,8 +151,6 @@ class Forwards:
             if not seen.forwards % OFTEN:
                 self._progress.flush_if_due()
             sampled = self._sampled
-            if sampled.check_loss is not None:
-                sampled.check_loss(watched, output)
             if sampled.wants_loss or watched.flops_per_unit is None:
                 sampled.notify("forward_ended", watched, module, output)
             return self._hook

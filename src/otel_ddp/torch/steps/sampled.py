@@ -24,7 +24,9 @@ class StepListener:
     def first_step_began(self) -> None:
         """The first step begins."""
 
-    def forward_began(self, watched: WatchedModel, module: torch.nn.Module) -> None:
+    def forward_began(
+        self, watched: WatchedModel, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any
+    ) -> None:
         """A training forward of a model whose FLOPs are not known begins."""
 
     def forward_ended(self, watched: WatchedModel, module: torch.nn.Module, output: Any) -> None:
@@ -57,8 +59,7 @@ class SampledSteps:
 
     __slots__ = (
         *("_count_at", "_every", "_failures", "_within_s", "_work", "counting", "listener"),
-        *("_after_step", "check_loss", "next_change", "sampling"),
-        "wants_loss",
+        *("_after_step", "next_change", "sampling", "wants_loss"),
     )
 
     def __init__(self, work: Work) -> None:
@@ -70,8 +71,6 @@ class SampledSteps:
         self._count_at = -1
         self.sampling = self.counting = False
         """What the present step is."""
-        self.check_loss: Callable[[WatchedModel, Any], None] | None = None
-        """Set where looking at each loss costs nothing: it lies in the memory of the host."""
         self.wants_loss = False
         """Whether the listener is told of the next forward, for its loss."""
         self._after_step: Callable[[], None] | None = None

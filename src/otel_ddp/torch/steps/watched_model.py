@@ -69,27 +69,11 @@ _Tensor = torch.Tensor
 
 # Private, and looked up by name: a torch without one of them loses only what needs it.
 _in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
-
-
-class _InputShapes:
-    """The shapes of the inputs of the last forward, where they are wanted."""
-
-    __slots__ = ("last", "wanted")
-
-    def __init__(self) -> None:
-        self.wanted = False
-        self.last: Shapes | None = None
-
-
-input_shapes = _InputShapes()
 
 
 def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
     """Samples and tokens of one forward; 0 for what the shapes do not show."""
-    if input_shapes.wanted:
-        input_shapes.last = _shapes(args, kwargs)
     if _in_functorch():
         return 0, 0  # the batch of `vmap` is in no shape
     # The two ways in which nearly every model is called need no search.
@@ -194,7 +178,7 @@ def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
     return inspection.of_tensor(words, "shape")[0], _numel(words)
 
 
-def _shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Shapes | None:
+def shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Shapes | None:
     """The shapes of one sample: those of the inputs without their first dimension."""
     found = tuple(
         tuple(inspection.of_tensor(each, "shape"))[1:] for _, each in _tensors(args, kwargs)
