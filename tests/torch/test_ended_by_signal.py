@@ -176,7 +176,7 @@ def interrupted(job: Job, act: Callable[[], Any], moment: int) -> Handler:
     return handler
 
 
-@every(7)
+@every(13)
 @LEAVES
 def test_a_handler_ends_the_run_at_any_moment(
     leaves: bool, every: int, place: Here, caplog: pytest.LogCaptureFixture
@@ -198,7 +198,7 @@ def test_a_handler_ends_the_run_at_any_moment(
     assert moment > 300
 
 
-@every(5)
+@every(11)
 @LEAVES
 def test_a_handler_ends_the_run_while_it_is_being_ended(
     leaves: bool, every: int, place: Here, caplog: pytest.LogCaptureFixture
@@ -223,7 +223,7 @@ def test_a_handler_ends_the_run_while_it_is_being_ended(
     assert moment > 50
 
 
-@every(5)
+@every(11)
 @LEAVES
 def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
     leaves: bool, every: int, place: Here, caplog: pytest.LogCaptureFixture
@@ -251,7 +251,7 @@ def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
 
 # A file of Python's own, between the opening and the `with`.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@every(7)
+@every(17)
 def test_a_program_that_is_left_while_its_run_is_being_opened_has_recorded_its_end(
     every: int, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -321,7 +321,7 @@ class Preempted(Exception):
     ("kind", "every"),
     [
         pytest.param("function", 1, marks=pytest.mark.stress),
-        *((kind, 50) for kind in ("function", "method", "object", "partial", "once")),
+        *((kind, 90) for kind in ("function", "method", "object", "partial", "once")),
     ],
 )
 def test_what_a_handler_raises_reaches_the_loop(kind: str, every: int, place: Here) -> None:

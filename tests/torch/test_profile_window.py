@@ -139,8 +139,8 @@ def test_the_steps_of_a_window_are_unusual_and_no_other_is(training: Training) -
 
 def test_while_nobody_asks_no_step_is_looked_at(training: Training) -> None:
     training.step(10)
-    assert measure._stepper is not None
-    stepper = measure._stepper
+    assert measure._current is not None
+    stepper = measure._current.stepper
     sampled = stepper.sampled
 
     # The next step is not looked at, nor is it after a window.
@@ -231,18 +231,6 @@ def test_a_profiler_of_the_program_that_begins_in_a_window_takes_its_place(
     assert not trace.exists()
     assert before == (torch_profiler._prepare_profiler, torch_profiler._enable_profiler)
     assert not torch_profiler._is_profiler_enabled
-
-
-def test_without_kineto_the_answer_says_so(
-    training: Training, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.autograd, "kineto_available", lambda: False)
-    training.ask()
-    training.step()
-
-    assert (
-        training.answer()["why"] == "this torch was built without Kineto, which writes the traces"
-    )
 
 
 def test_a_folder_that_is_missing_or_open_to_others_or_a_file_that_is_there_is_refused(
@@ -365,7 +353,7 @@ run = otel_ddp.instrument(model, run="annotated")
 windows = 0
 held = []
 for step in range(80):
-    window = measure._profile_window
+    window = measure._current.window
     if window._asked is None:
         windows += 1
         asked = {"number": step, "steps": 1, "trace": f"{folder}/{step}.json", "until_ns": 2**62}

@@ -30,11 +30,6 @@ class Plain:
     loss: torch.Tensor
 
 
-@dataclass(slots=True)
-class Slotted:
-    loss: torch.Tensor
-
-
 @dataclass
 class ModelOutput(OrderedDict[str, Any]):
     """Like those of transformers: a dataclass, and a dictionary of what it was given."""
@@ -68,11 +63,11 @@ class Returns(nn.Linear):
         (lambda logits, loss: [logits, loss, None, "text"], ""),
         (lambda logits, loss: Pair(logits, loss), ""),
         (lambda logits, loss: UserDict(loss=loss), ""),
-        *((lambda logits, loss, kind=kind: kind(loss), "") for kind in (Plain, Slotted)),
+        (lambda logits, loss: Plain(loss), ""),
         (lambda logits, loss: ModelOutput(loss), ""),
         # Neither is one that backward could begin at.
         (lambda logits, loss: (loss, loss.detach(), torch.tensor(3)), ""),
-        (lambda logits, loss: (loss, loss * 2), "several_losses"),
+        (lambda logits, loss: (loss, loss * 2), "no_loss"),
         (lambda logits, loss: logits, "no_loss"),
         (lambda logits, loss: (logits, None), "no_loss"),
         # What a critic thinks of one state is a vector of one.
@@ -110,7 +105,7 @@ def test_the_one_number_with_a_gradient_is_the_loss_or_the_reason_is_reported(
 
 @pytest.mark.parametrize(
     ("steps", "logs_at", "said"),
-    [(4, (), 0), (100, (), 1), (1100, (), 1), (100, (99,), 0), (1100, (900, 1050), 0)],
+    [(100, (), 0), (1100, (), 1), (1100, (900, 1050), 0)],
 )
 def test_a_loss_that_is_never_seen_is_worth_one_line(
     place: Here, caplog: pytest.LogCaptureFixture, steps: int, logs_at: tuple[int, ...], said: int

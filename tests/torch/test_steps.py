@@ -103,15 +103,9 @@ def test_an_optimizer_of_another_model_ends_no_step(run: otel_ddp.Run, place: Pl
     model, stranger = nn.Linear(4, 1), nn.Linear(4, 1)
     otel_ddp.instrument(model)
 
-    optimizer = SGD(stranger.parameters(), lr=0.1)
-    train(stranger, optimizer)
-    before = totals(place)
-    # Until it is given the model's parameters, as those of a frozen part in the end.
-    optimizer.add_param_group({"params": model.parameters()})
-    train(model, optimizer, 2)
+    train(stranger, SGD(stranger.parameters(), lr=0.1))
 
-    assert "training.steps" not in before
-    assert totals(place)["training.steps"] == 2
+    assert "training.steps" not in totals(place)
 
 
 @newer_torch("export of a model with hooks")

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch._dynamo
 
 # Now: what it counts with is replaced by a test, and a late import would keep the replacement.
 import torch._dynamo.backends.common
-import torch._dynamo.compiled_autograd
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -252,21 +251,6 @@ def several_optimizers() -> Any:
     return model
 
 
-def unheard_closure() -> Any:
-    model, optimizer = watched()
-
-    for batch in batches():
-
-        def closure(batch: torch.Tensor = batch) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model.forward(batch).square().sum()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-    return model
-
-
 def lbfgs() -> Any:
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
@@ -304,20 +288,10 @@ class Checkpointed(nn.Module):
         return self.wrap(checkpoint(self.inner, inputs, use_reentrant=self.reentrant))
 
 
-def checkpointed(reentrant: bool) -> Callable[[], Any]:
-    def trained() -> Any:
-        model = Checkpointed(reentrant)
-        otel_ddp.instrument(model)
-        train(model, sgd(model), batch=INPUT.clone().requires_grad_())
-        return model
-
-    return trained
-
-
 def compiled_after() -> Any:
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
-    train(torch.compile(model, backend="aot_eager", fullgraph=True), sgd(model))
+    train(torch.compile(model, backend="eager", fullgraph=True), sgd(model))
     return model
 
 
@@ -325,10 +299,10 @@ def compiled_in_place(before: bool) -> Callable[[], Any]:
     def trained() -> Any:
         model = nn.Linear(4, 1)
         if before:
-            model.compile(backend="aot_eager", fullgraph=True)
+            model.compile(backend="eager", fullgraph=True)
         otel_ddp.instrument(model)
         if not before:
-            model.compile(backend="aot_eager", fullgraph=True)
+            model.compile(backend="eager", fullgraph=True)
         train(model, sgd(model))
         return model
 
@@ -346,30 +320,6 @@ def compiled_step() -> Any:
 
     for batch in batches():
         step(batch)
-    return model
-
-
-def compiled_autograd() -> Any:
-    model, optimizer = watched()
-    with torch._dynamo.config.patch(compiled_autograd=True):
-
-        @torch.compile(backend="eager")
-        def loss(batch: torch.Tensor) -> None:
-            model(batch).sum().backward()
-
-        for batch in batches():
-            loss(batch)
-            optimizer.step()
-    return model
-
-
-def compiled_backward() -> Any:
-    model, optimizer = watched()
-    for batch in batches():
-        loss = model(batch).sum()
-        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-            loss.backward()
-        optimizer.step()
     return model
 
 
@@ -433,17 +383,13 @@ class Hidden(nn.Linear):
         return lambda: loss
 
 
-def without_parameters(named: bool) -> Callable[[], Any]:
+def without_parameters() -> Any:
     """What is learnt is the input, which belongs to no module."""
-
-    def trained() -> Any:
-        model, learnt = nn.Tanh(), INPUT.clone().requires_grad_()
-        optimizer = SGD([learnt], lr=0.1)
-        otel_ddp.instrument(model, optimizer=optimizer if named else None)
-        train(model, optimizer, batch=learnt)
-        return nn.ParameterList([learnt]), model
-
-    return trained
+    model, learnt = nn.Tanh(), INPUT.clone().requires_grad_()
+    optimizer = SGD([learnt], lr=0.1)
+    otel_ddp.instrument(model, optimizer=optimizer)
+    train(model, optimizer, batch=learnt)
+    return nn.ParameterList([learnt]), model
 
 
 class OwnOptimizer:
@@ -529,11 +475,6 @@ ALONE = [
     Style("accumulation", accumulated, micro_batches=6, samples=48),
     Style("scaler, an infinity", scaled(lambda parameters: SGD(parameters, lr=0.1)), **SCALED),
     Style(
-        "scaler, an infinity, fused SGD",
-        scaled(lambda parameters: SGD(parameters, lr=0.1, fused=True)),
-        **SCALED,
-    ),
-    Style(
         "scaler, an infinity, fused Adam, accumulation",
         scaled(lambda parameters: Adam(parameters, fused=True), each=3),
         **{**SCALED, **THREE_TIMES},
@@ -550,18 +491,8 @@ ALONE = [
     ),
     # Each step evaluates twice.
     Style("LBFGS", lbfgs, micro_batches=6, samples=48),
-    Style(
-        "a closure in which no model is heard",
-        unheard_closure,
-        micro_batches=0,
-        samples=0,
-        phases="data",
-        missing={**UNSEEN, "optimizer": "closure"},
-    ),
     Style("optimizer in backward", in_backward, phases="data forward backward comm_wait"),
     Style("a model that is no module", callable_, **NOTHING),
-    Style("checkpointing", checkpointed(reentrant=False)),
-    Style("reentrant checkpointing", checkpointed(reentrant=True), missing=UNCOUNTED),
     Style("compiled, then watched", trained(compiled(linear)), **BY_COMPILER),
     Style(
         "compiled, then watched, words",
@@ -570,12 +501,7 @@ ALONE = [
         tokens=30,
         phases=WITH_COMPILE,
     ),
-    Style(
-        # The first step compiles it; from the second on its calls are measured.
-        "watched, then compiled",
-        compiled_after,
-        **SEEN_FROM_THE_SECOND,
-    ),
+    Style("watched, then compiled", compiled_after, **WHOLLY_COMPILED),
     Style("compiled in place, then watched", compiled_in_place(before=True), **BY_COMPILER),
     Style(
         # What the first step compiled has no hooks in it; from the second on they are outside.
@@ -584,19 +510,6 @@ ALONE = [
         **SEEN_FROM_THE_SECOND,
     ),
     Style("whole step compiled", compiled_step, **WHOLLY_COMPILED),
-    Style("compiled autograd", compiled_autograd, **WHOLLY_COMPILED),
-    Style(
-        # Traced once: some of backward is seen then.
-        "compiled backward",
-        compiled_backward,
-        micro_batches=0,
-        phases="data forward backward optimizer compile",
-        missing={
-            "backward": "compiled_backward",
-            "comm_wait": "compiled_backward",
-            **COMPILED,
-        },
-    ),
     Style(
         "compiled optimizer",
         compiled_optimizer,
@@ -606,8 +519,9 @@ ALONE = [
     Style(
         "compiled optimizer, in one piece",
         compiled_whole_optimizer,
+        steps=0,
         phases="data forward backward comm_wait compile",
-        missing={"optimizer": "compiled_step", **COMPILED},
+        missing={"optimizer": "no_optimizer", **COMPILED},
     ),
     Style("output of a class", trained(lambda: Wrapping(4, 1), loss=lambda output: output.loss)),
     Style(
@@ -617,14 +531,7 @@ ALONE = [
         phases="data forward optimizer",
         missing={"backward": "outputs_unknown", "comm_wait": "outputs_unknown"},
     ),
-    Style(
-        "no parameters",
-        without_parameters(named=False),
-        steps=0,
-        phases="data forward backward comm_wait",
-        missing={"optimizer": "no_optimizer", **UNCOUNTED},
-    ),
-    Style("no parameters, optimizer given", without_parameters(named=True), missing=UNCOUNTED),
+    Style("no parameters, optimizer given", without_parameters, missing=UNCOUNTED),
     Style(
         "an optimizer that is none of torch's",
         trained(optimizer=OwnOptimizer),
@@ -673,14 +580,6 @@ def watched_before_all() -> Any:
     return model
 
 
-def compiled_around_all() -> Any:
-    inner = nn.Linear(4, 1)
-    otel_ddp.instrument(inner)
-    model = torch.compile(wrapped(inner), backend="aot_eager")
-    train(model, sgd(model))
-    return model
-
-
 def ddp(make: Callable[[], nn.Module] = linear) -> Callable[[], Any]:
     return trained(lambda: wrapped(make()))
 
@@ -696,14 +595,6 @@ def no_sync() -> Any:
     return model
 
 
-def hooked() -> Any:
-    model = wrapped(nn.Linear(4, 1))
-    otel_ddp.instrument(model)
-    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    train(model, sgd(model))
-    return model
-
-
 def ddp_checkpointed(reentrant: bool, **wishes: Any) -> Callable[[], Any]:
     def trained() -> Any:
         model = wrapped(Checkpointed(reentrant, wrap=lambda x: {"loss": x.sum()}))
@@ -715,20 +606,6 @@ def ddp_checkpointed(reentrant: bool, **wishes: Any) -> Callable[[], Any]:
         return model
 
     return trained
-
-
-def ddp_scaled() -> Any:
-    """One rank's infinity is every rank's."""
-    model = wrapped(nn.Linear(4, 1))
-    scaler, optimizer = torch.amp.GradScaler("cpu"), sgd(model)
-    otel_ddp.instrument(model, scaler=scaler)
-    for number, batch in enumerate(batches(4)):
-        optimizer.zero_grad()
-        infinite = number == 1 and dist.get_rank() == 1
-        scaler.scale(model(batch).sum() * (float("inf") if infinite else 1.0)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    return model
 
 
 def sharded() -> Any:
@@ -767,7 +644,6 @@ ON_RANKS = [
     Style("DDP, batch norm", ddp(normed), phases=WITH_BUFFERS),
     Style("DDP, watched before it was wrapped", watched_before_all, phases=WITH_BUFFERS),
     Style("DDP, no_sync", no_sync, micro_batches=6, samples=48),
-    Style("DDP, a hook of the user's", hooked),
     Style("DDP, checkpointing", ddp_checkpointed(reentrant=False)),
     Style(
         "DDP, reentrant checkpointing",
@@ -776,16 +652,8 @@ ON_RANKS = [
     ),
     Style(
         "DDP, compiled",
-        trained(lambda: torch.compile(wrapped(linear()), backend="aot_eager")),
+        trained(lambda: torch.compile(wrapped(linear()), backend="eager")),
         **BY_COMPILER,
-    ),
-    Style(
-        "DDP, watched before it was wrapped and compiled",
-        compiled_around_all,
-        **SEEN_FROM_THE_SECOND,
-    ),
-    Style(
-        "DDP, scaler, an infinity", ddp_scaled, skipped=1, micro_batches=4, samples=32, scaled=True
     ),
     Style("DDP, ZeRO", trained(lambda: wrapped(nn.Sequential(nn.Linear(4, 4), linear())), zero)),
     Style("FSDP2", sharded, missing={"comm_wait": "fsdp"}),
@@ -884,10 +752,10 @@ def test_one_process(style: Style, place: Here) -> None:
         assert torch.equal(ours, without)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("style", ON_RANKS, ids=lambda style: style.name)
-def test_two_ranks(style: Style, rank: int, on_ranks: dict[tuple[str, int], Journal]) -> None:
-    check(style, on_ranks[(style.name, rank)])
+def test_two_ranks(style: Style, on_ranks: dict[tuple[str, int], Journal]) -> None:
+    for rank in (0, 1):
+        check(style, on_ranks[(style.name, rank)])
 
 
 def test_the_parts_of_a_sharded_norm_add_up(on_ranks: dict[tuple[str, int], Journal]) -> None:

@@ -71,7 +71,6 @@ def groups() -> list[dict[str, Any]]:
                 "backend": str(configs.get(group, "")),
                 "size": len(members.get(group, ())),
                 "enqueued": started(group),
-                "started": None,
                 "completed": None,
             }
         )
@@ -91,7 +90,6 @@ def _add_statuses(backend: str, statuses: dict[str, Any], found: list[dict[str, 
         group = mine[int(number)]
         # After groups were destroyed that order no longer holds: then the counts differ.
         if _number(status.get("last_enqueued_collective")) == group["enqueued"]:
-            group["started"] = _number(status.get("last_started_collective"))
             group["completed"] = _number(status.get("last_completed_collective"))
 
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.recording.device_scalars import module_of
-from otel_ddp.recording.phases import DevicePosition
+from otel_ddp.recording.phases import DevicePosition, DeviceTimes
 from otel_ddp.vocabulary.words import PHASE_CODE
 
 # A host that asks for its loss every 100 or 200 steps is that far ahead of its device. Some ten
 # marks a step are 2,560 events, fewer than a step of many micro-batches may hold.
 _MOST_STEPS = 256
 _MOST_MARKS = 4096
-# A step of many micro-batches is resolved in parts of this many marks, as if each were a step.
-_LONG_STEP = 64
 # The device keeps up with the host if it reaches a mark this soon after it was recorded, or within
 # this part of the phase that ends there: a launch takes some microseconds.
 _SOON_NS = 100_000
@@ -33,17 +30,6 @@ _BEGAN, _ENDED = layout.STEPS_BEGAN << _SHIFT, layout.STEP_ENDED << _SHIFT
 _NUMBER, _LAG = layout.STEP_NUMBER << _SHIFT, layout.STEP_LAG << _SHIFT
 _PACED = layout.STEP_PACED << _SHIFT
 _IN_MARK = layout.IN_MARK // 8
-
-
-class DeviceTimes(Protocol):
-    """Where the clock writes down what it has learnt."""
-
-    @property
-    def present_words(self) -> memoryview[int]:
-        """The journal's, with the present phase."""
-
-    def add_device_time(self, code: int, seconds: float) -> None: ...
-    def add_device_words(self, words: Sequence[int]) -> None: ...
 
 
 class _Mark:
@@ -157,15 +143,12 @@ class DeviceClock:
     """Never waits for the device: it only asks which events it has passed."""
 
     def __init__(self, device: torch.device, *, module: Any, times: DeviceTimes) -> None:
-        self.dropped = 0
-        """Steps, or parts of very long ones, that are not charged to any phase."""
         self.failed = False
         self._index = device.index
         self._module = module
         self._stream = module.current_stream
         self._capturing = getattr(module, "is_current_stream_capturing", _no_graphs)
         self._times = times
-        self._thread = threading.get_ident()
         self._stopped = False
         self._spoilt = False
         self._pool: list[_Mark] = []
@@ -204,8 +187,7 @@ class DeviceClock:
                 words[_IN_MARK] = 0
             marks = self._open
             marks.append(mark)
-            if len(marks) >= _LONG_STEP:
-                self._long_step(word & _VALUE)
+            self._spoilt = len(marks) >= _MOST_MARKS
         except RuntimeError:
             errors.reraise_foreign()
             self._fail()
@@ -217,7 +199,6 @@ class DeviceClock:
         """
         if self._stopped:
             return
-        self._thread = threading.get_ident()
         try:
             self._close_step(number)
             self._resolve(now_ns)
@@ -264,19 +245,11 @@ class DeviceClock:
         self.failed = self._stopped = True
         self.close()
 
-    def _long_step(self, now_ns: int) -> None:
-        if threading.get_ident() == self._thread:
-            self._close_step(0)
-            self._resolve(now_ns)
-        elif len(self._open) >= _MOST_MARKS:
-            self._spoilt = True
-
     def _close_step(self, number: int) -> None:
         """*number*: 0 for a part of a step."""
         marks, self._open = self._open, _Marks()
         if self._spoilt:
             self._spoilt = False
-            self.dropped += 1
             self._pool += marks
             marks = _Marks()
         elif not marks:
@@ -289,10 +262,8 @@ class DeviceClock:
 
     def _drop_oldest(self) -> None:
         marks = self._closed.popleft()
-        if marks:
-            self.dropped += 1
-            self._held -= len(marks)
-            self._pool += marks
+        self._held -= len(marks)
+        self._pool += marks
         self._time.begin_anew()
 
     def _resolve(self, now_ns: int) -> None:

@@ -21,6 +21,7 @@ from otel_ddp.torch.hooks import every_module
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 from otel_ddp.torch.inspection import CALL_MODULE, module_calls, times_called
+from otel_ddp.torch.steps.open_calls import outside_of_backward
 from otel_ddp.torch.steps.open_step import Search
 from otel_ddp.torch.steps.stepper import Stepper
 
@@ -33,8 +34,6 @@ _CALLS = 5000
 _MOST_MODELS = 16
 # After so many steps of an optimizer, and no model found, the user is warned.
 _STEPS_WITHOUT_MODEL = 10
-# Private; without it, what a checkpoint computes again is taken for calls of the training loop.
-_current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 _search: _Search | None = None
 
@@ -187,7 +186,7 @@ class _Search(Search):
 
         Activation checkpointing calls parts again in a backward, DataParallel in threads.
         """
-        return _current_backward() == -1 and not self.stepper.calls.forward_in_another_thread()
+        return outside_of_backward() and not self.stepper.calls.forward_in_another_thread()
 
     def _trains_in_eval(self, module: nn.Module) -> bool:
         """Whether an optimizer has trained this model, which is in evaluation mode.

@@ -8,54 +8,24 @@ which `isinstance` reads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
-from types import FrameType, GetSetDescriptorType, MemberDescriptorType
-from typing import Any, NamedTuple
+from types import FrameType, GetSetDescriptorType
+from typing import Any
 
 import torch
 from torch import nn
-
-from otel_ddp import errors
 
 _Tensor = torch.Tensor
 _Base = torch._C.TensorBase
 
 
-class _Named(NamedTuple):
-    field: None
-
-
-# The types that read slots and the fields of named tuples: C code, none of the user's.
-_READERS = (MemberDescriptorType, type(_Named.__dict__["field"]))
-
-
 def attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object: in its `__dict__`, and in slots."""
-    found: dict[str, Any] = {}
+    """The attributes in the `__dict__` of an object."""
     for base in type(value).__mro__:
-        content = base.__dict__
-        if "__slots__" in content:
-            for name, member in list(content.items()):
-                if type(member) is MemberDescriptorType:
-                    found.setdefault(name, _read(member, value))
         # Not `vars`: a class may have a property of this name.
-        if type(reader := content.get("__dict__")) is GetSetDescriptorType:
+        if type(reader := base.__dict__.get("__dict__")) is GetSetDescriptorType:
             kept = reader.__get__(value)
-            if issubclass(type(kept), dict):
-                found.update(dict.items(kept))
-    return found
-
-
-def attribute(value: Any, name: str) -> Any:
-    """One attribute, or a field of a named tuple; None where there is none."""
-    for base in type(value).__mro__:
-        if type(member := base.__dict__.get(name)) in _READERS:
-            return _read(member, value)
-    return attributes(value).get(name)
-
-
-def _read(member: Any, value: Any) -> Any:
-    return errors.attempt(partial(member.__get__, value), None)  # a slot may be empty
+            return dict(dict.items(kept)) if issubclass(type(kept), dict) else {}
+    return {}
 
 
 def maps(kind: type) -> bool:

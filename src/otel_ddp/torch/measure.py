@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.jit import ScriptModule
 
 from otel_ddp import errors
 from otel_ddp.recording.progress import Progress
@@ -21,9 +20,17 @@ from otel_ddp.torch.profile_window import ProfileWindow
 from otel_ddp.torch.readings.between_steps import Readings, StepOptions
 from otel_ddp.torch.steps.stepper import Stepper
 
-_stepper: Stepper | None = None
-_readings: Readings | None = None
-_profile_window: ProfileWindow | None = None
+
+class _Measuring:
+    """What measures the steps of one progress."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.stepper = Stepper(progress)
+        self.readings = Readings(self.stepper)
+        self.window = ProfileWindow(progress, self.stepper.sampled)
+
+
+_current: _Measuring | None = None
 
 
 def start(
@@ -41,13 +48,6 @@ def start(
     if model is None or models.is_lightning_module(model):
         discovery.attach(_prepared(progress, options), found)
         return
-    if isinstance(model, ScriptModule):
-        errors.warn_once(
-            "script",
-            "A model that torch.jit has scripted or traced takes no hooks, so its steps cannot be "
-            "measured; what you log is recorded as before.",
-        )
-        return
     stepper = _prepared(progress, options)
     # A user who names one model names all of them.
     discovery.detach()
@@ -60,18 +60,17 @@ def start(
 
 def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
     """Put on all hooks but those on models."""
-    global _stepper, _readings, _profile_window
+    global _current
     # The program has a line of ours, or the first step is here.
     training_begins.stop()
     for name in ("optimizer", "step_optimizer"):
         options[name] = _of_torch(name, options.get(name))
-    # Locals: a signal handler may take all hooks off at any moment.
-    stepper, readings = _stepper, _readings
-    if stepper is None or readings is None or not stepper.alive or stepper.progress is not progress:
+    # A local: a signal handler may take all hooks off at any moment.
+    current = _current
+    if current is None or not current.stepper.alive or current.stepper.progress is not progress:
         stop(None)
-        stepper = _stepper = Stepper(progress)
-        readings = _readings = Readings(stepper)
-        _profile_window = ProfileWindow(progress, stepper.sampled)
+        current = _current = _Measuring(progress)
+        stepper = current.stepper
         optimizer_hooks.attach(stepper)
         data_hooks.attach(stepper)
         garbage.attach(stepper)
@@ -81,18 +80,17 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
         progress.device_position,
         _profile,
     )
-    readings.update_options(StepOptions(**options))
+    current.readings.update_options(StepOptions(**options))
     optimizer_hooks.forget(options["optimizer"])
     # Now, not at the first step: an evaluation may compile as well.
-    compile_hooks.attach(stepper)
-    return stepper
+    compile_hooks.attach(current.stepper)
+    return current.stepper
 
 
 def _profile(question: bytes) -> None:
     """The thread of the questions has read one for a profile."""
-    window = _profile_window
-    if window is not None:
-        window.ask(question)
+    if (current := _current) is not None:
+        current.window.ask(question)
 
 
 def _of_torch(name: str, given: Any) -> Any:
@@ -113,16 +111,17 @@ def _of_torch(name: str, given: Any) -> Any:
 
 def stop(progress: Progress | None) -> None:
     """Leave torch and the models as they were found, if this progress is measured; None: any."""
-    global _stepper, _readings, _profile_window
-    readings, stepper, window = _readings, _stepper, _profile_window
-    if progress is not None and stepper is not None and stepper.progress is not progress:
+    global _current
+    current = _current
+    if progress is not None and current is not None and current.stepper.progress is not progress:
         return
-    _readings = _stepper = _profile_window = None
+    _current = None
+    ours: list[Callable[[], None]] = []
+    if current is not None:
+        ours = [current.window.close, current.readings.close, current.stepper.stop]
     # Each by itself: one that fails must not keep the others from being done.
     for act in (
-        *((window.close,) if window is not None else ()),
-        *((readings.close,) if readings is not None else ()),
-        *((stepper.stop,) if stepper is not None else ()),
+        *ours,
         *(discovery.detach, model_hooks.detach, optimizer_hooks.detach, data_hooks.detach),
         *(garbage.detach, compile_hooks.detach, stack_answers.stop),
     ):
@@ -131,17 +130,13 @@ def stop(progress: Progress | None) -> None:
 
 def _after_fork() -> None:
     # The journal is the parent's, and is mapped here as well: nothing may be written to it.
-    global _stepper, _readings, _profile_window
-    readings, _readings = _readings, None
-    window, _profile_window = _profile_window, None
-    if _stepper is not None:
-        _stepper.leave_to_parent()
-        _stepper = None
-    errors.attempt(discovery.detach, None)
-    if window is not None:
-        errors.attempt(window.leave_to_parent, None)
-    if readings is not None:
-        errors.attempt(readings.leave_to_parent, None)
+    global _current
+    current, _current = _current, None
+    if current is not None:
+        current.stepper.leave_to_parent()
+        errors.attempt(discovery.detach, None)
+        errors.attempt(current.window.leave_to_parent, None)
+        errors.attempt(current.readings.leave_to_parent, None)
 
 
 os.register_at_fork(after_in_child=_after_fork)

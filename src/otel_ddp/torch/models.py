@@ -30,11 +30,13 @@ def can_measure(model: Any) -> bool:
     torch = _import_torch() if model is None else sys.modules.get("torch")
     if torch is None:
         return False
-    if model is not None and not isinstance(model, torch.nn.Module):
+    if model is not None and (
+        not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule)
+    ):
         errors.warn_once(
             "model",
-            "instrument was given a %s, which is no torch.nn.Module: no steps are measured; "
-            "what you log is recorded.",
+            "instrument was given a %s, which is no torch.nn.Module that takes hooks: no steps are "
+            "measured; what you log is recorded.",
             type(model).__name__,
         )
         return False
@@ -117,9 +119,4 @@ def _wrapped(model: Any) -> Any:
         if (name := _WRAPPERS.get(each.__name__)) is not None:
             return getattr(model, name, None)
     # Any other class with a `module` may be a model, and `module` a part of it.
-    if not hasattr(model, "parameters"):
-        return getattr(model, "module", None)
-    if not hasattr(model, "named_children") or any(True for _ in model.parameters(recurse=False)):
-        return None
-    parts = dict(model.named_children())
-    return parts["module"] if parts.keys() == {"module"} else None
+    return None if hasattr(model, "parameters") else getattr(model, "module", None)

@@ -21,12 +21,8 @@ _LONGEST_WAIT_S = 3.0
 
 def is_up() -> bool:
     """Whether a default process group exists. Cheap enough for every call."""
-    module = sys.modules.get("torch.distributed")
-    # Half imported, or built without distributed: the functions are not there.
-    available = getattr(module, "is_available", None)
-    if module is None or available is None or not available():
-        return False
-    initialized = getattr(module, "is_initialized", None)
+    # Half imported, or built without distributed, it has no such function.
+    initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
     return initialized is not None and bool(initialized())
 
 

@@ -371,8 +371,6 @@ def _check(asked: Asked) -> None:
     """Raises _Refused where this process records no window."""
     if time.time_ns() > asked.until_ns:
         raise _Refused("no step ended in time")
-    if not torch.autograd.kineto_available():
-        raise _Refused("this torch was built without Kineto, which writes the traces")
     if torch_profiler._is_profiler_enabled:
         raise _Refused("the program profiles itself at this moment")
     folder = asked.trace.parent

@@ -5,8 +5,7 @@ on all modules look for the first call of a model that trains. So a program that
 two functions of torch's replaced, and nothing else.
 
 Some models train in evaluation mode, and of a function that is compiled no call of a module is
-seen. There the training begins with the first backward after a step of an optimizer, or with the
-second step, where the backward is compiled as well.
+seen. There the training begins with the second step of an optimizer.
 """
 
 from __future__ import annotations
@@ -23,10 +22,6 @@ from torch.optim import Optimizer
 from otel_ddp import errors
 from otel_ddp.torch.hooks import every_module
 from otel_ddp.torch.models import too_old
-
-# After so many calls of modules that do not train, as in an evaluation before the training, the
-# hook is off until a model is put into training mode.
-_CALLS = 5000
 
 _waiting: _Waiting | None = None
 
@@ -87,7 +82,6 @@ class _Waiting:
     ) -> None:
         self._begin = begin
         self._at_once = at_once
-        self._calls_left = _CALLS
         self._looks = False
         self._announced_by = [_Called(owner, name, self._announced) for owner, name in signs]
         self._training_mode: _Called | None = None
@@ -134,16 +128,11 @@ class _Waiting:
         from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 
         self._looks = True
-        self._announced_by = [_Called(torch.autograd, "backward", self._backward_ended)]
+        self._announced_by = []
         optimizer_hooks.tell_of_steps(self._optimizer_stepped)
         # The first optimizer has imported Dynamo.
         compile_hooks.listen(_before_compile, _after_compile)
         self._look()
-
-    @errors.contained()
-    def _backward_ended(self, *_: Any, **__: Any) -> None:
-        if self.stepped and _waiting is self:
-            self.begin()
 
     @errors.contained()
     def _optimizer_stepped(self) -> None:
@@ -152,7 +141,6 @@ class _Waiting:
         self.stepped = True
 
     def _look(self) -> None:
-        self._calls_left = _CALLS
         every_module.set_hook(_before_any)
         every_module.put_on()
 
@@ -176,10 +164,7 @@ class _Waiting:
         """Any module is called."""
         from otel_ddp.torch import discovery
 
-        self._calls_left -= 1
-        if self._calls_left < 0:
-            self._rest()
-        elif discovery.trains(module) and discovery.is_outermost(module):
+        if discovery.trains(module) and discovery.is_outermost(module):
             self.begin()
             # This call is the first one of the first step.
             discovery.before_any(module, args)

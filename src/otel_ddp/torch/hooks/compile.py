@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from otel_ddp import errors
-from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.stepper import Stepper
 
 _stepper: Stepper | None = None
@@ -60,7 +59,6 @@ def began(*args: Any) -> None:
     try:
         stepper.step.search.compiling()
         stepper.compile_began(threading.get_ident())
-        model_hooks.watch_compiled_wrapper(stepper)
     except errors.ANY_ERROR:
         stepper.failed("before compiling")
 

@@ -5,7 +5,6 @@ The waits are those of torch's own loader, and of iterables that `data` wraps.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -39,7 +38,6 @@ class DataSets:
         self._passes: WeakKeyDictionary[Any, _Pass] = WeakKeyDictionary()
         # Of the last epoch: a framework trains on its last batch after the loader's end.
         self._epoch: _Pass | None = None
-        self._told: dict[tuple[str, str], float] = {}
 
     @errors.contained()
     def batch_wanted(self, iterator: Any) -> None:
@@ -51,8 +49,8 @@ class DataSets:
             self._tell_epoch()
             self._epoch = None
             self._passes[iterator] = _Pass(stepper.seen.forwards, stepper.progress.work.samples)
-        elif number == LOOKED_AT - 1:
-            self._tell_sizes(iterator)
+        elif number == LOOKED_AT - 1 and (before := self._passes.get(iterator)) is not None:
+            self._tell_sizes(iterator, stepper.seen.forwards > before.forwards)
 
     @errors.contained()
     def ended(self, iterator: Any) -> None:
@@ -73,12 +71,7 @@ class DataSets:
             if samples > 0:
                 self._stamp(catalog.TRAINING_EPOCH_SAMPLES, samples)
 
-    def _tell_sizes(self, iterator: Any, trained: bool | None = None) -> None:
-        if trained is None:
-            before = self._passes.get(iterator)
-            if before is None:
-                return
-            trained = self._stepper.seen.forwards > before.forwards
+    def _tell_sizes(self, iterator: Any, trained: bool) -> None:
         split = "train" if trained else "eval"
         for metric, size in _sizes(iterator):
             # A length is the user's code.
@@ -87,10 +80,7 @@ class DataSets:
                 self._stamp(metric, found, split=split)
 
     def _stamp(self, metric: catalog.Metric, value: int, **labels: str) -> None:
-        key = metric.name, labels.get("split", "")
-        if self._told.get(key) != value:
-            self._told[key] = value
-            self._stepper.progress.recorder.totals.stamp(metric, float(value), **labels)
+        self._stepper.progress.recorder.totals.stamp(metric, float(value), **labels)
 
 
 def _sizes(iterator: Any) -> Iterator[tuple[catalog.Metric, Callable[[], Any]]]:
@@ -108,13 +98,6 @@ def _drawn(batches: BatchSampler) -> int:
     drawn = len(batches.sampler)
     return min(drawn, len(batches) * batches.batch_size) if batches.drop_last else drawn
 
-
-# What else an iterable may be able to do. The interpreter looks these up on types, not on objects:
-# each kind of iterable gets a type of ours with just the ones that it has.
-_SPECIAL = (
-    *("__bool__", "__len__", "__length_hint__", "__getitem__", "__setitem__", "__delitem__"),
-    *("__contains__", "__reversed__", "__call__", "__enter__", "__exit__"),
-)
 
 _stepper: Stepper | None = None
 _data_sets: DataSets | None = None
@@ -177,23 +160,12 @@ def _tell(event: str) -> None:
 
 def timed(loader: Any) -> Any:
     """An iterable whose waits are measured; in all else it behaves as what it wraps."""
-    kind = type(loader)
-    methods = tuple(name for name in _SPECIAL if getattr(kind, name, None) is not None)
-    return _timed_type(methods, hasattr(kind, "__next__"))(loader)
+    return _timed_type(*(hasattr(type(loader), name) for name in _SPECIAL))(loader)
 
 
-@functools.cache
-def _timed_type(methods: tuple[str, ...], iterates: bool) -> type[_Timed]:
-    content: dict[str, Any] = {name: _forwarded(name) for name in methods}
-    return type("Timed", (_TimedIterator if iterates else _Timed,), {**content, "__slots__": ()})
-
-
-def _forwarded(name: str) -> Callable[..., Any]:
-    def act(self: _Timed, *args: Any, **kwargs: Any) -> Any:
-        return getattr(_inside(self), name)(*args, **kwargs)
-
-    act.__name__ = name
-    return act
+# What the interpreter looks up on types, not on objects: each kind of iterable gets a type of ours
+# with just the ones that it has.
+_SPECIAL = ("__next__", "__len__", "__getitem__", "__contains__")
 
 
 class _Timed:
@@ -206,11 +178,7 @@ class _Timed:
     def __iter__(self) -> Iterator[Any]:
         # Not lazily: here torch's loader draws a random number and starts its workers.
         loader = _inside(self)
-        _tell("began")
-        try:
-            iterator = iter(loader)
-        finally:
-            _tell("ended")
+        iterator = _waited(lambda: iter(loader))
         return self if iterator is loader else timed(iterator)
 
     def __getattr__(self, name: str) -> Any:
@@ -219,26 +187,29 @@ class _Timed:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(_inside(self), name, value)
 
-    def __delattr__(self, name: str) -> None:
-        delattr(_inside(self), name)
-
-    def __copy__(self) -> Any:
-        return timed(copy.copy(_inside(self)))
-
     def __reduce__(self) -> Any:
         return (timed, (_inside(self),))
 
 
-class _TimedIterator(_Timed):
-    __slots__ = ()
+@functools.cache
+def _timed_type(*has: bool) -> type[_Timed]:
+    ways: list[Callable[..., Any]] = [
+        lambda self: _waited(lambda: next(_inside(self))),
+        lambda self: len(_inside(self)),
+        lambda self, key: _inside(self)[key],
+        lambda self, value: value in _inside(self),
+    ]
+    named = zip(_SPECIAL, ways, has, strict=True)
+    return type("Timed", (_Timed,), {"__slots__": (), **{n: way for n, way, own in named if own}})
 
-    def __next__(self) -> Any:
-        _tell("began")
-        try:
-            return next(_inside(self))
-        finally:
-            _tell("ended")
+
+def _waited(fetch: Callable[[], Any]) -> Any:
+    _tell("began")
+    try:
+        return fetch()
+    finally:
+        _tell("ended")
 
 
-def _inside(wrapper: _Timed) -> Any:
+def _inside(wrapper: Any) -> Any:
     return object.__getattribute__(wrapper, "_otel_ddp_wrapped")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,15 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from otel_ddp import errors
 from otel_ddp.torch import inspection, models
 from otel_ddp.torch.hooks import every_module
-from otel_ddp.torch.inspection import module_calls
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
 _MOST_OUTPUTS, _MOST_OF_ONE = 64, 48
 _Tensor = torch.Tensor
 _is_tracing = torch._C._is_tracing
-# The class of what torch.compile makes of a module.
-_COMPILED = "OptimizedModule"
 # The key of a hook that is taken off and put on again in each forward of DDP.
 _KEY = "otel_ddp"
 
@@ -154,28 +150,6 @@ def watch_wrapping_ddp(watched: WatchedModel, stepper: Stepper) -> None:
         # It does the same work, and some forwards of it were seen.
         around.forwards, around.flops_per_unit = watched.forwards, watched.flops_per_unit
         around.by_samples = watched.by_samples
-
-
-def watch_compiled_wrapper(stepper: Stepper) -> None:
-    """Watch what torch.compile has put around a watched model, which is being compiled just now.
-
-    No hook inside it is called any more. The wrapper's own first call is measured only if a step
-    had begun before it: by a loader.
-    """
-    around = [
-        call["self"]
-        for call in module_calls(sys._getframe())
-        if type(call.get("self")).__name__ == _COMPILED and _wraps_a_watched(call["self"])
-    ]
-    if around:
-        attach(around[-1], stepper)
-
-
-def _wraps_a_watched(compiled: Any) -> bool:
-    inner = compiled._orig_mod
-    while inner is not None and id(inner) not in _watched:
-        inner = inner.module if isinstance(inner, DistributedDataParallel) else None
-    return inner is not None
 
 
 def watch_compiled_in_place() -> None:

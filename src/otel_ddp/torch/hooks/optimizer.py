@@ -16,7 +16,6 @@ from torch.optim.optimizer import (
 
 from otel_ddp import errors
 from otel_ddp.torch.hooks import model as model_hooks
-from otel_ddp.torch.steps.open_step import CompiledSteps
 from otel_ddp.torch.steps.stepper import Stepper
 
 # Where wrappers keep the optimizer that does their work, and how many objects are looked at.
@@ -28,19 +27,14 @@ _handles: list[Any] = []
 # Called after each step while no steps are measured yet.
 _told: Callable[[], None] | None = None
 _stepper: Stepper | None = None
-_compiled = CompiledSteps()
-# By an optimizer's id: whether a watched model is trained by it; if not, how many parameters it
-# has; and the reference that removes the entry.
-_known: dict[int, tuple[bool, int, Any]] = {}
-_UNKNOWN = (False, -1, None)
+# By an optimizer's id: whether it trains a watched model, and the reference that removes the entry.
+_known: dict[int, tuple[bool, Any]] = {}
 
 
 def attach(stepper: Stepper) -> None:
     """Put the hooks on all optimizers; those of other models are ignored."""
     global _stepper
     _stepper = stepper
-    stepper.step.end.compiled = _compiled
-    _compiled.stepped = False
     _put_on()
 
 
@@ -77,7 +71,7 @@ def forget(own: Any) -> None:
 
 def forget_others() -> None:
     """A model was found: optimizers that were none of ours may be its own."""
-    for key, (owned, _, _) in list(_known.items()):
+    for key, (owned, _) in list(_known.items()):
         if not owned:
             _known.pop(key, None)
 
@@ -110,15 +104,6 @@ def detach() -> None:
     _known.clear()
 
 
-def _is_ours_by_now(optimizer: Optimizer, size: int) -> bool:
-    """Whether an optimizer that was not ours has become ours: it may have got more parameters."""
-    return _size(optimizer) != size and _is_ours(optimizer)
-
-
-def _size(optimizer: Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
 def _is_ours(optimizer: Optimizer) -> bool:
     # Compared at its first step, not before: sharding replaces a model's parameters.
     models = model_hooks.trained()
@@ -134,8 +119,7 @@ def _is_ours(optimizer: Optimizer) -> bool:
 
 def _note(optimizer: Optimizer, owned: bool) -> None:
     key = id(optimizer)
-    size = 0 if owned else _size(optimizer)
-    _known[key] = (owned, size, ref(optimizer, partial(_known.pop, key)))
+    _known[key] = (owned, ref(optimizer, partial(_known.pop, key)))
 
 
 def _may_be_one_graph(optimizer: Optimizer) -> bool:
@@ -157,8 +141,8 @@ def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: A
     if stepper is None or not stepper.alive:
         return
     try:
-        known = _known.get(id(optimizer), _UNKNOWN)
-        if known[0] or _is_ours_by_now(optimizer, known[1]):
+        known = _known.get(id(optimizer))
+        if known[0] if known is not None else _is_ours(optimizer):
             # Beside its optimizer, `step` is given a closure; some wrappers give it None.
             given = len(args) > 1 or bool(kwargs)
             stepper.optimizers.began(optimizer, given and _has_closure(args[1:], kwargs))
@@ -168,8 +152,6 @@ def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: A
 
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
     if is_compiling() and _may_be_one_graph(optimizer):
-        # Part of the graph: done each time that it runs.
-        _compiled.stepped = True
         return
     stepper = _stepper
     if stepper is None or not stepper.alive:
@@ -177,9 +159,9 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
             _told()
         return
     try:
-        known = _known.get(id(optimizer), _UNKNOWN)
-        if known[0] or _is_ours_by_now(optimizer, known[1]):
-            if not known[0]:
+        known = _known.get(id(optimizer))
+        if known[0] if known is not None else _is_ours(optimizer):
+            if known is None:
                 # Its closure was the first call of its model.
                 stepper.optimizers.began(optimizer, False)
             stepper.optimizers.ended(optimizer)

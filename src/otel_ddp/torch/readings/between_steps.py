@@ -28,9 +28,8 @@ from otel_ddp.vocabulary import catalog
 # By then a loop has shown what it is made of.
 _STEPS_TO_KNOW = 3
 _STEPS_TO_WATCH = 20
-# A loop that logs its loss has done so by this step; one that ends earlier, by its end.
+# A loop that logs its loss has done so by this step.
 _STEPS_TO_LOG = 1000
-_STEPS_TO_MISS_A_LOSS = 100
 # Where a scaler keeps what it has found since its last update. Private.
 _ROUND = "_per_optimizer_states"
 
@@ -293,8 +292,6 @@ class Readings(StepListener):
         self._offer_loss()
         if not self._warned and (self._stepper.seen.forwards or self._stepper.seen.steps):
             self.report()
-        if _STEPS_TO_MISS_A_LOSS <= self._stepper.seen.steps < _STEPS_TO_LOG:
-            self._miss_loss()
         if self._clock is not None:
             self._stepper.progress.phases.device_clock = None
             self._clock.close()

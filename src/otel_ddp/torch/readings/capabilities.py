@@ -31,15 +31,12 @@ REASONS: Mapping[str, str] = {
     "": "",
     "not_called": "no call of the model is seen: it was compiled after instrument(), which goes "
     "last, or what is called is a method of it",
-    "compiled_step": "the optimizer's step is compiled: steps are counted, its time is in none",
-    "closure": "it is given a closure in which no backward is seen: its time is in none",
-    "outputs_unknown": "the model's outputs hold no tensor with a gradient that we find",
-    "compiled_backward": "backward is compiled, and calls no hooks",
+    "outputs_unknown": "the model's outputs hold no tensor with a gradient that we find, or "
+    "backward is compiled",
     "no_optimizer": "no optimizer of torch's steps the parameters of this model, nor one "
-    "that it wraps",
-    "no_loader": "no DataLoader of torch's is used: wrap yours in otel_ddp.data()",
-    "other_thread": "batches are loaded in another thread than the one that trains: wrap what that "
-    "one takes them from in otel_ddp.data()",
+    "that it wraps, or all of its step is compiled",
+    "no_loader": "no DataLoader of torch's is used in the thread that trains: wrap what that one "
+    "takes its batches from in otel_ddp.data()",
     "shapes_unknown": "the model's inputs hold no tensor that we find",
     "fsdp": "FSDP waits inside forward and backward",
     "sync_batch_norm": "SyncBatchNorm waits inside forward and backward",
@@ -50,9 +47,7 @@ REASONS: Mapping[str, str] = {
     "process group is made",
     "no_recorder": "torch's flight recorder is empty: set TORCH_FR_BUFFER_SIZE=2000, or "
     "TORCH_NCCL_TRACE_BUFFER_SIZE where PyTorch is older",
-    "no_loss": "the model returns no loss that we find: log it",
-    "several_losses": "the model returns several single numbers with a gradient: log the one that "
-    "is the loss",
+    "no_loss": "the model returns no loss that we find, or several: log it",
     "divided_loss": "the model returns its share of a mean over all ranks and batches of the step, "
     "as Hugging Face's Trainer asks it to: log the mean",
     "no_scaler": "float16 without a scaler: pass it as instrument(scaler=...)",
@@ -74,9 +69,9 @@ def measured(
     """What is measured (with an empty reason), and what is not (with the word of its reason)."""
     found: dict[str, str] = {}
     seen, backward = stepper.seen.forwards > 0, stepper.seen.backwards > 0
-    found["optimizer"] = _optimizer(stepper)
+    found["optimizer"] = "" if stepper.seen.steps else "no_optimizer"
     found["forward"] = "" if seen else "not_called"
-    found["backward"] = "" if backward else _without_backward() if seen else "not_called"
+    found["backward"] = "" if backward else "outputs_unknown" if seen else "not_called"
     found["comm_wait"] = (
         _comm_wait(models, world_size, reentrant) if backward else found["backward"]
     )
@@ -84,7 +79,9 @@ def measured(
     needed = found["comm_wait"] and backward and not collectives.none_so_far()
     if needed and "nccl" in backend() and (reason := _arrivals()):
         found["arrivals"] = reason
-    found["data"] = _data(stepper)
+    # The first batch may be wanted before it is known which thread trains.
+    several = stepper.seen.steps > 1
+    found["data"] = "" if stepper.seen.loads > several else "no_loader"
     work = stepper.progress.work.samples
     found["samples"] = "" if work else "shapes_unknown" if seen else "not_called"
     found["flops"] = "" if stepper.progress.work.flops else "uncountable" if seen else "not_called"
@@ -93,28 +90,6 @@ def measured(
     elif stepper.seen.float16:
         found["skipped_steps"] = "no_scaler"
     return found
-
-
-def _optimizer(stepper: Stepper) -> str:
-    if not stepper.seen.steps:
-        return "no_optimizer"
-    if stepper.seen.closures and not stepper.seen.backwards:
-        return "closure"
-    return "compiled_step" if stepper.seen.compiled_steps else ""
-
-
-def _without_backward() -> str:
-    # Compiled autograd takes the hooks into its graph, where they can do nothing.
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    compiled = counters.get("compiled_autograd", {}).get("captures", 0)
-    return "compiled_backward" if compiled else "outputs_unknown"
-
-
-def _data(stepper: Stepper) -> str:
-    # Other threads may load for an evaluation, while the loads of training are measured.
-    if stepper.seen.loads_elsewhere and stepper.seen.loads < stepper.seen.steps:
-        return "other_thread"
-    return "" if stepper.seen.loads else "no_loader"
 
 
 def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str:

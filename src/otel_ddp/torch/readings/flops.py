@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -80,7 +80,8 @@ class ForwardCounter:
             mode.__enter__()
         finally:
             # A signal handler may have ended the count meanwhile.
-            if self._mode is not mode:
+            if self._closed or self._mode is not mode:
+                self._mode = None
                 _take_off(mode)
 
     def stop(self) -> Counted | None:
@@ -123,20 +124,14 @@ def by_parameters(module: nn.Module, tokens: float) -> float:
     (LoRA's do, at 2 more), but parameters do not show that. Attention itself is not in it.
     """
     # A lookup multiplies nothing, but an embedding may also be the weight of an output layer.
-    tables = {id(each) for owner in _embeddings(module) for each in owner.parameters(False)}
     multiplied = {
-        id(each)
+        id(each): each
         for owner in module.modules()
         if not isinstance(owner, (nn.Embedding, nn.EmbeddingBag))
         for each in owner.parameters(False)
     }
-    free = tables - multiplied
-    counted = [each for each in module.parameters() if id(each) not in free]
-    return float(tokens * sum((6 if each.requires_grad else 2) * each.numel() for each in counted))
-
-
-def _embeddings(module: nn.Module) -> Iterator[nn.Module]:
-    return (each for each in module.modules() if isinstance(each, (nn.Embedding, nn.EmbeddingBag)))
+    work = sum((6 if each.requires_grad else 2) * each.numel() for each in multiplied.values())
+    return float(tokens * work)
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[misc]

@@ -29,7 +29,8 @@ class ReturnedLoss:
         """Keep what this forward returns."""
         self.asked = True
         # A share of a mean over all ranks is no loss of this one.
-        loss, self.missing = (None, "divided_loss") if watched.divided_loss else loss_of(output)
+        loss = None if watched.divided_loss else loss_of(output)
+        self.missing = "divided_loss" if watched.divided_loss else "no_loss" if loss is None else ""
         if loss is not None:
             self._loss = steps_before, loss
 
@@ -39,8 +40,8 @@ class ReturnedLoss:
         return found
 
 
-def loss_of(output: Any) -> tuple[Any, str]:
-    """The loss in what a model returns, and why there is none.
+def loss_of(output: Any) -> torch.Tensor | None:
+    """The loss in what a model returns; None where there is none, or more than one may be it.
 
     It is a copy: the loop may change the loss itself in place.
     """
@@ -48,23 +49,19 @@ def loss_of(output: Any) -> tuple[Any, str]:
     loss: Any
     if issubclass(kind, torch.Tensor):
         loss = output if len(inspection.of_tensor(output, "shape")) == 0 else None
-    elif issubclass(kind, dict):
-        loss = dict.get(output, "loss")
-    elif inspection.maps(kind):
+    elif issubclass(kind, dict) or inspection.maps(kind):
         loss = dict(inspection.items(output)).get("loss")
     else:
-        loss = inspection.attribute(output, "loss")
+        loss = inspection.attributes(output).get("loss")
         if loss is None and issubclass(kind, tuple | list):
             # `return logits, loss`
             each = (tuple if issubclass(kind, tuple) else list).__iter__(output)
             scalars = [one for one in islice(each, _MOST_RETURNED) if _may_be_a_loss(one)]
-            if len(scalars) > 1:
-                return None, "several_losses"
-            loss = scalars[0] if scalars else None
+            loss = scalars[0] if len(scalars) == 1 else None
     # A user's subclass of a tensor would be copied by the user's code.
     if not _is_torchs(loss) or loss.numel() != 1:
-        return None, "no_loss"
-    return loss.detach().clone(), ""
+        return None
+    return loss.detach().clone()
 
 
 def _may_be_a_loss(value: Any) -> bool:

@@ -70,8 +70,7 @@ class Backwards:
     def __init__(self, step: OpenStep, failed: Callable[[str], None]) -> None:
         """*failed*: what a hook that has raised is handed to."""
         self.alive = True
-        self.hook, self.evaluated_hook = BackwardHook(), BackwardHook()
-        self.evaluated_hook.call(self._evaluated_gradient_arrived)
+        self.hook = BackwardHook()
         self._progress = progress = step.progress
         self._sampled, self._calls, self._step = step.sampled, step.calls, step
         self._enter, self._leave = progress.phases.enter, progress.phases.leave
@@ -97,10 +96,6 @@ class Backwards:
             self._queue_callback(self.gradients_done)
         except errors.ANY_ERROR:
             self._failed("backward began")
-
-    def _evaluated_gradient_arrived(self, gradient: torch.Tensor) -> None:
-        """A gradient of a model in evaluation mode: of training, or of an attack on its inputs."""
-        self._step.evaluated_has_gradient = True
 
     def _gradients_done(self) -> None:
         """The local gradients are there; DDP waits for those of the other ranks."""

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from otel_ddp.torch.steps.backwards import BackwardHook, Backwards
-from otel_ddp.torch.steps.loads import Loads
 from otel_ddp.torch.steps.open_step import OpenStep
 from otel_ddp.torch.steps.sampled import OFTEN
 from otel_ddp.torch.steps.watched_model import WatchedModel, workload
@@ -29,10 +28,10 @@ class Forwards:
     buffers_arrived: Callable[[], None]
     ended: Callable[[WatchedModel, torch.nn.Module, Any], BackwardHook | None]
 
-    def __init__(self, step: OpenStep, loads: Loads, backwards: Backwards) -> None:
+    def __init__(self, step: OpenStep, backwards: Backwards) -> None:
         self._progress = progress = step.progress
-        self._sampled, self._calls, self._step, self._loads = step.sampled, step.calls, step, loads
-        self._hook, self._evaluated_hook = backwards.hook, backwards.evaluated_hook
+        self._sampled, self._calls, self._step = step.sampled, step.calls, step
+        self._hook = backwards.hook
         self._steps, self._work, self._phases = progress.steps, progress.work, progress.phases
         self._thread = progress.thread
         self._buffers = progress.phases.of_hooks("comm_wait", of_buffers=True)
@@ -70,7 +69,6 @@ class Forwards:
         step.evaluated = None
         if thread != self._thread.ident:
             self._progress.train_in(thread)
-            self._loads.training_began(thread)
         # A forward inside an optimizer's step begins no other step: its closure has called the
         # model, and may do so again (LBFGS).
         if step.closure:
@@ -156,7 +154,7 @@ class Forwards:
             return self._hook
         self._phases.leave(calls.eval)
         self._progress.flush_if_due()
-        if not _is_grad_enabled():
-            return None
-        step.evaluated, step.evaluated_has_gradient = watched, False
-        return self._evaluated_hook
+        if _is_grad_enabled() and not self._steps.model_called:
+            # If a step ends before a model is called in training mode, this one is trained.
+            step.evaluated = watched
+        return None

@@ -27,13 +27,6 @@ class Loads:
         # The line of ours mostly stands in the thread that trains.
         self._made_in = _get_ident()
         self._thread = 0  # the one that asked for the last batch
-        # Another thread that had asked for one before it was known which one trains; 0: none.
-        self._before = 0
-
-    def training_began(self, thread: int) -> None:
-        """This thread trains from here on."""
-        self._step.seen.loads_elsewhere |= self._before not in (0, thread)
-        self._before = 0
 
     def _began(self) -> None:
         """A loader is asked for the next batch."""
@@ -44,9 +37,6 @@ class Loads:
         calls, thread = self._calls, _get_ident()
         trains = self._progress.thread.ident
         if trains != thread and is_another_thread(trains or self._made_in, thread):
-            # Before the first forward, this may be the thread that will train.
-            step.seen.loads_elsewhere |= trains != 0
-            self._before = thread
             return  # a thread fetches ahead: training does not wait for that
         if thread != calls.forward_thread and calls.another_thread_works(thread):
             return
@@ -60,7 +50,7 @@ class Loads:
             if calls.in_backward:
                 return
             end = step.end
-            if not self._progress.steps.in_step or end.backwards or end.compiled.stepped:
+            if not self._progress.steps.in_step or end.backwards:
                 step.begin()
         self._thread = thread
         step.seen.loads += 1

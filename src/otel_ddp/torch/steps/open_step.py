@@ -20,19 +20,12 @@ from otel_ddp.torch.steps.watched_model import WatchedModel
 _PATIENCE = 10
 
 
-class CompiledSteps:
-    """Set by optimizers whose step is compiled: inside a graph our hooks can do nothing else."""
-
-    def __init__(self) -> None:
-        self.stepped = False
-
-
 class StepEnd:
     """Knows the optimizer whose step ends a training step: named by the user, or the first seen."""
 
     __slots__ = (
         *("_in_round", "_named", "_optimizer", "_round", "_steps_of_others", "_stepped_round"),
-        *("backwards", "compiled", "has_model", "scaler_round"),
+        *("backwards", "has_model", "scaler_round"),
     )
 
     def __init__(self) -> None:
@@ -40,7 +33,6 @@ class StepEnd:
         """While no model is known, nothing makes a step."""
         self.backwards = 0
         """Backwards since the last step."""
-        self.compiled = CompiledSteps()
         # Where there is a scaler: asks for what it keeps of its present round, which is another
         # object after each update. That is known on the host; the device is asked nothing.
         self.scaler_round: Callable[[], Any] | None = None
@@ -121,13 +113,6 @@ class StepEnd:
         now = self._round
         return self.backwards > 0 and before is not now and before is not self._stepped_round
 
-    def compiled_stepped(self) -> bool:
-        """Whether a compiled step was made since the last call."""
-        if not self.compiled.stepped:
-            return False
-        self.compiled.stepped = False
-        return True
-
     def step_ended(self) -> None:
         """A training step has ended."""
         self.backwards = self._steps_of_others = 0
@@ -154,13 +139,13 @@ class Seen:
     """What was seen at all. Capabilities are read off it."""
 
     __slots__ = (
-        *("backwards", "closures", "compiled_steps", "compiles", "float16", "forwards", "loads"),
-        *("loads_elsewhere", "steps"),
+        *("backwards", "compiles", "float16", "forwards", "loads"),
+        "steps",
     )
 
     def __init__(self) -> None:
-        self.forwards = self.backwards = self.steps = self.compiled_steps = self.loads = 0
-        self.loads_elsewhere = self.closures = self.compiles = self.float16 = False
+        self.forwards = self.backwards = self.steps = self.loads = 0
+        self.compiles = self.float16 = False
 
 
 class Search:
@@ -192,7 +177,7 @@ class OpenStep:
 
     __slots__ = (
         *("_wrap_hooks", "batch_model", "calls", "closure", "end", "evaluated", "progress"),
-        *("evaluated_has_gradient", "optimizer", "optimizing", "sampled", "search", "seen"),
+        *("optimizer", "optimizing", "sampled", "search", "seen"),
         "stepped_in_backward",
     )
 
@@ -216,9 +201,8 @@ class OpenStep:
         """Of several models that were found rather than named: the one whose batch is the step's.
         """
         self.evaluated: WatchedModel | None = None
-        """A model in evaluation mode that was called with gradients on."""
-        self.evaluated_has_gradient = False
-        """Whether such a gradient has arrived. Where a step follows, this model trains so."""
+        """A model in evaluation mode that was called with gradients on, and none in training mode
+        since. Where a step ends, it trains so."""
 
     def begin(self) -> None:
         """Work begins: of a new step, or more of the same."""
@@ -231,9 +215,6 @@ class OpenStep:
         # step, unless the scaler has seen to it that none was made.
         if self.end.scaler_skipped():
             self.finish(skipped=True)
-        if self.end.compiled_stepped():
-            self.seen.compiled_steps += 1
-            self.finish()
         steps = self.progress.steps
         if not steps.in_step:
             if not steps.began:
@@ -242,7 +223,7 @@ class OpenStep:
 
     def finish(self, skipped: bool = False, phase: Phase | None = None) -> None:
         """The step is over, and so is *phase*."""
-        if self.evaluated is not None and self.evaluated_has_gradient:
+        if self.evaluated is not None:
             self.evaluated.trains_in_eval = True
         self.end.step_ended()
         self.batch_model = None

@@ -60,10 +60,8 @@ class Optimizers:
             step.begin()
         step.optimizing = id(optimizer)
         step.closure = closure
-        if closure and not step.end.backwards:
-            # Its closure has the loop's own work in it, up to the end of backward.
-            step.seen.closures = True
-        else:
+        # A closure has the loop's own work in it, up to the end of backward.
+        if not closure or step.end.backwards:
             self._phases.enter(step.optimizer)
         if step.end.begun_by(optimizer) and self._sampled.sampling and not closure:
             self._sampled.notify("optimizer_steps", optimizer)

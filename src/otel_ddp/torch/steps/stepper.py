@@ -32,7 +32,7 @@ class Stepper:
         self.seen = step.seen
         self.loads = Loads(step)
         self.backwards = Backwards(step, self.failed)
-        self.forwards = Forwards(step, self.loads, self.backwards)
+        self.forwards = Forwards(step, self.backwards)
         self.optimizers = Optimizers(step)
         self._compile = progress.phases.of_hooks("compile")
         self._failures = 0

@@ -60,9 +60,7 @@ class WatchedModel:
 # The names of a language model's input, whose elements are tokens.
 _TOKEN_NAMES = ("input_ids", "tokens", "idx")
 _WHOLE = frozenset(
-    getattr(torch, name)
-    for name in ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
-    if hasattr(torch, name)
+    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
 )
 _MOST = 16
 _Tensor = torch.Tensor
@@ -155,19 +153,17 @@ def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
     fractions = others = 0
     words: Any = None
     for name, tensor in _tensors(args, kwargs):
-        shape, dtype = (
-            inspection.of_tensor(tensor, "shape"),
-            inspection.of_tensor(tensor, "dtype"),
-        )
+        shape = inspection.of_tensor(tensor, "shape")
+        dtype = inspection.of_tensor(tensor, "dtype")
         if not shape:
             continue
         if dtype in _WHOLE and name in _TOKEN_NAMES:
             # One dimension: sequences of any length, packed one behind the other.
-            return (shape[0] if len(shape) > 1 else 0), _numel(tensor)
+            return (shape[0] if len(shape) > 1 else 0), shape.numel()
         if dtype.is_floating_point or dtype.is_complex:
             fractions = fractions or shape[0]
         elif dtype in _WHOLE and len(shape) == 2 and words is None:
-            words = tensor
+            words = shape
         else:
             others = others or shape[0]
     if fractions:
@@ -175,7 +171,7 @@ def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
         return fractions, 0
     if words is None:
         return others, 0
-    return inspection.of_tensor(words, "shape")[0], _numel(words)
+    return words[0], words.numel()
 
 
 def shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Shapes | None:
@@ -185,13 +181,6 @@ def shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Shapes | 
     )
     # In a trace, sizes are tensors, which must not be compared.
     return found if all(type(size) is int for shape in found for size in shape) else None
-
-
-def _numel(tensor: Any) -> Any:
-    if type(tensor) is _Tensor:
-        return tensor.numel()
-    with torch._C.DisableTorchFunctionSubclass():
-        return torch._C.TensorBase.numel(tensor)
 
 
 def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
