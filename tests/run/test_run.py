@@ -77,10 +77,8 @@ def test_init_and_instrument_twice_are_one_run(place: Here) -> None:
 def test_instrument_opens_the_run_and_says_what_is_trained(place: Here) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
     model[0].weight.requires_grad_(False)
-    wrapped = torch.nn.Module()
-    wrapped.module = model
 
-    with otel_ddp.instrument(wrapped, group="g", job_type="eval", name="n") as run:
+    with otel_ddp.instrument(model, group="g", job_type="eval", name="n") as run:
         assert (run.group, run.job_type) == ("g", "eval")
 
     facts = place.only().facts
