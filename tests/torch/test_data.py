@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import signal
 import time
 from collections.abc import Callable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -44,26 +43,6 @@ def test_code_that_kept_the_loaders_next_goes_on_loading_after_the_end(
 
     assert torch.equal(get_batch()[0], INPUT[:2])
     assert dataloader._BaseDataLoaderIter.__next__ is original
-
-
-def test_a_signal_handler_may_take_the_hooks_off_amid_a_batch(place: Here) -> None:
-    class Signalled(TensorDataset):
-        def __getitem__(self, index: Any) -> Any:
-            if index == 2:
-                signal.raise_signal(signal.SIGUSR1)
-            return super().__getitem__(index)
-
-    otel_ddp.instrument(nn.Linear(4, 1))
-    iterator = iter(DataLoader(Signalled(INPUT), batch_size=1))
-    step = type(iterator).__next__
-    before = signal.signal(signal.SIGUSR1, lambda *_: otel_ddp.uninstrument())
-    try:
-        # The same function all the time, as in a frame that was entered before the handler.
-        found = [step(iterator) for _ in range(8)]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-    assert len(found) == 8
 
 
 def test_a_users_own_replacement_of_the_loaders_next_stays_and_works(
@@ -112,16 +91,6 @@ def test_what_is_wrapped_can_do_no_more_and_no_less(make: Callable[[], Any]) -> 
     assert list(wrapped) == list(plain)
 
 
-def test_what_is_set_on_the_wrapper_is_set_on_the_loader() -> None:
-    loader = Loader()
-    wrapped = otel_ddp.data(loader)
-
-    wrapped.epoch = 5
-
-    assert loader.epoch == wrapped.epoch == 5
-    assert list(wrapped) == [5, 6]
-
-
 def test_a_copy_of_a_wrapper_wraps_a_copy() -> None:
     loader = Loader()
     wrapped = otel_ddp.data(loader)
@@ -131,14 +100,6 @@ def test_a_copy_of_a_wrapper_wraps_a_copy() -> None:
         other.epoch = 7
         assert list(other) == [7, 8]
     assert loader.epoch == 0
-
-
-def test_an_iterator_comes_from_itself() -> None:
-    wrapped = otel_ddp.data(iter([1, 2, 3]))
-
-    assert iter(wrapped) is wrapped
-    assert next(wrapped) == 1
-    assert list(wrapped) == [2, 3]
 
 
 def test_the_loaders_random_numbers_are_drawn_when_they_would_be() -> None:
@@ -214,8 +175,3 @@ def test_batches_that_another_thread_loads_are_reported_as_not_measured(
     journal = place.only()
     assert journal.total(catalog.TRAINING_STEPS) == 4
     assert journal.facts["capability"]["data"] == reason
-
-
-def test_a_loader_that_cannot_be_iterated_says_so_itself() -> None:
-    with pytest.raises(TypeError, match="'int' object is not iterable"):
-        iter(otel_ddp.data(5))  # type: ignore[call-overload]

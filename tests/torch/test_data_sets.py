@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
@@ -63,21 +62,6 @@ def test_a_rank_tells_the_size_of_the_set_and_its_part_of_it(place: Here) -> Non
 
     # 103 samples among four ranks are 26 each, with one that comes twice.
     assert told(place, "train") == (103, 4, 26)
-
-
-@pytest.mark.parametrize(("drop_last", "part"), [(True, 24), (False, 26)])
-def test_a_last_batch_that_is_dropped_does_not_count(
-    drop_last: bool, part: int, place: Here
-) -> None:
-    loop = Loop()
-
-    for batch in DataLoader(samples(26), batch_size=8, drop_last=drop_last):
-        loop.step(batch)
-
-    otel_ddp.finish()
-    journal = place.only()
-    assert total(journal, "training.set.rank_samples", split="train") == part
-    assert total(journal, "training.epoch.samples") == part
 
 
 def test_a_long_epoch_has_its_sizes_after_the_first_batches(place: Here) -> None:

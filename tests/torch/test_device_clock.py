@@ -326,21 +326,6 @@ def test_what_a_handler_raises_is_no_failure_of_the_device(
     assert len(book.charges) > told
 
 
-@pytest.mark.usefixtures("handled")
-def test_a_close_that_a_handler_interrupts_keeps_nothing(
-    device: FakeDevice, clock: DeviceClock
-) -> None:
-    step(device, clock, 4)
-    clock.mark(word(FORWARD, device.now_ms))
-
-    device.interrupted = "query"
-    with pytest.raises(WorkerDied):
-        clock.close()
-
-    assert not clock.failed
-    assert held(clock) == 0
-
-
 def test_a_clock_that_is_closed_tells_what_is_done_and_keeps_nothing(
     device: FakeDevice, clock: DeviceClock, book: Book
 ) -> None:
@@ -512,18 +497,6 @@ def test_a_device_that_waits_for_launches_keeps_up_all_the_while() -> None:
         assert paced == pytest.approx(
             {"data": 1.0, "forward": 12.0, "backward": 25.0, "comm_wait": 0.1, "optimizer": 4.0}
         )
-
-
-def test_a_host_that_is_always_ahead_by_the_same_is_known_to_be() -> None:
-    """As where the queue of launches is full, or each step waits for the one before."""
-    device = AheadDevice()
-    device.busy_until_ms = 300.0
-    trained = Trained(device)
-    for _ in range(60):
-        trained.step(Phases())
-        device.host_ms = max(device.host_ms, device.busy_until_ms - 45.0)
-
-    assert all(set(paced_ms(step)) <= {"data"} for step in trained.steps()[5:])
 
 
 def test_where_the_device_is_is_known_while_the_host_stands_still() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,23 +117,10 @@ def test_one_question_gives_all_the_numbers(module: FakeModule) -> None:
     assert module.asked == [CUDA]
 
 
-def test_a_device_that_is_not_in_use_is_not_touched(module: FakeModule) -> None:
-    module.initialized = False
-
-    assert read(module) == {}
-
-
 @pytest.mark.parametrize("kind", ["cuda", "cpu", "meta", "mps"])
 def test_the_real_module_is_not_initialised_by_reading(kind: str) -> None:
     assert memory(torch.device(kind)) == {}
     assert not torch.cuda.is_initialized()
-
-
-def test_what_the_allocator_does_not_count_is_absent_and_never_0(module: FakeModule) -> None:
-    module.found.update(reserved_bytes={}, num_ooms="many")
-
-    missing = (catalog.TRAINING_CUDA_MEMORY_RESERVED, catalog.TRAINING_OOMS)
-    assert read(module) == {name: WHOLE[name] for name in WHOLE if name not in missing}
 
 
 def test_an_allocator_that_never_counts_has_no_counts(module: FakeModule) -> None:
@@ -151,26 +137,6 @@ def test_an_allocator_that_tells_nothing_has_no_reading(module: FakeModule, answ
     assert read(module) == {}
 
 
-def test_what_a_handler_raises_in_the_middle_is_no_answer(module: FakeModule) -> None:
-    class WorkerDied(RuntimeError):
-        pass
-
-    def handle(*_: Any) -> None:
-        raise WorkerDied
-
-    def interrupted() -> str:
-        signal.raise_signal(signal.SIGUSR1)
-        return "native"
-
-    module.get_allocator_backend = interrupted  # type: ignore[method-assign]
-    before = signal.signal(signal.SIGUSR1, handle)
-    try:
-        with pytest.raises(WorkerDied):
-            read(module)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
 # -- peaks
 
 
@@ -178,25 +144,15 @@ def test_what_a_handler_raises_in_the_middle_is_no_answer(module: FakeModule) ->
     ("name", "dtype", "tera"),
     [
         ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
-        ("NVIDIA H100 PCIe", "bfloat16", 756),
         ("NVIDIA H100 NVL", "bfloat16", 835.5),
         ("NVIDIA H200", "float8", 1978.9),
-        ("NVIDIA H200 NVL", "float8", 1670.5),
         ("NVIDIA A100-SXM4-80GB", "tf32", 156),
-        ("NVIDIA A100 80GB PCIe", "float16", 312),
         ("A100-SXM4-40GB", "float32", 19.5),
-        ("NVIDIA A10", "bfloat16", 125),
-        ("NVIDIA L4", "bfloat16", 121),
-        ("NVIDIA L40", "bfloat16", 181.05),
         ("NVIDIA L40S", "bfloat16", 362.05),
         ("Tesla V100-SXM2-32GB", "float16", 125),
         ("Tesla T4", "float16", 65),
         ("NVIDIA GB200", "bfloat16", 2500),
-        ("NVIDIA B200", "bfloat16", 2250),
         ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2),
-        ("NVIDIA RTX A6000", "bfloat16", 154.8),
-        ("NVIDIA RTX 6000 Ada Generation", "bfloat16", 364.2),
-        ("AMD Instinct MI250X", "bfloat16", 191.5),
         ("AMD Instinct MI300X", "bfloat16", 1307.4),
     ],
 )
@@ -208,17 +164,11 @@ def test_a_device_has_the_peak_of_its_data_sheet(name: str, dtype: str, tera: fl
     "name",
     [
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
-        "NVIDIA A100-SXM-64GB",
         "NVIDIA H100",
-        "NVIDIA H1000",
-        "NVIDIA A100X",
         "NVIDIA GeForce RTX 3090 Ti",
-        "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA A40-48Q",
-        "NVIDIA",
         "",
-        "cpu",
     ],
 )
 def test_what_is_only_like_a_device_is_not_known(name: str) -> None:

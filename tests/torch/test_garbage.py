@@ -50,43 +50,6 @@ def test_the_time_of_each_collection_is_added() -> None:
     assert (once, stepper.progress.work.gc_ns) == (35, 85)
 
 
-def test_a_collection_that_was_under_way_is_timed_from_then_on() -> None:
-    stepper = a_stepper()
-
-    class Attaching:
-        def __init__(self) -> None:
-            self.itself = self
-
-        def __del__(self) -> None:
-            garbage.attach(stepper, clock=readings(100, 140))
-
-    Attaching()
-    gc.collect()
-
-    assert stepper.progress.work.gc_ns == 45
-
-
-def test_a_second_stepper_takes_the_place_of_the_first() -> None:
-    first, second = a_stepper(), a_stepper()
-    garbage.attach(first)
-    garbage.attach(second)
-
-    gc.collect()
-
-    assert first.progress.work.gc_ns == 5 < second.progress.work.gc_ns
-
-
-def test_nothing_is_timed_any_more_afterwards() -> None:
-    stepper = a_stepper()
-    garbage.attach(stepper)
-    garbage.detach()
-    garbage.detach()
-
-    gc.collect()
-
-    assert stepper.progress.work.gc_ns == 5
-
-
 class Preempted(Exception):
     """What users raise in their handlers."""
 

@@ -98,24 +98,6 @@ def test_copies_that_are_trained_in_their_turn_have_hooks_once(place: Here) -> N
     assert (found.total(catalog.TRAINING_STEPS), found.total(catalog.TRAINING_SAMPLES)) == (4, 32)
 
 
-def test_a_shallow_copy_and_its_original_are_measured_once_each(place: Here) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    shallow = copy.copy(model)
-    mine = model.register_forward_hook(lambda *_: None)
-    otel_ddp.instrument(shallow)
-
-    train(model)
-    train(shallow)
-
-    del shallow
-    otel_ddp.uninstrument()
-    assert hooks(model) == 1
-    mine.remove()
-    otel_ddp.finish()
-    assert place.only().total(catalog.TRAINING_SAMPLES) == 16
-
-
 def test_an_output_that_is_the_same_each_time_gets_one_hook(place: Here) -> None:
     weights = torch.ones(4, requires_grad=True)
     kept = weights * 2
@@ -136,18 +118,6 @@ def test_an_output_that_is_the_same_each_time_gets_one_hook(place: Here) -> None
     assert len(calls) == 4
     otel_ddp.finish()
     assert place.only().total(catalog.TRAINING_MICRO_BATCHES) == 4
-
-
-def test_an_output_that_is_kept_calls_the_hook_of_the_next_run_too(place: Here) -> None:
-    kept = torch.ones(4, requires_grad=True) * 2
-    model = nn.Identity()
-    for _ in range(2):
-        otel_ddp.instrument(model)
-        model(kept).sum().backward(retain_graph=True)
-        otel_ddp.finish()
-
-    found = [each.total(catalog.TRAINING_MICRO_BATCHES) for each in place.read()]
-    assert found == [1, 1]
 
 
 def test_a_child_that_is_forked_amid_a_counted_forward_keeps_no_mode(place: Here) -> None:
@@ -181,19 +151,6 @@ def test_a_child_that_is_forked_amid_a_counted_forward_keeps_no_mode(place: Here
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")
-def test_hooks_that_are_copied_without_their_terms_do_no_harm(place: Here) -> None:
-    head = nn.Linear(4, 4)
-    root = nn.Sequential(head, nn.ReLU())
-    otel_ddp.instrument(head)
-    root.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
-
-    prepared = torch.ao.quantization.prepare_qat(root)
-
-    assert type(prepared[0]) is not nn.Linear
-    prepared(INPUT).sum().backward()
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_a_scripted_model_gets_a_warning_and_no_hooks(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,16 +165,3 @@ def test_a_scripted_model_gets_a_warning_and_no_hooks(
     assert "RecursiveScriptModule" in said.getMessage()
     assert said.exc_info is None
     assert place.only().points == [("loss", 1.0)]
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated")
-def test_a_scripted_model_inside_of_ddp_is_measured(place: Here, alone: None) -> None:
-    inner = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
-    model = DistributedDataParallel(inner)
-    otel_ddp.instrument(model)
-
-    train(model, 2)
-    otel_ddp.uninstrument()
-
-    otel_ddp.finish()
-    assert place.only().total(catalog.TRAINING_STEPS) == 2

@@ -70,23 +70,6 @@ def test_a_wrapped_optimizer_ends_the_steps_it_is_named_for(place: Here, wrap: A
     assert place.only().total(catalog.TRAINING_MICRO_BATCHES) == 4
 
 
-def test_a_wrapped_optimizer_of_copies_is_known_to_be_the_models(place: Here) -> None:
-    model = nn.Linear(4, 1)
-    copies = [each.detach().clone().requires_grad_() for each in model.parameters()]
-    for each in copies:
-        each.grad = torch.zeros_like(each)
-    optimizer = Light(SGD(copies, lr=0.1))
-    otel_ddp.instrument(model, optimizer=optimizer)
-
-    for _ in range(3):
-        model(INPUT).sum().backward()
-        optimizer.step()
-    otel_ddp.finish()
-
-    assert place.only().total(catalog.TRAINING_STEPS) == 3
-    assert place.only().values["learning_rate"] == pytest.approx(0.1)
-
-
 class Engine(nn.Module):
     """As DeepSpeed's: a model with its optimizer, which steps copies of the parameters."""
 

@@ -82,24 +82,6 @@ def test_a_backward_that_raised_in_an_idle_thread_hides_no_other_threads_trainin
     assert phase(place, "data") >= 3 * PAUSE_S
 
 
-def test_waits_for_data_are_seen_in_each_thread_that_trains_in_its_turn(
-    run: otel_ddp.Run, place: Place
-) -> None:
-    model, optimizer = watched()
-
-    def trial() -> None:
-        for _ in DataLoader(Late(INPUT[:4])):
-            train(model, optimizer, 1)
-
-    in_a_thread(trial)
-    in_a_thread(trial)
-    with idle_after(trial):
-        trial()
-
-    # But for the first batch of all, and where another thread might be fetching ahead.
-    assert phase(place, "data") >= 14 * PAUSE_S
-
-
 def test_a_phase_beside_training_takes_none_of_its_time(run: otel_ddp.Run, place: Here) -> None:
     model, optimizer = watched(Slow())
     train(model, optimizer, 1)
@@ -125,19 +107,6 @@ def test_a_phase_beside_training_takes_none_of_its_time(run: otel_ddp.Run, place
     assert phase(place, "forward") >= 4 * PAUSE_S
     assert found["training.checkpoint.duration"] >= 9 * PAUSE_S
     assert "checkpoint" in place.only().spans
-
-
-def test_a_phase_of_the_main_thread_counts_once_the_training_thread_has_ended(
-    run: otel_ddp.Run, place: Place
-) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    in_a_thread(lambda: train(model, SGD(model.parameters(), lr=0.1)))
-
-    with run.phase("checkpoint"):
-        time.sleep(PAUSE_S)
-
-    assert phase(place, "checkpoint") >= PAUSE_S
 
 
 def test_what_is_left_open_in_one_step_is_closed_with_it(run: otel_ddp.Run, place: Place) -> None:
@@ -188,20 +157,6 @@ def test_what_a_closure_does_beside_the_optimizer_is_not_the_optimizers(
     assert seen == ["other", "other", "optimizer", "optimizer", "other", "optimizer", "other"] * 2
     assert totals(place)["training.steps"] == 2
 
-    # An optimizer that ends no step, with two backwards in its closure: no phase stays open.
-    def two_backwards() -> float:
-        output = model(INPUT).sum()
-        output.backward(retain_graph=True)
-        output.backward()
-        return 0.0
-
-    SGD(model.parameters(), lr=0.1).step(two_backwards)
-    assert phase() == "other"
-    # Gradients are there: it has work of its own to do before it calls a closure.
-    model(INPUT).sum().backward()
-    SGD(model.parameters(), lr=0.1).step(lambda: seen.append(phase()) or 0.0)
-    assert seen[-1] == "optimizer"
-
 
 @pytest.mark.parametrize(("same", "given"), [(False, False), (True, False), (True, True)])
 def test_each_time_a_model_is_given_it_may_have_an_optimizer_of_its_own(
@@ -247,16 +202,3 @@ def test_gradients_that_a_closure_brings_are_those_of_its_step(place: Here, step
     otel_ddp.finish()
 
     assert norms(place) == pytest.approx({2: 16 * 5**0.5, 3: 24 * 5**0.5})
-
-
-def test_where_none_is_passed_on_for_a_closure_gradients_are_there_before(place: Here) -> None:
-    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
-    model, optimizer = watched()
-    optimizer.register_step_post_hook(lambda which, *_: which.zero_grad())
-
-    for passed in ((), (None,), (None,)):
-        model(INPUT).sum().backward()
-        optimizer.step(*passed)
-    otel_ddp.finish()
-
-    assert norms(place) == pytest.approx({2: 8 * 5**0.5, 3: 8 * 5**0.5})

@@ -32,17 +32,6 @@ def test_the_answer_about_a_phase_is_stable(
     assert looked(busy=False) == []
 
 
-def test_one_step_of_many_is_not_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = 0
-    monkeypatch.setattr(collectives, "_counts", lambda: {1: counted})
-    found = OwnCollectives()
-    for busy in (False, False, True, False):
-        found.begin([])
-        counted += busy
-        found.phase_ended("data")
-        assert found.end() == []
-
-
 class Ddp(DistributedDataParallel):
     """As much of it as is asked for, without a process group."""
 

@@ -22,7 +22,7 @@ from node import Node, finished, until
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
 from otel_ddp.journal.reader import JournalReader, Steps
-from otel_ddp.torch import measure, profile_window
+from otel_ddp.torch import measure
 
 UNTIL_NS = 2**62
 # Steps that a window lets pass before it begins, and the one that makes the profiler ready.
@@ -252,28 +252,6 @@ def test_a_folder_that_is_missing_or_open_to_others_or_a_file_that_is_there_is_r
         assert why in training.answer()["why"]
     assert taken.read_text() == "theirs"
     assert list(folder.iterdir()) == []
-
-
-def test_memory_that_has_grown_when_the_first_step_is_named_ends_the_window(
-    training: Training, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resident = iter([0])
-    monkeypatch.setattr(profile_window, "_CHECK_EVERY_S", 0.0)
-    monkeypatch.setattr(profile_window, "_resident_bytes", lambda: next(resident, 0))
-    name_step = profile_window.ProfileWindow._annotate
-
-    def grown(window: profile_window.ProfileWindow, step: int) -> None:
-        nonlocal resident
-        resident = iter([1 << 50])
-        name_step(window, step)
-
-    monkeypatch.setattr(profile_window.ProfileWindow, "_annotate", grown)
-    trace = training.ask()
-    training.step(BEFORE + READY)
-
-    said = training.answer()
-    assert (said["state"], said["why"]) == ("refused", "a step took too much memory to record")
-    assert not trace.exists()
 
 
 def test_a_step_without_end_that_takes_much_memory_ends_the_window(training: Training) -> None:

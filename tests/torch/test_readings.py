@@ -22,7 +22,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import otel_ddp
 from conftest import Here
 from otel_ddp.torch import measure
-from otel_ddp.torch.readings.loss_and_norm import square_norm
 from otel_ddp.torch.steps.sampled import SampledSteps
 from otel_ddp.torch.steps.watched_model import shares_its_batch, workload
 from otel_ddp.vocabulary import catalog
@@ -156,20 +155,6 @@ def test_what_ranks_have_in_common_is_recorded_by_rank_0(place: Here) -> None:
 
     train(model, 3, scaler)
     otel_ddp.finish()
-
-    assert written(place).keys() == {"loss"}
-
-
-def test_a_rank_that_is_known_only_later_is_heeded(place: Here) -> None:
-    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
-    model = Loss(4, 1)
-    otel_ddp.instrument(model)
-    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
-    try:
-        train(model, 3)
-        otel_ddp.finish()
-    finally:
-        dist.destroy_process_group()
 
     assert written(place).keys() == {"loss"}
 
@@ -485,12 +470,13 @@ def test_a_missing_optimizer_is_reported_after_500_backwards(place: Here) -> Non
     model = mlp()
     otel_ddp.instrument(model)
 
-    said = []
-    for _ in range(500):
+    for _ in range(499):
         model(INPUT).sum().backward()
-        said.append(place.only().facts.get("capability", {}).get("optimizer"))
+    before = place.only().facts
+    model(INPUT).sum().backward()
 
-    assert said == [None] * 499 + ["no_optimizer"]
+    assert "capability" not in before
+    assert place.only().facts["capability"]["optimizer"] == "no_optimizer"
 
 
 @pytest.mark.parametrize(
@@ -554,13 +540,3 @@ def test_an_optimizer_that_the_user_deletes_is_freed(place: Here) -> None:
     gc.collect()
 
     assert held() is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
-def test_gradients_of_any_precision_have_a_norm(dtype: torch.dtype) -> None:
-    gradient = torch.full((3, 3), 2.0, dtype=dtype)
-
-    found = square_norm([gradient])
-
-    assert found is not None
-    assert float(found.value) == pytest.approx(36.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,23 +57,6 @@ def test_a_lone_process_that_joins_others_says_so_when_its_first_step_begins(
     assert asked == [1]
 
 
-def test_a_process_that_joins_others_in_the_middle_of_its_training_says_so_too(
-    place: Here, asked: list[int]
-) -> None:
-    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    otel_ddp.instrument(model)
-    train(model, optimizer, 5)
-    assert place_of(place) == (0, 1, True)
-
-    second_of_two()
-    train(model, optimizer, 5)
-
-    assert place_of(place) == (1, 2, True)
-    assert asked == [1]
-
-
 def test_a_process_that_only_logs_is_asked_every_few_seconds_and_not_at_each_value(
     place: Here, asked: list[int]
 ) -> None:
@@ -103,18 +85,3 @@ def test_a_process_whose_variables_say_it_is_alone_stays_alone(
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
 
     assert (place_of(place), asked) == ((0, 1, True), [])
-
-
-def test_a_group_of_one_asks_no_store(
-    place: Here, asked: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_group, "_agree", lambda *_: pytest.fail("asked the store"))
-    model = nn.Linear(4, 1)
-    run = otel_ddp.instrument(model)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
-    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
-
-    assert place_of(place) == (0, 1, True)
-    assert place.only().identity["run"] == run.run
-    assert asked == [1]

@@ -10,7 +10,6 @@ import pickle
 import signal
 import stat
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+import warm
 from conftest import threads
 from extras import newer_torch
 from node import until
@@ -243,28 +243,6 @@ def test_a_descriptor_that_the_program_has_closed_is_no_failure(tmp_path: Path) 
     assert errors.failures == {}
 
 
-def test_a_time_limit_of_a_signal_handler_reaches_the_program(
-    journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def handle(*_: Any) -> None:
-        raise TimeoutError  # an OSError
-
-    def interrupted(fd: int, blocking: bool) -> None:
-        signal.raise_signal(signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, handle)
-    waiting = stack_answers._current
-    assert waiting is not None
-    try:
-        monkeypatch.setattr(os, "set_blocking", interrupted)
-        with pytest.raises(TimeoutError):
-            stack_answers.stop()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        monkeypatch.undo()
-        waiting.close()
-
-
 def test_where_no_fifo_can_be_made_training_goes_on(tmp_path: Path) -> None:
     stack_answers.start(tmp_path / "missing" / "1-0.journal", int, lambda: None)
 
@@ -279,23 +257,6 @@ def test_a_second_start_beside_another_journal_leaves_the_first(
     stack_answers.start(tmp_path / "2-00000000.journal", int, lambda: None)
 
     assert [each.name for each in tmp_path.iterdir()] == ["2-00000000.ask"]
-
-
-def test_a_torch_without_the_private_names_answers_with_stacks(
-    journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class World:
-        pass
-
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed.distributed_c10d, "_world", World())
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
-        monkeypatch.delattr(torch._C._distributed_c10d, name, raising=False)
-    ask(journal, "1 what\n")
-
-    said = answer(journal, 1)
-    assert (said["groups"], said["collectives"]) == ([], [])
-    assert said["threads"]
 
 
 NCCL_TRACE = {
@@ -403,23 +364,6 @@ def test_arrivals_are_read_only_where_that_stops_training_for_a_thousandth_of_th
     assert "packed" in arrivals.read()
 
 
-def test_a_ring_that_is_not_full_is_read_sooner_and_says_what_an_entry_costs() -> None:
-    cost = Cost()
-    cost.count, cost.takes_s = 50, 0.0005
-    arrivals = cost.arrivals()
-
-    # 50 entries of 30 us at most.
-    assert arrivals.read() == {"in_s": pytest.approx(1.5)}
-    cost.now_s += 1.6
-    assert arrivals.read()["takes_s"] == pytest.approx(0.0005)
-    # It took 10 us an entry: with 600 more, 6.5 ms.
-    cost.now_s += 4.0
-    cost.count += 600
-    assert "packed" not in arrivals.read()
-    cost.now_s += 3.0
-    assert "packed" in arrivals.read()
-
-
 @pytest.fixture
 def group() -> Iterator[None]:
     torch.distributed.init_process_group(
@@ -456,14 +400,6 @@ def test_arrivals_are_what_the_flight_recorder_holds(
     )
     assert [each["size"] for each in said["groups"]] == [1]
     assert "collectives" not in said
-
-
-def test_a_torch_without_a_recorder_says_that_there_is_nothing(group: None) -> None:
-    cost = Cost()
-    arrivals = cost.arrivals()
-    cost.now_s += 60
-
-    assert zlib.decompress(base64.b64decode(arrivals.read()["packed"])) == b""
 
 
 # -- as a process of its own
@@ -503,8 +439,9 @@ Run = Callable[[str], Done]
 
 @pytest.fixture(scope="module")
 def parent() -> Iterator[subprocess.Popen[str]]:
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", PARENT], text=True, **pipes) as process:
+    executable, more = warm.python()
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": os.environ | more}
+    with subprocess.Popen([executable, "-c", PARENT], text=True, **pipes) as process:
         yield process
 
 
@@ -527,9 +464,7 @@ def run(parent: subprocess.Popen[str], tmp_path: Path) -> Run:
     ("end", "status"),
     [
         ("", 0),
-        ("sys.exit(3)", 3),
         ("os._exit(4)", 4),
-        ("raise SystemExit", 0),
         ("stack_answers.stop(); sys.exit(5)", 5),
         # An answer that has been asked for at the last moment.
         ("os.write(stack_answers._current._fd, b'1 what\\n'); sys.exit(6)", 6),
@@ -578,17 +513,6 @@ print(journal.with_suffix(".ask").exists())
     )
 
     assert done.stdout == "(False, ['MainThread'])\nTrue\n", done.stderr
-
-
-def test_a_program_that_is_executed_does_not_inherit_the_fifo(run: Run) -> None:
-    done = run(
-        """
-subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False)
-""",
-    )
-
-    assert " 0 -> " in done.stdout
-    assert ".ask" not in done.stdout
 
 
 def test_no_signal_can_be_delivered_to_our_thread(journal: Path) -> None:

@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
-from torch.utils.data import DataLoader, TensorDataset
 
 import otel_ddp
 from conftest import Journal
@@ -85,18 +84,6 @@ def test_each_step_is_counted_as_it_ends(run: otel_ddp.Run, place: Place) -> Non
         each.values for each in Journal(path).all_totals if each.metric == "training.step.duration"
     )
     assert sum(took[1:]) == 6
-
-
-def test_a_loader_that_raises_is_the_users_own_error(run: otel_ddp.Run, place: Place) -> None:
-    class Broken(TensorDataset):
-        def __getitem__(self, index: Any) -> Any:
-            raise KeyError("no such sample")
-
-    otel_ddp.instrument(nn.Linear(4, 1))
-
-    with pytest.raises(KeyError, match="no such sample"):
-        next(iter(DataLoader(Broken(INPUT))))
-    assert Journal(place.journals()[0]).phase == "other"
 
 
 def test_an_optimizer_of_another_model_ends_no_step(run: otel_ddp.Run, place: Place) -> None:
@@ -329,17 +316,6 @@ def test_of_several_outputs_of_one_operation_any_leads_to_backward(
     assert phase(place, "backward") > 0
 
 
-def test_an_output_is_saved_without_a_warning(
-    run: otel_ddp.Run, recwarn: pytest.WarningsRecorder
-) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-
-    torch.save(model(INPUT), io.BytesIO())
-
-    assert not recwarn.list
-
-
 def test_an_evaluation_without_steps_is_recorded_in_time(
     run: otel_ddp.Run, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,22 +330,6 @@ def test_an_evaluation_without_steps_is_recorded_in_time(
     assert run._records is not None
     assert len(run._records.progress.phases.pending) <= 52
     assert totals(place, tell=False)["training.phase.time/eval/host"] > 0
-
-
-def test_a_thread_that_fetches_ahead_is_no_wait_for_data(run: otel_ddp.Run, place: Place) -> None:
-    model, optimizer = watched()
-    fetched: list[Any] = []
-
-    fetcher = threading.Thread(
-        target=lambda: fetched.extend(DataLoader(TensorDataset(INPUT), batch_size=4))
-    )
-    fetcher.start()
-    fetcher.join()
-    train(model, optimizer)
-
-    assert len(fetched) == 2
-    assert phase(place, "data") == 0.0
-    assert totals(place)["training.steps"] == 3
 
 
 @pytest.mark.parametrize("version", ["2.3.1+cu121", "1.13.0"])
@@ -499,16 +459,6 @@ def test_threads_may_take_turns_and_leave_in_the_middle(
     found = totals(place)
     assert found["training.steps"] == found["training.micro_batches"] == 6
     assert Journal(place.journals()[0]).phase == "other"
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated")
-def test_a_traced_model_leaves_the_counts_whole(run: otel_ddp.Run, place: Place) -> None:
-    model, optimizer = watched()
-
-    torch.jit.trace(model, INPUT)
-    train(model, optimizer)
-
-    assert totals(place)["training.samples"] == 24
 
 
 def test_a_wrapped_model_with_buffers_is_given_back_when_it_is_dropped(run: otel_ddp.Run) -> None:

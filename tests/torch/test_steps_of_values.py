@@ -105,22 +105,6 @@ def test_a_micro_batch_is_logged_at_the_step_that_it_is_part_of(
     assert logged(place.only())["loss"] == [1, 1, 2, 2, 3, 3]
 
 
-def test_values_follow_the_numbers_that_the_user_logs_besides(
-    run: otel_ddp.Run, place: Here
-) -> None:
-    model, optimizer = watched()
-
-    for step in range(1000, 1003):
-        model(INPUT).sum().backward()
-        optimizer.step()
-        run.log({"loss": 0.5}, step=step)
-        run.log({"rate": 0.5})
-        run.log({"val_loss": 0.5})
-
-    seen = logged(place.only())
-    assert seen["loss"] == seen["rate"] == seen["val_loss"] == [1000, 1001, 1002]
-
-
 def test_where_no_optimizer_steps_each_backward_is_a_step(run: otel_ddp.Run, place: Here) -> None:
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)

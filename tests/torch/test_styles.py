@@ -104,7 +104,7 @@ def embedded() -> nn.Module:
     return nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 1))
 
 
-def compiled(make: Callable[[], nn.Module], backend: str = "aot_eager") -> Callable[[], Any]:
+def compiled(make: Callable[[], nn.Module], backend: str = "eager") -> Callable[[], Any]:
     return lambda: torch.compile(make(), backend=backend, fullgraph=True)
 
 
@@ -323,18 +323,6 @@ def compiled_step() -> Any:
     return model
 
 
-def compiled_optimizer() -> Any:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = Adam(model.parameters())
-    step = torch.compile(optimizer.step, backend="eager")
-    for batch in batches():
-        model(batch).sum().backward()
-        step()
-        optimizer.zero_grad()
-    return model
-
-
 class SignSGD(torch.optim.Optimizer):
     """One whose step, unlike those of torch's own, can be compiled whole."""
 
@@ -358,23 +346,6 @@ def compiled_whole_optimizer() -> Any:
         step()
         optimizer.zero_grad()
     return model
-
-
-class OwnAdam(Adam):
-    def step(self, closure: Any = None) -> Any:
-        return super().step(closure)
-
-
-class Output:
-    """What a user's own model may return."""
-
-    def __init__(self, loss: torch.Tensor) -> None:
-        self.loss, self.note = loss, "custom"
-
-
-class Wrapping(nn.Linear):
-    def forward(self, inputs: torch.Tensor) -> Any:
-        return Output(super().forward(inputs).sum())
 
 
 class Hidden(nn.Linear):
@@ -485,10 +456,6 @@ ALONE = [
     Style("GAN", gan, steps=4, micro_batches=6, samples=96),
     Style("GAN, step_optimizer", lambda: gan(named=True), steps=2, micro_batches=6, samples=96),
     Style("several optimizers", several_optimizers),
-    Style(
-        "an optimizer whose step calls the step of its base",
-        trained(optimizer=lambda model: OwnAdam(model.parameters())),
-    ),
     # Each step evaluates twice.
     Style("LBFGS", lbfgs, micro_batches=6, samples=48),
     Style("optimizer in backward", in_backward, phases="data forward backward comm_wait"),
@@ -496,7 +463,7 @@ ALONE = [
     Style("compiled, then watched", trained(compiled(linear)), **BY_COMPILER),
     Style(
         "compiled, then watched, words",
-        trained(compiled(embedded, "eager"), batch=WORDS),
+        trained(compiled(embedded), batch=WORDS),
         samples=6,
         tokens=30,
         phases=WITH_COMPILE,
@@ -511,19 +478,12 @@ ALONE = [
     ),
     Style("whole step compiled", compiled_step, **WHOLLY_COMPILED),
     Style(
-        "compiled optimizer",
-        compiled_optimizer,
-        # Whatever is compiled by then may be called by the model.
-        **BY_COMPILER,
-    ),
-    Style(
         "compiled optimizer, in one piece",
         compiled_whole_optimizer,
         steps=0,
         phases="data forward backward comm_wait compile",
         missing={"optimizer": "no_optimizer", **COMPILED},
     ),
-    Style("output of a class", trained(lambda: Wrapping(4, 1), loss=lambda output: output.loss)),
     Style(
         "output without a tensor",
         trained(lambda: Hidden(4, 1), loss=lambda output: output()),
