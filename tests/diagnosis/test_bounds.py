@@ -131,7 +131,7 @@ def test_ranks_that_are_late_in_turn_are_no_communication_bound(
 ) -> None:
     run = Run(*counts_from, at_once=at_once)
     longer, waiting = {**COMPUTE, "forward": 125}, {**COMPUTE, "comm_wait": 105}
-    changes = run.turns([(longer, waiting), (waiting, longer)] * 400)
+    changes = run.turns([(longer, waiting), (waiting, longer)] * 600)
 
     assert phases(changes) == [("late_in_turn", True)]
     shares = changes[0].verdict.evidence["shares"]

@@ -28,7 +28,7 @@ def tool() -> ModuleType:
 
 @pytest.mark.parametrize(
     ("excesses", "rank_right", "soon"),
-    [((0.25, 0.5), 0.98, 1.0), ((0.1, 0.2), 0.9, 0.8)],
+    [((0.25, 0.5), 0.98, 1.0), ((0.1, 0.15, 0.2), 0.9, 0.8)],
     ids=["above 20 %", "10 to 20 %"],
 )
 def test_one_late_rank(
