@@ -1,13 +1,13 @@
-"""A small cluster and what befalls it, in a real Prometheus: two nodes, four runs of eight ranks.
+"""A small cluster and what befalls it, in a real Prometheus: two nodes, four runs of four ranks.
 
     run      group        what happens
-    base     pretraining  goes on; rank 5 is late with its data, on a GPU that is too hot; rank 0
+    base     pretraining  goes on; rank 3 is late with its data, on a GPU that is too hot; rank 0
                           logs losses that are NaN, and those steps are skipped. Rank 0 is `train`,
                           all others are `worker`, and an evaluator is beside them
-    lr-high  sweep        rank 3 is killed, and without it the others fail; its loader is not timed
-    lr-low   sweep        rank 6 runs out of memory; started again, the run goes on from its
+    lr-high  sweep        rank 2 is killed, and without it the others fail; its loader is not timed
+    lr-low   sweep        rank 3 runs out of memory; started again, the run goes on from its
                           checkpoint and ends well; rank 1 says more than its journal holds
-    debug    none         rank 2 hangs in its data loader and all others wait for it; rank 6 is as
+    debug    none         rank 1 hangs in its data loader and all others wait for it; rank 3 is as
                           talkative; without GPUs
 
 Real agents send through a real collector; the deployed rules judge it, twelve times as fast.
@@ -34,12 +34,12 @@ from stack.faster import deployed
 from stack.servers import CONFIGURATIONS, Collector, Prometheus, Sample
 
 NODES = ("node-a", "node-b")
-RANKS_PER_NODE = 4
+RANKS_PER_NODE = 2
 WORLD_SIZE = len(NODES) * RANKS_PER_NODE
 GPUS_PER_NODE = 8
-LATE_RANK, KILLED_RANK, HUNG_RANK, FAILING_RANK = 5, 3, 2, 6
+LATE_RANK, KILLED_RANK, HUNG_RANK, FAILING_RANK = 3, 2, 1, 3
 # By run: who says more than a journal holds.
-TALKERS = {"lr-low": 1, "debug": 6}
+TALKERS = {"lr-low": 1, "debug": 3}
 EXPORT_EVERY_S = 1.0
 STALL_TIMEOUT_S = 4.0
 PATIENCE_S = 300.0

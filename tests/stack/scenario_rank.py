@@ -1,7 +1,7 @@
 """Starts the ranks of the scenario on demand, and is each of them: real DDP on gloo, with troubles.
 
 Every rank is a process of its own and a real training, forked from one that has imported torch: so
-that two dozen of them cost seconds and not a minute. What only a GPU has to tell (its memory as
+that a dozen of them cost seconds and not a minute. What only a GPU has to tell (its memory as
 torch sees it, its best) each rank writes down as the hooks would. Orders come by standard input,
 a line each; when that ends, so do all ranks.
 """
@@ -184,7 +184,7 @@ def tell_of_data(run: otel_ddp.Run) -> None:
     """What the hooks read of a loader of torch's."""
     recorder = run._records.recorder
     assert recorder is not None
-    recorder.totals.stamp(catalog.TRAINING_SET_SIZE, 8.0 * EPOCH * BATCH, split="train")
+    recorder.totals.stamp(catalog.TRAINING_SET_SIZE, 4.0 * EPOCH * BATCH, split="train")
     recorder.totals.stamp(catalog.TRAINING_SET_BATCHES, float(EPOCH), split="train")
     recorder.totals.stamp(catalog.TRAINING_SET_RANK_SAMPLES, float(EPOCH * BATCH), split="train")
     recorder.totals.stamp(catalog.TRAINING_EPOCH_SAMPLES, float(EPOCH * BATCH))

@@ -1,4 +1,4 @@
-"""A value against steps: what Prometheus answers and Grafana makes of it is what was logged."""
+"""A value against steps, and artifacts: what a board makes of its answers is what was told."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Metric
 from stack.asked import ALL, answer, expression, opened, over_time, since
 from stack.servers import Prometheus, Sample
-from stack.transformations import Curve, Frame, pairs, tables, transformed, trend
+from stack.transformations import Curve, Frame, points, tables, transformed, trend
 
 # What a point of 24 hours is apart is less than a step takes: each one is seen.
 STEP_S, EXPORT_S, GRID_S, LOOKBACK_S, FRESH_S = 20.0, 10.0, 15.0, 300.0, 60.0
@@ -36,6 +36,7 @@ ALL_X = [STEP, EPOCH, TOKENS, ELAPSED, WALL]
 # Of x, in which runs and ranks are averaged: as the board has it before somebody chooses.
 WIDTH = 100
 LOSS = "training_scalar"
+MODEL, DIGEST = "file:///shared/model.pt", "5f" * 32
 
 
 class Attempt(NamedTuple):
@@ -111,9 +112,7 @@ class Past:
                 if at_s - EXPORT_S < logged_s <= at_s and attempt.logs(step):
                     self._log(ledger, attempt, step, logged_s)
             self._tell(ledger, attempt, began_s, at_s, len(done))
-            for request in renderer.metrics(ledger, _ns(at_s)):
-                outcome = self._transport.send("metrics", request.body)
-                assert (outcome.kind, outcome.rejected) == ("delivered", 0), outcome
+            self._send(renderer, ledger, at_s)
 
     def _log(self, ledger: Ledger, attempt: Attempt, step: int, at_s: float) -> None:
         labels = (*attempt.labels, ("name", "loss"), ("split", "train"))
@@ -143,6 +142,26 @@ class Past:
     def _keep(self, attempt: Attempt, metric: Metric, at_s: float, value: float) -> None:
         name = metric.prometheus
         self.sent.setdefault((attempt.run, attempt.rank, name), []).append((at_s, float(value)))
+
+    def pass_on(self, writer: Attempt, reader: Attempt) -> None:
+        """One run writes a model, which the other reads under another name."""
+        ledger, now_s = Ledger(), self.page.end_s - 1
+        for whose, direction, name, kind, uri, digest in (
+            (writer, "output", "model", "model", MODEL, DIGEST),
+            (reader, "input", "weights", "model", MODEL, DIGEST),
+            (reader, "output", "report", "report", "s3://bucket/report", ""),
+        ):
+            own = {"name": name, "type": kind, "direction": direction, "digest": digest, "uri": uri}
+            labels = (*whose.labels, *own.items())
+            ledger.put(catalog.TRAINING_ARTIFACT_TIMESTAMP, labels, now_s, _ns(now_s))
+            if digest:
+                ledger.put(catalog.TRAINING_ARTIFACT_SIZE, labels, 4096.0, _ns(now_s))
+        self._send(Renderer(resource.describe("n", "n", env={})), ledger, now_s)
+
+    def _send(self, renderer: Renderer, ledger: Ledger, at_s: float) -> None:
+        for request in renderer.metrics(ledger, _ns(at_s)):
+            outcome = self._transport.send("metrics", request.body)
+            assert (outcome.kind, outcome.rejected) == ("delivered", 0), outcome
 
     def close(self) -> None:
         self._transport.close()
@@ -193,6 +212,7 @@ def past(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         past = Past(prometheus)
         for attempt in ATTEMPTS:
             past.live(attempt)
+        past.pass_on(*ATTEMPTS[:2])
         yield past
         past.close()
 
@@ -233,34 +253,6 @@ def test_each_run_has_one_rising_curve(past: Past, runs: tuple[str, ...], x: str
     assert rounded(curves) == rounded(
         {f"{group} · {run}": past.curve(run, x) for run, group in chosen.items()}
     )
-
-
-def test_runs_of_different_times_stand_at_the_same_steps(past: Past) -> None:
-    curves = trend(made_of(past, "compare", BESIDE, run=("early", "late")))
-
-    assert {name: [x for x, _ in curve] for name, curve in curves.items()} == {
-        "g1 · early": list(range(1, 31)),
-        "g2 · late": list(range(1, 31)),
-    }
-
-
-def test_of_a_resumed_run_the_later_attempt_is_drawn(past: Past) -> None:
-    first, second = (each for each in ATTEMPTS if each.run == "resumed")
-
-    curves = trend(made_of(past, "compare", BESIDE, run=("resumed",)))
-
-    assert curves == {
-        "g1 · resumed": [
-            *((step, second.loss(step)) for step in range(3, 13)),
-            *((step, first.loss(step)) for step in range(13, 21)),
-        ]
-    }
-
-
-def test_a_value_that_is_logged_rarely_has_no_steps_in_between(past: Past) -> None:
-    curves = trend(made_of(past, "compare", BESIDE, run=("rarely",)))
-
-    assert [x for x, _ in curves["g1 · rarely"]] == list(range(3, 31, 3))
 
 
 @pytest.mark.parametrize("x", ALL_X)
@@ -321,7 +313,7 @@ def test_the_band_spans_all_that_is_selected(past: Past, x: str) -> None:
 def test_every_point_goes_back_where_a_run_was_resumed(past: Past) -> None:
     frames = made_of(past, "compare", f"{BESIDE}, every point", run=("resumed", "early"))
 
-    found = pairs(frames, "Value #x", "Value #y")
+    found = {each.label: points(each, "Value #x", "Value #y") for each in frames}
     assert found == {run: past.moments(run, STEP) for run in ("early", "resumed")}
     back = [(one[0], other[0]) for one, other in pairwise(found["resumed"]) if other[0] < one[0]]
     assert back == [(20, 3)]
@@ -344,3 +336,46 @@ def test_a_resumed_run_is_led_to_from_its_first_start(past: Past) -> None:
     starts = {each.labels["run"]: each.value for each in found if isinstance(each, Sample)}
     assert {run: past.first_start(run) * 1000 for run in starts} == starts
     assert {each.run for each in ATTEMPTS} == set(starts)
+
+
+def asked(past: Past, run: str, panel: str) -> dict[str, list[dict[str, str]]]:
+    """The labels of what each query of a panel on the board of a run brings."""
+    shown = board(json.loads((FOLDER / "run.json").read_text()))
+    values = opened(shown, past.page, run=(run,))
+    return {
+        each.ref: [found.labels for found in answer(each, values, past.page)]
+        for each in shown.questions
+        if each.panel == panel
+    }
+
+
+def test_run_lists_what_it_has_saved_with_size_and_digest(past: Past) -> None:
+    found = asked(past, ATTEMPTS[0].run, "Inputs and outputs")
+
+    (told,), (size,) = found["told"], found["size"]
+    assert told == size
+    assert (told["direction"], told["name"]) == ("output", "model")
+    assert (told["digest"], told["uri"]) == (DIGEST, MODEL)
+
+
+def test_run_draws_the_chain_from_the_run_that_wrote_to_the_one_that_read(past: Past) -> None:
+    writer, reader = (each.run for each in ATTEMPTS[:2])
+
+    assert drawn(past, writer) == {
+        (f"{writer}, this run", "model, model"),
+        ("model, model", f"{reader}, read it"),
+    }
+    assert drawn(past, reader) == {
+        (f"{writer}, wrote it", "weights, model"),
+        ("weights, model", f"{reader}, this run"),
+        (f"{reader}, this run", "report, report"),
+    }
+
+
+def drawn(past: Past, run: str) -> set[tuple[str, str]]:
+    """The arrows between the circles, by what stands in and below these."""
+    found = asked(past, run, "Where from, where to")
+    names = {each["id"]: f"{each['title']}, {each['subtitle']}" for each in found["nodes"]}
+    assert len(names) == len(found["nodes"])
+    assert len({each["id"] for each in found["edges"]}) == len(found["edges"])
+    return {(names[each["source"]], names[each["target"]]) for each in found["edges"]}

@@ -9,18 +9,14 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from itertools import groupby, product
+from itertools import groupby
 from pathlib import Path
 from typing import Any
-from urllib.request import Request
 
 import pytest
 from tools.stack.build import Binaries
 
 from node import Node, until
-from otel_ddp.agent.export.render import Renderer
-from otel_ddp.agent.ledger import Buckets, Ledger
-from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import RANK_LABELS
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus
 from stack.trainings import Training, assert_all_there, points, selector, wait_for
@@ -204,29 +200,6 @@ def test_a_scraped_series_has_the_name_and_the_labels_of_a_pushed_one(launch: La
     }
 
 
-def test_nothing_is_left_of_a_series_that_the_agent_has_dropped(launch: Launch) -> None:
-    ledger, renderer = Ledger(), Renderer({})
-    labels = (("run", "dropped"), ("rank", "0"))
-    duration = catalog.TRAINING_STEP_DURATION
-    counts = (2.0,) * (len(duration.bounds) + 1)
-
-    def told() -> set[str]:
-        for request in renderer.metrics(ledger, time.time_ns()):
-            headers = {"Content-Type": "application/x-protobuf"}
-            asked = Request(launch.pushed.otlp_metrics, request.body, headers)
-            urllib.request.urlopen(asked, timeout=30).close()
-        return {each.name for each in launch.pushed.query('{run="dropped"}')}
-
-    ledger.put(duration, labels, Buckets(counts, 1.0), 1, time.time_ns())
-    ledger.put(catalog.TRAINING_STEPS, labels, 7.0, 1, time.time_ns())
-    ledger.put(catalog.TRAINING_STEP, labels, 7.0, 1)
-    before = until(told, "the series")
-    ledger.drop(labels)
-
-    assert before >= {"training_steps_total", "training_step", "training_step_duration_seconds_sum"}
-    until(lambda: not told(), "the end of all of it")
-
-
 def test_a_scrape_has_some_of_the_values_and_the_last_of_them(launch: Launch) -> None:
     ranks = sum(len(each.labels) for each in launch.trainings)
     finished = "training_state == 2"
@@ -240,27 +213,6 @@ def test_a_scrape_has_some_of_the_values_and_the_last_of_them(launch: Launch) ->
             # The others in their order.
             rest = iter(each.value for each in known)
             assert all(value in rest for value, _ in groupby(scraped))
-
-
-def test_a_sampled_step_is_one_trace_over_all_ranks_of_both_nodes(launch: Launch) -> None:
-    steps = range(SAMPLE_STEPS, launch.train.steps() + 1, SAMPLE_STEPS)
-    ranks = {(labels["node"], labels["rank"]) for labels in launch.train.labels.values()}
-    assert len(steps) > 3
-
-    def sampled() -> list[tuple[int, tuple[str, str], str]]:
-        return [
-            (int(said["step"]), (said["node"], said["rank"]), span["traceId"])
-            for span in launch.spans()
-            if span["name"] == "step" and "sampled" in (said := span["attributes"])["reason"]
-        ]
-
-    until(lambda: len(sampled()) >= len(steps) * len(ranks), "the spans of all sampled steps")
-    found = sampled()
-
-    assert sorted((step, rank) for step, rank, _ in found) == sorted(product(steps, ranks))
-    traces = {step: {trace for of, _, trace in found if of == step} for step in steps}
-    assert [len(each) for each in traces.values()] == [1] * len(steps)
-    assert len(set.union(*traces.values())) == len(steps)
 
 
 @pytest.mark.parametrize("way", ["pushed", "scraped"])

@@ -14,8 +14,8 @@ from otel_ddp.vocabulary.catalog import METRICS, Kind
 from stack.servers import CONFIGURATIONS, Collector, Prometheus
 from stack.trainings import Training, assert_all_there, wait_for
 
-# An agent that has tried in vain for so long tries again within 24 s.
-OUTAGE_S = 20.0
+# An agent that has tried in vain for so long tries again within 12 s.
+OUTAGE_S = 10.0
 
 
 class Launch:
