@@ -7,7 +7,6 @@ the middle. Each lasts until FOLDER has a file NAME.enough.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import otel_ddp
 
 STALL_S = 0.3
+WIDTH = 8
 
 
 class Settings(NamedTuple):
@@ -40,15 +40,12 @@ class Settings(NamedTuple):
     stalls_every: int = 0
     """Every so many batches come late; 0: none."""
     samples: int = 4
-    width: int = 8
     buffers: bool = False
     """DDP sends them before each forward."""
     own_layer: bool = False
     """A layer waits for the other ranks by itself."""
     sharded: bool = False
     """By FSDP2 in place of DDP."""
-    core: bool = False
-    """Each rank has one for itself."""
 
 
 class Pause(torch.autograd.Function):
@@ -85,9 +82,8 @@ def _averaged(value: torch.Tensor) -> torch.Tensor:
 class Block(nn.Module):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
-        width = settings.width
-        self.settings, self.only = settings, nn.Linear(width, width)
-        self.norm = nn.BatchNorm1d(width) if settings.buffers else nn.Identity()
+        self.settings, self.only = settings, nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH) if settings.buffers else nn.Identity()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         output = Pause.apply(self.only(self.norm(inputs)), self.settings)
@@ -95,7 +91,7 @@ class Block(nn.Module):
 
 
 def model_of(settings: Settings) -> nn.Module:
-    net = nn.Sequential(Block(settings), nn.Linear(settings.width, 1))
+    net = nn.Sequential(Block(settings), nn.Linear(WIDTH, 1))
     if not settings.sharded:
         return DistributedDataParallel(net)
     from torch.distributed.device_mesh import init_device_mesh
@@ -131,7 +127,7 @@ def batches(settings: Settings, grown: Path) -> Iterator[torch.Tensor]:
         time.sleep(settings.grown_s if grown.exists() else settings.data_s)
         if settings.stalls_every and step % settings.stalls_every == 0:
             time.sleep(STALL_S)
-        yield torch.randn(settings.samples, settings.width)
+        yield torch.randn(settings.samples, WIDTH)
 
 
 def train(folder: Path, name: str, settings: Settings) -> None:
@@ -154,15 +150,10 @@ def train(folder: Path, name: str, settings: Settings) -> None:
 
 def main(folder: Path, scenarios: list[dict[str, Any]]) -> None:
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    is_chosen = rank == dist.get_world_size() // 2
+    is_chosen = dist.get_rank() == dist.get_world_size() // 2
     for each in scenarios:
         own = each.get("chosen", {}) if is_chosen else {}
         settings = Settings(**{**each.get("all", {}), **own})
-        if settings.core:
-            # All threads, those of the process group too.
-            for thread in os.listdir("/proc/self/task"):
-                os.sched_setaffinity(int(thread), {sorted(os.sched_getaffinity(0))[rank]})
         train(folder, each["name"], settings)
     dist.destroy_process_group()
 

@@ -31,8 +31,6 @@ HANGS_IN = 60
 HANGS_BEFORE = 2 * HANGS_IN - 1
 STEP = {"first_load_s": 0.1}
 HANG = {"all": STEP, "chosen": {"hangs_in": HANGS_IN}}
-# A host that asks for its loss in each step is not ahead, and has put fewer collectives in line.
-HANG_BESIDE_ITEM = {**HANG, "first": {"asks_every": 1}}
 GATHERS = {
     # A host that is ahead by one step leaves the recorder the collectives of most others.
     "all": {**STEP, "gathers": True, "kernels": 1000, "jitter": 0.01},
@@ -55,10 +53,7 @@ class Launch:
             self._start({"name": "hang", **HANG})
             del node.env[TIMING]
             self._start({"name": "gathers untimed", **GATHERS}, {"name": "hang untimed", **HANG})
-            node.env["STANDIN_BACKEND"] = "standin_ccl"
-            self._start({"name": "hang unrecorded", **HANG_BESIDE_ITEM})
             self._see_hang("hang", BLAMED)
-            self._see_hang("hang unrecorded", BLAMED, watched=False)
             self.insufficient = self._see_insufficient("gathers untimed")
             self._see_hang("hang untimed", BLAMED)
             self.straggler = self._see("gathers", "straggler")
@@ -79,13 +74,13 @@ class Launch:
 
         return dict(until(found, f"the {kind} of {run}"))
 
-    def _see_hang(self, run: str, words: str, *, watched: bool = True) -> None:
-        """Its stall, once the ranks have answered; then they end as by NCCL's watchdog, if any."""
+    def _see_hang(self, run: str, words: str) -> None:
+        """Its stall, once the ranks have answered; then they end as by NCCL's watchdog."""
         self.stalls[run] = self._see(run, "stall", words)
         for each in self._node.processes():
             if each["run"] == run:
                 os.kill(each["pid"], signal.SIGABRT)
-        self.deaths[run] = self._see(run, "death", "watchdog" if TELLS_EXITS and watched else "")
+        self.deaths[run] = self._see(run, "death", "watchdog" if TELLS_EXITS else "")
 
     def _see_insufficient(self, run: str) -> str:
         """What is said once the ranks have been asked; then the next scenario follows."""
@@ -117,7 +112,6 @@ def culprits(verdict: dict[str, Any]) -> tuple[str, list[str]]:
         ("hang", f"has not come to all_reduce [[64]], collective number {HANGS_BEFORE}, which"),
         # Where torch times no collectives, the clocks of the devices say which computes.
         ("hang untimed", "and does not go on, while its host is in "),
-        ("hang unrecorded", "and does not go on, while its host is in "),
     ],
 )
 def test_a_device_that_hangs_is_named_with_its_phase_and_step(

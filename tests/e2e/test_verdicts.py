@@ -1,19 +1,16 @@
-"""Verdicts on how fast ranks are, on real ranks through the real agent: DDP, FSDP2, a lost loss."""
+"""Verdicts on how fast ranks are, on real ranks through the real agent."""
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 import time
 from typing import Any, NamedTuple
 
 import pytest
 
-from node import Node, finished, until, without_figures
+from node import until, without_figures
 from otel_ddp.cli.node.status import lines
 from otel_ddp.journal.survey import survey
-from otlp_receiver import Receiver
 from watched import Watched, assert_nobody_named, opened
 
 pytestmark = pytest.mark.timed
@@ -169,103 +166,3 @@ def test_after_the_end_the_status_says_from_when_to_when_and_what_was_lost(
     assert past["evidence"]["lost_s"] == pytest.approx(played.lost_s, abs=0.01)
     shown = "\n".join(played.shown).partition("run grows")[2]
     assert re.search(r"\n  - (\S+ )?\d\d:\d\d:\d\d to (\S+ )?\d\d:\d\d:\d\d: rank 1 \(", shown)
-
-
-# -- a core that another program takes
-
-
-# As long as its input is open.
-TAKE = """
-import os, sys, threading
-os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[1]})
-threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-while True:
-    pass
-"""
-# So many that what else runs on the other core does not matter.
-TAKERS = 6
-
-
-# On a busy machine cores are taken from both ranks.
-@pytest.mark.stress
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each rank needs a core")
-def test_a_rank_whose_core_is_taken_is_advised_to_look_there() -> None:
-    scenario = {"name": "taken", "all": {"core": True, "width": 1024, "samples": 256, "work_s": 0}}
-    with Watched() as watched:
-        takers = [watched.node.start(sys.executable, "-c", TAKE) for _ in range(TAKERS)]
-
-        def named(name: str) -> bool:
-            found = watched.verdicts(name, "straggler")
-            return any("waited_for_core_s" in each["evidence"] for each in found)
-
-        watched.play([scenario], named)
-        for taker in takers:
-            finished(taker)
-        (found,) = watched.verdicts_of("taken", "straggler")
-
-    assert found["who"]["rank"] == "1"
-    assert "Its core is taken" in found["sentence"]
-    assert "device" not in found["sentence"]
-    evidence = found["evidence"]
-    more_s = evidence["waited_for_core_s"] - evidence["others_waited_for_core_s"]
-    assert more_s >= 0.5 * evidence["excess_s"]
-
-
-# -- a loss that is lost
-
-
-# Learns until its loss is lost; then it waits for the end of its input.
-LOSES_IT = """
-import sys
-import otel_ddp
-run = otel_ddp.init(group="g", run="lost")
-rank, lost_at = int(sys.argv[1]), int(sys.argv[2])
-for step in range(400):
-    loss = 1.0 / (step + 1) if step < lost_at else float("nan")
-    run.log({"loss": loss, "lr": 0.1}, step=step)
-    if step == lost_at and "raise" in sys.argv:
-        raise SystemExit("the loss is lost")
-sys.stdin.read()
-"""
-
-
-def test_a_loss_that_is_lost_with_the_last_value_of_a_process_is_told() -> None:
-    with Node() as node:
-        node.start(sys.executable, "-c", LOSES_IT, "0", "200", "raise")
-
-        def told() -> list[dict[str, Any]]:
-            return [each for each in survey([node.place]).verdicts if each["step"] == 200]
-
-        (verdict,) = until(told, "the verdict")
-
-    assert (verdict["kind"], verdict["evidence"]["value"]) == ("nonfinite", "NaN")
-
-
-def test_a_loss_that_becomes_nan_is_told_with_its_rank_and_step() -> None:
-    with Node() as node, Receiver() as receiver:
-        node.export_to(receiver.start_http())
-        # As it goes with averaged gradients: the other rank loses it one step later.
-        processes = [
-            node.start(
-                *(sys.executable, "-c", LOSES_IT, str(rank), str(200 + 1 - rank)),
-                env={"OTEL_DDP_RANK": str(rank), "OTEL_DDP_WORLD_SIZE": "2"},
-            )
-            for rank in (0, 1)
-        ]
-
-        def told() -> list[dict[str, Any]]:
-            return [each for each in survey([node.place]).verdicts if each["step"] == 200]
-
-        (verdict,) = until(told, "the verdict")
-        shown = node.run("from otel_ddp.cli import main; main(['status'])")
-        for process in processes:
-            finished(process)  # closes its input
-        node.stop_agent()
-        records = [each for each in receiver.logs() if each.event_name == "training.nonfinite"]
-
-    assert (verdict["kind"], verdict["who"]["run"]) == ("nonfinite", "lost")
-    assert verdict["sentence"].startswith("loss became NaN at step 200 on rank 1 (")
-    assert verdict["evidence"]["names"] == ["loss"]
-    assert re.search(rf"! since [\d:]+: {re.escape(verdict['sentence'])}", shown)
-    assert records[-1].severity_text == "WARN"
-    assert records[-1].body.string_value == verdict["sentence"]
