@@ -95,12 +95,6 @@ def test_a_collector_that_goes_away_is_tried_for_a_while_and_then_no_more(tmp_pa
     assert transport.bodies == [b"a", b"c", b"b"]
 
 
-def test_a_collector_that_never_answered_is_not_tried_again(tmp_path: Path) -> None:
-    status, left, pauses = sent(FakeTransport(*[AWAY] * 2), three(tmp_path))
-
-    assert (status.delivered, left, pauses) == (0, 3, [])
-
-
 def test_an_interrupted_replay_goes_on_where_it_stopped(tmp_path: Path) -> None:
     directory, transport = three(tmp_path), FakeTransport()
 
