@@ -68,7 +68,7 @@ def test_no_rank_is_named_when_all_are_late(tool: ModuleType) -> None:
     assert not any(each.named for each in found)
 
 
-@pytest.mark.parametrize("steps", [15_000, pytest.param(100_000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("steps", [10_000, pytest.param(100_000, marks=pytest.mark.stress)])
 def test_balanced_steps_lead_to_no_verdict(tool: ModuleType, steps: int) -> None:
     # Chance has the freest hand where there are few; more ranks take longer, and are in the table.
     assert tool.false_verdicts(steps, ranks=(2, 3)) == 0

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "diagnosis.md"
 @pytest.mark.parametrize(
     ("excesses", "every", "rank_right", "rest_right"),
     [
-        pytest.param((0.2, 0.3), 44, 0.98, 0.95, id="from 20 % on"),
+        pytest.param((0.2, 0.3), 64, 0.98, 0.95, id="from 20 % on"),
         pytest.param((0.1,), 16, 0.9, 0.0, id="10 %", marks=pytest.mark.stress),
     ],
 )
@@ -28,7 +28,7 @@ def test_one_late_rank(
     right = [each for each in outcomes if each.rank_right]
     named = [each for each in right if each.found.named]
 
-    assert len(named) >= 7
+    assert len(named) >= 5
     assert len(right) >= rank_right * len(outcomes)
     assert sum(each.phase_right for each in named) >= rest_right * len(named)
     assert sum(each.side_right for each in named) >= rest_right * len(named)
@@ -105,7 +105,7 @@ def test_a_host_that_a_full_queue_holds_up_is_not_the_side_that_is_late() -> Non
 
 
 def test_only_the_rank_that_costs_something_is_named() -> None:
-    cases = tool.late_at_no_cost(48 * 600, beside=("device", 0.3))[::18]
+    cases = tool.late_at_no_cost(48 * 600, beside=("device", 0.3))[::24]
     outcomes = [tool.Outcome.of(case) for case in cases]
 
     assert all(len(each.truth.may_be_named) == 1 for each in outcomes)
@@ -132,7 +132,7 @@ def test_a_slow_device_is_named_where_hosts_are_100_steps_ahead() -> None:
 
 
 def test_no_rank_is_named_for_what_costs_nothing() -> None:
-    found = [tool.replayed(case) for case in tool.late_at_no_cost(48 * 400)[::7]]
+    found = [tool.replayed(case) for case in tool.late_at_no_cost(48 * 400)[::12]]
 
     assert not any(each.verdicts or each.insufficient for each in found)
 
@@ -153,13 +153,13 @@ def test_a_host_that_works_longer_is_named_where_all_ask_for_their_loss(
 
 def test_loaders_that_are_too_slow_on_all_ranks_and_vary_much_blame_no_rank() -> None:
     jittery = [c for c in tool.all_bound(load_ms=130, prefetch=4) if c.setting.jitter == 0.1]
-    found = [tool.replayed(case._replace(steps=1_000)) for case in jittery[:3]]
+    found = [tool.replayed(case._replace(steps=1_000)) for case in jittery[:2]]
 
     assert not any(each.named for each in found)
 
 
 @pytest.mark.parametrize(
-    "chosen", [(5, 10), pytest.param(range(12), marks=pytest.mark.stress)], ids=["some", "all"]
+    "chosen", [(5,), pytest.param(range(12), marks=pytest.mark.stress)], ids=["some", "all"]
 )
 def test_loaders_in_workers_that_are_too_slow_blame_no_rank_of_hosts_hardly_ahead(
     chosen: Sequence[int],
@@ -179,7 +179,7 @@ def test_a_loader_within_the_loop_is_named_where_all_are_too_slow() -> None:
 
 
 def test_all_hosts_that_work_long_between_steps_blame_no_rank() -> None:
-    found = [tool.replayed(case) for case in tool.all_bound(host_ms=110)[:12:5]]
+    found = [tool.replayed(case) for case in tool.all_bound(host_ms=110)[:12:6]]
 
     assert not any(each.named for each in found)
     assert all(each.bound == "other" or each.insufficient for each in found)
@@ -225,14 +225,14 @@ def test_under_fsdp_a_slow_device_is_named_by_what_collectives_took() -> None:
     ids=["load", "transfer", "none"],
 )
 def test_what_bounds_all_ranks(changes: dict[str, float], bound: str) -> None:
-    found = [tool.replayed(case) for case in tool.all_bound(**changes)[1:12:5]]
+    found = [tool.replayed(case) for case in tool.all_bound(**changes)[1:12:6]]
 
     assert {each.bound for each in found} == {bound}
     assert not any(each.named for each in found)
 
 
 def test_hosts_that_launch_slowly_alike_blame_no_rank() -> None:
-    found = [tool.replayed(case) for case in tool.all_bound(launch_ms=130)[:12:5]]
+    found = [tool.replayed(case) for case in tool.all_bound(launch_ms=130)[:12:6]]
 
     assert not any(each.named or each.insufficient for each in found)
     assert {each.bound for each in found} == {"launch"}
