@@ -207,15 +207,6 @@ def t4(index: int = 0) -> Board:
     return board.without("gpm", "field.", "remapped", "mig.", "fan.")
 
 
-def laptop(index: int = 0) -> Board:
-    """A board without a limit of power, without checked memory and without faults to report."""
-    board = h100(index)
-    board.name = "NVIDIA GeForce RTX 3080 Laptop GPU"
-    board.xids = None
-    board.numbers |= {"field.197": "1 3020371496", "field.198": "1 3893142392"}
-    return board.without("gpm", "power_limit", "ecc.", "fan", "field.138", "field.139", "mig.")
-
-
 def a100_mig(index: int = 0) -> Board:
     """A board that is divided: one half, and one small part."""
     board = h100(index)

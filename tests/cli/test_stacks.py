@@ -13,8 +13,7 @@ from node import Node, until
 from otel_ddp.cli import main
 from otel_ddp.journal.reader import JournalReader
 
-# Two ranks that answer, one without the thread that would, and one that holds Python's lock. They
-# hang; torch is imported once.
+# Two ranks that answer, one that cannot, and one that has no thread for it; torch is imported once.
 TRAIN = """
 import ctypes, os
 import otel_ddp
@@ -25,7 +24,7 @@ for rank in (3, 2, 1, 0):
     if rank == 0 or os.fork() == 0:
         break
 run = otel_ddp.init(run="one", global_rank=rank, world_size=4, local_rank=rank)
-if rank != 2:
+if rank != 3:
     stack_answers.start(run._records.recorder.writer.path, int, lambda: None)
 
 
@@ -37,19 +36,18 @@ def waits_for_a_batch():
     os.read(held, 1)
 
 
-holds_the_lock() if rank == 3 else waits_for_a_batch()
+holds_the_lock() if rank == 2 else waits_for_a_batch()
 """
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[str]:
-    """The directory of the four."""
     with Node(OTEL_DDP_AGENT="off") as node:
-        found = node.root / "four"
-        node.python(TRAIN, OTEL_DDP_DIR=str(found))
-        until(lambda: len([*found.glob("*.ask")]) == 3, "the threads that answer")
-        until(lambda: len([*found.glob("[0-9]*.journal")]) == 4, "the journals")
-        yield str(found)
+        node.python(TRAIN)
+        directory = node.place.directory
+        until(lambda: len([*directory.glob("*.ask")]) == 3, "the threads that answer")
+        until(lambda: len([*directory.glob("[0-9]*.journal")]) == 4, "the journals")
+        yield str(directory)
 
 
 def pid_of(place: str, rank: int) -> int:
@@ -76,32 +74,24 @@ def test_the_stacks_of_the_chosen_ranks_are_shown(
     assert capsys.readouterr().out == "no such rank runs on this node\n"
 
 
-def test_a_process_that_does_not_answer_is_shown_with_the_reason_and_advice(
+def test_each_rank_that_does_not_answer_is_shown_with_the_reason_and_advice(
     place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["stacks", "--dir", place]) == 1
-
-    answering, rest = capsys.readouterr().out.split("rank 2, ")
-    without, holding = rest.split("rank 3, ")
-    assert answering.count("  thread MainThread") == 2
-    assert "it does not answer: it has not called" in without
-    assert "C code holds Python's lock (the GIL)" in holding
-    assert f"`py-spy dump --nonblocking --pid {pid_of(place, 3)}`" in holding
-
-
-def test_a_stopped_process_is_shown_as_stopped(
-    place: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pid = pid_of(place, 0)
+    pid = pid_of(place, 1)
     os.kill(pid, signal.SIGSTOP)
     try:
         status = Path(f"/proc/{pid}/status")
         until(lambda: "State:\tT" in status.read_text(), "the stop")
-        assert main(["stacks", "--dir", place, "--rank", "0"]) == 1
+        assert main(["stacks", "--dir", place]) == 1
     finally:
         os.kill(pid, signal.SIGCONT)
 
-    assert "it cannot answer: it is stopped by a signal" in capsys.readouterr().out
+    _, rank_0, rank_1, rank_2, rank_3 = capsys.readouterr().out.split("rank ")
+    assert "waits_for_a_batch" in rank_0
+    assert "it cannot answer: it is stopped by a signal" in rank_1
+    assert "C code holds Python's lock (the GIL)" in rank_2
+    assert f"`py-spy dump --nonblocking --pid {pid_of(place, 2)}`" in rank_2
+    assert "it does not answer: it has not called" in rank_3
 
 
 def test_dead_processes_are_not_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,11 +168,6 @@ def test_ranks_stand_with_phase_step_and_their_own_time_and_the_late_one_is_mark
     assert set(rows[2]["LAST STEPS"]) == {"▄"}
     # All are of one run and one node.
     assert not {"RUN", "NODE"} & rows[0].keys()
-
-
-def test_a_gpu_stands_beside_its_rank_and_a_free_one_above(eight: Ranks) -> None:
-    lines, rows = eight.shown()
-
     assert [row["GPU"] for row in rows][2:5] == ["", "5: 87% 60.0/80.0 GiB 612/700 W 64 °C", ""]
     assert lines[-1] == "gpu 6: free, 87%, 0.0/80.0 GiB"
 
@@ -181,8 +176,7 @@ def test_ranks_are_sorted_and_filtered(eight: Ranks) -> None:
     def ranks(**chosen: str) -> str:
         return " ".join(row["RANK"].lstrip("!") for row in eight.shown(**chosen)[1])
 
-    assert ranks(sort="work") == "3 0 1 2 4 5 6 7"
-    assert ranks(sort="state") == "3 0 1 2 4 5 6 7"
+    assert ranks(sort="work") == ranks(sort="state") == "3 0 1 2 4 5 6 7"
     assert ranks(filter="rank=3") == ranks(filter="FORWARD") == "3"
     assert ranks(filter="alpha comm") == "0 1 2 4 5 6 7"
     assert ranks(filter="nothing like it") == ""
@@ -231,23 +225,7 @@ def test_new_steps_and_an_end_are_followed_and_stay_while_no_agent_answers(make:
     assert "no agent" in frame.above(view, Choice())[0]
 
 
-def test_an_agent_that_wants_a_token_gets_that_of_the_web_configuration(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "token").write_text("abc")
-    (tmp_path / "web.yml").write_text("bearer_token_file: token")
-    ranks = make(ranks=1, rules=str(tmp_path / "web.yml"))
-
-    (refused,) = ranks.watch().look().notes
-    monkeypatch.setenv("OTEL_DDP_WEB_CONFIG", str(tmp_path / "web.yml"))
-    admitted = ranks.watch().look()
-
-    assert "wants a token: set OTEL_DDP_WEB_CONFIG" in refused
-    assert (len(admitted.ranks), admitted.notes) == (1, ())
-    ranks.leave()
-
-
-def test_a_token_goes_to_no_server_with_another_certificate(
+def test_a_token_goes_to_the_agent_that_wants_it_and_to_no_other_certificate(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text("abc")
@@ -259,28 +237,16 @@ def test_a_token_goes_to_no_server_with_another_certificate(
         )
     ranks = make(ranks=1, rules=str(tmp_path / "tls.yml"))
 
+    (asked,) = ranks.watch().look().notes
     monkeypatch.setenv("OTEL_DDP_WEB_CONFIG", str(tmp_path / "other.yml"))
     (refused,) = ranks.watch().look().notes
     monkeypatch.setenv("OTEL_DDP_WEB_CONFIG", str(tmp_path / "tls.yml"))
     admitted = ranks.watch().look()
 
+    assert "wants a token: set OTEL_DDP_WEB_CONFIG" in asked
     assert "CERTIFICATE_VERIFY_FAILED" in refused
     assert (len(admitted.ranks), admitted.notes) == (1, ())
     ranks.leave()
-
-
-def test_a_real_agent_answers(node: Node) -> None:
-    code = "import otel_ddp; run = otel_ddp.init(run='r'); run.log({'loss': 1.0}); input()"
-    training = node.python(code, OTEL_DDP_AGENT="auto")
-    node.agent()
-
-    def shown() -> str:
-        return node.run("from otel_ddp.cli import main; main(['top', '--once'])")
-
-    found = until(lambda: "loss 1" in (text := shown()) and text, "the value")
-
-    assert "1 of 1 ranks" in found.splitlines()[0]
-    training.communicate("\n")
 
 
 # -- one picture
@@ -417,14 +383,17 @@ def test_a_place_that_vanishes_is_said_and_found_again(make: Make) -> None:
 # -- a real terminal
 
 
-def test_in_a_real_terminal_q_ends_it_and_leaves_the_terminal_as_it_was(
-    eight: Ranks, node: Node
+def test_in_a_real_terminal_with_a_real_agent_q_ends_it_and_leaves_the_terminal_as_it_was(
+    node: Node,
 ) -> None:
+    code = "import otel_ddp; run = otel_ddp.init(run='r'); run.log({'loss': 1.0}); input()"
+    training = node.python(code, OTEL_DDP_AGENT="auto")
+    node.agent()
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     before = termios.tcgetattr(theirs)
     env = {**node.env, "TERM": "xterm-256color", "NO_COLOR": "1", "OTEL_DDP_AGENT": "off"}
-    command = [sys.executable, "-m", "otel_ddp", "top", "--dir", str(eight.place.directory)]
+    command = [sys.executable, "-m", "otel_ddp", "top", "--dir", str(node.place.directory)]
     process = subprocess.Popen(
         command, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     )
@@ -436,7 +405,7 @@ def test_in_a_real_terminal_q_ends_it_and_leaves_the_terminal_as_it_was(
         return bytes(shown)
 
     try:
-        until(lambda: b"45 ms" in read() and b"quit" in shown, "the late rank on the screen")
+        until(lambda: b"loss 1" in read() and b"quit" in shown, "the value on the screen")
         os.write(ours, b"q")
         until(lambda: (read(), process.poll() is not None)[1], "the end")
         read()
@@ -447,6 +416,7 @@ def test_in_a_real_terminal_q_ends_it_and_leaves_the_terminal_as_it_was(
         os.close(ours)
         os.close(theirs)
 
+    training.communicate("\n")
     assert process.returncode == 0
     assert after == before
     # Out of the other screen, and with a cursor again.

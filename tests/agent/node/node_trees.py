@@ -6,8 +6,10 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+import conventions
 from otel_ddp.agent.node.host import Host
 from otel_ddp.agent.node.source import Measurement
+from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Metric
 
 BOOT_S = 1_700_000_000
@@ -59,22 +61,12 @@ class NodeTree:
 
     # -- processors and memory
 
-    def processors(
-        self,
-        *,
-        user: int = 0,
-        nice: int = 0,
-        system: int = 0,
-        idle: int = 0,
-        iowait: int = 0,
-        irq: int = 0,
-        softirq: int = 0,
-        steal: int = 0,
-        guest: int = 0,
-    ) -> None:
+    def processors(self, **changed: int) -> None:
         """In ticks since the machine was started."""
-        all_of_them = f"cpu  {user} {nice} {system} {idle} {iowait} {irq} {softirq} {steal} {guest}"
-        self.write("proc/stat", f"{all_of_them} 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1 2 3\n")
+        modes = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest")
+        assert not changed.keys() - set(modes)
+        ticks = " ".join(str(changed.get(mode, 0)) for mode in modes)
+        self.write("proc/stat", f"cpu  {ticks} 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1 2 3\n")
 
     def memory(self, **changed: int) -> None:
         """In KiB."""
@@ -192,12 +184,19 @@ class NodeTree:
         shutil.rmtree(self.proc / str(pid))
 
 
+def rows(section: str) -> set[str]:
+    """The metrics of a section of the catalogue."""
+    return {metric.name for metric in catalog.METRICS if metric.section == section}
+
+
 def values(measurements: Iterable[Measurement], metric: Metric) -> dict[str, float]:
     """What was read of one metric, by the values of its attributes."""
     found: dict[str, float] = {}
     for measurement in measurements:
         if measurement.metric is metric:
             assert metric.attributes == tuple(name for name, _ in measurement.attributes)
+            for name, value in measurement.attributes:
+                assert value in conventions.values().get(name, {value})
             key = " ".join(value for _, value in measurement.attributes)
             assert key not in found
             found[key] = measurement.value

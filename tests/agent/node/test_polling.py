@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
+from agent.node.fake_driver import LIMIT, POWER, FakeDriver
 from otel_ddp.agent.node.gpu.driver import (
     Device,
     DeviceLost,
     DriverMissing,
     NotSupported,
-    Question,
     User,
 )
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, GpuSample, identity
@@ -22,75 +20,14 @@ from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog
 
 S = 1_000_000_000
-PATIENCE_S = 300.0
 
 H100 = Device("GPU-aaaa", "0", "NVIDIA H100")
 T4 = Device("GPU-bbbb", "1", "Tesla T4")
 A100 = Device("GPU-cccc", "2", "NVIDIA A100")
 THREE = (H100, T4, A100)
 
-POWER = Measurement(catalog.HW_POWER, 300.0)
-LIMIT = Measurement(catalog.OTEL_DDP_GPU_POWER_LIMIT, 700.0)
 ENERGY = Measurement(catalog.HW_ENERGY, 5000.0, start_ns=42)
 CORE = Measurement(catalog.HW_TEMPERATURE, 50.0, (("hw.sensor_location", "core"),))
-
-
-class FakeDriver:
-    """Devices that answer as a test has them answer."""
-
-    def __init__(self, *devices: Device) -> None:
-        self.silent: list[str] = []
-        self.found: Any = list(devices)
-        """An error is raised instead, here and below."""
-        self.opening: Exception | None = None
-        self.periods_s = {"power": 1.0, "limit": 10.0}
-        self.answers: dict[tuple[str, str], Any] = {}
-        """By UUID and question; what is not here answers well."""
-        self.questioned: dict[str, Any] = {}
-        self.named: Any = "driver 999.1"
-        self.tried = self.opened = self.closed = 0
-        self.asked: Counter[tuple[str, str]] = Counter()
-
-    def open(self) -> None:
-        self.tried += 1
-        _answer(self.opening)
-        assert self.opened == self.closed, "opened twice"
-        self.opened += 1
-
-    def close(self) -> None:
-        assert self.opened == self.closed + 1, "closed what is not open"
-        self.closed += 1
-
-    def version(self) -> str:
-        return str(_answer(self.named))
-
-    def devices(self) -> Sequence[Device]:
-        return list(_answer(self.found))
-
-    def questions(self, device: Device) -> Sequence[Question]:
-        _answer(self.questioned.get(device.uuid))
-        return [
-            Question(name, every_s, lambda name=name: self._measurements(device, name))
-            for name, every_s in self.periods_s.items()
-        ]
-
-    def _measurements(self, device: Device, name: str) -> Iterable[Measurement]:
-        usual = {"power": [POWER], "limit": [LIMIT]}.get(name, [])
-        return list(self._asked(device, name, usual))
-
-    def users(self, device: Device) -> Sequence[User]:
-        return list(self._asked(device, "users", ()))
-
-    def _asked(self, device: Device, name: str, usual: Any) -> Any:
-        assert self.opened == self.closed + 1, "asked while closed"
-        self.asked[device.uuid, name] += 1
-        return _answer(self.answers.get((device.uuid, name), usual))
-
-
-def _answer(answer: Any) -> Any:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer() if callable(answer) else answer
 
 
 class Bench:
@@ -129,22 +66,6 @@ class Bench:
 
 
 # ------------------------------------------------------------------------------ what is shown
-
-
-def test_measurements_begin_with_the_identity_that_the_catalogue_has_first() -> None:
-    bench = Bench(H100)
-    bench.driver.answers[H100.uuid, "power"] = [CORE, ENERGY]
-    own = identity(H100)
-    names = tuple(name for name, _ in own)
-
-    bench.tick()
-
-    assert bench.of(H100).measurements[:2] == (
-        CORE._replace(attributes=(*own, ("hw.sensor_location", "core"))),
-        ENERGY._replace(attributes=own),
-    )
-    sections = [each.attributes[:4] for each in catalog.METRICS if each.section == "GPU"]
-    assert set(sections) == {names}
 
 
 def test_what_a_board_does_not_support_is_asked_once_and_not_shown() -> None:
@@ -191,7 +112,6 @@ def test_the_processes_of_a_device_are_shown_with_it() -> None:
     "impossible",
     [
         POWER._replace(value=math.nan),
-        POWER._replace(value=math.inf),
         POWER._replace(value=-1.0),
         Measurement(catalog.HW_GPU_UTILIZATION, 1.01, (("hw.gpu.task", "general"),)),
     ],
@@ -205,11 +125,13 @@ def test_an_impossible_number_is_left_out_and_counted_and_logged_once(
 
     bench.ticks(3)
 
-    assert bench.values(H100) == {
-        "hw.temperature": 50.0,
-        "hw.energy": 5000.0,
-        "otel_ddp.gpu.power.limit": 700.0,
-    }
+    # All begin with the identity that the catalogue has first.
+    own = identity(H100)
+    assert bench.of(H100).measurements == (
+        CORE._replace(attributes=(*own, ("hw.sensor_location", "core"))),
+        ENERGY._replace(attributes=own),
+        LIMIT._replace(attributes=own),
+    )
     assert bench.gpus.errors == 3
     assert len(caplog.records) == 1
     assert impossible.metric.name in caplog.text
@@ -264,6 +186,12 @@ def test_a_question_that_fails_is_asked_on_and_its_old_answer_shown_for_three_pe
         ("opening", DriverMissing("There is no driver."), "There is no driver.", 0),
         ("opening", RuntimeError("unknown"), "The GPU driver could not be opened; the agent's ", 1),
         ("found", [], "The GPU driver is there, but it shows no device.", 0),
+        (
+            "found",
+            RuntimeError("unknown"),
+            "The GPU driver went away (its devices could not be ",
+            1,
+        ),
     ],
 )
 def test_a_driver_that_shows_no_device_says_why_and_is_asked_again_after_a_minute(
@@ -302,14 +230,9 @@ def test_the_first_driver_that_has_devices_is_chosen_and_chosen_again_after_a_lo
     assert other.closed == other.opened == 1
 
 
-@pytest.mark.parametrize("where", ["a question", "the questions"])
-def test_a_lost_board_does_not_affect_the_others_and_is_searched_once_a_minute(where: str) -> None:
+def test_a_lost_board_does_not_affect_the_others_and_is_searched_once_a_minute() -> None:
     bench = Bench(*THREE)
-    lost = DeviceLost("GPU is lost")
-    if where == "a question":
-        bench.driver.answers[T4.uuid, "limit"] = lost
-    else:
-        bench.driver.questioned[T4.uuid] = lost
+    bench.driver.answers[T4.uuid, "limit"] = DeviceLost("GPU is lost")
 
     for second in range(180):
         sample = bench.tick(1.0)
@@ -317,12 +240,10 @@ def test_a_lost_board_does_not_affect_the_others_and_is_searched_once_a_minute(w
         for board in (H100, A100):
             assert bench.values(board) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
         # Its answers are shown while they are fresh.
-        fresh = where == "a question" and second % 60 < 4
-        assert bench.values(T4) == ({"hw.power": 300.0} if fresh else {})
+        assert bench.values(T4) == ({"hw.power": 300.0} if second % 60 < 4 else {})
     assert (bench.gpus.errors, bench.driver.opened) == (0, 3)
 
     bench.driver.answers.clear()
-    bench.driver.questioned.clear()
     assert bench.ticks(60).remark == ""
     assert bench.values(T4) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
 
@@ -350,48 +271,22 @@ def test_a_driver_that_is_lost_is_tried_once_a_minute(where: str) -> None:
     assert bench.driver.opened == bench.driver.closed
 
 
-def test_a_list_of_devices_that_fails_changes_nothing() -> None:
-    bench = Bench(H100)
-    bench.driver.found = RuntimeError("unknown error")
-    sample = bench.tick()
-    assert (sample.devices, bench.gpus.errors) == ((), 1)
-    assert sample.remark
-    bench.driver.found = [H100]
-    bench.tick(60.0)
-    assert bench.shown() == [H100]
-    bench.driver.found = RuntimeError("unknown error")
-
-    sample = bench.ticks(61)
-
-    assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
-    assert (bench.gpus.errors, sample.remark) == (2, "")
-
-
-def test_a_board_that_comes_or_goes_is_seen_within_a_minute() -> None:
-    bench = Bench(H100, T4)
-    bench.tick()
-    bench.driver.found = [H100, A100]
-
-    bench.ticks(59)
-    assert bench.shown() == [H100, T4]
-    bench.tick(1.0)
-
-    assert bench.shown() == [H100, A100]
-    assert bench.values(A100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
-    assert bench.driver.opened == 1
-
-
-def test_a_repartitioned_board_is_asked_anew() -> None:
+def test_a_board_that_comes_or_is_divided_is_seen_and_asked_anew_within_a_minute() -> None:
     part = Device("MIG-1", "0:0", "MIG 1g.10gb", H100.pci, H100.uuid)
     bench = Bench(H100)
     bench.tick()
     # Divided, it says no more what it draws.
-    bench.driver.found = [H100, part]
     bench.driver.answers[H100.uuid, "power"] = NotSupported()
-    bench.tick(60)
+    bench.driver.found = RuntimeError("a list that fails changes nothing")
+    bench.ticks(60)
+    assert bench.shown() == [H100]
+    bench.driver.found = [H100, part]
+    bench.ticks(60)
+    assert bench.shown() == [H100, part]
     assert "hw.power" not in bench.values(H100)
 
     bench.driver.found = [H100]
     del bench.driver.answers[H100.uuid, "power"]
     bench.tick(60)
     assert bench.values(H100)["hw.power"] == POWER.value
+    assert bench.driver.opened == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.node.node_trees import BOOT_S, NodeTree, values
+from agent.node.node_trees import BOOT_S, NodeTree, rows, values
 from otel_ddp.agent.node.processes import CoreUse, ProcessReader
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.agent.reading.journals import Rank
@@ -20,7 +20,6 @@ from otel_ddp.vocabulary.catalog import Kind, Metric
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SPUN_S = 0.2
-PROCESS = {metric.name for metric in catalog.METRICS if metric.section == "Process"}
 
 # A training process and its worker, which works, writes, and ends. Each answer follows a line.
 WITH_A_WORKER = """
@@ -121,6 +120,8 @@ def test_exact_numbers(node: NodeTree) -> None:
 
     measurements = read(reader_of(node))
 
+    assert {each.metric.name for each in measurements} == rows("Process")
+
     def of(metric: Metric) -> dict[str, float]:
         return values(measurements, metric)
 
@@ -167,7 +168,7 @@ def test_a_corrupt_or_forbidden_number_is_the_only_one_that_is_absent(
 
     measurements = read(reader)
 
-    assert PROCESS - {each.metric.name for each in measurements} == lost
+    assert rows("Process") - {each.metric.name for each in measurements} == lost
     assert reader.errors > 0
 
 

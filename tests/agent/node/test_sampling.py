@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.node.fake_driver import POWER, FakeDriver
 from node import until
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.node import sampling
-from otel_ddp.agent.node.gpu.driver import Device, DriverMissing, Question, User
+from otel_ddp.agent.node.gpu.driver import Device, DriverMissing, User
 from otel_ddp.agent.node.processes import read_process_stat
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.node.source import KernelFiles, Measurement
@@ -29,39 +30,13 @@ SECOND = {**FIRST, "job_type": "worker", "rank": "1", "local_rank": "1"}
 OF_RUN = {"group": "g", "run": "r", "node": "n"}
 
 
-class OneBoard:
-    """A driver with one board, which one process may use."""
-
-    def __init__(self) -> None:
-        self.silent: list[str] = []
-        self.missing = ""
-        self.power = 100.0
-        self.pids: list[int] = []
-
-    def open(self) -> None:
-        if self.missing:
-            raise DriverMissing(self.missing)
-
-    def close(self) -> None:
-        pass
-
-    def version(self) -> str:
-        return "driver 1"
-
-    def devices(self) -> Sequence[Device]:
-        return [BOARD]
-
-    def questions(self, device: Device) -> Sequence[Question]:
-        return [Question("power", 1.0, self._ask)]
-
-    def _ask(self) -> Sequence[Measurement]:
-        busy = Measurement(catalog.HW_GPU_UTILIZATION, 0.5, (("hw.gpu.task", "general"),))
-        hot = Measurement(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, 1.0, (("reason", "hw_thermal"),))
-        calm = Measurement(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, 0.0, (("reason", "sw_power"),))
-        return [Measurement(catalog.HW_POWER, self.power), busy, hot, calm]
-
-    def users(self, device: Device) -> Sequence[User]:
-        return [User(pid, 1000 + pid) for pid in self.pids]
+def one_board() -> FakeDriver:
+    driver = FakeDriver(BOARD)
+    busy = Measurement(catalog.HW_GPU_UTILIZATION, 0.5, (("hw.gpu.task", "general"),))
+    hot = Measurement(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, 1.0, (("reason", "hw_thermal"),))
+    calm = Measurement(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, 0.0, (("reason", "sw_power"),))
+    driver.answers[BOARD.uuid, "power"] = [POWER, busy, hot, calm]
+    return driver
 
 
 def rank(labels: Mapping[str, str], pid: int = 0, **facts: Any) -> Rank:
@@ -69,7 +44,7 @@ def rank(labels: Mapping[str, str], pid: int = 0, **facts: Any) -> Rank:
 
 
 class Bench:
-    def __init__(self, driver: OneBoard, *sources: str) -> None:
+    def __init__(self, driver: FakeDriver, *sources: str) -> None:
         self.ledger = Ledger()
         self.driver = driver
         self.sampling = Sampling(self.ledger, "n", sources, [driver])
@@ -93,8 +68,8 @@ class Bench:
 def bench() -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def make(*sources: str, driver: OneBoard | None = None) -> Bench:
-        made.append(Bench(driver or OneBoard(), *sources))
+    def make(*sources: str, driver: FakeDriver | None = None) -> Bench:
+        made.append(Bench(driver or one_board(), *sources))
         return made[-1]
 
     yield make
@@ -110,25 +85,25 @@ def test_a_board_has_the_labels_of_its_rank_run_or_node(
     declared = {"boards": [{"index": 0, "uuid": "1234"}]}
     power = catalog.HW_POWER
 
-    assert here.soon(power) == [({"node": "n", **OF_BOARD}, 100.0)]
+    assert here.soon(power) == [({"node": "n", **OF_BOARD}, 300.0)]
     first, second = rank(FIRST, **declared), rank(SECOND, **declared)
-    assert here.told(power, first) == [({**FIRST, **OF_BOARD}, 100.0)]
-    assert here.told(power, first, second) == [({**OF_RUN, **OF_BOARD}, 100.0)]
+    assert here.told(power, first) == [({**FIRST, **OF_BOARD}, 300.0)]
+    assert here.told(power, first, second) == [({**OF_RUN, **OF_BOARD}, 300.0)]
     # What makes no sense is nothing.
     for strange in ({"boards": 7}, {"boards": ["?"]}, {"boards": [{"uuid": 3}]}):
-        assert here.told(power, rank(FIRST, **strange)) == [({"node": "n", **OF_BOARD}, 100.0)]
+        assert here.told(power, rank(FIRST, **strange)) == [({"node": "n", **OF_BOARD}, 300.0)]
 
 
 def test_a_board_is_described_with_its_measurements(bench: Callable[..., Bench]) -> None:
-    driver = OneBoard()
-    driver.pids = [77]
+    driver = one_board()
+    driver.answers[BOARD.uuid, "users"] = [User(77, 1077)]
     here = bench("gpu", driver=driver)
 
     held = here.soon(catalog.OTEL_DDP_GPU_PROCESS_MEMORY_USAGE, rank(FIRST, 77))
 
     assert held == [({**FIRST, **OF_BOARD}, 1077.0)]
     said = here.sampling.describe()
-    assert (said["gpu_driver"], said["gpu_remarks"]) == ("driver 1", [])
+    assert (said["gpu_driver"], said["gpu_remarks"]) == ("driver 999.1", [])
     (gpu,) = said["gpus"]
     expected = {
         "parent": "",
@@ -138,27 +113,21 @@ def test_a_board_is_described_with_its_measurements(bench: Callable[..., Bench])
         "labels": FIRST,
         "processes": 1,
         "throttled": ["hw_thermal"],
-        "power_w": 100.0,
+        "power_w": 300.0,
+        "power_limit_w": 700.0,
         "busy_ratio": 0.5,
     }
     assert gpu == expected
 
 
 def test_a_remark_says_why_there_are_no_boards(bench: Callable[..., Bench]) -> None:
-    driver = OneBoard()
-    driver.missing = "There is no driver."
+    driver = FakeDriver()
+    driver.opening = DriverMissing("There is no driver.")
     here = bench("gpu", driver=driver)
 
     remarks = until(lambda: here.sampling.describe()["gpu_remarks"], "the reason")
 
     assert remarks == ["There is no driver."]
-
-    driver = OneBoard()
-    driver.silent = ["GPU 3 does not answer."]
-    there = bench("gpu", driver=driver)
-    there.soon(catalog.HW_POWER)
-
-    assert there.sampling.describe()["gpu_remarks"] == ["GPU 3 does not answer."]
 
 
 def test_the_host_has_the_labels_of_a_run_that_is_alone_on_it(bench: Callable[..., Bench]) -> None:
@@ -189,16 +158,13 @@ def test_the_host_is_limited_by_its_ranks_and_has_the_file_systems_they_work_in(
     monkeypatch.setattr(sampling, "FileSystems", Watched)
     monkeypatch.chdir(tmp_path)
     here = bench("host")
-    stat = read_process_stat(KernelFiles(), "/proc", os.getpid())
-    assert stat is not None
-    me = Rank(tuple(FIRST.items()), os.getpid(), stat.start, {})
 
     assert asked["pids"]() == ["self"]
-    # A dead process, and one whose id belongs to another process by now.
-    others = rank(SECOND, 2**22 + 1), Rank(tuple(SECOND.items()), 1, stat.start, {}), rank(SECOND)
-    here.told(catalog.SYSTEM_MEMORY_LIMIT, me, *others)
+    # A dead process, and one that the agent does not see.
+    others = rank(SECOND, 2**22 + 1), rank(SECOND)
+    here.told(catalog.SYSTEM_MEMORY_LIMIT, rank(FIRST, os.getpid()), *others)
 
-    assert asked["pids"]() == [os.getpid(), 2**22 + 1, 1]
+    assert asked["pids"]() == [os.getpid(), 2**22 + 1]
     assert [*asked["directories"]()] == [tmp_path]
 
 

@@ -8,18 +8,11 @@ from typing import Any
 
 import pytest
 
+from agent.node.node_trees import Clock
 from otel_ddp import errors
 from otel_ddp.agent.node.source import Sampler
 
 PATIENCE_S = 300.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Pauses(threading.Event):
@@ -43,34 +36,30 @@ class Pauses(threading.Event):
     def reached(self) -> None:
         assert self._asleep.acquire(timeout=PATIENCE_S)
 
-    def end(self) -> None:
+    def next_one(self) -> None:
         self._on.release()
+        self.reached()
 
 
 class Bench:
-    """A sampler, its clocks, and what it reads."""
+    """A sampler that reads once a second, and its clocks."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
-        self.pauses = Pauses()
-        self.go_on = threading.Event()
+        self.clock, self.pauses, self.go_on = Clock(), Pauses(), threading.Event()
         self.read: Callable[[], Any] = lambda: "a value"
-        self.samplers: list[Sampler[Any]] = []
-
-    def sampler(self, every_s: float = 1.0, **options: Any) -> Sampler[Any]:
-        made = Sampler(
+        self.sampler: Sampler[Any] = Sampler(
             "made-up source",
             lambda: self.read(),
-            every_s,
-            **{
-                "clock": self.clock,
-                "wall_ns": lambda: int(self.clock.now * 1e9) + 7,
-                "stopping": self.pauses,
-                **options,
-            },
+            1.0,
+            clock=self.clock,
+            wall_ns=lambda: int(self.clock.now * 1e9) + 7,
+            stopping=self.pauses,
         )
-        self.samplers.append(made)
-        return made
+
+    def starts(self, read: Callable[[], Any]) -> Sampler[Any]:
+        self.read = read
+        self.sampler.thread.keep_running()
+        return self.sampler
 
 
 @pytest.fixture
@@ -78,7 +67,7 @@ def bench() -> Iterator[Bench]:
     made = Bench()
     yield made
     made.go_on.set()
-    assert all(each.stop(PATIENCE_S) for each in made.samplers)
+    assert made.sampler.stop(PATIENCE_S)
 
 
 def test_a_sample_has_the_time_at_which_its_reading_began(bench: Bench) -> None:
@@ -86,19 +75,15 @@ def test_a_sample_has_the_time_at_which_its_reading_began(bench: Bench) -> None:
         bench.clock.now += 0.25
         return "a value"
 
-    bench.read = read
-    sampler = bench.sampler()
-    assert sampler.fresh() is None
-
-    sampler.thread.keep_running()
+    assert bench.sampler.fresh() is None
+    sampler = bench.starts(read)
     bench.pauses.reached()
     bench.clock.now += 3.0
 
     assert sampler.fresh() is None
     bench.clock.now -= 0.25
-    assert sampler.fresh() == ("a value", 100_000_000_007)
-    assert sampler.age_s() == 2.75
-    assert sampler.failures == 0
+    assert sampler.fresh() == ("a value", 500_000_000_007)
+    assert (sampler.age_s(), sampler.failures) == (2.75, 0)
 
 
 def test_readings_begin_a_period_apart_and_late_ones_are_not_caught_up(bench: Bench) -> None:
@@ -107,12 +92,10 @@ def test_readings_begin_a_period_apart_and_late_ones_are_not_caught_up(bench: Be
     def read() -> None:
         bench.clock.now += next(takes_s)
 
-    bench.read = read
-    bench.sampler(every_s=1.0).thread.keep_running()
+    bench.starts(read)
     bench.pauses.reached()
     for _ in range(3):
-        bench.pauses.end()
-        bench.pauses.reached()
+        bench.pauses.next_one()
 
     assert bench.pauses.asked == [0.75, 1.0, 1.0, 1.0]
 
@@ -128,24 +111,19 @@ def test_an_error_is_counted_and_the_last_value_stays_and_grows_old(
             raise outcome
         return outcome
 
-    bench.read = read
-    sampler = bench.sampler()
-    sampler.thread.keep_running()
+    sampler = bench.starts(read)
     bench.pauses.reached()
     for _ in range(2):
         bench.clock.now += 1.0
-        bench.pauses.end()
-        bench.pauses.reached()
+        bench.pauses.next_one()
 
-    assert sampler.failures == 2
-    assert sampler.fresh() == ("good", 100_000_000_007)
-    assert sampler.age_s() == 2.0
+    assert sampler.fresh() == ("good", 500_000_000_007)
+    assert (sampler.age_s(), sampler.failures) == (2.0, 2)
     assert errors.failures == {"reading the made-up source": 2}
     assert len(caplog.records) == 1
 
-    bench.pauses.end()
-    bench.pauses.reached()
-    assert sampler.fresh() == ("good again", 102_000_000_007)
+    bench.pauses.next_one()
+    assert sampler.fresh() == ("good again", 502_000_000_007)
     assert sampler.age_s() == 0.0
 
 
@@ -156,9 +134,7 @@ def test_a_reading_that_hangs_blocks_no_caller_and_its_age_grows(bench: Bench) -
         inside.set()
         bench.go_on.wait()
 
-    bench.read = hang
-    sampler = bench.sampler()
-    sampler.thread.keep_running()
+    sampler = bench.starts(hang)
     assert inside.wait(PATIENCE_S)
     bench.clock.now += 20.0
 

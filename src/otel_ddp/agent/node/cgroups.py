@@ -80,7 +80,7 @@ class Cgroups:
             if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
                 continue
             version = 2 if kind[0] == "cgroup2" else 1
-            point = str(self._root / fields[4].replace("\\040", " ").lstrip("/"))
+            point = str(self._root / fields[4].lstrip("/"))
             yield _Mount(version, frozenset(kind[2].split(",")), fields[3], point)
 
 

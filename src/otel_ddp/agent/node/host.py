@@ -121,12 +121,14 @@ class Memory:
         # The kernel counts shared memory, which holds the data loaders' batches, as cache. But it
         # cannot be reclaimed, so it is in use; in a container too.
         cached = node["Cached"] + node["SReclaimable"] - node["Shmem"]
-        states = {"free": node["MemFree"], "buffers": node["Buffers"], "cached": cached}
-        states["used"] = node["MemTotal"] - sum(states.values())
-        for state, value in states.items():
-            if value < 0:
-                self._files.leave_out(self._path, f"{state} memory would be negative")
-        return {state: value for state, value in states.items() if value >= 0}
+        states: dict[str, float] = {
+            "free": node["MemFree"],
+            "buffers": node["Buffers"],
+            "cached": cached,
+        }
+        # The kernel counts each of them for itself.
+        states["used"] = max(node["MemTotal"] - sum(states.values()), 0)
+        return states
 
     def _states_of_group(self, share: Share, limit_bytes: float | None) -> dict[str, float]:
         usage_file, inactive = _OF_GROUP[share.version]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from otel_ddp import errors
@@ -56,10 +55,6 @@ _HINTS = {
     f"/dev/nvidiactl and /dev/nvidia0 and so on, and {_IN_CONTAINERS}.",
     FUNCTION_NOT_FOUND: "The NVIDIA driver is too old for GPU statistics: install a newer one.",
 }
-_CONTAINER_LACKS_LIBRARY = (
-    "The NVIDIA devices are here, but not the driver library (libnvidia-ml.so.1): "
-    f"{_IN_CONTAINERS}."
-)
 _NO_DEVICES = (
     "The NVIDIA driver shows no GPU: see whether `nvidia-smi` does, and whether "
     "NVIDIA_VISIBLE_DEVICES or the scheduler hides them."
@@ -76,12 +71,10 @@ class Nvml:
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
         boot_ns: Callable[[], int] = boot_ns,
-        dev: Path = Path("/dev"),
     ) -> None:
         self._lib = lib
         self._clock = clock
         self._wall_ns = wall_ns
-        self._dev = dev
         # The driver counts since it was loaded: at boot or, seldom, later.
         self._loaded_ns = boot_ns()
         self._opened = False
@@ -118,8 +111,6 @@ class Nvml:
             raise DriverMissing(_NO_DEVICES)
 
     def _hint(self, error: Any) -> str:
-        if error.value == LIBRARY_NOT_FOUND and (self._dev / "nvidiactl").exists():
-            return _CONTAINER_LACKS_LIBRARY
         sentence = f"The NVIDIA driver does not answer ({printable(str(error))}): see `nvidia-smi`."
         return _HINTS.get(error.value, sentence)
 
