@@ -141,11 +141,13 @@ class Limits:
         return None
 
     def processors(self, online: int) -> Share | None:
-        """None if the training may use all processors of the node, or the version is 1."""
+        """None if the training may use all processors of the node.
+
+        Version 1 has other files, which are not read.
+        """
         found = [
             (cores, path)
             for group in self._groups("cpu")
-            if group.version == 2
             for path in group.upward()
             for cores in (self._quota(path), self._processor_set(path))
             if cores is not None and cores < online
