@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
-import resource
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -36,8 +34,6 @@ _MOST_ENDED = 500
 # Only so many of them keep their long texts: the agent's file is rewritten every few seconds.
 _MOST_LONG_TEXTS = 20
 _NO_TEXTS: dict[str, Any] = {"description": "", "config": {}, "summary": []}
-# Files for scrapes, the collector and the spool: without them nothing leaves the node.
-_SPARE_FILES = 32
 
 
 class Rank(NamedTuple):
@@ -110,7 +106,7 @@ class Journals:
             if path in self._journals or path in self._kept or path in unread.keys() - again:
                 continue
             try:
-                reader = self._open(path)
+                reader = JournalReader(path)
             except Unreadable as why:
                 if not isinstance(why, CannotOpen):
                     log.warning("%s", why)
@@ -125,20 +121,10 @@ class Journals:
                 if reader.created_ns < self._keep_before_ns and not reader.writer_is_alive():
                     self._kept.add(path)
         self._unread = unread
-        if remark := self.remark():
-            errors.warn_once("too many files", "%s", remark)
         for each in unread.values():
-            if isinstance(each, CannotOpen) and each.errno != errno.EMFILE:
+            if isinstance(each, CannotOpen):
                 text = "%s; this journal is tried again until it can be read"
                 errors.warn_once(f"journal {each.errno}", text, each)
-
-    def _open(self, path: Path) -> JournalReader:
-        # Two files a process: its journal, and the handle that shows its death.
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = 2 * (len(self._journals) + 1) + _SPARE_FILES
-        if most != resource.RLIM_INFINITY and needed > most:
-            raise CannotOpen(path, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
-        return JournalReader(path)
 
     def any_removed(self) -> bool:
         """Whether there is a journal that nobody else can read, since its file was removed."""
@@ -357,19 +343,6 @@ class Journals:
     def unreadable(self) -> list[str]:
         """One sentence for each journal that cannot be read."""
         return [str(each) for each in self._unread.values()]
-
-    def remark(self) -> str:
-        """What to do if there are more processes than the agent may have files open."""
-        unread = self._unread.values()
-        count = sum(isinstance(each, CannotOpen) and each.errno == errno.EMFILE for each in unread)
-        if not count:
-            return ""
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return (
-            f"{count} of the journals are not read: the agent may have {most} files open. Raise "
-            "that limit (RLIMIT_NOFILE: ulimit -Hn, docker --ulimit nofile, LimitNOFILE) where "
-            "the training, or the agent, is started; otherwise they wait until others have ended"
-        )
 
     def describe(self) -> list[ProcessState]:
         """Every process."""

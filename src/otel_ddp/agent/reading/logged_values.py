@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import NamedTuple
 
-from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.journal.reader import JournalReader, Name, Scalars
 from otel_ddp.journal.values import (
@@ -75,7 +74,8 @@ class LoggedValues:
         self.last_step: int | None = None
         self.last_epoch: float | None = None
         self.too_fast = 0
-        """How many records were left out because they came too fast."""
+        """How many records were left out because they came too fast: points are a millisecond apart
+        at least, and late by a minute at most."""
         self._summaries = summaries
         # Of rank 0 alone: 2 series a name are little for one rank, and much for thousands.
         self._summary: Summary | None = None
@@ -90,10 +90,6 @@ class LoggedValues:
     @property
     def _exported(self) -> bool:
         return bool(self._reader.identity.get("exported"))
-
-    @property
-    def _sent(self) -> bool:
-        return self._exported and self._ledger.keep_history
 
     def relabel(self, labels: Labels) -> None:
         """Go on with new series, under these labels."""
@@ -135,16 +131,14 @@ class LoggedValues:
         self._keep_last(record.step, record.epoch)
         if not self._exported:
             return
-        too_fast: int | None = None
+        too_fast = False
         for number, value in record.values:
             entry = self._entries.get(number) or self._make_entry(number)
             if entry is None:
                 continue
             self._summarize(entry.name, value, record)
-            if not self._log(entry, value, record):
-                too_fast = number
-        if too_fast is not None and self._sent:
-            self._leave_out(self._reader.names[too_fast].text)
+            too_fast |= not self._log(entry, value, record)
+        self.too_fast += too_fast and self._ledger.keep_history
 
     def _summarize(self, name: Name, value: float, record: Scalars) -> None:
         if self._summary is not None:
@@ -188,18 +182,6 @@ class LoggedValues:
         if epoch is not None:
             ledger.log(entry.epoch, epoch, at)
         return True
-
-    def _leave_out(self, name: str) -> None:
-        self.too_fast += 1
-        labels = dict(self._labels)
-        errors.warn_once(
-            f"too fast: {labels['run']}",
-            "rank %s logs %r more often than a thousand times a second, or its clock was set back. "
-            "Points are a millisecond apart at least, and these are a minute late by now: so "
-            "values that come faster are left out and counted (otel_ddp_records_lost_total, "
-            'why="too_fast"). Log fewer of them, or a mean of several.',
-            *(labels["rank"], name),
-        )
 
     def _make_entry(self, number: int) -> _Entry | None:
         name = self._reader.names.get(number)

@@ -128,7 +128,7 @@ class Front:
     def _describe(self) -> dict[str, Any]:
         watch, journals, judge = self._watch, self._watch.journals, self._watch.judge
         threads = [thread.problem for thread in self.threads()]
-        remarks = (*self.remarks.values(), journals.remark(), watch.histories.remark(), *threads)
+        remarks = (*self.remarks.values(), watch.histories.remark(), *threads)
         return {
             "pid": os.getpid(),
             "version": __version__,
