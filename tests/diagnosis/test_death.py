@@ -116,11 +116,6 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         "p4711",
         "process 4711 (n1) was killed in backward before its first step",
     ),
-    "another one had finished": (
-        [[killed(1)._replace(state="finished")], [killed(0, 5.0)]],
-        "0",
-        "the cause is not known here.",
-    ),
     "the launcher asked another one to end": (
         [[killed(3, signal="SIGKILL")], [killed(0, 0.5, **ASKED)]],
         "3",
@@ -128,59 +123,40 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
     ),
     # Rank 0 was seen to have ended at 0; rank 1 was last seen at -0.05: it may have died before.
     "looks overlap": ([[killed(0)], [killed(1, 0.2)]], None, "not known which was first"),
-    "one was killed": (
-        [[killed(0, **ASKED), killed(1, **ASKED), killed(2, signal="SIGKILL")]],
-        "2",
-        "SIGKILL",
-    ),
     "one crashed": (
         [[killed(0, **ASKED), killed(1, **ASKED), killed(2, signal="SIGSEGV")]],
         "2",
         "SIGSEGV",
-    ),
-    "one ran out of memory": ([[killed(0, **ASKED), killed(2, **OOM)]], "2", "out-of-memory"),
-    "running out of memory took longer": ([[killed(0)], [killed(1, 0.9, **OOM)]], "1", ""),
-    "one signal for all, some die slower": (
-        [[killed(0, signal="SIGKILL")], [killed(1, 1.0, signal="SIGKILL")]],
-        None,
-        "; each: SIGKILL",
-    ),
-    "all were asked at once": (
-        [[killed(0, seen_s=0.01, **ASKED)], [killed(1, seen_s=0.01, **ASKED)]],
-        None,
-        "A launcher, a scheduler or a person asked all of them to end",
-    ),
-    "all were asked, and each death is known": (
-        [[killed(0, seen_s=0.01, **ASKED)], [killed(1, 0.06, seen_s=0.01, **ASKED)]],
-        None,
-        "A launcher, a scheduler or a person asked all of them to end",
     ),
     "a connection broke": (
         [[failed(0, PEER, -0.1), killed(1)]],
         "1",
         "Rank 0 lost its connection and failed",
     ),
+    "running out of memory took longer": ([[killed(0)], [killed(1, 0.9, **OOM)]], "1", ""),
+    "one signal for all, some die slower": (
+        [[killed(0, signal="SIGKILL")], [killed(1, 1.0, signal="SIGKILL")]],
+        None,
+        "; each: SIGKILL",
+    ),
+    "all were asked, and each death is known": (
+        [[killed(0, seen_s=0.01, **ASKED)], [killed(1, 0.06, seen_s=0.01, **ASKED)]],
+        None,
+        "A launcher, a scheduler or a person asked all of them to end",
+    ),
     "one had left with a code": (
         [[killed(1, exit_code=1)._replace(state="finished")], [killed(0, 1.0)]],
         "1",
         "ended in backward at step 1234, 1 s into it: exit code 1",
     ),
-    "gloo's words for a lost peer": ([[failed(0, PEER)], [failed(1, BAD, 0.1)]], "1", ""),
     "nccl's words for a lost peer": ([[failed(0, NCCL)], [failed(1, BAD, 0.1)]], "1", ""),
     "the watchdog's words for it": ([[failed(0, WATCHDOG)], [failed(1, BAD, 0.1)]], "1", ""),
     "peer access is no peer": ([[failed(0, NO_PEER), failed(1, PEER, 0.1)]], "0", ""),
-    "a run of one raises": ([[failed(0, BAD, world=1)]], "0", BAD),
     "a run of one has no peer": ([[failed(0, RESET, world=1)]], "0", f": {RESET}."),
-    "a run of one gives no reason": ([[failed(0, "", world=1)]], "0", "it gave no reason"),
     "others finish well": (
         [[ended(0, 0)], [failed(1, BAD, known_for_s=0.5)]],
         "1",
         f": {BAD}.",
-    ),
-    "exceptions differ in numbers": (
-        [[failed(0, BAD), failed(1, BAD.replace("7", "12"), 0.1)]],
-        None,
-        f"; rank 0: {BAD}; rank 1: RuntimeError: bad batch in shard 12.",
     ),
     "many similar exceptions": (
         [[failed(each, f"ValueError: shard {each}", world=5) for each in range(5)]],
@@ -191,11 +167,6 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         [[failed(1, BAD), failed(0, "AssertionError: out of order", 0.2)]],
         "1",
         f"{BAD}. Rank 0 failed too: AssertionError: out of order.",
-    ),
-    "all lost a peer on one node": (
-        [[failed(0, PEER), failed(1, PEER, 0.1)]],
-        None,
-        "The run is on this node alone, and no rank reports another cause.",
     ),
     "all lost a peer in different words": (
         [[failed(0, PEER), failed(1, RESET, 0.1)]],
@@ -212,17 +183,6 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         "1",
         "failed in forward at step 1234, 1 s into it: SystemExit: 1. ",
     ),
-    "sys.exit on one rank": ([[failed(1, "SystemExit: 1", known_for_s=2.0)]], "1", ""),
-    "the launcher knows the error": (
-        [
-            [
-                ended(1, 1)._replace(cause={"exit_code": 1, "launcher_error": "ValueError: odd"}),
-                failed(0, PEER),
-            ]
-        ],
-        "1",
-        ": ValueError: odd. ",
-    ),
     "asked to end after a failure": (
         [[failed(1, BAD), failed(0, "SystemExit: 143", 0.3)]],
         "1",
@@ -232,11 +192,6 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         [[failed(0, "KeyboardInterrupt")], [killed(1, 30.0, signal="SIGKILL")]],
         "0",
         ": KeyboardInterrupt, a launcher, a scheduler or a person asked it",
-    ),
-    "the user gives the reason": (
-        [[failed(1, "loss diverged", known_for_s=0.5)]],
-        "1",
-        ": loss diverged.",
     ),
     "the user gives it, and the process leaves with 0": (
         [[failed(1, "loss diverged", known_for_s=2.0)._replace(cause={"exit_code": 0})]],
@@ -260,11 +215,6 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         None,
         f"because it lost a connection: {PEER}. No rank here reports another cause: it is on "
         "another node, or in the network. Rank 1 ended after it within 5 s, as a launcher",
-    ),
-    "the others ended long after": (
-        [[killed(3)], [killed(0, 0.5), killed(1, 0.5)], [killed(2, 30.0)]],
-        "3",
-        "Ranks 0, 1 and 2 ended after it within 30 s, as a launcher ends the rest of a run.",
     ),
     "all were gone at the same look": (
         [[killed(0), killed(1), killed(2, 0.1)]],
@@ -299,11 +249,6 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         ],
         None,
         ". Rank 1 has finished before that.",
-    ),
-    "the user ends all ranks as failed": (
-        [[failed(0, "preempted"), failed(1, "preempted", 0.1)]],
-        None,
-        "; each: preempted.",
     ),
 }
 
@@ -357,10 +302,8 @@ def test_a_process_that_died_without_a_word_is_named_with_phase_and_time() -> No
             "most likely the kernel's out-of-memory killer: it killed 1 process of its memory "
             "cgroup within 30 s.",
         ),
-        ({"signal": "SIGKILL"}, ": SIGKILL."),
         ({"signal": "SIGSEGV"}, ": SIGSEGV, a crash in native code."),
         ({"signal": "SIGTERM"}, "SIGTERM, a launcher, a scheduler or a person asked it to end"),
-        ({"launcher_error": "ValueError: odd"}, ": ValueError: odd."),
         (
             {
                 "signal": "SIGKILL",
@@ -404,7 +347,6 @@ INTENDED: Mapping[str, list[EndedProcess]] = {
     "os._exit(0)": [killed(1, exit_code=0)],
     "SystemExit": [failed(0, "SystemExit: 1"), failed(1, "SystemExit: 1", 0.1)],
     "codes": [ended(0, 1), ended(1, 1, 0.1)],
-    "of one": [failed(0, "SystemExit: 1", world=1)],
     "no other rank affected": [ended(0, 1)],
     "a shell's code for a signal": [ended(0, 143), ended(1, 143, 0.1)],
     "a worker ended by the interrupt of all": [
@@ -412,7 +354,6 @@ INTENDED: Mapping[str, list[EndedProcess]] = {
     ],
     **{reason: [failed(0, reason), failed(1, reason, 0.1)] for reason in REQUESTS},
     "asked, and lost a peer": [failed(0, REQUESTS[2]), failed(1, PEER, 0.1)],
-    "asked, and left": [failed(0, REQUESTS[1]), failed(1, "SystemExit: 1", 0.1)],
 }
 
 
@@ -438,10 +379,6 @@ LOOKS: Mapping[str, list[tuple[list[EndedProcess], list[tuple[bool, str | None]]
         ([failed(1, BAD, world=4)], []),
         ([failed(1, BAD, world=4, known_for_s=0.5)], [(True, "1")]),
     ],
-    "an exit code is waited for": [
-        ([ended(1, None), failed(0, PEER, 0.1)], []),
-        ([ended(1, 1, known_for_s=0.5)], [(True, "1")]),
-    ],
     "that of a finished rank is waited for longer": [
         ([ended(1, None, -1.0)], []),
         ([failed(0, PEER, known_for_s=2.0)], []),
@@ -459,7 +396,6 @@ LOOKS: Mapping[str, list[tuple[list[EndedProcess], list[tuple[bool, str | None]]
         ([killed(0)], [(True, "0")]),
         ([killed(0, exit_code=0)], [(False, "0")]),
     ],
-    "an unchanged end": [([killed(0)], [(True, "0")]), ([killed(0)], [])],
     "the same rank dies again in the next attempt": [
         ([killed(0), killed(1, 1.0)], [(True, "0")]),
         ([killed(0, 10.0)], [(True, "0")]),
@@ -572,9 +508,6 @@ def test_a_rank_that_a_launcher_may_have_ended_is_not_what_the_others_lost(
     assert rank(of([lost, asked])) != "1"
 
 
-# -- exit codes
-
-
 # -- run.finish("failed", reason=...)
 
 
@@ -611,9 +544,6 @@ def test_a_run_that_is_started_anew_closes_the_incident(gone: list[EndedProcess]
     assert change.verdict.key == ("death", labels_of(1))
     assert "rank 0 (n1) is at work again" in change.verdict.sentence
     assert seen_at_work(deaths, 1) == []
-
-
-# -- one incident, reported once
 
 
 # -- a watchdog that ends what stands still

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,24 +11,21 @@ from otel_ddp.agent.verdicts.journal_source import NonfiniteValues
 from otel_ddp.diagnosis.detector import NonfiniteValue, Observation, RankState
 from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.verdict import Change
-from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.writer import JournalWriter, Shape
+from otel_ddp.journal.reader import Name, Scalars
 
 S = 1_000_000_000
 NOW = 1_700_000_000 * S
 NAN, INF = math.nan, math.inf
 BOTH = "on ranks 0, 1, and which was first is not known."
+NAMES = {1: Name("loss", "train"), 2: Name("grad_norm", "train")}
 
 
 class Log:
     """What one process logs, and what is seen of it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.writer = JournalWriter(folder, 128 * 1024, {})
-        names = ("loss", "grad_norm")
-        self.shapes = {name: Shape([self.writer.name(name, "train")]) for name in names}
-        self.reader = JournalReader(self.writer.path)
-        self.values = NonfiniteValues(self.reader)
+    def __init__(self) -> None:
+        self.values = NonfiniteValues()
+        self.new: list[Scalars] = []
         self.step = 0
         self.now_ns = NOW
 
@@ -38,20 +33,19 @@ class Log:
         """One in so many steps."""
         for value in values:
             self.step += every
-            self.writer.scalars(self.shapes[name], NOW + self.step, self.step, 0.0, [value])
+            number = {each.text: number for number, each in NAMES.items()}[name]
+            self.new.append(Scalars(NOW + self.step, self.step, None, ((number, value),), 0))
 
     def poll(self, later_s: float = 2.0, ended: bool = False) -> list[tuple[str, int | None]]:
         self.now_ns += int(later_s * S)
-        self.reader.read()
-        return [(odd.name, odd.step) for odd in self.values.find(self.now_ns, ended)]
+        self.values.feed(self.new, self.now_ns)
+        self.new.clear()
+        return [(odd.name, odd.step) for odd in self.values.find(NAMES, self.now_ns, ended)]
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Log]:
-    made = Log(tmp_path)
-    yield made
-    made.reader.close()
-    made.writer.close()
+def log() -> Log:
+    return Log()
 
 
 def test_the_first_value_that_is_not_finite_is_found_among_many(log: Log) -> None:
@@ -114,20 +108,8 @@ def test_the_last_step_that_was_finite_is_known(log: Log, polled: bool) -> None:
     log.put(NAN, NAN, every=5)
     log.poll()
 
-    (found,) = log.values.find(log.now_ns)
+    (found,) = log.values.find(NAMES, log.now_ns)
     assert (found.finite_step, found.step) == (10, 15)
-
-
-def test_where_the_journal_was_written_over_it_began_with_what_is_left(log: Log) -> None:
-    log.put(0.5)
-    log.poll()
-
-    log.put(*[NAN] * 5000)
-
-    ((name, step),) = log.poll()
-    assert name == "loss"
-    assert step is not None
-    assert 2 < step < 5000
 
 
 # --- The verdict ----------------------------------------------------------------------------------

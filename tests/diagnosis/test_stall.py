@@ -18,7 +18,6 @@ from otel_ddp.diagnosis.stall.evidence import (
     Group,
     Kernel,
     Position,
-    Thread,
 )
 from otel_ddp.diagnosis.step_facts import StepBatch
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
@@ -26,7 +25,7 @@ from otel_ddp.vocabulary.words import PHASES, STALL_REASONS
 
 SECOND = 1_000_000_000
 BEGAN = 1_700_000_000 * SECOND
-TICK_S = 0.25
+TICK_S = 0.5
 
 
 def ended(labels: Labels, at_ns: int) -> EndedProcess:
@@ -149,7 +148,7 @@ def test_no_rank_is_asked_before_half_of_the_limit_or_reported_before_the_whole(
 
 def test_as_long_as_one_rank_moves_there_is_no_stall() -> None:
     job = Job()
-    for _ in range(10):
+    for _ in range(3):
         job.put(1, "data")
         assert job.run(50) == []
     assert not any(each.stalled for each in job.stalls.standing.values())
@@ -166,8 +165,7 @@ def test_an_evaluation_on_one_rank_while_the_others_wait_is_no_stall_until_its_o
     assert verdict.evidence["limit_s"] == 600.0
 
 
-@pytest.mark.parametrize("alive", [True, False])
-@pytest.mark.parametrize("state", ["finished", "failed"])
+@pytest.mark.parametrize(("state", "alive"), [("finished", True), ("failed", False)])
 def test_ranks_that_have_ended_do_not_count(state: str, alive: bool) -> None:
     job = Job()
     job.put(1, alive=alive, state=state)
@@ -175,13 +173,13 @@ def test_ranks_that_have_ended_do_not_count(state: str, alive: bool) -> None:
         job.put(0, "eval")
         assert job.run(50) == []
     job.put(0, alive=alive, state=state)
-    assert job.run(1000) == []
+    assert job.run(700) == []
 
 
 def test_what_is_logged_is_a_sign_of_life_where_no_hook_gives_one() -> None:
     job = Job(ranks=1)
     job.put(0, "other")
-    for _ in range(10):
+    for _ in range(3):
         job.log(0)
         assert job.run(50) == []
     # Inside of a phase that has hooks, other code logs.
@@ -195,7 +193,7 @@ def test_what_is_logged_is_a_sign_of_life_where_no_hook_gives_one() -> None:
 
 def test_collectives_that_no_hook_sees_are_a_sign_of_life() -> None:
     job = Job()
-    for number in range(20):
+    for number in range(8):
         for rank in (0, 1):
             job.answers[rank] = {"groups": (Group("0", 2, number),)}
         assert job.run(20) == []
@@ -259,19 +257,6 @@ def test_a_long_phase_is_learnt_and_a_process_that_was_stopped_is_not() -> None:
         limits.append(job.limits[labels_of(0)])
 
     assert limits == [pytest.approx(300, abs=2), 60.0]
-
-
-def test_a_step_in_which_a_process_was_stopped_is_not_learnt_either() -> None:
-    job = Job(ranks=1)
-    job.answers[0] = {"kernel": Kernel("T", True, 0.0)}
-    job.run(100)
-
-    job.put(0, "data")
-    job.tick()
-    job.learn([100.0], {"data": 100 * SECOND})
-    job.tick()
-
-    assert job.limits == {labels_of(0): 60.0}
 
 
 def test_when_the_agent_itself_could_not_run_no_rank_is_named() -> None:
@@ -368,7 +353,6 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
     "the lower number did not reach the collective": (
         *([W, D], [numbers(9), numbers(8)], "not_reached", "1", ""),
     ),
-    "the other rank has it": ([D, W], [numbers(8), numbers(9)], "not_reached", "0", ""),
     "two of them": (
         *([D, W, "checkpoint"], [numbers(8), numbers(9), numbers(7)]),
         *("not_reached", "0 2", ""),
@@ -401,7 +385,6 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
         [entered(9, "all_gather"), entered(9, "all_gather", "[[5]]")],
         *("backend", "", "Look at the network"),
     ),
-    "equal numbers": ([W, W], [numbers(9), numbers(9)], "backend", "", ""),
     "without numbers: the rank that does not wait": ([W, D], [{}, {}], "not_reached", "1", ""),
     "by its stack": (
         *(["other", "other"], [{"stack": WAITS}, {"stack": DATA}], "not_reached", "1", ""),
@@ -422,8 +405,9 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
         [numbers(9), {"kernel": Kernel("D", True, 0.0, "nfs_wait")}],
         *("uninterruptible", "1", "in I/O that cannot be interrupted (nfs_wait)"),
     ),
-    "it was in I/O for a moment": (
-        *([W, D], [numbers(9), {"kernel": Kernel("D", False, 0.0)}], "not_reached", "1", ""),
+    "it was in I/O for a moment, and computes": (
+        *([W, D], [numbers(9), {"kernel": Kernel("D", False, 0.9)}], "not_reached", "1"),
+        "rank 1 is in data after step 7 and computes",
     ),
     "it is silent": (
         *(
@@ -461,11 +445,6 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
         *([F, F], [SCHEDULED, SCHEDULED], "backend", ""),
         "it does not end (all_reduce [[1000]], collective number 9). Set TORCH_NCCL_ENABLE_TIMING",
     ),
-    "hosts wait in their collectives": (
-        [W, W],
-        [{"collectives": (HOSTS._replace(state="scheduled"),)}] * 2,
-        *("backend", "", "wait in the same collective; it does not end. Look at the network"),
-    ),
     "all devices are in it": (
         *([F, F], [STARTED, STARTED], "backend", ""),
         "all devices are in it (all_reduce [[1000]], collective number 9)",
@@ -483,15 +462,6 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
         ],
         *("backend", "1", ""),
     ),
-    "a host that runs less far ahead is not the one": (
-        [F, F, F],
-        [
-            on_device("started", enqueued=31),
-            on_device("scheduled", enqueued=40),
-            on_device("started", enqueued=35),
-        ],
-        *("device", "1", ""),
-    ),
     "of hosts that run ahead, the one that the devices wait for": (
         [F, D, F],
         [
@@ -504,9 +474,6 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
     ),
     "a device has done all: it is the host that holds up the other rank": (
         *(["other", D], [behind(822, W, 60), behind(806, D)], "not_reached", "1", ""),
-    ),
-    "all devices wait": (
-        *(["other", "other"], [behind(822, W, 60), behind(830, W, 60)], "backend", "", ""),
     ),
     "a host that is behind, with where its device is": (
         ["other", "other"],
@@ -540,7 +507,7 @@ def test_the_table(
     assert [row["rank"] for row in evidence["ranks"]] == [str(n) for n in range(len(phases))]
 
 
-@pytest.mark.parametrize("backend", ["acme:accl", "cpu:gloo,acme:accl", "cuda:nccl"])
+@pytest.mark.parametrize("backend", ["cpu:gloo,acme:accl", "cuda:nccl"])
 def test_the_device_that_computes_is_named_and_not_the_host_that_is_least_far_ahead(
     backend: str,
 ) -> None:
@@ -645,14 +612,6 @@ def gone_on_for(seconds: float) -> Job:
     return job
 
 
-def test_a_rank_that_went_on_and_stopped_is_reported_when_its_limit_is_over() -> None:
-    job = gone_on_for(55)
-    job.put(1, "forward", step=8)
-    took_s, _ = job.stalls_after()
-
-    assert 60 <= took_s <= 62
-
-
 @pytest.mark.parametrize("known", [{"kernel": Kernel("T", True, 0.0)}, {"silent_s": 30.0}])
 def test_a_rank_that_went_on_and_cannot_any_more_is_reported_at_once(known: dict[str, Any]) -> None:
     job = gone_on_for(45)
@@ -684,10 +643,10 @@ OURS = "/home/me/otel-ddp/src/otel_ddp/"
         ),
         (
             "other",
-            {"stack": LEFT, "other_threads": (Thread("uploads", DATA), Thread("Thread-2", ()))},
+            {"stack": LEFT},
             "rank 1 has left its program after step 7, at its end or by an exception, and waits "
-            "for its threads uploads at train.py:31 (load), Thread-2; rank 0 waits for it. Its "
-            "output says why it left. Make threads that need not finish daemons.",
+            "for its other threads; rank 0 waits for it. Its output says why it left, and "
+            "`otel-ddp stacks` where its threads are. Make those that need not finish daemons.",
         ),
     ],
 )
@@ -709,10 +668,8 @@ def test_the_sentence_on_a_rank_that_holds_up_the_others(
     [
         ("comm_wait", "finished", 60.0, "finished", "rank 1 finished before it"),
         ("comm_wait", "running", 60.0, "dead", "rank 1 died before it"),
-        ("comm_wait", "failed", 60.0, "dead", "rank 1 failed before it"),
         # What comes after a training may take long, and so may ranks on another node.
         ("other", "finished", 600.0, "long_phase", "rank 0 is in other"),
-        ("other", "killed", 60.0, "long_phase", "rank 0 is in other"),
         ("comm_wait", "", 600.0, "elsewhere", "on another node"),
     ],
 )
@@ -729,6 +686,18 @@ def test_what_those_that_are_left_wait_for(
     assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == (cause, culprits)
     assert verdict.evidence["limit_s"] == limit_s
     assert words in verdict.sentence
+
+
+def test_no_rank_waits_for_one_that_ended_before_the_last_step_began() -> None:
+    job = Job(world=2)
+    job.put(0, "comm_wait")
+    job.put(1, alive=False, state="killed")
+    job.tick()
+    del job.positions[1]
+    job.learn([1.0], began_ns=job.now_ns + SECOND)
+    _, verdict = job.stalls_after()
+
+    assert verdict.evidence["cause"] == "elsewhere"
 
 
 def test_one_incident_is_reported_again_when_its_cause_changes_and_when_it_ends() -> None:
@@ -757,16 +726,15 @@ def different_collectives() -> Job:
     return job
 
 
-@pytest.mark.parametrize("state", ["running", "failed"])
-def test_what_was_known_of_a_hang_stands_when_its_ranks_end_one_after_the_other(state: str) -> None:
+def test_what_was_known_of_a_hang_stands_when_its_ranks_end_one_after_the_other() -> None:
     job = different_collectives()
     _, verdict = job.stalls_after()
 
-    job.put(0, alive=False, state=state)
+    job.put(0, alive=False, state="failed")
     assert job.run(30) == []
     assert [each.evidence["cause"] for each in job.stalls.present()] == ["different_collectives"]
     assert job.stalls.told.startswith("for 60 s: as collective number 9, rank 0 entered")
-    job.put(1, alive=False, state=state)
+    job.put(1, alive=False)
     (ended,) = job.tick()
     assert not ended.opened
     assert ended.verdict == verdict
@@ -788,16 +756,17 @@ def test_an_open_verdict_says_how_long_it_is_by_now() -> None:
     job = Job(floor_s=8.0)
     _, opened = job.stalls_after()
 
-    assert job.run(31.0) == []
+    assert job.run(30.0) == []
     (present,) = job.stalls.present()
     assert "no rank has moved for 8 s (limit 8 s)" in opened.sentence
-    assert "no rank has moved for 39 s (limit 8 s)" in present.sentence
-    assert present.evidence["ranks"][0]["still_s"] == pytest.approx(39.0, abs=1.0)
+    assert "no rank has moved for 38 s (limit 8 s)" in present.sentence
+    assert present.evidence["ranks"][0]["still_s"] == pytest.approx(38.0, abs=1.0)
     assert present.since_ns == opened.since_ns
     # It is written anew more and more rarely: each time its post-mortem is, too.
-    job.run(4000.0)
+    for _ in range(1000):
+        job.tick(4.0)
     written = set()
-    for _ in range(200):
+    for _ in range(100):
         job.tick()
         written |= {each.sentence for each in job.stalls.present()}
     assert len(written) <= 2
@@ -816,14 +785,3 @@ def test_an_answer_from_before_the_rank_moved_is_no_evidence() -> None:
     _, verdict = job.stalls_after()
 
     assert verdict.evidence["culprits"] == ["0"]
-
-
-def test_phase_and_step_are_those_of_the_device_where_its_host_has_run_ahead() -> None:
-    job = Job()
-    job.put(1, "optimizer")
-    hangs = {**on_device("scheduled", phase="backward"), "device_step": 3}
-    job.answers = {0: on_device("started"), 1: hangs}
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.phase, verdict.step) == ("device", "backward", 3)
-    assert "the device of rank 1 after step 3 has not come to" in verdict.sentence

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import re
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.detector import Observation
 from otel_ddp.diagnosis.stall.detector import Stalls
 from otel_ddp.diagnosis.stall.evidence import Kernel, Position
-from otel_ddp.diagnosis.verdict import Verdict
+from otel_ddp.diagnosis.verdict import Change, Verdict
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 
@@ -85,9 +84,6 @@ def hang_in_data():
     if how == "leaves":
         threading.Thread(target=uploads, name="uploader").start()
         raise ValueError("a bad sample")
-    if how == "busy":
-        while True:
-            pass
 
 
 def uploads():
@@ -141,7 +137,10 @@ class Job:
         self.causes = ExitCauses()
         self.sources = JournalSources(self.causes)
         self.stalls = Stalls(FLOOR_S)
+        self.told: list[Change] = []
         self.questions: list[str] = []
+        # Since when both are in a phase that the program has named.
+        self.named_since_s: float | None = None
         self.origin_ns = time.time_ns() - time.monotonic_ns()
         until(lambda: len(self.positions()) == 2, "two positions")
 
@@ -152,65 +151,70 @@ class Job:
         found = {each: each.position(self.origin_ns) for each in self.sources.of(self.journals)}
         return {each: position for each, position in found.items() if position is not None}
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """Rank and process."""
-        return {dict(each.labels)["rank"]: each.pid for each in self.journals}
-
-    def poll(self) -> list[Verdict | None]:
-        """One look of the agent; the verdicts, None for one that holds no longer."""
+    def poll(self) -> None:
+        """One look of the agent."""
         positions, now_ns = self.positions(), time.time_ns()
+        if self.named_since_s is None and all(each.name for each in positions.values()):
+            self.named_since_s = time.monotonic()
         for source, position in positions.items():
             evidence = source.evidence(now_ns)
             seen = Observation(now_ns, position=position, evidence=evidence)
             self.stalls.feed(source.state()._replace(world_size=2), seen)
-        changes = self.stalls.poll(now_ns)
+        self.told += self.stalls.poll(now_ns)
         for source in positions:
             question = self.stalls.questions.get(source.labels)
             if question is not None:
                 self.questions.append(question)
                 source.ask(question, now_ns)
-        return [each.verdict if each.opened else None for each in changes]
 
+    def has_moved_for(self, seconds: float) -> bool:
+        since_s = self.named_since_s
+        return since_s is not None and time.monotonic() - since_s >= seconds
+
+    @property
     def verdict(self) -> Verdict:
         """The first one."""
-        found = until(self.poll, "a verdict")
-        (verdict,) = found
-        return verdict
+        assert self.told[0].opened
+        return self.told[0].verdict
+
+    def close(self) -> None:
+        for each in self.journals:
+            os.kill(each.pid, signal.SIGKILL)
+            each.reader.close()
+        self.causes.close()
+
+
+HANGS = ("thread", "leaves", "skips", "differs")
 
 
 @pytest.fixture(scope="module")
-def parent() -> Iterator[tuple[Node, subprocess.Popen[str]]]:
-    with Node(OTEL_DDP_AGENT="off") as node:
-        (node.root / "train.py").write_text(TRAIN)
-        yield node, node.python(PARENT)
-
-
-@pytest.fixture
-def hang(parent: tuple[Node, subprocess.Popen[str]]) -> Iterator[Callable[[str], Job]]:
-    """Two ranks that will hang in this way."""
-    node, process = parent
-    jobs: list[Job] = []
-
-    def start(how: str) -> Job:
-        place = Place(node.root / how)
-        with socket.socket() as free:
+def jobs() -> Iterator[dict[str, Job]]:
+    """A pair of ranks for each way to hang, all at once, until each has a verdict."""
+    with Node(OTEL_DDP_AGENT="off") as node, contextlib.ExitStack() as ports:
+        script = node.root / "train.py"
+        script.write_text(TRAIN)
+        parent = node.python(PARENT)
+        assert parent.stdin is not None
+        places = {how: Place(node.root / how) for how in (*HANGS, "moves")}
+        for how, place in places.items():
+            free = ports.enter_context(socket.socket())
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        assert process.stdin is not None
-        process.stdin.write(f"{how} {port} {place.directory} {node.root / 'train.py'}\n")
-        process.stdin.flush()
-        until(lambda: len(place.journals()) == 2, "two journals")
-        jobs.append(Job(place))
-        return jobs[0]
+            parent.stdin.write(f"{how} {free.getsockname()[1]} {place.directory} {script}\n")
+        ports.close()
+        parent.stdin.flush()
+        until(lambda: all(len(place.journals()) == 2 for place in places.values()), "journals")
+        found = {how: Job(place) for how, place in places.items()}
 
-    yield start
-    for job in jobs:
-        for pid in job.pids.values():
-            os.kill(pid, signal.SIGKILL)
-        for each in job.journals:
-            each.reader.close()
-        job.causes.close()
+        def told() -> bool:
+            for job in found.values():
+                job.poll()
+            hung = all(found[how].told for how in HANGS)
+            return hung and found["moves"].has_moved_for(2 * FLOOR_S)
+
+        until(told, "the verdicts")
+        yield found
+        for job in found.values():
+            job.close()
 
 
 @pytest.mark.parametrize(
@@ -221,30 +225,18 @@ def hang(parent: tuple[Node, subprocess.Popen[str]]) -> Iterator[Callable[[str],
     ],
 )
 def test_of_a_main_thread_that_only_waits_the_training_thread_is_named(
-    hang: Callable[[str], Job], how: str, words: str
+    jobs: dict[str, Job], how: str, words: str
 ) -> None:
-    verdict = hang(how).verdict()
+    verdict = jobs[how].verdict
 
     assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("not_reached", ["1"])
     assert words in verdict.sentence
-    if how == "leaves":
-        assert re.search(r"its thread uploader at train\.py:\d+ \(uploads\)", verdict.sentence)
-
-
-@pytest.mark.timed
-def test_a_rank_that_computes_on_and_on_is_told_from_one_that_sleeps(
-    hang: Callable[[str], Job],
-) -> None:
-    verdict = hang("busy").verdict()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("not_reached", ["1"])
-    assert "(hang_in_data) and computes" in verdict.sentence
 
 
 def test_ranks_that_wait_in_different_process_groups_wait_for_each_other(
-    hang: Callable[[str], Job],
+    jobs: dict[str, Job],
 ) -> None:
-    verdict = hang("skips").verdict()
+    verdict = jobs["skips"].verdict
 
     # Each has entered one that the other has not: in another process group.
     assert verdict.evidence["cause"] == "crossed"
@@ -253,22 +245,17 @@ def test_ranks_that_wait_in_different_process_groups_wait_for_each_other(
 
 
 def test_ranks_that_enter_different_collectives_are_named_with_them(
-    hang: Callable[[str], Job],
+    jobs: dict[str, Job],
 ) -> None:
-    verdict = hang("differs").verdict()
+    verdict = jobs["differs"].verdict
 
     assert verdict.evidence["cause"] == "different_collectives"
     assert "rank 0 entered all_reduce [[3]]; rank 1 entered broadcast [[3]]" in verdict.sentence
 
 
-def test_a_loop_of_collectives_that_no_hook_sees_is_no_stall(hang: Callable[[str], Job]) -> None:
-    job = hang("moves")
-    until(lambda: all(each.name for each in job.positions().values()), "the loop")
-    began = time.monotonic()
-    while time.monotonic() < began + 2 * FLOOR_S:
-        assert job.poll() == []
-        time.sleep(0.02)
-    assert "where" in job.questions
+def test_a_loop_of_collectives_that_no_hook_sees_is_no_stall(jobs: dict[str, Job]) -> None:
+    assert jobs["moves"].told == []
+    assert "where" in jobs["moves"].questions
 
 
 # -- without ranks
@@ -362,7 +349,7 @@ def _unread(fd: int) -> int:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{", '{"question": "x"}', "[" * 100_000, '{"question": 9e400, "threads": 1}'],
+    ["[]", '{"question": "x"}', "[" * 100_000, '{"question": 9e400, "threads": 1}'],
 )
 def test_an_answer_of_odd_contents_is_none(tmp_path: Path, content: str) -> None:
     journal, fifo = tmp_path / "x.journal", tmp_path / "x.ask"

@@ -225,37 +225,16 @@ def test_until_there_is_enough_the_report_says_what_is_missing(bench: Bench) -> 
     assert fields == f"{unknown}40 of the first 90 steps to compare"
 
 
-def test_ranks_are_asked_again_when_they_say_so_and_more_rarely_while_all_is_well(
-    bench: Bench,
-) -> None:
+def test_ranks_are_asked_again_when_they_say_so(bench: Bench) -> None:
     bench.train(60, 0)
     # At once: then there is least to write down.
     assert bench.pause_s(in_s=40.0, packed=bench.ranks[0].packed()) == pytest.approx(1)
     bench.poll()
-    pauses = []
-    for _ in range(8):
-        bench.train(60, 0)
-        pauses.append(bench.pause_s(in_s=40.0))
-        bench.poll()
+    bench.train(2, 0)
 
-    # A tenth more than they say.
-    assert pauses[:3] == [pytest.approx(44 * each, abs=1) for each in (1, 2, 4)]
-    assert pauses[-1] == pytest.approx(8 * 44, abs=1)
-
-    bench.train(60, 30)
-    bench.pause_s(in_s=40.0)
+    # A tenth more than they say; also where one is not ready, and has no sample.
+    assert bench.pause_s(in_s=50.0, packed=None) == pytest.approx(44, abs=1)
     bench.poll()
-    assert bench.pause_s() == pytest.approx(44, abs=1)
-
-
-def test_a_rank_that_is_not_ready_yet_is_asked_when_it_is(bench: Bench) -> None:
-    bench.train(60, 0)
-    bench.pause_s()
-    for rank in bench.ranks:
-        fields = json.loads(rank.writer.path.with_suffix(layout.ANSWER_SUFFIX).read_text())
-        rank.answer(fields["question"], in_s=50.0)
-    bench.poll()
-
     assert bench.pause_s() == pytest.approx(55, abs=1)
 
 
@@ -265,19 +244,6 @@ def test_no_rank_is_asked_while_a_stall_is_suspected(bench: Bench) -> None:
     assert bench.asked() == [None, None]
     bench.poll()
     assert None not in bench.asked()
-
-
-def test_ranks_are_asked_when_there_are_enough_new_steps_or_after_half_a_minute(
-    bench: Bench,
-) -> None:
-    bench.train(60, 0)
-    bench.pause_s()
-    bench.poll()
-    bench.train(59, 0)
-    assert bench.pause_s() == pytest.approx(30, abs=1)
-    bench.poll()
-    bench.train(60, 30)
-    assert bench.pause_s() < 15
 
 
 @pytest.mark.parametrize("known", [{"waits_known": True}, {"under_nccl": False}])
@@ -338,10 +304,7 @@ def packed(content: bytes) -> str:
     "answer",
     [
         {"packed": packed(pickle.dumps(Evil()))},
-        {"packed": packed(b"")},
         {"packed": packed(pickle.dumps({"entries": [{"process_group": 3}]}))},
-        {"packed": packed(pickle.dumps([1]))},
-        {"packed": "?"},
         {"packed": None},
         {"packed": base64.b64encode(b"no").decode()},
         {"in_s": "soon"},

@@ -56,10 +56,6 @@ FAILED = process(
 )
 
 
-def value(rank: int, name: str, number: float, step: int | None = 17) -> dict[str, Any]:
-    return {"rank": rank, "name": name, "split": "train", "value": number, "step": step}
-
-
 def written(directory: Path, run: str = "r", **more: Any) -> Path | None:
     given: dict[str, Any] = {
         "verdict": DEATH,
@@ -100,7 +96,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_text_says_what_died_where_every_rank_was_and_what_it_reported(folder: Path) -> None:
-    path = written(folder, processes=[FAILED, process(None, step=None), DEAD, process(0, step=0)])
+    straggler = {"kind": "straggler", "sentence": "rank 0 keeps the others waiting."}
+    ranks = [FAILED, process(None, step=None), DEAD, process(0, step=0)]
+    path = written(folder, processes=ranks, open_verdicts=[straggler])
 
     lines = text(path).splitlines()
     assert lines[0] == SENTENCE
@@ -114,24 +112,6 @@ def test_the_text_says_what_died_where_every_rank_was_and_what_it_reported(folde
     ]
     # A reason cannot command a terminal.
     assert block(path, "What they reported") == ["rank 2: RuntimeError: lost [31mpeer"]
-    assert not {"Last values", "Also open at that moment"} & set(lines)
-
-
-def test_last_values_and_open_verdicts_are_in_tables_of_their_own(folder: Path) -> None:
-    values = [
-        value(0, "loss", 0.25),
-        value(1, "loss", 0.5, step=16),
-        value(2, "loss", float("nan")),
-        value(0, "lr", 0.1, step=None),
-    ]
-    straggler = {"kind": "straggler", "sentence": "rank 0 keeps the others waiting."}
-
-    path = written(folder, values=values, open_verdicts=[straggler])
-
-    assert block(path, "Last values")[1:] == [
-        "loss train 0.25 to 0.5, nan on rank 2 step 17 3 ranks",
-        "lr train 0.1 rank 0",
-    ]
     assert block(path, "Also open at that moment") == [straggler["sentence"]]
 
 
@@ -167,7 +147,7 @@ def test_what_to_look_at_depends_on_the_cause(
 
 def test_a_program_finds_all_of_it_in_strict_json(folder: Path) -> None:
     gpus = [{"index": "3", "labels": {"rank": "1"}, "throttled": ["hw_thermal"]}]
-    path = written(folder, values=[value(0, "loss", float("inf"))], gpus=gpus)
+    path = written(folder, open_verdicts=[{"sentence": "", "ratio": float("inf")}], gpus=gpus)
 
     assert path is not None
     report = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(word))
@@ -175,26 +155,25 @@ def test_a_program_finds_all_of_it_in_strict_json(folder: Path) -> None:
     assert [ProcessState.from_json(each) for each in report["processes"]] == [
         *(FAILED, DEAD, process(0))
     ]
-    assert report["values"][0]["value"] == "inf"
+    assert report["open_verdicts"][0]["ratio"] == "inf"
     assert report["gpus"] == gpus
 
 
 def test_neither_file_grows_without_bounds(folder: Path) -> None:
-    huge = "x" * 100_000
+    huge = "x" * 10_000
     path = written(
         folder,
-        processes=[process(each, reason=huge, phase=huge) for each in range(900)],
-        values=[value(0, f"{each}{huge}", 1.0) for each in range(900)],
-        open_verdicts=[{"sentence": huge}] * 900,
+        processes=[process(each, reason=huge, phase=huge) for each in range(300)],
+        open_verdicts=[{"sentence": huge}] * 1100,
     )
 
     assert path is not None
     assert path.stat().st_size <= 2 * 1024 * 1024
     report = json.loads(path.read_text())
-    assert report["left_out"][0] == "values"
+    assert report["left_out"] == ["open_verdicts"]
     assert report["verdict"]["sentence"] == SENTENCE
     assert len(text(path)) < 200_000
-    assert "and 837 more" in text(path)
+    assert "and 236 more" in text(path)
 
 
 # -- where it lies

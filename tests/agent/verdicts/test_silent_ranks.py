@@ -148,25 +148,3 @@ def test_what_another_launcher_started_is_another_matter(node: Node) -> None:
 
     assert local_0.startswith("local rank 0 of node h records nothing")
     assert local_1 == ONE
-
-
-def test_ranks_of_one_launch_with_different_strategies_are_reported_at_once(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
-    node.rank(1)
-    node.rank(0, strategy="main")
-
-    expected = (
-        "ranks of one launch have different strategies (rank 0 'main', rank 1 'all'): set the same "
-        "one on every rank, in the call or in OTEL_DDP_STRATEGY"
-    )
-    assert node.sentences(later_ns=0) == [expected]
-    assert node.sentences() == [expected]
-    assert caplog.messages == [f"run r: {expected}"]
-
-
-def test_strategies_of_runs_of_one_name_in_two_groups_are_not_compared(node: Node) -> None:
-    node.rank(0)
-    node.rank(1, group="another", strategy="main")
-
-    assert node.sentences(later_ns=0) == []

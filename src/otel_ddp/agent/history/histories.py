@@ -265,12 +265,11 @@ class Collector:
     def feed(self, feeds: Iterable[JournalFeed]) -> None:
         """What the last poll has read."""
         for each in feeds:
-            if not each.labels:
-                continue
-            if any(each.new):
+            new = each.new if each.exported else each.new._replace(scalars=[])
+            if each.labels and any(new):
                 key, rank = self._key_and_rank(each)
                 names = each.reader.names
-                self._histories.feed(Batch(key, rank, each.reader.path.name, names, each.new))
+                self._histories.feed(Batch(key, rank, each.reader.path.name, names, new))
 
     def feed_states(
         self,

@@ -34,11 +34,11 @@ class News(NamedTuple):
     """What the last poll has read of a process."""
 
     scalars: list[Scalars]
-    """Of processes whose series leave the node; so are events and artifacts."""
     steps: list[Step]
     device_steps: list[Step]
     """The same on the device's clock, which lags behind the host's."""
     events: list[Document]
+    """Of processes whose series leave the node; so are artifacts."""
     overwritten: list[tuple[int, int]]
     """Times between which records were overwritten before they were read."""
     artifacts: list[Document]
@@ -91,10 +91,6 @@ class Life:
 
 class Ends:
     """Decides how processes end that record no end; here, as far as a journal shows that."""
-
-    def goes_on(self, journal: JournalFeed) -> bool:
-        """Whether a process that has lost its lock still writes to its journal."""
-        return False
 
     def ended_well(self, journal: JournalFeed) -> bool | None:
         """Whether a process that died had done its work; None: not known yet."""
@@ -217,7 +213,6 @@ class JournalFeed:
         """Read what is new. The caller holds the ledger's lock."""
         self.new = _nothing()
         self.reader.read_definitions()
-        alive = alive or (self.ended_at is None and self._ends.goes_on(self))
         self.life.update(self.reader, now_ns, alive)
         if not self.settled():
             return
@@ -226,8 +221,7 @@ class JournalFeed:
         for record in self._overruns.read(now_ns, self.labels, self.new):
             if isinstance(record, Scalars):
                 self._values.feed(record)
-                if self.exported:
-                    self.new.scalars.append(record)
+                self.new.scalars.append(record)
             elif isinstance(record, Steps):
                 self._feed_steps(record)
             elif record.kind == END:

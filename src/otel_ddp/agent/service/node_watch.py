@@ -12,7 +12,6 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals
-from otel_ddp.agent.service import startup
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.agent.verdicts.ends import Parents
 from otel_ddp.agent.verdicts.journal_source import JournalSources
@@ -51,7 +50,6 @@ class NodeWatch:
             grafana=conf.grafana_url,
             gpus=self.sampling.gpus,
             cores=self.sampling.cores,
-            before=startup.verdicts_before(place),
         )
         self._sources = JournalSources(self.exit_causes)
         self.silent_ranks = SilentRanks()

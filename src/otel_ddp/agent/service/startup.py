@@ -10,7 +10,6 @@ import select
 import stat
 import time
 from pathlib import Path
-from typing import Any
 
 from otel_ddp import files, settings
 from otel_ddp.errors import ConfigError
@@ -71,12 +70,6 @@ def _locked(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def verdicts_before(place: Place) -> list[dict[str, Any]]:
-    """The open verdicts of an agent that was killed: one that leaves in order takes its file."""
-    verdicts = files.read_mapping(place.agent_file).get("verdicts")
-    return [each for each in verdicts or () if isinstance(each, dict)]
 
 
 def raise_file_limit() -> None:

@@ -17,7 +17,6 @@ from otel_ddp.diagnosis.stall.evidence import (
     Group,
     Kernel,
     Question,
-    Thread,
 )
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 from otel_ddp.journal.reader import JournalReader, Unreadable
@@ -99,11 +98,6 @@ class Answers:
             groups=tuple(map(_group, _members(content, "groups"))),
             collectives=tuple(_collectives(content)),
             stack=frames(trains),
-            other_threads=tuple(
-                Thread(str(each.get("name")), frames(each))
-                for each in threads
-                if each.get("daemon") is False and each is not trains and each is not main
-            ),
             device_phase="" if phase is None else phase_word(phase),
             device_step=_whole(device.get("step")),
             package=str(content.get("package") or ""),

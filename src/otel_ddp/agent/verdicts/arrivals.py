@@ -11,16 +11,14 @@ import io
 import pickle
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.arrivals import Arrival, HostStep, Sample, compare
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
-from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import rank_numbers
 from otel_ddp.diagnosis.step_facts import StepFacts, TimedStep
-from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.detector import Hint, Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
@@ -28,12 +26,7 @@ from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 # The process itself limits how much of the time its answers may stop the training.
 _SHORTEST_PAUSE_NS = 5_000_000_000
 _MARGIN = 1.1
-# Ranks are asked when there are as many new steps as one sample has, and after this long.
-_NEW_STEPS = 60
-_LONGEST_WAIT_NS = 30_000_000_000
 _ANSWER_NS = 10_000_000_000
-# While all arrive together, the pause doubles each time, up to so often.
-_MOST_DOUBLINGS = 3
 # A comparison that is older than this says nothing any more.
 _STALE_NS = 20 * 60 * 1_000_000_000
 _STEPS_KEPT = 300
@@ -55,8 +48,6 @@ class _Rank:
         self.steps: deque[TimedStep] = deque(maxlen=_STEPS_KEPT)
         # The same by the clock of its device.
         self.on_device: deque[StepFacts] = deque(maxlen=_STEPS_KEPT)
-        # How many steps it has made since it was last asked.
-        self.new_steps = 0
         self.answer: _Answer | None = None
 
     def host_steps(self) -> list[HostStep]:
@@ -87,11 +78,9 @@ class Arrivals(Detector):
         self._ranks: dict[Labels, _Rank] = {}
         self._why = _NOT_YET
         self._asked_ns: int | None = None
-        self._last_ask_ns: int | None = None
         self._next_ns = 0
         self._compared_ns: int | None = None
         self._last_step = -1
-        self._doublings = 0
         self._report: Report | None = None
 
     def _waits_unknown(self) -> list[Labels]:
@@ -119,7 +108,6 @@ class Arrivals(Detector):
             known.state = rank
             for batch in seen.batches:
                 known.steps.extend(batch.steps)
-                known.new_steps += len(batch.steps)
             if rank.device_clock:
                 known.on_device.extend(seen.facts)
 
@@ -146,8 +134,8 @@ class Arrivals(Detector):
         elif self._asked_ns is not None:
             self._read_answers(now_ns)
         # At once: the sooner they are asked, the less there is to write down, and the sooner it is
-        # known what an answer costs.
-        elif self._quiet() and now_ns >= self._next_ns and self._has_enough(now_ns):
+        # known what an answer costs. After that as soon as the ranks allow it.
+        elif self._quiet() and now_ns >= self._next_ns:
             self._ask(now_ns)
         if self._compared_ns is not None and now_ns - self._compared_ns > _STALE_NS:
             self._start_again()
@@ -156,16 +144,8 @@ class Arrivals(Detector):
     def present(self) -> list[Verdict]:
         return self._stragglers.present()
 
-    def _has_enough(self, now_ns: int) -> bool:
-        """Whether the next answers are worth what they cost."""
-        if self._last_ask_ns is None or now_ns - self._last_ask_ns >= _LONGEST_WAIT_NS:
-            return True
-        return all(each.new_steps >= _NEW_STEPS for each in self._ranks.values())
-
     def _ask(self, now_ns: int) -> None:
-        self._asked_ns = self._last_ask_ns = now_ns
-        for rank in self._ranks.values():
-            rank.new_steps = 0
+        self._asked_ns = now_ns
         for labels, rank in self._ranks.items():
             rank.answer, source = None, self._source(labels)
             # All at one moment: then training stops once, and not once for each rank.
@@ -187,8 +167,7 @@ class Arrivals(Detector):
         elif len(answers) < len(self._ranks) and now_ns - self._asked_ns < _ANSWER_NS:
             return
         self._asked_ns = None
-        pause_ns = max(_SHORTEST_PAUSE_NS, int(_MARGIN * pause_s * 1e9))
-        self._next_ns = now_ns + pause_ns * (1 << self._doublings)
+        self._next_ns = now_ns + max(_SHORTEST_PAUSE_NS, int(_MARGIN * pause_s * 1e9))
 
     def _compare(self, samples: Mapping[Labels, Sample], now_ns: int) -> None:
         steps = {labels: rank.host_steps() for labels, rank in self._ranks.items()}
@@ -210,11 +189,6 @@ class Arrivals(Detector):
             rank = RankState(labels, self._states[labels].world_size)
             self._stragglers.feed(rank, Observation(facts=each))
         self._report = self._stragglers.report()
-        self._doublings = (
-            min(self._doublings + 1, _MOST_DOUBLINGS)
-            if not self._report.insufficient and _balanced(facts)
-            else 0
-        )
 
     def _start_again(self) -> None:
         """Forget the comparison: it is out of date."""
@@ -223,8 +197,7 @@ class Arrivals(Detector):
                 self._stragglers.forget(labels)
             self._compared_ns, self._report, self._why = None, None, _NOT_YET
             self._last_step = -1
-        self._asked_ns, self._last_ask_ns, self._next_ns = None, None, 0
-        self._doublings = 0
+        self._asked_ns, self._next_ns = None, 0
 
     # -- the present state
 
@@ -240,13 +213,6 @@ class Arrivals(Detector):
                 f"{named}; {more}"
             )
         return report._replace(insufficient=why)
-
-
-def _balanced(facts: Mapping[Labels, Sequence[StepFacts]]) -> bool:
-    """Whether no rank of this sample is late by as much as an open verdict needs to stay."""
-    work = [median([each.work_ns for each in steps]) for steps in facts.values()]
-    took = [median([each.took_ns for each in steps]) for steps in facts.values()]
-    return max(work) - median(work) < limits.EXCESS_OVER * median(took)
 
 
 # -- the answer of a process

@@ -93,10 +93,6 @@ class Parents(Ends):
             if (opened := open_pidfd(parent)) is not None:
                 self._handles[parent] = opened
 
-    def goes_on(self, journal: JournalFeed) -> bool:
-        reader = journal.reader
-        return self._causes.has_mapped(journal.pid, reader.start_ticks, reader.path.name)
-
     @errors.contained(default=False)
     def ended_well(self, journal: JournalFeed) -> bool | None:
         """Whether this process, which recorded no end, has ended well; None: not known yet.

@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.observe import ExitCauses
-from otel_ddp.agent.verdicts.source import Snapshot, Source
+from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
 from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
 from otel_ddp.diagnosis.step_facts import DeviceStep, TimedStep
 from otel_ddp.diagnosis.verdict import Labels
-from otel_ddp.journal.process_state import ENDED
-from otel_ddp.journal.reader import JournalReader, Scalars, Unreadable
-from otel_ddp.journal.values import last_values
+from otel_ddp.journal.process_state import ENDED, ProcessState
+from otel_ddp.journal.reader import Name, Scalars
 from otel_ddp.vocabulary.words import PHASES, phase_word, state_word
 
 # A single infinite gradient norm is part of finding a loss scale. Two in a row are not, nor is one
@@ -55,7 +54,7 @@ class JournalSource(Source):
         self._journal = journal
         self._causes = causes
         self._process = journal.pid, reader.start_ticks
-        self._values = NonfiniteValues(reader)
+        self._values = NonfiniteValues()
         self._where = Answers(reader.path, *self._process)
         self._when = Answers(reader.path, *self._process)
         self.watch()
@@ -128,7 +127,8 @@ class JournalSource(Source):
         return self._causes.memory(*self._process)
 
     def nonfinite(self, now_ns: int) -> Sequence[NonfiniteValue]:
-        return self._values.find(now_ns, ended=not self.is_at_work)
+        self._values.feed(self._journal.new.scalars, now_ns)
+        return self._values.find(self._journal.reader.names, now_ns, ended=not self.is_at_work)
 
     def ask(self, question: Question, now_ns: int) -> bool:
         return (self._when if question == "when" else self._where).ask(question, now_ns)
@@ -170,96 +170,50 @@ class JournalSource(Source):
     def close(self) -> None:
         self._causes.forget(*self._process)
 
-    def snapshot(self) -> Snapshot:
-        process = self._journal.describe()
-        who = {"rank": process.rank, "node": process.node}
-        values = [
-            {**who, "name": name.text, "split": name.split, **last._asdict()}
-            for name, last in last_values(self._journal.reader).items()
-        ]
-        return process, values
+    def describe(self) -> ProcessState:
+        return self._journal.describe()
 
 
-class _Logged(NamedTuple):
-    value: float
-    record: Scalars
-
-
-class _First(NamedTuple):
+class _Lost(NamedTuple):
     """The first value of a name that was not finite, after one that was."""
 
-    logged: _Logged
-    seen_ns: int
+    value: float
+    record: Scalars
     finite_step: int | None
+    seen_ns: int
+    has_successor: bool = False
 
 
 class NonfiniteValues:
-    """The values of one process: it checks the last of each name, and reads more on suspicion."""
+    """The values of one process that were finite once, and no longer are."""
 
-    def __init__(self, reader: JournalReader) -> None:
-        self._reader = reader
-        # Everything before this position has been checked.
-        self._position = 0
+    def __init__(self) -> None:
         # By name: the step of its last finite value.
         self._finite: dict[int, int | None] = {}
-        # By name; None where no value was ever finite, so that none changed.
-        self._first: dict[int, _First | None] = {}
+        self._lost: dict[int, _Lost] = {}
 
-    def find(self, now_ns: int, ended: bool = False) -> list[NonfiniteValue]:
-        """The names whose values were finite once, and no longer are."""
-        reader = self._reader
-        last = _last(reader.latest())
-        nonfinite = {name for name, each in last.items() if not math.isfinite(each.value)}
-        self._finite |= {n: each.record.step for n, each in last.items() if n not in nonfinite}
-        self._first = {name: first for name, first in self._first.items() if name in nonfinite}
-        fresh = nonfinite - self._first.keys()
-        if fresh:
-            # Where the beginning is overwritten, the last value stands for it.
-            began = {name: last[name] for name in fresh} | self._began(fresh)
-            for name in fresh:
-                known = name in self._finite
-                self._first[name] = (
-                    _First(began[name], now_ns, self._finite[name]) if known else None
-                )
-        self._position = reader.position
-        return [
-            NonfiniteValue(
-                *(named.text, named.split, logged.value, logged.record.step),
-                *(logged.record.time_ns, first.finite_step),
-            )
-            for name, first in self._first.items()
-            if first is not None and (named := reader.names.get(name)) is not None
-            for logged in [first.logged]
-            if ended
-            or last[name].record.position > logged.record.position
-            or now_ns - first.seen_ns >= _WITHOUT_SUCCESSOR_NS
-        ]
-
-    def _began(self, names: set[int]) -> dict[int, _Logged]:
-        """For each of these names: the first value after the last finite one."""
-        try:
-            # The agent's own reader is already past these records.
-            again = JournalReader(self._reader.path)
-        except Unreadable:
-            return {}
-        try:
-            again.ring.position = self._position
-            records = again.read()
-        finally:
-            again.close()
-        began: dict[int, _Logged] = {}
+    def feed(self, records: Iterable[Scalars], now_ns: int) -> None:
+        """Those that are new."""
         for record in records:
-            if not isinstance(record, Scalars):
-                continue
             for name, value in record.values:
                 if math.isfinite(value):
                     self._finite[name] = record.step
-                    began.pop(name, None)
-                elif name in names:
-                    began.setdefault(name, _Logged(value, record))
-        return began
+                    self._lost.pop(name, None)
+                elif name in self._lost:
+                    self._lost[name] = self._lost[name]._replace(has_successor=True)
+                elif name in self._finite:
+                    self._lost[name] = _Lost(value, record, self._finite[name], now_ns)
 
-
-def _last(records: Iterable[Scalars]) -> dict[int, _Logged]:
-    ordered = sorted(records, key=lambda record: record.position)
-    return {name: _Logged(value, record) for record in ordered for name, value in record.values}
+    def find(
+        self, names: Mapping[int, Name], now_ns: int, ended: bool = False
+    ) -> list[NonfiniteValue]:
+        """What is known of the names whose values are lost for sure."""
+        return [
+            NonfiniteValue(
+                *(named.text, named.split, lost.value, lost.record.step),
+                *(lost.record.time_ns, lost.finite_step),
+            )
+            for name, lost in self._lost.items()
+            if (named := names.get(name)) is not None
+            and (ended or lost.has_successor or now_ns - lost.seen_ns >= _WITHOUT_SUCCESSOR_NS)
+        ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,11 @@ class Judge:
         clock: Callable[[], int] = time.monotonic_ns,
         gpus: Callable[[], Sequence[Gpu]] = tuple,
         cores: Callable[[], Cores] = dict,
-        before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """*floor_s*: the shortest stall limit; *gpus*: the node's devices as known now.
 
         *grafana*: the address that verdicts lead to, if any. *cores*: for how long the ranks have
-        waited for a core lately. *before*: the open verdicts of an agent that was killed.
+        waited for a core lately.
         """
         self._ledger = ledger
         self._clock = clock
@@ -51,7 +50,7 @@ class Judge:
         self._poll_at = self._watch_at = 0
         # All times in verdicts are on this clock: it is set once, and then goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
-        self._reporter = VerdictReporter(ledger, postmortems, grafana, gpus, before)
+        self._reporter = VerdictReporter(ledger, postmortems, grafana, gpus)
         self._series = VerdictSeries(ledger, self._origin_ns)
 
     @errors.contained()

@@ -1,4 +1,4 @@
-"""Observes processes: pidfd, exit status, kernel log, memory and cgroup, the launcher's error file.
+"""Observes processes: their pidfd, exit status, memory and cgroup, and the kernel's log.
 
 What can only be read while a process lives is noted while it does. What cannot be read is left out.
 """
@@ -28,9 +28,6 @@ _REMEMBERED_S = 30.0
 _SAMPLE_EVERY_S = 1.0
 _MOST_XIDS = 3
 _LONGEST_TEXT = 300
-_LONGEST_FILE = 64 * 1024
-_LONGEST_ENVIRON = 256 * 1024
-_LONGEST_MAPS = 8 * 1024 * 1024
 
 # Process ids in the first PID namespace are those of the kernel's log.
 _FIRST_PID_NAMESPACE = f"pid:[{0xEFFFFFFC}]"
@@ -43,7 +40,6 @@ _OOM_KILL = re.compile(r"((?:Memory cgroup o|O)ut of memory).*?: Kill(?:ed)? pro
 _OOM_RESIDENT = re.compile(r"(?:anon|file|shmem)-rss:(\d+)kB")
 _XID = re.compile(r"NVRM: Xid \(.*?\): (\d+)")
 _XID_PROCESS = re.compile(r"\bpid=(\d+)")
-_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # A cgroup of version 1 without a limit says so with a number near 2^63.
 _NO_LIMIT = 1 << 60
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -68,7 +64,6 @@ class _Watched:
         self.resident_at = 0.0
         self.limit_bytes: int | None = None
         self.limit_of = ""
-        self.error_file = ""
 
 
 class ExitCauses:
@@ -106,7 +101,6 @@ class ExitCauses:
                 self.forget(pid, start_ticks)
                 return
             self._log.kills.pop(pid, None)
-            watched.error_file = self._error_file(pid)
         now = self._clock()
         if watched.sampled_at is None or now - watched.sampled_at >= _SAMPLE_EVERY_S:
             watched.sampled_at = now
@@ -135,22 +129,12 @@ class ExitCauses:
         return (pid, start_ticks) in self._watched
 
     def goes_on(self, pid: int, start_ticks: int) -> bool:
-        """Whether this process runs a program: then it has replaced the one of its journal.
+        """Whether this process still runs a program, though it holds its journal no longer.
 
+        It has replaced its program, or closed all that it had open, as a daemon does.
         The kernel takes a dying process's memory, its command line too, before its locks.
         """
         return self._started(pid) == start_ticks and bool(self._read(f"proc/{pid}/cmdline"))
-
-    @errors.contained(default=False)
-    def has_mapped(self, pid: int, start_ticks: int, journal: str) -> bool:
-        """Whether this process still writes to a journal of this name, without a lock on it.
-
-        A program that closes all its descriptors, as a daemon does, has lost its lock, and goes on.
-        """
-        return self._started(pid) == start_ticks and any(
-            line.rpartition("/")[2].removesuffix(" (deleted)") == journal
-            for line in (self._read(f"proc/{pid}/maps", _LONGEST_MAPS) or "").splitlines()
-        )
 
     @errors.contained()
     def forget(self, pid: int, start_ticks: int) -> None:
@@ -207,8 +191,6 @@ class ExitCauses:
         if watched.limit_bytes is not None:
             evidence["memory_limit_bytes"] = watched.limit_bytes
             evidence["memory_limit_of"] = watched.limit_of
-        if error := self._launcher_error(watched.error_file):
-            evidence["launcher_error"] = error
         if xids := self._xids_about(pid, now):
             evidence["xid"] = xids
         return evidence
@@ -242,16 +224,6 @@ class ExitCauses:
         ]
         return found[-_MOST_XIDS:]
 
-    def _launcher_error(self, path: str) -> str:
-        """The exception that the worker has written for torch's elastic agent, as JSON."""
-        # It may be anything, a fifo too: the agent never waits for it.
-        content = files.read_mapping(self._root / path[1:]) if path.startswith("/") else {}
-        message = content.get("message")
-        if isinstance(message, dict):
-            message = message.get("message")
-        lines = message.strip().splitlines() if isinstance(message, str) else []
-        return lines[0][:_LONGEST_TEXT] if lines else ""
-
     # -- /proc
 
     def _stat(self, pid: int) -> list[str]:
@@ -275,13 +247,8 @@ class ExitCauses:
                 return int(fields[49])
         return None
 
-    def _error_file(self, pid: int) -> str:
-        content = self._read(f"proc/{pid}/environ", _LONGEST_ENVIRON) or ""
-        variables = (variable.partition("=") for variable in content.split("\0"))
-        return next((value for name, _, value in variables if name == _ERROR_FILE), "")
-
-    def _read(self, path: str, most: int = _LONGEST_FILE) -> str | None:
-        return files.read_text(self._root / path, most)
+    def _read(self, path: str) -> str | None:
+        return files.read_text(self._root / path)
 
 
 def _signal_name(number: int) -> str:

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,6 @@ def write(
     *,
     verdict: Plain,
     processes: Sequence[ProcessState],
-    values: Sequence[Plain] = (),
     open_verdicts: Sequence[Plain] = (),
     gpus: Sequence[Plain] = (),
     now_ns: int,
@@ -63,7 +62,6 @@ def write(
         "written_ns": now_ns,
         "verdict": verdict,
         "processes": [each.to_json() for each in processes],
-        "values": values,
         "open_verdicts": open_verdicts,
         "gpus": gpus,
     }
@@ -79,7 +77,7 @@ def _json(report: Plain) -> str:
     plain = _plain(report)
     content = json.dumps(plain, indent=1, ensure_ascii=False)
     # The least useful parts go first.
-    for part in ("values", "open_verdicts", "processes"):
+    for part in ("open_verdicts", "processes"):
         if len(content.encode("utf-8", "backslashreplace")) <= _MOST_BYTES:
             break
         plain[part] = []
@@ -167,7 +165,6 @@ def _text(report: Plain, processes: Sequence[ProcessState]) -> str:
             for each in processes
             if each.reason
         ],
-        "Last values": _table([_VALUE_HEADS, *_value_rows(report["values"])]),
         "Also open at that moment": [_line(each["sentence"]) for each in report["open_verdicts"]],
         "What to look at": _advice(verdict, whole),
     }
@@ -196,27 +193,6 @@ def _row(each: ProcessState, now_ns: int) -> Sequence[Any]:
         seen = f"{about(max(0, now_ns - seen_ns) / 1e9)} ago" if seen_ns else "?"
     rank = f"p{each.pid}" if each.rank is None else each.rank
     return rank, each.node, each.state, each.step, each.phase, spent, seen
-
-
-_VALUE_HEADS = ("name", "split", "value", "at", "of")
-
-
-def _value_rows(values: Sequence[Plain]) -> Iterable[Sequence[Any]]:
-    by_name: dict[tuple[str, str], list[Plain]] = {}
-    for each in values:
-        by_name.setdefault((each["name"], each["split"]), []).append(each)
-    for (name, split), found in by_name.items():
-        finite = [each["value"] for each in found if math.isfinite(each["value"])]
-        shown = list(dict.fromkeys(f"{each(finite):.6g}" for each in (min, max) if finite))
-        odd = [
-            f"{each['value']} on rank {each['rank']}"
-            for each in found
-            if not math.isfinite(each["value"])
-        ]
-        steps = [each["step"] for each in found if each["step"] is not None]
-        at = f"step {max(steps)}" if steps else ""
-        ranks = f"{len(found)} ranks" if len(found) > 1 else f"rank {found[0]['rank']}"
-        yield name, split, ", ".join([" to ".join(shown)] * bool(shown) + odd[:3]), at, ranks
 
 
 _LOOK = {

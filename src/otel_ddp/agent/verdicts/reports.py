@@ -13,7 +13,7 @@ from typing import Any
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.verdicts import postmortem
-from otel_ddp.agent.verdicts.source import Snapshot, Source
+from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.hardware import Gpu, with_gpu
 from otel_ddp.diagnosis.say import past_sentence, rank_list
 from otel_ddp.diagnosis.straggler.finding import side_of
@@ -21,6 +21,7 @@ from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.identity import addresses
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
+from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import Document
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, Kind
 
@@ -34,8 +35,6 @@ _FATAL: frozenset[Kind] = frozenset({"death", "stall"})
 _NAMING: frozenset[Kind] = frozenset({"straggler", "imbalance", "recurring"})
 # Findings that compare ranks; the others are seen best on the board of the run.
 _OF_RANKS: frozenset[Kind] = _NAMING | {"stall", "death"}
-# A verdict of the agent before goes on if it is found again so soon: it takes a hundred steps.
-_FOUND_AGAIN_WITHIN_NS = 600 * 10**9
 
 
 class Incident:
@@ -44,8 +43,6 @@ class Incident:
     def __init__(self, verdict: Verdict) -> None:
         self.found = self.shown = verdict
         """As its detector has made it; and with what is added here."""
-        self.before_ns: int | None = None
-        """Since when it has held, if an agent that was killed had found it."""
         self.gpus: Sequence[Gpu] | None = None
         """The devices as they were when it began: a dead process has left its own since."""
         self.postmortem: Path | None = None
@@ -63,8 +60,8 @@ class RunReports:
         self.past_bounds: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
         # Phases that a rank was ever named for, and the side: their series go on, at 0.
         self.named: set[tuple[Kind, Labels, str, str]] = set()
-        # What post-mortems show of ended processes, whose journals may have been deleted.
-        self.snapshots: dict[Labels, Snapshot] = {}
+        # For post-mortems: the processes that ended, whose journals may have been deleted.
+        self.ended: dict[Labels, ProcessState] = {}
         # What this poll has closed. A verdict of its kind that opens in the same poll continues it.
         self.just_closed: Incident | None = None
 
@@ -78,16 +75,8 @@ class VerdictReporter:
         postmortems: Path,
         grafana: str,
         gpus: Callable[[], Sequence[Gpu]],
-        before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """*gpus*: the node's devices as known now. *before*: what an agent that was killed had
-        found, and this one may find again."""
-        self._before_ns = {
-            (each.get("kind"), tuple(each["who"].items()), each.get("phase")): each["since_ns"]
-            for each in before
-            if isinstance(each.get("who"), dict) and isinstance(each.get("since_ns"), int)
-        }
-        self._before_until_ns = time.monotonic_ns() + _FOUND_AGAIN_WITHIN_NS
+        """*gpus*: the node's devices as known now."""
         self._ledger = ledger
         self._postmortems = postmortems
         self._grafana = grafana
@@ -107,9 +96,7 @@ class VerdictReporter:
         verdict, opened = change
         incident = told.open.pop(verdict.key, None)
         before = None if incident is None else incident.shown
-        incident = incident or self._incident(verdict)
-        if before is not None and before.phase != verdict.phase:
-            incident.before_ns = None
+        incident = incident or Incident(verdict)
         self._update(incident, verdict, opened)
         verdict, ended_with = incident.shown, ""
         if opened:
@@ -143,18 +130,8 @@ class VerdictReporter:
             if verdict.kind == "stall":
                 self._write_postmortem(told, incident, sources)
 
-    def _incident(self, verdict: Verdict) -> Incident:
-        """A new one. It has held since before this agent's start, if the one before says so."""
-        incident = Incident(verdict)
-        if time.monotonic_ns() <= self._before_until_ns:
-            key = (verdict.kind, verdict.labels, verdict.phase)
-            incident.before_ns = self._before_ns.pop(key, None)
-        return incident
-
     def _update(self, incident: Incident, verdict: Verdict, opened: bool) -> None:
         incident.found = verdict
-        if incident.before_ns is not None:
-            verdict = verdict._replace(since_ns=min(incident.before_ns, verdict.since_ns))
         if opened and verdict.kind == "straggler":
             verdict = with_gpu(verdict, self._gpus())
         incident.shown = verdict
@@ -215,14 +192,13 @@ class VerdictReporter:
             incident.gpus = before.gpus if incident.gpus is None else incident.gpus
         if incident.gpus is None:
             incident.gpus = self._gpus()
-        snapshots = {**told.snapshots, **{each.labels: each.snapshot() for each in sources}}
+        processes = {**told.ended, **{each.labels: each.describe() for each in sources}}
         others = [each.shown for each in told.open.values() if each is not incident]
         incident.postmortem = postmortem.write(
             self._postmortems,
             dict(told.run).get("run", ""),
             verdict=self.plain(verdict),
-            processes=[process for process, _ in snapshots.values()],
-            values=[value for _, values in snapshots.values() for value in values],
+            processes=[*processes.values()],
             open_verdicts=list(map(self.plain, others)),
             gpus=incident.gpus,
             now_ns=time.time_ns(),

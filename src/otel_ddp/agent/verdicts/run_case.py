@@ -154,13 +154,10 @@ class RunCase:
         rank = rank._replace(world_size=self._world.size)
         self._has_news |= bool(seen.facts) or rank != process.rank
         process.rank = rank
-        seen = seen._replace(now_ns=now_ns)
-        if not source.is_at_work:
-            # The last values that it logged may be why.
-            seen = seen._replace(nonfinite=source.nonfinite(now_ns))
-        elif watch:
+        seen = seen._replace(now_ns=now_ns, nonfinite=source.nonfinite(now_ns))
+        if watch and source.is_at_work:
             source.watch()
-            seen = seen._replace(nonfinite=source.nonfinite(now_ns), memory=source.memory())
+            seen = seen._replace(memory=source.memory())
         if due and source.is_at_work:
             # This reads a file for each thread: only where there is a suspicion.
             asked = labels in self.stalls.suspects
@@ -194,7 +191,7 @@ class RunCase:
                 continue
             self._update_world(labels, None)
             self._has_news = True
-            self.reports.snapshots[labels] = source.snapshot()
+            self.reports.ended[labels] = source.describe()
             rank = source.state()._replace(world_size=self._world.size)
             ended, position = self._exits.add(source, now_ns), source.position(self._origin_ns)
             self._tell(rank, Observation(now_ns, position=position, ended=ended))

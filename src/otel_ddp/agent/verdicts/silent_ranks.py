@@ -1,4 +1,4 @@
-"""Finds ranks of this node that record nothing, and ranks of a run that export differently."""
+"""Finds ranks of this node that record nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.diagnosis.say import first_of, plural, rank_number, rank_order, verb
-from otel_ddp.diagnosis.verdict import Labels, run_labels
+from otel_ddp.diagnosis.say import first_of, plural, verb
+from otel_ddp.diagnosis.verdict import run_labels
 from otel_ddp.vocabulary.words import STATES
 
 # A rank has trained or logged for so long: by then every rank that will call us has done so.
@@ -60,7 +60,6 @@ class SilentRanks:
             ]
             if launch.began_ns > self._started_ns - _BEFORE_NS:
                 self._note_silent(launch.local_ranks, living, now_ns)
-            self._note_differing(living)
 
     def _note_silent(self, known: set[Any], living: list[JournalFeed], now_ns: int) -> None:
         trained = [each for each in living if _has_run_for_long(each, now_ns)]
@@ -78,23 +77,6 @@ class SilentRanks:
                 "call instrument on every rank, not on rank 0 alone; strategy='main' exports rank "
                 "0 alone",
             )
-
-    def _note_differing(self, living: list[JournalFeed]) -> None:
-        by_run: dict[Labels, dict[str, JournalFeed]] = {}
-        for journal in sorted(living, key=lambda each: rank_order(each.labels)):
-            by_strategy = by_run.setdefault(run_labels(journal.labels), {})
-            by_strategy.setdefault(str(journal.identity.get("strategy")), journal)
-        for by_strategy in by_run.values():
-            if len(by_strategy) > 1:
-                named = ", ".join(
-                    f"rank {rank_number(each.labels)} {strategy!r}"
-                    for strategy, each in by_strategy.items()
-                )
-                self._note(
-                    next(iter(by_strategy.values())),
-                    f"ranks of one launch have different strategies ({named}): set the same one on "
-                    "every rank, in the call or in OTEL_DDP_STRATEGY",
-                )
 
     def _note(self, journal: JournalFeed, sentence: str) -> None:
         of_run = dict(run_labels(journal.labels))

@@ -12,9 +12,6 @@ from otel_ddp.diagnosis.step_facts import DeviceStep, TimedStep
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal.process_state import ProcessState
 
-Snapshot = tuple[ProcessState, Sequence[Mapping[str, Any]]]
-"""What a post-mortem shows of a process: its description and its last values."""
-
 
 class Source(Protocol):
     """One process, for as long as it has the same labels. A journal of this node is one kind."""
@@ -54,7 +51,7 @@ class Source(Protocol):
     def memory(self) -> Memory | None: ...
 
     def nonfinite(self, now_ns: int) -> Sequence[NonfiniteValue]:
-        """Its logged values that were finite once, and no longer are."""
+        """Its logged values that were finite once, and no longer are. Read at each poll."""
         ...
 
     def ask(self, question: Question, now_ns: int) -> bool:
@@ -84,4 +81,6 @@ class Source(Protocol):
     def close(self) -> None:
         """Nothing more is asked of its end."""
 
-    def snapshot(self) -> Snapshot: ...
+    def describe(self) -> ProcessState:
+        """What a post-mortem shows of it."""
+        ...

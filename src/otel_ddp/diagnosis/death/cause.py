@@ -90,8 +90,6 @@ def manner(process: EndedProcess) -> Manner:
     if process.state == "killed":
         return "killed"
     if process.state == "finished":
-        if "launcher_error" in process.cause:
-            return "own_cause"
         requested = process.cause.get("exit_code") in REQUESTED_CODES
         return "requested" if requested else "exit_code"
     if _REQUESTED.match(process.reason):
@@ -175,8 +173,6 @@ def why_it_ended(process: EndedProcess, sizes: bool = True) -> str:
     if signal is not None:
         why = _REQUESTED_BY if signal in REQUESTS else _CRASHES.get(signal, "")
         return f"{signal}, {why}" if why else str(signal)
-    if error := cause.get("launcher_error"):
-        return str(error)
     if code := cause.get("exit_code"):
         return f"exit code {code}"
     return "the cause is not known here"

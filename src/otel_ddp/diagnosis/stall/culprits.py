@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.say import first_of, plural, rank_list, rank_order, verb
+from otel_ddp.diagnosis.say import rank_list, rank_order, verb
 from otel_ddp.diagnosis.stall.evidence import Collective, Frame, Group, Suspect
 from otel_ddp.diagnosis.verdict import Labels
 
@@ -13,8 +13,6 @@ from otel_ddp.diagnosis.verdict import Labels
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast")
 # What torch's recorder for nccl says of a collective that its device has not come to, and is in.
 _SCHEDULED, _STARTED = "scheduled", "started"
-# So many threads are named of those that the end of a program waits for.
-_MOST_THREADS, _LONGEST_NAME = 3, 60
 # Share of a core. A sleeping thread takes none; a busy one may have to share the core.
 _BUSY = 0.1
 
@@ -45,7 +43,8 @@ _ADVICE = {
     "backend": "Look at the network, the backend's log (NCCL_DEBUG=INFO), and the GPUs' errors.",
     "untimed": "Set TORCH_NCCL_ENABLE_TIMING=1 before the process group is made: then it is known "
     "which devices are in it.",
-    "left": "Its output says why it left. Make threads that need not finish daemons.",
+    "left": "Its output says why it left, and `otel-ddp stacks` where its threads are. Make those "
+    "that need not finish daemons.",
 }
 # By phase, of a rank that others wait for.
 _OF_PHASE = {
@@ -348,7 +347,7 @@ def _activity(each: Suspect) -> str:
     if known.has_left:
         return (
             f"rank {rank} has left its program{_after(each)}, at its end or by an exception, and "
-            f"waits for {_remaining_threads(each)}"
+            "waits for its other threads"
         )
     text = f"rank {rank} is {_at(each)}"
     if (frame := _own_line(known.stack, known.package)) is not None:
@@ -384,17 +383,6 @@ def _at(each: Suspect) -> str:
 
 def _after(each: Suspect) -> str:
     return "" if each.position.step is None else f" after step {each.position.step}"
-
-
-def _remaining_threads(each: Suspect) -> str:
-    """The threads that the end of a program waits for, each with its line."""
-    names = []
-    for thread in each.known.other_threads:
-        frame = _own_line(thread.stack, each.known.package)
-        names.append(thread.name[:_LONGEST_NAME] + ("" if frame is None else f" at {frame}"))
-    if not names:
-        return "its other threads"
-    return f"its thread{plural(names)} {first_of(names, _MOST_THREADS)}"
 
 
 def _doing(each: Suspect) -> str:

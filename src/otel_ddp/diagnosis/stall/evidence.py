@@ -20,13 +20,6 @@ class Frame(NamedTuple):
         return f"{self.file.rpartition('/')[2]}:{self.line} ({self.function})"
 
 
-class Thread(NamedTuple):
-    """A Python thread, the innermost frame first."""
-
-    name: str
-    stack: tuple[Frame, ...]
-
-
 # With these, the host itself waits for a collective. With all others its device does.
 _ON_HOST = {"", "gloo", "mpi"}
 
@@ -105,8 +98,6 @@ class Evidence(NamedTuple):
     collectives: tuple[Collective, ...] = ()
     stack: tuple[Frame, ...] = ()
     """Of the thread that trains, where that is known, else of the main one."""
-    other_threads: tuple[Thread, ...] = ()
-    """Other threads that the end of the program waits for."""
     device_phase: str = ""
     """The phase that the device of the rank is in; empty where that is not known."""
     device_step: int | None = None
