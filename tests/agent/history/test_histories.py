@@ -225,19 +225,17 @@ def test_a_run_that_is_started_again_began_with_its_first_process(tmp_path: Path
         assert history.about["began_ns"] == 5 * S
 
 
-@pytest.mark.parametrize("disk_is_full", [False, True])
 def test_a_rank_whose_journal_is_closed_before_its_end_is_written_has_ended(
-    made: Histories, monkeypatch: pytest.MonkeyPatch, disk_is_full: bool
+    made: Histories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     about, over = {"config": {"lr": 0.1}}, {"state": "finished"}
     alive = {rank: {"state": "running"} for rank in ("0", "1")}
     made.feed_states({RUN: State({}, alive, (), ())})
     made._write_all()
     made.feed_states({RUN: State(about, {**alive, "0": over}, (), ())})
-    if disk_is_full:
-        with monkeypatch.context() as patch:
-            patch.setattr(KeptRun, "open", _full)
-            made._write_all()
+    with monkeypatch.context() as patch:
+        patch.setattr(KeptRun, "open", _full)
+        made._write_all()
     # The journal of rank 0 is closed.
     made.feed_states({RUN: State({}, {"1": over}, (), ())})
     made._write_all()
@@ -318,39 +316,6 @@ def test_a_link_to_a_history_that_lies_elsewhere_takes_nothing_away(tmp_path: Pa
 
     assert path.exists()
     assert list(directory.histories(folder)) == []
-
-
-def test_a_history_that_cannot_be_deleted_is_not_said_to_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    path = tmp_path / file_name("g", "r", "n")
-    run = KeptRun(path)
-    run.write(1)
-    run.close()
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    directory.delete_oldest(tmp_path, 1, ())
-
-    assert path.exists()
-    assert "deleted" not in caplog.text
-
-
-def test_a_history_that_goes_while_a_folder_is_listed_hides_no_other(tmp_path: Path) -> None:
-    for name in "abc":
-        (tmp_path / file_name("g", name, "n")).touch()
-
-    listed = directory.histories(tmp_path)
-    found = {next(listed)}
-    gone = next(path for path in tmp_path.iterdir() if path not in found)
-    gone.unlink()
-    found.update(listed)
-
-    assert found == set(tmp_path.iterdir())
-    assert directory.why_not_ours(tmp_path) == ""
 
 
 @as_root

@@ -17,7 +17,6 @@ from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.step_spans import StepSpans
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.journal import layout
-from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.writer import Shape
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import RANK_LABELS, STATES
@@ -92,7 +91,7 @@ def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(ben
 
 
 def test_values_that_come_too_fast_for_too_long_are_counted_and_the_last_one_is_shown(
-    bench: Fed, caplog: pytest.LogCaptureFixture
+    bench: Fed,
 ) -> None:
     at_ns = time.time_ns()
     # As after a minute of them: the last point is 59,999 ms ahead.
@@ -107,8 +106,6 @@ def test_values_that_come_too_fast_for_too_long_are_counted_and_the_last_one_is_
     assert bench.values(catalog.OTEL_DDP_RECORDS_LOST)["too_fast"] == 2.0
     assert bench.values(catalog.TRAINING_SCALAR)["x/train"] == 3.0
     assert bench.values(catalog.TRAINING_SCALAR_STEP)["x/train"] == 3.0
-    (said,) = caplog.messages
-    assert said.startswith("rank 0 logs 'x' more often than a thousand times a second")
 
 
 def test_every_rank_has_its_world_size_and_only_rank_0_describes_the_run(
@@ -130,11 +127,15 @@ def test_the_last_value_of_a_name_survives_an_overrun(
 ) -> None:
     bench.log({"once": 42.0}, step=1)
     shape = Shape([bench.writer.name("loss", "train")])
+    before_ns = time.time_ns()
     for step in range(5000):
         bench.writer.scalars(shape, time.time_ns(), step, float("nan"), [float(step)])
 
     bench.poll()
 
+    # The history has the time as a gap.
+    ((since_ns, until_ns),) = bench.journal.new.overwritten
+    assert since_ns <= before_ns < until_ns <= time.time_ns()
     assert bench.values(catalog.TRAINING_SCALAR) == {"once/train": 42.0, "loss/train": 4999.0}
     lost = bench.values(catalog.OTEL_DDP_RECORDS_LOST)["overwritten"]
     sent = sum(map(len, bench.sent().values()))
@@ -144,19 +145,6 @@ def test_the_last_value_of_a_name_survives_an_overrun(
     bench.poll()
     (said,) = [each for each in caplog.messages if "were overwritten before they were read" in each]
     assert said.startswith(f"{lost:.0f} records of rank 0 of run ")
-
-
-def test_a_time_in_which_records_were_overwritten_is_kept_for_the_history(bench: Fed) -> None:
-    shape = Shape([bench.writer.name("loss", "train")])
-    bench.poll()
-    before_ns = time.time_ns()
-    for step in range(5000):
-        bench.writer.scalars(shape, time.time_ns(), step, float("nan"), [float(step)])
-
-    bench.poll()
-
-    ((since_ns, until_ns),) = bench.journal.new.overwritten
-    assert since_ns <= before_ns < until_ns <= time.time_ns()
 
 
 def test_the_time_per_step_goes_when_no_step_was_made_for_two_minutes(bench: Fed) -> None:
@@ -202,44 +190,38 @@ def told_of_config(bench: Fed) -> list[dict[str, Any]]:
 
 def test_the_whole_configuration_is_sent_and_again_when_it_grows(tmp_path: Path) -> None:
     long = "d" * 900
-    bench = Fed(tmp_path, {**IDENTITY, "description": long, "tags": "a,b"})
-    bench.writer.document(layout.CONFIG, {f"key{number}": number for number in range(150)})
-    texts = {"description": long, "tags": "a,b"}
+    bench = Fed(tmp_path, {**IDENTITY, "description": long})
+    config = {f"key{number}": number for number in range(100)}
+    bench.writer.document(layout.CONFIG, config)
 
-    bench.poll()
-    early = told_of_config(bench)
-    bench.poll(after_s=3)
-    first = told_of_config(bench)
-    bench.log({"loss": 1.0}, 1)
-    bench.poll(after_s=6)
-    unchanged = told_of_config(bench)
-    bench.writer.document(layout.CONFIG, {"key0": None, "prompt": "x" * 300, "rank": "mine"})
-    bench.poll(after_s=7)
-    bench.poll(after_s=10)
-    second = told_of_config(bench)
-    bench.start_again()
-    bench.poll(after_s=11)
-    bench.poll(after_s=14)
+    def sent(after_s: float) -> list[dict[str, Any]]:
+        bench.poll(after_s=after_s)
+        return told_of_config(bench)
 
     # A script says it in several calls: it has to rest.
-    assert early == []
-    assert [each["name"] for each in first] == ["otel_ddp.run.config"] * 3
-    assert [each["body"] for each in first] == [
-        "description of run r, part 1 of 3",
-        "description of run r, part 2 of 3",
-        "description of run r, part 3 of 3",
-    ]
-    assert [each["attributes"] for each in first] == [
-        {**texts, **ENVIRONMENT, **{f"config.key{number}": number for number in range(60)}},
-        {**texts, **{f"config.key{number}": number for number in range(60, 120)}},
-        {**texts, **{f"config.key{number}": number for number in range(120, 150)}},
-    ]
-    assert unchanged == []
-    assert second[0]["attributes"]["config.key0"] == "None"
-    assert second[2]["attributes"]["config.prompt"] == "x" * 300
-    assert second[2]["attributes"]["config.rank"] == "mine"
+    assert sent(0) == []
+    first = sent(3)
+    assert sent(6) == []
+    bench.writer.document(layout.CONFIG, {"key0": None, "rank": "mine"})
+    assert sent(7) == []
+    second = sent(10)
+    bench.start_again()
+    bench.poll(after_s=11)
     # A new agent cannot know what was sent.
-    again = told_of_config(bench)
+    again = sent(14)
+
+    assert [each["name"] for each in first] == ["otel_ddp.run.config"] * 2
+    assert [each["body"] for each in first] == [
+        "description of run r, part 1 of 2",
+        "description of run r, part 2 of 2",
+    ]
+    keys = [{f"config.key{n}": n for n in part} for part in (range(60), range(60, 100))]
+    assert [each["attributes"] for each in first] == [
+        {"description": long, **ENVIRONMENT, **keys[0]},
+        {"description": long, **keys[1]},
+    ]
+    assert second[0]["attributes"]["config.key0"] == "None"
+    assert second[1]["attributes"]["config.rank"] == "mine"
     assert [each["attributes"] for each in again] == [each["attributes"] for each in second]
     (info,) = [dict(series.labels) for series in bench.rows(catalog.TRAINING_RUN_INFO)]
     assert info["description"] == "d" * 199 + "…"
@@ -257,15 +239,12 @@ def test_a_description_has_the_driver_and_counts_the_boards_of_the_node(tmp_path
     assert (described["gpu_driver"], described["gpus"]) == ("550.54", "2 x NVIDIA H100")
 
 
-@pytest.mark.parametrize(
-    ("who", "config"),
-    [({"global_rank": 1}, {"lr": 0.1}), ({"exported": False}, {"lr": 0.1})],
-)
+@pytest.mark.parametrize("who", [{"global_rank": 1}, {"exported": False}])
 def test_no_description_is_sent_by_other_ranks_or_by_unexported_ones(
-    who: dict[str, Any], config: dict[str, Any], tmp_path: Path
+    who: dict[str, Any], tmp_path: Path
 ) -> None:
     bench = Fed(tmp_path, {**IDENTITY, **who})
-    bench.writer.document(layout.CONFIG, config)
+    bench.writer.document(layout.CONFIG, {"lr": 0.1})
 
     bench.poll()
     bench.poll(after_s=3)
@@ -300,7 +279,6 @@ def test_a_run_without_configuration_has_an_environment_and_each_of_it_is_a_seri
         ("ValueError: a: b", {"ValueError": 1.0}),
         ("KeyboardInterrupt", {"KeyboardInterrupt": 1.0}),
         ("the loss diverged", {}),
-        ("", {}),
     ],
 )
 def test_an_exception_that_ended_training_is_counted_by_its_class(
@@ -325,20 +303,6 @@ def test_a_process_with_a_newer_one_of_the_same_labels_writes_no_series(bench: F
     bench.journal.update_series(time.time_ns(), is_newest=False)
 
     assert bench.values(catalog.TRAINING_PHASE) == before == {"": 2.0}
-
-
-def test_a_damaged_progress_does_no_harm(bench: Fed) -> None:
-    bench.writer.phase(200, 7, 0)
-    bench.writer.state(201, 0)
-
-    bench.poll()
-
-    assert bench.values(catalog.TRAINING_PHASE) == {"": 200.0}
-    made_ns = bench.journal.reader.created_ns
-    assert bench.values(catalog.TRAINING_PROGRESS_TIMESTAMP) == {"": made_ns / 1e9}
-    assert bench.values(catalog.TRAINING_STATE) == {"": float(STATES["running"])}
-    described = ProcessState.read(bench.journal.reader, bench.journal.state)
-    assert (described.phase, described.phase_since_ns) == ("other", made_ns)
 
 
 def step_spans(*numbers: int) -> list[tuple[str, int]]:
@@ -507,16 +471,12 @@ class TestNodeNames:
     @pytest.mark.parametrize(
         "content",
         [
-            b'{"r": [1, 2',
-            b"[" * 100_000,
             b'{"r":' * 100_000,
-            b"[1]",
             b'{"r": ["h/0"]}',
             b'{"r": {"h/0": ["a"]}}',
             b'{"r": {"h/0": ""}}',
-            b"\xff\xfe\x00",
         ],
-        ids=range(8),
+        ids=range(4),
     )
     def test_a_damaged_file_of_names_counts_as_empty(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "nodes.json").write_bytes(content)

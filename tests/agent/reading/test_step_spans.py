@@ -94,7 +94,6 @@ def test_of_usual_steps_every_hundredth_is_a_span() -> None:
         ({}, 100),
         ({"sample_steps": 7}, 7),
         ({"sample_steps": 0}, 0),
-        ({"sample_steps": -1}, 100),
         ({"sample_steps": True}, 100),
         ({"sample_steps": "7"}, 100),
     ],
@@ -103,11 +102,9 @@ def test_a_process_sets_how_many_steps_are_spans(facts: dict[str, Any], every: i
     assert sampled_every(facts) == every
 
 
-@pytest.mark.parametrize("word", ["compile", "checkpoint", "eval"])
-def test_a_step_with_a_rare_phase_is_shown(word: str) -> None:
-    step = made(1, (*PLAIN, (PHASES[word], 1)))
-
-    assert reason(alone(step)) == word
+@pytest.mark.parametrize("word", ODDITIES)
+def test_a_step_with_an_oddity_is_shown(word: str) -> None:
+    assert reason(alone(made(1, **ODDITIES[word]), 0)) == word
 
 
 def test_a_rare_phase_after_very_many_parts_is_seen() -> None:
@@ -121,8 +118,7 @@ def test_a_rare_phase_after_very_many_parts_is_seen() -> None:
     ("took_ms", "gc_s", "why"),
     [
         (100, 0.0051, "gc"),
-        (100, 0.0049, None),  # a twentieth of a step, but next to nothing
-        (50, 0.0049, None),
+        (50, 0.0049, None),  # a tenth of a step, but next to nothing
         (1000, 0.049, None),  # long, but not for this step
         (1000, 0.051, "gc"),
     ],
@@ -131,18 +127,6 @@ def test_garbage_collection_counts_where_it_is_long_and_a_large_part(
     took_ms: int, gc_s: float, why: str | None
 ) -> None:
     assert reason(alone(made(1, ((PHASES["forward"], took_ms),), gc_s=gc_s))) == why
-
-
-def test_skipped_steps_and_allocator_retries_are_shown() -> None:
-    assert reason(alone(made(1, skipped=True), 0)) == "skipped"
-    (root, *_) = alone(made(1, retries=2))
-    assert root["attributes"] == {"reason": "retries", "retries": 2}
-
-
-def test_several_reasons_are_joined_always_in_one_order() -> None:
-    step = made(200, ((PHASES["eval"], 9), (PHASES["compile"], 9)), skipped=True, gc_s=0.01)
-
-    assert reason(alone(step, 100)) == "sampled,gc,eval,compile,skipped"
 
 
 def test_a_step_without_a_number_has_no_trace() -> None:
@@ -156,16 +140,16 @@ def test_in_a_job_that_varies_as_usual_hardly_a_step_is_slow() -> None:
     dice = random.Random(1)
     chosen = StepSpans()
     slow = 0
-    for number in range(1, 20_001):
+    for number in range(1, 5_001):
         step = took(number, int(100 * MS * dice.lognormvariate(0, 0.15)))
         slow += reason(chosen.spans(step, labels_of(0), NEVER)) == "slow"
 
-    assert 0 < slow < 200
+    assert 0 < slow < 50
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.05, 0.15, 0.6])
+@pytest.mark.parametrize("spread", [0.0, 0.15, 0.6])
 def test_twice_the_median_is_slow_in_any_job(spread: float) -> None:
-    for seed in range(50):
+    for seed in range(10):
         dice = random.Random(seed)
         chosen = StepSpans()
         times = [int(100 * MS * dice.lognormvariate(0, spread)) for _ in range(20)]
@@ -186,15 +170,6 @@ def test_nothing_is_slow_before_twenty_steps_are_known() -> None:
     assert found == [[]] * 20
 
 
-def test_a_very_even_job_has_no_slow_step_for_its_last_per_cent() -> None:
-    chosen = StepSpans()
-    for number in range(1, 21):
-        chosen.spans(took(number, 100 * MS), labels_of(0), NEVER)
-
-    assert chosen.spans(took(21, 124 * MS), labels_of(0), NEVER) == []
-    assert reason(chosen.spans(took(22, 126 * MS), labels_of(0), NEVER)) == "slow"
-
-
 # -- what is usual
 
 
@@ -202,12 +177,12 @@ def test_a_property_of_one_step_in_four_is_unusual_and_of_one_in_three_is_not() 
     shown = {}
     for every in (3, 4):
         chosen = StepSpans()
-        for number in range(1, 1001):
+        for number in range(1, 301):
             said = {"skipped": number % every == 0}
             shown[every, number] = reason(chosen.spans(made(number, **said), labels_of(0), NEVER))
 
-    assert all(shown[4, number] == "skipped" for number in range(4, 1001, 4))
-    assert not any(shown[3, number] for number in range(21, 1001))
+    assert all(shown[4, number] == "skipped" for number in range(4, 301, 4))
+    assert not any(shown[3, number] for number in range(21, 301))
 
 
 def test_usual_properties_use_up_no_span_of_others() -> None:
@@ -235,7 +210,7 @@ def test_a_broken_job_sends_thirty_spans_a_minute_and_counts_the_others() -> Non
     chosen = StepSpans()
     went: list[tuple[int, int]] = []
     steps = 0
-    for tenth in range(10 * 300):
+    for tenth in range(10 * 120):
         steps += 1
         step = made_odd(tenth, NOW + tenth * S // 10)
         if spans := chosen.spans(step, labels_of(0), 0):
@@ -243,7 +218,7 @@ def test_a_broken_job_sends_thirty_spans_a_minute_and_counts_the_others() -> Non
 
     for at, _ in went:
         assert sum(at <= other < at + 60 * S for other, _ in went) <= 30
-    assert len(went) >= 100
+    assert len(went) >= 40
     assert len(went) + sum(left_out for _, left_out in went) == pytest.approx(steps, abs=30)
 
 
@@ -285,20 +260,16 @@ def test_a_step_is_a_span_of_its_phases() -> None:
     assert edges[-1] == root["end"]
 
 
-def test_all_ranks_share_the_trace_of_a_step_and_nothing_else() -> None:
-    first, second = (StepSpans().spans(made(100), labels_of(rank), 100) for rank in (0, 1))
-
-    assert {each["trace"] for each in first + second} == {"step/100"}
-    assert len({each["id"] for each in first + second}) == len(first) + len(second)
-
-
 def test_a_step_that_is_read_twice_is_one_span_and_one_that_is_trained_twice_another() -> None:
     first = alone(made(100), 100)
     assert first == alone(made(100), 100)
     again = alone(made(100, began_ns=NOW), 100)
     elsewhere = StepSpans().spans(made(100), labels_of(0, run="other"), 100)
+    of_rank_1 = StepSpans().spans(made(100), labels_of(1), 100)
 
-    ids = [{each["id"] for each in spans} for spans in (first, again, elsewhere)]
+    # All ranks share the trace of a step, and nothing else.
+    assert {each["trace"] for each in first + of_rank_1} == {"step/100"}
+    ids = [{each["id"] for each in spans} for spans in (first, again, elsewhere, of_rank_1)]
     assert len(set.union(*ids)) == sum(map(len, ids))
 
 
