@@ -128,21 +128,16 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         "2",
         "SIGSEGV",
     ),
-    "a connection broke": (
-        [[failed(0, PEER, -0.1), killed(1)]],
-        "1",
-        "Rank 0 lost its connection and failed",
-    ),
     "running out of memory took longer": ([[killed(0)], [killed(1, 0.9, **OOM)]], "1", ""),
-    "one signal for all, some die slower": (
-        [[killed(0, signal="SIGKILL")], [killed(1, 1.0, signal="SIGKILL")]],
-        None,
-        "; each: SIGKILL",
-    ),
     "all were asked, and each death is known": (
         [[killed(0, seen_s=0.01, **ASKED)], [killed(1, 0.06, seen_s=0.01, **ASKED)]],
         None,
         "A launcher, a scheduler or a person asked all of them to end",
+    ),
+    "a connection broke": (
+        [[failed(0, PEER, -0.1), killed(1)]],
+        "1",
+        "Rank 0 lost its connection and failed",
     ),
     "one had left with a code": (
         [[killed(1, exit_code=1)._replace(state="finished")], [killed(0, 1.0)]],
@@ -153,6 +148,7 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
     "the watchdog's words for it": ([[failed(0, WATCHDOG)], [failed(1, BAD, 0.1)]], "1", ""),
     "peer access is no peer": ([[failed(0, NO_PEER), failed(1, PEER, 0.1)]], "0", ""),
     "a run of one has no peer": ([[failed(0, RESET, world=1)]], "0", f": {RESET}."),
+    "a run of one gives no reason": ([[failed(0, "", world=1)]], "0", "it gave no reason"),
     "others finish well": (
         [[ended(0, 0)], [failed(1, BAD, known_for_s=0.5)]],
         "1",
@@ -168,10 +164,10 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         "1",
         f"{BAD}. Rank 0 failed too: AssertionError: out of order.",
     ),
-    "all lost a peer in different words": (
-        [[failed(0, PEER), failed(1, RESET, 0.1)]],
+    "all lost a peer on one node": (
+        [[failed(0, PEER), failed(1, PEER, 0.1)]],
         None,
-        f"rank 0: {PEER}; rank 1: {RESET}. ",
+        "The run is on this node alone, and no rank reports another cause.",
     ),
     "an evaluator beside them had finished": (
         [[ended(7, 0, -1.0, world=1)], [failed(0, PEER, known_for_s=2.0)]],
@@ -183,6 +179,7 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         "1",
         "failed in forward at step 1234, 1 s into it: SystemExit: 1. ",
     ),
+    "sys.exit on one rank": ([[failed(1, "SystemExit: 1", known_for_s=2.0)]], "1", ""),
     "asked to end after a failure": (
         [[failed(1, BAD), failed(0, "SystemExit: 143", 0.3)]],
         "1",
@@ -302,6 +299,7 @@ def test_a_process_that_died_without_a_word_is_named_with_phase_and_time() -> No
             "most likely the kernel's out-of-memory killer: it killed 1 process of its memory "
             "cgroup within 30 s.",
         ),
+        ({"signal": "SIGKILL"}, ": SIGKILL."),
         ({"signal": "SIGSEGV"}, ": SIGSEGV, a crash in native code."),
         ({"signal": "SIGTERM"}, "SIGTERM, a launcher, a scheduler or a person asked it to end"),
         (
@@ -347,6 +345,7 @@ INTENDED: Mapping[str, list[EndedProcess]] = {
     "os._exit(0)": [killed(1, exit_code=0)],
     "SystemExit": [failed(0, "SystemExit: 1"), failed(1, "SystemExit: 1", 0.1)],
     "codes": [ended(0, 1), ended(1, 1, 0.1)],
+    "of one": [failed(0, "SystemExit: 1", world=1)],
     "no other rank affected": [ended(0, 1)],
     "a shell's code for a signal": [ended(0, 143), ended(1, 143, 0.1)],
     "a worker ended by the interrupt of all": [
@@ -354,6 +353,7 @@ INTENDED: Mapping[str, list[EndedProcess]] = {
     ],
     **{reason: [failed(0, reason), failed(1, reason, 0.1)] for reason in REQUESTS},
     "asked, and lost a peer": [failed(0, REQUESTS[2]), failed(1, PEER, 0.1)],
+    "asked, and left": [failed(0, REQUESTS[1]), failed(1, "SystemExit: 1", 0.1)],
 }
 
 
@@ -379,6 +379,10 @@ LOOKS: Mapping[str, list[tuple[list[EndedProcess], list[tuple[bool, str | None]]
         ([failed(1, BAD, world=4)], []),
         ([failed(1, BAD, world=4, known_for_s=0.5)], [(True, "1")]),
     ],
+    "an exit code is waited for": [
+        ([ended(1, None), failed(0, PEER, 0.1)], []),
+        ([ended(1, 1, known_for_s=0.5)], [(True, "1")]),
+    ],
     "that of a finished rank is waited for longer": [
         ([ended(1, None, -1.0)], []),
         ([failed(0, PEER, known_for_s=2.0)], []),
@@ -396,6 +400,7 @@ LOOKS: Mapping[str, list[tuple[list[EndedProcess], list[tuple[bool, str | None]]
         ([killed(0)], [(True, "0")]),
         ([killed(0, exit_code=0)], [(False, "0")]),
     ],
+    "an unchanged end": [([killed(0)], [(True, "0")]), ([killed(0)], [])],
     "the same rank dies again in the next attempt": [
         ([killed(0), killed(1, 1.0)], [(True, "0")]),
         ([killed(0, 10.0)], [(True, "0")]),

@@ -259,6 +259,19 @@ def test_a_long_phase_is_learnt_and_a_process_that_was_stopped_is_not() -> None:
     assert limits == [pytest.approx(300, abs=2), 60.0]
 
 
+def test_a_step_in_which_a_process_was_stopped_is_not_learnt_either() -> None:
+    job = Job(ranks=1)
+    job.answers[0] = {"kernel": Kernel("T", True, 0.0)}
+    job.run(100)
+
+    job.put(0, "data")
+    job.tick()
+    job.learn([100.0], {"data": 100 * SECOND})
+    job.tick()
+
+    assert job.limits == {labels_of(0): 60.0}
+
+
 def test_when_the_agent_itself_could_not_run_no_rank_is_named() -> None:
     job = Job()
     job.run(20)
@@ -445,6 +458,11 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
         *([F, F], [SCHEDULED, SCHEDULED], "backend", ""),
         "it does not end (all_reduce [[1000]], collective number 9). Set TORCH_NCCL_ENABLE_TIMING",
     ),
+    "hosts wait in their collectives": (
+        [W, W],
+        [{"collectives": (HOSTS._replace(state="scheduled"),)}] * 2,
+        *("backend", "", "wait in the same collective; it does not end. Look at the network"),
+    ),
     "all devices are in it": (
         *([F, F], [STARTED, STARTED], "backend", ""),
         "all devices are in it (all_reduce [[1000]], collective number 9)",
@@ -462,6 +480,15 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
         ],
         *("backend", "1", ""),
     ),
+    "a host that runs less far ahead is not the one": (
+        [F, F, F],
+        [
+            on_device("started", enqueued=31),
+            on_device("scheduled", enqueued=40),
+            on_device("started", enqueued=35),
+        ],
+        *("device", "1", ""),
+    ),
     "of hosts that run ahead, the one that the devices wait for": (
         [F, D, F],
         [
@@ -474,6 +501,9 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
     ),
     "a device has done all: it is the host that holds up the other rank": (
         *(["other", D], [behind(822, W, 60), behind(806, D)], "not_reached", "1", ""),
+    ),
+    "all devices wait": (
+        *(["other", "other"], [behind(822, W, 60), behind(830, W, 60)], "backend", "", ""),
     ),
     "a host that is behind, with where its device is": (
         ["other", "other"],
@@ -507,7 +537,7 @@ def test_the_table(
     assert [row["rank"] for row in evidence["ranks"]] == [str(n) for n in range(len(phases))]
 
 
-@pytest.mark.parametrize("backend", ["cpu:gloo,acme:accl", "cuda:nccl"])
+@pytest.mark.parametrize("backend", ["acme:accl", "cpu:gloo,acme:accl", "cuda:nccl"])
 def test_the_device_that_computes_is_named_and_not_the_host_that_is_least_far_ahead(
     backend: str,
 ) -> None:
@@ -612,6 +642,14 @@ def gone_on_for(seconds: float) -> Job:
     return job
 
 
+def test_a_rank_that_went_on_and_stopped_is_reported_when_its_limit_is_over() -> None:
+    job = gone_on_for(55)
+    job.put(1, "forward", step=8)
+    took_s, _ = job.stalls_after()
+
+    assert 60 <= took_s <= 62
+
+
 @pytest.mark.parametrize("known", [{"kernel": Kernel("T", True, 0.0)}, {"silent_s": 30.0}])
 def test_a_rank_that_went_on_and_cannot_any_more_is_reported_at_once(known: dict[str, Any]) -> None:
     job = gone_on_for(45)
@@ -668,8 +706,10 @@ def test_the_sentence_on_a_rank_that_holds_up_the_others(
     [
         ("comm_wait", "finished", 60.0, "finished", "rank 1 finished before it"),
         ("comm_wait", "running", 60.0, "dead", "rank 1 died before it"),
+        ("comm_wait", "failed", 60.0, "dead", "rank 1 failed before it"),
         # What comes after a training may take long, and so may ranks on another node.
         ("other", "finished", 600.0, "long_phase", "rank 0 is in other"),
+        ("other", "killed", 60.0, "long_phase", "rank 0 is in other"),
         ("comm_wait", "", 600.0, "elsewhere", "on another node"),
     ],
 )
@@ -785,3 +825,14 @@ def test_an_answer_from_before_the_rank_moved_is_no_evidence() -> None:
     _, verdict = job.stalls_after()
 
     assert verdict.evidence["culprits"] == ["0"]
+
+
+def test_phase_and_step_are_those_of_the_device_where_its_host_has_run_ahead() -> None:
+    job = Job()
+    job.put(1, "optimizer")
+    hangs = {**on_device("scheduled", phase="backward"), "device_step": 3}
+    job.answers = {0: on_device("started"), 1: hangs}
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.phase, verdict.step) == ("device", "backward", 3)
+    assert "the device of rank 1 after step 3 has not come to" in verdict.sentence

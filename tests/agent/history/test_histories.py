@@ -17,13 +17,12 @@ import pytest
 from otel_ddp.agent.history import histories as module
 from otel_ddp.agent.history import kept_run
 from otel_ddp.agent.history.histories import Histories
-from otel_ddp.agent.history.kept_run import Batch, KeptRun, Sample, State
+from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
 from otel_ddp.agent.reading.journal_feed import News
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.history import directory
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.reader import History
-from otel_ddp.history.tables import SeriesKey
 from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.reader import Document, Name, Scalars
 from otel_ddp.settings import MIB
@@ -91,20 +90,6 @@ def test_what_is_read_twice_is_kept_once(tmp_path: Path) -> None:
     other.close()
 
     assert kept(path) == (23, 21, 23)
-
-
-def test_a_sample_that_is_seen_twice_counts_once(tmp_path: Path) -> None:
-    run = KeptRun(tmp_path / "a.sqlite")
-    power = SeriesKey("node", "hw.power", "0")
-    for time_ns, watts in ((S, 300.0), (S, 300.0), (2 * S, 310.0)):
-        run.feed_state(State({}, {}, (), [Sample(RUN, power, time_ns, watts)]))
-        run.write(time_ns)
-    run.close()
-
-    with History(tmp_path / "a.sqlite") as history:
-        assert [(b.first, b.last) for b in history.sums(history.series()[0])] == [
-            *((1, 300.0), (2, 310.0))
-        ]
 
 
 def test_what_is_damaged_in_a_record_leaves_the_others(tmp_path: Path) -> None:
@@ -455,14 +440,3 @@ def test_a_file_system_without_locks_is_said_within_seconds(made: Histories) -> 
 
         assert made.remark() == "no history is kept: database is locked"
         assert time.monotonic() - began_s < 5
-
-
-def test_a_number_that_no_column_holds_is_not_in_the_way_for_ever(made: Histories) -> None:
-    scalars = batch(0, 1).news.scalars[0]._replace(time_ns=1 << 64)
-    made.feed(batch(0, 1, scalars=[scalars]))
-    made._write_all()
-    made.feed(batch(1, 2))
-    made._write_all()
-
-    assert made.describe()["problem"] == ""
-    assert kept(path_of(made)) == (2, 2, 2)

@@ -70,7 +70,6 @@ def test_an_idle_worker_was_ended_by_its_parent(
     [
         ({}, End(SIGTERM)),
         (POOLED, End({"signal": "SIGKILL"})),
-        (POOLED, End({"signal": "SIGSEGV"})),
         (POOLED, End({**SIGTERM, "out_of_memory": "cgroup events"})),
         (POOLED, End({"exit_code": 1})),
         (POOLED, End(SIGTERM, parent_was_killed=True)),

@@ -14,8 +14,6 @@ from fed import IDENTITY, Fed
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.reading.documents import RunDescription
 from otel_ddp.agent.reading.node_names import NodeNames
-from otel_ddp.agent.reading.step_spans import StepSpans
-from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import Shape
 from otel_ddp.vocabulary import catalog
@@ -41,6 +39,16 @@ def bench(tmp_path: Path) -> Fed:
     return Fed(tmp_path)
 
 
+def test_a_process_that_never_learns_its_rank_is_exported_when_it_ends(tmp_path: Path) -> None:
+    bench = Fed(tmp_path, {**IDENTITY, "global_rank": None, "settled": False})
+    bench.log({"loss": 1.0}, step=1)
+
+    bench.journal.poll(time.time_ns(), alive=False)
+
+    assert bench.values(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
+    assert dict(bench.journal.labels)["rank"] == f"p{bench.journal.reader.pid}"
+
+
 def test_a_process_that_waits_for_its_group_is_not_exported_under_a_provisional_name(
     tmp_path: Path,
 ) -> None:
@@ -55,16 +63,6 @@ def test_a_process_that_waits_for_its_group_is_not_exported_under_a_provisional_
     assert before == []
     assert bench.values(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
     assert dict(bench.journal.labels)["run"] == "r"
-
-
-def test_a_process_that_never_learns_its_rank_is_exported_when_it_ends(tmp_path: Path) -> None:
-    bench = Fed(tmp_path, {**IDENTITY, "global_rank": None, "settled": False})
-    bench.log({"loss": 1.0}, step=1)
-
-    bench.journal.poll(time.time_ns(), alive=False)
-
-    assert bench.values(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
-    assert dict(bench.journal.labels)["rank"] == f"p{bench.journal.reader.pid}"
 
 
 def test_a_rank_that_is_not_exported_leaves_no_training_series(tmp_path: Path) -> None:
@@ -324,25 +322,15 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Fed) -> None:
         found = {name: attributes[name].string_value for name in RANK_LABELS}
         assert found == dict(bench.journal.labels)
         assert attributes["step"].int_value == 100
-    began_ns = bench.writer.created_ns + 10_000_000
-    assert (spans[0].start_time_unix_nano, spans[0].end_time_unix_nano) == (
-        began_ns,
-        began_ns + 10_000_000,
-    )
     own = spans[0].span_id
     assert [span.parent_span_id for span in spans] == [whole.span_id, own, own]
     assert (whole.name, whole.parent_span_id) == ("global step", b"")
-    # The id is this rank's, not any rank's.
-    step = Step(100, began_ns, began_ns + 10_000_000, Parts(began_ns, b"", ()), (), 0.0, False, 0)
-    (root,) = StepSpans().spans(step, bench.journal.labels, every=100)
-    assert spans[0].span_id.hex() == root["id"]
 
 
 @pytest.mark.parametrize(
     ("state", "reason", "shown", "error"),
     [
         ("running", "", "killed", "killed"),
-        ("finished", "", "finished", ""),
         ("failed", "ValueError: no", "failed", "ValueError: no"),
     ],
 )

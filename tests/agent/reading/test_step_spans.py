@@ -185,24 +185,6 @@ def test_a_property_of_one_step_in_four_is_unusual_and_of_one_in_three_is_not() 
     assert not any(shown[3, number] for number in range(21, 301))
 
 
-def test_usual_properties_use_up_no_span_of_others() -> None:
-    chosen = StepSpans()
-    for number in range(1, 21):
-        chosen.spans(made(number, EVAL, NOW + number * MS), labels_of(0), NEVER)
-    later = NOW + 60 * S
-    for number in range(21, 121):
-        chosen.spans(made(number, EVAL, later + number * MS), labels_of(0), NEVER)
-
-    spans = [
-        chosen.spans(made(number, CHECKPOINT, later + number * MS), labels_of(0), NEVER)
-        for number in range(121, 132)
-    ]
-
-    assert [reason(each) for each in spans] == ["checkpoint"] * 10 + [None]
-    # Of the first twenty, and none of those after them.
-    assert spans[0][0]["attributes"]["left_out"] == 10
-
-
 # -- how many
 
 

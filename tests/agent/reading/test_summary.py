@@ -61,44 +61,18 @@ def node(tmp_path: Path) -> Iterator[Node]:
     Fed.close_all()
 
 
-def test_each_split_has_a_best_of_its_own_and_says_its_direction(node: Node) -> None:
-    rank = node.attempt()
-    log(rank, "loss", 1.0, 1, split="train")
-    log(rank, "loss", 2.0, 2, split="val")
-
-    rank.poll()
-
-    (rows,) = (
-        rows for each, rows in node.ledger.families() if each is catalog.TRAINING_SCALAR_BEST
-    )
-    assert [(series.labels[6:], series.value) for series in rows] == [
-        ((("name", "loss"), ("split", "train"), ("direction", "min")), 1.0),
-        ((("name", "loss"), ("split", "val"), ("direction", "min")), 2.0),
-    ]
-
-
 def test_what_is_not_finite_is_no_best(node: Node) -> None:
     rank = node.attempt()
     for step, value in enumerate([nan, -inf, 5.0, nan, inf, -inf]):
         log(rank, "loss", value, step)
         log(rank, "accuracy", value, step)
+    # What comes twice or late changes nothing.
+    log(rank, "loss", 5.0, 7)
+    log(rank, "loss", 6.0, 1, time.time_ns() - 10**9)
 
     rank.poll()
 
     assert node.best() == {"loss": (5.0, 2.0), "accuracy": (5.0, 2.0)}
-
-
-def test_a_value_that_comes_late_or_twice_changes_nothing(node: Node) -> None:
-    rank = node.attempt()
-    at_ns = time.time_ns()
-    log(rank, "loss", 1.0, 5, at_ns)
-    log(rank, "loss", 1.0, 5, at_ns)
-    log(rank, "loss", 1.0, 7, at_ns + 10**9)
-    log(rank, "loss", 2.0, 3, at_ns - 10**9)
-
-    rank.poll()
-
-    assert node.best() == {"loss": (1.0, 5.0)}
 
 
 def test_only_an_exported_rank_0_has_best_values(node: Node) -> None:

@@ -29,7 +29,6 @@ from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STALL_REASONS, STATES
 
-MS = 1_000_000
 SMALL = 128 * 1024
 FLOOR_S = 60.0
 

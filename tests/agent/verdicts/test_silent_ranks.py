@@ -90,14 +90,6 @@ def test_a_rank_that_never_opened_a_run_is_missed_after_a_minute_and_logged_once
     assert node.sentences() == []
 
 
-def test_several_silent_ranks_are_one_sentence(node: Node) -> None:
-    node.rank(0, local_world_size=16)
-
-    (fields,) = node.sentences()
-
-    assert fields.startswith("local ranks 1, 2, 3, 4, 5, 6, 7, 8, ... of node h record nothing: ")
-
-
 SILENT: dict[str, dict[str, Any]] = {
     "not known how many there are": {"local_world_size": None},
     "the only one": {"local_world_size": 1},
@@ -138,13 +130,3 @@ def test_an_agent_that_came_later_cannot_know(node: Node) -> None:
     node.silent = SilentRanks(time.time_ns() + MINUTE_NS)
 
     assert node.sentences() == []
-
-
-def test_what_another_launcher_started_is_another_matter(node: Node) -> None:
-    node.rank(0)
-    node.rank(1, launched_by="a shell", local_world_size=2, local_rank=1, strategy="main")
-
-    local_0, local_1 = sorted(node.sentences())
-
-    assert local_0.startswith("local rank 0 of node h records nothing")
-    assert local_1 == ONE
