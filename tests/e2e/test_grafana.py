@@ -18,7 +18,7 @@ from tools.stack.server import free_port
 from nvml_boards import standin_library
 from stack.browser import Browser, browser
 from stack.loki_standin import LogStore, standin
-from stack.scenario import BASE, LATE_RANK, LOW, Scenario, scenario
+from stack.scenario import BASE, LOW, Scenario, scenario
 
 # Where the tests run there may be no such thing; and no traces are stored.
 MAY_BE_EMPTY = {"Swap", "InfiniBand and RoCE", "Standing still for want of", "Sampled steps"}
@@ -116,30 +116,3 @@ def test_every_panel_of_every_board_shows_something(
     assert [each.title for each in counted if each.failed] == []
     # Words of our own, such as "none", are an answer.
     assert [each.title for each in counted if each.empty and "No data" in each.text] == []
-
-
-def test_a_chosen_value_narrows_what_is_shown(looking: Browser, played: Scenario) -> None:
-    asked = {"var_run": BASE.name}
-    with looking.open(BOARDS["Ranks"], lines("Ranks"), **times(played), **asked) as board:
-        board.panels()
-        rows = board.panel("Ranks with most work").get_by_role("row")
-        before = rows.count()
-        board.choose("Rank", str(LATE_RANK))
-        board.page.wait_for_url(f"**var-rank={LATE_RANK}**")
-        board.panels()
-
-        # With its head.
-        assert rows.count() == 2 < before
-
-
-def test_a_run_in_the_table_leads_to_its_board_and_its_time(
-    looking: Browser, played: Scenario
-) -> None:
-    with looking.open(BOARDS["Runs"], lines("Runs"), **times(played)) as board:
-        board.panels()
-        board.panel("Runs").get_by_text(LOW.name, exact=True).first.click()
-        board.page.get_by_text("Run, from start to end").click()
-        board.page.wait_for_url(f"**/d/{BOARDS['Run']}**var-run={LOW.name}**")
-        shown = {each.title: each.text for each in board.panels()}
-
-    assert "finished" in shown["State"]

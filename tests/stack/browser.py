@@ -75,25 +75,12 @@ class Board:
         said = self.page.evaluate(_SEEN)
         return [Seen(*(each[name] for name in Seen._fields)) for each in said]
 
-    def panel(self, title: str) -> Any:
-        return self.page.locator(f'[data-testid="data-testid Panel header {title}"]')
-
     def open_rows(self) -> None:
         """Open what is closed at first."""
         closed = self.page.get_by_label("Expand row")
         self.page.wait_for_selector(_PANELS, timeout=PATIENCE_MS)
         while closed.count():
             closed.last.click()
-
-    def choose(self, label: str, value: str) -> None:
-        """Take one value of a variable that may have several, as a person does."""
-        variable = self.page.locator(
-            '[data-testid="data-testid template variable"]',
-            has=self.page.get_by_text(label, exact=True),
-        )
-        variable.get_by_role("combobox").fill(value)
-        self.page.get_by_role("option", name=value, exact=True).click()
-        self.page.keyboard.press("Escape")
 
     def keep(self, path: Path) -> None:
         path.write_bytes(self.page.screenshot())

@@ -215,28 +215,6 @@ def total(answers: Answers) -> int:
     return sum(map(len, answers.values()))
 
 
-@pytest.mark.parametrize("title", BOARDS)
-def test_every_run_belongs_to_one_group_and_to_each_role_that_it_has(
-    title: str, reader: Reader
-) -> None:
-    board = BOARDS[title]
-    runs = reader.options(board, "run")
-
-    by_group = [
-        reader.options(board, "run", group=(value,)) for value in reader.options(board, "group")
-    ]
-    by_role = {
-        role: sorted(reader.options(board, "run", job_type=(role,)))
-        for role in reader.options(board, "job_type")
-    }
-
-    assert all(by_group)
-    assert sorted(runs) == sorted(run for some in by_group for run in some)
-    base, debug, tuned = BASE.name, DEBUG.name, sorted([HIGH.name, LOW.name])
-    roles = {"train": sorted([base, debug]), BASE.others: [base], EVALUATOR: [base]}
-    assert by_role == {**roles, HIGH.job_type: tuned}
-
-
 @pytest.mark.parametrize("roles", [(ALL,), (BASE.others,), (EVALUATOR,)])
 def test_a_run_is_one_row_whatever_the_roles_of_its_processes(
     roles: Sequence[str], reader: Reader

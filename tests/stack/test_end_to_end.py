@@ -9,7 +9,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tools.stack.build import Binaries
 from node import Node, until
 from otel_ddp.vocabulary.words import RANK_LABELS
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus
-from stack.trainings import Training, assert_all_there, points, selector, wait_for
+from stack.trainings import Training, assert_all_there, selector, wait_for
 
 NODES = ("node-a", "node-b")
 LATE_RANK = 3
@@ -198,21 +197,6 @@ def test_a_scraped_series_has_the_name_and_the_labels_of_a_pushed_one(launch: La
     assert ranks <= {
         label for name, labels in scraped if name == "training_step" for label in labels
     }
-
-
-def test_a_scrape_has_some_of_the_values_and_the_last_of_them(launch: Launch) -> None:
-    ranks = sum(len(each.labels) for each in launch.trainings)
-    finished = "training_state == 2"
-    until(lambda: len(launch.scraped.query(finished)) == ranks, "a scrape after the end")
-
-    for training in launch.trainings:
-        for labels, known in training.series():
-            scraped = [each.value for each in points(launch.scraped, "training_scalar", labels)]
-
-            assert scraped[-1] == known[-1].value
-            # The others in their order.
-            rest = iter(each.value for each in known)
-            assert all(value in rest for value, _ in groupby(scraped))
 
 
 @pytest.mark.parametrize("way", ["pushed", "scraped"])

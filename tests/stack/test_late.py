@@ -58,35 +58,3 @@ def test_points_that_are_too_old_cost_no_other_node_its_own(
         transport.close()
 
         until(lambda: stored("punctual") == 1 + EXPORTS, "all that came in time")
-
-
-def test_values_of_a_journal_that_lay_there_cost_the_new_run_none(
-    binaries: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Prometheus(binaries, tmp_path / "prometheus") as prometheus:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", prometheus.otlp_metrics)
-        transport = Transport(settings.read())
-        renderer, ledger = Renderer({"service.name": "otel-ddp"}), Ledger()
-        ledger.keep_history = True
-
-        def export(run: str, began_ns: int) -> None:
-            labels = (("group", "g"), ("run", run), ("rank", "0"), ("name", "loss"))
-            series = ledger.series(catalog.TRAINING_SCALAR, labels)
-            for number in range(EXPORTS):
-                ledger.log(series, float(number), began_ns + number * 10**6)
-
-        now_ns = time.time_ns()
-        # What is too old is so by what is there already.
-        export("first", now_ns - HOURS_NS // 60)
-        for request_ in renderer.metrics(ledger, now_ns):
-            transport.send("metrics", request_.body)
-        # Its agent was killed, and only the next run's finds it.
-        export("old", now_ns - 5 * HOURS_NS)
-        export("new", now_ns - 10**9)
-        for request_ in renderer.metrics(ledger, now_ns):
-            transport.send("metrics", request_.body)
-        transport.close()
-
-        counted = prometheus.query("sum by (run) (count_over_time(training_scalar[10m]))")
-        found = {each.labels["run"]: each.value for each in counted}
-        assert found == {"first": EXPORTS, "new": EXPORTS}

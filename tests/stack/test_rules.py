@@ -168,24 +168,6 @@ def test_every_series_of_the_cases_is_in_the_catalogue() -> None:
     assert wrong == set()
 
 
-@pytest.mark.parametrize(
-    ("query", "unknown"),
-    [
-        ("rate(training_step_total[2m]) > 5", ["training_step_total"]),
-        ("sum by (run, rnk) (training_state)", ["rnk"]),
-        ('training_phase_time_seconds_total{phases=~"data|other"}', ["phases"]),
-        ("training_state and on (nod) run:training_step:max", ["nod"]),
-        ("rank:training_state:latest", ["rank:training_state:latest"]),
-        (
-            'sum by (exporter) ({__name__=~"otelcol_exporter_sent_(spans|logs)"})',
-            ["otelcol_exporter_sent_logs"],
-        ),
-    ],
-)
-def test_a_name_or_label_that_nobody_knows_is_found(query: str, unknown: list[str]) -> None:
-    assert strangers(query) == unknown
-
-
 def test_a_recorded_name_says_its_level_and_is_defined_once() -> None:
     assert {name: times for name, times in RECORDED_NAMES.items() if times > 1} == {}
     levels = "(rank|node|run|gpu|collector)(_(phase|name|code|reason|role))?"
