@@ -220,7 +220,6 @@ def test_demo_shows_both_ranks_and_leaves_nothing() -> None:
         assert output.returncode == 0, output.stderr
         rows = map(str.split, output.stdout.splitlines())
         assert [row[0] for row in rows if "finished" in row] == ["0", "1"]
-        assert "best accuracy (val)" in output.stdout
         verdicts = output.stdout.partition("Verdicts:")[2]
         assert "rank 1" in verdicts
         assert "kept the others waiting: it was late in backward" in verdicts
