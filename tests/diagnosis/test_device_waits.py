@@ -206,21 +206,23 @@ def test_what_cannot_be_compared_is_told(what: dict[str, Any] | None, why: str) 
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("late", [True, False])
-def test_a_late_rank_is_named_with_its_phase_after_two_samples(ranks: int, late: bool) -> None:
+@pytest.mark.parametrize("late", ["forward", "backward", ""])
+def test_a_late_rank_is_named_after_two_samples_in_forward_or_backward(
+    ranks: int, late: str
+) -> None:
     training, stragglers = Training(ranks), Stragglers(every_step=False)
     for rank in training.ranks:
         stragglers.expect(labels_of(rank))
     named, last = [], -1
     for _ in range(3):
-        training.step({1: {"forward": 8.0}} if late else {}, 60)
+        training.step({1: {late: 8.0}} if late else {}, 60)
         for labels, facts in training.compared(last).facts.items():
             stragglers.feed(RankState(labels), Observation(facts=facts))
             last = facts[-1].number
         changes = stragglers.poll(0)
         named.append([(each.verdict.labels, each.verdict.phase) for each in changes])
 
-    assert named == [[], [(labels_of(1), "forward")] if late else [], []]
+    assert named == [[], [(labels_of(1), "compute")] if late else [], []]
 
 
 def test_waits_for_ranks_of_other_nodes_make_no_difference_here() -> None:

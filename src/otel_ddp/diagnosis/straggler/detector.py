@@ -54,7 +54,11 @@ class Stragglers(Detector):
     """The ranks of one run on this node."""
 
     def __init__(self, hint: Hint | None = None, *, every_step: bool = True) -> None:
-        """*every_step*: all steps are fed, and not samples of them: these show late ranks alone."""
+        """*every_step*: all steps are fed, and not samples of them.
+
+        Samples show late ranks alone, and their waits are known by when they were launched, which
+        may be in forward for a wait in backward.
+        """
         self._every_step = every_step
         self._recurring = RecurringStalls() if every_step else None
         self._hint = hint
@@ -187,12 +191,15 @@ class Stragglers(Detector):
 
     # -- verdicts
 
+    def _table(self, rows: Sequence[Row]) -> PhaseTable:
+        return PhaseTable(rows, self._not_compared, compute_apart=self._every_step)
+
     def _judge(self) -> None:
         tables: dict[int, PhaseTable] = {}
 
         def table(length: int) -> PhaseTable:
             if length not in tables:
-                tables[length] = PhaseTable(self._history.rows(length), self._not_compared)
+                tables[length] = self._table(self._history.rows(length))
             return tables[length]
 
         opening: dict[int, int] = {}
@@ -326,7 +333,7 @@ class Stragglers(Detector):
         ranks = self._alignment.ranks
         # The agent asks every second, and every third step says the same.
         rows = self._history.rows(limits.LENGTHS[0])[::3]
-        table = PhaseTable(rows, self._not_compared) if rows else None
+        table = self._table(rows) if rows else None
         step_s = self._history.step_s(limits.LENGTHS[0]) if rows else 0.0
         lost_s = Counter(self.lost_time.lost_s)
         if self._recurring is not None:

@@ -37,8 +37,14 @@ def _host(steps: Sequence[StepFacts], first: int, last: int) -> tuple[float, flo
 class PhaseTable:
     """Medians over some steps, of each rank, in seconds."""
 
-    def __init__(self, rows: Sequence[Row], left_out: tuple[int, ...]) -> None:
-        """*left_out*: indices into WORK_PHASES, of the phases that cannot be compared."""
+    def __init__(
+        self, rows: Sequence[Row], left_out: tuple[int, ...], *, compute_apart: bool = True
+    ) -> None:
+        """*left_out*: indices into WORK_PHASES, of the phases that cannot be compared.
+
+        *compute_apart*: a late forward can be told from a late backward.
+        """
+        self._compute_apart = compute_apart
         by_rank = list(zip(*[row.facts for row in rows], strict=True))
         self.work_s: list[float] = []
         # Of each rank whose device's clock is known: how long it kept up with the host.
@@ -160,6 +166,8 @@ class PhaseTable:
             return "compute" if together_s >= least * excess_s else "mixed"
         if phase not in ("forward", "backward"):
             return phase
+        if not self._compute_apart:
+            return "compute"
         # A slow device is slow in both, and backward is most of it.
         other = "backward" if phase == "forward" else "forward"
         if others_s[phase] and others_s.get(other):
