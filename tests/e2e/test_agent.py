@@ -35,7 +35,7 @@ SECOND = TRAIN.replace('run="r"', 'run="second"')
 
 
 class Trained(NamedTuple):
-    """A node on which TRAIN has ended; its port is taken, and an error ended its last agent."""
+    """A node on which TRAIN has ended; its port is taken."""
 
     node: Node
     port: int
@@ -46,8 +46,6 @@ def trained() -> Iterator[Trained]:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with Node(OTEL_EXPORTER_PROMETHEUS_PORT=str(port)) as node:
-            node.place.directory.mkdir(mode=0o700)
-            node.place.agent_log.write_text("... otel-ddp agent: serving\nTraceback\nMemoryError\n")
             node.run(TRAIN)
             until(lambda: node.value("training_state") == 2.0, "the end to be seen")
             yield Trained(node, port)
@@ -87,12 +85,6 @@ def test_a_port_that_is_taken_is_no_error_and_is_said(trained: Trained) -> None:
 
     assert f":{trained.port}/" not in said["scrape"]
     assert f"port {trained.port} is taken" in said["remark"]
-
-
-def test_an_error_that_ended_the_agent_before_is_told_by_the_next_one(trained: Trained) -> None:
-    why = f"ended by an error (MemoryError; {trained.node.place.agent_log})"
-
-    assert f"the agent before this one was {why}" in trained.node.agent()["remark"]
 
 
 def test_a_second_agent_says_that_there_is_one(trained: Trained) -> None:

@@ -186,7 +186,7 @@ def test_a_late_rank_is_named_after_several_samples_and_let_go_when_it_is_not(
     assert (verdict.kind, dict(verdict.labels)["rank"], verdict.phase) == (
         "straggler",
         "1",
-        "forward",
+        "compute",
     )
     assert verdict.evidence["told_by"] == "arrivals at collectives"
     report = bench.arrivals.report()
