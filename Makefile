@@ -48,7 +48,7 @@ unit: BY_FILE = --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 unit: TIMED = $(shell grep -rl --include='test_*.py' 'mark\.timed' tests)
 unit: $(STAMP)
 	-$(BIN)/python -m tools.stack build
-	$(BIN)/python -m pytest -m 'not stress and not timed' -n 6 $(BY_FILE)
+	$(BIN)/python -m pytest -m 'not stress and not timed' -n 8 $(BY_FILE)
 	$(BIN)/python -m pytest -m 'timed and not stress' -n 3 $(BY_FILE) $(TIMED)
 
 # What takes long to show more of what `make test` shows: every moment of a signal, the long fleets.
