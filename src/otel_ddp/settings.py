@@ -350,7 +350,8 @@ class Settings:
     """Where what could not be delivered waits, and what offline runs leave. By default a private
     directory in /var/tmp."""
     spool_bytes: int = _setting("OTEL_DDP_SPOOL_BYTES", 256 * MIB, _bytes(MIB))
-    """How much may wait there, for each agent; beyond it the oldest goes first, and is counted."""
+    """How much may wait there, for each agent; beyond it the oldest goes first, present
+    values before logged ones, and is counted."""
     postmortem_directory: str = _setting("OTEL_DDP_POSTMORTEM_DIR", "", _expanded)
     """Where a post-mortem is written when ranks die or stand still. By default a private directory
     in /var/tmp."""

@@ -2,7 +2,9 @@
 
 Those of the rule are chosen, for the reasons that stand beside them. Those of phases, hosts and
 recurring stalls are fitted to recorded trainings: docs/diagnosis.md has the tables, and
-`tools/diagnosis_cases.py` and `tools/device_cases.py` make them. Run both after a change.
+`tools/diagnosis_cases.py` and `tools/device_cases.py` make them. Run both after a change. The rules
+over all nodes, in `deploy/prometheus/rules/straggler.yml` and `named.yml`, have the shares of the
+rule as well.
 """
 
 from __future__ import annotations
