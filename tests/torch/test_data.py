@@ -131,6 +131,18 @@ def test_what_a_loader_does_before_its_first_batch_is_data(place: Here) -> None:
     assert journal.total(catalog.TRAINING_PHASE_TIME, phase="data", clock="host") >= PAUSE_S
 
 
+def test_waits_for_a_batch_that_many_steps_share_are_measured(place: Here) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+
+    train(model, (batch for batch in DataLoader(INPUT, batch_size=8) for _ in range(6)))  # type: ignore[arg-type]
+    otel_ddp.finish()
+
+    journal = place.only()
+    assert journal.total(catalog.TRAINING_STEPS) == 6
+    assert journal.facts["capability"]["data"] == ""
+
+
 def train_in_a_pool(model: nn.Module, loader: Any) -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
 

@@ -38,14 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Compose, Kubernetes, Slurm and systemd. A file that was changed is left as it is: then "
         "nothing is written."
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="made if it is not there")
+    parser.add_argument("directory", metavar="DIR", help="made if it is not there")
     parser.add_argument(
         "--force", action="store_true", help="replace files that differ from this version's"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    folder: Path = options.directory
+    if not options.directory:
+        print("otel-ddp deploy: name a directory.", file=sys.stderr)
+        return 2
+    folder = Path(options.directory)
     try:
         written = write(folder, force=options.force)
     except Refused as error:

@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         # Not the trainings' setting, which may be offline: a replay sends.
         conf = settings.read(agent="auto")
-        spools = [spool for each in options.directories for spool in _spools(each)]
+        directories = {each.resolve(): each for each in options.directories}
+        spools = [spool for each in directories.values() for spool in _spools(each)]
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

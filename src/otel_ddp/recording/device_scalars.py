@@ -52,6 +52,7 @@ class DeviceScalars:
         self._free = list(range(_SLOTS))
         self._events: dict[torch.device, list[Any]] = {}
         self._slab: torch.Tensor | None = None
+        self._no_slab = ""
 
     def start_copy(self, number: int, tensor: torch.Tensor, when: When) -> str:
         """Starts the copy of a scalar; returns why if that is not possible."""
@@ -88,8 +89,16 @@ class DeviceScalars:
             return f"{_SLOTS} tensors are still on their way from the device"
         # A tensor that is made in inference mode cannot be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
+            if self._slab is None and not self._no_slab:
+                try:
+                    self._slab = self._make_slab()
+                except RuntimeError as error:
+                    errors.reraise_foreign()
+                    # It is asked for once: each try takes the driver's time.
+                    lacking = f"page-locked memory is lacking ({str(error)[:200]})"
+                    self._no_slab = f"{lacking}; log its .item()"
             if self._slab is None:
-                self._slab = self._make_slab()
+                return self._no_slab
             slot = self._free.pop()
             try:
                 value = tensor.detach().reshape(()).to(torch.float64)

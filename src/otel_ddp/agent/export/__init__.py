@@ -76,6 +76,8 @@ class Exporter:
         self._spool: Spool | None = None
         self._delivery: Delivery | None = None
         self._why_none = "no collector is configured"
+        self.failed_to_start = False
+        """There is a collector to export to, and an error kept us from it; it is tried again."""
         self._render: Callable[[], list[Request]] = list
 
     @property
@@ -85,14 +87,17 @@ class Exporter:
     def connect(self) -> None:
         """Begin to export if a collector was named, one answers on loopback, or it is offline."""
         if not self.connected and self._signals:
-            self._why_none = "exporting could not start: the agent's log says why"
-            self._connect()
+            self.failed_to_start = not self._connect()
+            if self.failed_to_start:
+                self._why_none = "exporting could not start: the agent's log says why"
+                # Until the next try, what is logged waits in the ledger.
+                self._ledger.keep_history = True
 
-    @errors.contained()
-    def _connect(self) -> None:
+    @errors.contained(default=False)
+    def _connect(self) -> bool:
         if self._conf.offline:
             self._start(None)
-            return
+            return True
         # These packages take a fifth of a second to import: only an agent that exports pays.
         from otel_ddp.agent.export.otlp import transport
 
@@ -100,6 +105,7 @@ class Exporter:
             self._start(transport.Transport(conf))
         else:
             self._why_none = transport.why_none()
+        return True
 
     def _start(self, sender: Sender | None) -> None:
         from otel_ddp.agent.export.delivery import Delivery
@@ -143,7 +149,8 @@ class Exporter:
     def export_at_once(self) -> None:
         """A process has ended and may wait: deliver its last values now, or put them on disk."""
         if self._delivery is None:
-            self._source.commit(self._source.marks())
+            if not self.failed_to_start:
+                self._source.commit(self._source.marks())
             return
         settled: list[bool] = []
         self._source.submitted(self._source.marks())

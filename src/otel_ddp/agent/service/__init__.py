@@ -166,7 +166,7 @@ class Agent:
             put(catalog.OTEL_DDP_POINTS_DROPPED, count, ("why", why))
 
     def _commit_unless_exported(self) -> None:
-        if not self._exporter.connected:
+        if not (self._exporter.connected or self._exporter.failed_to_start):
             self._watch.journals.commit(self._watch.journals.marks())
 
     def _delete_done(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.reading.journal_feed import JournalFeed
@@ -16,7 +17,7 @@ from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
 from otel_ddp.diagnosis.step_facts import DeviceStep, TimedStep
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal.process_state import ENDED, ProcessState
-from otel_ddp.journal.reader import Name, Scalars
+from otel_ddp.journal.reader import JournalReader, Name, Scalars, Unreadable
 from otel_ddp.vocabulary.words import PHASES, phase_word, state_word
 
 # A single infinite gradient norm is part of finding a loss scale. Two in a row are not, nor is one
@@ -55,6 +56,7 @@ class JournalSource(Source):
         self._causes = causes
         self._process = journal.pid, reader.start_ticks
         self._values = NonfiniteValues()
+        self._values.read_before(reader.path, reader.position)
         self._where = Answers(reader.path, *self._process)
         self._when = Answers(reader.path, *self._process)
         self.watch()
@@ -191,6 +193,21 @@ class NonfiniteValues:
         # By name: the step of its last finite value.
         self._finite: dict[int, int | None] = {}
         self._lost: dict[int, _Lost] = {}
+
+    def read_before(self, path: Path, position: int) -> None:
+        """Learn which names were finite before this position: another agent may have read that."""
+        try:
+            reader = JournalReader(path)
+        except Unreadable:
+            return
+        try:
+            while reader.position < position and (records := reader.read()):
+                for record in records:
+                    if isinstance(record, Scalars):
+                        finite = [name for name, value in record.values if math.isfinite(value)]
+                        self._finite.update(dict.fromkeys(finite, record.step))
+        finally:
+            reader.close()
 
     def feed(self, records: Iterable[Scalars], now_ns: int) -> None:
         """Those that are new."""

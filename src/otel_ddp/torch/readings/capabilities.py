@@ -80,8 +80,8 @@ def measured(
     if needed and "nccl" in backend() and (reason := _arrivals()):
         found["arrivals"] = reason
     # The first batch may be wanted before it is known which thread trains.
-    several = stepper.seen.steps > 1
-    found["data"] = "" if stepper.seen.loads > several else "no_loader"
+    is_own = stepper.seen.loads and stepper.loads.thread == stepper.progress.thread.ident
+    found["data"] = "" if is_own else "no_loader"
     work = stepper.progress.work.samples
     found["samples"] = "" if work else "shapes_unknown" if seen else "not_called"
     found["flops"] = "" if stepper.progress.work.flops else "uncountable" if seen else "not_called"

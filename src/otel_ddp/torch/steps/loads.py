@@ -26,7 +26,8 @@ class Loads:
         self._data = step.progress.phases.of_hooks("data")
         # The line of ours mostly stands in the thread that trains.
         self._made_in = _get_ident()
-        self._thread = 0  # the one that asked for the last batch
+        self.thread = 0
+        """The one that asked for the last batch."""
 
     def _began(self) -> None:
         """A loader is asked for the next batch."""
@@ -52,13 +53,13 @@ class Loads:
             end = step.end
             if not self._progress.steps.in_step or end.backwards:
                 step.begin()
-        self._thread = thread
+        self.thread = thread
         step.seen.loads += 1
         self._progress.phases.enter(self._data)
 
     def _ended(self) -> None:
         """The batch is there."""
-        if _get_ident() == self._thread:
+        if _get_ident() == self.thread:
             self._progress.phases.leave(self._data)
             if not self._step.seen.loads % OFTEN:
                 self._progress.flush_if_due()

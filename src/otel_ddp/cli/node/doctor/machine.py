@@ -300,5 +300,6 @@ def _asked_in_a_process(limit_s: float) -> dict[str, Any] | str:
         return f"has not ended within {limit_s:g} s"
     if process.returncode:
         return f"failed ({(said.strip().splitlines() or [f'exit {process.returncode}'])[-1]})"
-    answer: dict[str, Any] = json.loads(output)
+    # A driver's library may have printed something before.
+    answer: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return answer
