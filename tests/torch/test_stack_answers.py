@@ -84,15 +84,14 @@ def test_an_answer_has_the_stack_of_each_thread_the_main_one_first(journal: Path
     assert stack_answers.__file__ not in files
 
 
-def test_an_answer_names_the_training_thread_and_those_that_an_exit_waits_for(
+def test_an_answer_names_the_training_thread_second(
     tmp_path: Path,
 ) -> None:
     journal, training = tmp_path / "1-00000000.journal", 0
     stack_answers.start(journal, lambda: training, lambda: None)
     held = threading.Event()
     helpers = {
-        name: threading.Thread(target=held.wait, name=name, daemon=name == "daemon")
-        for name in ("uploads", "trains", "daemon")
+        name: threading.Thread(target=held.wait, name=name) for name in ("uploads", "trains")
     }
     for each in helpers.values():
         each.start()
@@ -111,8 +110,6 @@ def test_an_answer_names_the_training_thread_and_those_that_an_exit_waits_for(
     assert not any(each["trains"] for each in before)
     assert [each["name"] for each in said["threads"][:2]] == ["MainThread", "trains"]
     assert [each["name"] for each in said["threads"] if each["trains"]] == ["trains"]
-    daemons = [each["name"] for each in said["threads"] if each["daemon"]]
-    assert [name for name in daemons if name != "tqdm_monitor"] == ["daemon"]
     assert stack_answers.__file__.startswith(said["package"])
 
 

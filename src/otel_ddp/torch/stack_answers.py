@@ -205,7 +205,6 @@ def _threads(own: int, training: int) -> list[dict[str, Any]]:
                 "id": None if thread is None else thread.native_id,
                 "main": ident == main,
                 "trains": ident == training,
-                "daemon": None if thread is None else thread.daemon,
                 "frames": _stack(frames[ident]),
             }
         )
