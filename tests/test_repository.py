@@ -43,6 +43,15 @@ def test_the_workflow_calls_what_is_there() -> None:
     assert re.search(r"^dist:", (ROOT / "Makefile").read_text(), re.M)
 
 
+def test_each_extra_that_is_installed_is_one_of_the_package() -> None:
+    extras = PROJECT.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    # pip only warns of one that it does not know.
+    named = ",".join(re.findall(r"\.with-([\w,]+)", (ROOT / "Makefile").read_text())).split(",")
+
+    assert {"torch", "schemas"} <= set(named)
+    assert set(named) <= set(re.findall(r"^(\w+) = \[", extras, re.M))
+
+
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
