@@ -135,15 +135,17 @@ class Node:
 
     def scrape(self) -> list[tuple[str, Labels, float]]:
         """Everything on the node's endpoint."""
-        with urllib.request.urlopen(self.agent()["scrape"], timeout=10) as answer:
-            return list(parse(answer.read().decode()))
+        return list(parse(self._answer(urllib.request.Request(self.agent()["scrape"])).decode()))
 
     def page(self, path: str, method: str = "GET", /, **query: str) -> Any:
         """What the page of the node is answered."""
         address = self.agent()["scrape"].replace("/metrics", f"/api/{path}?{urlencode(query)}")
         request = urllib.request.Request(address, method=method, headers={"X-Otel-Ddp": "page"})
+        return json.loads(self._answer(request))
+
+    def _answer(self, request: urllib.request.Request) -> bytes:
         with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.loads(answer.read())
+            return bytes(answer.read())
 
     def series(self, metric: str, /, **labels: str) -> list[tuple[Labels, float]]:
         """The samples of one name that carry these labels."""

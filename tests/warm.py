@@ -2,8 +2,9 @@
 
 Importing torch and building an optimizer takes seconds of a core in each rank; a fork takes none
 of them. A program has its own arguments, variables, directory and streams, and a process stands for
-it that can be waited for, signalled and killed. Only for tests that are not about how a program
-starts: those start it as users do.
+it that can be waited for, signalled and killed. The program is in the network, and under the host
+name, of that process. Only for tests that are not about how a program starts: those start it as
+users do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import runpy
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -32,6 +34,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import leftovers
+import namespaces
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _REQUEST_BYTES = 1 << 20
@@ -42,6 +45,8 @@ _FORK = "--fork"
 # The folder of one that others have started.
 _SHARED = "WARM_PYTHON"
 _PR_SET_PDEATHSIG = 1
+# Process, user and group at the other end of a socket.
+_IDS = struct.Struct("3i")
 _LIBC = ctypes.CDLL(None)
 _WHAT = ("-m", "-c")
 
@@ -191,6 +196,9 @@ def _requests(address: str) -> list[str]:
                 os._exit(0)
             elif child is None:
                 parent, _ = listener.accept()
+                standing_for_it, *_ = _IDS.unpack(
+                    parent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _IDS.size)
+                )
                 message, streams, _, _ = socket.recv_fds(parent, _REQUEST_BYTES, _MOST_STREAMS)
                 server = os.getpid()
                 if (pid := os.fork()) == 0:
@@ -199,6 +207,7 @@ def _requests(address: str) -> list[str]:
                         opened.close()
                     for each in children:
                         os.close(each.end)
+                    namespaces.enter(standing_for_it)
                     return _as_asked(json.loads(message), streams)
                 for stream in streams:
                     os.close(stream)

@@ -1,0 +1,250 @@
+"""Nodes with a network between them, made of one machine: addresses, host names, cables to cut.
+
+Every node has a place, a home, an agent and ranks as the launcher of a job on several nodes would
+start them. It needs root, and says where it cannot be: `nodes.rig.needed()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import pytest
+
+import leftovers
+import namespaces
+from node import Node, until
+from otel_ddp.cli.node.status import lines
+from otel_ddp.journal.survey import survey
+
+T = TypeVar("T")
+
+HERE = Path(__file__).parent
+PROGRAM = HERE / "train.py"
+SWITCH = "10.31.0.254"
+_PORT = "29500"
+_LAN_BITS = 24
+
+
+def needed() -> None:
+    """Skip the test where this machine cannot be several."""
+    if why := namespaces.why_none():
+        pytest.skip(f"no network namespaces here: {why}")
+
+
+def address(node: int) -> str:
+    return f"10.31.0.{node + 1}"
+
+
+class RealNode(Node):
+    """A node with a network of its own; it is made and ended by its rig."""
+
+    def __init__(self, rig: Rig, number: int, **env: str) -> None:
+        super().__init__(**env)
+        self.name, self.number = f"node-{number}", number
+        self.address = address(number)
+        self.namespace = namespaces.Namespace(self.name)
+        self._rig = rig
+        self.home = self.root / "home"
+        self.home.mkdir()
+        for variable in ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
+            self.env.pop(variable, None)
+        self.env["HOME"] = str(self.home)
+
+    def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        return super().start(*self.namespace.command, *command, env=env)
+
+    def warm(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        # Only a program that is started anew has the clock.
+        if "LD_PRELOAD" in self.env:
+            return self.start(sys.executable, *arguments, env=env)
+        return super().warm(*arguments, env=env)
+
+    def _answer(self, request: urllib.request.Request) -> bytes:
+        return self.namespace.inside(lambda: super(RealNode, self)._answer(request))
+
+    def status(self) -> str:
+        """What `otel-ddp status` says here."""
+
+        def said() -> str:
+            return "\n".join(lines(survey([self.place]), time.time_ns()))
+
+        return self.namespace.inside(said)
+
+    def ranks(self, count: int, nodes: int, *program: str, **env: str) -> None:
+        """Start the ranks of this node as torchrun does: the same variables, without a launcher."""
+        for local in range(count):
+            rank = self.number * count + local
+            said = {
+                "RANK": rank,
+                "LOCAL_RANK": local,
+                "GROUP_RANK": self.number,
+                "WORLD_SIZE": nodes * count,
+                "LOCAL_WORLD_SIZE": count,
+                "GROUP_WORLD_SIZE": nodes,
+                "MASTER_ADDR": address(0),
+                "MASTER_PORT": _PORT,
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "PYTHONPATH": HERE.parent,
+            }
+            self.warm(*program, env={**{k: str(v) for k, v in said.items()}, **env})
+
+    def torchrun(self, ranks: int, *program: str) -> subprocess.Popen[str]:
+        """Start this node's torchrun of a job on all nodes of the rig."""
+        self.env.update(GLOO_SOCKET_IFNAME="eth0", PYTHONPATH=str(HERE.parent))
+        return self.warm(
+            *("-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+            *("--nnodes", str(len(self._rig.nodes)), "--node-rank", str(self.number)),
+            *("--master-addr", address(0), "--master-port", _PORT),
+            *program,
+        )
+
+    def cut(self) -> None:
+        """From now on, no packet comes through: also none that says that a process has ended."""
+        # The port is taken out of the switch, as a switch further on would do: this end stays up.
+        self._rig.switch.ip(f"link set cable{self.number} nomaster")
+
+    def restore(self) -> None:
+        self._rig.switch.ip(f"link set cable{self.number} master lan")
+
+    def power_off(self) -> None:
+        """Everything here ends at once, and the other nodes hear nothing of it."""
+        self.cut()
+        leftovers.end(leftovers.NODE, self.root.name)
+
+    def pin(self, core: int) -> None:
+        """Let everything that runs here now share one core."""
+        for pid in leftovers.living(leftovers.NODE, self.root.name):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(thread), {core})
+
+    def busy(self, core: int) -> subprocess.Popen[str]:
+        """A process that never leaves that core alone, until it is killed."""
+        code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+        return self.start(sys.executable, "-S", "-c", code)
+
+    def close(self) -> None:
+        self.namespace.close()
+
+
+class Rig:
+    """So many nodes on one switch."""
+
+    def __init__(
+        self,
+        nodes: int = 2,
+        ranks: int = 2,
+        *,
+        delay_s: float = 0.0,
+        ahead_s: Mapping[int, float] | None = None,
+        **env: str,
+    ) -> None:
+        """*ranks* on each node; *delay_s* of each packet; by node, how far its clock is ahead."""
+        self.count, self.ranks, self.delay_s = nodes, ranks, delay_s
+        self.nodes: list[RealNode] = []
+        self._ahead_s, self._env = ahead_s or {}, env
+        self._life = contextlib.ExitStack()
+
+    def __enter__(self) -> Rig:
+        with contextlib.ExitStack() as life:
+            self.folder = Path(life.enter_context(tempfile.TemporaryDirectory(prefix="rig-")))
+            self.switch = namespaces.Namespace("switch")
+            life.callback(self.switch.close)
+            self.switch.ip(
+                "link add lan type bridge",
+                f"addr add {SWITCH}/{_LAN_BITS} dev lan",
+                "link set lan up",
+            )
+            for number in range(self.count):
+                node = RealNode(self, number, **self._env)
+                life.callback(node.close)
+                life.enter_context(node)
+                self.nodes.append(node)
+                if number in self._ahead_s:
+                    node.env.update(self._clock(self._ahead_s[number]))
+            self._lay_cables(life)
+            self._life = life.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._life.__exit__(kind, error, trace)
+
+    def _lay_cables(self, life: contextlib.ExitStack) -> None:
+        if self.delay_s:
+            # On the way from one node to another it passes two.
+            pids = [each.namespace.pid for each in self.nodes]
+            said = (self.delay_s / 2, self.switch.pid, *pids)
+            cables = subprocess.Popen(
+                (sys.executable, "-S", HERE / "cable.py", *map(str, said)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            life.callback(cables.communicate)
+            assert cables.stdout is not None
+            assert cables.stdout.readline() == b"ready\n"
+        for node in self.nodes:
+            port = f"cable{node.number}"
+            if not self.delay_s:
+                ends = f"{port} type veth peer name eth0 netns {node.namespace.pid}"
+                self.switch.ip(f"link add {ends}")
+            self.switch.ip(f"link set {port} master lan", f"link set {port} up")
+            here = f"{node.address}/{_LAN_BITS}"
+            node.namespace.ip(f"addr add {here} dev eth0", "link set eth0 up")
+
+    def _clock(self, ahead_s: float) -> dict[str, str]:
+        library, compiler = self.folder / "clock_ahead.so", shutil.which("cc")
+        if compiler is None:
+            pytest.skip("no C compiler here: a node's clock cannot be set")
+        command = (compiler, "-shared", "-fPIC", "-o", library, HERE / "clock_ahead.c")
+        subprocess.run(command, check=True)
+        return {"LD_PRELOAD": str(library), "CLOCK_AHEAD_NS": str(round(ahead_s * 1e9))}
+
+    def train(self, *options: str, **env: str) -> None:
+        """Start the ranks of all nodes; they train until `enough`."""
+        for node in self.nodes:
+            node.ranks(self.ranks, self.count, str(PROGRAM), str(self.folder), *options, **env)
+
+    def trouble(self, rank: int, what: str = "") -> None:
+        """From its next step on: "data 0.02", "forward 0.02", "backward 0.02", "hang", "kill"."""
+        new = self.folder / f"trouble-{rank}.new"
+        new.write_text(what)
+        new.rename(new.with_suffix(""))
+
+    def enough(self) -> None:
+        """Let all ranks end after the same step."""
+        (self.folder / "run.enough").touch()
+
+    def of_node(self, number: int) -> range:
+        """Its ranks."""
+        return range(number * self.ranks, (number + 1) * self.ranks)
+
+    def steps(self) -> dict[int, int]:
+        """By rank, how many steps it has made, from the journals that are there."""
+        found = [each for node in self.nodes for each in node.processes()]
+        return {each["rank"]: each["step"] or 0 for each in found if each["rank"] is not None}
+
+    def until_step(self, step: int) -> None:
+        """Until all ranks have made so many."""
+        world = self.count * self.ranks
+
+        def made() -> bool:
+            steps = self.steps()
+            return len(steps) == world and min(steps.values()) >= step
+
+        until(made, f"step {step} of all ranks")

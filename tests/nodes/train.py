@@ -1,0 +1,107 @@
+"""Trains a small model under DDP, and makes the trouble that FOLDER names: train.py FOLDER.
+
+A step takes 60 ms. A file `trouble-RANK` says what is wrong with that rank from its next step on:
+"data 0.02" (seconds more, or "forward", "backward"), "hang" or "kill". With `--by-node` the ranks
+of each node train without those of the others. It ends after `--steps`, or once there is a file
+`run.enough`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import otel_ddp
+from training import WIDTH, Block, Stop
+
+WORK_S, DATA_S = 0.025, 0.01
+
+
+class Trouble:
+    """What is wrong with this rank; the model's layer asks for `work_s` and the next two."""
+
+    buffers = own_layer = False
+
+    def __init__(self, file: Path, work_s: float) -> None:
+        self._file = file
+        self.work_s = work_s
+        self.late_s: dict[str, float] = {}
+
+    @property
+    def forward_s(self) -> float:
+        return self.late_s.get("forward", 0.0)
+
+    @property
+    def backward_s(self) -> float:
+        return self.late_s.get("backward", 0.0)
+
+    def look(self) -> None:
+        """What the file says at the beginning of a step."""
+        what, _, seconds = self._read().partition(" ")
+        self.late_s = {what: float(seconds)} if seconds else {}
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "hang":
+            signal.pause()
+
+    def _read(self) -> str:
+        try:
+            return self._file.read_text()
+        except FileNotFoundError:
+            return ""
+
+
+def batches(trouble: Trouble, data_s: float) -> Iterator[torch.Tensor]:
+    while True:
+        trouble.look()
+        time.sleep(data_s + trouble.late_s.get("data", 0.0))
+        yield torch.randn(4, WIDTH)
+
+
+def ranks_of_this_node() -> dist.ProcessGroup:
+    here, each = int(os.environ["GROUP_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    groups = [
+        dist.new_group(list(range(first, first + each)))
+        for first in range(0, dist.get_world_size(), each)
+    ]
+    return groups[here]
+
+
+def main(said: argparse.Namespace) -> None:
+    dist.init_process_group("gloo")
+    trouble = Trouble(said.folder / f"trouble-{dist.get_rank()}", WORK_S * said.pace)
+    net = nn.Sequential(Block(trouble), nn.Linear(WIDTH, 1))
+    model = DistributedDataParallel(
+        net, process_group=ranks_of_this_node() if said.by_node else None
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model, strategy="all")
+    stop = Stop(said.folder, "run")
+    for step, batch in enumerate(otel_ddp.data(batches(trouble, DATA_S * said.pace)), 1):
+        last = stop.after(step) if not said.steps else step == said.steps
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if last:
+            break
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser()
+    options.add_argument("folder", type=Path)
+    options.add_argument("--by-node", action="store_true")
+    options.add_argument("--steps", type=int, default=0)
+    options.add_argument(
+        "--pace", type=float, default=1.0, help="a step takes so many times as long"
+    )
+    main(options.parse_args())
