@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from otel_ddp.agent.reading.process_series import StepTimes
 from otel_ddp.journal.reader import Total
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import NODE_LABELS
+from stack.rule_files import load, names_in, queries_of, rules, with_needed_rules
 from stack.servers import binaries
 
 REPOSITORY = Path(__file__).parents[2]
@@ -31,18 +30,6 @@ PARTS = 4
 SCRAPES = sorted(PROMETHEUS.glob("scrape-*.yml"))
 RUNBOOKS = REPOSITORY / "docs" / "runbooks"
 RECORDED = REPOSITORY / "tests" / "data" / "straggler.txt"
-
-
-@cache
-def load(path: Path) -> Any:
-    # In Python it takes seconds.
-    return yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
-
-
-def rules(paths: list[Path]) -> list[dict[str, Any]]:
-    return [rule for path in paths for group in load(path)["groups"] for rule in group["rules"]]
-
-
 ALERT_RULES = rules(ALERTS)
 ALERT_NAMES = sorted({rule["alert"] for rule in ALERT_RULES})
 
@@ -57,12 +44,6 @@ def promtool(*arguments: str | Path, cwd: Path = PROMETHEUS) -> subprocess.Compl
 # -- names
 
 
-_WORDS = {"and", "or", "unless", "offset", "bool", "Inf", "NaN"}
-_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"|#[^\n]*')
-# In braces, or behind a word that takes labels.
-_LABELS = re.compile(
-    r"\{([^}]*)\}|\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)"
-)
 # `le` is Prometheus' own, of histograms; a scrape gives `job` and `instance` to everything.
 _LABELS_OF_ALL = frozenset({"__name__", "le", "job", "instance"})
 RECORDED_NAMES = Counter(rule["record"] for rule in rules(RULES))
@@ -109,31 +90,9 @@ KNOWN_LABELS = frozenset().union(*LABELLED.values())
 
 def strangers(query: str) -> list[str]:
     """Names in a query that neither the catalogue nor a rule of ours knows, nor a collector has."""
-    bare = _TEXT.sub('""', query)
-    labels = re.findall(r"[a-zA-Z_]\w*", " ".join(a + b for a, b in _LABELS.findall(bare)))
-    # A word before a bracket is a function.
-    words = re.findall(r"\b[a-zA-Z_][\w:]*\b(?!\s*\()", _LABELS.sub(" ", bare))
-    metrics = {*words} - _WORDS
-    metrics = metrics.union(*map(spelt_out, re.findall(r'__name__=~"([^"]*)"', query)))
+    metrics, labels = names_in(query)
     unknown = [each for each in metrics if each not in LABELLED and not RECORDED_NAMES[each]]
-    return sorted([*unknown, *({*labels} - KNOWN_LABELS)])
-
-
-def spelt_out(pattern: str) -> set[str]:
-    """Every name that a pattern of choices in brackets may mean."""
-    parts = re.split(r"(\([^()]*\)\??)", pattern)
-    choices = [
-        [*each.strip("()?").split("|"), *([""] if each.endswith("?") else [])] for each in parts
-    ]
-    return {"".join(each) for each in itertools.product(*choices)}
-
-
-def queries_in_text(text: str) -> list[str]:
-    """The queries that a template of an alert asks."""
-    return [
-        re.sub(r"%q", '"x"', each.replace('\\"', '"'))
-        for each in re.findall(r'printf "((?:[^"\\]|\\.)*)"', text)
-    ]
+    return sorted([*unknown, *(labels - KNOWN_LABELS)])
 
 
 def series_of_cases() -> Iterator[tuple[Path, str]]:
@@ -149,10 +108,7 @@ def test_every_name_and_label_in_rules_and_alerts_is_in_the_catalogue() -> None:
     wrong = {
         rule.get("record") or rule["alert"]: strangers(query)
         for rule in rules(RULES) + ALERT_RULES
-        for query in [
-            rule["expr"],
-            *queries_in_text(rule.get("annotations", {}).get("description", "")),
-        ]
+        for query in queries_of(rule)
         if strangers(query)
     }
 
@@ -272,10 +228,18 @@ def test_promtool_finds_nothing_wrong_with_the_rules_and_alerts() -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-# Together: each call reads all rules first.
 @pytest.mark.parametrize("first", range(PARTS))
-def test_promtool_sees_the_alerts_fire_as_the_cases_say(first: int) -> None:
-    found = promtool("test", "rules", *CASES[first::PARTS])
+def test_promtool_sees_the_alerts_fire_as_the_cases_say(first: int, tmp_path: Path) -> None:
+    found = promtool(
+        "test", "rules", *(with_needed_rules(each, tmp_path) for each in CASES[first::PARTS])
+    )
+
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.stress
+def test_cases_hold_beside_all_rules_that_their_files_name() -> None:
+    found = promtool("test", "rules", *CASES)
 
     assert found.returncode == 0, found.stdout + found.stderr
 
