@@ -93,6 +93,7 @@ def test_what_is_installed_without_an_extra_brings_neither_torch_nor_test_tools(
     required = [each for each in built.distribution.requires or [] if "extra ==" not in each]
 
     assert {re.split(r"[<>=!~ ;\[]", each)[0] for each in required} == {
+        "cryptography",
         "nvidia-ml-py",
         "opentelemetry-exporter-otlp",
         "opentelemetry-sdk",

@@ -42,7 +42,10 @@ KNOWS = {
         "history": "kept_thread ledger reading",
         "export": "kept_thread ledger node",
         "scrape": "kept_thread ledger node",
-        "service": ("artifacts export history kept_thread ledger node reading scrape verdicts"),
+        "link": "kept_thread",
+        "service": (
+            "artifacts export history kept_thread ledger link node reading scrape verdicts"
+        ),
     },
 }
 # What each room may import besides.
@@ -55,7 +58,8 @@ HOMES = {
     "torch": "torch/ recording/device_scalars.py cli/demo/",
     "pynvml": "agent/node/gpu/nvml.py",
     "opentelemetry": "agent/export/otlp/ integrations/launch/instrumentor.py",
-    "grpc": "agent/export/otlp/",
+    "grpc": "agent/export/otlp/ agent/link/",
+    "cryptography": "agent/link/credentials.py",
     "requests": "agent/export/otlp/",
     "prometheus_client": "agent/scrape/",
     "textual": "cli/node/top/app.py",
@@ -84,7 +88,8 @@ def module(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
-FILES = sorted(PACKAGE.rglob("*.py"))
+# But for what protoc has made.
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if not path.stem.endswith("_pb2"))
 MODULES = {module(path) for path in FILES}
 
 

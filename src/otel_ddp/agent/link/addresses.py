@@ -1,0 +1,97 @@
+"""Where a lead listens, and where followers look for it: names and addresses, and their ports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+_RESOLVE_WITHIN_S = 5.0
+_ALL = "0.0.0.0"
+_ALL_6 = "::"
+
+
+class Place(NamedTuple):
+    """An address and a port."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return (
+            f"[{self.address}]:{self.port}"
+            if ":" in self.address
+            else (f"{self.address}:{self.port}")
+        )
+
+    @property
+    def target(self) -> str:
+        """As gRPC takes it, so that it resolves no name."""
+        return f"ipv{6 if ':' in self.address else 4}:{self}"
+
+
+async def resolve(host: str) -> list[str]:
+    """The addresses of a host; raises OSError."""
+    if _is_address(host):
+        return [host]
+    loop = asyncio.get_running_loop()
+    asked = loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.wait_for(asked, _RESOLVE_WITHIN_S)
+    except asyncio.TimeoutError:
+        raise OSError(f"its name did not resolve within {_RESOLVE_WITHIN_S:g} s") from None
+    except UnicodeError:
+        raise OSError("it is no name of a host") from None
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+async def to_listen_on(hosts: Iterable[str]) -> list[str]:
+    """The addresses of this machine among those of *hosts*; all where there is none.
+
+    A name that resolves to loopback here (Debian names its machine so) resolves to something else
+    on other nodes. Loopback counts only where nothing but loopback itself is named.
+    """
+    hosts = list(hosts)
+    found: dict[str, None] = {}
+    for host in hosts:
+        with contextlib.suppress(OSError):
+            found.update(dict.fromkeys(filter(_is_local, await resolve(host))))
+    beyond = [each for each in found if not ipaddress.ip_address(each).is_loopback]
+    if beyond:
+        return beyond
+    if found and all(_is_loopback_itself(host) for host in hosts):
+        return list(found)
+    return [_ALL_6, _ALL] if socket.has_ipv6 else [_ALL]
+
+
+def places(addresses: Sequence[str], ports: Sequence[int]) -> Iterator[Place]:
+    """Each port of each address: what is likeliest comes first."""
+    for port in ports:
+        for address in addresses:
+            yield Place(address, port)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback_itself(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_local(address: str) -> bool:
+    """Whether a socket of this machine can have the address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True

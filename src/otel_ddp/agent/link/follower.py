@@ -1,0 +1,271 @@
+"""A follower's end of the link to the lead of a run: sends reports, and keeps what is answered.
+
+It connects in the thread of links, for as long as it is started. A lead that lies is as harmless as
+a silent one: answers are bounded, and a question can only be one that our own agent asks too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from otel_ddp.agent.link import addresses, credentials, limits
+from otel_ddp.agent.link.addresses import Place
+from otel_ddp.agent.link.answered import Answered
+from otel_ddp.agent.link.clock_offset import ClockOffset
+from otel_ddp.agent.link.link_pb2 import Answer, Report
+from otel_ddp.agent.link.link_thread import LinkThread
+from otel_ddp.agent.link.pending import PendingReports
+
+log = logging.getLogger("otel_ddp.agent")
+
+_MOST_PENDING_BYTES = 8 << 20
+_MOST_PENDING = 128
+_CONNECT_WITHIN_S = 2.0
+_ANSWER_WITHIN_S = 5.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 5.0
+_MOST_LETTERS = 200
+
+_OPTIONS = (
+    *limits.KEEPALIVE,
+    ("grpc.max_receive_message_length", limits.MOST_ANSWER_BYTES),
+    ("grpc.max_send_message_length", limits.MOST_REPORT_BYTES),
+    ("grpc.max_metadata_size", 4096),
+    ("grpc.ssl_target_name_override", credentials.NAME),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    # Otherwise a new channel may get the connection, or the pause, of an earlier one.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class _Unreachable(Exception):
+    """Why there is no link to a place, or no longer."""
+
+
+class Follower:
+    """One a run whose lead is another agent. `start` and `stop` return at once."""
+
+    def __init__(
+        self,
+        thread: LinkThread,
+        secret: bytes,
+        *,
+        node: str,
+        began_ns: int,
+        hosts: Sequence[str],
+        ports: Sequence[int],
+    ) -> None:
+        """*node*, *began_ns*: of this agent; *hosts*, *ports*: where its lead may listen."""
+        self._thread = thread
+        self._credentials = credentials.of_follower(secret)
+        self._sender = {"node": node, "agent": random.getrandbits(64), "agent_began_ns": began_ns}
+        self._hosts, self._ports = hosts, ports
+        self._pending = PendingReports(_MOST_PENDING_BYTES, _MOST_PENDING)
+        self._answered = Answered()
+        self._clock = ClockOffset()
+        self._wake: asyncio.Event | None = None
+        self._lead_agent: int | None = None
+        self._new_leads = 0
+        self.state = "not connected yet"
+        """What `status` says of the link."""
+        self.is_connected = False
+
+    def start(self) -> None:
+        self._thread.add(self._follow)
+
+    def stop(self) -> None:
+        """End the link; what was not confirmed is gone."""
+        self._thread.discard(self._follow)
+
+    def send(self, report: Any, *, steps: int = 0) -> None:
+        """Send it once there is a link; *steps*: how many are lost where there is none for long.
+
+        The report belongs to the link from here on: who sends it does not change it any more.
+        """
+        report.MergeFrom(Report(**self._sender))
+        self._pending.add(report, steps, limits.MOST_REPORT_BYTES)
+        wake = self._wake
+        if wake is not None:
+            self._thread.call(wake.set)
+
+    def take(self) -> list[Any]:
+        """The answers since the last call that say more than that a report has come."""
+        return self._answered.take()
+
+    @property
+    def clock_offset_ns(self) -> int | None:
+        """What to add to a time of this node to get the lead's; None: not known yet."""
+        return self._clock.ns
+
+    @property
+    def resets(self) -> int:
+        """Grows whenever the lead lacks reports of before: it is new, or some were dropped.
+
+        What is sent only once is then sent again.
+        """
+        return self._new_leads + self._pending.dropped
+
+    @property
+    def dropped_steps(self) -> int:
+        """How many steps the lead will never have."""
+        return self._pending.dropped_steps
+
+    # -- in the thread of links
+
+    async def _follow(self) -> None:
+        self._wake = asyncio.Event()
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while True:
+                if await self._try_all():
+                    pause_s = _FIRST_PAUSE_S
+                # Not all nodes of a run at the same moment.
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            self._wake, self.state = None, "not connected"
+
+    async def _try_all(self) -> bool:
+        """Converse with the first place that is the lead; whether there was one."""
+        why: dict[str, list[str]] = {}
+        for host in self._hosts:
+            try:
+                found = await addresses.resolve(host)
+            except OSError as error:
+                why.setdefault(_text(error), []).append(host)
+                continue
+            for place in addresses.places(found, self._ports):
+                ended = await self._converse(place)
+                if self.is_connected:
+                    self.is_connected = False
+                    self.state = f"lost {place}: {ended}"
+                    log.info("the link to the lead of a run: %s", self.state)
+                    return True
+                why.setdefault(ended, []).append(str(place))
+        self.state = "cannot reach " + "; ".join(
+            f"{', '.join(where)}: {text}" for text, where in why.items()
+        )
+        return False
+
+    async def _converse(self, place: Place) -> str:
+        """Send and receive until the link breaks; why it did, or why there was none."""
+        try:
+            await _knock(place)
+            options = _OPTIONS
+            async with grpc.aio.secure_channel(place.target, self._credentials, options) as channel:
+                await self._exchange(place, channel)
+        except _Unreachable as error:
+            return str(error)
+        except grpc.aio.AioRpcError as error:
+            return _why(error)
+        return "closed"
+
+    async def _exchange(self, place: Place, channel: grpc.aio.Channel) -> None:
+        call = channel.stream_stream(f"/{limits.SERVICE}/{limits.METHOD}")()
+        try:
+            answer = await self._greeted(call)
+            self._begin(place, answer)
+            sends = asyncio.create_task(self._send_all(call, answer.received))
+            try:
+                while True:
+                    self._received(await _read(call))
+            finally:
+                sends.cancel()
+        finally:
+            call.cancel()
+
+    async def _greeted(self, call: Any) -> Any:
+        greeting = Report(sent_ns=time.time_ns(), **self._sender)
+        await call.write(greeting.SerializeToString())
+        try:
+            return await asyncio.wait_for(_read(call), _ANSWER_WITHIN_S)
+        except asyncio.TimeoutError:
+            raise _Unreachable(f"no answer within {_ANSWER_WITHIN_S:g} s") from None
+
+    def _begin(self, place: Place, answer: Any) -> None:
+        now = time.strftime("%H:%M:%S")
+        node = _printable(answer.node)
+        self.state, self.is_connected = f"connected to {node} ({place}) since {now}", True
+        log.info("the link to the lead of a run: %s", self.state)
+        if self._lead_agent not in (None, answer.agent):
+            self._new_leads += 1
+        self._lead_agent = answer.agent
+        self._received(answer)
+
+    async def _send_all(self, call: Any, sent: int) -> None:
+        assert self._wake is not None
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The reader learns of the same end.
+            while True:
+                self._wake.clear()
+                while (report := self._pending.after(sent)) is not None:
+                    sent = report.number
+                    await call.write(self._stamped(report))
+                await self._wake.wait()
+
+    def _stamped(self, report: Any) -> bytes:
+        if self._clock.ns is not None:
+            report.clock_offset_ns = self._clock.ns
+        report.dropped_steps = self._pending.dropped_steps
+        report.sent_ns = time.time_ns()
+        return bytes(report.SerializeToString())
+
+    def _received(self, answer: Any) -> None:
+        self._pending.confirm(answer.received)
+        if answer.report_sent_ns:
+            stamps = (answer.report_sent_ns, answer.report_received_ns, answer.sent_ns)
+            self._clock.add(*stamps, time.time_ns())
+        self._answered.add(answer)
+
+
+async def _read(call: Any) -> Any:
+    data = await call.read()
+    if data is grpc.aio.EOF:
+        # Raises where the lead gave a reason.
+        code, details = await call.code(), await call.details()
+        raise _Unreachable(_printable(details) or f"closed ({code.name})")
+    try:
+        return Answer.FromString(data)
+    except DecodeError:
+        raise _Unreachable("an answer that cannot be read") from None
+
+
+async def _knock(place: Place) -> None:
+    """See whether something listens there: the system says better than gRPC why not."""
+    try:
+        connected = asyncio.open_connection(place.address, place.port)
+        _, writer = await asyncio.wait_for(connected, _CONNECT_WITHIN_S)
+    except asyncio.TimeoutError:
+        raise _Unreachable(f"no answer within {_CONNECT_WITHIN_S:g} s") from None
+    except OSError as error:
+        raise _Unreachable(_text(error)) from None
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+def _why(error: grpc.aio.AioRpcError) -> str:
+    details = _printable(error.details() or "")
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return "it is not the lead of this run"
+    return details or error.code().name
+
+
+def _text(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in text[:_MOST_LETTERS])
