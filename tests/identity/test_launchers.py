@@ -30,7 +30,7 @@ def report(directory, tell, group=False):
         import torch.distributed as dist
         from otel_ddp.torch import process_group
         dist.init_process_group("gloo", **tell)
-        facts = process_group.facts(before.proposal, agree=before.wants_agreement)
+        facts = process_group.facts(before)
         after = identity.settle(before, facts)
         dist.barrier()
         dist.destroy_process_group()

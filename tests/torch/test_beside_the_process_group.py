@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from node import Node, finished
+from otel_ddp.identity.identity import GroupFacts, resolve
 from otel_ddp.torch import process_group
 
 # Rank 0 alone has a run, as in a script that gates it by rank: with one collective of ours the two
@@ -100,9 +101,11 @@ def test_a_store_that_does_not_answer_is_not_waited_for(
             answers.wait(30)
             return b"too late"
 
-    name = process_group._agree(Silent(), "mine")
+    found, process = GroupFacts(0, 2, None), resolve(env={"RANK": "0", "WORLD_SIZE": "2"})
+    assert process.wants_agreement
+    said = process_group._within_limit(Silent(), found, process, seeks_lead=True)
 
-    assert name is None
+    assert said == found
     assert caplog.messages == ["The process group's store did not answer within 0.05 s."]
     answers.set()
     for each in threading.enumerate():

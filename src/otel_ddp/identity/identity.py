@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import launchers, run_names
+from otel_ddp.identity.lead import Lead
 
 # The variables of each argument: our own, then those of other trackers. The first one counts.
 VARIABLES = {
@@ -39,6 +40,7 @@ class GroupFacts(NamedTuple):
     world_size: int
     agreed_run: str | None
     store_host: str = ""
+    lead: Lead | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,6 +94,12 @@ class Identity:
         """
         is_given = self.given & {"global_rank", "world_size"}
         return self.launcher == "lone" and self.world_size == 1 and not is_given
+
+    @property
+    def may_have_other_nodes(self) -> bool:
+        """Whether other ranks may be on other nodes."""
+        world, here = self.world_size, self.local_world_size
+        return world != 1 and (world is None or here is None or here < world)
 
     @property
     def wants_agreement(self) -> bool:

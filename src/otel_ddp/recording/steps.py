@@ -69,6 +69,11 @@ class StepNumbers:
         """Whether there was a step."""
         return self.began or self.last >= 0
 
+    @property
+    def have_ended(self) -> bool:
+        """Whether a step has ended: with hooks one that they counted."""
+        return self.count > 0 if self.began else self.last >= 0
+
     def after_lower(self, step: int) -> int:
         """The step of training after a call with a lower step than the last one.
 

@@ -65,6 +65,29 @@ def group_is_up() -> bool:
     return process_group.is_up()
 
 
+# The process group of the parent, in a forked child.
+_parents_group: Any = None
+
+
+def group_came_by_fork() -> bool:
+    """Whether the process group is the parent's: two that speak on its connections garble them."""
+    return _parents_group is not None and _default_group() is _parents_group
+
+
+def _default_group() -> Any:
+    return getattr(getattr(sys.modules.get("torch.distributed"), "group", None), "WORLD", None)
+
+
+def _after_fork() -> None:
+    global _parents_group
+    _parents_group = _default_group()
+
+
+# Systems without it import this module too, and record nothing.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def in_data_worker() -> bool:
     """Whether this process is a worker of a data loader."""
     module = sys.modules.get("torch.utils.data")

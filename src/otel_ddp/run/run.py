@@ -27,6 +27,7 @@ from otel_ddp.recording.spans import OpenSpan, moment, record_artifact, record_e
 from otel_ddp.run import announcements, current_run, end_card, opening, statements
 from otel_ddp.run.announcements import ASK_AGAIN_NS, WhereToLook
 from otel_ddp.run.current_run import Act, Ending
+from otel_ddp.run.lead_search import LeadSearch
 from otel_ddp.run.opening import Task
 from otel_ddp.vocabulary import catalog
 
@@ -82,6 +83,7 @@ class Run:
         self._settled = False
         self._records: Records | None = None
         self._ending = Ending()
+        self._lead = LeadSearch()
         # Whether it was opened for a program that had not asked for it, and may do so yet.
         self.was_unasked = False
         # As the user says: name -> where its best value lies.
@@ -128,7 +130,7 @@ class Run:
             if records.log_lines is not None:
                 # Not its end: that would wait for the parent's lock.
                 records.log_lines.detach()
-        self._ending = Ending()
+        self._ending, self._lead = Ending(), LeadSearch()
         self._opened, self._settled = not joinable, not joinable
         return joinable
 
@@ -189,6 +191,7 @@ class Run:
             if not process.local_rank:
                 announcements.nothing_is_recorded(lacking)
             return
+        self._lead = LeadSearch.by(conf)
         process = self._identity = self._ask_group(process)
         self._settled = process.settled
         announcements.doubts(conf, process)
@@ -228,6 +231,7 @@ class Run:
                 "span": recorder.run_span,
                 **({"best": self._best.copy()} if self._best else {}),
                 **({"baseline": conf.baseline} if conf.baseline else {}),
+                **self._lead.facts(),
             }
         )
         return records
@@ -261,9 +265,14 @@ class Run:
             return process
         from otel_ddp.torch import process_group
 
-        facts = process_group.facts(process.proposal, agree=process.wants_agreement)
+        may_speak = not opening.group_came_by_fork()
+        facts = process_group.facts(process, seeks_lead=self._lead.is_sought, may_speak=may_speak)
         if facts is None:
             return process
+        has_synced = self._records is not None and self._records.recorder.steps.have_ended
+        self._lead.heard(facts, has_synced=has_synced)
+        if self._records is not None:
+            self._records.recorder.documents.facts(self._lead.facts())
         return identity.settle(process, facts)
 
     @errors.contained(default=True)
@@ -274,10 +283,18 @@ class Run:
             return True
         if not self._settled or self.identity.may_have_others:
             self._settle(records)
+        self._seek_lead(records)
         _record_backend(records.recorder)
         if records.log_lines is not None:
             records.log_lines.attach(started=True)
-        return self._settled and (not self.identity.may_have_others or opening.group_is_up())
+        is_known = self._settled and (not self.identity.may_have_others or opening.group_is_up())
+        return is_known and (not self._lead.is_sought or records.recorder.steps.have_ended)
+
+    def _seek_lead(self, records: Records) -> None:
+        """Asks the process group for the lead, if it may have something new to say."""
+        is_due = self._lead.is_due(has_synced=records.recorder.steps.have_ended)
+        if is_due and self.identity.may_have_other_nodes:
+            self._ask_group(self.identity)
 
     @errors.contained()
     def _settle(self, records: Records) -> None:
@@ -726,6 +743,7 @@ class Run:
             records.log_lines.attach(started=recorder.steps.last >= 0)
         if self.identity.may_have_others:
             self._settle(records)
+        self._seek_lead(records)
         if announcements.journal_was_removed(recorder.writer):
             return
         if conf.starts_agent:

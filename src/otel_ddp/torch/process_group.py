@@ -1,4 +1,4 @@
-"""Reads the ranks from torch.distributed, and lets all ranks agree on one name of the run."""
+"""Reads the ranks from torch.distributed, and lets them agree on the run's name and its lead."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import threading
 from typing import Any
 
 from otel_ddp import errors
-from otel_ddp.identity.identity import GroupFacts
+from otel_ddp.identity import lead
+from otel_ddp.identity.identity import GroupFacts, Identity, settle
+from otel_ddp.identity.lead import Lead
 
 log = logging.getLogger("otel_ddp")
 
 RUN_KEY = "otel_ddp/run"
+LEAD_KEY = "otel_ddp/lead"
 
 # One round trip takes 0.1 ms; a store that is this late is not going to answer.
 _LONGEST_WAIT_S = 3.0
@@ -33,11 +36,14 @@ def backend() -> str:
     return str(sys.modules["torch.distributed"].get_backend())
 
 
-def facts(propose: str, *, agree: bool) -> GroupFacts | None:
+def facts(
+    process: Identity, *, seeks_lead: bool = False, may_speak: bool = True
+) -> GroupFacts | None:
     """Ranks and host of the default process group; None where there is none.
 
-    With `agree`, its store also gives the name of the run: what the first rank has proposed, for
-    all ranks. A rank that is alone has no other to agree with.
+    Where the name of the run is open, its store gives that too: what the first rank has proposed,
+    for all ranks. A rank that is alone has no other to agree with. *seeks_lead*: where ranks may
+    be on other nodes, the store gives the lead as well. *may_speak*: else it is not asked.
     """
     if not is_up():
         return None
@@ -48,13 +54,18 @@ def facts(propose: str, *, agree: bool) -> GroupFacts | None:
         errors.reraise_foreign()
         return None  # another thread has just destroyed it
     store = _store(module)
-    asks = agree and world_size > 1 and store is not None
-    agreed_run = _agree(store, propose) if asks else None
-    return GroupFacts(rank, world_size, agreed_run, _host(store))
+    found = GroupFacts(rank, world_size, None, _host(store))
+    if store is None or world_size == 1 or not may_speak:
+        return found
+    placed = settle(process, found)
+    seeks_lead = seeks_lead and placed.may_have_other_nodes
+    if not (process.wants_agreement or seeks_lead):
+        return found
+    return _within_limit(store, found, placed, seeks_lead=seeks_lead)
 
 
 def _store(module: Any) -> Any:
-    """The store that init_process_group used, without the prefixes that change at a restart."""
+    """The store that init_process_group used, without the prefixes that a restart may change."""
     # Private, and the only way to it: without it there is no agreement, and all else works.
     getter = getattr(getattr(module, "distributed_c10d", None), "_get_default_store", None)
     if getter is None:
@@ -83,22 +94,25 @@ def _host(store: Any) -> str:
     return host if isinstance(host, str) else ""
 
 
-def _agree(store: Any, propose: str) -> str | None:
-    """The name in the store, ours if there was none.
+def _within_limit(
+    store: Any, found: GroupFacts, process: Identity, *, seeks_lead: bool
+) -> GroupFacts:
+    """What was found, and what the store says in time.
 
     compare_set answers at once whether or not the key exists, but the store's timeout does not
     cover it. With a server that is stopped it waits for ever (measured with PyTorch 2.15, timeout
     2 s), and so would a training job. The store is the user's, and so is its timeout: we cannot
-    change it. Hence a thread for these 0.1 ms, and a limit to the waiting.
+    change it. Hence a thread for these 0.3 ms, and a limit to the waiting. Nothing of it goes on
+    behind the training's back: it would keep a store alive that the program has given up.
     """
-    # Two torchruns may share a rendezvous store, with an id each.
-    elastic_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    key = f"{RUN_KEY}/{elastic_id}" if elastic_id else RUN_KEY
-    answer: list[str] = []
+    said = [found]
 
     def ask() -> None:
         try:
-            answer.append(store.compare_set(key, "", propose).decode("utf-8", "replace"))
+            if process.wants_agreement:
+                said.append(found._replace(agreed_run=_run(store, process.proposal)))
+            if seeks_lead:
+                said.append(said[-1]._replace(lead=_lead(store, found.store_host, process)))
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             log.info("The process group's store cannot agree on a run: %s", error)
 
@@ -107,4 +121,43 @@ def _agree(store: Any, propose: str) -> str | None:
     thread.join(_LONGEST_WAIT_S)
     if thread.is_alive():
         log.warning("The process group's store did not answer within %g s.", _LONGEST_WAIT_S)
-    return answer[0] if answer and answer[0] else None
+    return said[-1]
+
+
+def _run(store: Any, ours: str) -> str | None:
+    """The name in the store, ours if there was none."""
+    # Two torchruns may share a rendezvous store, with an id each.
+    elastic_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    key = f"{RUN_KEY}/{elastic_id}" if elastic_id else RUN_KEY
+    return _put(store, key, "", ours) or None
+
+
+def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
+    """The lead of this attempt: what the first rank has proposed, where rank 0 is.
+
+    Only rank 0 knows where it is, and it may come last: until then others have no host but the
+    store's, which is a guess.
+    """
+    # Unlike the name it is another one after a restart, which may put rank 0 elsewhere.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    key = "/".join((LEAD_KEY, os.environ.get("TORCHELASTIC_RUN_ID", ""), attempt))
+    is_first = process.global_rank == 0
+    ours = lead.propose((process.host, *lead.addresses_here()) if is_first else ())
+    said = _put(store, key, "", ours.as_text())
+    found = lead.parse_text(said)
+    if is_first and (found is None or found.hosts != ours.hosts):
+        # Another rank came first. Or torchrun did not count the last attempt, since a node joined.
+        placed = (found or ours)._replace(hosts=ours.hosts)
+        found = lead.parse_text(_put(store, key, said, placed.as_text()))
+    if found is None:
+        return None
+    guess = store_host or os.environ.get("MASTER_ADDR", "")
+    # At the first attempt rank 0 is where the store is, which is sure to be reached.
+    guess_first = attempt in ("", "0")
+    return found.with_hosts((guess, *found.hosts) if guess_first else (*found.hosts, guess))
+
+
+def _put(store: Any, key: str, expected: str, ours: str) -> str:
+    """Puts ours in the place of what is expected there; returns what is there then."""
+    said: bytes = store.compare_set(key, expected, ours)
+    return said.decode("utf-8", "replace")

@@ -1,0 +1,124 @@
+"""The record of a run's lead: what journals and stores hold of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_ddp.identity import lead
+
+SECRET = "0123456789abcdef" * 4
+RECORD = {"secret": SECRET, "hosts": ["node-0", "10.0.0.5", "fd00::2%eth0"], "ports": [23456, 1]}
+
+
+def test_a_lead_comes_back_from_its_text() -> None:
+    found = lead.parse(RECORD)
+
+    assert found == (SECRET, ("node-0", "10.0.0.5", "fd00::2%eth0"), (23456, 1))
+    assert lead.parse_text(found.as_text()) == found
+    assert found.as_json() == RECORD
+
+
+def test_no_two_leads_have_the_same_secret_and_their_ports_are_below_those_of_the_system() -> None:
+    one, other = lead.propose(["node-0"]), lead.propose()
+
+    assert one.secret != other.secret
+    assert (one.hosts, other.hosts) == (("node-0",), ())
+    assert lead.parse_text(one.as_text()) == one
+    assert all(20000 <= port < 30000 for port in (*one.ports, *other.ports))
+
+
+def test_a_lead_does_not_show_its_secret() -> None:
+    found = lead.parse(RECORD)
+
+    assert SECRET not in f"{found} {found!r} {[found]}"
+
+
+def test_a_lead_has_few_hosts_and_only_what_can_be_one() -> None:
+    hosts = ["", "a b", "x" * 300, "node-0", "node-0", *map(str, range(20))]
+
+    assert lead.propose(hosts).hosts == ("node-0", *map(str, range(7)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        [],
+        "earnest-ibis-mg6vr",
+        {},
+        RECORD | {"secret": None},
+        RECORD | {"secret": SECRET[1:]},
+        RECORD | {"secret": SECRET.upper()},
+        RECORD | {"secret": SECRET + "\n"},
+        RECORD | {"hosts": "node-0"},
+        RECORD | {"hosts": ["no de"]},
+        RECORD | {"hosts": ["node-0\n"]},
+        RECORD | {"hosts": [5]},
+        RECORD | {"hosts": ["node"] * 9},
+        RECORD | {"hosts": ["n" * 256]},
+        RECORD | {"ports": []},
+        RECORD | {"ports": [0]},
+        RECORD | {"ports": [65536]},
+        RECORD | {"ports": [True]},
+        RECORD | {"ports": [23456.0]},
+        RECORD | {"ports": ["23456"]},
+        RECORD | {"ports": [23456] * 9},
+        RECORD | {"ports": None},
+    ],
+)
+def test_what_is_no_lead_is_none(content: Any) -> None:
+    assert lead.parse(content) is None
+    assert lead.parse_text(json.dumps(content)) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 4000, "\ufffd", json.dumps(RECORD) + " " * 4096])
+def test_a_text_that_another_program_has_written_is_no_lead(text: str) -> None:
+    assert lead.parse_text(text) is None
+
+
+# As Linux writes them.
+FIB_TRIE = """\
+Main:
+  +-- 0.0.0.0/0 3 0 5
+     +-- 127.0.0.0/8 2 0 2
+        +-- 127.0.0.0/31 1 0 0
+           |-- 127.0.0.0
+              /8 host LOCAL
+           |-- 127.0.0.1
+              /32 host LOCAL
+        |-- 127.255.255.255
+           /32 link BROADCAST
+     +-- 10.0.0.0/24 2 0 2
+           |-- 10.0.0.0
+              /24 link UNICAST
+           |-- 10.0.0.5
+              /32 host LOCAL
+        |-- 10.0.0.255
+           /32 link BROADCAST
+Local:
+           |-- 10.0.0.5
+              /32 host LOCAL
+           |-- 172.17.0.1
+              /32 host LOCAL
+"""
+IF_INET6 = """\
+00000000000000000000000000000001 01 80 10 80       lo
+fd000000000000000000000000000002 04 40 00 82     eth0
+fe8000000000000000fc00fffe000001 04 40 20 80     eth0
+"""
+
+
+def test_addresses_of_this_machine_are_read_and_not_asked_for(tmp_path: Path) -> None:
+    net = tmp_path / "self/net"
+    net.mkdir(parents=True)
+    assert lead.addresses_here(tmp_path) == []
+
+    (net / "fib_trie").write_text(FIB_TRIE)
+    (net / "if_inet6").write_text(f"{IF_INET6}damaged\n")
+
+    found = lead.addresses_here(tmp_path)
+    assert found == ["10.0.0.5", "172.17.0.1", "fd00:0000:0000:0000:0000:0000:0000:0002"]
