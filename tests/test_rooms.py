@@ -60,6 +60,7 @@ HOMES = {
     "opentelemetry": "agent/export/otlp/ integrations/launch/instrumentor.py",
     "grpc": "agent/export/otlp/ agent/link/",
     "cryptography": "agent/link/credentials.py",
+    "google": "agent/history/ agent/link/ agent/export/otlp/",
     "requests": "agent/export/otlp/",
     "prometheus_client": "agent/scrape/",
     "textual": "cli/node/top/app.py",

@@ -6,18 +6,26 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from otel_ddp import errors, files
 from otel_ddp.history import tables
-from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, Event, SeriesKey, StepSum, ValueSum
+from otel_ddp.history.tables import (
+    STEP_COLUMNS,
+    SUM_COLUMNS,
+    Event,
+    Rows,
+    SeriesKey,
+    StepSum,
+    ValueSum,
+)
 
 # Buckets of all series of a run together, about 100 MB; each series has a share, within bounds.
 _MOST_BUCKETS = 1_000_000
-_MOST_OF_SERIES, _FEWEST_OF_SERIES = 4096, 64
+MOST_OF_SERIES, _FEWEST_OF_SERIES = 4096, 64
 _MOST_SERIES = 20_000
 _MOST_EVENTS = 20_000
 # A file system without locks answers as if another process had one.
@@ -36,11 +44,21 @@ _RULES = {
 }
 
 
+# By table: its key, and the column with JSON.
+_TEXTS = {
+    "about": ("key", "value"),
+    "ranks": ("rank", "about"),
+    "verdicts": ("id", "about"),
+}
+
+
 class Unusable(ValueError):
     """The file is of a later version, or another program's."""
 
 
-class _Table:
+class Table:
+    """Of buckets: sums of values, or steps."""
+
     def __init__(self, name: str, columns: Sequence[str]) -> None:
         self.name, self.columns = name, columns
         marks = ", ".join("?" * (len(columns) + 2))
@@ -49,17 +67,22 @@ class _Table:
             _RULES.get(column, _ADDED).format(column)
             for column in sorted(columns, key=lambda column: column == "last_ns")
         )
-        self.upsert = (
-            f"INSERT INTO {name} (series, start, {', '.join(columns)}) VALUES ({marks}) "
-            f"ON CONFLICT (series, start) DO UPDATE SET {updates}"
-        )
+        into = f"INTO {name} (series, start, {', '.join(columns)}) VALUES ({marks})"
+        self.upsert = f"INSERT {into} ON CONFLICT (series, start) DO UPDATE SET {updates}"
+        self.replace = f"INSERT OR REPLACE {into}"
 
 
-_SUMS, _STEPS = _Table("sums", SUM_COLUMNS), _Table("steps", STEP_COLUMNS)
+_SUMS, _STEPS = Table("sums", SUM_COLUMNS), Table("steps", STEP_COLUMNS)
+
+
+def table_of(key: SeriesKey) -> Table:
+    return _STEPS if key.kind == "steps" else _SUMS
 
 
 @dataclass(slots=True)
-class _Series:
+class OpenSeries:
+    """A series as it is while its file is open."""
+
     id: int
     width: int
     buckets: int
@@ -74,7 +97,7 @@ class RunFile:
         SQLite opens paths by itself, so no other user may be able to write into the directory.
         """
         self.path = path
-        self._series: dict[SeriesKey, _Series] = {}
+        self._series: dict[SeriesKey, OpenSeries] = {}
         with contextlib.suppress(FileExistsError):
             # Closed to others from its first moment. Not opened where it is there already: closing
             # it would take the locks that SQLite holds for a thread that reads it.
@@ -112,7 +135,7 @@ class RunFile:
         ).fetchall():
             key = SeriesKey(kind, name, rank, tuple(map(tuple, files.parse_json(labels))))
             # Counted when it is written to.
-            self._series[key] = _Series(id, width, _MOST_OF_SERIES)
+            self._series[key] = OpenSeries(id, width, MOST_OF_SERIES)
 
     def _check_version(self) -> int:
         version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
@@ -182,8 +205,7 @@ class RunFile:
         positions: Mapping[str, tuple[int, int, int]] = {},
     ) -> None:
         """Add all this, or nothing: raises sqlite3.Error."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction():
             for key, buckets in values.items():
                 self._add(_SUMS, key, {start: each.row() for start, each in buckets.items()})
             for key, of_rank in steps.items():
@@ -194,9 +216,15 @@ class RunFile:
                 "INSERT OR REPLACE INTO journals VALUES (?, ?, ?, ?)",
                 [(journal, *marks) for journal, marks in positions.items()],
             )
-            self._add_events(events)
+            self._add_events([(None, each) for each in events])
             for each in verdicts:
                 self._put_verdict(each)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
         except BaseException:
             # The disk may be so full that SQLite has rolled back by itself.
             if self._db.in_transaction:
@@ -205,7 +233,7 @@ class RunFile:
             raise
         self._db.execute("COMMIT")
 
-    def _add(self, table: _Table, key: SeriesKey, rows: Mapping[int, Sequence[Any]]) -> None:
+    def _add(self, table: Table, key: SeriesKey, rows: Mapping[int, Sequence[Any]]) -> None:
         series = self._series.get(key) or self._make(key)
         if series is None:
             return
@@ -216,14 +244,14 @@ class RunFile:
         # Counted as if all were new; the exact number costs more, and is asked for when it matters.
         series.buckets += len(rows)
         share = _MOST_BUCKETS // max(len(self._series), 1)
-        most = max(_FEWEST_OF_SERIES, min(_MOST_OF_SERIES, share))
+        most = max(_FEWEST_OF_SERIES, min(MOST_OF_SERIES, share))
         if series.buckets > most:
             count = f"SELECT count(*) FROM {table.name} WHERE series = ?"
             series.buckets = self._db.execute(count, (id,)).fetchone()[0]
             if series.buckets > most:
                 self._widen(table, series, most * 3 // 4)
 
-    def _make(self, key: SeriesKey) -> _Series | None:
+    def _make(self, key: SeriesKey) -> OpenSeries | None:
         self._db.execute(
             "INSERT OR IGNORE INTO series (kind, name, rank, labels, width) "
             "SELECT ?, ?, ?, ?, 1 WHERE (SELECT count(*) FROM series) < ?",
@@ -241,24 +269,35 @@ class RunFile:
                 _MOST_SERIES,
             )
             return None
-        found = self._series[key] = _Series(row[0], row[1], _MOST_OF_SERIES)
+        found = self._series[key] = OpenSeries(row[0], row[1], MOST_OF_SERIES)
         return found
 
-    def _widen(self, table: _Table, series: _Series, most: int) -> None:
+    def _widen(self, table: Table, series: OpenSeries, most: int) -> None:
         """Sum up neighbours until no more than *most* buckets are left."""
-        rows = self._db.execute(
-            f"SELECT {', '.join(('start', *table.columns))} FROM {table.name} WHERE series = ?",
-            (series.id,),
-        ).fetchall()
+        rows = self._rows(table, series)
         width = series.width
         while len({start - start % width for start, *_ in rows}) > most:
             width *= 2
+        self._set_width(table, series, width, rows)
+        series.buckets = most
+
+    def _rows(self, table: Table, series: OpenSeries, more: str = "") -> list[tuple[Any, ...]]:
+        return self._db.execute(
+            f"SELECT {', '.join(('start', *table.columns))} FROM {table.name} WHERE series = ? "
+            + more,
+            (series.id,),
+        ).fetchall()
+
+    def _set_width(
+        self, table: Table, series: OpenSeries, width: int, rows: Iterable[tuple[Any, ...]]
+    ) -> None:
+        """Keep these rows alone, in buckets of this width."""
         self._db.execute(f"DELETE FROM {table.name} WHERE series = ?", (series.id,))
         self._db.executemany(
             table.upsert, [(series.id, start - start % width, *row) for start, *row in rows]
         )
         self._db.execute("UPDATE series SET width = ? WHERE id = ?", (width, series.id))
-        series.width, series.buckets = width, most
+        series.width = width
 
     def _put(self, table: str, key: str, column: str, content: Mapping[str, Any]) -> None:
         self._db.executemany(
@@ -266,11 +305,13 @@ class RunFile:
             [(name, json.dumps(value)) for name, value in content.items()],
         )
 
-    def _add_events(self, events: Iterable[Event]) -> None:
+    def _add_events(self, events: Iterable[tuple[int | None, Event]]) -> None:
+        """*events*: with their numbers, where they have some."""
         self._db.executemany(
-            "INSERT INTO events (time_ns, step, rank, name, severity, body, attributes) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [(*each[:-1], json.dumps(each.attributes)) for each in events],
+            "INSERT OR REPLACE INTO events "
+            "(id, time_ns, step, rank, name, severity, body, attributes) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [(id, *each[:-1], json.dumps(each.attributes)) for id, each in events],
         )
         self._db.execute(
             "DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (_MOST_EVENTS,)
@@ -287,3 +328,36 @@ class RunFile:
                 *(verdict["sentence"], json.dumps(verdict)),
             ),
         )
+
+    # -- what is in it, for a copy elsewhere
+
+    def series(self) -> list[SeriesKey]:
+        """All of them."""
+        rows = self._db.execute("SELECT kind, name, rank, labels FROM series")
+        return [
+            SeriesKey(kind, name, rank, tuple(map(tuple, files.parse_json(labels))))
+            for kind, name, rank, labels in rows
+        ]
+
+    def rows(self, key: SeriesKey, first: int, until: int, most: int) -> Rows:
+        """So many of its buckets at most, from the one with *first* on, as they are now."""
+        series = self._series.get(key) or self._make(key)
+        if series is None:
+            return Rows(key, 1, [])
+        bounds = f"AND start > {first - series.width:d} AND start <= {until:d}"
+        rows = self._rows(table_of(key), series, f"{bounds} ORDER BY start LIMIT {most:d}")
+        return Rows(key, series.width, rows)
+
+    def texts(self, table: str) -> dict[str, str]:
+        """The rows of `about`, `ranks` or `verdicts`, each as JSON."""
+        key, column = _TEXTS[table]
+        return dict(self._db.execute(f"SELECT {key}, {column} FROM {table}").fetchall())
+
+    def events_after(self, id: int, most: int) -> list[tuple[int, Event]]:
+        """The next ones after that with this number, with their numbers."""
+        rows = self._db.execute(
+            "SELECT id, time_ns, step, rank, name, severity, body, attributes FROM events "
+            "WHERE id > ? ORDER BY id LIMIT ?",
+            (id, most),
+        ).fetchall()
+        return [(id, Event._make((*row[:-1], files.parse_json(row[-1])))) for id, *row in rows]

@@ -94,6 +94,14 @@ class Event(NamedTuple):
     attributes: Mapping[str, Any]
 
 
+class Rows(NamedTuple):
+    """Buckets of one series as a file holds them: each with its start, then the columns."""
+
+    key: SeriesKey
+    width: int
+    rows: Sequence[Sequence[Any]]
+
+
 class ValueSum:
     """Of the values of one series."""
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from otel_ddp import __version__, errors, files
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, Sample, State
@@ -24,6 +24,10 @@ from otel_ddp.journal.values import described
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind
 from otel_ddp.vocabulary.words import RANK_LABELS
+
+if TYPE_CHECKING:
+    from otel_ddp.agent.history.incoming import Incoming
+    from otel_ddp.agent.history.outgoing import Outgoing
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -136,6 +140,9 @@ class Histories:
         self._stopping = False
         # By run; and when it was fed last.
         self._runs: dict[RunKey, tuple[KeptRun, float]] = {}
+        # Of runs of several nodes: what goes to their leads, and what comes where we lead.
+        self._outgoing: dict[RunKey, Outgoing] = {}
+        self._incoming: Incoming | None = None
         self._clean_at = self._write_at = 0.0
         self.thread = KeptThread("history", self._work)
 
@@ -149,6 +156,34 @@ class Histories:
         """What is known of each run now."""
         self._waiting.add_states(states)
         self._wake.set()
+
+    def parts_for_lead(self, run: RunKey, node: str, start: str, shift_ns: int) -> list[bytes]:
+        """What the lead of a run has to know next; where it writes into our folder, nothing.
+
+        *node*: the lead's. *start*: which start of its agent it is. *shift_ns*: its clock minus
+        ours.
+        """
+        if not self.keeps:
+            return []
+        found = self._outgoing.get(run)
+        if found is None or found.start != start:
+            from otel_ddp.agent.history.outgoing import Outgoing
+
+            path = self.directory / directory.file_name(*run, node)
+            found = self._outgoing[run] = Outgoing(path, start)
+        return found.take(shift_ns)
+
+    def leave_lead(self, run: RunKey) -> None:
+        """The run has no lead on another node any more."""
+        self._outgoing.pop(run, None)
+
+    def take_parts(self, run: RunKey, node: str, parts: Sequence[bytes]) -> None:
+        """What another node has sent of a run that this agent leads."""
+        if self.keeps and parts and node != self._node:
+            from otel_ddp.agent.history.incoming import Incoming
+
+            self._incoming = self._incoming or Incoming(self.directory, self._most_bytes // 2)
+            self._incoming.take(run, node, parts)
 
     def describe(self) -> dict[str, Any]:
         """Where histories are, and since when nothing could be kept, if that is so."""
@@ -172,6 +207,8 @@ class Histories:
         if self.thread.join(1.0 if self.remark() else _STOP_S):
             for run, _ in self._runs.values():
                 run.close()
+            if self._incoming is not None:
+                self._incoming.close()
 
     # -- the thread
 
@@ -195,15 +232,20 @@ class Histories:
         for key, (run, fed_at) in list(self._runs.items()):
             if left_out_since_ns:
                 run.leave_out(left_out_since_ns, now_ns, "the disk did not answer in time")
+            run.outgoing = self._outgoing.get(key)
             failed = self._disk.attempt(partial(run.write, now_ns)) or failed
             if now - fed_at > _CLOSE_AFTER_S and not run.waiting_since_ns:
                 self._disk.attempt(run.close)
                 del self._runs[key]
+        if self._incoming is not None and not failed:
+            self._disk.attempt(partial(self._incoming.write, now))
         self._write_at = now + (_PAUSE_S if failed else 0.0)
         self._disk.note(failed, now_ns)
         if now >= self._clean_at and not failed:
             self._clean_at = now + _CLEAN_EVERY_S
             keep = {run.path for run, _ in self._runs.values()}
+            if self._incoming is not None:
+                keep |= self._incoming.paths()
             delete = directory.delete_oldest
             self._disk.attempt(lambda: delete(self.directory, self._most_bytes, keep))
 

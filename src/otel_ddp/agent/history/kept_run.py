@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_ddp import files
 from otel_ddp.agent.reading.journal_feed import News
@@ -15,6 +16,9 @@ from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import Event, RunKey, SeriesKey, StepSum, ValueSum
 from otel_ddp.journal.reader import Document, Name, Scalars
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
+
+if TYPE_CHECKING:
+    from otel_ddp.agent.history.outgoing import Outgoing
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -80,6 +84,8 @@ class KeptRun:
         self.path = path
         self.waiting_since_ns = 0
         """Since when nothing could be written; 0 where all is well."""
+        self.outgoing: Outgoing | None = None
+        """What tells it to the lead of the run, where that is another node's agent."""
         self._file: RunFile | None = None
         self._positions: dict[str, tuple[int, int, int]] = {}
         self._counts: dict[SeriesKey, int] = {}
@@ -242,6 +248,8 @@ class KeptRun:
             self.open()
             assert self._file is not None
             self._write(self._file, now_ns)
+            if self.outgoing is not None:
+                self.outgoing.make(self._file, time.monotonic())
         except (sqlite3.Error, OSError, ValueError, OverflowError) as why:
             self.waiting_since_ns = self.waiting_since_ns or now_ns
             self._lost_why = self._lost_why or getattr(why, "strerror", None) or str(why)
@@ -279,6 +287,8 @@ class KeptRun:
             verdicts=verdicts,
             positions=self._new.positions,
         )
+        if self.outgoing is not None:
+            self.outgoing.note([*self._new.values.items(), *self._new.steps.items()])
         self._positions |= self._new.positions
         self._written = state._replace(about=about)
         self._new = _Unwritten()
