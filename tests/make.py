@@ -17,10 +17,10 @@ from otel_ddp.vocabulary.words import PHASES, STATES, UNUSUAL_PHASES, WORK_PHASE
 MS = 1_000_000
 
 
-def labels_of(rank: int | str, run: str = "r") -> Labels:
+def labels_of(rank: int | str, run: str = "r", node: str = "n1") -> Labels:
     """What tells a rank apart from others."""
     return (
-        *(("group", "g"), ("run", run), ("job_type", "train"), ("node", "n1")),
+        *(("group", "g"), ("run", run), ("job_type", "train"), ("node", node)),
         *(("rank", str(rank)), ("local_rank", str(rank))),
     )
 

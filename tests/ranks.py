@@ -9,7 +9,8 @@ from typing import Any
 from make import labels_of, step_facts
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.diagnosis.straggler.detector import Hint, Stragglers
+from otel_ddp.diagnosis.straggler.cases import Hint
+from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change
 
@@ -33,9 +34,10 @@ class Told:
             each.feed(self._state(rank), Observation(facts=facts))
 
     def forget(self, rank: int) -> None:
+        labels = self._state(rank).labels
         self.states.pop(rank, None)
         for each in self.detectors:
-            each.forget(labels_of(rank))
+            each.forget(labels)
 
     def _state(self, rank: int) -> RankState:
         return self.states.get(rank, RankState(labels_of(rank), **self.known))
@@ -49,10 +51,16 @@ STEP_S = 0.1
 class Job:
     """Ranks that train together, 100 ms a step."""
 
-    def __init__(self, ranks: int = 4, hint: Hint | None = None, **known: Any) -> None:
+    def __init__(
+        self, ranks: int = 4, hint: Hint | None = None, *, nodes: int = 1, **known: Any
+    ) -> None:
+        """*nodes*: over so many the ranks are divided; the first is `n1`."""
         self.detector = Stragglers(hint)
         self.told = Told(self.detector, **known)
         self.ranks = list(range(ranks))
+        for rank in self.ranks if nodes > 1 else []:
+            labels = labels_of(rank, node=f"n{rank * nodes // ranks + 1}")
+            self.told.states[rank] = RankState(labels, **known)
         self.number = 0
         self.now_ns = 1_700_000_000 * 10**9
         self.counts_from: dict[int, int] = {}

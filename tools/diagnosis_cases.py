@@ -59,23 +59,33 @@ class Case(NamedTuple):
     steps: int = BEGINS + LASTS
     sluggish: float = 0.0
     """How much of a rank's jitter it keeps from one step to the next."""
+    nodes: int = 1
+    """The ranks are divided among them, evenly."""
+    late_nodes: tuple[int, ...] = ()
+    """Their ranks are late, and no others."""
+
+    def node_of(self, rank: int) -> int:
+        """The node of a rank."""
+        return rank * self.nodes // self.ranks
 
 
 class Found(NamedTuple):
     """The verdicts of the detector in a case."""
 
-    named: dict[int, tuple[str, str, int]]
-    """By rank: kind and phase of the first verdict on it, and its step."""
+    named: dict[int | str, tuple[str, str, int]]
+    """By rank, or by name of a node: kind and phase of the first verdict on it, and its step."""
     kinds: set[str]
+    verdicts: int = 0
+    """How many were opened on ranks and nodes."""
 
 
-def labels_of(rank: int) -> Labels:
+def labels_of(rank: int, node: int = 0) -> Labels:
     """The labels of a rank."""
     return (
         ("group", ""),
         ("run", "case"),
         ("job_type", "train"),
-        ("node", "node-0"),
+        ("node", f"node-{node}"),
         ("rank", str(rank)),
         ("local_rank", str(rank)),
     )
@@ -87,6 +97,10 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
     *own*: the user's own all-reduce after forward, in phase `other`.
     """
     chance = random.Random(repr(case))
+    late = {
+        *case.late,
+        *(rank for rank in range(case.ranks) if case.node_of(rank) in case.late_nodes),
+    }
     profile = PROFILES[case.profile]
     total = sum(profile.values()) + COMMUNICATION
     fresh = (1 - case.sluggish**2) ** 0.5
@@ -115,7 +129,7 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
                     need["other"] += garbage
                 if number % 150 == 0 and rank == 0:
                     need["checkpoint"] = 400.0
-            if begun and (rank in case.late or case.phase == "all"):
+            if begun and (rank in late or case.phase == "all"):
                 more = case.excess * total
                 words = COMPUTE if case.phase in ("compute", "all") else COMPUTE[:2]
                 if case.phase in ("compute", "imbalance", "all"):
@@ -172,7 +186,11 @@ def replayed(case: Case, own: bool = False) -> Found:
     """The verdicts of the detector."""
     detector = Stragglers()
     states = [
-        RankState(labels_of(rank), case.ranks, own_collectives=("other",) if own else ())
+        RankState(
+            labels_of(rank, case.node_of(rank)),
+            case.ranks,
+            own_collectives=("other",) if own else (),
+        )
         for rank in range(case.ranks)
     ]
     found = Found({}, set())
@@ -183,18 +201,18 @@ def replayed(case: Case, own: bool = False) -> Found:
         for verdict, opened in detector.poll(0):
             found.kinds.add(verdict.kind)
             if opened and verdict.kind in ("straggler", "imbalance"):
-                rank = int(dict(verdict.labels)["rank"])
-                found.named.setdefault(
-                    rank, (verdict.kind, verdict.phase, (verdict.step or 0) - BEGINS)
-                )
+                labels = dict(verdict.labels)
+                who = int(labels["rank"]) if "rank" in labels else labels["node"]
+                first = verdict.kind, verdict.phase, (verdict.step or 0) - BEGINS
+                found.named.setdefault(who, first)
+                found = found._replace(verdicts=found.verdicts + 1)
     return found
 
 
 def right_rank(case: Case, found: Found) -> bool:
-    """All late ranks and no other, after it began."""
-    return set(found.named) == set(case.late) and all(
-        step > 0 for _, _, step in found.named.values()
-    )
+    """All late ranks and nodes and no other, after it began, each once."""
+    late = {*case.late, *(f"node-{node}" for node in case.late_nodes)}
+    return set(found.named) == late and all(step > 0 for _, _, step in found.named.values())
 
 
 def right_phase(case: Case, found: Found) -> bool:
@@ -205,8 +223,8 @@ def right_phase(case: Case, found: Found) -> bool:
     )
     return all(
         named[0] == kind and named[1] in phases
-        for rank, named in found.named.items()
-        if rank in case.late
+        for who, named in found.named.items()
+        if who in case.late or isinstance(who, str)
     )
 
 
@@ -248,6 +266,65 @@ def two_late(every: int = 1) -> list[Case]:
     ][::every]
 
 
+# Nodes, ranks on each of them, and how many nodes are late.
+NODES = ((2, 2, 1), (2, 4, 1), (2, 8, 1), (3, 2, 1), (4, 2, 1), (4, 4, 1), (4, 2, 2), (8, 2, 2))
+
+
+def nodes_late(excesses: tuple[float, ...], every: int = 1) -> list[Case]:
+    """All ranks of one or two nodes late, in each phase, at each jitter."""
+    chance = random.Random(SEED)
+    cases = []
+    for excess, jitter, shape, phase in product(
+        excesses, (0.0, 0.05, 0.1, 0.15), NODES, PHASE_CASES
+    ):
+        nodes, ranks, late = shape
+        case = Case(
+            nodes * ranks,
+            jitter,
+            phase=phase,
+            excess=excess,
+            disturbances=chance.random() < 0.7,
+            profile=chance.randrange(len(PROFILES)),
+            seed=SEED,
+            nodes=nodes,
+            late_nodes=tuple(chance.sample(range(nodes), late)),
+        )
+        cases.append(case)
+    chance.shuffle(cases)
+    return cases[::every]
+
+
+def one_late_among_nodes(excesses: tuple[float, ...], every: int = 1) -> list[Case]:
+    """One rank late beside healthy ones on its node."""
+    chance = random.Random(SEED)
+    return [
+        Case(
+            nodes * ranks,
+            jitter,
+            (chance.randrange(nodes * ranks),),
+            phase,
+            excess,
+            chance.random() < 0.7,
+            chance.randrange(len(PROFILES)),
+            SEED,
+            nodes=nodes,
+        )
+        for excess, jitter, (nodes, ranks, _), phase in product(
+            excesses, (0.0, 0.05, 0.1, 0.15), NODES[:6], PHASE_CASES
+        )
+    ][::every]
+
+
+def pairs_late(every: int = 1) -> list[Case]:
+    """Two neighbours of four or eight on one node late: both are named, and not their node."""
+    return [
+        Case(nodes * ranks, jitter, (0, 1), phase, excess, True, 0, SEED, nodes=nodes)
+        for excess, jitter, (nodes, ranks), phase in product(
+            (0.25, 0.4), (0.0, 0.05, 0.1), ((1, 4), (1, 8), (2, 4)), PHASE_CASES
+        )
+    ][::every]
+
+
 def all_late(every: int = 1) -> list[Case]:
     """Every rank is slower together: no rank waits for another."""
     return [
@@ -256,19 +333,20 @@ def all_late(every: int = 1) -> list[Case]:
     ][::every]
 
 
-def balanced(steps: int, ranks: tuple[int, ...]) -> list[Case]:
-    """Nobody late, for so many steps in all."""
-    kinds = list(product(ranks, (0.0, 0.05, 0.1, 0.15)))
+def balanced(steps: int, ranks: tuple[int, ...], nodes: tuple[int, ...] = (1,)) -> list[Case]:
+    """No rank late, for so many steps in all. *ranks*: on each node."""
+    kinds = list(product(nodes, ranks, (0.0, 0.05, 0.1, 0.15)))
     return [
         Case(
-            many,
+            many * each,
             jitter,
             disturbances=i % 3 > 0,
             profile=i % 3,
             seed=SEED,
             steps=steps // len(kinds),
+            nodes=many,
         )
-        for i, (many, jitter) in enumerate(kinds)
+        for i, (many, each, jitter) in enumerate(kinds)
     ]
 
 
@@ -306,9 +384,14 @@ class Line(NamedTuple):
         )
 
 
-def false_verdicts(steps: int, ranks: tuple[int, ...] = (2, 3, 4, 8), own: bool = False) -> int:
+def false_verdicts(
+    steps: int,
+    ranks: tuple[int, ...] = (2, 3, 4, 8),
+    nodes: tuple[int, ...] = (1,),
+    own: bool = False,
+) -> int:
     """Verdicts in so many balanced steps."""
-    return sum(len(replayed(case, own).kinds) for case in balanced(steps, ranks))
+    return sum(len(replayed(case, own).kinds) for case in balanced(steps, ranks, nodes))
 
 
 def markdown() -> str:

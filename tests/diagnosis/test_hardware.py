@@ -8,7 +8,7 @@ import pytest
 
 from make import labels_of
 from otel_ddp.diagnosis.detector import RankState
-from otel_ddp.diagnosis.hardware import core_hint, with_gpu
+from otel_ddp.diagnosis.hardware import core_hint, with_gpus
 from otel_ddp.diagnosis.verdict import Labels, Verdict
 
 SENTENCE = "rank 1 keeps the others waiting."
@@ -30,7 +30,7 @@ def gpu(rank: int | None, clock: float = 1980e6, *throttled: str, run: str = "r"
 
 def late(*gpus: dict[str, Any], phase: str = "backward") -> Verdict:
     verdict = Verdict("straggler", labels_of(1), phase, SENTENCE, {"excess": 0.3})
-    return with_gpu(verdict, gpus)
+    return with_gpus(verdict, gpus)
 
 
 def test_a_gpu_that_is_held_back_and_slow_is_named() -> None:
@@ -88,13 +88,47 @@ def test_of_a_board_and_the_part_of_it_that_is_used_the_part_counts() -> None:
     assert late(gpu(0), board, part).evidence["gpu"]["index"] == "1:0"
 
 
+# -- the GPUs of a node
+
+
+def on(node: str, rank: int, clock: float, *throttled: str) -> dict[str, Any]:
+    found = gpu(rank, clock, *throttled)
+    return {**found, "labels": dict(labels_of(rank, node=node))}
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ([], " Most of its GPUs are held back (hw_thermal)."),
+        (
+            [on("n2", 4, 1980e6), on("n2", 5, 1980e6)],
+            " Most of its GPUs are held back (hw_thermal) and run at 1300 MHz, those of the "
+            "others at 1980.",
+        ),
+    ],
+    ids=["others not known", "others known"],
+)
+def test_what_most_gpus_of_a_late_node_have_is_told(
+    others: list[dict[str, Any]], told: str
+) -> None:
+    mine = [on("n1", rank, 1300e6, "hw_thermal") for rank in range(3)]
+    odd = on("n1", 3, 1980e6, "sw_power")
+    node = (("group", "g"), ("run", "r"), ("node", "n1"))
+
+    found = with_gpus(Verdict("straggler", node, "compute", SENTENCE, {}), [*mine, odd, *others])
+
+    assert found.sentence == SENTENCE + told
+    assert found.evidence["gpus"]["throttled"] == {"hw_thermal": 3, "sw_power": 1}
+    assert found.evidence["gpus"]["sm_clock_hz"] == 1300e6
+
+
 # -- its core
 
 EVIDENCE = {"step_s": 0.1, "excess_s": 0.03}
 
 
-def rank(has_device: bool) -> RankState:
-    return RankState(labels_of(1), device_clock=True if has_device else None)
+def ranks(has_device: bool) -> list[RankState]:
+    return [RankState(labels_of(1), device_clock=True if has_device else None)]
 
 
 OTHERS = {labels_of(0): 0.02, labels_of(2): 0.04}
@@ -107,7 +141,7 @@ def test_a_rank_that_waits_for_its_core_is_advised_to_look_there(
 ) -> None:
     cores = {**OTHERS, labels_of(1): 0.4}
 
-    advice, more = core_hint(rank(has_device), phase, EVIDENCE, cores)
+    advice, more = core_hint(ranks(has_device), phase, EVIDENCE, cores)
 
     assert advice.startswith(
         "Its core is taken: in each step it is ready to run and has no core for 40 ms, the others "
@@ -130,14 +164,28 @@ def test_a_rank_that_waits_for_its_core_is_advised_to_look_there(
 def test_where_that_does_not_explain_the_excess_nothing_is_said_of_it(
     cores: dict[Labels, float],
 ) -> None:
-    assert core_hint(rank(True), "compute", EVIDENCE, cores) == ("", {})
+    assert core_hint(ranks(True), "compute", EVIDENCE, cores) == ("", {})
+
+
+def test_the_cores_of_a_late_node_are_told_though_those_of_others_are_not_known() -> None:
+    node = [RankState(labels_of(rank)) for rank in range(2)]
+    cores = {labels_of(0): 0.3, labels_of(1): 0.5}
+
+    advice, more = core_hint(node, "backward", EVIDENCE, cores)
+
+    assert advice == (
+        "Its cores are taken: in each step its typical rank is ready to run and has no core for "
+        "40 ms. Look at what else runs on this node."
+    )
+    assert more == {"waited_for_core_s": 0.04}
+    assert core_hint(node, "backward", EVIDENCE, {labels_of(0): 0.3}) == ("", {})
 
 
 @pytest.mark.parametrize("phase", ["compute", "mixed"])
 def test_a_rank_without_a_device_is_not_advised_to_look_at_one(phase: str) -> None:
-    advice, _ = core_hint(rank(False), phase, EVIDENCE, {})
+    advice, _ = core_hint(ranks(False), phase, EVIDENCE, {})
 
     assert "cores" in advice
     assert "device" not in advice
-    assert core_hint(rank(True), phase, EVIDENCE, {}) == ("", {})
-    assert core_hint(rank(False), "forward", EVIDENCE, {}) == ("", {})
+    assert core_hint(ranks(True), phase, EVIDENCE, {}) == ("", {})
+    assert core_hint(ranks(False), "forward", EVIDENCE, {}) == ("", {})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from make import labels_of
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
+from otel_ddp.diagnosis.straggler.units import ranks_of
 from otel_ddp.vocabulary.words import WORK_PHASES
 
 MS = 1_000_000
@@ -34,6 +36,7 @@ def step(
 
 
 USUAL = step(4, 32)
+RANKS = ranks_of([labels_of(rank) for rank in range(3)])
 
 
 @pytest.mark.parametrize(
@@ -53,20 +56,20 @@ USUAL = step(4, 32)
     ],
 )
 def test_the_side_of_a_rank_that_is_late_in_forward(late: StepFacts, side: str) -> None:
-    table = PhaseTable([Row(1, (USUAL, late, USUAL))] * 5, ())
+    table = PhaseTable([Row(1, (USUAL, late, USUAL))] * 5, RANKS, ())
 
     assert table.side(1, "forward") == side
 
 
 def test_a_loader_that_moves_its_batches_to_the_device_is_the_hosts_side() -> None:
     usual, late = step(3, 8, phase="data"), step(33, 42, phase="data")
-    table = PhaseTable([Row(1, (usual, late, usual))] * 5, ())
+    table = PhaseTable([Row(1, (usual, late, usual))] * 5, RANKS, ())
 
     assert table.side(1, "data") == "host"
 
 
 def test_a_copy_that_takes_longer_is_the_devices_side() -> None:
     usual, late = step(3, 8, phase="data"), step(3, 38, phase="data")
-    table = PhaseTable([Row(1, (usual, late, usual))] * 5, ())
+    table = PhaseTable([Row(1, (usual, late, usual))] * 5, RANKS, ())
 
     assert table.side(1, "data") == "device"

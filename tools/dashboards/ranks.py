@@ -188,6 +188,8 @@ def _late() -> list[Panel]:
     to_hardware = of_series("GPUs & nodes", "rank")
     unequal = metric("training.imbalance", RANKS_OF_RUN)
     recurring = metric("training.recurring_stall", RANKS_OF_RUN)
+    node = metric("training.node.straggler", WHOLE_RUN)
+    unequal_node = metric("training.node.imbalance", WHOLE_RUN)
 
     def verdicts(found: str) -> str:
         return (
@@ -235,10 +237,14 @@ def _late() -> list[Panel]:
         states(
             Text(
                 "Verdicts",
-                "When an agent found which rank late, and in which phase: in most steps, for its "
-                "larger batches, or in each so many steps.",
+                "When an agent found which rank late, or all ranks of which node, and in which "
+                "phase: in most steps, for larger batches, or in each so many steps.",
                 "The beginning of a band is when to look for what changed. Larger batches: how "
                 "they are divided.",
+            ),
+            over_time(f"max by (node, phase) ({node})", "{{node}} · {{phase}}"),
+            over_time(
+                f"max by (node, phase) ({unequal_node})", "{{node}} · {{phase}}, larger batches"
             ),
             over_time(verdicts(named), "rank {{rank}} · {{phase}}"),
             over_time(verdicts(unequal), "rank {{rank}} · {{phase}}, larger batches"),

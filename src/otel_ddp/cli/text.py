@@ -43,6 +43,17 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def named_ranks(verdict: Mapping[str, Any]) -> Collection[str]:
+    """The ranks that a verdict is about: one, or those of a late node."""
+    several = mapping(verdict.get("evidence")).get("ranks")
+    one = mapping(verdict.get("who")).get("rank")
+    return {
+        str(each)
+        for each in (one, *(several if isinstance(several, list) else ()))
+        if each is not None
+    }
+
+
 def integer(value: Any) -> int | None:
     """An integer of 64 bits, or None."""
     return value if isinstance(value, int) and abs(value) < 2**63 else None

@@ -1,4 +1,4 @@
-"""Adds what its node knows to a verdict on a late rank: a core that is taken, a slow GPU."""
+"""Adds what is known of hardware to a verdict on a late rank or node: taken cores, slow GPUs."""
 
 from __future__ import annotations
 
@@ -24,23 +24,41 @@ _ADVICE = {
 
 
 def core_hint(
-    rank: RankState, phase: str, evidence: Mapping[str, Any], cores: Cores
+    ranks: Sequence[RankState], phase: str, evidence: Mapping[str, Any], cores: Cores
 ) -> tuple[str, Mapping[str, Any]]:
-    """Advice, if cores are what to look at, and more evidence. *evidence*: that of the verdict."""
-    labels, run = rank.labels, run_labels(rank.labels)
-    usual_advice = _ADVICE.get(phase, "") if rank.device_clock is None else ""
-    others = [each for one, each in cores.items() if one != labels and run_labels(one) == run]
-    if labels not in cores or not others:
+    """Advice, if cores are what to look at, and more evidence.
+
+    *ranks*: a late rank, or all ranks of a late node. *evidence*: that of the verdict.
+    """
+    run, late = run_labels(ranks[0].labels), {each.labels for each in ranks}
+    is_node = len(ranks) > 1
+    usual_advice = ""
+    if not is_node and ranks[0].device_clock is None:
+        usual_advice = _ADVICE.get(phase, "")
+    mine = [cores[labels] for labels in late if labels in cores]
+    others = [each for one, each in cores.items() if one not in late and run_labels(one) == run]
+    # The cores of other nodes are known to the agents there alone.
+    if len(mine) < len(late) or not (others or is_node):
         return usual_advice, {}
     step_s = evidence["step_s"]
-    mine_s, others_s = cores[labels] * step_s, median(others) * step_s
+    mine_s = median(mine) * step_s
+    others_s = median(others) * step_s if others else 0.0
     if mine_s - others_s < _EXPLAINS * evidence["excess_s"]:
         return usual_advice, {}
-    more = {"waited_for_core_s": round(mine_s, 6), "others_waited_for_core_s": round(others_s, 6)}
+    more = {"waited_for_core_s": round(mine_s, 6)}
+    compared = ""
+    if others:
+        more["others_waited_for_core_s"] = round(others_s, 6)
+        compared = f", the others for {duration(others_s)}"
+    if is_node:
+        return (
+            "Its cores are taken: in each step its typical rank is ready to run and has no core "
+            f"for {duration(mine_s)}{compared}. Look at what else runs on this node."
+        ), more
     return (
         f"Its core is taken: in each step it is ready to run and has no core for "
-        f"{duration(mine_s)}, the others for {duration(others_s)}. Look at what else runs on its "
-        "cores, and how ranks are bound to them."
+        f"{duration(mine_s)}{compared}. Look at what else runs on its cores, and how ranks are "
+        "bound to them."
     ), more
 
 
@@ -53,41 +71,76 @@ _NUMBERS = ("busy_ratio", "used_bytes", "power_w", "temperature_c", "sm_clock_hz
 _NOT_ON_GPU = ("data", "checkpoint")
 
 
-def with_gpu(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
-    """The same verdict with what the rank's GPU adds to it, if the rank has one of its own."""
+def with_gpus(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
+    """The same verdict with what the GPUs of the late rank or node add to it, as far as known."""
     # A board of which the rank uses a part has the rank's labels as well.
     whole = {each.get("parent") for each in gpus}
     gpus = [each for each in gpus if each.get("uuid") is None or each["uuid"] not in whole]
-    mine = [each for each in gpus if _labels(each) == dict(verdict.labels)]
+    late = dict(verdict.labels)
+    if "rank" not in late:
+        return _with_gpus_of_node(verdict, gpus)
+    mine = [each for each in gpus if _labels(each) == late]
     if len(mine) != 1:
         return verdict
     (gpu,) = mine
     others = [each for each in gpus if each is not gpu and _is_of_run(each, verdict.labels)]
     found = {name: gpu[name] for name in _NUMBERS if name in gpu}
     evidence = {**found, "index": gpu.get("index"), "throttled": list(_throttled(gpu))}
-    causes = [] if verdict.phase in _NOT_ON_GPU else [*_held_back(gpu, others), *_slow(gpu, others)]
+    causes = [*_held_back(mine, others), *_slow(mine, others)]
+    return _with(verdict, f"Its GPU {gpu.get('index')}", causes, {"gpu": evidence})
+
+
+def _with_gpus_of_node(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
+    node = dict(verdict.labels).get("node")
+    of_run = [each for each in gpus if _is_of_run(each, verdict.labels)]
+    mine = [each for each in of_run if _labels(each).get("node") == node]
+    others = [each for each in of_run if each not in mine]
+    if not mine:
+        return verdict
+    evidence: dict[str, Any] = {
+        name: median([each[name] for each in mine if name in each])
+        for name in _NUMBERS
+        if any(name in each for each in mine)
+    }
+    reasons = sorted({reason for each in mine for reason in _throttled(each)})
+    evidence["throttled"] = {
+        reason: sum(reason in _throttled(each) for each in mine) for reason in reasons
+    }
+    causes = [*_held_back(mine, others), *_slow(mine, others)]
+    return _with(verdict, "Most of its GPUs", causes, {"gpus": evidence})
+
+
+def _with(
+    verdict: Verdict, whose: str, causes: Sequence[str], evidence: Mapping[str, Any]
+) -> Verdict:
     sentence = verdict.sentence
-    if causes:
-        sentence += f" Its GPU {gpu.get('index')} {' and '.join(causes)}."
-    return verdict._replace(sentence=sentence, evidence={**verdict.evidence, "gpu": evidence})
+    if causes and verdict.phase not in _NOT_ON_GPU:
+        sentence += f" {whose} {' and '.join(causes)}."
+    return verdict._replace(sentence=sentence, evidence={**verdict.evidence, **evidence})
 
 
-def _held_back(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
+def _held_back(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[str]:
+    """Of one GPU, or of most of a node's."""
     # What holds all GPUs back, such as a power cap, makes no difference between them.
     reasons = [
         reason
-        for reason in _throttled(gpu)
-        if not others or sum(reason in _throttled(each) for each in others) * 2 < len(others)
+        for reason in dict.fromkeys(reason for each in gpus for reason in _throttled(each))
+        if sum(reason in _throttled(each) for each in gpus) * 2 > len(gpus)
+        and (not others or sum(reason in _throttled(each) for each in others) * 2 < len(others))
     ]
-    return [f"is held back ({', '.join(reasons)})"] if reasons else []
+    be = "is" if len(gpus) == 1 else "are"
+    return [f"{be} held back ({', '.join(reasons)})"] if reasons else []
 
 
-def _slow(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
-    clock = gpu.get("sm_clock_hz")
+def _slow(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[str]:
+    own = [each["sm_clock_hz"] for each in gpus if each.get("sm_clock_hz")]
     clocks = [each["sm_clock_hz"] for each in others if each.get("sm_clock_hz")]
-    if not clock or not clocks or clock >= _SLOWER * median(clocks):
+    if not own or not clocks or median(own) >= _SLOWER * median(clocks):
         return []
-    return [f"runs at {clock / 1e6:.0f} MHz, those of the others at {median(clocks) / 1e6:.0f}"]
+    run = "runs" if len(gpus) == 1 else "run"
+    return [
+        f"{run} at {median(own) / 1e6:.0f} MHz, those of the others at {median(clocks) / 1e6:.0f}"
+    ]
 
 
 def _labels(gpu: Gpu) -> Mapping[str, str]:
@@ -100,7 +153,7 @@ def _throttled(gpu: Gpu) -> Sequence[str]:
     return reasons if isinstance(reasons, Sequence) else ()
 
 
-def _is_of_run(gpu: Gpu, rank: Labels) -> bool:
+def _is_of_run(gpu: Gpu, late: Labels) -> bool:
     """Whether a rank of the same run uses this GPU."""
     labels = _labels(gpu)
-    return "rank" in labels and labels.get("run") == dict(rank).get("run")
+    return "rank" in labels and labels.get("run") == dict(late).get("run")

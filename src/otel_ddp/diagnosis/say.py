@@ -31,6 +31,11 @@ def rank_name(labels: Labels) -> str:
     return f"{_process(rank_number(labels))} ({dict(labels).get('node', '?')})"
 
 
+def unit_name(labels: Labels) -> str:
+    """Of a rank as `rank_name`; a node is `node-1`."""
+    return rank_name(labels) if "rank" in dict(labels) else dict(labels).get("node", "?")
+
+
 def rank_names(several: Iterable[Labels]) -> str:
     """`rank 3`, or `ranks 1, 3 and 5`."""
     numbers = [rank_number(each) for each in sorted(several, key=rank_order)]
@@ -119,8 +124,9 @@ def past_sentence(verdict: Verdict) -> str:
         return verdict.sentence
     share, step = percent(evidence["excess"]), duration(evidence["step_s"])
     unequal = ", for its larger batches" if verdict.kind == "imbalance" else ""
+    they = "its ranks were" if "ranks" in evidence else "it was"
     return (
-        f"{rank_name(verdict.labels)} kept the others waiting{unequal}: it was late in "
+        f"{unit_name(verdict.labels)} kept the others waiting{unequal}: {they} late in "
         f"{where}, by {share} of a step of {step}, which cost "
         f"the others {duration(evidence['lost_s'])} in total"
     )

@@ -370,6 +370,15 @@ TRAINING_RECURRING_STALL = _diagnosis.gauge("training.recurring_stall", "", "pha
 TRAINING_STRAGGLER_LOST_TIME = _diagnosis.counter("training.straggler.lost_time", "s")(
     "Time that the whole job has lost because of this rank."
 )
+TRAINING_NODE_STRAGGLER = _diagnosis.gauge(
+    "training.node.straggler", "", "phase", "side", labels="node"
+)(
+    "1 while the ranks of this node, late alike, keep those of other nodes waiting, with phase and "
+    "side as in `training.straggler`, which each of them has as well; shown from the first time on."
+)
+TRAINING_NODE_IMBALANCE = _diagnosis.gauge("training.node.imbalance", "", "phase", labels="node")(
+    "The same for more tokens or samples than other nodes have, as in `training.imbalance`."
+)
 TRAINING_NODE_WORK_MAX = _diagnosis.gauge("training.node.work.max", "s", labels="node")(
     "Work time per step of the slowest rank on the node, waiting for other ranks left out."
 )

@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,14 @@ FLOOR_S = 60.0
 class Rank(WrittenRank):
     """A process that writes down what a training would, and the agent's way to it."""
 
-    def __init__(self, bench: Bench, number: int, **more: Any) -> None:
+    def __init__(self, bench: Bench, number: int, node: str = "node-1", **more: Any) -> None:
         folder = bench.folder / f"{next(bench.numbers)}"
         folder.mkdir()
         super().__init__(folder, number, SMALL, **more)
         self.rank = number
         self.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
         self.journal = JournalFeed(
-            JournalReader(self.writer.path), bench.ledger, lambda labels: "node-1"
+            JournalReader(self.writer.path), bench.ledger, lambda labels: node
         )
         self.alive = True
         self.enter("forward")
@@ -96,11 +96,17 @@ class Bench:
         with self.ledger.lock:
             self.judge.update_series(time.time_ns())
 
-    def train(self, steps: int, late_ms: float = 0.0, ranks: Sequence[Rank] | None = None) -> None:
-        """These ranks in step, of which rank 1 may be late in backward."""
+    def train(
+        self,
+        steps: int,
+        late_ms: float = 0.0,
+        ranks: Sequence[Rank] | None = None,
+        late: Collection[int] = (1,),
+    ) -> None:
+        """These ranks in step, of which some may be late in backward."""
         for number in range(steps):
             for rank in self.ranks if ranks is None else ranks:
-                own, waits = (late_ms, 1.0) if rank.rank == 1 else (0.0, 1.0 + late_ms)
+                own, waits = (late_ms, 1.0) if rank.rank in late else (0.0, 1.0 + late_ms)
                 # No two steps take equally long, on no rank.
                 jitter = (number * 7 + rank.rank * 3) % 5 / 10
                 spent = {"forward": 10.0, "backward": 20.0 + own + jitter, "optimizer": 5.0}
@@ -200,6 +206,31 @@ def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Ben
     assert 0.03 * 200 < lost_s["1",] < 0.03 * 331
     assert of("straggler", last) == [("closed", "INFO")]
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 0.0
+
+
+def test_a_late_node_has_a_series_and_so_has_each_of_its_ranks(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.join(2, 3, node="node-2")
+    bench.train(150, late_ms=30, late=(2, 3))
+    standing = bench.series(catalog.TRAINING_STRAGGLER)
+    of_node = [
+        (dict(row.labels)["node"], row.value) for row in bench.rows(catalog.TRAINING_NODE_STRAGGLER)
+    ]
+    works = {dict(row.labels)["node"] for row in bench.rows(catalog.TRAINING_NODE_WORK_MAX)}
+    who = bench.verdict("straggler")["who"]
+    bench.train(300)
+
+    assert standing == {
+        **{(str(rank), ""): 0.0 for rank in range(4)},
+        **{(rank, "backward"): 1.0 for rank in ("2", "3")},
+    }
+    assert of_node == [("node-2", 1.0)]
+    assert (who["node"], who.get("rank")) == ("node-2", None)
+    assert works == {"node-1", "node-2"}
+    found = [each[:2] for each in bench.reported() if each[0] != "bound"]
+    assert found == [("straggler", "opened"), ("straggler", "closed")]
+    assert bench.series(catalog.TRAINING_STRAGGLER)["2", "backward"] == 0.0
+    assert bench.rows(catalog.TRAINING_NODE_STRAGGLER)[0].value == 0.0
 
 
 def test_stalls_that_recur_have_a_series_of_their_own(bench: Bench) -> None:

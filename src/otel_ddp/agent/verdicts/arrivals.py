@@ -11,7 +11,7 @@ import io
 import pickle
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.verdicts.source import Source
@@ -19,7 +19,8 @@ from otel_ddp.diagnosis.arrivals import Arrival, HostStep, Sample, compare
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.say import rank_numbers
 from otel_ddp.diagnosis.step_facts import StepFacts, TimedStep
-from otel_ddp.diagnosis.straggler.detector import Hint, Stragglers
+from otel_ddp.diagnosis.straggler.cases import Hint
+from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 
@@ -120,10 +121,10 @@ class Arrivals(Detector):
             self._last_step = -1
 
     def _with_source(
-        self, rank: RankState, phase: str, evidence: Mapping[str, Any]
+        self, ranks: Sequence[RankState], phase: str, evidence: Mapping[str, Any]
     ) -> tuple[str, Mapping[str, Any]]:
-        state = self._states[rank.labels]
-        advice, more = self._hint(state, phase, evidence) if self._hint else ("", {})
+        states = [self._states[each.labels] for each in ranks]
+        advice, more = self._hint(states, phase, evidence) if self._hint else ("", {})
         return advice, {**more, "told_by": "arrivals at collectives"}
 
     # -- asking

@@ -16,7 +16,6 @@ from otel_ddp.agent.verdicts.verdict_series import VerdictSeries
 from otel_ddp.diagnosis.hardware import Cores, Gpu
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal.reader import Document
-from otel_ddp.vocabulary.words import NODE_LABELS
 
 _POLL_EVERY_NS = 500_000_000
 _WATCH_EVERY_NS = 2_000_000_000
@@ -62,7 +61,7 @@ class Judge:
         for source in sorted(sources, key=lambda each: each.began_ns):
             by_run.setdefault(run_labels(source.labels), []).append(source)
         for run, of_run in by_run.items():
-            self._case(run, of_run).keep(of_run)
+            self._case(run).keep(of_run)
         watch = now_ns >= self._watch_at
         due = now_ns >= self._poll_at or any(each.has_new_end() for each in self._cases.values())
         self._watch_at = now_ns + _WATCH_EVERY_NS if watch else self._watch_at
@@ -73,13 +72,10 @@ class Judge:
             if due:
                 self._poll_case(case, now_ns)
 
-    def _case(self, run: Labels, sources: Sequence[Source]) -> RunCase:
+    def _case(self, run: Labels) -> RunCase:
         case = self._cases.get(run)
         if case is None:
             case = self._cases[run] = RunCase(run, self._floor_s, self._origin_ns, self._cores)
-        if not case.node and sources:
-            # The first process decides: with two nodes on one host the series would jump.
-            case.node = tuple(pair for pair in sources[0].labels if pair[0] in NODE_LABELS)
         return case
 
     @errors.contained()

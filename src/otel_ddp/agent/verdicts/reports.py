@@ -14,9 +14,9 @@ from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.agent.verdicts.source import Source
-from otel_ddp.diagnosis.hardware import Gpu, with_gpu
+from otel_ddp.diagnosis.hardware import Gpu, with_gpus
 from otel_ddp.diagnosis.say import past_sentence, rank_list
-from otel_ddp.diagnosis.straggler.finding import side_of
+from otel_ddp.diagnosis.straggler.finding import is_about, side_of
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.identity import addresses
 from otel_ddp.journal import layout
@@ -31,7 +31,7 @@ log = logging.getLogger("otel_ddp.agent")
 _MOST_PAST = 20
 # After these, training does not go on by itself.
 _FATAL: frozenset[Kind] = frozenset({"death", "stall"})
-# Findings about one rank and a phase, which have a series.
+# Findings about a rank or a node and a phase, which have a series.
 _NAMING: frozenset[Kind] = frozenset({"straggler", "imbalance", "recurring"})
 # Findings that compare ranks; the others are seen best on the board of the run.
 _OF_RANKS: frozenset[Kind] = _NAMING | {"stall", "death"}
@@ -58,7 +58,7 @@ class RunReports:
         self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
         # Those that a history alone tells: what has bounded the run.
         self.past_bounds: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
-        # Phases that a rank was ever named for, and the side: their series go on, at 0.
+        # Phases that a rank or node was ever named for, and the side: their series go on, at 0.
         self.named: set[tuple[Kind, Labels, str, str]] = set()
         # For post-mortems: the processes that ended, whose journals may have been deleted.
         self.ended: dict[Labels, ProcessState] = {}
@@ -111,7 +111,9 @@ class VerdictReporter:
             told.just_closed = incident
         if verdict.kind in _NAMING:
             side = side_of(verdict) if verdict.kind == "straggler" else ""
-            told.named.add((verdict.kind, verdict.labels, verdict.phase, side))
+            ranks = [each.labels for each in sources if is_about(verdict, each.labels)]
+            for labels in (verdict.labels, *ranks):
+                told.named.add((verdict.kind, labels, verdict.phase, side))
         # One record per incident, and another one if its phase or cause changes.
         if not opened or before is None or _phase_and_cause(before) != _phase_and_cause(verdict):
             body = verdict.sentence
@@ -133,7 +135,7 @@ class VerdictReporter:
     def _update(self, incident: Incident, verdict: Verdict, opened: bool) -> None:
         incident.found = verdict
         if opened and verdict.kind == "straggler":
-            verdict = with_gpu(verdict, self._gpus())
+            verdict = with_gpus(verdict, self._gpus())
         incident.shown = verdict
 
     def _record(

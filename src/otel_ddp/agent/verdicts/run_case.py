@@ -63,12 +63,11 @@ class RunCase:
         """
 
         def hint(
-            rank: RankState, phase: str, evidence: Mapping[str, Any]
+            ranks: Sequence[RankState], phase: str, evidence: Mapping[str, Any]
         ) -> tuple[str, Mapping[str, Any]]:
-            return core_hint(rank, phase, evidence, cores())
+            return core_hint(ranks, phase, evidence, cores())
 
         self.run = run
-        self.node: Labels = ()
         self._origin_ns = origin_ns
         # How many ranks train together. Evaluators and actors report another world.
         self._world = World(0, trains=False)

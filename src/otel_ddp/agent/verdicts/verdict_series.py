@@ -8,7 +8,9 @@ from typing import NamedTuple
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.verdicts.run_case import RunCase
-from otel_ddp.diagnosis.straggler.finding import side_of
+from otel_ddp.diagnosis.medians import median
+from otel_ddp.diagnosis.straggler.finding import is_about, side_of
+from otel_ddp.diagnosis.straggler.units import node_of
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STALL_REASONS, Kind
 
@@ -17,6 +19,11 @@ _OF_RANKS: Mapping[Kind, catalog.Metric] = {
     "straggler": catalog.TRAINING_STRAGGLER,
     "imbalance": catalog.TRAINING_IMBALANCE,
     "recurring": catalog.TRAINING_RECURRING_STALL,
+}
+# The same of a node; its ranks have theirs besides.
+_OF_NODES: Mapping[Kind, catalog.Metric] = {
+    "straggler": catalog.TRAINING_NODE_STRAGGLER,
+    "imbalance": catalog.TRAINING_NODE_IMBALANCE,
 }
 
 
@@ -65,10 +72,14 @@ def _contained(rows: Callable[[RunCase], Iterable[_Row]], case: RunCase) -> Iter
 def _named(case: RunCase) -> Iterator[_Row]:
     for kind, labels, phase, side in case.reports.named:
         incident = case.reports.open.get((kind, labels))
+        if incident is None:
+            of_node = case.reports.open.get((kind, node_of(labels)))
+            incident = of_node if of_node and is_about(of_node.shown, labels) else None
         now = incident and (incident.shown.phase, side and side_of(incident.shown))
         of_side = [("side", side)] if side else []
         where = (*labels, ("phase", phase), *of_side)
-        yield _Row(_OF_RANKS[kind], where, float(now == (phase, side)), stays=True)
+        metric = (_OF_RANKS if "rank" in dict(labels) else _OF_NODES)[kind]
+        yield _Row(metric, where, float(now == (phase, side)), stays=True)
 
 
 def _speed(case: RunCase) -> Iterator[_Row]:
@@ -81,9 +92,13 @@ def _speed(case: RunCase) -> Iterator[_Row]:
         yield _Row(catalog.TRAINING_STRAGGLER, (*rank.labels, ("phase", "")), 0.0)
         for phase, share in rank.excess.items():
             yield _Row(catalog.TRAINING_STRAGGLER_EXCESS, (*rank.labels, ("phase", phase)), share)
-    if report.work_max_s is not None and report.work_median_s is not None:
-        yield _Row(catalog.TRAINING_NODE_WORK_MAX, case.node, report.work_max_s)
-        yield _Row(catalog.TRAINING_NODE_WORK_MEDIAN, case.node, report.work_median_s)
+    works_s: dict[Labels, list[float]] = {}
+    for rank in report.ranks:
+        if rank.work_s is not None:
+            works_s.setdefault(node_of(rank.labels), []).append(rank.work_s)
+    for node, each_s in works_s.items():
+        yield _Row(catalog.TRAINING_NODE_WORK_MAX, node, max(each_s))
+        yield _Row(catalog.TRAINING_NODE_WORK_MEDIAN, node, median(each_s))
 
 
 def _stalls(case: RunCase) -> Iterator[_Row]:

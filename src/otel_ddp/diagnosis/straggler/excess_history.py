@@ -1,74 +1,119 @@
-"""The last steps of all ranks: how much longer than the others each rank worked, and its cost."""
+"""The last steps: how much longer than the others each rank or node worked, and its cost."""
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import islice
+from typing import TypeVar
 
-from otel_ddp.diagnosis.medians import median
+from otel_ddp.diagnosis.medians import excesses, median
+from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.alignment import Row
+from otel_ddp.diagnosis.straggler.units import Unit
 from otel_ddp.diagnosis.verdict import Labels
 
 _MOST_STEPS = limits.LENGTHS[-1]
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class ExcessHistory:
-    """The excess of each rank over the median of the others, in nanoseconds, step by step."""
+    """The excess of each unit over the median of the others, in nanoseconds, step by step.
+
+    A node counts with the median of its ranks.
+    """
 
     def __init__(self) -> None:
+        self.units: Sequence[Unit] = ()
+        self._left_out: tuple[int, ...] = ()
         self._rows: deque[Row] = deque(maxlen=_MOST_STEPS)
-        self._excesses_ns: deque[list[float]] = deque(maxlen=_MOST_STEPS)
+        self._excesses_ns: deque[array[float]] = deque(maxlen=_MOST_STEPS)
         self._steps_ns: deque[float] = deque(maxlen=_MOST_STEPS)
-        # The same excesses by rank, made when they are first asked for.
-        self._by_rank: list[tuple[float, ...]] = []
         # The steps since the last full stride.
         self._fresh: list[list[float]] = []
-        # By rank and stride: in how many steps the rank was above the others.
+        # By unit and stride: in how many steps the unit was above the others.
         self._above: list[list[int]] = []
 
     def __len__(self) -> int:
         return len(self._excesses_ns)
 
-    def append(self, row: Row, excesses_ns: list[float], step_ns: float) -> bool:
-        """Add one step of all ranks; True when it completes a stride."""
-        self._rows.append(row)
-        self._excesses_ns.append(excesses_ns)
-        self._steps_ns.append(step_ns)
-        self._by_rank.clear()
-        self._fresh.append(excesses_ns)
-        if len(self._fresh) < limits.STRIDE:
-            return False
-        self._above = self._above or [[] for _ in excesses_ns]
-        for counts, excess_ns in zip(self._above, zip(*self._fresh, strict=True), strict=True):
-            counts.append(_count_above(excess_ns))
-            del counts[: -_MOST_STEPS // limits.STRIDE]
-        self._fresh.clear()
-        return True
+    def start_again(self, units: Sequence[Unit], left_out: tuple[int, ...]) -> None:
+        """Forget all steps: other units, or other phases, are compared now.
 
-    def clear(self) -> None:
-        """Forget all steps: the ranks or the compared phases are others now."""
+        *left_out*: indices into WORK_PHASES, of the phases that are not compared.
+        """
+        self.units, self._left_out = units, left_out
         self._rows.clear()
         self._excesses_ns.clear()
         self._steps_ns.clear()
-        self._by_rank.clear()
         self._fresh.clear()
         self._above.clear()
 
+    def append(self, row: Row, works_ns: Sequence[int], step_ns: float) -> list[float]:
+        """Add one step of all ranks, and what each worked in it; the excess of each unit."""
+        each_ns: Sequence[float] = works_ns
+        if len(self.units) < len(works_ns):
+            each_ns = [median([works_ns[i] for i in unit.members]) for unit in self.units]
+        found = excesses(each_ns)
+        self._rows.append(row)
+        self._excesses_ns.append(array("d", found))
+        self._steps_ns.append(step_ns)
+        self._fresh.append(found)
+        if len(self._fresh) == limits.STRIDE:
+            self._above = self._above or [[] for _ in found]
+            for counts, excess_ns in zip(self._above, zip(*self._fresh, strict=True), strict=True):
+                counts.append(_count_above(excess_ns))
+                del counts[: -_MOST_STEPS // limits.STRIDE]
+            self._fresh.clear()
+        return found
+
+    @property
+    def is_at_stride(self) -> bool:
+        """Whether the last step has completed a stride."""
+        return not self._fresh and bool(self._rows)
+
     def above_counts(self, i: int) -> Sequence[int]:
-        """For each of the last strides: in how many steps rank *i* was above the others."""
+        """For each of the last strides: in how many steps unit *i* was above the others."""
         return self._above[i]
 
-    def excess_ns(self, i: int, length: int) -> tuple[float, ...]:
-        """The last excesses of rank *i*."""
-        if not self._by_rank:
-            self._by_rank = list(zip(*self._excesses_ns, strict=True))
-        return self._by_rank[i][-length:]
+    def excess_ns(self, i: int, length: int) -> list[float]:
+        """The last excesses of unit *i*."""
+        start = max(len(self._excesses_ns) - length, 0)
+        return [each[i] for each in islice(self._excesses_ns, start, None)]
 
-    def waits_ns(self, i: int, length: int) -> list[int]:
-        """How long rank *i* waited for others in each of the last steps."""
-        return [row.facts[i].wait_ns for row in self.rows(length)]
+    def waits_ns(self, i: int, length: int) -> list[float]:
+        """How long unit *i* waited for others in each of the last steps."""
+        members = self.units[i].members
+        return [median([row.facts[at].wait_ns for at in members]) for row in self.rows(length)]
+
+    def rank_excesses_ns(
+        self, i: int, ranks: Sequence[int], length: int
+    ) -> list[tuple[float, ...]]:
+        """How much longer than the typical other node each of these ranks worked, step by step.
+
+        *i*: the node that the others are other than.
+        """
+        members = self.units[i].members
+        found = []
+        for row, excess_ns in zip(self.rows(length), self.excess_ns(i, length), strict=True):
+            own_ns = works_ns([row.facts[at] for at in members], self._left_out)
+            typical_ns = median(own_ns) - excess_ns
+            facts = [row.facts[at] for at in ranks]
+            found.append([each - typical_ns for each in works_ns(facts, self._left_out)])
+        return list(zip(*found, strict=True))
+
+    def step_without_s(self, late: Collection[int], length: int) -> float:
+        """What a step would take without these ranks: the latest of the others ends it then."""
+        found = []
+        # Every third step says the same, and there may be thousands of ranks.
+        for row in self.rows(length)[::3]:
+            all_ns = works_ns(row.facts, self._left_out)
+            others_ns = [each for at, each in enumerate(all_ns) if at not in late]
+            step_ns = median([each.took_ns for each in row.facts])
+            found.append(step_ns - max(all_ns) + max(others_ns, default=0))
+        return median(found) / 1e9
 
     def rows(self, length: int) -> list[Row]:
         """The last steps themselves."""
@@ -79,7 +124,7 @@ class ExcessHistory:
         return list(islice(self._steps_ns, max(len(self._steps_ns) - length, 0), None))
 
     def excess_s(self, i: int, length: int) -> float:
-        """The median excess of rank *i* over the last steps, in seconds."""
+        """The median excess of unit *i* over the last steps, in seconds."""
         return median(self.excess_ns(i, length)) / 1e9
 
     def step_s(self, length: int) -> float:
@@ -87,8 +132,16 @@ class ExcessHistory:
         return median(self.steps_ns(length)) / 1e9
 
     def share_above(self, i: int, length: int) -> float:
-        """The share of the last steps in which rank *i* was above the others."""
+        """The share of the last steps in which unit *i* was above the others."""
         return _count_above(self.excess_ns(i, length)) / length
+
+
+def works_ns(facts: Sequence[StepFacts], left_out: Sequence[int]) -> list[int]:
+    """What each rank worked in a step, without the phases that are not compared."""
+    found = [each.took_ns - each.wait_ns for each in facts]
+    for at in left_out:
+        found = [ns - each.phases_ns[at] for ns, each in zip(found, facts, strict=True)]
+    return found
 
 
 def _count_above(excesses: Sequence[float]) -> int:
@@ -106,27 +159,32 @@ class LostTime:
         self.steps_each = 1.0
         """How many steps each step stands for, where only some of them are compared."""
 
-    def charge(self, labels: Labels, wait_s: float, steps: int, others: int) -> None:
-        """So many *others* have waited *wait_s* for this rank, in each of so many steps."""
+    def charge(self, ranks: Sequence[Labels], wait_s: float, steps: int, others: int) -> float:
+        """So many *others* have waited *wait_s* for these ranks, in each of so many steps.
+
+        They answer for it in equal parts; what it is in all.
+        """
         more_s = wait_s * steps * self.steps_each * others
-        self.lost_s[labels] = self.lost_s.get(labels, 0.0) + more_s
+        for labels in ranks:
+            self.lost_s[labels] = self.lost_s.get(labels, 0.0) + more_s / len(ranks)
+        return more_s
 
 
-def share_s(i: int, late_s: Mapping[int, float]) -> float:
-    """The wait per step that rank *i* answers for.
+def share_s(one: _Key, late_s: Mapping[_Key, float]) -> float:
+    """The wait per step that this late unit answers for.
 
-    The others wait for the latest rank only. Where several are late, they share that wait in
-    proportion to their excesses, which *late_s* has by rank.
+    The others wait for the latest one only. Where several are late, they share that wait in
+    proportion to their excesses, which *late_s* has.
     """
-    return part(i, late_s) * latest_s(late_s.values())
+    return part(one, late_s) * latest_s(late_s.values())
 
 
-def part(i: int, late_s: Mapping[int, float]) -> float:
-    """The share of rank *i* in the excesses of all late ranks."""
+def part(one: _Key, late_s: Mapping[_Key, float]) -> float:
+    """The share of this late unit in the excesses of all late ones."""
     total_s = sum(max(each_s, 0.0) for each_s in late_s.values())
-    return max(late_s[i], 0.0) / total_s if total_s else 0.0
+    return max(late_s[one], 0.0) / total_s if total_s else 0.0
 
 
 def latest_s(excesses_s: Collection[float]) -> float:
-    """The excess of the latest rank."""
+    """The excess of the latest one."""
     return max([0.0, *excesses_s])

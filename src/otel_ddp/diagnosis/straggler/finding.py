@@ -1,11 +1,13 @@
-"""What is found of ranks: a late one in words and evidence, and how all compare now."""
+"""What is found of ranks and nodes: a late one in words and evidence, and how all compare now."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from otel_ddp.diagnosis.say import duration, percent, rank_name, rounded
+from otel_ddp.diagnosis.say import duration, percent, rank_number, rounded, unit_name
+from otel_ddp.diagnosis.straggler import limits
+from otel_ddp.diagnosis.straggler.units import node_of
 from otel_ddp.diagnosis.verdict import Labels, Verdict
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, PHASE, WORK_PHASES, Kind, shown_phase
 
@@ -26,6 +28,20 @@ _ADVICE_BY_SIDE = {
     "unclear": "Its host launches late, or its device is slower: which one is not known. Look at "
     "this rank's cores, and at its device's clocks and heat.",
 }
+# Of a node: what its ranks have in common.
+_NODE_ADVICE = {
+    "data": "Look at this node's storage and network, and at the cores that its loaders have.",
+    "other": "Look at this node's cores, network and storage: copies, logging, what else runs on "
+    "it.",
+    "imbalance": _ADVICE["imbalance"],
+}
+_NODE_ADVICE_BY_SIDE = {
+    "host": "Their devices wait for launches: look at this node's processors: clocks, power "
+    "settings, what else runs on it.",
+    "device": "The devices themselves are slower: look at this node's cooling, power and clocks, "
+    "and at other users of its devices.",
+}
+_USUAL_NODE_ADVICE = "Look at this node's clocks, heat, power, and at what else runs on it."
 
 
 def side_of(verdict: Verdict) -> str:
@@ -33,8 +49,15 @@ def side_of(verdict: Verdict) -> str:
     return str(verdict.evidence.get("side", ""))
 
 
+def is_about(verdict: Verdict, rank: Labels) -> bool:
+    """Whether this rank is late by a verdict on it, or by one on its node."""
+    ranks = verdict.evidence.get("ranks", ())
+    of_node = verdict.labels == node_of(rank) and rank_number(rank) in ranks
+    return of_node or verdict.labels == rank
+
+
 class Finding(NamedTuple):
-    """One late rank, in numbers."""
+    """One late rank or node, in numbers."""
 
     labels: Labels
     kind: Kind
@@ -55,6 +78,12 @@ class Finding(NamedTuple):
     not_compared: list[str]
     side: str
     """`device`, `host`, or `unclear`, whichever is late; empty where no device's clock is known."""
+    step_without_s: float
+    """What a step would take without all late ones."""
+    late_ones: int
+    """How many ranks and nodes are late."""
+    excess_by_rank: Mapping[Labels, float]
+    """Of a node: what each of its ranks needs more than those of the typical other node."""
 
     def evidence(self) -> dict[str, Any]:
         """The numbers as they are exported."""
@@ -64,6 +93,7 @@ class Finding(NamedTuple):
             "excess_s": round(self.excess_s, 6),
             "excess": round(self.excess_s / step_s, 4),
             "step_s": round(step_s, 6),
+            "step_without_s": round(self.step_without_s, 6),
             "work_s": round(self.work_s, 6),
             "excess_by_phase": rounded(shares),
             "steps": self.steps,
@@ -71,6 +101,12 @@ class Finding(NamedTuple):
             "lost_per_s": round(self.lost_per_s, 4),
             "clock": "device" if self.side else "host",
         }
+        if self.excess_by_rank:
+            by_rank = {rank_number(labels): each for labels, each in self.excess_by_rank.items()}
+            evidence["ranks"] = list(by_rank)
+            evidence["excess_s_by_rank"] = {rank: round(each, 6) for rank, each in by_rank.items()}
+        if self.late_ones > 1:
+            evidence["late_ones"] = self.late_ones
         if self.side:
             evidence["side"] = self.side
         if self.not_compared:
@@ -83,45 +119,82 @@ class Finding(NamedTuple):
         """For people. *advice* replaces the usual one."""
         what = self._unequal_work() if self.kind == "imbalance" else self._lateness()
         others = "the other ranks together lose" if self.others > 1 else "the other rank loses"
-        advice = advice or self._advice()
-        return f"{what}; {others} {self.lost_per_s:.2g} s each second. {advice}"
+        cost = f"{others} {self.lost_per_s:.2g} s each second"
+        return f"{what}; {cost}.{self._what_if()} {advice or self._advice()}"
+
+    def _what_if(self) -> str:
+        if self.step_s - self.step_without_s < limits.WHAT_IF * self.step_s:
+            return ""
+        late = f"the {self.late_ones} that are late"
+        if self.late_ones == 1:
+            late = unit_name(self.labels) if self.excess_by_rank else "it"
+        without, step = duration(self.step_without_s), duration(self.step_s)
+        return f" Without {late} a step would take {without} instead of {step}."
 
     def _advice(self) -> str:
-        if self.kind == "imbalance":
-            return _ADVICE[self.kind]
-        if self.side and self.phase in _KERNELS:
-            return _ADVICE_BY_SIDE[self.side]
-        return _ADVICE[self.phase]
+        word = "imbalance" if self.kind == "imbalance" else self.phase
+        by_side = self.kind != "imbalance" and self.side and self.phase in _KERNELS
+        if not self.excess_by_rank:
+            return _ADVICE_BY_SIDE[self.side] if by_side else _ADVICE[word]
+        if by_side:
+            return _NODE_ADVICE_BY_SIDE.get(self.side, _USUAL_NODE_ADVICE)
+        return _NODE_ADVICE.get(word, _USUAL_NODE_ADVICE)
 
     @property
     def _size(self) -> str:
         return f"{percent(self.excess_s / self.step_s)} of a step of {duration(self.step_s)}"
 
     def _unequal_work(self) -> str:
+        who = unit_name(self.labels)
+        if self.excess_by_rank:
+            who = f"each of the {len(self.excess_by_rank)} ranks of {unit_name(self.labels)}"
         return (
-            f"work is unequal: {rank_name(self.labels)} has {percent(self.more_to_do)} more tokens "
+            f"work is unequal: {who} has {percent(self.more_to_do)} more tokens "
             f"or samples than the others and needs {duration(self.excess_s)} longer, {self._size}"
         )
 
     def _lateness(self) -> str:
-        by_phase = self.excess_by_phase
+        if self.excess_by_rank:
+            return self._lateness_of_node()
+        longer = duration(self._longer_s())
         if self.phase == "mixed":
-            longer = duration(self.excess_s)
             where = f"its work takes {longer} longer than on the others, in several phases"
         elif self.phase == "compute":
-            longer = duration(max(sum(by_phase.get(word, 0.0) for word in COMPUTE_PHASES), 0.0))
             where = (
                 f"forward, backward and the optimizer together take {longer} longer than on the "
                 "others"
             )
         else:
-            longer = duration(max(by_phase.get(self.phase, self.excess_s), 0.0))
-            name = shown_phase(self.phase)
-            where = f"{name} takes {longer} longer than on the others"
+            where = f"{shown_phase(self.phase)} takes {longer} longer than on the others"
         return (
-            f"{rank_name(self.labels)} keeps the others waiting: {where}; in total it is late by "
+            f"{unit_name(self.labels)} keeps the others waiting: {where}; in total it is late by "
             f"{self._size}"
         )
+
+    def _lateness_of_node(self) -> str:
+        where = {
+            "mixed": "in several phases",
+            "compute": "in forward, backward and the optimizer together",
+        }.get(self.phase, f"in {shown_phase(self.phase)}")
+        late_s = self.excess_by_rank
+        latest = max(late_s, key=lambda labels: late_s[labels])
+        how = "all alike"
+        if limits.NODE_ALIKE * late_s[latest] > min(late_s.values()):
+            how = f"and rank {rank_number(latest)} the most, {duration(late_s[latest])} in total"
+        return (
+            f"{unit_name(self.labels)} keeps the others waiting: its {len(late_s)} ranks need "
+            f"{duration(self._longer_s())} longer {where}, {how}; in total they are late by "
+            f"{self._size}"
+        )
+
+    def _longer_s(self) -> float:
+        """By how much it needs longer in the phase that is named."""
+        by_phase = self.excess_by_phase
+        if self.phase == "mixed":
+            return self.excess_s
+        if self.phase == "compute":
+            return max(sum(by_phase.get(word, 0.0) for word in COMPUTE_PHASES), 0.0)
+        return max(by_phase.get(self.phase, self.excess_s), 0.0)
 
 
 class RankReport(NamedTuple):
@@ -135,16 +208,15 @@ class RankReport(NamedTuple):
     """
     lost_s: float
     """What the other ranks of the job have waited for it while there were verdicts on it."""
+    work_s: float | None = None
+    """What it works in a step; None: it is not compared."""
 
 
 class Report(NamedTuple):
-    """All ranks of a run on this node."""
+    """All ranks of a run."""
 
     ranks: tuple[RankReport, ...]
     """Also ranks that have ended and have cost something."""
-    work_max_s: float | None
-    """The work of the rank that needs the most."""
-    work_median_s: float | None
     insufficient: str
     """`insufficient data: ...` where the ranks cannot be compared.
 

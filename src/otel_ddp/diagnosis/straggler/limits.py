@@ -46,9 +46,28 @@ EXCESS_OVER_NS = 250_000
 SIGMAS = 5.3
 # The first steps of a process allocate, compile, and start workers.
 FIRST_STEPS = 20
+# A step is left out where more than this share of the ranks have something unusual in it. Else
+# these ranks alone are. Of fifteen ranks or fewer, one is enough.
+UNUSUAL = 1 / 16
 # An open verdict changes its phase after so many checks that agree, each so many steps apart.
 CHECKS = 3
 CHECK_EVERY = 30
+
+# -- the rule for a node: as for a rank, by the median of its ranks; and they are late alike
+
+# Each of its ranks is late by at least this share of what the node is late by. Of the ranks on the
+# other nodes, at most this share is: a late rank among them is another matter.
+NODE_ALIKE = 0.5
+NODE_OTHERS = 1 / 8
+# It has at most so many times as many ranks as all other nodes together: one fast rank beside a
+# node of eight makes none of these late.
+NODE_OUTNUMBERS = 2
+# Where the ranks of a node are late alike, each waits so many steps for the verdict on the node.
+NODE_WAITS = 60
+# Of very many ranks or nodes, so many tell what is usual. That costs a hundredth of a deviation.
+COMPARED_WITH = 64
+# What a step would take without the late ones is said where it is shorter by this share.
+WHAT_IF = 0.01
 
 # -- its phase, and the side that is late
 

@@ -1,14 +1,16 @@
-"""What each rank needed in each phase, and what that says: which phase, or unequal work."""
+"""What each rank or node needed in each phase, and what that says: which phase, or unequal work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import sub
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from otel_ddp.diagnosis.medians import excesses, median, without
+from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.alignment import Row
+from otel_ddp.diagnosis.straggler.excess_history import works_ns
+from otel_ddp.diagnosis.straggler.units import Unit
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES, Kind
 
 # How a step begins. Of these phases it is known how far the device is behind its host.
@@ -17,9 +19,18 @@ _ORDER = [WORK_PHASES.index(word) for word in ("other", "data", "forward", "back
 _WINDOWS = {"data": (1, 2), "forward": (2, 3), "backward": (3, 4), "compute": (2, 4)}
 
 
-def _host(steps: Sequence[StepFacts], first: int, last: int) -> tuple[float, float, float] | None:
-    """Of these phases of _ORDER: how far the device was behind its host at their beginning, how
-    long they took the host, and how far the device was behind at their end."""
+class _Host(NamedTuple):
+    """The host of a unit in some of the phases of _ORDER."""
+
+    began_ns: float
+    """How far the device was behind its host at their beginning."""
+    took_ns: float
+    """How long they took the host."""
+    left_ns: float
+    """How far the device was behind at their end."""
+
+
+def _host(steps: Sequence[StepFacts], first: int, last: int) -> _Host | None:
     found = []
     for facts in steps:
         if facts.host_ns is None or facts.behind_ns is None:
@@ -28,88 +39,153 @@ def _host(steps: Sequence[StepFacts], first: int, last: int) -> tuple[float, flo
         began_ns = facts.behind_ns + sum(more_ns[:first])
         took_ns = sum([facts.host_ns[at] for at in _ORDER[first:last]])
         found.append((began_ns, took_ns, began_ns + sum(more_ns[first:last])))
-    if not found:
-        return None
-    began, took, left = map(median, zip(*found, strict=True))
-    return began, took, left
+    return _Host(*map(median, zip(*found, strict=True))) if found else None
+
+
+class _Need(NamedTuple):
+    """What a rank needed: medians over the steps. A node has the medians of its ranks."""
+
+    work_s: float
+    phases_s: tuple[float, ...]
+    """In each of WORK_PHASES."""
+    paced_s: tuple[float, ...] | None
+    """Where the device's clock is known: how long it kept up with the host."""
+    amount: float
+
+    @classmethod
+    def of(cls, steps: Sequence[StepFacts], left_out: Sequence[int]) -> _Need:
+        """That of a rank."""
+        paced_ns = [each.paced_ns for each in steps if each.paced_ns is not None]
+        return cls(
+            median(works_ns(steps, left_out)) / 1e9,
+            _medians_s([each.phases_ns for each in steps]),
+            _medians_s(paced_ns) if paced_ns else None,
+            sum([each.work for each in steps]),
+        )
+
+    @classmethod
+    def of_several(cls, needs: Sequence[_Need]) -> _Need:
+        """That of a node."""
+        if len(needs) == 1:
+            return needs[0]
+        paced_s = [each.paced_s for each in needs if each.paced_s is not None]
+        return cls(
+            median([each.work_s for each in needs]),
+            _medians([each.phases_s for each in needs]),
+            _medians(paced_s) if paced_s else None,
+            median([each.amount for each in needs]),
+        )
+
+
+def _medians(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(map(median, zip(*rows, strict=True)))
+
+
+def _medians_s(rows_ns: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    return tuple([each / 1e9 for each in _medians(rows_ns)])
 
 
 class PhaseTable:
-    """Medians over some steps, of each rank, in seconds."""
+    """What units needed over some steps. Each is worked out when it is first asked for."""
 
     def __init__(
-        self, rows: Sequence[Row], left_out: tuple[int, ...], *, compute_apart: bool = True
+        self,
+        rows: Sequence[Row],
+        units: Sequence[Unit],
+        left_out: tuple[int, ...],
+        *,
+        compute_apart: bool = True,
     ) -> None:
         """*left_out*: indices into WORK_PHASES, of the phases that cannot be compared.
 
         *compute_apart*: a late forward can be told from a late backward.
         """
+        self._rows = rows
+        self._units = units
+        self._left_out = left_out
         self._compute_apart = compute_apart
-        by_rank = list(zip(*[row.facts for row in rows], strict=True))
-        self.work_s: list[float] = []
-        # Of each rank whose device's clock is known: how long it kept up with the host.
-        self._paced_s: list[dict[str, float] | None] = []
-        self._by_rank = by_rank
-        self.left_out_s = 0.0
+        self._words = [word for at, word in enumerate(WORK_PHASES) if at not in left_out]
+        self._needs: dict[int, _Need] = {}
+        # Of thousands of units, some say what is usual as well as all.
+        self._sample = spread(len(units))
+        self._usual: dict[int | None, _Need] = {}
+        self.step_s = median([row.facts[0].took_ns for row in rows]) / 1e9
+
+    def _steps(self, rank: int) -> list[StepFacts]:
+        return [row.facts[rank] for row in self._rows]
+
+    def _need(self, i: int) -> _Need:
+        if i not in self._needs:
+            members = self._units[i].members
+            each = [_Need.of(self._steps(at), self._left_out) for at in members]
+            self._needs[i] = _Need.of_several(each)
+        return self._needs[i]
+
+    def _others(self, i: int) -> list[int]:
+        return [at for at in self._sample if at != i]
+
+    def _usual_need(self, i: int) -> _Need:
+        """What the others than unit *i* usually need."""
+        key = i if i in self._sample else None
+        if key not in self._usual:
+            self._usual[key] = _Need.of_several([self._need(at) for at in self._others(i)])
+        return self._usual[key]
+
+    def work_s(self, i: int) -> float:
+        """What unit *i* works in a step."""
+        return self._need(i).work_s
+
+    def others_work_s(self, i: int) -> list[float]:
+        """What the others work; of very many units, some of them."""
+        return [self._need(at).work_s for at in self._others(i)]
+
+    def left_out_s(self) -> float:
         """Time in the phases that are left out, of the rank that has the most there."""
-        self._phases_s: dict[str, list[float]] = {word: [] for word in WORK_PHASES}
-        for steps in by_rank:
-            work_ns = [each.work_ns for each in steps]
-            columns = list(zip(*[each.phases_ns for each in steps], strict=True))
-            for needed_s, column in zip(self._phases_s.values(), columns, strict=True):
-                needed_s.append(median(column) / 1e9)
-            if left_out:
-                left_out_ns = list(map(sum, zip(*[columns[at] for at in left_out], strict=True)))
-                self.left_out_s = max(self.left_out_s, median(left_out_ns) / 1e9)
-                work_ns = list(map(sub, work_ns, left_out_ns))
-            self.work_s.append(median(work_ns) / 1e9)
-            paced_ns = [each.paced_ns for each in steps if each.paced_ns is not None]
-            self._paced_s.append(
-                {
-                    word: median(column) / 1e9
-                    for word, column in zip(WORK_PHASES, zip(*paced_ns, strict=True), strict=True)
-                }
-                if paced_ns
-                else None
-            )
-        for at in left_out:
-            del self._phases_s[WORK_PHASES[at]]
-        self._excesses_s = {word: excesses(each) for word, each in self._phases_s.items()}
-        self._amount = [sum([each.work for each in steps]) for steps in by_rank]
-        self.step_s = median([each.took_ns for each in by_rank[0]]) / 1e9
+        left_out_ns = [
+            median([sum([each.phases_ns[at] for at in self._left_out]) for each in self._steps(i)])
+            for i in range(len(self._rows[0].facts))
+            if self._left_out
+        ]
+        return max(left_out_ns, default=0.0) / 1e9
 
     def excess_by_phase(self, i: int) -> dict[str, float]:
-        """Seconds that rank *i* needs more than the others, in each compared phase."""
-        return {word: excesses_s[i] for word, excesses_s in self._excesses_s.items()}
+        """Seconds that unit *i* needs more than the others, in each compared phase."""
+        own_s, usual_s = self._phases_s(self._need(i)), self._phases_s(self._usual_need(i))
+        return {word: own_s[word] - usual_s[word] for word in self._words}
+
+    def _phases_s(self, need: _Need) -> Mapping[str, float]:
+        found = dict(zip(WORK_PHASES, need.phases_s, strict=True))
+        return {word: found[word] for word in self._words}
 
     def more_to_do(self, i: int) -> float:
-        """How many more tokens or samples rank *i* has, as a share of what the others have."""
-        others = median(without(self._amount, i))
-        return self._amount[i] / others - 1 if others > 0 else 0.0
+        """How many more tokens or samples unit *i* has, as a share of what the others have."""
+        others = self._usual_need(i).amount
+        return self._need(i).amount / others - 1 if others > 0 else 0.0
 
     def side(self, i: int, phase: str) -> str:
-        """Whether rank *i* is late in this phase on its `device`, or since its `host` is.
+        """Whether unit *i* is late in this phase on its `device`, or since its `host` is.
 
         A device that waits for its host keeps up with it for longer than those of the others, by
         most of the excess. Where that does not show it, what was in line may: see _side_by_lag.
         Empty where the device's clock is not known.
         """
-        paced_s = self._paced_s[i]
+        paced_s = self._need(i).paced_s
         if paced_s is None:
             return ""
-        compared = self._phases_s.keys()
-        words = compared if phase == "mixed" else COMPUTE_PHASES if phase == "compute" else {phase}
-        others = [each for at, each in enumerate(self._paced_s) if at != i and each is not None]
+        usual_s = self._usual_need(i).paced_s or (0.0,) * len(WORK_PHASES)
+        words = COMPUTE_PHASES if phase == "compute" else {phase}
         late_s = waits_s = 0.0
-        for word in compared & set(words):
-            late_s += self._excesses_s[word][i]
-            waits_s += paced_s[word] - (median([each[word] for each in others]) if others else 0.0)
+        for word, excess_s in self.excess_by_phase(i).items():
+            if phase == "mixed" or word in words:
+                at = WORK_PHASES.index(word)
+                late_s += excess_s
+                waits_s += paced_s[at] - usual_s[at]
         if waits_s > late_s / 2:
             return "host"
         return self._side_by_lag(i, phase, late_s * 1e9)
 
     def _side_by_lag(self, i: int, phase: str, late_ns: float) -> str:
-        """The side of a rank whose device had work left at the end of the phase.
+        """The side of a unit whose devices had work left at the end of the phase.
 
         Where its host is late in it by most of the excess, the device may have waited for launches.
         But a host may also be late since its launch queue is full: then its device, which is
@@ -118,31 +194,36 @@ class PhaseTable:
         first, last = _WINDOWS.get(phase, (0, 0))
         if first == last:
             return "device"
-        hosts = [_host(steps, first, last) for steps in self._by_rank]
-        if None in hosts:
+        own = self._unit_host(i, first, last)
+        others = [self._unit_host(at, first, last) for at in self._others(i)]
+        known = [each for each in others if each is not None]
+        if own is None or len(known) < len(others):
             return "device"
-        known = [each for each in hosts if each is not None]
-        began_ns, took_ns, left_ns = known[i]
-        others = [each for at, each in enumerate(known) if at != i]
-        if took_ns - median([each[1] for each in others]) < late_ns / 2:
+        began_ns, took_ns, left_ns = own
+        if took_ns - median([each.took_ns for each in known]) < late_ns / 2:
             return "device"
         if phase == "data" and began_ns <= late_ns / 2:
             # No queue holds up a host that waits for a batch. What is left is the batch's copy.
             return "host"
-        share = left_ns / (median([each[2] for each in others]) + limits.PHASE_TICK_NS)
+        share = left_ns / (median([each.left_ns for each in known]) + limits.PHASE_TICK_NS)
         at_most, perhaps = (
             limits.PHASE_AFTER_NOTHING if began_ns <= late_ns / 2 else limits.PHASE_AFTER_MORE
         )
         return "host" if share <= at_most else "unclear" if share <= perhaps else "device"
 
+    def _unit_host(self, i: int, first: int, last: int) -> _Host | None:
+        hosts = [_host(self._steps(at), first, last) for at in self._units[i].members]
+        known = [each for each in hosts if each is not None]
+        return _Host(*_medians(known)) if known and len(known) == len(hosts) else None
+
     def kind_and_phase(
         self, i: int, excess_s: float, before: tuple[Kind, str] | None = None
     ) -> tuple[Kind, str]:
-        """What the lateness of rank *i* is, and the phase that holds most of it.
+        """What the lateness of unit *i* is, and the phase that holds most of it.
 
         *before*: the answer that stands. It takes more to change it, so it does not flap.
         """
-        others_s = {word: median(without(needed, i)) for word, needed in self._phases_s.items()}
+        others_s = self._phases_s(self._usual_need(i))
         phase = self._phase(i, excess_s, others_s, before[1] if before else "")
         compute_s = sum(others_s.get(word, 0.0) for word in ("forward", "backward"))
         if phase in ("forward", "backward", "compute"):
@@ -152,7 +233,7 @@ class PhaseTable:
                 return "imbalance", phase
         return "straggler", phase
 
-    def _phase(self, i: int, excess_s: float, others_s: dict[str, float], before: str) -> str:
+    def _phase(self, i: int, excess_s: float, others_s: Mapping[str, float], before: str) -> str:
         excess = self.excess_by_phase(i)
         phase = max(excess, key=lambda word: excess[word])
         if (
@@ -182,3 +263,10 @@ def _against(before: str | None, answer: str) -> float:
     if not before:
         return 0.0
     return -limits.PHASE_MARGIN if before == answer else limits.PHASE_MARGIN
+
+
+def spread(many: int) -> Sequence[int]:
+    """The places of all units; of very many, of some that lie evenly among them."""
+    if many <= limits.COMPARED_WITH:
+        return range(many)
+    return range(0, many, -(-many // limits.COMPARED_WITH))

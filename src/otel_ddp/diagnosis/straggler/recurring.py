@@ -73,11 +73,13 @@ class _Rank:
 
     def is_stall(self, excess_ns: float, step_ns: float) -> bool:
         """Whether this excess is more than lateness; *step_ns*: the step without it."""
-        if excess_ns <= max(limits.RECURS_OF_STEP * step_ns, limits.RECURS_SHORTEST_NS):
-            return False
-        if len(self.usual_ns) < limits.RECURS_LEAST_USUAL:
+        least_ns = max(limits.RECURS_OF_STEP * step_ns, limits.RECURS_SHORTEST_NS)
+        if excess_ns <= least_ns or len(self.usual_ns) < limits.RECURS_LEAST_USUAL:
             return False
         usual = median(self.usual_ns)
+        if excess_ns - usual <= least_ns:
+            # It is late in every step, and in this one hardly more.
+            return False
         spread = median([abs(each - usual) for each in self.usual_ns])
         return excess_ns > usual + limits.RECURS_OF_USUAL * spread
 

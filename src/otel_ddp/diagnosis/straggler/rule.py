@@ -1,16 +1,17 @@
-"""The straggler rule: when a rank counts as late, and when it no longer does.
+"""The straggler rule: when a rank or a node counts as late, and when it no longer does.
 
-`limits` has all thresholds; `detector` applies the rule to the ranks of a run, every STRIDE steps.
+`limits` has all thresholds; `cases` applies the rule to the ranks and nodes of a run, every STRIDE
+steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from otel_ddp.diagnosis.medians import median, without
+from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.excess_history import ExcessHistory
-from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
+from otel_ddp.diagnosis.straggler.phase_table import PhaseTable, spread
 
 # Length, strides in it, and the steps above the others that it takes.
 _OFTEN = [
@@ -20,25 +21,63 @@ _OFTEN = [
 
 
 def late_over(history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]) -> int | None:
-    """Over how many of the last steps rank *i* counts as late; None where it does not.
+    """Over how many of the last steps unit *i* counts as late; None where it does not.
 
     *table* gives the phases of so many last steps.
     """
     for length in _lengths_often_above(history, i):
-        if _stands_out(history, i, length):
-            phases = table(length)
-            if _is_among_slowest(phases.work_s, i, phases.step_s):
-                return length
+        if _stands_out(history, i, length) and _is_among_slowest(table(length), i):
+            return length
     return None
 
 
 def is_over(history: ExcessHistory, i: int, length: int) -> bool:
-    """Whether a rank that was late over *length* steps no longer is."""
-    if len(history) < length:
+    """Whether a unit that was late over *length* steps no longer is."""
+    return len(history) >= length and _is_low(history, history.excess_ns(i, length))
+
+
+def is_alike_no_more(nodes: ExcessHistory, i: int) -> bool:
+    """Whether a rank of a late node is no longer late.
+
+    One rank varies more than the median of several, so this takes the longest length.
+    """
+    length = limits.LENGTHS[-1]
+    if len(nodes) < length:
         return False
-    step_ns = median(history.steps_ns(length))
+    each_ns = nodes.rank_excesses_ns(i, nodes.units[i].members, length)
+    return any(_is_low(nodes, excess_ns) for excess_ns in each_ns)
+
+
+def _is_low(history: ExcessHistory, excess_ns: Sequence[float]) -> bool:
+    step_ns = median(history.steps_ns(len(excess_ns)))
     limit_ns = max(limits.EXCESS_OVER * step_ns, limits.EXCESS_OVER_NS)
-    return all(each < limit_ns for each in _window_medians(history.excess_ns(i, length)))
+    return all(each < limit_ns for each in _window_medians(excess_ns))
+
+
+def is_alike(nodes: ExcessHistory, i: int, length: int) -> bool:
+    """Whether all ranks of node *i* are late, as far as it is."""
+    least_ns = limits.NODE_ALIKE * median(nodes.excess_ns(i, length))
+    each_ns = nodes.rank_excesses_ns(i, nodes.units[i].members, length)
+    return 0 < least_ns <= min(map(median, each_ns))
+
+
+def is_apart(nodes: ExcessHistory, i: int, length: int, late: Collection[int]) -> bool:
+    """Whether hardly any rank on nodes that are not *late* is late as the ranks of node *i* are."""
+    others = [at for j, unit in enumerate(nodes.units) if j not in late for at in unit.members]
+    if len(nodes.units[i].members) > limits.NODE_OUTNUMBERS * len(others):
+        return False
+    line_ns = limits.NODE_ALIKE * median(nodes.excess_ns(i, length))
+    some = [others[at] for at in spread(len(others))]
+    each_ns = nodes.rank_excesses_ns(i, some, length)
+    return sum(median(ns) >= line_ns for ns in each_ns) <= limits.NODE_OTHERS * len(some)
+
+
+def may_be_its_node(nodes: ExcessHistory, i: int, length: int) -> bool:
+    """Whether a rank that is late may be so as all of its node *i* is, which shows soon."""
+    if len(nodes.units[i].members) == 1:
+        return False
+    least_ns = limits.EXCESS_PER_WINDOW * median(nodes.steps_ns(length))
+    return median(nodes.excess_ns(i, length)) > least_ns and is_alike(nodes, i, length)
 
 
 def least_excess_ns(step_ns: float) -> float:
@@ -90,7 +129,8 @@ def _window_medians(excess_ns: Sequence[float]) -> list[float]:
     return [median(excess_ns[start : start + window]) for start in range(0, length, window)]
 
 
-def _is_among_slowest(work_s: Sequence[float], i: int, step_s: float) -> bool:
+def _is_among_slowest(table: PhaseTable, i: int) -> bool:
     """Slower than the slower half of the others too: of three, one is fast rather than two slow."""
-    others = sorted(without(work_s, i))
-    return work_s[i] - others[len(others) // 2] > limits.EXCESS_PER_WINDOW * step_s
+    others_s = sorted(table.others_work_s(i))
+    slower_s = others_s[len(others_s) // 2]
+    return table.work_s(i) - slower_s > limits.EXCESS_PER_WINDOW * table.step_s

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files
-from otel_ddp.cli.text import cell, integer
+from otel_ddp.cli.text import cell, integer, named_ranks
 from otel_ddp.journal.layout import ASK_SUFFIX, PROFILE_SUFFIX
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
@@ -101,8 +101,8 @@ def _asked_for(found: Sequence[Candidate], ranks: Sequence[int]) -> list[Candida
 
 def _is_named(each: Candidate, verdict: Mapping[str, Any]) -> bool:
     who = verdict["who"]
-    named = (cell(who.get("group")), cell(who.get("run")), cell(who.get("rank")))
-    return named == (*each.process.of_run, str(each.rank))
+    run = cell(who.get("group")), cell(who.get("run"))
+    return run == each.process.of_run and str(each.rank) in named_ranks(verdict)
 
 
 class Window:

@@ -15,7 +15,7 @@ from otel_ddp.agent.reading.steps import StepWork
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.cli import fetch
 from otel_ddp.cli.options import find_places
-from otel_ddp.cli.text import cell, integer, mapping, mappings, marked, number
+from otel_ddp.cli.text import cell, integer, mapping, mappings, marked, named_ranks, number
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
@@ -204,7 +204,11 @@ def _rank(
         told.get("work_ns"),
         told.get("phases_ns") or {},
         tuple(gpu for gpu in gpus if _is_of(mapping(gpu.get("labels")), process)),
-        any(_is_of(mapping(each.get("who")), process) for each in trouble),
+        any(
+            of_run(mapping(each.get("who"))) == process.of_run
+            and str(process.rank) in named_ranks(each)
+            for each in trouble
+        ),
     )
 
 

@@ -1,0 +1,356 @@
+"""Opens, continues and closes verdicts on late ranks and nodes, and charges what they cost.
+
+`rule` decides when one is late, `phase_table` in which phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from otel_ddp.diagnosis.detector import RankState
+from otel_ddp.diagnosis.medians import median
+from otel_ddp.diagnosis.straggler import limits, rule
+from otel_ddp.diagnosis.straggler.alignment import Row
+from otel_ddp.diagnosis.straggler.excess_history import (
+    ExcessHistory,
+    LostTime,
+    latest_s,
+    part,
+    share_s,
+)
+from otel_ddp.diagnosis.straggler.finding import Finding
+from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
+from otel_ddp.diagnosis.straggler.units import nodes_of, ranks_of
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
+from otel_ddp.vocabulary.words import WORK_PHASES, Kind
+
+Hint = Callable[[Sequence[RankState], str, Mapping[str, Any]], tuple[str, Mapping[str, Any]]]
+"""Asked for a late rank, or for all ranks of a late node, with the phase and the evidence.
+
+It has better advice, or none, and more evidence.
+"""
+
+
+class _Late(NamedTuple):
+    """A late rank or node: its place in the history, and the steps that show it."""
+
+    history: ExcessHistory
+    i: int
+    length: int
+
+    @property
+    def labels(self) -> Labels:
+        return self.history.units[self.i].labels
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.history.units[self.i].members
+
+    def excess_s(self, length: int = 0) -> float:
+        return self.history.excess_s(self.i, length or self.length)
+
+
+class _Case:
+    """An open verdict."""
+
+    def __init__(self, length: int, verdict: Verdict) -> None:
+        self.length = length
+        # With the figures of the last check that found it late enough to be named.
+        self.verdict = verdict
+        self.lost_s = 0.0
+        # Another kind and phase, and how many checks in a row have found them.
+        self.other_reading: tuple[Kind, str] | None = None
+        self.checks = 0
+        self.steps_since_check = 0
+
+
+class _Look:
+    """One look at the last steps: what several verdicts need of them."""
+
+    def __init__(self, table: Callable[[ExcessHistory, int], PhaseTable]) -> None:
+        self._table = table
+        self._tables: dict[tuple[ExcessHistory, int], PhaseTable] = {}
+        self.late: list[_Late] = []
+        self._excesses_s: dict[int, dict[Labels, float]] = {}
+        self._without_s: dict[int, float] = {}
+
+    def table(self, history: ExcessHistory, length: int) -> PhaseTable:
+        key = history, length
+        if key not in self._tables:
+            self._tables[key] = self._table(history, length)
+        return self._tables[key]
+
+    def excesses_s(self, length: int) -> Mapping[Labels, float]:
+        """Those of all late ones."""
+        if length not in self._excesses_s:
+            self._excesses_s[length] = {each.labels: each.excess_s(length) for each in self.late}
+        return self._excesses_s[length]
+
+    def step_without_s(self, length: int) -> float:
+        """What a step would take without all late ones."""
+        if length not in self._without_s:
+            ranks = {rank for each in self.late for rank in each.members}
+            self._without_s[length] = self.late[0].history.step_without_s(ranks, length)
+        return self._without_s[length]
+
+
+class Cases:
+    """The late ranks and nodes of one run."""
+
+    def __init__(self, hint: Hint | None, *, compute_apart: bool) -> None:
+        """*compute_apart*: a late forward can be told from a late backward."""
+        self._hint = hint
+        self._compute_apart = compute_apart
+        self.ranks = ExcessHistory()
+        # Without units where there is nothing to say of nodes.
+        self._nodes = ExcessHistory()
+        self._left_out: tuple[int, ...] = ()
+        self._open: dict[Labels, _Case] = {}
+        # Late ranks that wait for a verdict on their node: since how many steps.
+        self._waiting: dict[Labels, int] = {}
+        self.lost_time = LostTime()
+        self._world_size = 0
+        self._states: Mapping[Labels, RankState] = {}
+        self._changes: list[Change] = []
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def start_again(self, ranks: Sequence[Labels], left_out: tuple[int, ...]) -> None:
+        """From now on these ranks are compared, without the phases that are left out."""
+        self._left_out = left_out
+        self.ranks.start_again(ranks_of(ranks), left_out)
+        self._nodes.start_again(nodes_of(ranks), left_out)
+        self._waiting.clear()
+        compared = {unit.labels for unit in (*self.ranks.units, *self._nodes.units)}
+        for labels in self._open.keys() - compared:
+            self.close(labels)
+
+    def feed(
+        self,
+        row: Row,
+        works_ns: Sequence[int],
+        step_ns: float,
+        states: Mapping[Labels, RankState],
+        world_size: int,
+    ) -> list[float]:
+        """One step of all ranks; the excess of each.
+
+        *world_size*: how many ranks of the whole job wait for each other.
+        """
+        self._states, self._world_size = states, world_size
+        excesses_ns = self.ranks.append(row, works_ns, step_ns)
+        if self._nodes.units:
+            self._nodes.append(row, works_ns, step_ns)
+        if self.ranks.is_at_stride:
+            self._judge()
+        return excesses_ns
+
+    def poll(self) -> list[Change]:
+        """What has changed since the last poll."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def present(self) -> list[Verdict]:
+        """The open verdicts with the figures of the last check that found them."""
+        return [case.verdict for case in self._open.values()]
+
+    def table(self, history: ExcessHistory, rows: Sequence[Row]) -> PhaseTable:
+        """What the units of a history needed in these steps."""
+        return PhaseTable(rows, history.units, self._left_out, compute_apart=self._compute_apart)
+
+    # -- who is late
+
+    def _judge(self) -> None:
+        look = _Look(lambda history, length: self.table(history, history.rows(length)))
+        opening = self._late_nodes(look)
+        opening += self._late_ranks(look, opening)
+        # The cost of each one depends on the other late ones: from here on all are known.
+        named = [
+            _Late(history, i, self._open[unit.labels].length)
+            for history in (self._nodes, self.ranks)
+            for i, unit in enumerate(history.units)
+            if unit.labels in self._open
+        ]
+        look.late = [*named, *opening]
+        for each in named:
+            self._continue(each, look)
+        for each in opening:
+            self._begin(each, look, named)
+
+    def _late_nodes(self, look: _Look) -> list[_Late]:
+        """Those without a verdict yet."""
+        nodes, opening = self._nodes, {}
+        for i, unit in enumerate(nodes.units):
+            case = self._open.get(unit.labels)
+            if case is not None:
+                if rule.is_over(nodes, i, case.length) or rule.is_alike_no_more(nodes, i):
+                    self._end(unit.labels, nodes, case.length)
+            elif len(unit.members) > 1:
+                length = rule.late_over(nodes, i, lambda length: look.table(nodes, length))
+                if length is not None:
+                    opening[i] = length
+        late = {i for i, unit in enumerate(nodes.units) if unit.labels in self._open} | {*opening}
+        return [
+            _Late(nodes, i, length)
+            for i, length in opening.items()
+            if rule.is_alike(nodes, i, length) and rule.is_apart(nodes, i, length, late)
+        ]
+
+    def _late_ranks(self, look: _Look, late_nodes: Sequence[_Late]) -> list[_Late]:
+        """Those without a verdict yet, on themselves or on their nodes."""
+        ranks, nodes = self.ranks, self._nodes.units
+        in_late_node = {rank for each in late_nodes for rank in each.members} | {
+            rank for unit in nodes if unit.labels in self._open for rank in unit.members
+        }
+        node = {rank: i for i, unit in enumerate(nodes) for rank in unit.members}
+
+        def table(length: int) -> PhaseTable:
+            return look.table(ranks, length)
+
+        found, waiting = [], {}
+        for i, unit in enumerate(ranks.units):
+            case = self._open.get(unit.labels)
+            if i in in_late_node:
+                # One incident is one verdict.
+                self.close(unit.labels)
+            elif case is not None:
+                if rule.is_over(ranks, i, case.length):
+                    self._end(unit.labels, ranks, case.length)
+            elif (length := rule.late_over(ranks, i, table)) is not None:
+                waited = self._waiting.get(unit.labels, 0)
+                may_be_its_node = node and rule.may_be_its_node(self._nodes, node[i], length)
+                if may_be_its_node and waited < limits.NODE_WAITS:
+                    waiting[unit.labels] = waited + limits.STRIDE
+                else:
+                    found.append(_Late(ranks, i, length))
+        self._waiting = waiting
+        return found
+
+    def _end(self, labels: Labels, history: ExcessHistory, length: int) -> None:
+        """It was late no more when the steps began that show it."""
+        oldest = history.rows(length)[0]
+        self.close(labels, max(each.ended_ns for each in oldest.facts))
+
+    # -- the verdicts on them
+
+    def _others(self, late: _Late) -> int:
+        """How many ranks of the whole job wait for it."""
+        return max(self._world_size, len(self.ranks.units)) - len(late.members)
+
+    def _charge(self, late: _Late, wait_s: float, steps: int) -> float:
+        ranks = [self.ranks.units[i].labels for i in late.members]
+        return self.lost_time.charge(ranks, wait_s, steps, self._others(late))
+
+    def _begin(self, late: _Late, look: _Look, named: Sequence[_Late]) -> None:
+        """*named*: the late ones that have a verdict already, and have been charged."""
+        labels, length = late.labels, late.length
+        late_s = look.excesses_s(length)
+        charged_s = latest_s([late_s[each.labels] for each in named])
+        left_s = max(latest_s(late_s.values()) - charged_s, 0.0)
+        before = {each.labels for each in named}
+        opening_s = {each: late_s[each] for each in late_s if each not in before}
+        table = look.table(late.history, length)
+        reading = table.kind_and_phase(late.i, late.excess_s())
+        case = _Case(length, self._verdict(late, look, reading))
+        case.lost_s = self._charge(late, part(labels, opening_s) * left_s, length - limits.STRIDE)
+        case.lost_s += self._charge(late, share_s(labels, late_s), limits.STRIDE)
+        case.verdict = _with_cost(case)
+        self._open[labels] = case
+        self._changes.append(Change(case.verdict, True))
+
+    def _continue(self, late: _Late, look: _Look) -> None:
+        """Charge a late one for the last stride, and check its phase now and then."""
+        case = self._open[late.labels]
+        if length := min(case.length, len(late.history)):
+            wait_s = share_s(late.labels, look.excesses_s(length))
+            case.lost_s += self._charge(late, wait_s, limits.STRIDE)
+        case.steps_since_check += limits.STRIDE
+        if case.steps_since_check < limits.CHECK_EVERY or len(late.history) < case.length:
+            return
+        case.steps_since_check = 0
+        excess_s = late.excess_s()
+        if excess_s < limits.EXCESS * late.history.step_s(case.length):
+            # When the verdict is about to end, what is left says nothing of the phase.
+            case.other_reading, case.checks = None, 0
+            return
+        before = case.verdict
+        present = before.kind, before.phase
+        reading = look.table(late.history, case.length).kind_and_phase(late.i, excess_s, present)
+        if reading == present:
+            case.other_reading, case.checks = None, 0
+            verdict = self._verdict(late, look, present)
+            case.verdict = verdict._replace(since_ns=before.since_ns, step=before.step)
+            case.verdict = _with_cost(case)
+            return
+        case.checks = case.checks + 1 if reading == case.other_reading else 1
+        case.other_reading = reading
+        if case.checks < limits.CHECKS:
+            return
+        if reading[0] != before.kind:
+            self._changes.append(Change(_with_cost(case), False))
+            case.lost_s = 0.0
+        case.verdict = self._verdict(late, look, reading)._replace(since_ns=before.since_ns)
+        case.verdict = _with_cost(case)
+        case.other_reading, case.checks = None, 0
+        self._changes.append(Change(case.verdict, True))
+
+    def _verdict(self, late: _Late, look: _Look, reading: tuple[Kind, str]) -> Verdict:
+        history, i, length = late
+        kind, phase = reading
+        table, step_s, others = (
+            look.table(history, length),
+            history.step_s(length),
+            self._others(late),
+        )
+        ranks = [self.ranks.units[at].labels for at in late.members]
+        excess_by_rank: dict[Labels, float] = {}
+        if len(ranks) > 1:
+            each_ns = history.rank_excesses_ns(i, late.members, length)
+            excess_by_rank = {
+                labels: median(ns) / 1e9 for labels, ns in zip(ranks, each_ns, strict=True)
+            }
+        finding = Finding(
+            labels=late.labels,
+            kind=kind,
+            phase=phase,
+            excess_s=late.excess_s(),
+            step_s=step_s,
+            work_s=table.work_s(i),
+            excess_by_phase=table.excess_by_phase(i),
+            more_to_do=table.more_to_do(i),
+            steps=length,
+            share_above=history.share_above(i, length),
+            lost_per_s=share_s(late.labels, look.excesses_s(length)) / step_s * others,
+            others=others,
+            not_compared=[WORK_PHASES[at] for at in self._left_out],
+            side=table.side(i, phase),
+            step_without_s=look.step_without_s(length),
+            late_ones=len(look.late),
+            excess_by_rank=excess_by_rank,
+        )
+        evidence = finding.evidence()
+        states = [self._states[labels] for labels in ranks]
+        advice, more = self._hint(states, phase, evidence) if self._hint else ("", {})
+        rows = history.rows(length)
+        since_ns = min(each.ended_ns for each in rows[0].facts)
+        sentence = finding.sentence(advice if kind == "straggler" else "")
+        evidence = {**evidence, **more}
+        return Verdict(kind, late.labels, phase, sentence, evidence, rows[-1].number, since_ns)
+
+    def close(self, labels: Labels, until_ns: int = 0) -> None:
+        """The verdict on this rank or node is over, if there is one."""
+        if case := self._open.pop(labels, None):
+            self._changes.append(Change(_with_cost(case)._replace(until_ns=until_ns), False))
+
+    def close_all(self) -> None:
+        """All verdicts are over."""
+        for labels in list(self._open):
+            self.close(labels)
+
+
+def _with_cost(case: _Case) -> Verdict:
+    """The verdict with what the others have lost since it began."""
+    verdict = case.verdict
+    return verdict._replace(evidence={**verdict.evidence, "lost_s": round(case.lost_s, 3)})
