@@ -12,12 +12,21 @@ from collections.abc import Iterator
 
 from otel_ddp import settings
 from otel_ddp.cli.demo.check import PLAYED, WAITS_S, Prometheus, play
-from otel_ddp.cli.demo.injection import FAULTS, PHASES, TROUBLE_AT, Injection, parse
+from otel_ddp.cli.demo.injection import (
+    FAULTS,
+    PHASES,
+    SLOW_NODE,
+    TROUBLE_AT,
+    Injection,
+    parse,
+)
 from otel_ddp.cli.demo.played import Played, end_by_signals
 from otel_ddp.cli.node.status import table
 from otel_ddp.cli.text import number
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses
+from otel_ddp.journal import process_state
+from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import survey
 
 _RUN = "demo"
@@ -27,17 +36,26 @@ _NO_TORCH = (
 )
 _PROGRESS_EVERY_S = 5.0
 _SHOWN_S, _LONGER_S = 20.0, 600
+# Nodes are compared over a longer time than the ranks of one.
+_SHOWN_OF_NODES_S = 45.0
+_MOST_NODES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        help=f"how long to train (default: {_SHOWN_S:g}); with --check, how long to wait for each "
-        f"alert (default: {WAITS_S:g})",
+        help=f"how long to train (default: {_SHOWN_S:g}, on several nodes {_SHOWN_OF_NODES_S:g}); "
+        f"with --check, how long to wait for each alert (default: {WAITS_S:g})",
     )
     parser.add_argument(
-        "--ranks", type=int, default=2, help="how many processes (default: %(default)s)"
+        "--ranks", type=int, default=2, help="how many processes on a node (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        default=1,
+        help="how many nodes are played here, each with an agent of its own (default: %(default)s)",
     )
     parser.add_argument(
         "--check",
@@ -50,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="TROUBLE",
         help="what goes wrong after a while: backward:1:30ms (rank 1 is 30 ms late in backward; "
-        f"also {', '.join(PHASES)}), or {', '.join(FAULTS)} and a rank, such as hang:1 "
-        "(default: nothing)",
+        f"also {', '.join(PHASES)}), or {', '.join(FAULTS)} and a rank, such as hang:1, or "
+        f"{SLOW_NODE}:1 (all ranks of node 1 are late) (default: nothing)",
     )
 
 
@@ -73,26 +91,35 @@ def run(options: argparse.Namespace) -> int:
     end_by_signals()
     if server is None:
         return _show(options, injected[0])
-    return play(server, injected, options.ranks, options.seconds or WAITS_S)
+    wait_s = options.seconds or WAITS_S
+    return play(server, injected, options.ranks, wait_s, options.nodes)
 
 
 def _injection(text: str, options: argparse.Namespace) -> Injection:
+    if not 1 <= options.nodes <= _MOST_NODES:
+        raise ValueError(f"--nodes is a number from 1 to {_MOST_NODES}.")
     injected = parse(text)
-    if injected.what and injected.rank >= options.ranks:
-        last = options.ranks - 1
+    what, count = "rank", options.ranks * options.nodes
+    if injected.what == SLOW_NODE:
+        what, count = "node", options.nodes
+        if count == 1:
+            raise ValueError("One node alone is not slower than others: add --nodes 2.")
+    if injected.what and injected.rank >= count:
         raise ValueError(
-            f"There is no rank {injected.rank} among {options.ranks}: ranks are 0 to {last}."
+            f"There is no {what} {injected.rank} among {count}: {what}s are 0 to {count - 1}."
         )
     return injected
 
 
 def _show(options: argparse.Namespace, injected: Injection) -> int:
     """Train for a while, and print what was recorded; the exit status."""
-    seconds = options.seconds or _SHOWN_S
-    print(f"Training on {options.ranks} ranks for {seconds:g} s ...", flush=True)
+    nodes = options.nodes
+    seconds = options.seconds or (_SHOWN_S if nodes == 1 else _SHOWN_OF_NODES_S)
+    each = "" if nodes == 1 else f" on each of {nodes} nodes"
+    print(f"Training on {options.ranks} ranks{each} for {seconds:g} s ...", flush=True)
     if injected.what:
         print(f"After {TROUBLE_AT} steps, on purpose: {options.inject}", flush=True)
-    with Played(_RUN, seconds, options.ranks, injected) as played:
+    with Played(_RUN, seconds, options.ranks, injected, nodes) as played:
         _tell_where(played)
         status = _watch(played, seconds)
         verdicts = played.verdicts()
@@ -100,7 +127,7 @@ def _show(options: argparse.Namespace, injected: Injection) -> int:
             print(played.errors(), end="", file=sys.stderr)
             print("The training failed.", file=sys.stderr)
             return status
-        ranks, now_ns = survey([played.place]).processes, time.time_ns()
+        ranks, now_ns = _processes(played), time.time_ns()
     print("\nRecorded, as `otel-ddp status` shows it:")
     print("\n".join(table(("demo", _RUN), ranks, now_ns)))
     print("\nVerdicts:")
@@ -125,11 +152,17 @@ def _watch(played: Played, seconds: float) -> int | None:
 
 def _progress(played: Played) -> Iterator[str]:
     """Each rank's step and loss."""
-    ranks = [each for each in survey([played.place]).processes if each.rank is not None]
+    ranks = [each for each in _processes(played) if each.rank is not None]
     for each in sorted(ranks, key=lambda one: one.rank or 0):
         losses = [row.get("last") for row in each.summary or () if row.get("name") == "loss"]
         loss = number(losses[0].get("value")) if losses and losses[0] else None
         yield f"rank {each.rank}: step {each.step}" + ("" if loss is None else f", loss {loss:.3f}")
+
+
+def _processes(played: Played) -> list[ProcessState]:
+    """Those of all nodes."""
+    found = (each for place in played.places for each in survey([place]).processes)
+    return process_state.table(found)
 
 
 def _tell_where(played: Played) -> None:

@@ -15,14 +15,14 @@ from urllib.parse import urlencode
 from otel_ddp import files
 from otel_ddp.agent.export.otlp import is_loopback, take_user, without_credentials
 from otel_ddp.cli import fetch
-from otel_ddp.cli.demo.injection import PHASES, Injection
+from otel_ddp.cli.demo.injection import PHASES, SLOW_NODE, Injection
 from otel_ddp.cli.demo.played import Played
 from otel_ddp.cli.text import mappings
 from otel_ddp.vocabulary import catalog
 
 # A trouble, and the alert that it must raise.
 ALERTS = {
-    **dict.fromkeys(PHASES, "TrainingStraggler"),
+    **dict.fromkeys((*PHASES, SLOW_NODE), "TrainingStraggler"),
     "hang": "TrainingStalled",
     "kill": "TrainingRunKilled",
     "nan": "TrainingLossNotFinite",
@@ -93,7 +93,9 @@ class Prometheus:
         return mappings(data.get("result"))
 
 
-def play(server: Prometheus, injected: Sequence[Injection], ranks: int, wait_s: float) -> int:
+def play(
+    server: Prometheus, injected: Sequence[Injection], ranks: int, wait_s: float, nodes: int = 1
+) -> int:
     """Play each trouble until its alert fires; the exit status."""
     failed = 0
     # Two agents that speak for one node would contradict each other: this one has its own name.
@@ -106,7 +108,7 @@ def play(server: Prometheus, injected: Sequence[Injection], ranks: int, wait_s: 
         )
         began = time.monotonic()
         # It trains on until it is told to end.
-        with Played(run_name, 2 * wait_s, ranks, each, **node) as played:
+        with Played(run_name, 2 * wait_s, ranks, each, nodes, **node) as played:
             why_not = _awaited(server, played, alert, began + wait_s)
             played.end()
         failed += bool(why_not)

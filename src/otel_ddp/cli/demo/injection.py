@@ -1,4 +1,4 @@
-"""What goes wrong in the demo on purpose: `backward:1:30ms`, `hang:1`, `kill:0`."""
+"""What goes wrong in the demo on purpose: `backward:1:30ms`, `hang:1`, `slow-node:1`."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ from typing import NamedTuple
 # Phases in which a rank may be late, and the other faults.
 PHASES = ("data", "forward", "backward")
 FAULTS = ("hang", "kill", "nan", "imbalance")
+SLOW_NODE = "slow-node"
 # Up to this step all goes well, so that the change can be seen.
 TROUBLE_AT = 150
-_PATTERN = re.compile(r"([a-z]+)(?::(\d+))?(?::(\d+(?:\.\d+)?)(ms|s))?")
+_PATTERN = re.compile(r"([a-z-]+)(?::(\d+))?(?::(\d+(?:\.\d+)?)(ms|s))?")
 _DEFAULT_S = 0.03
 
 
 class Injection(NamedTuple):
-    """One fault of one rank."""
+    """One fault of one rank, or of all ranks of one node."""
 
     what: str
     rank: int = 1
+    """Of a slow node the number of that."""
     seconds: float = _DEFAULT_S
 
     @property
     def text(self) -> str:
         """As the user types it."""
-        if self.what in PHASES:
+        if self.what in (*PHASES, SLOW_NODE):
             return f"{self.what}:{self.rank}:{self.seconds * 1000:g}ms"
         return f"{self.what}:{self.rank}" if self.what else ""
 
-    def late_s(self, phase: str, rank: int) -> float:
-        """How many seconds this rank is late in this phase."""
+    def late_s(self, phase: str, rank: int, node: int) -> float:
+        """How many seconds this rank of this node is late in this phase."""
+        if self.what == SLOW_NODE:
+            return self.seconds if (phase, node) == ("backward", self.rank) else 0.0
         return self.seconds if (self.what, self.rank) == (phase, rank) else 0.0
 
     def hits(self, fault: str, rank: int) -> bool:
@@ -51,11 +55,11 @@ def parse(text: str) -> Injection:
         return NOTHING
     found = _PATTERN.fullmatch(text.strip().lower())
     what = found[1] if found else ""
-    if found is None or what not in (*PHASES, *FAULTS):
+    if found is None or what not in (*PHASES, *FAULTS, SLOW_NODE):
         raise ValueError(
             f"{text!r} cannot be injected. Give a phase, a rank and a time, such as "
             f"backward:1:30ms ({', '.join(PHASES)}), or {', '.join(FAULTS)} and a rank, such "
-            "as hang:1."
+            f"as hang:1, or {SLOW_NODE} and a node, such as {SLOW_NODE}:1."
         )
     if found[3] and what in FAULTS:
         raise ValueError(f"{what} has a rank and no time: {what}:1")

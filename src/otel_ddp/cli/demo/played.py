@@ -1,4 +1,4 @@
-"""Plays one training of the demo: in a directory, and with an agent, of its own."""
+"""Plays one training of the demo: each node of it in a directory, with an agent, of its own."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -38,32 +39,68 @@ _NOT_PASSED_ON = (
 )
 
 
+class _Node:
+    """One node: torchrun and its ranks, and their place."""
+
+    def __init__(self, root: Path, command: Sequence[str], env: Mapping[str, str]) -> None:
+        root.mkdir(exist_ok=True)
+        self.place = Place(root / "place")
+        self._errors = root / "training.log"
+        own = {
+            "OTEL_DDP_DIR": str(self.place.directory),
+            "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
+            "OTEL_DDP_POSTMORTEM_DIR": str(root / "postmortems"),
+            "OTEL_DDP_HISTORY_DIR": str(root / "history"),
+        }
+        with self._errors.open("wb") as log:
+            # torchrun prints pages about a killed rank or Ctrl-C: shown only where it fails.
+            self.process = subprocess.Popen(
+                command, env={**env, **own}, stderr=log, start_new_session=True
+            )
+
+    def errors(self) -> str:
+        return self._errors.read_text(errors="replace")
+
+    def end(self) -> None:
+        """End the training, then its agent."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+        _stop_agent(self.place)
+
+
 class Played:
     """A training with its trouble, for a `with` block, after which nothing of it is there."""
 
     def __init__(
-        self, run: str, seconds: float, ranks: int, injected: Injection, **env: str
+        self, run: str, seconds: float, ranks: int, injected: Injection, nodes: int = 1, **env: str
     ) -> None:
+        """*ranks*: of each node."""
         self.run, self.injected = run, injected
-        self._seconds, self._ranks, self._env = seconds, ranks, env
+        self._seconds, self._ranks, self._count, self._env = seconds, ranks, nodes, env
+        self._nodes: list[_Node] = []
 
     def __enter__(self) -> Self:
         try:
             self._root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/dev/shm"))
         except OSError:
             self._root = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self.place = Place(self._root / "place")
-        self._errors, self._end_file = self._root / "training.log", self._root / "end"
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(self._ranks), "-m", "otel_ddp.cli.demo.training"),
-            *(str(self._seconds), str(self._end_file), self.injected.text),
-        ]
-        with self._errors.open("wb") as log:
-            # torchrun prints pages about a killed rank or Ctrl-C: shown only where it fails.
-            self.process = subprocess.Popen(
-                command, env=self._environment(), stderr=log, start_new_session=True
-            )
+        self._end_file = self._root / "end"
+        port = _free_port() if self._count > 1 else 0
+        for number in range(self._count):
+            root, env, meet = self._root, self._environment(), ["--standalone"]
+            if self._count > 1:
+                root = self._root / f"node-{number}"
+                name = self._env.get("OTEL_DDP_NODE", "node")
+                env["OTEL_DDP_NODE"] = f"{name}-{number}"
+                meet = [f"--nnodes={self._count}", f"--node-rank={number}"]
+                meet += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+            command = [
+                *(sys.executable, "-m", "torch.distributed.run", *meet),
+                *(f"--nproc-per-node={self._ranks}", "-m", "otel_ddp.cli.demo.training"),
+                *(str(self._seconds), str(self._end_file), self.injected.text),
+            ]
+            self._nodes.append(_Node(root, command, env))
         return self
 
     def __exit__(
@@ -75,10 +112,8 @@ class Played:
         # A second Ctrl-C would leave processes behind.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            if self.process.poll() is None:
-                self.process.terminate()
-                self.process.wait()
-            _stop_agent(self.place)
+            for each in self._nodes:
+                each.end()
             shutil.rmtree(self._root, ignore_errors=True)
         finally:
             signal.signal(signal.SIGINT, before)
@@ -86,30 +121,41 @@ class Played:
     def _environment(self) -> dict[str, str]:
         return {
             **{name: text for name, text in os.environ.items() if name not in _NOT_PASSED_ON},
-            "OTEL_DDP_DIR": str(self.place.directory),
             "OTEL_DDP_RUN": self.run,
-            "OTEL_DDP_SPOOL_DIR": str(self._root / "spool"),
-            "OTEL_DDP_POSTMORTEM_DIR": str(self._root / "postmortems"),
-            "OTEL_DDP_HISTORY_DIR": str(self._root / "history"),
             # The default of a minute is too long for a demo.
             "OTEL_DDP_STALL_TIMEOUT_S": os.environ.get("OTEL_DDP_STALL_TIMEOUT_S", "5"),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             **self._env,
         }
 
+    @property
+    def place(self) -> Place:
+        """That of rank 0's node."""
+        return self._nodes[0].place
+
+    @property
+    def places(self) -> list[Place]:
+        return [each.place for each in self._nodes]
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The launcher on rank 0's node; the others end when it does."""
+        return self._nodes[0].process
+
     def end(self) -> None:
         """Ask the ranks to come to their end: a run that is cut off is another trouble."""
         self._end_file.touch()
-        try:
-            self.process.wait(0 if self.injected.deadly else _END_S)
-        except subprocess.TimeoutExpired:
-            # A training that hangs on purpose does not end by itself.
-            self.process.terminate()
-            self.process.wait()
+        for each in self._nodes:
+            try:
+                each.process.wait(0 if self.injected.deadly else _END_S)
+            except subprocess.TimeoutExpired:  # noqa: PERF203
+                # A training that hangs on purpose does not end by itself.
+                each.process.terminate()
+                each.process.wait()
 
     def errors(self) -> str:
-        """What the training and its launcher printed as errors."""
-        return self._errors.read_text(errors="replace")
+        """What the training and its launchers printed as errors."""
+        return "".join(each.errors() for each in self._nodes)
 
     def last_error(self) -> str:
         """The last line of that."""
@@ -126,14 +172,29 @@ class Played:
         return {}
 
     def verdicts(self) -> list[str]:
-        """The agent's verdicts; that on a death comes a moment after it."""
+        """The agents' verdicts; that on a death comes a moment after it."""
         if self.injected.what == "kill":
             # The kernel reports the signal once the launcher has waited for the dead process.
             time.sleep(_VERDICT_S)
-        described, now_ns = files.read_mapping(self.place.agent_file), time.time_ns()
-        found = [each for key in ("past", "verdicts") for each in mappings(described.get(key))]
+        described, now_ns = (
+            [files.read_mapping(each.agent_file) for each in self.places],
+            time.time_ns(),
+        )
+        found = [
+            each
+            for agent in described
+            for key in ("past", "verdicts")
+            for each in mappings(agent.get(key))
+        ]
         found.sort(key=lambda each: integer(each.get("since_ns")) or 0)
-        return [dated(each, now_ns) for each in found]
+        # Of several agents each may tell the same.
+        return list(dict.fromkeys(dated(each, now_ns) for each in found))
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def end_by_signals() -> None:
