@@ -40,6 +40,11 @@ class RankState(NamedTuple):
         """
         return self.own_world_size not in (None, self.world_size)
 
+    @property
+    def waits_in(self) -> frozenset[str] | None:
+        """The phases of work in which it may wait for others, too; None: that is not known."""
+        return frozenset(self.own_collectives) if self.waits_known else None
+
 
 class Memory(NamedTuple):
     """What a process holds, and its limit."""

@@ -21,18 +21,18 @@ def test_reports_reach_the_lead_in_order_and_answers_come_back(links: Links) -> 
     lead, follower = links.lead(), links.follower()
     taken = []
 
-    for pid in (11, 12, 13):
-        follower.send(Report(processes=[Process(pid=pid)]))
+    for number in (11, 12, 13):
+        follower.send(Report(processes=[Process(id=number)]))
     until(lambda: taken.extend(lead.take()) or len(taken) == 3)
-    lead.answer("node-1", Answer(questions=[Question(pid=12, kind=Question.WHERE)]))
+    lead.answer("node-1", Answer(questions=[Question(process=12, kind=Question.WHERE)]))
     (answer,) = until(follower.take)
 
-    assert [(node, report.processes[0].pid) for node, report in taken] == [
+    assert [(node, report.processes[0].id) for node, report in taken] == [
         ("node-1", 11),
         ("node-1", 12),
         ("node-1", 13),
     ]
-    assert [(each.pid, each.kind) for each in answer.questions] == [(12, Question.WHERE)]
+    assert [(each.process, each.kind) for each in answer.questions] == [(12, Question.WHERE)]
     assert follower.state.startswith(f"connected to node-0 (127.0.0.1:{links.port}) since ")
     assert lead.nodes()["node-1"].connected
 

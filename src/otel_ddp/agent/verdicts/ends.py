@@ -181,8 +181,8 @@ class Exits:
         looked = False
         for source, each in self._exits.items():
             # One that reported its end may still exist.
-            if each.ended.state != "killed" and source.is_there():
-                each.ended = each.ended._replace(last_present_ns=time.time_ns())
+            if each.ended.state != "killed" and (present_ns := source.present_ns()):
+                each.ended = each.ended._replace(last_present_ns=present_ns)
             if now_ns >= each.looks_ns[0]:
                 looked, known_for_s = True, (now_ns - each.found_ns) / 1e9
                 each.ended = each.ended._replace(cause=source.cause(), known_for_s=known_for_s)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.journal_feed import JournalFeed, News
 from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.agent.verdicts.source import Source
@@ -48,6 +49,8 @@ class JournalSources:
 class JournalSource(Source):
     """One process, from when its labels are known until its journal is closed."""
 
+    is_here = has_news = True
+
     def __init__(self, journal: JournalFeed, causes: ExitCauses) -> None:
         reader = journal.reader
         self.labels: Labels = journal.labels
@@ -55,6 +58,7 @@ class JournalSource(Source):
         self._journal = journal
         self._causes = causes
         self._process = journal.pid, reader.start_ticks
+        self._fed: News | None = None
         self._values = NonfiniteValues()
         self._values.read_before(reader.path, reader.position)
         self._where = Answers(reader.path, *self._process)
@@ -102,7 +106,6 @@ class JournalSource(Source):
             return None
         phase = phase_word(progress.phase_code)
         name = reader.names.get(progress.phase_name) if phase == "other" else None
-        rank = self.state()
         return Position(
             labels=self.labels,
             alive=self.is_at_work,
@@ -110,7 +113,7 @@ class JournalSource(Source):
             step=self._journal.step(),
             phase=phase,
             in_mark=reader.in_mark(),
-            waits_in=frozenset(rank.own_collectives) if rank.waits_known else None,
+            waits_in=self.state().waits_in,
             # On the host's monotonic clock, which the process and the agent share.
             since_ns=origin_ns + reader.created_monotonic_ns + progress.phase_after_ns,
             name="" if name is None else name.text,
@@ -129,7 +132,10 @@ class JournalSource(Source):
         return self._causes.memory(*self._process)
 
     def nonfinite(self, now_ns: int) -> Sequence[NonfiniteValue]:
-        self._values.feed(self._journal.new.scalars, now_ns)
+        # The judge of this node reads it, and so does what tells the lead of the run.
+        if self._journal.new is not self._fed:
+            self._fed = self._journal.new
+            self._values.feed(self._fed.scalars, now_ns)
         return self._values.find(self._journal.reader.names, now_ns, ended=not self.is_at_work)
 
     def ask(self, question: Question, now_ns: int) -> bool:
@@ -166,8 +172,8 @@ class JournalSource(Source):
     def cause(self) -> Mapping[str, Any]:
         return self._causes.why(*self._process)
 
-    def is_there(self) -> bool:
-        return self._causes.is_there(*self._process)
+    def present_ns(self) -> int:
+        return time.time_ns() if self._causes.is_there(*self._process) else 0
 
     def close(self) -> None:
         self._causes.forget(*self._process)

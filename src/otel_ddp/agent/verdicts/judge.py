@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.verdicts.judgement import Judgement, named
 from otel_ddp.agent.verdicts.reports import VerdictReporter
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.agent.verdicts.source import Source
@@ -53,8 +54,13 @@ class Judge:
         self._series = VerdictSeries(ledger, self._origin_ns)
 
     @errors.contained()
-    def poll(self, sources: Iterable[Source]) -> None:
-        """Feed what is new to the detectors, and report what they find."""
+    def poll(
+        self, sources: Iterable[Source], judgements: Mapping[Labels, Judgement] | None = None
+    ) -> None:
+        """Feed what is new to the detectors, and report what they find.
+
+        *judgements*: of the runs that other agents lead now. Nothing is reported of those here.
+        """
         now_ns = self._origin_ns + self._clock()
         by_run: dict[Labels, list[Source]] = {run: [] for run in self._cases}
         # Of two processes with the same labels, the newer one counts.
@@ -68,9 +74,13 @@ class Judge:
         self._poll_at = now_ns + _POLL_EVERY_NS if due else self._poll_at
         for case in self._cases.values():
             for source in case.sources:
-                case.feed(source, now_ns, watch=watch, due=due)
+                if source.is_here:
+                    case.feed(source, now_ns, watch=watch, due=due)
+                elif source.has_news:
+                    # It comes once a second, and all at once.
+                    case.feed(source, now_ns, watch=True, due=True)
             if due:
-                self._poll_case(case, now_ns)
+                self._poll_case(case, now_ns, (judgements or {}).get(case.run))
 
     def _case(self, run: Labels) -> RunCase:
         case = self._cases.get(run)
@@ -79,11 +89,14 @@ class Judge:
         return case
 
     @errors.contained()
-    def _poll_case(self, case: RunCase, now_ns: int) -> None:
+    def _poll_case(self, case: RunCase, now_ns: int, judgement: Judgement | None) -> None:
         # All detectors are polled before the first report: post-mortems list the other findings.
         reports = case.reports
         reports.just_closed = None
-        for change in case.poll(now_ns):
+        changes = [*case.follow(judgement), *case.poll(now_ns)]
+        if judgement is not None:
+            return
+        for change in changes:
             ended = case.ended_with(change.verdict)
             self._reporter.report(reports, change, case.sources, now_ns, ended)
         for verdict in case.present():
@@ -111,17 +124,17 @@ class Judge:
 
     def verdicts(self) -> list[dict[str, Any]]:
         """The open verdicts."""
-        cases = list(self._cases.values())
-        open_ones = [
-            self._reporter.plain(each.shown)
-            for case in cases
-            for each in [*case.reports.open.values()]
-        ]
-        return open_ones[-_MOST_SHOWN:]
+        found = [each for case in list(self._cases.values()) for each in self._open(case)]
+        return found[-_MOST_SHOWN:]
+
+    def _open(self, case: RunCase) -> list[dict[str, Any]]:
+        if (judgement := case.judgement) is not None:
+            return [dict(each) for each in judgement.open]
+        return [self._reporter.plain(each.shown) for each in [*case.reports.open.values()]]
 
     def past(self) -> list[dict[str, Any]]:
         """The verdicts that are over, as long as their runs are shown."""
-        past = [each for case in list(self._cases.values()) for each in list(case.reports.past)]
+        past = [each for case in list(self._cases.values()) for each in _past(case)]
         return past[-_MOST_SHOWN:]
 
     def past_bounds(self) -> list[dict[str, Any]]:
@@ -132,8 +145,27 @@ class Judge:
 
     def insufficient(self) -> list[dict[str, str]]:
         """The runs whose ranks cannot be compared, and why."""
-        return [
-            {**dict(run), "why": case.last_report.insufficient}
-            for run, case in list(self._cases.items())
-            if case.last_report is not None and case.last_report.insufficient
-        ]
+        found = []
+        for run, case in list(self._cases.items()):
+            judgement = case.judgement
+            report = case.last_report if judgement is None else judgement.report
+            if report is not None and report.insufficient:
+                found.append({**dict(run), "why": report.insufficient})
+        return found
+
+    def judgement(self, run: Labels, by: str) -> Judgement | None:
+        """What is said here of a run, for the nodes whose agents follow this one; *by*: its node.
+
+        None: nothing is known of the run.
+        """
+        case = self._cases.get(run)
+        if case is None or case.last_report is None:
+            return None
+        past, found = list(case.reports.past), tuple(named(case.reports))
+        return Judgement(by, self._open(case), past, case.last_report, found)
+
+
+def _past(case: RunCase) -> list[dict[str, Any]]:
+    """The verdicts that are over: those of this agent, and those of the one that leads the run."""
+    own, judgement = list(case.reports.past), case.judgement
+    return own if judgement is None else [*own, *(dict(each) for each in judgement.past)]

@@ -54,6 +54,8 @@ class RunReports:
     def __init__(self, run: Labels) -> None:
         self.run = run
         self.open: dict[tuple[str, Labels], Incident] = {}
+        # What the detectors have found and is not over, reported or not.
+        self.found: dict[tuple[str, Labels], Verdict] = {}
         # The last verdicts that are over, as JSON.
         self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
         # Those that a history alone tells: what has bounded the run.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.agent.verdicts.arrivals import Arrivals
 from otel_ddp.agent.verdicts.ends import Exits
+from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.agent.verdicts.reports import RunReports
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.bounds import Bounds
@@ -47,6 +49,73 @@ class _Process:
         return Observation(batches=batches, facts=facts)
 
 
+class _Processes:
+    """All processes of a run that the judge is given, and what is kept of each."""
+
+    def __init__(self) -> None:
+        self.known: dict[Source, _Process] = {}
+        self._newest: dict[Labels, Source] = {}
+        self._nodes_here: set[str] = set()
+
+    def keep(self, sources: Collection[Source]) -> set[Labels]:
+        """These are all now, by their beginning; the labels of those that are gone."""
+        before, self.known = (
+            self.known,
+            {each: self.known.get(each) or _Process() for each in sources},
+        )
+        self._newest = {each.labels: each for each in sources}
+        self._nodes_here |= {_node(each.labels) for each in sources if each.is_here}
+        gone = {each.labels for each, known in before.items() if not known.end_is_known}
+        return gone - self._newest.keys()
+
+    def living(self, labels: Labels) -> Source | None:
+        """The newest living process with these labels."""
+        newest = self._newest.get(labels)
+        if newest is None or newest.is_at_work:
+            return newest
+        living = [each for each in self.known if each.labels == labels and each.is_at_work]
+        return max(living, key=lambda each: each.began_ns, default=None)
+
+    def are_here(self, labels: Labels) -> bool:
+        """Whether these are labels of this node, or of its processes."""
+        return _node(labels) in self._nodes_here
+
+
+def _node(labels: Labels) -> str:
+    return dict(labels).get("node", "")
+
+
+class _Worlds:
+    """How many ranks train together. Evaluators and actors report another world."""
+
+    def __init__(self) -> None:
+        self._known = World(0, trains=False)
+        self._of: dict[Labels, World] = {}
+        # How many processes have each: mostly all have the same.
+        self._counts: Counter[World] = Counter()
+
+    @property
+    def size(self) -> int:
+        return self._known.size
+
+    def update(self, labels: Labels, size: int | None, trains: bool = False) -> None:
+        """*size*: of a living process; None: it is gone. *trains*: it makes steps, or will."""
+        before = self._of.pop(labels, None)
+        if before is not None:
+            self._counts[before] -= 1
+        if size is not None:
+            world = World(size, trains or (before is not None and before.trains))
+            self._of[labels] = world
+            self._counts[world] += 1
+            if world == before:
+                return
+        living = [each for each, count in self._counts.items() if count]
+        # Whether any process of this run has been seen to train.
+        trained = self._known.trains or any(each.trains for each in living)
+        last = World(self._known.size, trained)
+        self._known = World(training_world(living, last), trained)
+
+
 class RunCase:
     """Fed and polled by the judge; read by what writes series."""
 
@@ -69,14 +138,14 @@ class RunCase:
 
         self.run = run
         self._origin_ns = origin_ns
-        # How many ranks train together. Evaluators and actors report another world.
-        self._world = World(0, trains=False)
-        self._worlds: dict[Labels, World] = {}
-        self._processes: dict[Source, _Process] = {}
+        self._world = _Worlds()
+        self._processes = _Processes()
         self._exits = Exits()
         self.stalls = Stalls(floor_s)
         self.stragglers = Stragglers(hint)
-        self.arrivals = Arrivals(self._source, hint, lambda: not self.stalls.suspects)
+        self.arrivals = Arrivals(
+            self._processes.living, hint, lambda: not (self.stalls.suspects or self.judgement)
+        )
         self._deaths = Deaths(lambda: self.stalls.told)
         self._detectors: Sequence[Detector] = (
             *(self._deaths, self.stalls, self.stragglers, self.arrivals),
@@ -86,16 +155,13 @@ class RunCase:
         """How the ranks compare, as last worked out."""
         self._has_news = True
         self.reports = RunReports(run)
-
-    def _source(self, labels: Labels) -> Source | None:
-        """The newest living process with these labels."""
-        living = [each for each in self._processes if each.labels == labels and each.is_at_work]
-        return max(living, key=lambda each: each.began_ns, default=None)
+        self.judgement: Judgement | None = None
+        """What the agent says that leads the run; None: this one judges it."""
 
     @property
     def own_collectives(self) -> Mapping[Labels, tuple[str, ...]]:
         """The phases in which the program of a rank calls collectives itself."""
-        ranks = [each.rank for each in self._processes.values() if not each.end_is_known]
+        ranks = [each.rank for each in self._processes.known.values() if not each.end_is_known]
         return {
             rank.labels: rank.own_collectives
             for rank in ranks
@@ -104,35 +170,22 @@ class RunCase:
 
     @property
     def sources(self) -> Collection[Source]:
-        return self._processes.keys()
+        return self._processes.known.keys()
 
     def keep(self, sources: Collection[Source]) -> None:
-        """These are the processes of the run now. Others are gone, or have other labels."""
-        before, self._processes = (
-            self._processes,
-            {each: self._processes.get(each) or _Process() for each in sources},
-        )
-        labels = {each.labels for each in sources}
-        for gone in {each.labels for each, known in before.items() if not known.end_is_known}:
-            if gone not in labels:
-                self._has_news = True
-                self._update_world(gone, None)
-                for detector in self._detectors:
-                    _contained(detector.forget, gone)
+        """These are the processes of the run now, by their beginning.
 
-    def _update_world(self, labels: Labels, size: int | None, trains: bool = False) -> None:
-        """*size*: of a living process; None: it is gone. *trains*: it makes steps, or will."""
-        known = self._worlds.pop(labels, None)
-        if size is not None:
-            self._worlds[labels] = World(size, trains or (known is not None and known.trains))
-        # Whether any process of this run has been seen to train.
-        trained = self._world.trains or any(each.trains for each in self._worlds.values())
-        last = World(self._world.size, trained)
-        self._world = World(training_world(self._worlds.values(), last), trained)
+        Others are gone, or have other labels.
+        """
+        for gone in self._processes.keep(sources):
+            self._has_news = True
+            self._world.update(gone, None)
+            for detector in self._detectors:
+                _contained(detector.forget, gone)
 
     def has_new_end(self) -> bool:
         """Whether a process has ended since the last poll."""
-        known = self._processes.items()
+        known = self._processes.known.items()
         return any(not (each.is_at_work or process.end_is_known) for each, process in known)
 
     @errors.contained()
@@ -141,14 +194,14 @@ class RunCase:
 
         *watch*: also what changes slowly; *due*: also where it is, since they are polled next.
         """
-        process, labels = self._processes[source], source.labels
+        process, labels = self._processes.known[source], source.labels
         if process.end_is_known:
             return
         rank = source.state()
         seen = process.observe(source, rank)
         if source.is_at_work:
             trains = bool(seen.batches) or source.trains
-            self._update_world(labels, rank.own_world_size, trains)
+            self._world.update(labels, rank.own_world_size, trains)
             self._exits.note_at_work(labels)
         rank = rank._replace(world_size=self._world.size)
         self._has_news |= bool(seen.facts) or rank != process.rank
@@ -168,27 +221,49 @@ class RunCase:
         for detector in self._detectors:
             _contained(detector.feed, rank, seen)
 
+    def is_here(self, labels: Labels) -> bool:
+        """Whether this is of this node: series of other nodes are theirs to export."""
+        return self._processes.are_here(labels)
+
     def poll(self, now_ns: int) -> list[Change]:
         """What has changed."""
         self._feed_ends(now_ns)
         changes = [change for each in self._detectors for change in _contained(each.poll, now_ns)]
-        for labels, question in self.stalls.questions.items():
-            if (source := self._source(labels)) is not None:
+        for verdict, opened in changes:
+            self.reports.found.pop(verdict.key, None)
+            if opened:
+                self.reports.found[verdict.key] = verdict
+        # The agent that leads the run asks for itself.
+        for labels, question in self.stalls.questions.items() if self.judgement is None else ():
+            if (source := self._processes.living(labels)) is not None:
                 source.ask(question, now_ns)
         return changes
 
+    def follow(self, judgement: Judgement | None) -> list[Change]:
+        """Another agent leads the run, and says this of it; None: this one judges it.
+
+        What is found here is not reported as long as it is led. When it no longer is, what is
+        found by then is new.
+        """
+        before, self.judgement = self.judgement, judgement
+        if judgement is not None:
+            self.reports.open.clear()
+            return []
+        found = [*self.reports.found.values()] if before is not None else []
+        return [Change(each, True) for each in found]
+
     def _feed_ends(self, now_ns: int) -> None:
         self._exits.new = []
-        for source, process in self._processes.items():
+        for source, process in self._processes.known.items():
             if source.is_at_work or process.end_is_known:
                 continue
             process.end_is_known = True
             labels = source.labels
-            if self._source(labels) is not None:
+            if self._processes.living(labels) is not None:
                 # A new process had these labels before the agent saw the end of this one.
                 source.close()
                 continue
-            self._update_world(labels, None)
+            self._world.update(labels, None)
             self._has_news = True
             self.reports.ended[labels] = source.describe()
             rank = source.state()._replace(world_size=self._world.size)

@@ -14,8 +14,15 @@ from otel_ddp.journal.process_state import ProcessState
 
 
 class Source(Protocol):
-    """One process, for as long as it has the same labels. A journal of this node is one kind."""
+    """One process, for as long as it has the same labels.
 
+    A journal of this node is one kind, what the agent of another node reports is the other.
+    """
+
+    is_here: bool
+    """Whether it is a process of this node. Those of others are fed where they have news."""
+    has_news: bool
+    """Whether anything of it may be new since the last poll."""
     labels: Labels
     began_ns: int
     """When the process began: of two with the same labels, the newer one counts."""
@@ -74,8 +81,8 @@ class Source(Protocol):
         """What the kernel and its launcher say of its end by now; also later, without records."""
         ...
 
-    def is_there(self) -> bool:
-        """Whether the process surely still exists, even if it has reported its end."""
+    def present_ns(self) -> int:
+        """When the process was last surely there, even if it has reported its end; 0: not known."""
         ...
 
     def close(self) -> None:

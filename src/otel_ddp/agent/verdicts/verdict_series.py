@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.verdicts.judgement import named
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.medians import median
-from otel_ddp.diagnosis.straggler.finding import is_about, side_of
 from otel_ddp.diagnosis.straggler.units import node_of
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STALL_REASONS, Kind
@@ -52,6 +52,8 @@ class VerdictSeries:
         shown = set()
         for rows in (_speed, _named, _stalls, _own_collectives):
             for metric, labels, value, stays in _contained(rows, case):
+                if not case.is_here(labels):
+                    continue
                 self._ledger.put(metric, labels, value, now_ns, self._origin_ns)
                 if not stays:
                     shown.add((metric, labels))
@@ -70,23 +72,20 @@ def _contained(rows: Callable[[RunCase], Iterable[_Row]], case: RunCase) -> Iter
 
 
 def _named(case: RunCase) -> Iterator[_Row]:
-    for kind, labels, phase, side in case.reports.named:
-        incident = case.reports.open.get((kind, labels))
-        if incident is None:
-            of_node = case.reports.open.get((kind, node_of(labels)))
-            incident = of_node if of_node and is_about(of_node.shown, labels) else None
-        now = incident and (incident.shown.phase, side and side_of(incident.shown))
-        of_side = [("side", side)] if side else []
-        where = (*labels, ("phase", phase), *of_side)
-        metric = (_OF_RANKS if "rank" in dict(labels) else _OF_NODES)[kind]
-        yield _Row(metric, where, float(now == (phase, side)), stays=True)
+    led = case.judgement
+    for each in named(case.reports) if led is None else led.named:
+        of_side = [("side", each.side)] if each.side else []
+        where = (*each.labels, ("phase", each.phase), *of_side)
+        metric = (_OF_RANKS if "rank" in dict(each.labels) else _OF_NODES)[each.kind]
+        yield _Row(metric, where, float(each.now), stays=True)
 
 
 def _speed(case: RunCase) -> Iterator[_Row]:
     report = case.report()
-    for rank in report.ranks:
+    led = report if case.judgement is None else case.judgement.report
+    for rank in led.ranks:
         yield _Row(catalog.TRAINING_STRAGGLER_LOST_TIME, rank.labels, rank.lost_s, stays=True)
-        if report.insufficient:
+        if led.insufficient:
             continue
         # 0 with an empty phase: the rank was compared and is not late.
         yield _Row(catalog.TRAINING_STRAGGLER, (*rank.labels, ("phase", "")), 0.0)
