@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +16,7 @@ from otel_ddp.agent.link.lead import Lead
 from otel_ddp.agent.link.link_thread import LinkThread
 
 SECRET = bytes(range(32))
-_WITHIN_S = 60.0
+WITHIN_S = 60.0
 
 
 def free_port() -> int:
@@ -25,11 +28,81 @@ def free_port() -> int:
 def until(holds: Callable[[], Any]) -> Any:
     """What *holds* returns once it is true: links are made and broken in another thread."""
     paused = threading.Event()
-    for _ in range(int(_WITHIN_S / 0.01)):
+    for _ in range(int(WITHIN_S / 0.01)):
         if found := holds():
             return found
         paused.wait(0.01)
     raise AssertionError("it never came true")
+
+
+class Relay:
+    """A network between two ends: a port whose connections are led to another one."""
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._server.getsockname()[1])
+        self._is_open = self._moves = True
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._stops, self._stopped = os.pipe()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """Break all connections, and take no more."""
+        self._is_open = False
+
+    def mend(self) -> None:
+        self._is_open = self._moves = True
+
+    def freeze(self) -> None:
+        """Keep all connections, and let nothing through."""
+        self._moves = False
+
+    def stop(self) -> None:
+        os.close(self._stopped)
+        self._thread.join()
+        os.close(self._stops)
+
+    def _run(self) -> None:
+        with self._server:
+            while True:
+                watched = [*self._pairs] if self._moves else []
+                ready, _, _ = select.select([self._stops, self._server, *watched], [], [], 0.02)
+                if self._stops in ready or not self._is_open:
+                    self._close(*self._pairs)
+                if self._stops in ready:
+                    return
+                for each in ready:
+                    if each is self._server:
+                        self._accept()
+                    elif each in self._pairs and self._moves:
+                        self._move(each)
+
+    def _accept(self) -> None:
+        here, _ = self._server.accept()
+        try:
+            if not self._is_open:
+                raise OSError
+            there = socket.create_connection(("127.0.0.1", self._to))
+        except OSError:
+            here.close()
+            return
+        self._pairs |= {here: there, there: here}
+
+    def _move(self, here: socket.socket) -> None:
+        try:
+            data = here.recv(65536)
+            self._pairs[here].sendall(data)
+        except OSError:
+            data = b""
+        if not data:
+            self._close(here, self._pairs[here])
+
+    def _close(self, *ends: socket.socket) -> None:
+        for each in ends:
+            self._pairs.pop(each, None)
+            each.close()
 
 
 class Links:
@@ -46,8 +119,14 @@ class Links:
         self._stack.callback(lead.stop)
         return lead
 
+    def relay(self) -> Relay:
+        """Leads to where the lead listens."""
+        relay = Relay(self.port)
+        self._stack.callback(relay.stop)
+        return relay
+
     def follower(self, secret: bytes = SECRET, **more: Any) -> Follower:
-        known = {"node": "node-1", "began_ns": 1, "hosts": ["127.0.0.1"], "ports": [self.port]}
+        known = {"node": "node-1", "hosts": ["127.0.0.1"], "ports": [self.port]}
         follower = Follower(self._thread, secret, **(known | more))
         follower.start()
         self._stack.callback(follower.stop)
@@ -61,3 +140,5 @@ def links() -> Iterator[Links]:
     with ExitStack() as stack:
         stack.callback(thread.stop)
         yield Links(thread, stack)
+    # gRPC's thread ends with the last of its objects, and errors hold some in a cycle.
+    gc.collect()

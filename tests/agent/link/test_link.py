@@ -1,14 +1,17 @@
-"""A lead and its followers over TLS on loopback."""
+"""A lead and its followers over TLS on loopback: what travels, and what a cut link costs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from agent.link import linked
 from agent.link.linked import Links, until
-from otel_ddp.agent.link.link_pb2 import Answer, Process, Question, Report
+from otel_ddp.agent.link.follower import Follower
+from otel_ddp.agent.link.lead import Lead
+from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
 
 
 @pytest.fixture
@@ -17,31 +20,143 @@ def links() -> Iterator[Links]:
         yield made
 
 
-def test_reports_reach_the_lead_in_order_and_answers_come_back(links: Links) -> None:
-    lead, follower = links.lead(), links.follower()
-    taken = []
+def send(follower: Follower, *texts: bytes) -> None:
+    for text in texts:
+        follower.send(Report(history=[text]), steps=1)
 
-    for number in (11, 12, 13):
-        follower.send(Report(processes=[Process(id=number)]))
-    until(lambda: taken.extend(lead.take()) or len(taken) == 3)
-    lead.answer("node-1", Answer(questions=[Question(process=12, kind=Question.WHERE)]))
+
+def said(lead: Lead, count: int) -> list[tuple[str, bytes]]:
+    """The next reports of the lead, each with its node."""
+    taken: list[tuple[str, Any]] = []
+    until(lambda: taken.extend(lead.take()) or len(taken) >= count)
+    return [(node, report.history[0]) for node, report in taken]
+
+
+def test_reports_reach_the_lead_in_order_and_questions_come_back_at_once(links: Links) -> None:
+    lead, follower = links.lead(), links.follower()
+
+    send(follower, b"a", b"b", b"c")
+    found = said(lead, 3)
+    lead.answer("node-1", Answer(questions=[Question(kind=Question.WHERE)]))
     (answer,) = until(follower.take)
 
-    assert [(node, report.processes[0].id) for node, report in taken] == [
-        ("node-1", 11),
-        ("node-1", 12),
-        ("node-1", 13),
-    ]
-    assert [(each.process, each.kind) for each in answer.questions] == [(12, Question.WHERE)]
+    assert found == [("node-1", b"a"), ("node-1", b"b"), ("node-1", b"c")]
+    assert [each.kind for each in answer.questions] == [Question.WHERE]
     assert follower.state.startswith(f"connected to node-0 (127.0.0.1:{links.port}) since ")
+    assert lead.state == f"listens on port {links.port} of 127.0.0.1"
     assert lead.nodes()["node-1"].connected
+    # Both ends are on one machine.
+    assert follower.clock_offset_ns is not None
+    assert abs(follower.clock_offset_ns) < 1e9
 
 
 def test_an_answer_without_a_question_goes_with_the_next_report(links: Links) -> None:
     lead, follower = links.lead(), links.follower()
-    until(lambda: lead.nodes())
+    until(lead.nodes)
 
     lead.answer("node-1", Answer(judged=b"late"))
-    follower.send(Report())
+    send(follower, b"a")
 
     assert [each.judged for each in until(follower.take)] == [b"late"]
+
+
+def test_a_link_that_was_cut_comes_back_and_each_report_arrives_once(links: Links) -> None:
+    lead, relay = links.lead(), links.relay()
+    follower = links.follower(ports=[relay.port])
+    send(follower, b"a")
+    found = said(lead, 1)
+
+    relay.cut()
+    until(lambda: not lead.nodes()["node-1"].connected)
+    send(follower, b"b", b"c")
+    until(lambda: follower.state.startswith("lost "))
+    relay.mend()
+    send(follower, b"d")
+    found += said(lead, 3)
+
+    assert found == [("node-1", each) for each in (b"a", b"b", b"c", b"d")]
+    assert lead.nodes()["node-1"].connected
+    assert (follower.resets, follower.dropped_steps) == (0, 0)
+
+
+def test_both_ends_notice_within_seconds_that_nothing_comes_any_more(links: Links) -> None:
+    lead, relay = links.lead(), links.relay()
+    follower = links.follower(ports=[relay.port])
+    until(lambda: follower.is_connected)
+
+    relay.freeze()
+    until(lambda: not follower.is_connected)
+    until(lambda: not lead.nodes()["node-1"].connected)
+
+    assert follower.state == f"lost 127.0.0.1:{relay.port}: no longer heard"
+
+
+def test_the_next_lead_gets_what_the_last_one_has_not_confirmed(links: Links) -> None:
+    lead, relay = links.lead(), links.relay()
+    follower = links.follower(ports=[relay.port])
+    send(follower, b"a")
+    said(lead, 1)
+    relay.cut()
+    lead.stop()
+    until(lambda: lead.state == "does not listen")
+
+    send(follower, b"b")
+    successor = links.lead()
+    relay.mend()
+
+    assert said(successor, 1) == [("node-1", b"b")]
+    # It knows nothing of what came before.
+    assert follower.resets == 1
+
+
+def test_a_follower_finds_its_lead_behind_the_wrong_places(links: Links) -> None:
+    taken = links.lead(bytes(32))
+    until(lambda: taken.state.startswith("listens"))
+    lead = links.lead(ports=[links.port, linked.free_port()])
+
+    follower = links.follower(
+        hosts=["no-such-host.invalid", "127.0.0.1"], ports=[linked.free_port(), *lead.ports]
+    )
+    send(follower, b"a")
+
+    assert said(lead, 1) == [("node-1", b"a")]
+    assert not taken.nodes()
+
+
+def test_a_follower_says_why_it_reaches_no_lead(links: Links) -> None:
+    other = links.lead(bytes(32))
+    until(lambda: other.state.startswith("listens"))
+    closed = linked.free_port()
+
+    follower = links.follower(
+        hosts=["127.0.0.1", "no-such-host.invalid"], ports=[closed, links.port]
+    )
+    until(lambda: follower.state.startswith("cannot"))
+
+    assert follower.state.startswith(
+        f"cannot reach 127.0.0.1:{closed}: connection refused; "
+        f"127.0.0.1:{links.port}: it is not the lead of this run; no-such-host.invalid: "
+    )
+
+
+def test_where_all_ports_are_taken_the_lead_says_so(links: Links) -> None:
+    first = links.lead()
+    until(lambda: first.state.startswith("listens"))
+
+    second = links.lead()
+    until(lambda: second.state.startswith("cannot"))
+
+    assert second.state == f"cannot listen on 127.0.0.1: its ports {links.port} are taken"
+
+
+def test_a_newer_agent_of_a_node_replaces_the_older_one_and_not_the_other_way(links: Links) -> None:
+    lead = links.lead()
+    older, newer = links.follower(), links.follower()
+
+    until(lambda: newer.is_connected and "newer agent of a node" in older.state)
+    send(newer, b"a")
+    until(lambda: lead.nodes()["node-1"].connected)
+
+    assert said(lead, 1) == [("node-1", b"a")]
+    assert newer.is_connected
+    assert lead.streams.refused["second agent"] >= 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ _CONNECT_WITHIN_S = 2.0
 _ANSWER_WITHIN_S = 5.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 5.0
+# A lead that takes each link and cuts it at once is tried ever less often too.
+_LASTING_S = 30.0
 _MOST_LETTERS = 200
 
 _OPTIONS = (
@@ -63,14 +66,17 @@ class Follower:
         secret: bytes,
         *,
         node: str,
-        began_ns: int,
         hosts: Sequence[str],
         ports: Sequence[int],
     ) -> None:
-        """*node*, *began_ns*: of this agent; *hosts*, *ports*: where its lead may listen."""
+        """*node*: this one; *hosts*, *ports*: where its lead may listen."""
         self._thread = thread
         self._credentials = credentials.of_follower(secret)
-        self._sender = {"node": node, "agent": random.getrandbits(64), "agent_began_ns": began_ns}
+        self._sender = {
+            "node": node,
+            "agent": random.getrandbits(64),
+            "agent_began_ns": time.time_ns(),
+        }
         self._hosts, self._ports = hosts, ports
         self._pending = PendingReports(_MOST_PENDING_BYTES, _MOST_PENDING)
         self._answered = Answered()
@@ -129,7 +135,9 @@ class Follower:
         pause_s = _FIRST_PAUSE_S
         try:
             while True:
-                if await self._try_all():
+                began = time.monotonic()
+                await self._try_all()
+                if time.monotonic() - began > _LASTING_S:
                     pause_s = _FIRST_PAUSE_S
                 # Not all nodes of a run at the same moment.
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
@@ -137,8 +145,8 @@ class Follower:
         finally:
             self._wake, self.state = None, "not connected"
 
-    async def _try_all(self) -> bool:
-        """Converse with the first place that is the lead; whether there was one."""
+    async def _try_all(self) -> None:
+        """Converse with the first place that is the lead, until the link breaks."""
         why: dict[str, list[str]] = {}
         for host in self._hosts:
             try:
@@ -152,12 +160,11 @@ class Follower:
                     self.is_connected = False
                     self.state = f"lost {place}: {ended}"
                     log.info("the link to the lead of a run: %s", self.state)
-                    return True
+                    return
                 why.setdefault(ended, []).append(str(place))
         self.state = "cannot reach " + "; ".join(
             f"{', '.join(where)}: {text}" for text, where in why.items()
         )
-        return False
 
     async def _converse(self, place: Place) -> str:
         """Send and receive until the link breaks; why it did, or why there was none."""
@@ -169,7 +176,10 @@ class Follower:
         except _Unreachable as error:
             return str(error)
         except grpc.aio.AioRpcError as error:
-            return _why(error)
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                return _printable(error.details() or error.code().name)
+            # The texts of gRPC differ between its versions.
+            return "no longer heard" if self.is_connected else "it is not the lead of this run"
         return "closed"
 
     async def _exchange(self, place: Place, channel: grpc.aio.Channel) -> None:
@@ -256,14 +266,10 @@ async def _knock(place: Place) -> None:
         await writer.wait_closed()
 
 
-def _why(error: grpc.aio.AioRpcError) -> str:
-    details = _printable(error.details() or "")
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return "it is not the lead of this run"
-    return details or error.code().name
-
-
 def _text(error: OSError) -> str:
+    # asyncio has a text of its own, and names that do not resolve have numbers of their own.
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
     return (error.strerror or str(error)).lower()
 
 

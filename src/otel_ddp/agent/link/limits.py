@@ -16,6 +16,7 @@ _PONG_WITHIN_MS = 3000
 KEEPALIVE = (
     ("grpc.keepalive_time_ms", _PING_AFTER_MS),
     ("grpc.keepalive_timeout_ms", _PONG_WITHIN_MS),
+    ("grpc.http2.ping_timeout_ms", _PONG_WITHIN_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )

@@ -143,7 +143,7 @@ def _silence_libraries() -> None:
     for name in ("opentelemetry.util.re", "urllib3"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     # Read when grpc is imported: its core prints a line of its own for each failed handshake.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def is_trusted(port: int, proc: Path = _PROC) -> bool:

@@ -1,0 +1,233 @@
+"""What other nodes' agents say to the lead of a run, one stream a node: their reports, our answers.
+
+All bounds are on what others can make it keep. What is refused is counted, and ends its stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from otel_ddp.agent.link import limits
+from otel_ddp.agent.link.link_pb2 import Answer, Report
+from otel_ddp.agent.link.waiting import WaitingReports
+
+_MOST_WAITING_BYTES = 32 << 20
+_MOST_ANSWERS = 16
+# Twice as many as a follower keeps: it sends all at once after a cut.
+_MOST_REPORTS_A_SECOND = 256
+_GREETING_WITHIN_S = 5.0
+_CODES = grpc.StatusCode
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the lead knows of the link to a node."""
+
+    address: str
+    connected: bool
+    since_ns: int
+    """When it was connected, or lost."""
+    last_ns: int
+    """When its last report came."""
+
+
+class _Refused(Exception):
+    def __init__(self, why: str, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.why, self.code = why, code
+
+
+class _Ended(Exception):
+    """The node's agent has ended its stream."""
+
+
+class _Stream:
+    """One node, as long as its agent is the same."""
+
+    def __init__(self, greeting: Any) -> None:
+        self.agent: int = greeting.agent
+        self.began_ns: int = greeting.agent_began_ns
+        self.received = 0
+        self.answers: deque[Any] = deque(maxlen=_MOST_ANSWERS)
+        self.heard = Heard("", False, 0, 0)
+        # Of the connection that it has now, if any.
+        self.context: Any = None
+        self.writes = asyncio.Lock()
+
+
+class Streams:
+    """`serve` runs in the thread of links, all else in the agent's loop."""
+
+    def __init__(
+        self, node: str, most_nodes: int, call: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """*node*: the lead's; *call*: calls a function in the thread of links."""
+        self._node, self._most_nodes, self._call = node, most_nodes, call
+        self._agent = random.getrandbits(64)
+        self._waiting = WaitingReports(_MOST_WAITING_BYTES)
+        self._streams: dict[str, _Stream] = {}
+        self._tasks: set[asyncio.Future[None]] = set()
+        self.refused: Counter[str] = Counter()
+        """How many streams and reports were not taken, by reason."""
+
+    def take(self) -> list[tuple[str, Any]]:
+        """The reports since the last call, each with its node, as they came."""
+        return self._waiting.take()
+
+    @property
+    def dropped(self) -> int:
+        """How many reports were dropped because `take` was not called in time."""
+        return self._waiting.dropped
+
+    def nodes(self) -> Mapping[str, Heard]:
+        """All nodes that were heard, with the ends of their links."""
+        return {node: stream.heard for node, stream in list(self._streams.items())}
+
+    def answer(self, node: str, answer: Any) -> None:
+        """Send it with the answer to the node's next report; at once if there are questions."""
+        stream = self._streams.get(node)
+        if stream is None:
+            return
+        stream.answers.append(answer)
+        if answer.questions:
+            self._call(lambda: self._write_soon(stream))
+
+    # -- in the thread of links
+
+    async def serve(self, context: Any) -> None:
+        """One stream, from its greeting to its end."""
+        stream: _Stream | None = None
+        try:
+            try:
+                greeting, _ = await asyncio.wait_for(_read(context), _GREETING_WITHIN_S)
+            except asyncio.TimeoutError:
+                raise _Refused("silent", _CODES.DEADLINE_EXCEEDED, "no report came") from None
+            stream = self._admitted(greeting, context)
+            await self._acknowledge(stream, context, greeting)
+            await self._take_reports(stream, context, greeting)
+        except _Ended:
+            return
+        except _Refused as refused:
+            self.refused[refused.why] += 1
+            await context.abort(refused.code, str(refused))
+        finally:
+            if stream is not None and stream.context is context:
+                stream.context = None
+                stream.heard = replace(stream.heard, connected=False, since_ns=time.time_ns())
+
+    async def _take_reports(self, stream: _Stream, context: Any, greeting: Any) -> None:
+        second, taken = 0, 0
+        while True:
+            report, size = await _read(context)
+            if (now := int(time.monotonic())) != second:
+                second, taken = now, 0
+            taken += 1
+            if taken > _MOST_REPORTS_A_SECOND:
+                # It is not read from meanwhile, so that nothing of it waits here.
+                await asyncio.sleep(1.0)
+            if (report.node, report.agent) != (greeting.node, greeting.agent):
+                raise _Refused("other node", _CODES.INVALID_ARGUMENT, "a report of another node")
+            self._take(stream, report, size)
+            await self._acknowledge(stream, context, report)
+
+    def _take(self, stream: _Stream, report: Any, size: int) -> None:
+        stream.heard = replace(stream.heard, last_ns=report.received_ns)
+        if report.number <= stream.received:
+            # It has come before, or it is late behind a newer one.
+            self.refused["repeated"] += 1
+            return
+        stream.received = report.number
+        self._waiting.add(report.node, report, size)
+
+    def _admitted(self, greeting: Any, context: Any) -> _Stream:
+        """The node's stream, if nothing speaks against it."""
+        node = greeting.node
+        if greeting.number or not 0 < len(node) <= limits.MOST_NODE_LETTERS:
+            raise _Refused("no greeting", _CODES.INVALID_ARGUMENT, "the stream has no greeting")
+        old = self._streams.get(node)
+        stream = old if old is not None and old.agent == greeting.agent else None
+        if stream is None:
+            if old is None:
+                self._make_room()
+            elif old.context is not None and greeting.agent_began_ns <= old.began_ns:
+                text = f"a newer agent of a node {node!r} is connected (OTEL_DDP_NODE)"
+                raise _Refused("second agent", _CODES.ALREADY_EXISTS, text)
+            stream = self._streams[node] = _Stream(greeting)
+        if old is not None and old.context is not None:
+            # Dead, as far as the node's agent knows, or of an agent that has ended.
+            self._begin(_replaced(old.context))
+        stream.context = context
+        stream.heard = Heard(_address(context.peer()), True, *2 * (greeting.received_ns,))
+        return stream
+
+    def _make_room(self) -> None:
+        if len(self._streams) < self._most_nodes:
+            return
+        gone = [node for node, each in self._streams.items() if each.context is None]
+        if not gone:
+            text = f"the lead takes {self._most_nodes} nodes"
+            raise _Refused("too many nodes", _CODES.RESOURCE_EXHAUSTED, text)
+        del self._streams[min(gone, key=lambda node: self._streams[node].heard.last_ns)]
+
+    async def _acknowledge(self, stream: _Stream, context: Any, report: Any) -> None:
+        answer = stream.answers.popleft() if stream.answers else Answer()
+        answer.report_sent_ns, answer.report_received_ns = report.sent_ns, report.received_ns
+        await self._write(stream, context, answer)
+
+    def _write_soon(self, stream: _Stream) -> None:
+        async def write() -> None:
+            # The stream may be over by then.
+            with contextlib.suppress(grpc.aio.UsageError, asyncio.InvalidStateError):
+                while stream.answers and stream.context is not None:
+                    await self._write(stream, stream.context, stream.answers.popleft())
+
+        self._begin(write())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        # The loop itself holds no task.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write(self, stream: _Stream, context: Any, answer: Any) -> None:
+        answer.node, answer.agent = self._node, self._agent
+        async with stream.writes:
+            answer.received = stream.received
+            answer.sent_ns = time.time_ns()
+            await context.write(answer.SerializeToString())
+
+
+async def _replaced(context: Any) -> None:
+    # It raises where it has succeeded; the stream may be over by then.
+    with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError, asyncio.InvalidStateError):
+        await context.abort(_CODES.ALREADY_EXISTS, "a newer stream of this node has replaced it")
+
+
+async def _read(context: Any) -> tuple[Any, int]:
+    """The next report, and its size."""
+    data = await context.read()
+    if data is grpc.aio.EOF:
+        raise _Ended
+    try:
+        report = Report.FromString(data)
+    except DecodeError:
+        text = "a report that cannot be read"
+        raise _Refused("unreadable", _CODES.INVALID_ARGUMENT, text) from None
+    report.received_ns = time.time_ns()
+    return report, len(data)
+
+
+def _address(peer: str) -> str:
+    """An address with its port, as gRPC names it."""
+    return peer.partition(":")[2].replace("%5B", "[").replace("%5D", "]")

@@ -1,0 +1,143 @@
+"""What holds whatever an agent that has the secret sends: a report, an answer, or garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from otel_ddp.agent.link.answered import Answered
+from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
+from otel_ddp.agent.link.streams import Streams
+
+QUIET = settings(
+    deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+class Peer:
+    """A stream as the server hands it over: what comes, and what was answered."""
+
+    def __init__(self, *messages: bytes) -> None:
+        self._messages = list(messages)
+        self.answers: list[Any] = []
+        self.ended = ""
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.2:4711"
+
+    async def read(self) -> Any:
+        return self._messages.pop(0) if self._messages else grpc.aio.EOF
+
+    async def write(self, data: bytes) -> None:
+        self.answers.append(Answer.FromString(data))
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        self.ended = details
+
+
+def streams() -> Streams:
+    return Streams("node-0", 4, lambda function: None)
+
+
+def serve(lead: Streams, *messages: bytes) -> Peer:
+    peer = Peer(*messages)
+    asyncio.run(lead.serve(peer))
+    return peer
+
+
+def report(number: int, *, node: str = "node-1", agent: int = 1, **more: Any) -> bytes:
+    made = Report(node=node, agent=agent, agent_began_ns=agent, number=number, **more)
+    return bytes(made.SerializeToString())
+
+
+NODES = st.sampled_from(["", "node-1", "node-2", "n" * 300, "\u2603\n"])
+REPORTS = st.builds(
+    report,
+    st.sampled_from([0, 0, 1, 2, 3, 2**64 - 1]),
+    node=NODES,
+    agent=st.integers(0, 2),
+    sent_ns=st.integers(-(2**63), 2**63 - 1),
+    history=st.lists(st.binary(max_size=9), max_size=2),
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    data = bytearray(draw(REPORTS))
+    for _ in range(draw(st.integers(0, 3))):
+        if data:
+            data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data[: draw(st.integers(0, len(data)))])
+
+
+@QUIET
+@given(st.lists(st.lists(REPORTS | damaged() | st.binary(max_size=40), max_size=6), max_size=6))
+def test_whatever_comes_is_a_report_in_order_or_is_refused(all_messages: list[list[bytes]]) -> None:
+    lead = streams()
+
+    peers = [serve(lead, *messages) for messages in all_messages]
+    taken = lead.take()
+
+    seen: dict[tuple[str, int], int] = {}
+    for node, each in taken:
+        assert node == each.node
+        assert 0 < len(node) <= 253
+        # A node that has come back with another agent begins anew.
+        seen = {key: value for key, value in seen.items() if key[0] != node or key[1] == each.agent}
+        assert each.number > seen.get((node, each.agent), 0)
+        seen[node, each.agent] = each.number
+    assert len([peer for peer in peers if peer.ended]) <= sum(lead.refused.values())
+    assert len(lead.nodes()) <= 4
+    assert not any(each.connected for each in lead.nodes().values())
+
+
+def test_each_refusal_is_counted_by_its_reason() -> None:
+    lead = streams()
+
+    serve(lead, report(0), report(1), report(1), report(2), report(1))
+    serve(lead, report(7))
+    serve(lead, report(0), b"\xff")
+    serve(lead, report(0), report(3, node="node-2"))
+
+    assert [each.number for _, each in lead.take()] == [1, 2]
+    expected = {"repeated": 2, "no greeting": 1, "unreadable": 1, "other node": 1}
+    assert lead.refused == expected
+
+
+def test_a_report_that_is_sent_again_is_confirmed_and_not_taken_again() -> None:
+    lead = streams()
+
+    serve(lead, report(0), report(1), report(2))
+    again = serve(lead, report(0), report(2), report(3))
+
+    assert [each.received for each in again.answers] == [2, 2, 3]
+    assert [each.number for _, each in lead.take()] == [1, 2, 3]
+
+
+ANSWERS = st.builds(
+    Answer,
+    judged=st.binary(max_size=5),
+    questions=st.lists(st.builds(Question, kind=st.integers(-(2**31), 2**31 - 1)), max_size=50),
+)
+
+
+@QUIET
+@given(st.lists(ANSWERS | st.binary(max_size=60), max_size=100))
+def test_whatever_a_lead_answers_is_bounded_and_asks_what_we_ask(lies: list[Any]) -> None:
+    answered = Answered(clock=lambda: 7.0)
+
+    for lie in lies:
+        with contextlib.suppress(DecodeError):
+            answered.add(Answer.FromString(lie) if isinstance(lie, bytes) else lie)
+    taken = answered.take()
+
+    questions = [each.kind for answer in taken for each in answer.questions]
+    assert len(taken) <= 64
+    assert len(questions) <= 32
+    assert set(questions) <= set(Question.Kind.values()) - {Question.NONE}

@@ -1,0 +1,113 @@
+"""What waits on either end of a link, and how far two clocks are apart."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_ddp.agent.link.clock_offset import ClockOffset
+from otel_ddp.agent.link.link_pb2 import Report
+from otel_ddp.agent.link.pending import PendingReports
+from otel_ddp.agent.link.waiting import WaitingReports
+
+S = 1_000_000_000
+
+
+def test_where_reports_wait_too_long_the_node_with_most_loses_its_oldest() -> None:
+    waiting = WaitingReports(most_bytes=10)
+
+    for node, text in (("a", "1"), ("b", "2"), ("b", "3"), ("b", "4"), ("a", "5"), ("b", "6")):
+        waiting.add(node, text, 2)
+
+    assert waiting.take() == [("a", "1"), ("b", "3"), ("b", "4"), ("a", "5"), ("b", "6")]
+    assert waiting.dropped == 1
+    assert not waiting.take()
+
+
+def numbers(pending: PendingReports) -> list[int]:
+    found, number = [], 0
+    while (report := pending.after(number)) is not None:
+        number = report.number
+        found.append(number)
+    return found
+
+
+def test_a_full_queue_to_the_lead_drops_the_oldest_and_counts_their_steps() -> None:
+    pending = PendingReports(most_bytes=1 << 20, most_reports=2)
+
+    for steps in (5, 6, 7):
+        pending.add(Report(), steps, most_report_bytes=100)
+
+    assert numbers(pending) == [2, 3]
+    assert (pending.dropped, pending.dropped_steps) == (1, 5)
+
+
+def test_a_queue_to_the_lead_is_bounded_in_bytes() -> None:
+    pending = PendingReports(most_bytes=300, most_reports=100)
+
+    for _ in range(5):
+        pending.add(Report(history=[b"x" * 100]), 1, most_report_bytes=200)
+    pending.add(Report(history=[b"x" * 250]), 3, most_report_bytes=200)
+
+    assert numbers(pending) == [4, 5]
+    assert pending.dropped_steps == 6
+
+
+def test_what_the_lead_has_confirmed_waits_no_longer() -> None:
+    pending = PendingReports(most_bytes=1 << 20, most_reports=9)
+    for _ in range(3):
+        pending.add(Report(), 1, most_report_bytes=100)
+
+    pending.confirm(2)
+
+    assert numbers(pending) == [3]
+    assert pending.dropped == 0
+
+
+DELAYS = st.integers(0, 30_000_000)
+
+
+@settings(deadline=None, database=None, derandomize=True)
+@given(
+    st.integers(-10 * S, 10 * S),
+    st.integers(-10 * S, 10 * S),
+    st.lists(st.tuples(DELAYS, DELAYS, DELAYS), min_size=1, max_size=80),
+    st.lists(st.tuples(DELAYS, DELAYS, DELAYS), min_size=1, max_size=80),
+)
+def test_the_offset_is_right_within_its_uncertainty_also_after_a_clock_was_set(
+    offset_ns: int,
+    later_offset_ns: int,
+    exchanges: list[tuple[int, int, int]],
+    later: list[tuple[int, int, int]],
+) -> None:
+    clock, now = ClockOffset(), 1_000 * S
+    for true_ns, each in [(offset_ns, exchanges), (later_offset_ns, later)]:
+        for there, in_between, back in each:
+            arrived, left = now + there, now + there + in_between
+            clock.add(now, arrived + true_ns, left + true_ns, left + back)
+            now += S
+
+        assert clock.ns is not None
+        # A small step may hide in what messages need, until they need less.
+        worst = max(sum(one) for one in (*exchanges, *later)) + 10_000_000
+        assert abs(clock.ns - true_ns) <= max(clock.uncertainty_ns, worst)
+
+
+def test_of_many_exchanges_the_quickest_counts() -> None:
+    clock = ClockOffset()
+
+    clock.add(0, 50 + 400, 50 + 401, 101)
+    clock.add(1000, 1005 + 400, 1006 + 400, 1011)
+    clock.add(2000, 2070 + 400, 2070 + 400, 2080)
+
+    assert clock.ns == 400
+    assert clock.uncertainty_ns == 5
+
+
+def test_an_exchange_in_which_a_clock_was_set_back_counts_as_none() -> None:
+    clock = ClockOffset()
+
+    clock.add(1000, 1500, 1400, 1010)
+    clock.add(1000, 1500, 1501, 990)
+
+    assert clock.ns is None

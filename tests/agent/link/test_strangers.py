@@ -1,0 +1,149 @@
+"""Who has not the secret of a run neither reads nor writes, and does not make the lead grow."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from agent.link import linked
+from agent.link.linked import SECRET, Links, until
+from otel_ddp.agent.link import credentials, limits
+from otel_ddp.agent.link.lead import Lead
+from otel_ddp.agent.link.link_pb2 import Report
+
+OTHER = b"another run's secret, 32 bytes.."
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    with linked.links() as made:
+        yield made
+
+
+@pytest.fixture
+def lead(links: Links) -> Lead:
+    lead = links.lead()
+    until(lambda: lead.state.startswith("listens"))
+    return lead
+
+
+def of_another_run() -> grpc.ChannelCredentials:
+    return credentials.of_follower(OTHER)
+
+
+def without_a_certificate() -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(credentials.Certificate(SECRET).root)
+
+
+def with_a_certificate_of_another_run() -> grpc.ChannelCredentials:
+    """Trusts the lead, as one that has seen its certificate could."""
+    other = credentials.Certificate(OTHER)
+    return grpc.ssl_channel_credentials(
+        credentials.Certificate(SECRET).root, other.key, other.chain
+    )
+
+
+def channel(port: int, given: grpc.ChannelCredentials | None) -> grpc.Channel:
+    target = f"127.0.0.1:{port}"
+    options = [("grpc.ssl_target_name_override", credentials.NAME), ("grpc.enable_http_proxy", 0)]
+    if given is None:
+        return grpc.insecure_channel(target, options)
+    return grpc.secure_channel(target, given, options)
+
+
+def answers(port: int, given: grpc.ChannelCredentials | None, *reports: bytes) -> list[Any]:
+    """What the lead answers to the bytes of these messages."""
+    with channel(port, given) as opened:
+        call = opened.stream_stream(f"/{limits.SERVICE}/{limits.METHOD}")
+        return list(call(iter(reports), timeout=linked.WITHIN_S))
+
+
+GREETING = Report(node="node-1", agent=1, agent_began_ns=1)
+
+
+def test_with_the_secret_a_greeting_is_answered(links: Links, lead: Lead) -> None:
+    found = answers(links.port, credentials.of_follower(SECRET), GREETING.SerializeToString())
+
+    assert len(found) == 1
+    assert list(lead.nodes()) == ["node-1"]
+
+
+@pytest.mark.parametrize(
+    "made", [of_another_run, without_a_certificate, with_a_certificate_of_another_run, lambda: None]
+)
+def test_without_the_secret_nothing_is_answered_or_taken(
+    links: Links, lead: Lead, made: Callable[[], grpc.ChannelCredentials | None]
+) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        answers(links.port, made(), GREETING.SerializeToString())
+
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not lead.nodes()
+    assert not lead.take()
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0" * 9]
+)
+def test_what_speaks_no_tls_is_cut_off(links: Links, lead: Lead, said: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", links.port)) as stranger:
+        stranger.settimeout(linked.WITHIN_S)
+        stranger.sendall(said)
+        heard = stranger.recv(100)
+
+    # A TLS alert at most.
+    assert len(heard) < 10
+    assert not lead.nodes()
+
+
+def test_a_man_in_the_middle_with_another_key_is_told_nothing(links: Links) -> None:
+    middle = links.lead(OTHER)
+    until(lambda: middle.state.startswith("listens"))
+    follower = links.follower()
+
+    follower.send(Report(history=[b"private"]))
+    until(lambda: "it is not the lead of this run" in follower.state)
+
+    assert not middle.nodes()
+    assert not middle.take()
+
+
+def test_connections_that_say_nothing_are_few_and_closed_within_seconds(links: Links) -> None:
+    lead = links.lead(most_nodes=2)
+    until(lambda: lead.state.startswith("listens"))
+    silent = [socket.create_connection(("127.0.0.1", links.port)) for _ in range(10)]
+    for each in silent:
+        each.settimeout(linked.WITHIN_S)
+
+    # The lead holds four. It says nothing to any of them, and closes all.
+    assert [each.recv(1) for each in silent] == [b""] * 10
+    for each in silent:
+        each.close()
+    follower = links.follower()
+    until(lambda: follower.is_connected)
+
+
+def test_the_lead_takes_as_many_nodes_as_it_says(links: Links) -> None:
+    lead = links.lead(most_nodes=2)
+    followers = [links.follower(node=f"node-{number}") for number in (1, 2, 3)]
+
+    until(lambda: len([1 for each in followers if each.is_connected]) == 2)
+    until(lambda: any("the lead takes 2 nodes" in each.state for each in followers))
+
+    assert len(lead.nodes()) == 2
+
+
+def test_a_secret_that_could_be_guessed_is_refused() -> None:
+    with pytest.raises(ValueError, match="16 bytes or more"):
+        credentials.Certificate(b"password")
+
+
+def test_both_sides_make_the_same_key_of_a_secret() -> None:
+    one, other = credentials.Certificate(SECRET), credentials.Certificate(SECRET)
+
+    assert one.key == other.key
+    assert one.key != credentials.Certificate(OTHER).key
