@@ -17,7 +17,7 @@ from otel_ddp.vocabulary.words import Kind
 
 
 class Named(NamedTuple):
-    """A finding about a rank or node, a phase, and maybe a side; its series goes on when it is over."""
+    """A finding about a rank or node, a phase, maybe a side; its series goes on when it is over."""
 
     kind: Kind
     labels: Labels
