@@ -308,6 +308,20 @@ def worst_state(states: Iterable[str]) -> str:
     )
 
 
+def state_of_nodes(nodes: Iterable[tuple[str, int]]) -> str:
+    """Of a run on several nodes, by the state of each and when it was last seen.
+
+    A node that has vanished says "running" for ever: it does not count while others were seen.
+    """
+    nodes = list(nodes)
+    latest_ns = max((seen_ns for _, seen_ns in nodes), default=0)
+    return worst_state(
+        state
+        for state, seen_ns in nodes
+        if state in ENDED_STATES or latest_ns - seen_ns <= _SILENT_S * 1e9
+    )
+
+
 def is_silent(state: str, seen_ns: int) -> bool:
     """Whether a run that has not ended was last seen long ago."""
     return state in ("running", "starting") and time.time_ns() - seen_ns > _SILENT_S * 1e9

@@ -15,7 +15,8 @@ from otel_ddp.history.reader import (
     StepBucket,
     damaged,
     rank_order,
-    worst_state,
+    state_of_nodes,
+    whole,
 )
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES, UNUSUAL_PHASES
@@ -110,7 +111,9 @@ class WholeRun:
     @property
     def state(self) -> str:
         """`running`, or the worst end on any node."""
-        return worst_state(each.state for each in self.histories)
+        return state_of_nodes(
+            (each.state, whole(each.about.get("seen_ns"))) for each in self.histories
+        )
 
     @property
     def nodes(self) -> list[str]:

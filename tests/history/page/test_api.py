@@ -249,6 +249,18 @@ def test_a_run_whose_agent_was_killed_is_said_to_be_silent(tmp_path: Path, clien
     assert ends == [found["seen_ns"], None, over["seen_ns"]]
 
 
+def test_a_node_that_vanished_keeps_no_run_going_that_others_have_ended(
+    tmp_path: Path, client: Client
+) -> None:
+    write_history(tmp_path, began_ns=500 * S)
+    write_history(tmp_path, node="node-1", first_rank=4, state="running", began_ns=300 * S)
+    with Runs(tmp_path, ours=False).opened("sweep", "lr-0.3") as run:
+        assert run.state == "finished"
+
+    [row] = client.api("runs").json["runs"]
+    assert (row["state"], row["nodes"]) == ("finished", ["node-0", "node-1"])
+
+
 def test_events_are_found_by_their_words_page_by_page(tmp_path: Path, client: Client) -> None:
     write_history(tmp_path)
 

@@ -18,8 +18,8 @@ from otel_ddp.history.reader import (
     listed,
     mapping,
     rank_order,
+    state_of_nodes,
     whole,
-    worst_state,
 )
 from otel_ddp.history.report import cost_words
 from otel_ddp.history.whole_run import WholeRun
@@ -156,7 +156,7 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     def all_of(key: str) -> list[Any]:
         return [one for each in parts for one in each[key]]
 
-    state = worst_state(each["state"] for each in parts)
+    state = state_of_nodes((each["state"], each["seen_ns"]) for each in parts)
     seen_ns = max(each["seen_ns"] for each in parts)
     return {
         **min(parts, key=lambda each: each["ranks"] or ["~"]),

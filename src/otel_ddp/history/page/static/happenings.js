@@ -5,6 +5,7 @@ import { choose, chosen } from "./address.js";
 import { el, fill, labelled, number, table } from "./dom.js";
 import { seconds, time } from "./format.js";
 import { isSaved } from "./saved.js";
+import { subject } from "./verdicts.js";
 
 export class Verdicts {
   constructor() {
@@ -21,11 +22,11 @@ export class Verdicts {
     const rows = [...head.verdicts].reverse().map((each) => el(
       "tr", { class: each.until_ns || each.harmless ? null : "late" },
       el("td", {}, time(each.since_ns)), el("td", {}, each.until_ns ? time(each.until_ns) : "goes on"),
-      el("td", {}, each.since_step ?? ""), el("td", {}, each.kind), el("td", {}, (each.who && each.who.rank) || ""),
+      el("td", {}, each.since_step ?? ""), el("td", {}, each.kind), el("td", {}, subject(each)),
       el("td", {}, each.phase || ""), el("td", { class: "long" }, each.sentence || ""),
       number(each.evidence?.lost_s === undefined ? "" : seconds(each.evidence.lost_s)),
     ));
-    fill(this.list, table("Verdicts, the latest first", ["since", "until", "step", "what", "rank", "phase", "sentence", "cost to the others"], rows));
+    fill(this.list, table("Verdicts, the latest first", ["since", "until", "step", "what", "who", "phase", "sentence", "cost to the others"], rows));
   }
 }
 

@@ -1,6 +1,7 @@
 // Marks in pictures where verdicts begin.
 
 import { themed } from "./colors.js";
+import { subject } from "./verdicts.js";
 
 const MOST = 20;
 
@@ -30,8 +31,8 @@ function position(verdict, kind) {
 }
 
 function word(verdict) {
-  const rank = verdict.who && verdict.who.rank;
-  return rank ? `${verdict.kind}: rank ${rank}` : verdict.kind;
+  const whom = subject(verdict);
+  return whom ? `${verdict.kind}: ${whom}` : verdict.kind;
 }
 
 /** The library of plots understands some markup in its texts. */

@@ -4,7 +4,7 @@ import { ask, keep } from "./api.js";
 import { runAddress } from "./address.js";
 import { el, fill, table } from "./dom.js";
 import { seconds, time } from "./format.js";
-import { OVER, openTroubles, said } from "./verdicts.js";
+import { named, OVER, openTroubles, said } from "./verdicts.js";
 
 const EACH_MS = 1000;
 const SHOWN_FRAMES = 40;
@@ -54,7 +54,7 @@ class Now {
   run([group, run], processes, answer) {
     const open = answer.verdicts.filter((each) => each.who && (each.who.group || "") === group && each.who.run === run);
     const troubles = openTroubles(open);
-    const late = new Set(troubles.map((each) => String(each.who.rank)));
+    const late = named(troubles, processes);
     const rows = [...processes].sort((one, other) => (one.rank ?? 1e9) - (other.rank ?? 1e9)).map((each) => {
       const isOver = OVER.includes(each.state);
       return el(

@@ -7,7 +7,7 @@ import { duration, number, seconds, time } from "./format.js";
 import { Events, Postmortems, Profiles, Verdicts } from "./happenings.js";
 import { NodePictures } from "./node.js";
 import { Timing } from "./timing.js";
-import { OVER, openTroubles, said } from "./verdicts.js";
+import { named, OVER, openTroubles, said } from "./verdicts.js";
 import { Values, look as readLook, lookControls } from "./values.js";
 
 const EACH_MS = 1000;
@@ -116,7 +116,7 @@ class Run {
     const { head } = this;
     const isOver = OVER.includes(head.state);
     const troubles = isOver || head.silent ? [head.worst].filter(Boolean) : openTroubles(head.verdicts);
-    const late = new Set(troubles.map((each) => each.who && String(each.who.rank)));
+    const late = named(troubles, head.ranks);
     const step = head.ranks.reduce((most, each) => Math.max(most, each.step ?? -1), -1);
     const took = ((isOver || head.silent ? head.seen_ns : head.now_ns) - head.began_ns) / 1e9;
     const state = el("strong", { class: { finished: "good", failed: "bad", killed: "bad" }[head.state] || "" }, head.state);
