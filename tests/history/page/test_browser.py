@@ -125,6 +125,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         state="killed",
         about={"cost": {"agent_cpu_s": 2.0}},
     )
+    names = ("learning_rate", "grad_norm", "lr", "train/loss", "loss", "val/grad_norm")
+    path = write_history(folder, "read", group="names", ranks=1, steps=60, names=names)
+    file = RunFile(path)
+    memory = SeriesKey("node", "process.memory.usage", "0")
+    points = [(s, s * S, 512e6 + 1e3 * (s % 60)) for s in range(10**9, 10**9 + 60)]
+    file.write(values={memory: value_sums(file, memory, points)})
+    file.close()
+    write_history(folder, "no-loss", group="names", ranks=1, steps=60, names=names[:1])
     return folder
 
 
@@ -143,7 +151,7 @@ def driver() -> Iterator[Any]:
 STRESS = pytest.mark.stress
 
 
-@pytest.fixture(params=["light", pytest.param("dark", marks=STRESS)])
+@pytest.fixture(scope="module", params=["light", pytest.param("dark", marks=STRESS)])
 def look(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -195,9 +203,22 @@ class Window:
         assert self.complaints == []
 
 
+@pytest.fixture(scope="module")
+def _window(driver: Any, server: Served, look: str) -> Iterator[Window]:
+    with Window(driver, server.url, look) as window:
+        yield window
+
+
+@pytest.fixture
+def window(_window: Window) -> Iterator[Window]:
+    """One for all tests: a new one would compile the library of plots again, for two seconds."""
+    yield _window
+    assert _window.complaints == []
+
+
 def check_accessibility(page: Any) -> None:
     page.evaluate((resources.files("axe_playwright_python") / "axe.min.js").read_text())
-    found = page.evaluate("axe.run(document)")
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     assert [
         (each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found["violations"]
     ] == []
@@ -215,7 +236,7 @@ def shown(value: float) -> str:
     return repr(float(f"{value:.6g}")).removesuffix(".0")
 
 
-def test_the_page_of_a_run(driver: Any, server: Served, folder: Path, look: str) -> None:
+def test_the_page_of_a_run(window: Window, folder: Path, look: str) -> None:
     [path] = folder.glob("late-*.sqlite")
     with History(path) as history:
         train = next(
@@ -228,40 +249,39 @@ def test_the_page_of_a_run(driver: Any, server: Served, folder: Path, look: str)
     waits = sum(each.phases_ns["comm_wait"] for of_rank in steps.values() for each in of_rank)
     took = sum(each.took_ns for of_rank in steps.values() for each in of_rank)
 
-    with Window(driver, server.url, look) as window:
-        page = window.open(LATE)
-        window.figure("rate")
-        low, high = page.evaluate(
-            "document.querySelector('figure[data-picture=rate] .plot').layout.yaxis.range"
-        )
-        assert (low, high) == (pytest.approx(6.3e-10), pytest.approx(7.7e-10))
-        caption = window.figure("loss").locator("figcaption").inner_text()
-        phases = window.figure("Phases of a step").locator("figcaption").inner_text()
-        late = page.locator("tr.late[data-rank]")
-        assert late.get_attribute("data-rank") == "2"
-        assert "rank 2 is slow in forward" in page.locator("p.bad.verdict").inner_text()
-        assert page.evaluate(MARKED) == [["straggler: rank 2", 60]]
-        assert page.get_by_text("min 0.0625 at step 280").count() == 1
-        devices = page.get_by_role("region", name="Each device")
-        devices.get_by_role("cell", name="H100 GPU-2").wait_for()
-        assert re.search(r"H100 GPU-2\t[78]\d(\.\d)? %", devices.inner_text())
-        window.draw_all()
-        keep(page, "run", look)
-        check_accessibility(page)
-        legend = dict(page.evaluate(LEGEND))
-        for title in ("Step time", "hw.gpu.utilization"):
-            found = dict(page.evaluate(COLORS, title))
-            assert found
-            assert found.items() <= legend.items()
-        assert len(set(legend.values())) == 4
-        work = window.figure("Own work, rank by step").locator("figcaption").inner_text()
-        page.get_by_label("With the words").fill("begins")
-        page.get_by_role("cell", name="training begins").wait_for()
-        page = window.open("/")
-        page.get_by_role("link", name="late").wait_for()
-        # Of both it is known what bounds them; one has a rank that is late.
-        assert "rank 2 is slow in forward" in page.locator("tr.late[data-run]").inner_text()
-        assert "compute-bound" in page.locator("tr[data-run=other]:not(.late)").inner_text()
+    page = window.open(LATE)
+    window.figure("rate")
+    low, high = page.evaluate(
+        "document.querySelector('figure[data-picture=rate] .plot').layout.yaxis.range"
+    )
+    assert (low, high) == (pytest.approx(6.3e-10), pytest.approx(7.7e-10))
+    caption = window.figure("loss").locator("figcaption").inner_text()
+    phases = window.figure("Phases of a step").locator("figcaption").inner_text()
+    late = page.locator("tr.late[data-rank]")
+    assert late.get_attribute("data-rank") == "2"
+    assert "rank 2 is slow in forward" in page.locator("p.bad.verdict").inner_text()
+    assert page.evaluate(MARKED) == [["straggler: rank 2", 60]]
+    assert page.get_by_text("min 0.0625 at step 280").count() == 1
+    devices = page.get_by_role("region", name="Each device")
+    devices.get_by_role("cell", name="H100 GPU-2").wait_for()
+    assert re.search(r"H100 GPU-2\t[78]\d(\.\d)? %", devices.inner_text())
+    window.draw_all()
+    keep(page, "run", look)
+    check_accessibility(page)
+    legend = dict(page.evaluate(LEGEND))
+    for title in ("Step time", "hw.gpu.utilization"):
+        found = dict(page.evaluate(COLORS, title))
+        assert found
+        assert found.items() <= legend.items()
+    assert len(set(legend.values())) == 4
+    work = window.figure("Own work, rank by step").locator("figcaption").inner_text()
+    page.get_by_label("With the words").fill("begins")
+    page.get_by_role("cell", name="training begins").wait_for()
+    page = window.open("/")
+    page.get_by_role("link", name="late").wait_for()
+    # Of both it is known what bounds them; one has a rank that is late.
+    assert "rank 2 is slow in forward" in page.locator("tr.late[data-run]").inner_text()
+    assert "compute-bound" in page.locator("tr[data-run=other]:not(.late)").inner_text()
 
     expected = (
         f"last {shown(values[-1])}, lowest {shown(min(values))}, highest {shown(max(values))}"
@@ -320,16 +340,15 @@ def test_the_list_of_runs_leads_to_their_comparison(
         assert f"{shown(lasts[run, 'train'])} (step 200)" in row
 
 
-def test_what_goes_on_now_and_where_it_is(driver: Any, server: Served, look: str) -> None:
-    with Window(driver, server.url, look) as window:
-        page = window.open("/now")
-        page.locator("tr.late[data-rank='2']").wait_for()
-        row = page.locator("tr[data-rank='2']").inner_text()
-        assert re.search(r"forward\t5(\.\d+)? s", row), row
-        page.get_by_role("button", name="Stacks of rank 2").click()
-        page.get_by_text("forward (train.py:7)").wait_for()
-        keep(page, "now", look)
-        check_accessibility(page)
+def test_what_goes_on_now_and_where_it_is(window: Window, look: str) -> None:
+    page = window.open("/now")
+    page.locator("tr.late[data-rank='2']").wait_for()
+    row = page.locator("tr[data-rank='2']").inner_text()
+    assert re.search(r"forward\t5(\.\d+)? s", row), row
+    page.get_by_role("button", name="Stacks of rank 2").click()
+    page.get_by_text("forward (train.py:7)").wait_for()
+    keep(page, "now", look)
+    check_accessibility(page)
 
 
 def test_lines_and_numbers_are_there_without_the_library_of_plots(
@@ -413,14 +432,13 @@ def test_pictures_are_saved_as_numbers_and_as_an_image(
     assert (runs[0], set(runs[1:]), len(runs)) == ("run", {'"late"', '"other"'}, 661)
 
 
-def test_markup_in_names_is_text(driver: Any, server: Served) -> None:
-    with Window(driver, server.url) as window:
-        page = window.open(f"/run/%3Cb%3E{MARKUP}")
-        window.figure(MARKUP)
-        assert "· 1 rank on node-0 ·" in page.locator("main").inner_text()
-        assert page.locator("main img").count() == 0
-        assert "bad" not in page.title().split()
-        assert page.get_by_role("heading", level=1).inner_text() == f"<b>{MARKUP}"
+def test_markup_in_names_is_text(window: Window) -> None:
+    page = window.open(f"/run/%3Cb%3E{MARKUP}")
+    window.figure(MARKUP)
+    assert "· 1 rank on node-0 ·" in page.locator("main").inner_text()
+    assert page.locator("main img").count() == 0
+    assert "bad" not in page.title().split()
+    assert page.get_by_role("heading", level=1).inner_text() == f"<b>{MARKUP}"
 
 
 def test_a_saved_page_shows_the_run_without_a_network(
@@ -450,29 +468,18 @@ def test_a_saved_page_shows_the_run_without_a_network(
 
 
 def test_what_is_logged_and_read_is_drawn_once_and_a_loss_that_is_not_read_is_told(
-    driver: Any, tmp_path: Path
+    window: Window,
 ) -> None:
-    names = ("learning_rate", "grad_norm", "lr", "train/loss", "loss", "val/grad_norm")
-    path = write_history(tmp_path, "r", ranks=1, steps=60, names=names)
-    file = RunFile(path)
-    memory = SeriesKey("node", "process.memory.usage", "0")
-    points = [(s, s * S, 512e6 + 1e3 * (s % 60)) for s in range(10**9, 10**9 + 60)]
-    file.write(values={memory: value_sums(file, memory, points)})
-    file.close()
-
-    write_history(tmp_path, "no-loss", ranks=1, steps=60, names=("learning_rate",))
-
-    with Served(App(tmp_path)) as served, Window(driver, served.url) as window:
-        page = window.open("/run/r?group=sweep")
-        window.figure("lr")
-        drawn = page.locator("section[aria-labelledby=values] h3").all_inner_texts()
-        count = page.get_by_text("4 of 6 names; ").inner_text()
-        page.get_by_label("Names with").fill("learning")
-        window.figure("learning_rate")
-        ticks = window.figure("process.memory.usage").locator(".ytick text")
-        shown = ticks.all_text_contents()
-        window.open("/run/no-loss?group=sweep")
-        told = page.get_by_text("1 of 1 names").inner_text()
+    page = window.open("/run/read?group=names")
+    window.figure("lr")
+    drawn = page.locator("section[aria-labelledby=values] h3").all_inner_texts()
+    count = page.get_by_text("4 of 6 names; ").inner_text()
+    page.get_by_label("Names with").fill("learning")
+    window.figure("learning_rate")
+    ticks = window.figure("process.memory.usage").locator(".ytick text")
+    shown = ticks.all_text_contents()
+    window.open("/run/no-loss?group=names")
+    told = page.get_by_text("1 of 1 names").inner_text()
 
     assert 'the model returns none: run.log({"loss": loss}, step=step) logs it' in told
     assert drawn == ["lr", "train/loss", "val/grad_norm", "grad_norm"]
@@ -527,8 +534,10 @@ def test_a_run_that_goes_on_is_drawn_on_and_stays_zoomed(driver: Any, tmp_path: 
     file.close()
 
 
-def test_no_run_at_all_says_what_to_type(driver: Any, tmp_path: Path) -> None:
-    with Served(App(tmp_path)) as server, Window(driver, server.url) as window:
-        page = window.open("/")
-        page.get_by_text("otel-ddp demo").wait_for()
-        check_accessibility(page)
+def test_no_run_at_all_says_what_to_type(window: Window, tmp_path: Path) -> None:
+    with Served(App(tmp_path)) as empty:
+        window.page.goto(empty.url)
+        window.page.get_by_text("otel-ddp demo").wait_for()
+        check_accessibility(window.page)
+        # The page would go on asking a server that is gone.
+        window.page.goto("about:blank")
