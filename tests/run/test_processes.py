@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import otel_ddp
+import warm
 from conftest import Here, Journal
 from node import until
 from otel_ddp.journal.survey import survey
@@ -29,12 +30,14 @@ NO_MORE_DATA = "ValueError: no more data" if sys.version_info < (3, 13) else "ex
 UNREAD = "OTEL_DDP_AGENT=off: "
 
 
-def start(code: str, folder: Path, **env: str) -> subprocess.Popen[str]:
+def start(
+    code: str, folder: Path, python: str = sys.executable, **env: str
+) -> subprocess.Popen[str]:
     """A Python program of its own, as a file: a spawned child imports it again."""
     script = folder / "train.py"
     script.write_text(code)
     return subprocess.Popen(
-        [sys.executable, str(script)],
+        [python, str(script)],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", **env},
         text=True,
@@ -44,9 +47,9 @@ def start(code: str, folder: Path, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def run(code: str, folder: Path, **env: str) -> tuple[int, str, str]:
+def run(code: str, folder: Path, python: str = sys.executable, **env: str) -> tuple[int, str, str]:
     """Exit code, output and errors of a program."""
-    with start(code, folder, **env) as process:
+    with start(code, folder, python, **env) as process:
         try:
             out, err = process.communicate(timeout=PATIENCE_S)
         finally:
@@ -56,9 +59,9 @@ def run(code: str, folder: Path, **env: str) -> tuple[int, str, str]:
     return process.returncode, out, "".join(kept)
 
 
-def quietly(code: str, folder: Path) -> str:
+def quietly(code: str, folder: Path, python: str = sys.executable, **env: str) -> str:
     """The output of a program that ends well and says nothing on the side."""
-    status, out, err = run(code, folder)
+    status, out, err = run(code, folder, python, **env)
     assert (status, err) == (0, "")
     return out
 
@@ -533,7 +536,9 @@ def test_data_loader_workers_are_silent_and_a_child_of_torchs_spawn_fails(
 ) -> None:
     pytest.importorskip("torch")
 
-    assert quietly(TORCH, tmp_path) == "raised\n"
+    python, more = warm.python()
+
+    assert quietly(TORCH, tmp_path, python, **more) == "raised\n"
 
     journals = by_job(place)
     assert {"parent", "child"} == set(journals)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from conftest import Here
 from node import Node, until
 
@@ -60,7 +61,8 @@ SAID = (
 
 
 def python(*code: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "\n".join(code)]
+    executable = warm.python().executable if TORCH in code else sys.executable
+    command = [executable, "-c", "\n".join(code)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 

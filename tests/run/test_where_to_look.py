@@ -100,7 +100,7 @@ def test_a_run_that_is_over_before_its_agent_is_up_says_it_at_its_end_or_not(nod
 
 
 def test_a_training_that_logs_nothing_says_it_and_gets_its_agent_back(node: Node) -> None:
-    lines = finished(node.python(TRAIN_WITHOUT_LOG)).splitlines()
+    lines = finished(node.warm("-c", TRAIN_WITHOUT_LOG)).splitlines()
 
     # On a slow machine it is long enough for a card at its end.
     line = said("\n".join(lines))[0]

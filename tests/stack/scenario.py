@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import yaml
 from tools.stack.build import Binaries
 
+import warm
 from node import Node
 from nvml_boards import GIB, Board, Boards, h100
 from stack.faster import deployed
@@ -91,9 +92,11 @@ class Scenario:
         self.start_s = self.end_s = time.time()
         self._nodes, self._boards, self._folder = nodes, boards, folder
         # On the node that ends first, so that ranks end before agents do.
+        python, more = warm.python()
         self._ranks = [*nodes.values()][-1].start(
             *("bash", "-c", 'exec "$@" >"$0" 2>&1', str(folder / "ranks.log")),
-            *(sys.executable, str(RANK)),
+            *(python, str(RANK)),
+            env=more,
         )
 
     # -- what happens

@@ -34,7 +34,7 @@ class Launch:
             life.enter_context(node)
             node.export_to(collector.http)
         self.training = Training(folder / "train", self.nodes, group="g", run="r", job_type="train")
-        self.training.train(step_s=0.05)
+        self.training.train(step_s=0.1)
         until(lambda: self.prometheus.query("training_scalar"), "the first values in Prometheus")
 
         self.prometheus.kill()
