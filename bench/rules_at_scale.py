@@ -35,17 +35,15 @@ from otel_ddp.vocabulary import catalog  # noqa: E402
 from stack.servers import DEPLOY, Prometheus, binaries  # noqa: E402
 
 _PAST_S = 150
-# Of every group.
+# Of most groups; what all of them take in it is what is reported.
 _INTERVAL_S = 30
 # Beside the time that is watched. Prometheus refuses what is written more than 10 minutes ahead.
 _FILLED_S, _SETTLED_S = 20, 65
 _RANKS_WRITTEN_A_S = 80
 _RULES = DEPLOY / "prometheus"
 _BODY_BYTES = 4 << 20
-# What the rules of half an hour read, from their own earlier results.
-_HISTORY_S = 1800
-_HISTORY = {"rank:training_excess:ratio2m": 0.0, "rank:training_steps:rate2m": 2.0}
-_LATE = 1.2
+# Of the late rank, by phase or metric: what it needs, as a share of what others need.
+_LATE = {"backward": 1.2, "training.work.step_time": 1.2, "training.wait.step_time": 0.5}
 # Each rank is a little faster or slower than the others, and logs a loss.
 _SPREAD = 0.01
 _LOGGED = (
@@ -116,8 +114,8 @@ def send(prometheus: Prometheus, series: list[bytes]) -> None:
 class Ranks:
     """All series of so many ranks, one late in backward among them."""
 
-    def __init__(self, size: int, times: Samples, history: Samples) -> None:
-        self._size, self._times, self._history = size, times, history
+    def __init__(self, size: int, times: Samples) -> None:
+        self._size, self._times = size, times
         self._random = np.random.default_rng(0)
         names = read_by_rules()
         self._rows = [row for row in recorded() if self._prometheus(row) in names]
@@ -147,9 +145,6 @@ class Ranks:
                     yield self._encode(row, {**of_node, **row.attributes}, rank)
             for name, attributes, value in _LOGGED:
                 yield self._put(name, {**of_rank, **attributes}, np.full_like(self._since, value))
-            for name, value in _HISTORY.items():
-                sway = self._random.normal(value, _SPREAD, len(self._history.times_s))
-                yield encode({"__name__": name, **of_rank}, self._history.encode(np.asarray(sway)))
 
     def _encode(self, row: Row, attributes: Mapping[str, str], rank: int) -> bytes:
         metric = catalog.BY_NAME[row.metric]
@@ -168,8 +163,8 @@ class Ranks:
         elif value.is_integer():
             values = np.full_like(self._since, value)
         else:
-            late = rank == 1 and attributes.get("phase") == "backward"
-            own = value * self._random.normal(_LATE if late else 1.0, _SPREAD)
+            late = _LATE.get(attributes.get("phase", row.metric), 1.0) if rank == 1 else 1.0
+            own = value * self._random.normal(late, _SPREAD)
             values = np.full_like(self._since, own)
         return self._put(metric.prometheus, attributes, values)
 
@@ -188,11 +183,10 @@ def measure(size: int, *, interval_s: int, watched_s: int, each: bool, folder: P
     until_s = began_s + _FILLED_S + size // _RANKS_WRITTEN_A_S + _SETTLED_S + watched_s
     ends_s = until_s + 2 * _INTERVAL_S
     times = Samples(np.arange(began_s - _PAST_S, ends_s, interval_s))
-    history = Samples(np.arange(began_s - _HISTORY_S, began_s - 60, 30))
     with prometheus:
         sent = waiting = 0
         body: list[bytes] = []
-        for one in Ranks(size, times, history).series():
+        for one in Ranks(size, times).series():
             body.append(one)
             sent, waiting = sent + 1, waiting + len(one)
             if waiting >= _BODY_BYTES:
@@ -202,11 +196,11 @@ def measure(size: int, *, interval_s: int, watched_s: int, each: bool, folder: P
         filled_s = time.time() - began_s
         # The first evaluations make new series, and some are of a part of the ranks.
         time.sleep(max(0.0, until_s - watched_s - time.time()))
-        before = numbers(prometheus)
+        before, since_s = numbers(prometheus), time.time()
         taken = watch(prometheus, until_s=time.time() + watched_s)
-        after = numbers(prometheus)
+        after, intervals = numbers(prometheus), (time.time() - since_s) / _INTERVAL_S
         at_once_s = all_at_once(prometheus)
-        report(size, sent, filled_s, taken, before, after, at_once_s, each=each)
+        report(size, sent, filled_s, taken, before, after, intervals, at_once_s, each=each)
 
 
 def watch(prometheus: Prometheus, until_s: float) -> dict[tuple[str, str], list[float]]:
@@ -264,26 +258,25 @@ def report(
     taken: Mapping[tuple[str, str], list[float]],
     before: Mapping[str, float],
     after: Mapping[str, float],
+    intervals: float,
     at_once_s: float,
     *,
     each: bool,
 ) -> None:
     middle = {at: sorted(found)[len(found) // 2] for at, found in taken.items()}
-    groups = len({group for group, _ in taken})
 
     def grown(name: str) -> float:
         return after[name] - before[name]
 
-    evaluations = grown("prometheus_rule_group_iterations_total") / groups
-    cpu_s = grown("process_cpu_seconds_total") / evaluations
+    cpu_s = grown("process_cpu_seconds_total") / intervals
     print(f"\n## {size} ranks, {size // RANKS} nodes")
     print(f"series read: {sent}, written in {filled_s:.0f} s")
     print(f"series in Prometheus: {after['prometheus_tsdb_head_series']:.0f}")
     print(f"memory of Prometheus: {after['process_resident_memory_bytes'] / 2**20:.0f} MiB")
     print(f"one evaluation of all rules and alerts: {sum(middle.values()):.2f} s")
-    samples = grown("prometheus_engine_query_samples_total") / evaluations
-    print(f"samples that it reads: {samples:.0f}")
-    print(f"processor time of Prometheus: {cpu_s:.2f} s an evaluation, {evaluations:.1f} of them")
+    samples = grown("prometheus_engine_query_samples_total") / intervals
+    print(f"samples read in {_INTERVAL_S} s: {samples:.0f}")
+    print(f"processor time of Prometheus in {_INTERVAL_S} s: {cpu_s:.2f} s")
     by_group: dict[str, float] = {}
     for (group, _), took_s in middle.items():
         by_group[group] = by_group.get(group, 0.0) + took_s

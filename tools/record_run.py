@@ -1,4 +1,4 @@
-"""Records the demo with a straggler: the series of every second, as data for tests of rules."""
+"""Records the demo with a straggler: what its agent exports, as data for tests of rules."""
 
 from __future__ import annotations
 
@@ -19,37 +19,41 @@ from otel_ddp.journal.place import Place
 from otel_ddp.vocabulary import catalog
 
 FILE = Path(__file__).parents[1] / "tests" / "data" / "straggler.txt"
-SECTIONS = ("Speed", "Diagnosis")
-# Sums and counts of histograms are enough; the buckets would be most of the file.
-LEFT_OUT = ("_bucket", "_created")
-SECONDS = 12
+# What rules read of speed, and what the agent has found itself.
+RECORDED = (
+    *(catalog.TRAINING_WORK_STEP_TIME, catalog.TRAINING_WAIT_STEP_TIME),
+    *(catalog.TRAINING_PHASE_STEP_TIME, catalog.TRAINING_STEPS, catalog.TRAINING_SAMPLES),
+    *(catalog.TRAINING_STRAGGLER, catalog.TRAINING_STRAGGLER_EXCESS),
+)
+# Until the last minute is full of late steps, and some.
+SECONDS, EVERY_S = 90, 5.0
 INJECTED = "backward:1:30ms"
 NAMES = {"run": "recorded", "node": "node-1"}
 
 HEADER = f"""\
 # Recorded once, by `python tools/record_run.py`: two ranks on a CPU, as `otel-ddp demo --seconds
 # {SECONDS} --inject {INJECTED}` trains them. Rank 1 is 30 ms late in backward from step 150 on.
-# What the node's endpoint served each second, sections {" and ".join(SECTIONS)}, without the
-# buckets of histograms. A line is a series, its value, and when it was read in milliseconds since
-# 1970. The run is called "recorded" and the node "node-1", whatever they were called.
+# What the node's endpoint served every {EVERY_S:g} s of what rules compare ranks by. A line is a
+# series, its value, and when it was read in milliseconds since 1970. The run is called "recorded"
+# and the node "node-1", whatever they were called.
 """
 
 
 def recorded(url: str) -> Iterator[str]:
-    """The lines of this second."""
-    prefixes = tuple(each.prometheus for each in catalog.METRICS if each.section in SECTIONS)
+    """The lines of this moment."""
+    names = {each.prometheus for each in RECORDED}
     with urlopen(url, timeout=10) as response:
         text = response.read().decode()
     now_ms = time.time_ns() // 1_000_000
     for name, labels, value in parse(text):
-        if name.startswith(prefixes) and not name.endswith(LEFT_OUT):
+        if name in names:
             named = {**labels, **{each: NAMES[each] for each in NAMES if labels.get(each)}}
             inside = ",".join(f"{key}={json.dumps(text)}" for key, text in named.items())
             yield f"{name}{{{inside}}} {value!r} {now_ms}"
 
 
 def main() -> None:
-    """Train, read the endpoint each second, write the file."""
+    """Train, read the endpoint now and then, write the file."""
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="otel_ddp-record-") as folder:
         env = {**os.environ, "OTEL_EXPORTER_PROMETHEUS_PORT": "0"}
@@ -64,10 +68,10 @@ def main() -> None:
         )
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", "2", "-m", "otel_ddp.cli.demo.training"]
-        training = subprocess.Popen([*command, str(SECONDS), INJECTED], env=env)
+        training = subprocess.Popen([*command, str(SECONDS), f"{folder}/end", INJECTED], env=env)
         read_at = time.monotonic()
         while training.poll() is None:
-            read_at += 1.0
+            read_at += EVERY_S
             time.sleep(max(0.0, read_at - time.monotonic()))
             try:
                 lines += recorded(json.loads(place.agent_file.read_text())["scrape"])

@@ -138,6 +138,8 @@ class Scenario:
         self.until(f'rank:training_straggler:ratio{{run="{BASE.name}"}}', "the rules' verdict")
         named = f'training_straggler{{run="{BASE.name}",rank="{LATE_RANK}"}} == 1'
         self.until(named, "the agent's verdict")
+        # Agents tell of whole minutes.
+        self.until(f'node_third:training_work:median{{run="{BASE.name}"}}', "what nodes need")
         self.seen(DEBUG, "TrainingStalled")
         self.until(f'rank:training_holds_up:last{{run="{DEBUG.name}"}}', "who hangs")
         queued = f'count(training_collective_enqueued{{run="{DEBUG.name}"}})'

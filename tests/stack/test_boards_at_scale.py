@@ -90,12 +90,12 @@ def played(
         assert not lost(collector, prometheus)
         _configure(prometheus, folder, judging)
         # Made of what other groups of rules record: so all of these have been asked before.
-        evaluated = 'count_over_time(rank:training_excess:ratio2m{rank="0"}[10m])'
-        excess = "count(rank:training_excess:ratio2m)"
+        evaluated = "count_over_time(run:training_compared_step:median[10m])"
+        compared = 'count(rank_third:training_work:per_step{third="1"})'
         until(
             lambda: (
                 any(each.value >= EVALUATIONS for each in prometheus.query(evaluated))
-                and [each.value for each in prometheus.query(excess)] == [nodes * RANKS]
+                and [each.value for each in prometheus.query(compared)] == [nodes * RANKS]
             ),
             "the rules, of every rank",
         )
@@ -185,7 +185,7 @@ def test_an_opened_board_is_answered_soon_and_by_few_series(board: Board, played
 
 def test_the_whole_fleet_and_its_rules_were_there_to_be_asked_for(played: Played) -> None:
     for metric in (
-        *("training_state", "hw_power_watts", "rank:training_excess:ratio2m"),
+        *("training_state", "hw_power_watts", "rank:training_rest:per_step"),
         *("rank:training_work:per_step2m", "gpu:hw_gpu_utilization:last"),
     ):
         (count,) = played.prometheus.query(f"count({metric})", at_s=played.end_s)

@@ -38,8 +38,9 @@ MAY_BE_EMPTY = {
     "Ranks": {
         # Where no program waits for others by itself.
         ("Ranks with most work", "own"),
-        # Where no rank has more to do, and none stalls again and again.
-        *(("Verdicts", ref) for ref in "BC"),
+        # Where no rank has more to do, none stalls again and again, and no node is late as a whole.
+        *(("Verdicts", ref) for ref in "ABDE"),
+        ("Nodes with most work", "late"),
         # Gloo does not tell which collectives have ended.
         ("Longest without progress", "done"),
     },
@@ -278,7 +279,8 @@ def named(reader: Reader, title: str, panel: str, **wanted: Sequence[str]) -> di
 def test_the_boards_name_who_is_late_who_hangs_and_what_is_hot(reader: Reader) -> None:
     late = {"node": NODES[1], "rank": str(LATE_RANK)}
 
-    assert named(reader, "Ranks", "Slowest rank", run=(BASE.name,)) == {**late, "phase": "data"}
+    slowest = named(reader, "Ranks", "Slowest rank or node", run=(BASE.name,))
+    assert slowest == {**late, "phase": "data", "who": f"rank {LATE_RANK} · "}
     hung = {"node": NODES[0], "rank": str(HUNG_RANK)}
     assert named(reader, "Ranks", "Held up by", run=(DEBUG.name,)) == hung
     assert named(reader, "GPUs & nodes", "Hottest").items() >= late.items()

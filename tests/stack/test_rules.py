@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from otel_ddp.agent.reading.process_series import StepTimes
-from otel_ddp.journal.reader import Total
+from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import NODE_LABELS
 from stack.rule_files import load, names_in, queries_of, rules, with_needed_rules
@@ -127,7 +126,7 @@ def test_every_series_of_the_cases_is_in_the_catalogue() -> None:
 
 def test_a_recorded_name_says_its_level_and_is_defined_once() -> None:
     assert {name: times for name, times in RECORDED_NAMES.items() if times > 1} == {}
-    levels = "(rank|node|run|gpu|collector)(_(phase|name|code|reason|role))?"
+    levels = "(rank|node|run|gpu|collector)(_(phase|third|name|code|reason|role))?"
     for name in RECORDED_NAMES:
         assert re.fullmatch(rf"{levels}:[a-z_]+:[a-z0-9_]+", name), name
 
@@ -266,60 +265,44 @@ def test_prometheus_takes_the_configuration_with_each_way_of_scraping(
 
 _LINE = re.compile(r"(\w+)\{(.*)\} (\S+) (\d+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-# A second of the recording is played as a minute, so that it fills the rules' windows. The
-# definition is about shares of a step: it knows no clock but the windows.
-_STRETCH = 60
-_STEP_TIME = catalog.TRAINING_PHASE_STEP_TIME.prometheus
-_OF_STEP_TIMES = {
-    each.prometheus: each.name for each in (catalog.TRAINING_PHASE_TIME, catalog.TRAINING_STEPS)
-}
+_OF_VERDICTS = (catalog.TRAINING_STRAGGLER.prometheus, catalog.TRAINING_STRAGGLER_EXCESS.prometheus)
 
 
 def test_the_rule_across_nodes_and_the_agent_agree_on_the_recorded_run(tmp_path: Path) -> None:
     said: dict[tuple[str, str], float] = {}
     shares: list[float] = []
     times: list[int] = []
-    speed: dict[str, dict[int, str]] = {}
-    totals: dict[str, dict[int, list[Total]]] = {}
+    told: dict[str, dict[int, str]] = {}
     for line in RECORDED.read_text().splitlines():
         found = _LINE.fullmatch(line)
         if found is None:
             continue
         name, labels, at_ms = found[1], dict(_LABEL.findall(found[2])), int(found[4])
         times += [at_ms] if at_ms not in times else []
-        if name == catalog.TRAINING_STRAGGLER.prometheus and labels["phase"]:
+        if name not in _OF_VERDICTS:
+            told.setdefault(f"{name}{{{found[2]}}}", {})[at_ms] = found[3]
+        elif "phase" in labels and name == _OF_VERDICTS[0]:
             said[labels["rank"], labels["phase"]] = max(
                 float(found[3]), said.get((labels["rank"], labels["phase"]), 0.0)
             )
-        elif name == catalog.TRAINING_STRAGGLER_EXCESS.prometheus:
-            if (labels["rank"], labels["phase"]) == ("1", "all") and float(found[3]) > 0.5:
-                shares.append(float(found[3]))
-        elif name.startswith(("training_steps", "training_samples")):
-            speed.setdefault(f"{name}{{{found[2]}}}", {})[at_ms] = found[3]
-        if name in _OF_STEP_TIMES:
-            total = Total(_OF_STEP_TIMES[name], labels, (float(found[3]),), None)
-            totals.setdefault(labels["rank"], {}).setdefault(at_ms, []).append(total)
-    for rank, read in totals.items():
-        agent = StepTimes()
-        own = f'group="demo",run="recorded",job_type="train",node="node-1",rank="{rank}"'
-        for number, at_ms in enumerate(times):
-            found_now = agent.feed(read.get(at_ms, []), number * _STRETCH * 10**9)
-            for phase, seconds in found_now.items():
-                series = f'{_STEP_TIME}{{{own},local_rank="{rank}",phase="{phase}"}}'
-                speed.setdefault(series, {})[at_ms] = repr(seconds)
+        elif (labels["rank"], labels["phase"]) == ("1", "all"):
+            shares.append(float(found[3]))
     played = [
         {"series": series, "values": " ".join(values.get(at_ms, "_") for at_ms in times)}
-        for series, values in speed.items()
+        for series, values in told.items()
     ]
     asked = "rank:training_straggler:ratio"
+    # Of the last look: the late steps began in the first seconds.
     case = {
         "rule_files": [str(path) for path in RULES],
-        "evaluation_interval": "30s",
+        "evaluation_interval": "15s",
         "tests": [
             {
-                "interval": f"{_STRETCH}s",
+                "interval": "5s",
                 "input_series": played,
-                "promql_expr_test": [{"expr": asked, "eval_time": "12m", "exp_samples": []}],
+                "promql_expr_test": [
+                    {"expr": asked, "eval_time": f"{5 * (len(times) - 1)}s", "exp_samples": []}
+                ],
             }
         ],
     }
@@ -336,6 +319,31 @@ def test_the_rule_across_nodes_and_the_agent_agree_on_the_recorded_run(tmp_path:
     assert [(labels["rank"], labels["phase"]) for labels, _ in verdicts] == [("1", "backward")]
     assert verdicts[0][0]["node"] == "node-1"
     assert verdicts[0][1] == pytest.approx(sorted(shares)[len(shares) // 2], rel=0.1)
+
+
+def test_the_rules_have_the_limits_of_the_agent() -> None:
+    """What stands in Python and in rules is the same number."""
+    by_name = {rule["record"]: rule["expr"] for rule in rules(RULES) if "record" in rule}
+    least_s = limits.EXCESS_NS / 1e9
+    for name, written in (
+        ("run_third:training_work:late_above", f"{limits.EXCESS_PER_WINDOW} * run:"),
+        ("run_third:training_node_work:late_above", f"{limits.EXCESS_PER_WINDOW} * run:"),
+        ("rank:training_suspect_excess:ratio", f"== {limits.WINDOWS}"),
+        ("rank:training_suspect_excess:ratio", f"> {limits.ALIKE} * max"),
+        ("node_third:training_alike_excess:ratio", f">= {limits.NODE_ALIKE} *"),
+        ("node_third:training_alike_excess:ratio", f"({1 - limits.NODE_OTHERS},"),
+        (
+            "node_third:training_alike_excess:ratio",
+            f"* {limits.NODE_OUTNUMBERS} / {limits.NODE_OUTNUMBERS + 1}",
+        ),
+        ("rank:training_late_excess:ratio", f"> {limits.EXCESS}"),
+        ("rank:training_late_excess:ratio", f"> {least_s:f}".rstrip("0")),
+        ("rank:training_late:explained", f">= {limits.PHASE_MOST_OF} *"),
+        ("rank_phase:training_late_excess:most", f"{limits.PHASE_MOST_OF} *"),
+        ("rank:training_late_excess:compute", f">= {limits.PHASE_MOST_OF} *"),
+        ("rank:training_late_excess:compute", f"{limits.PHASE_ALIKE} * rank_phase:"),
+    ):
+        assert written in by_name[name], name
 
 
 # -- who is told

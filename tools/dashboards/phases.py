@@ -55,14 +55,25 @@ def per_step(selector: str, *, waiting: bool) -> str:
     return f"sum by (node, rank) (max by (node, rank, phase) ({time}))"
 
 
-def late_rank(selector: str) -> str:
-    """Who holds the others back, in which phase, by what share of the step."""
+LATE = "{{who}}{{node}} · {{phase}}"
+
+
+def late(selector: str) -> str:
+    """Who holds the others back, in which phase, by what share of the step: ranks and nodes.
+
+    *selector*: of ranks.
+    """
     named = metric("training.straggler", selector, 'phase!=""')
     excess = metric("training.straggler.excess", selector, 'phase="all"')
     over_nodes = recorded("rank:training_straggler:ratio", selector)
+    nodes = recorded("rank:training_straggler:ratio", WHOLE_RUN, 'rank=""')
     by_agents = (
         f"max by (node, rank, phase) ({named} == 1)"
         f" * on (node, rank) group_left () max by (node, rank) ({excess})"
     )
     # A late rank that is alone on its node is seen by the rules only.
-    return f"({by_agents} or on (node, rank) max by (node, rank, phase) ({over_nodes}))"
+    ranks = f"({by_agents} or on (node, rank) max by (node, rank, phase) ({over_nodes}))"
+    return (
+        f'(label_replace({ranks}, "who", "rank $1 · ", "rank", "(.+)")'
+        f" or max by (node, phase) ({nodes}))"
+    )

@@ -19,6 +19,7 @@ from tools.dashboards.looks import (
     steps,
 )
 from tools.dashboards.names import attributes, metric, recorded
+from tools.dashboards.nodes import worst_nodes
 from tools.dashboards.panels import (
     NAME_ALONE,
     WITH_NAME,
@@ -34,7 +35,7 @@ from tools.dashboards.panels import (
     stat,
     states,
 )
-from tools.dashboards.phases import clock, late_rank, seconds_per_step
+from tools.dashboards.phases import LATE, clock, late, seconds_per_step
 from tools.dashboards.roles import training_alone
 from tools.dashboards.selectors import (
     ALIVE_S,
@@ -42,6 +43,7 @@ from tools.dashboards.selectors import (
     RANKS_OF_RUN,
     RULES_EVERY_S,
     RUN,
+    VERDICTS_EVERY_S,
     WHOLE_RUN,
 )
 
@@ -87,18 +89,18 @@ def _now() -> list[Panel]:
     return [
         stat(
             Text(
-                "Slowest rank",
+                "Slowest rank or node",
                 "Who keeps the others waiting and in which phase, with what it needs longer as a "
-                "share of the step. Agents compare the ranks of their node, the rules all of them.",
-                "Its row in the first picture is red, and green in the second. Click for its GPU "
-                "and node. Of a run that has ended, the pictures say who it was.",
+                "share of the step. Without a rank it is all of the node.",
+                "Its row in the first picture is red, and green in the second. Click for its node. "
+                "Of a run that has ended, the pictures say who it was.",
             ),
-            now(f"topk(1, {late_rank(RUN)})", _WHOSE + " · {{phase}}"),
+            now(f"topk(1, {late(RUN)})", LATE),
             unit="percentunit",
             levels=steps((0.05, WARN), (0.2, BAD)),
             named=WITH_NAME,
             nothing="nobody",
-            link=of_series("GPUs & nodes", "node", "rank"),
+            link=of_series("GPUs & nodes", "node"),
             size=(5, 4),
         ),
         stat(
@@ -119,10 +121,10 @@ def _now() -> list[Panel]:
         stat(
             Text(
                 "Late",
-                "How many ranks are found to hold the others back.",
-                "Several on one node: the node. All on one network switch: the switch.",
+                "How many ranks and nodes are found to hold the others back.",
+                "Nodes on one network switch: the switch.",
             ),
-            now(f"count({late_rank(RUN)}) or vector(0)"),
+            now(f"count({late(RUN)}) or vector(0)"),
             levels=ABOVE_0_IS_ODD,
             size=(2, 4),
         ),
@@ -141,12 +143,15 @@ def _now() -> list[Panel]:
         stat(
             Text(
                 "Ranks",
-                f"How many ranks are heard of within {ALIVE_S} s or have finished, and how many "
-                "train together. Only ranks that call init and are exported are heard of.",
-                "Fewer than there are: a strategy, or a script that calls init on rank 0 alone.",
+                f"How many ranks are heard of within {ALIVE_S} s or have finished, how many train "
+                "together, and how many the agents compare step by step. Only ranks that call init "
+                "and are exported are heard of.",
+                "Fewer than there are: a strategy, or a script that calls init on rank 0 alone. "
+                "Fewer compared: the rules compare the rest.",
             ),
             now(f"count(count by (rank) ({present})) or vector(0)", "report"),
             now(world, "of"),
+            now(f"max({metric('training.compared.ranks', WHOLE_RUN)})", "compared"),
             named=WITH_NAME,
             size=(3, 4),
         ),
@@ -190,6 +195,9 @@ def _late() -> list[Panel]:
     recurring = metric("training.recurring_stall", RANKS_OF_RUN)
     node = metric("training.node.straggler", WHOLE_RUN)
     unequal_node = metric("training.node.imbalance", WHOLE_RUN)
+    # By the rules, where no agent sees several nodes.
+    nodes = recorded("rank:training_straggler:ratio", WHOLE_RUN, 'rank=""')
+    slowest = f"topk($topn, max by (node) (max_over_time({nodes}[$__range] @ end())))"
 
     def verdicts(found: str) -> str:
         return (
@@ -237,12 +245,16 @@ def _late() -> list[Panel]:
         states(
             Text(
                 "Verdicts",
-                "When an agent found which rank late, or all ranks of which node, and in which "
-                "phase: in most steps, for larger batches, or in each so many steps.",
+                "When an agent, or the rules, found which rank late, or all ranks of which node, "
+                "and in which phase: in most steps, for larger batches, or in each so many steps.",
                 "The beginning of a band is when to look for what changed. Larger batches: how "
                 "they are divided.",
             ),
-            over_time(f"max by (node, phase) ({node})", "{{node}} · {{phase}}"),
+            over_time(
+                f"max by (node, phase) ({node})"
+                f" or (max by (node, phase) ({nodes}) ^ 0 and on (node) {slowest})",
+                "{{node}} · {{phase}}",
+            ),
             over_time(
                 f"max by (node, phase) ({unequal_node})", "{{node}} · {{phase}}, larger batches"
             ),
@@ -251,7 +263,8 @@ def _late() -> list[Panel]:
             over_time(verdicts(recurring), "rank {{rank}} · {{phase}}, again and again"),
             # Without a single band the picture would complain.
             over_time(
-                f"absent(max({named} == 1 or {unequal} == 1 or {recurring} == 1)) - 1", "nobody"
+                f"absent(max({named} == 1 or {unequal} == 1 or {recurring} == 1 or {nodes})) - 1",
+                "nobody",
             ),
             words=LATE_WORDS,
             size=(12, 7),
@@ -277,15 +290,16 @@ def _late() -> list[Panel]:
             size=(12, 7),
         ),
         _worst(),
+        worst_nodes(),
     ]
 
 
 def _lost_by_rules() -> str:
-    """By rank, in seconds: all others wait for its excess, a share of each step."""
-    named = recorded("rank:training_straggler:ratio", RUN)
+    """By rank or node, in seconds: all others wait for its excess, a share of each step."""
+    named = recorded("rank:training_straggler:ratio", WHOLE_RUN)
     world = recorded("run:training_world_size:last", WHOLE_RUN)
     return (
-        f"max by (node, rank) (sum_over_time({named}[$__range])) * {RULES_EVERY_S} "
+        f"max by (node, rank) (sum_over_time({named}[$__range])) * {VERDICTS_EVERY_S} "
         f"* on () group_left () (max(last_over_time({world}[$__range])) - 1)"
     )
 
@@ -302,6 +316,10 @@ def _worst() -> Panel:
     held = metric("otel_ddp.gpu.throttle.active", RANKS_OF_RUN, 'reason=~"hw_.*|sw_thermal"')
     data = recorded("rank_phase:training_phase_time:per_step2m", RANKS_OF_RUN, 'phase="data"')
     own = f"max by ({by}, phase) ({metric('training.own_collectives', RANKS_OF_RUN)})"
+    median, step = (
+        f"max(last_over_time({recorded(name, WHOLE_RUN)}[$__range]))"
+        for name in ("run:training_work:median2m", "run:training_step_time:median2m")
+    )
     return listing(
         Text(
             "Ranks with most work",
@@ -311,7 +329,7 @@ def _worst() -> Panel:
             "Neither: the work itself is unequal.",
         ),
         rows(worst, "work"),
-        rows(of_them(recorded("rank:training_excess:ratio2m", RANKS_OF_RUN)), "excess"),
+        rows(f"({worst} - on () group_left () {median}) / on () group_left () {step}", "excess"),
         rows(of_them(_WAIT), "wait"),
         rows(of_them(data), "data"),
         rows(of_them(core), "core"),

@@ -38,7 +38,7 @@ from tools.dashboards.panels import (
     states,
     traces,
 )
-from tools.dashboards.phases import clock, late_rank, per_step, seconds_per_step, step_time
+from tools.dashboards.phases import LATE, clock, late, per_step, seconds_per_step, step_time
 from tools.dashboards.roles import last, training_alone
 from tools.dashboards.selectors import (
     ALERTS_OF_RUN,
@@ -156,18 +156,18 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "Slowest rank",
-                "The rank that keeps the others waiting, with the phase; "
+                "Slowest rank or node",
+                "The rank or node that keeps the others waiting, with the phase; "
                 "the number is what it needs longer, as a share of the step.",
                 "Go to Ranks for since when, and to GPUs & nodes for its hardware. Of a run that "
                 "has ended, Ranks says who it was.",
             ),
-            now(f"topk(1, {late_rank(RUN)})", "rank {{rank}} · {{node}} · {{phase}}"),
+            now(f"topk(1, {late(RUN)})", LATE),
             unit="percentunit",
             levels=steps((0.05, WARN), (0.2, BAD)),
             named=WITH_NAME,
             nothing="nobody",
-            link=of_series("Ranks", "rank"),
+            link=of_series("Ranks", "node"),
         ),
         stat(
             Text(

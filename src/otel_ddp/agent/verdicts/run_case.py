@@ -23,6 +23,7 @@ from otel_ddp.diagnosis.stall.evidence import Evidence
 from otel_ddp.diagnosis.step_facts import DeviceSteps, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
+from otel_ddp.diagnosis.straggler.work_times import WorkTimes
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.journal.process_state import World, training_world
 
@@ -146,6 +147,8 @@ class RunCase:
         self.arrivals = Arrivals(
             self._processes.living, hint, lambda: not (self.stalls.suspects or self.judgement)
         )
+        self.work_times = WorkTimes()
+        """Of the ranks of this node: each agent tells of its own."""
         self._deaths = Deaths(lambda: self.stalls.told)
         self._detectors: Sequence[Detector] = (
             *(self._deaths, self.stalls, self.stragglers, self.arrivals),
@@ -180,7 +183,7 @@ class RunCase:
         for gone in self._processes.keep(sources):
             self._has_news = True
             self._world.update(gone, None)
-            for detector in self._detectors:
+            for detector in (*self._detectors, self.work_times):
                 _contained(detector.forget, gone)
 
     def has_new_end(self) -> bool:
@@ -215,11 +218,13 @@ class RunCase:
             asked = labels in self.stalls.suspects
             evidence = source.evidence(now_ns) if asked else Evidence()
             seen = seen._replace(position=source.position(self._origin_ns), evidence=evidence)
-        self._tell(rank, seen)
+        self._tell(source, rank, seen)
 
-    def _tell(self, rank: RankState, seen: Observation) -> None:
+    def _tell(self, source: Source, rank: RankState, seen: Observation) -> None:
         for detector in self._detectors:
             _contained(detector.feed, rank, seen)
+        if source.is_here:
+            _contained(self.work_times.feed, rank, seen)
 
     def is_here(self, labels: Labels) -> bool:
         """Whether this is of this node: series of other nodes are theirs to export."""
@@ -228,6 +233,7 @@ class RunCase:
     def poll(self, now_ns: int) -> list[Change]:
         """What has changed."""
         self._feed_ends(now_ns)
+        _contained(self.work_times.poll, now_ns)
         changes = [change for each in self._detectors for change in _contained(each.poll, now_ns)]
         for verdict, opened in changes:
             self.reports.found.pop(verdict.key, None)
@@ -268,7 +274,7 @@ class RunCase:
             self.reports.ended[labels] = source.describe()
             rank = source.state()._replace(world_size=self._world.size)
             ended, position = self._exits.add(source, now_ns), source.position(self._origin_ns)
-            self._tell(rank, Observation(now_ns, position=position, ended=ended))
+            self._tell(source, rank, Observation(now_ns, position=position, ended=ended))
         for ended in self._exits.poll(now_ns):
             seen = Observation(now_ns, ended=ended)
             _contained(self._deaths.feed, RankState(ended.labels), seen)

@@ -50,7 +50,7 @@ class VerdictSeries:
     def update_series(self, case: RunCase, now_ns: int) -> None:
         """Write what is true of this run now, and remove what no longer is."""
         shown = set()
-        for rows in (_speed, _named, _stalls, _own_collectives):
+        for rows in (_speed, _work, _named, _stalls, _own_collectives):
             for metric, labels, value, stays in _contained(rows, case):
                 if not case.is_here(labels):
                     continue
@@ -95,9 +95,20 @@ def _speed(case: RunCase) -> Iterator[_Row]:
     for rank in report.ranks:
         if rank.work_s is not None:
             works_s.setdefault(node_of(rank.labels), []).append(rank.work_s)
+    compared = sum(map(len, works_s.values()))
     for node, each_s in works_s.items():
+        if not report.insufficient:
+            yield _Row(catalog.TRAINING_COMPARED_RANKS, node, float(compared))
         yield _Row(catalog.TRAINING_NODE_WORK_MAX, node, max(each_s))
         yield _Row(catalog.TRAINING_NODE_WORK_MEDIAN, node, median(each_s))
+
+
+def _work(case: RunCase) -> Iterator[_Row]:
+    for labels, time in case.work_times.now.items():
+        for third, seconds in enumerate(time.thirds_s, 1):
+            where = (*labels, ("third", str(third)))
+            yield _Row(catalog.TRAINING_WORK_STEP_TIME, where, seconds)
+        yield _Row(catalog.TRAINING_WAIT_STEP_TIME, labels, time.rest_s)
 
 
 def _stalls(case: RunCase) -> Iterator[_Row]:
