@@ -212,6 +212,24 @@ def test_a_run_that_has_ended_needs_no_judgement(place: Here) -> None:
     assert [each["insufficient"] for each in dead] == [[]]
 
 
+def test_ranks_of_other_nodes_are_shown_as_long_as_the_agent_lives_that_leads_their_run(
+    place: Here,
+) -> None:
+    other = process(run="mine", rank=1, node="beta", world_size=4).to_json()
+    link = {"group": "", "run": "mine", "sentence": "leads 2 nodes"}
+    told = {"elsewhere": [other, {"started_ns": "x"}, 7], "links": [link, 7]}
+    with an_agent(place, "import otel_ddp; run = otel_ddp.init(run='mine', global_rank=0, world_size=4)"):
+        place.agent_file.write_text(json.dumps({"pid": 7, **told}))
+        shown_lines = list(lines(survey([place]), NOW_NS))
+    without = list(lines(survey([place]), NOW_NS))
+
+    heading = next(at for at, line in enumerate(shown_lines) if line.startswith("run mine"))
+    assert shown_lines[heading].endswith("2 of 4 ranks known here")
+    assert shown_lines[heading + 3].split()[:3] == ["1", "0", "beta"]
+    assert shown_lines[heading + 4] == "  leads 2 nodes"
+    assert not [line for line in without if "beta" in line or "leads" in line]
+
+
 TRAINS = "import otel_ddp; run = otel_ddp.init()"
 
 

@@ -39,13 +39,16 @@ def get(
     answer_s: float = 5.0,
     by_proxy: bool = False,
     tls: ssl.SSLContext | None = None,
+    method: str = "GET",
 ) -> tuple[int, bytes]:
     """Status and body; raises NoAnswer. *by_proxy*: as the environment names one."""
     handlers = [_NoRedirect(), HTTPSHandler(context=tls)]
     opener = build_opener(*handlers, *([] if by_proxy else [ProxyHandler({})]))
     try:
         try:
-            answer = opener.open(Request(url, headers=dict(headers or {})), timeout=answer_s)
+            answer = opener.open(
+                Request(url, headers=dict(headers or {}), method=method), timeout=answer_s
+            )
         except HTTPError as refused:
             answer = refused
         with answer:

@@ -44,6 +44,8 @@ class Survey:
     """The places whose processes wait for an agent."""
     doubled: _Rows = field(default_factory=list)
     """The ranks that several processes claim to be: the metrics show only one of these."""
+    links: _Rows = field(default_factory=list)
+    """By run, how the agents of its nodes are linked, in a sentence."""
 
     def to_json(self) -> dict[str, Any]:
         """As `otel-ddp status --json` shows it."""
@@ -70,6 +72,9 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
             if each.journal not in known
         ]
         found.processes.extend([*ended, *here])
+        if agent["alive"]:
+            found.processes.extend(elsewhere(about))
+            found.links.extend(_rows(about, "links"))
         found.unreadable.extend(why for name, why in faults.items() if name not in known)
         found.past.extend(_verdicts(about, "past"))
         if agent["alive"]:
@@ -90,6 +95,11 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
     for agent in found.agents:
         agent["insufficient"] = [each for each in agent["insufficient"] if of_run(each) in going]
     return replace(found, processes=table(found.processes))
+
+
+def elsewhere(about: Mapping[str, Any]) -> list[ProcessState]:
+    """The processes of other nodes that an agent tells of: of the runs that it leads."""
+    return list(filter(None, map(ProcessState.from_json, _rows(about, "elsewhere"))))
 
 
 def of_run(labels: Mapping[str, Any]) -> tuple[str, str]:
@@ -158,7 +168,7 @@ def _agent(place: Place) -> tuple[dict[str, Any], dict[str, Any]]:
     # From the kernel, as numbered here; the agent's own number is of its PID namespace.
     pid = place.agent_pid()
     alive = pid is not None
-    apart = ("nodes", "ended", "verdicts", "past", "notes")
+    apart = ("nodes", "ended", "elsewhere", "links", "verdicts", "past", "notes")
     agent = {key: value for key, value in about.items() if key not in apart}
     if alive and not about:
         agent = {"pid": pid or None, "starting": True}

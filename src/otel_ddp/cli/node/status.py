@@ -98,6 +98,9 @@ def _run_lines(
 ) -> Iterable[str]:
     """One run: its ranks, and what the agent has found of it."""
     yield from table(run, processes, now_ns)
+    for link in found.links:
+        if of_run(link) == run:
+            yield f"  {cell(link.get('sentence'), '?')}"
     if board := addresses.board(grafana, "Run", dict(zip(("group", "run"), run, strict=True))):
         yield f"  board {board}"
     yield from (f"  ! {sentence}" for sentence in duplicate_ranks(found, run))
@@ -133,7 +136,7 @@ def table(run: tuple[str, str], processes: list[ProcessState], now_ns: int) -> I
 
 
 def _of_world(processes: list[ProcessState]) -> str:
-    """How many of the ranks that train together are on this node."""
+    """How many of the ranks that train together are on this node, or known to its agent."""
     world = world_of(processes)
     if world is None:
         return "world ?"
@@ -142,7 +145,10 @@ def _of_world(processes: list[ProcessState]) -> str:
         for each in processes
         if each.world_size in (None, world) and each.rank is not None
     }
-    return f"{len(here)} of {world} ranks here" if len(here) < world else f"world {world}"
+    if len(here) == world:
+        return f"world {world}"
+    nodes = {each.node for each in processes}
+    return f"{len(here)} of {world} ranks {'here' if len(nodes) == 1 else 'known here'}"
 
 
 def unserved(found: Survey) -> Iterable[str]:

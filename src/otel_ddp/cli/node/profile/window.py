@@ -37,6 +37,11 @@ class Candidate(NamedTuple):
         return f"rank {self.rank}"
 
     @property
+    def is_here(self) -> bool:
+        """Whether it runs on this node; the agent tells of others."""
+        return self.journal.exists()
+
+    @property
     def takes_questions(self) -> bool:
         return self.journal.with_suffix(ASK_SUFFIX).exists()
 
@@ -51,16 +56,21 @@ class Chosen(NamedTuple):
 
 def choose(places: Sequence[Place], ranks: Sequence[int], run: str) -> Chosen:
     """The ranks of one run; raises NotFound."""
-    found: list[Candidate] = []
+    known: list[Candidate] = []
     verdicts: list[Mapping[str, Any]] = []
     for place in places:
         here = survey([place])
         verdicts += here.verdicts
-        found += [
+        known += [
             Candidate(place.directory / each.journal, each)
             for each in here.processes
             if not each.ended and each.rank is not None and run in ("", each.run)
         ]
+    found = [each for each in known if each.is_here]
+    for each in known:
+        if each.rank in ranks and not each.is_here and each.rank not in {e.rank for e in found}:
+            node = cell(each.process.node)
+            raise NotFound(f"Rank {each.rank} runs on {node}: profile it there.")
     # Evaluators and processes that only log give way to a rank of the same number that trains.
     found.sort(key=lambda each: each.takes_questions)
     if not found:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
-import ssl
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
-from otel_ddp import files
 from otel_ddp.agent.reading.steps import StepWork
-from otel_ddp.agent.scrape import web_config
-from otel_ddp.cli import fetch
+from otel_ddp.cli.node.agent_page import Credentials, ask, credentials
 from otel_ddp.cli.options import find_places
 from otel_ddp.cli.text import cell, integer, mapping, mappings, marked, named_ranks, number
-from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import of_run
@@ -83,7 +76,7 @@ class Watch:
 
     def __init__(self, directory: str = "") -> None:
         self._directory = directory
-        self._credentials: tuple[dict[str, str], ssl.SSLContext] = ({}, fetch.unverified())
+        self._credentials = Credentials()
         self._last = View(0)
 
     def look(self) -> View:
@@ -92,11 +85,11 @@ class Watch:
         Raises ConfigError where a place that was named cannot be read.
         """
         conf, places, missing = find_places(self._directory)
-        self._credentials = _credentials(conf.web_config)
+        self._credentials = credentials(conf.web_config)
         found: list[tuple[Place, Mapping[str, Any]]] = []
         notes = [missing]
         for place in places:
-            answer = self._ask(place, "now", steps=str(STEPS))
+            answer = ask(place, self._credentials, "now", steps=str(STEPS))
             if isinstance(answer, str):
                 notes.append(answer)
                 continue
@@ -123,7 +116,7 @@ class Watch:
 
     def values(self, rank: Rank) -> tuple[Value, ...]:
         """What it has logged last; nothing once its journal is gone."""
-        answer = self._ask(rank.place, "process", journal=rank.process.journal)
+        answer = ask(rank.place, self._credentials, "process", journal=rank.process.journal)
         told = [] if isinstance(answer, str) else mappings(answer.get("values"))
         return tuple(map(_value, told))
 
@@ -149,44 +142,6 @@ class Watch:
             values = self.values(first)
             found.append(Run(cell(group), cell(name, "?"), tuple(members), tuple(said), values))
         return sorted(found, key=lambda run: all(each.process.ended for each in run.ranks))
-
-    def _ask(self, place: Place, path: str, **query: str) -> Mapping[str, Any] | str:
-        """The answer of the agent of a place, or a sentence on why there is none."""
-        if not place.agent_is_alive():
-            return "no agent runs: `otel-ddp status` reads the journals without one"
-        if not (base := addresses.page(place)):
-            return "the agent has no endpoint: `otel-ddp doctor` says why"
-        headers, tls = self._credentials
-        try:
-            url = f"{base}/api/{path}?{urlencode(query)}"
-            status, body = fetch.get(url, headers, tls=tls)
-            found = files.parse_json(body) if status == http.client.OK else None
-        except (fetch.NoAnswer, ValueError) as why:
-            return f"the agent at {base} does not answer ({why})"
-        if status == http.client.UNAUTHORIZED:
-            return f"{base} wants a token: set OTEL_DDP_WEB_CONFIG as its agent has it"
-        if not isinstance(found, dict):
-            return f"the agent at {base} answers {status}: is it of another version?"
-        return found
-
-
-def _credentials(named: str) -> tuple[dict[str, str], ssl.SSLContext]:
-    """The token of a web configuration, and how its agent's certificate is checked."""
-    if named in ("", web_config.INSECURE):
-        return {}, fetch.unverified()
-    try:
-        rules = web_config.read(Path(named))
-        token = rules.token.decode()
-    except (web_config.Refused, ValueError):
-        token = ""  # the agent says what is wrong with it
-    if not token:
-        return {}, fetch.unverified()
-    # A token goes to the server of the agent's own certificate alone: after the agent's end its
-    # port may be another's.
-    tls = ssl.create_default_context(cafile=rules.certificate or None)
-    tls.check_hostname = False
-    tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    return {"Authorization": f"Bearer {token}"}, tls
 
 
 def _rank(
