@@ -146,6 +146,7 @@ class Front:
             "past": judge.past(),
             "insufficient": judge.insufficient(),
             "notes": watch.silent_ranks.notes(),
+            "links": watch.links.describe(),
             **watch.sampling.describe(),
         }
 

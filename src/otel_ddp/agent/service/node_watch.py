@@ -9,6 +9,7 @@ from otel_ddp.agent.artifacts.artifacts import Artifacts
 from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.link.runs.links import Links
 from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals
@@ -52,11 +53,12 @@ class NodeWatch:
             cores=self.sampling.cores,
         )
         self._sources = JournalSources(self.exit_causes)
+        self.links = Links(node)
         self.silent_ranks = SilentRanks()
 
     def threads(self) -> Iterator[KeptThread]:
         """Those that have to run."""
-        yield from (*self.sampling.threads(), *self.artifacts.threads())
+        yield from (*self.sampling.threads(), *self.artifacts.threads(), *self.links.threads())
         if self.histories.keeps:
             yield self.histories.thread
 
@@ -68,7 +70,10 @@ class NodeWatch:
         if self.histories.keeps:
             self._collector.feed(self.journals.feeds())
         self._parents.watch(self.journals.feeds())
-        self.judge.poll(self._sources.of(self.journals.feeds()))
+        here = self._sources.of(self.journals.feeds())
+        self.links.poll(here)
+        self.judge.poll([*here, *self.links.sources()], self.links.judgements())
+        self.links.answer(self.judge)
 
     def update_series(self) -> None:
         """Write into the ledger, and for the histories, what is true now."""
@@ -104,6 +109,7 @@ class NodeWatch:
         self.judge.retire({run_labels(labels) for labels in self.journals.labels()})
 
     def stop(self) -> None:
-        """Sample no more, and write the histories down."""
+        """Sample no more, close the links, and write the histories down."""
+        self.links.stop()
         self.sampling.stop()
         self.histories.stop()

@@ -77,6 +77,15 @@ class JournalSource(Source):
     def project(self) -> str:
         return self._journal.project
 
+    @property
+    def global_rank(self) -> int | None:
+        found = self._journal.identity.get("global_rank")
+        return found if isinstance(found, int) else None
+
+    def fact(self, name: str) -> Any:
+        """What the process has said of itself; None: nothing."""
+        return self._journal.reader.facts.get(name)
+
     def state(self) -> RankState:
         reader = self._journal.reader
         found = reader.facts.get("capability")

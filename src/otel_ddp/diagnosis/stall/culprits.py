@@ -122,7 +122,7 @@ def _disabled(living: Sequence[Suspect], floor_s: float) -> Findings | None:
             more = f" and {_doing(each) or 'does not return'}"
         elif cause == "uninterruptible" and kernel is not None and kernel.waits_in:
             more = f" ({kernel.waits_in})"
-        why.append(f"rank {each.position.rank}, {_at(each)}, {_DISABLED[cause][0]}{more}")
+        why.append(f"{each.name}, {_at(each)}, {_DISABLED[cause][0]}{more}")
     causes = list(dict.fromkeys(cause for _, cause in found))
     culprits = [each for each, _ in found]
     return _findings("+".join(causes), living, culprits, why, _DISABLED[causes[0]][1])
@@ -221,7 +221,7 @@ def _not_begun(living: Sequence[Suspect]) -> Findings | None:
         for each, _ in late:
             phase = each.known.device_phase
             why.append(
-                f"the device of rank {each.position.rank}{_after(each)} has not come to "
+                f"the device of {each.name}{_after(each)} has not come to "
                 f"{late[0][1]}, collective number {number}, which the host has put in line"
                 + (f", it is in {phase}" if phase else "")
             )
@@ -242,7 +242,7 @@ def _computes(living: Sequence[Suspect]) -> Findings | None:
     if not late or not others or not all(each.is_waiting for each in others):
         return None
     why = [
-        f"the device of rank {each.position.rank} is {_at(each.on_device)} and does not go on, "
+        f"the device of {each.name} is {_at(each.on_device)} and does not go on, "
         f"while its host is {_at(each)}"
         for each in late
     ]
@@ -343,13 +343,13 @@ def _ranks(several: Iterable[Suspect]) -> str:
 
 def _activity(each: Suspect) -> str:
     """Where a rank is and what it does there."""
-    known, rank = each.known, each.position.rank
+    known = each.known
     if known.has_left:
         return (
-            f"rank {rank} has left its program{_after(each)}, at its end or by an exception, and "
+            f"{each.name} has left its program{_after(each)}, at its end or by an exception, and "
             "waits for its other threads"
         )
-    text = f"rank {rank} is {_at(each)}"
+    text = f"{each.name} is {_at(each)}"
     if (frame := _own_line(known.stack, known.package)) is not None:
         text += f" at {frame}"
     if doing := _doing(each):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
@@ -15,6 +15,8 @@ from otel_ddp.vocabulary.words import NODE_LABELS, phase_word
 
 # The verdict waits for the last answers, but not longer than this.
 _ANSWERS_TAKE_NS = 1_500_000_000
+# Of ranks on several nodes: the question and the answer travel.
+_FROM_NODES_NS = 3_000_000_000
 # How often the ranks are asked again while none moves, in floors.
 _ASK_AGAIN = 1.0
 # Where no hook shows progress the stack may: it is asked for so often, in floors.
@@ -169,7 +171,7 @@ class Stalls(Detector):
         paused, spent_ns = self._was_paused(now_ns), now_ns - self._polled_ns
         self._polled_ns = now_ns
         fresh = {}
-        for labels, (position, known) in found.items():
+        for labels, (position, known, _) in found.items():
             rank = self._ranks.get(labels)
             if rank is None or rank.succeeded_by(position):
                 rank = self._ranks[labels] = RankMovement()
@@ -221,9 +223,11 @@ class Stalls(Detector):
                 self.questions[labels] = question
                 self._asked[labels] = question, now_ns
 
-    def _answers_are_in(self, living: Iterable[Suspect], now_ns: int) -> bool:
+    def _answers_are_in(self, living: Collection[Suspect], now_ns: int) -> bool:
         """Whether every rank has answered, or has had the time to."""
-        if now_ns - self._over_since_ns >= _ANSWERS_TAKE_NS:
+        nodes = {dict(each.labels).get("node") for each in living}
+        take_ns = _ANSWERS_TAKE_NS if len(nodes) == 1 else _FROM_NODES_NS
+        if now_ns - self._over_since_ns >= take_ns:
             return True
         return not self.questions and all(
             each.known.kind == "what" and each.known.answered_ns >= self._over_since_ns
@@ -233,6 +237,8 @@ class Stalls(Detector):
     # -- the verdict
 
     def _find(self, living: Mapping[Labels, Suspect], found: Mapping[Labels, Suspect]) -> Findings:
+        if len({dict(labels).get("node") for labels in found}) > 1:
+            living = {labels: each._replace(on_nodes=True) for labels, each in living.items()}
         ended = [each for labels, each in found.items() if labels not in living]
         return find_culprits([*living.values()], ended, self._floor_s)
 
@@ -317,7 +323,7 @@ def _common_labels(found: Iterable[Labels]) -> Labels:
 
 def _row(each: Suspect, still_s: float) -> dict[str, Any]:
     """One rank in the table that a verdict has as evidence."""
-    position, known = each
+    position, known, _ = each
     row: dict[str, Any] = {
         "rank": position.rank,
         "state": position.state if position.alive else "gone",

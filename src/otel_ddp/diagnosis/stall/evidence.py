@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from otel_ddp.diagnosis.say import rank_name
 from otel_ddp.diagnosis.verdict import Labels
 
 Question = Literal["where", "what", "when"]
@@ -152,6 +153,13 @@ class Suspect(NamedTuple):
 
     position: Position
     known: Evidence = Evidence()
+    on_nodes: bool = False
+    """Whether the ranks are on several nodes, so that a name says on which."""
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return rank_name(self.labels) if self.on_nodes else f"rank {self.position.rank}"
 
     @property
     def labels(self) -> Labels:

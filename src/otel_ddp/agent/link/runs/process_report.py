@@ -89,10 +89,17 @@ class ProcessReport:
     def _is_asked(self, now_ns: int) -> bool:
         return bool(self._asked_ns) and now_ns - self._asked_ns < _ASKED_NS
 
-    @errors.contained()
-    def write(self, message: wire.Process, now_ns: int, origin_ns: int) -> None:
-        """All that is new since the last call. *origin_ns*: when the monotonic clock was 0."""
-        source = self._source
+    def tell_all_again(self) -> None:
+        """The lead may lack what was told before."""
+        self._told = (0, b"")
+
+    @errors.contained(default=0)
+    def write(self, message: wire.Process, now_ns: int, origin_ns: int) -> int:
+        """All that is new since the last call; how many steps that is.
+
+        *origin_ns*: when the monotonic clock was 0.
+        """
+        source, steps = self._source, len(self._steps)
         message.id = self.number
         self._write_state(message, now_ns)
         if (position := source.position(origin_ns)) is not None:
@@ -115,6 +122,7 @@ class ProcessReport:
             if (memory := source.memory()) is not None:
                 pack.pack_memory(message.memory, memory)
         self.is_urgent = False
+        return steps
 
     def _write_state(self, message: wire.Process, now_ns: int) -> None:
         source, state = self._source, wire.State()

@@ -1,0 +1,168 @@
+"""A run that this agent leads: takes what the agents of its other nodes report, and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from otel_ddp import errors
+from otel_ddp.agent.link import link_pb2 as wire
+from otel_ddp.agent.link.runs import pack
+from otel_ddp.agent.link.runs.node_source import NodeSource
+from otel_ddp.agent.link.runs.said import Said
+from otel_ddp.agent.verdicts.judgement import Judgement
+from otel_ddp.agent.verdicts.source import Source
+from otel_ddp.diagnosis.say import about, first_of, plural
+from otel_ddp.diagnosis.verdict import Labels, run_labels
+
+if TYPE_CHECKING:
+    from otel_ddp.agent.link.lead import Lead
+
+# The nodes are told so often how the run is judged, and at once where that has changed.
+_SAY_EVERY_NS = 3_000_000_000
+_SAY_CHANGED_EVERY_NS = 500_000_000
+# A node that was not heard for so long, while others make steps, is judged by its own agent.
+_LEFT_OUT_NS = 20_000_000_000
+_MOVED_NS = 5_000_000_000
+_SILENT_NS = 5_000_000_000
+_MOST_PROCESSES = 1024
+_MOST_NAMED = 4
+
+
+class _Node:
+    """One other node of the run."""
+
+    def __init__(self, agent: int) -> None:
+        self.agent = agent
+        self.heard_ns = 0
+        self.sources: dict[int, NodeSource] = {}
+        self.dropped_steps = 0
+
+    def feed(self, run: Labels, report: Any, now_ns: int) -> Iterator[NodeSource]:
+        """Take a report in; the processes that have news by it."""
+        known, self.sources = self.sources, {}
+        if report.agent != self.agent:
+            # Its agent was started again, and gives its processes other numbers.
+            self.agent, known = report.agent, {-1 - at: each for at, each in known.items()}
+        for process in report.processes[:_MOST_PROCESSES]:
+            source = known.get(process.id)
+            try:
+                if process.HasField("state"):
+                    source = self._described(run, known, process.state, report.clock_offset_ns)
+                if source is not None:
+                    self.sources[process.id] = source
+                    source.feed(process, report.clock_offset_ns, now_ns)
+                    yield source
+            except pack.Senseless as what:
+                errors.warn_once("link", "a report of %s makes no sense: %s", report.node, what)
+
+    def _described(
+        self, run: Labels, known: dict[int, NodeSource], state: Any, clock_offset_ns: int
+    ) -> NodeSource:
+        for each in known.values():
+            if each.is_described_by(state):
+                return each
+        if run_labels(pack.unpack_labels(state)) != run:
+            raise pack.Senseless("a process of another run")
+        return NodeSource(state, clock_offset_ns)
+
+
+class Leading:
+    """One a run. Called from the agent's loop alone."""
+
+    def __init__(self, run: Labels, node: str, lead: Lead) -> None:
+        """*node*: of this agent."""
+        self._run, self._own_node = run, node
+        self._lead = lead
+        self._nodes: dict[str, _Node] = {}
+        self._fresh: list[NodeSource] = []
+        self._moved_ns = 0
+        self._now_ns = 0
+        self._said: Said | None = None
+        self._said_ns = 0
+
+    def start(self) -> None:
+        self._lead.start()
+
+    def stop(self) -> None:
+        self._lead.stop()
+
+    def poll(self, here: Collection[Source], now_ns: int) -> None:
+        """Take in what is new. *here*: the processes of the run on this node."""
+        for source in self._fresh:
+            source.forget_news()
+        self._fresh, self._now_ns = [], now_ns
+        if any(each.steps()[0] for each in here):
+            self._moved_ns = now_ns
+        for name, report in self._lead.take():
+            self._take(name, report, now_ns)
+
+    @errors.contained()
+    def _take(self, name: str, report: Any, now_ns: int) -> None:
+        if name == self._own_node or not report.HasField("clock_offset_ns"):
+            return
+        node = self._nodes.get(name)
+        if node is None:
+            node = self._nodes[name] = _Node(report.agent)
+        node.heard_ns, node.dropped_steps = now_ns, report.dropped_steps
+        self._fresh += node.feed(self._run, report, now_ns)
+
+    def sources(self) -> Iterator[NodeSource]:
+        """The processes of the other nodes that are judged together with those here."""
+        for node in self._nodes.values():
+            if not self._is_left_out(node):
+                yield from node.sources.values()
+
+    def _is_left_out(self, node: _Node) -> bool:
+        silent_ns = self._now_ns - node.heard_ns
+        return silent_ns > _LEFT_OUT_NS and self._now_ns - self._moved_ns < _MOVED_NS
+
+    def answer(self, judgement: Judgement | None, now_ns: int) -> None:
+        """Ask the other nodes, and tell them how the run is judged."""
+        said = self._new_said(judgement, now_ns)
+        for name, node in self._nodes.items():
+            answer = wire.Answer()
+            for number, source in node.sources.items():
+                for question in source.questions:
+                    answer.questions.add(process=number, kind=_KINDS[question])
+                source.questions.clear()
+            if said is not None:
+                answer.judged = said.to(name)
+            if answer.questions or answer.judged:
+                self._lead.answer(name, answer)
+
+    def _new_said(self, judgement: Judgement | None, now_ns: int) -> Said | None:
+        before, since_ns = self._said, now_ns - self._said_ns
+        if judgement is None or not self._nodes or since_ns < _SAY_CHANGED_EVERY_NS:
+            return None
+        said = Said(judgement)
+        if before is not None and before.of_all == said.of_all and since_ns < _SAY_EVERY_NS:
+            return None
+        self._said, self._said_ns = said, now_ns
+        return said
+
+    def describe(self) -> str:
+        """For `status`."""
+        if not self._nodes:
+            return f"leads this run, and waits for its other nodes: {self._lead.state}"
+        count = len(self._nodes)
+        sentences = [f"leads this run: {count} other node{plural(self._nodes)}, {self._lead.state}"]
+        silent = {
+            name: self._now_ns - node.heard_ns
+            for name, node in self._nodes.items()
+            if self._now_ns - node.heard_ns > _SILENT_NS
+            and any(each.is_at_work for each in node.sources.values())
+        }
+        if silent:
+            names = first_of(sorted(silent), _MOST_NAMED)
+            sentences.append(f"{names} not heard for {about(max(silent.values()) / 1e9)}")
+        if dropped := sum(node.dropped_steps for node in self._nodes.values()):
+            sentences.append(f"{dropped} steps of other nodes were dropped on the way")
+        return "; ".join(sentences)
+
+
+_KINDS = {
+    "where": wire.Question.WHERE,
+    "what": wire.Question.WHAT,
+    "when": wire.Question.WHEN,
+}

@@ -1,0 +1,185 @@
+"""Decides which runs this agent leads, and which it follows, and opens and closes their links."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from otel_ddp import errors
+from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.agent.link.runs.following import Following
+from otel_ddp.agent.link.runs.leading import Leading
+from otel_ddp.agent.link.runs.node_source import NodeSource
+from otel_ddp.agent.verdicts.journal_source import JournalSource
+from otel_ddp.agent.verdicts.judge import Judge
+from otel_ddp.agent.verdicts.judgement import Judgement
+from otel_ddp.diagnosis.verdict import Labels, run_labels
+from otel_ddp.identity import lead as lead_facts
+from otel_ddp.identity.lead import Lead as LeadFact
+
+if TYPE_CHECKING:
+    from otel_ddp.agent.link.link_thread import LinkThread
+
+# A link goes on for so long after the last process here has ended: others may end later.
+_AFTER_END_NS = 60_000_000_000
+# What one agent judges within a core and a gigabyte. Beyond it the rules compare.
+_MOST_RANKS = 10_240
+
+
+class _Wanted(NamedTuple):
+    """What the processes of a run on this node say of its lead."""
+
+    fact: LeadFact
+    leads: bool
+    world_size: int
+
+
+class _Open(NamedTuple):
+    """A link that is open."""
+
+    wanted: _Wanted
+    link: Leading | Following
+
+
+class Links:
+    """One an agent. Called from its loop, which never waits for a link."""
+
+    def __init__(self, node: str, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._node = node
+        self._clock = clock
+        # All times are on this clock, as the judge's: it goes on without jumps.
+        self._began_ns = time.time_ns()
+        self._origin_ns = self._began_ns - clock()
+        self._thread: LinkThread | None = None
+        self._open: dict[Labels, _Open] = {}
+        self._at_work_ns: dict[Labels, int] = {}
+        self._too_large: dict[Labels, int] = {}
+
+    def threads(self) -> Iterator[KeptThread]:
+        """Those that have to run."""
+        if self._thread is not None:
+            yield self._thread.thread
+
+    @errors.contained()
+    def poll(self, here: Collection[JournalSource]) -> None:
+        """Once a round, before the judge. *here*: the processes of this node."""
+        now_ns = self._origin_ns + self._clock()
+        by_run: dict[Labels, list[JournalSource]] = {}
+        for source in here:
+            by_run.setdefault(run_labels(source.labels), []).append(source)
+        for run in self._open.keys() - by_run.keys():
+            self._close(run)
+        for run, sources in by_run.items():
+            self._update(run, sources, now_ns)
+        for run, each in self._open.items():
+            each.link.poll(by_run[run], now_ns)
+
+    def _update(self, run: Labels, sources: Collection[JournalSource], now_ns: int) -> None:
+        if any(each.is_at_work for each in sources):
+            self._at_work_ns[run] = now_ns
+        elif now_ns - self._at_work_ns.get(run, 0) > _AFTER_END_NS:
+            self._close(run)
+            return
+        wanted, known = _wanted(sources), self._open.get(run)
+        if wanted is None or (known is not None and known.wanted == wanted):
+            return
+        # The first link of the run; or a new attempt, which may have another lead.
+        self._close(run)
+        if wanted.world_size > _MOST_RANKS:
+            self._too_large[run] = wanted.world_size
+            return
+        self._open[run] = _Open(wanted, self._opened(run, wanted))
+        self._open[run].link.start()
+
+    def _opened(self, run: Labels, wanted: _Wanted) -> Leading | Following:
+        # gRPC is loaded for runs on several nodes alone.
+        from otel_ddp.agent.link.follower import Follower
+        from otel_ddp.agent.link.lead import Lead
+        from otel_ddp.agent.link.link_thread import LinkThread
+
+        if self._thread is None:
+            self._thread = LinkThread()
+            self._thread.start()
+        fact = wanted.fact
+        secret = bytes.fromhex(fact.secret)
+        if wanted.leads:
+            lead = Lead(self._thread, secret, node=self._node, hosts=fact.hosts, ports=fact.ports)
+            return Leading(run, self._node, lead)
+        follower = Follower(
+            *(self._thread, secret),
+            node=self._node,
+            began_ns=self._began_ns,
+            hosts=fact.hosts,
+            ports=fact.ports,
+        )
+        return Following(run, follower, self._origin_ns)
+
+    def _close(self, run: Labels) -> None:
+        self._too_large.pop(run, None)
+        if (known := self._open.pop(run, None)) is not None:
+            known.link.stop()
+
+    def sources(self) -> Iterator[NodeSource]:
+        """The processes of other nodes that this agent judges."""
+        for each in self._open.values():
+            if isinstance(each.link, Leading):
+                yield from each.link.sources()
+
+    def judgements(self) -> Mapping[Labels, Judgement]:
+        """What other agents say of the runs that they lead now."""
+        return {
+            run: judgement
+            for run, each in self._open.items()
+            if isinstance(each.link, Following) and (judgement := each.link.judgement()) is not None
+        }
+
+    @errors.contained()
+    def answer(self, judge: Judge) -> None:
+        """Once a round, after the judge: tell the other nodes what it asks and says."""
+        now_ns = self._origin_ns + self._clock()
+        for run, each in self._open.items():
+            if isinstance(each.link, Leading):
+                each.link.answer(judge.judgement(run, self._node), now_ns)
+
+    def describe(self) -> list[dict[str, str]]:
+        """A sentence on each run that has several nodes."""
+        # The endpoint's threads ask while the loop goes on.
+        found = [
+            {**dict(run), "sentence": f"this run {each.link.describe()}"}
+            for run, each in list(self._open.items())
+        ]
+        return found + [
+            {
+                **dict(run),
+                "sentence": f"this run has {size} ranks, more than one agent compares "
+                f"({_MOST_RANKS}): the rules in Prometheus compare them",
+            }
+            for run, size in list(self._too_large.items())
+        ]
+
+    def stop(self) -> None:
+        """Close all links."""
+        for run in list(self._open):
+            self._close(run)
+        if self._thread is not None:
+            self._thread.stop()
+
+
+def _wanted(sources: Collection[JournalSource]) -> _Wanted | None:
+    """By the newest process that knows a lead; None: this node has all ranks, or none knows one."""
+    found = [(each, fact) for each in sources if (fact := lead_facts.parse(each.fact("lead")))]
+    if not found:
+        return None
+    _, fact = max(found, key=lambda each: (each[0].is_at_work, each[0].began_ns))
+    of_attempt = [each for each, known in found if known.secret == fact.secret]
+    world_size = max(each.state().own_world_size or 0 for each in of_attempt)
+    leads = any(
+        each.global_rank == 0 and each.state().own_world_size == world_size for each in of_attempt
+    )
+    ranks = {each.global_rank for each in of_attempt}
+    if leads and len(ranks) >= world_size:
+        return None
+    # Rank 0 knows best where its own agent is reached.
+    facts = [known for each, known in found if each in of_attempt]
+    return _Wanted(max(facts, key=lambda known: len(known.hosts)), leads, world_size)

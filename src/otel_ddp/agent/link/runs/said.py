@@ -1,0 +1,111 @@
+"""Packs what the lead says of a run for one of its nodes, and unpacks it there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from otel_ddp.agent.link.runs.pack import Senseless, unpack_json
+from otel_ddp.agent.verdicts.judgement import Judgement, Named
+from otel_ddp.diagnosis.straggler.finding import RankReport, Report
+from otel_ddp.diagnosis.verdict import Labels, run_labels
+from otel_ddp.vocabulary.words import Kind
+
+# Tables of all ranks stay with the lead; lists of a few members travel.
+_MOST_MEMBERS = 64
+_MOST_VERDICTS = 100
+
+
+class Said:
+    """What is said of a run at one moment. Each node gets what is true of all, and of its ranks."""
+
+    def __init__(self, judgement: Judgement) -> None:
+        of_all = {
+            "by": judgement.by,
+            "open": [_lean(each) for each in judgement.open[-_MOST_VERDICTS:]],
+            "past": [_lean(each) for each in judgement.past[-_MOST_VERDICTS:]],
+            "insufficient": judgement.report.insufficient,
+        }
+        self.of_all = json.dumps(of_all)
+        """What is true of all nodes, as JSON."""
+        self._ranks: dict[str, list[Any]] = {}
+        self._named: dict[str, list[Any]] = {}
+        for each in judgement.report.ranks:
+            row = [each.labels, dict(each.excess), each.lost_s, each.work_s]
+            self._ranks.setdefault(_node(each.labels), []).append(row)
+        for name in judgement.named:
+            self._named.setdefault(_node(name.labels), []).append(name)
+
+    def to(self, node: str) -> bytes:
+        """For the agent of this node."""
+        ranks, named = self._ranks.get(node, ()), self._named.get(node, ())
+        # What is true of all is packed once.
+        of_node = json.dumps({"ranks": ranks, "named": named})
+        return f"{self.of_all[:-1]}, {of_node[1:]}".encode()
+
+
+def _node(labels: Labels) -> str:
+    return dict(labels).get("node", "")
+
+
+def _lean(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    evidence = verdict["evidence"]
+    few = {
+        name: value
+        for name, value in evidence.items()
+        if not isinstance(value, (list, dict)) or len(value) <= _MOST_MEMBERS
+    }
+    return {**verdict, "evidence": few}
+
+
+def unpack(content: bytes, run: Labels, own: Sequence[Labels]) -> Judgement:
+    """What the lead says; of ranks and nodes only what it says of these. Raises Senseless."""
+    found = unpack_json(content)
+    here = set(own)
+    here |= {tuple(pair for pair in labels if pair[0] in _OF_NODE) for labels in own}
+    try:
+        ranks = [
+            RankReport(labels, _numbers(excess), float(lost_s), work_s and float(work_s))
+            for row, excess, lost_s, work_s in found["ranks"]
+            if (labels := _labels(row)) in here
+        ]
+        report = Report(tuple(ranks), insufficient=str(found["insufficient"]))
+        named = [
+            Named(kind, labels, str(phase), str(side), now is True)
+            for kind, row, phase, side, now in found["named"]
+            if (labels := _labels(row)) in here and kind in _KINDS
+        ]
+        still, past = (
+            [each for each in found[name][:_MOST_VERDICTS] if _is_verdict(each, run)]
+            for name in ("open", "past")
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise Senseless("what the lead says") from None
+    return Judgement(str(found.get("by")), still, past, report, named)
+
+
+_OF_NODE = ("group", "run", "node")
+_KINDS: frozenset[Kind] = frozenset(get_args(Kind))
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    return {str(word): float(each) for word, each in found.items()}
+
+
+def _labels(row: Any) -> Labels:
+    return tuple((str(key), str(value)) for key, value in row)
+
+
+def _is_verdict(each: Any, run: Labels) -> bool:
+    """Whether it has what those show who read verdicts, and is about this run."""
+    return (
+        isinstance(each, dict)
+        and each.get("kind") in _KINDS
+        and isinstance(each.get("sentence"), str)
+        and isinstance(each.get("phase"), str)
+        and isinstance(each.get("evidence"), dict)
+        and isinstance(each.get("since_ns"), int)
+        and isinstance(each.get("who"), dict)
+        and run_labels(tuple((str(k), str(v)) for k, v in each["who"].items())) == run
+    )

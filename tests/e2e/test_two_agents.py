@@ -1,0 +1,106 @@
+"""Two agents of one run: what either knows, both say. Their nodes are two places on one machine."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node import Node, until
+from otel_ddp.cli.node.status import lines
+from otel_ddp.journal.survey import survey
+
+PROGRAM = Path(__file__).parents[1] / "nodes" / "train.py"
+FLOOR_S = 8.0
+
+
+class TwoNodes:
+    """Two ranks on each of two nodes, in one run."""
+
+    def __init__(self, nodes: list[Node], folder: Path) -> None:
+        self.nodes, self.folder = nodes, folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        for rank in range(4):
+            number, local = divmod(rank, 2)
+            launched = {
+                "RANK": rank,
+                "WORLD_SIZE": 4,
+                "LOCAL_RANK": local,
+                "LOCAL_WORLD_SIZE": 2,
+                "GROUP_RANK": number,
+                "GROUP_WORLD_SIZE": 2,
+                "NODE_RANK": number,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "PYTHONPATH": PROGRAM.parents[1],
+                "TORCHELASTIC_RUN_ID": "two-agents",
+                "TORCHELASTIC_RESTART_COUNT": 0,
+            }
+            env = {name: str(value) for name, value in launched.items()}
+            nodes[number].warm(str(PROGRAM), str(folder), env=env)
+
+    def trouble(self, rank: int, what: str) -> None:
+        half = self.folder / "half"
+        half.write_text(what)
+        half.rename(self.folder / f"trouble-{rank}")
+
+    def verdict(self, number: int, kind: str) -> dict[str, Any]:
+        """The open verdict of this kind, as the agent of this node has it."""
+
+        def one() -> dict[str, Any] | None:
+            found = self.nodes[number].agent().get("verdicts", [])
+            return next((each for each in found if each["kind"] == kind), None)
+
+        return dict(until(one, f"a verdict ({kind}) on node-{number}"))
+
+    def status(self, number: int) -> str:
+        return "\n".join(lines(survey([self.nodes[number].place]), time.time_ns()))
+
+
+def named(node: Node, rank: str) -> list[float]:
+    """The series that name this rank, on this node's endpoint."""
+    return [value for _, value in node.series("training_straggler", rank=rank, phase="backward")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(
+                Node(OTEL_DDP_NODE=f"node-{number}", OTEL_DDP_STALL_TIMEOUT_S=str(FLOOR_S))
+            )
+            for number in range(2)
+        ]
+        yield TwoNodes(nodes, tmp_path_factory.mktemp("run"))
+
+
+def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(run: TwoNodes) -> None:
+    run.trouble(3, "backward 0.03")
+    late = [run.verdict(number, "straggler") for number in (0, 1)]
+
+    for each in late:
+        assert (each["who"]["rank"], each["who"]["node"], each["phase"]) == (
+            "3",
+            "node-1",
+            "backward",
+        )
+    assert "this run leads" not in run.status(1)
+    assert "leads this run: 1 other node" in run.status(0)
+    assert "is judged by the agent of node-0: connected to node-0" in run.status(1)
+    until(lambda: named(run.nodes[1], "3") == [1.0], "its series on its own node")
+    assert named(run.nodes[0], "3") == []
+
+    run.trouble(3, "hang")
+    stalls = [run.verdict(number, "stall") for number in (0, 1)]
+
+    for each in stalls:
+        assert each["evidence"]["culprits"] == ["3"]
+        assert "rank 3 (node-1) is in data" in each["sentence"]
+        assert "train.py:" in each["sentence"]
