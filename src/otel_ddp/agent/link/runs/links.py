@@ -49,8 +49,7 @@ class Links:
         self._node = node
         self._clock = clock
         # All times are on this clock, as the judge's: it goes on without jumps.
-        self._began_ns = time.time_ns()
-        self._origin_ns = self._began_ns - clock()
+        self._origin_ns = time.time_ns() - clock()
         self._thread: LinkThread | None = None
         self._open: dict[Labels, _Open] = {}
         self._at_work_ns: dict[Labels, int] = {}
@@ -107,11 +106,7 @@ class Links:
             lead = Lead(self._thread, secret, node=self._node, hosts=fact.hosts, ports=fact.ports)
             return Leading(run, self._node, lead)
         follower = Follower(
-            *(self._thread, secret),
-            node=self._node,
-            began_ns=self._began_ns,
-            hosts=fact.hosts,
-            ports=fact.ports,
+            self._thread, secret, node=self._node, hosts=fact.hosts, ports=fact.ports
         )
         return Following(run, follower, self._origin_ns)
 
