@@ -138,6 +138,6 @@ def test_whatever_a_lead_answers_is_bounded_and_asks_what_we_ask(lies: list[Any]
     taken = answered.take()
 
     questions = [each.kind for answer in taken for each in answer.questions]
-    assert len(taken) <= 64
+    assert len(taken) <= 32
     assert len(questions) <= 32
     assert set(questions) <= set(Question.Kind.values()) - {Question.NONE}

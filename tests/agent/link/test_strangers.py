@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 
 from agent.link import linked
 from agent.link.linked import SECRET, Links, until
@@ -15,6 +20,7 @@ from otel_ddp.agent.link import credentials, limits
 from otel_ddp.agent.link.lead import Lead
 from otel_ddp.agent.link.link_pb2 import Report
 
+TESTS = Path(__file__).parents[2]
 OTHER = b"another run's secret, 32 bytes.."
 
 
@@ -147,3 +153,46 @@ def test_both_sides_make_the_same_key_of_a_secret() -> None:
 
     assert one.key == other.key
     assert one.key != credentials.Certificate(OTHER).key
+
+
+def test_a_wrong_clock_of_a_node_does_not_matter() -> None:
+    own = credentials.Certificate(SECRET)
+
+    for each in map(x509.load_pem_x509_certificate, (own.root, own.chain)):
+        assert (each.not_valid_before_utc.year, each.not_valid_after_utc.year) == (1970, 9999)
+
+
+LEAD = """
+import sys
+from agent.link import linked
+with linked.links() as links:
+    lead = links.lead()
+    linked.until(lambda: lead.state.startswith("listens"))
+    print(links.port, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_handshakes_that_fail_leave_no_line_in_the_log_and_no_descriptor(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LEAD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(TESTS)},
+        )
+    with process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        files = Path(f"/proc/{process.pid}/fd")
+        before = len(list(files.iterdir()))
+        for made in (of_another_run, without_a_certificate, lambda: None):
+            with pytest.raises(grpc.RpcError):
+                answers(port, made(), b"")
+        until(lambda: len(list(files.iterdir())) <= before)
+        process.communicate()
+
+    assert log.read_text() == ""

@@ -64,7 +64,13 @@ async def to_listen_on(hosts: Iterable[str]) -> list[str]:
         return beyond
     if found and all(_is_loopback_itself(host) for host in hosts):
         return list(found)
-    return [_ALL_6, _ALL] if socket.has_ipv6 else [_ALL]
+    # That of IPv6 takes both kinds; a kernel may be without it.
+    return [_ALL_6 if _is_local(_ALL_6) else _ALL]
+
+
+def names(addresses: Sequence[str]) -> str:
+    """For people."""
+    return ", ".join("all addresses" if each in (_ALL, _ALL_6) else each for each in addresses)
 
 
 def places(addresses: Sequence[str], ports: Sequence[int]) -> Iterator[Place]:

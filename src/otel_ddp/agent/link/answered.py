@@ -10,7 +10,7 @@ from typing import Any
 
 from otel_ddp.agent.link.link_pb2 import Question
 
-_MOST_ANSWERS = 64
+_MOST_ANSWERS = 32
 _MOST_QUESTIONS_A_SECOND = 32
 _KINDS = frozenset(Question.Kind.values()) - {Question.NONE}
 

@@ -40,7 +40,7 @@ _LASTING_S = 30.0
 _MOST_LETTERS = 200
 
 _OPTIONS = (
-    *limits.KEEPALIVE,
+    *limits.CONNECTION,
     ("grpc.max_receive_message_length", limits.MOST_ANSWER_BYTES),
     ("grpc.max_send_message_length", limits.MOST_REPORT_BYTES),
     ("grpc.max_metadata_size", 4096),

@@ -62,9 +62,9 @@ class Lead:
         server, port = await self._bound(where)
         if server is None:
             taken = ", ".join(map(str, self.ports))
-            self.state = f"cannot listen on {', '.join(where)}: its ports {taken} are taken"
+            self.state = f"cannot listen on {addresses.names(where)}: its ports {taken} are taken"
             return
-        self.state = f"listens on port {port} of {', '.join(where)}"
+        self.state = f"listens on port {port} of {addresses.names(where)}"
         log.info("the lead of a run %s", self.state)
         try:
             await server.wait_for_termination()
@@ -89,7 +89,7 @@ class Lead:
         # Journals need descriptors too.
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         options = (
-            *limits.KEEPALIVE,
+            *limits.CONNECTION,
             ("grpc.http2.min_ping_interval_without_data_ms", 500),
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.max_receive_message_length", limits.MOST_REPORT_BYTES),

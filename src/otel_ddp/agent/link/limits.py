@@ -13,11 +13,14 @@ _PING_AFTER_MS = 2000
 _PONG_WITHIN_MS = 3000
 
 # fmt: off
-KEEPALIVE = (
+CONNECTION = (
     ("grpc.keepalive_time_ms", _PING_AFTER_MS),
     ("grpc.keepalive_timeout_ms", _PONG_WITHIN_MS),
+    # Without it, this timeout has no effect: a minute has.
     ("grpc.http2.ping_timeout_ms", _PONG_WITHIN_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # It would ping with each report, to make large transfers quicker: half of the lead's CPU time.
+    ("grpc.http2.bdp_probe", 0),
 )
 # fmt: on

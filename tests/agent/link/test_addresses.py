@@ -1,0 +1,64 @@
+"""Where a lead listens."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from agent.link import linked
+from agent.link.linked import Links, until
+from otel_ddp.agent.link import addresses
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    with linked.links() as made:
+        yield made
+
+
+def listened_on(*hosts: str) -> str:
+    return addresses.names(asyncio.run(addresses.to_listen_on(hosts)))
+
+
+@pytest.mark.parametrize("hosts", [["127.0.0.1"], ["localhost"], ["127.0.0.1", "localhost"]])
+def test_where_only_loopback_is_named_nothing_else_is_listened_on(hosts: list[str]) -> None:
+    assert set(listened_on(*hosts).split(", ")) <= {"127.0.0.1", "::1"}
+
+
+# 192.0.2.0/24 is no machine's: RFC 5737.
+@pytest.mark.parametrize(
+    "hosts", [[], ["192.0.2.1"], ["no-such-host.invalid"], ["127.0.0.1", "192.0.2.1"]]
+)
+def test_where_no_address_of_this_machine_is_named_all_are_listened_on(hosts: list[str]) -> None:
+    assert listened_on(*hosts) == "all addresses"
+
+
+def test_an_address_of_this_machine_beyond_loopback_is_the_only_one() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Sends nothing: the kernel says which address it would send from.
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address beyond loopback")
+        own = probe.getsockname()[0]
+
+    assert listened_on("192.0.2.1", "127.0.0.1", own) == own
+
+
+def test_a_lead_that_listens_on_all_addresses_is_reached_on_loopback(links: Links) -> None:
+    lead = links.lead(hosts=["192.0.2.1"])
+    follower = links.follower()
+
+    until(lambda: follower.is_connected)
+
+    assert lead.state == f"listens on port {links.port} of all addresses"
+
+
+def test_places_are_written_as_people_and_grpc_write_them() -> None:
+    four, six = addresses.Place("10.0.0.1", 80), addresses.Place("fd00::1", 80)
+
+    assert [str(four), four.target] == ["10.0.0.1:80", "ipv4:10.0.0.1:80"]
+    assert [str(six), six.target] == ["[fd00::1]:80", "ipv6:[fd00::1]:80"]
