@@ -218,7 +218,9 @@ def test_ranks_of_other_nodes_are_shown_as_long_as_the_agent_lives_that_leads_th
     other = process(run="mine", rank=1, node="beta", world_size=4).to_json()
     link = {"group": "", "run": "mine", "sentence": "leads 2 nodes"}
     told = {"elsewhere": [other, {"started_ns": "x"}, 7], "links": [link, 7]}
-    with an_agent(place, "import otel_ddp; run = otel_ddp.init(run='mine', global_rank=0, world_size=4)"):
+    with an_agent(
+        place, "import otel_ddp; run = otel_ddp.init(run='mine', global_rank=0, world_size=4)"
+    ):
         place.agent_file.write_text(json.dumps({"pid": 7, **told}))
         shown_lines = list(lines(survey([place]), NOW_NS))
     without = list(lines(survey([place]), NOW_NS))

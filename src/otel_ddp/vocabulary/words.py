@@ -92,6 +92,7 @@ STALL_REASONS: Mapping[str, int] = {
 # Kinds of verdicts, the worst first. A harmless one says where the time goes; nothing is wrong.
 Kind = Literal[
     "death",  # a process died without a word, or failed
+    "silence",  # a node is no longer heard, and the ranks of others wait for its own
     "stall",  # no rank moves any more
     "nonfinite",  # a logged value became NaN or infinite
     "straggler",  # one rank keeps the others waiting

@@ -30,7 +30,7 @@ log = logging.getLogger("otel_ddp.agent")
 # So many verdicts that are over are kept of a run.
 _MOST_PAST = 20
 # After these, training does not go on by itself.
-_FATAL: frozenset[Kind] = frozenset({"death", "stall"})
+_FATAL: frozenset[Kind] = frozenset({"death", "silence", "stall"})
 # Findings about a rank or a node and a phase, which have a series.
 _NAMING: frozenset[Kind] = frozenset({"straggler", "imbalance", "recurring"})
 # Findings that compare ranks; the others are seen best on the board of the run.
@@ -131,7 +131,7 @@ class VerdictReporter:
         incident = told.open.get(verdict.key)
         if incident is not None and incident.found is not verdict:
             self._update(incident, verdict, opened=True)
-            if verdict.kind == "stall":
+            if verdict.kind in ("silence", "stall"):
                 self._write_postmortem(told, incident, sources)
 
     def _update(self, incident: Incident, verdict: Verdict, opened: bool) -> None:

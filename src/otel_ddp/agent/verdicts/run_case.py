@@ -20,6 +20,7 @@ from otel_ddp.diagnosis.memory_creep import MemoryCreep
 from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.stall.detector import Stalls
 from otel_ddp.diagnosis.stall.evidence import Evidence
+from otel_ddp.diagnosis.stall.silence import Silence
 from otel_ddp.diagnosis.step_facts import DeviceSteps, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
@@ -142,16 +143,17 @@ class RunCase:
         self._world = _Worlds()
         self._processes = _Processes()
         self._exits = Exits()
-        self.stalls = Stalls(floor_s)
+        silence = Silence()
+        self.stalls = Stalls(floor_s, lambda: silence.unheard)
         self.stragglers = Stragglers(hint)
         self.arrivals = Arrivals(
             self._processes.living, hint, lambda: not (self.stalls.suspects or self.judgement)
         )
         self.work_times = WorkTimes()
         """Of the ranks of this node: each agent tells of its own."""
-        self._deaths = Deaths(lambda: self.stalls.told)
+        self._deaths = Deaths(lambda: self.stalls.told, lambda: silence.unheard)
         self._detectors: Sequence[Detector] = (
-            *(self._deaths, self.stalls, self.stragglers, self.arrivals),
+            *(self._deaths, silence, self.stalls, self.stragglers, self.arrivals),
             *(Bounds(), MemoryCreep(), Nonfinite()),
         )
         self.last_report: Report | None = None

@@ -107,10 +107,6 @@ def _run_lines(
     for note in found.notes:
         if of_run(note) == run:
             yield f"  ! {cell(note.get('sentence'), '?')}"
-    for agent in found.agents:
-        for link in mappings(agent.get("links")) if agent["alive"] else ():
-            if of_run(link) == run:
-                yield f"  {cell(link.get('sentence'), '?')}"
     for verdict in found.verdicts:
         if of_run(verdict["who"]) == run:
             yield f"  {marked(verdict, now_ns)}"

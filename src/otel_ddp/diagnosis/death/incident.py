@@ -51,6 +51,8 @@ class _Incident:
         """For how long no rank had moved before, and why; empty where ranks moved."""
         self.under_nccl = under_nccl
         """Whether a watchdog ends ranks that stand for long."""
+        self.unheard: Sequence[str] = ()
+        """The nodes that are not heard."""
 
     def includes(self, process: EndedProcess) -> bool:
         """Whether this end belongs to the incident."""
@@ -87,9 +89,15 @@ class _Incident:
 class Deaths(Detector):
     """The ends of one run on this node. An incident is one verdict, however many ranks it took."""
 
-    def __init__(self, stall: Callable[[], str] = str) -> None:
-        """*stall*: for how long no rank has moved, and why; empty where ranks move."""
+    def __init__(
+        self, stall: Callable[[], str] = str, unheard: Callable[[], Collection[Labels]] = tuple
+    ) -> None:
+        """*stall*: for how long no rank has moved, and why; empty where ranks move.
+
+        *unheard*: the nodes of the run that are no longer heard.
+        """
         self._stall = stall
+        self._unheard = unheard
         self._incidents: list[_Incident] = []
         self._ended: list[EndedProcess] = []
         self._finished: dict[Labels, EndedProcess] = {}
@@ -136,6 +144,7 @@ class Deaths(Detector):
             if incident not in touched:
                 touched.append(incident)
         for incident in touched:
+            incident.unheard = sorted(dict(node).get("node", "?") for node in self._unheard())
             changes += incident.update([*self._finished.values()], self._at_work)
         return changes
 
@@ -274,7 +283,7 @@ def _verdict_of(
     if not any(map(guilt, first)) and "lost_peer" in map(manner, first):
         # Some lost a peer and a launcher ended the others: the cause is not among them.
         first, order = [each for each in members if manner(each) == "lost_peer"], "unknown"
-        other_end = _other_end(first, members, [*finished, *left], at_work)
+        other_end = _other_end(first, members, [*finished, *left], at_work, incident.unheard)
         sentence, cause = f"{_lost_peers(first)}. {other_end}", "lost_peer"
     elif order == "unknown":
         sentence, cause = _together(first)
@@ -356,8 +365,12 @@ def _other_end(
     members: Sequence[EndedProcess],
     finished: Sequence[EndedProcess],
     at_work: Collection[Labels],
+    unheard: Sequence[str],
 ) -> str:
     """Where the peer may be that they lost, as far as that is known."""
+    if unheard:
+        are, there = verb(unheard, "is", "are"), verb(unheard, "it is", "they are")
+        return f"{', '.join(unheard)} {are} no longer heard: look whether {there} still there"
     soonest, latest = min(e.ended_ns for e in lost), max(e.ended_ns for e in lost)
     world = max((each.world_size or 0 for each in lost), default=0)
     # Not an evaluator that ended as well: it has a world of its own.
@@ -378,10 +391,12 @@ def _other_end(
         if not at_work and world:
             return "No rank here reports another cause: it is on another node, or in the network"
         return "The other end may be on another node: look there"
+    nodes = {dict(labels).get("node") for labels in (*at_work, *ended)}
+    alone = "The run is on this node alone" if len(nodes) == 1 else "All its nodes are known here"
     if at_work:
         are = verb(at_work, "is", "are")
-        return f"The run is on this node alone, and {rank_names(at_work)} {are} still there"
-    return "The run is on this node alone, and no rank reports another cause"
+        return f"{alone}, and {rank_names(at_work)} {are} still there"
+    return f"{alone}, and no rank reports another cause"
 
 
 def _within(processes: Sequence[EndedProcess]) -> str:

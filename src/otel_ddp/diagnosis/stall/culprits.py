@@ -41,6 +41,7 @@ _ADVICE = {
     "gone": "Look at why it is gone; the others will not go on by themselves.",
     "elsewhere": "Look at the verdicts of the other nodes, and at the network between them.",
     "backend": "Look at the network, the backend's log (NCCL_DEBUG=INFO), and the GPUs' errors.",
+    "unheard": "Look whether the node is still there: its power, its kernel, the network to it.",
     "untimed": "Set TORCH_NCCL_ENABLE_TIMING=1 before the process group is made: then it is known "
     "which devices are in it.",
     "left": "Its output says why it left, and `otel-ddp stacks` where its threads are. Make those "
@@ -75,7 +76,8 @@ class Findings(NamedTuple):
 def find_culprits(living: Sequence[Suspect], ended: Sequence[Suspect], floor_s: float) -> Findings:
     """Which ranks hold up the living ones, by the surest sign that there is."""
     return (
-        _disabled(living, floor_s)
+        _unheard(living)
+        or _disabled(living, floor_s)
         or _different_collectives(living)
         or _behind(living)
         or _not_begun(living)
@@ -108,6 +110,19 @@ def _order(each: Suspect) -> tuple[bool, int, str]:
 
 
 # -- the signs, the surest first
+
+
+def _unheard(living: Sequence[Suspect]) -> Findings | None:
+    """Ranks on nodes that are no longer heard."""
+    culprits = [each for each in living if not each.heard]
+    if not culprits or len(culprits) == len(living):
+        return None
+    nodes = sorted({dict(each.labels).get("node", "?") for each in culprits})
+    why = [
+        f"{', '.join(nodes)} {verb(nodes, 'is', 'are')} no longer heard, with {_ranks(culprits)}"
+    ]
+    why += _waits(living, culprits)
+    return _findings("unheard", living, culprits, why, _ADVICE["unheard"])
 
 
 def _disabled(living: Sequence[Suspect], floor_s: float) -> Findings | None:

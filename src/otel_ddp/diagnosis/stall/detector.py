@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
@@ -60,9 +60,14 @@ class Stalls(Detector):
     Times are nanoseconds since 1970, on a clock that does not jump when the machine's is set.
     """
 
-    def __init__(self, floor_s: float = 60.0) -> None:
-        """*floor_s*: the shortest limit."""
+    def __init__(
+        self,
+        floor_s: float = 60.0,
+        unheard: Callable[[], Collection[Labels]] = tuple,
+    ) -> None:
+        """*floor_s*: the shortest limit. *unheard*: the nodes that are not heard."""
         self._floor_s = floor_s
+        self._unheard = unheard
         self._ranks: dict[Labels, RankMovement] = {}
         # Where each living rank is now, and what it has answered.
         self._living: dict[Labels, Suspect] = {}
@@ -171,7 +176,7 @@ class Stalls(Detector):
         paused, spent_ns = self._was_paused(now_ns), now_ns - self._polled_ns
         self._polled_ns = now_ns
         fresh = {}
-        for labels, (position, known, _) in found.items():
+        for labels, (position, known, *_) in found.items():
             rank = self._ranks.get(labels)
             if rank is None or rank.succeeded_by(position):
                 rank = self._ranks[labels] = RankMovement()
@@ -237,8 +242,12 @@ class Stalls(Detector):
     # -- the verdict
 
     def _find(self, living: Mapping[Labels, Suspect], found: Mapping[Labels, Suspect]) -> Findings:
+        unheard = self._unheard()
         if len({dict(labels).get("node") for labels in found}) > 1:
-            living = {labels: each._replace(on_nodes=True) for labels, each in living.items()}
+            living = {
+                labels: each._replace(on_nodes=True, heard=_common_labels([labels]) not in unheard)
+                for labels, each in living.items()
+            }
         ended = [each for labels, each in found.items() if labels not in living]
         return find_culprits([*living.values()], ended, self._floor_s)
 
@@ -323,7 +332,7 @@ def _common_labels(found: Iterable[Labels]) -> Labels:
 
 def _row(each: Suspect, still_s: float) -> dict[str, Any]:
     """One rank in the table that a verdict has as evidence."""
-    position, known, _ = each
+    position, known, *_ = each
     row: dict[str, Any] = {
         "rank": position.rank,
         "state": position.state if position.alive else "gone",

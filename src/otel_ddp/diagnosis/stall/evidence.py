@@ -156,6 +156,9 @@ class Suspect(NamedTuple):
     on_nodes: bool = False
     """Whether the ranks are on several nodes, so that a name says on which."""
 
+    heard: bool = True
+    """Whether its node is heard, so that this is how it is now."""
+
     @property
     def name(self) -> str:
         """For sentences."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
@@ -105,6 +105,14 @@ class Following:
     def judgement(self) -> Judgement | None:
         """What the lead says of the run; None where it does not lead now."""
         return None if self._now_ns - self._said_ns > _SILENT_NS else self._said
+
+    def sources(self) -> Iterator[Source]:
+        """The lead has them."""
+        return iter(())
+
+    def answer(self, judgement: Judgement | None, now_ns: int) -> None:
+        # No agent follows this one.
+        return
 
     def describe(self) -> str:
         """For `status`."""

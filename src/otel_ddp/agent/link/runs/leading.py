@@ -141,6 +141,10 @@ class Leading:
         self._said, self._said_ns = said, now_ns
         return said
 
+    def judgement(self) -> Judgement | None:
+        """None: the judge of this node judges the run."""
+        return None
+
     def describe(self) -> str:
         """For `status`."""
         if not self._nodes:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
-from otel_ddp.agent.link.runs.following import Following
-from otel_ddp.agent.link.runs.leading import Leading
-from otel_ddp.agent.link.runs.node_source import NodeSource
 from otel_ddp.agent.verdicts.journal_source import JournalSource
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.judgement import Judgement
+from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.identity import lead as lead_facts
 from otel_ddp.identity.lead import Lead as LeadFact
@@ -35,11 +33,37 @@ class _Wanted(NamedTuple):
     world_size: int
 
 
+class _Link(Protocol):
+    """Either end of the link of one run: `Leading` or `Following`."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def poll(self, here: Collection[Source], now_ns: int) -> None:
+        """Take in what is new. *here*: the processes of the run on this node."""
+        ...
+
+    def sources(self) -> Iterator[Source]:
+        """The processes of other nodes that are judged here."""
+        ...
+
+    def answer(self, judgement: Judgement | None, now_ns: int) -> None:
+        """What the judge of this node asks and says by now."""
+        ...
+
+    def judgement(self) -> Judgement | None:
+        """What another agent says that leads the run now."""
+        ...
+
+    def describe(self) -> str:
+        """For `status`, after "this run"."""
+        ...
+
+
 class _Open(NamedTuple):
     """A link that is open."""
 
     wanted: _Wanted
-    link: Leading | Following
+    link: _Link
 
 
 class Links:
@@ -91,11 +115,13 @@ class Links:
         self._open[run] = _Open(wanted, self._opened(run, wanted))
         self._open[run].link.start()
 
-    def _opened(self, run: Labels, wanted: _Wanted) -> Leading | Following:
-        # gRPC is loaded for runs on several nodes alone.
+    def _opened(self, run: Labels, wanted: _Wanted) -> _Link:
+        # Protobuf and gRPC are loaded for runs on several nodes alone.
         from otel_ddp.agent.link.follower import Follower
         from otel_ddp.agent.link.lead import Lead
         from otel_ddp.agent.link.link_thread import LinkThread
+        from otel_ddp.agent.link.runs.following import Following
+        from otel_ddp.agent.link.runs.leading import Leading
 
         if self._thread is None:
             self._thread = LinkThread()
@@ -115,18 +141,17 @@ class Links:
         if (known := self._open.pop(run, None)) is not None:
             known.link.stop()
 
-    def sources(self) -> Iterator[NodeSource]:
+    def sources(self) -> Iterator[Source]:
         """The processes of other nodes that this agent judges."""
         for each in self._open.values():
-            if isinstance(each.link, Leading):
-                yield from each.link.sources()
+            yield from each.link.sources()
 
     def judgements(self) -> Mapping[Labels, Judgement]:
         """What other agents say of the runs that they lead now."""
         return {
             run: judgement
             for run, each in self._open.items()
-            if isinstance(each.link, Following) and (judgement := each.link.judgement()) is not None
+            if (judgement := each.link.judgement()) is not None
         }
 
     @errors.contained()
@@ -134,8 +159,7 @@ class Links:
         """Once a round, after the judge: tell the other nodes what it asks and says."""
         now_ns = self._origin_ns + self._clock()
         for run, each in self._open.items():
-            if isinstance(each.link, Leading):
-                each.link.answer(judge.judgement(run, self._node), now_ns)
+            each.link.answer(judge.judgement(run, self._node), now_ns)
 
     def describe(self) -> list[dict[str, str]]:
         """A sentence on each run that has several nodes."""

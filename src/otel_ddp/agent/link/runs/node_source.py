@@ -165,6 +165,9 @@ class NodeSource(Source):
         return True
 
     def evidence(self, now_ns: int) -> Evidence:
+        if now_ns - self.heard_ns > _HEARD_NS:
+            # What was true then says nothing of now.
+            return self._evidence._replace(silent_s=None, kernel=None)
         return self._evidence
 
     def arrivals(self, now_ns: int) -> Mapping[str, Any] | None:

@@ -1,0 +1,151 @@
+"""Finds a node of a run that is no longer heard while the ranks on the others wait for its own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from otel_ddp.diagnosis.detector import Detector, Observation, RankState
+from otel_ddp.diagnosis.say import about, plural, rank_numbers, rank_order, verb
+from otel_ddp.diagnosis.stall.evidence import Position
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
+from otel_ddp.vocabulary.words import NODE_LABELS, UNUSUAL_PHASES
+
+# A node is heard every second. What is told of it says so after the first time, and a verdict is
+# made after the second.
+_UNHEARD_NS, _SILENT_NS = 3_000_000_000, 12_000_000_000
+# A rank waits if it has stood for so long, and for so many times its longest step of late.
+_STANDS_NS, _STEPS = 5_000_000_000, 2.0
+_STEPS_KEPT = 20
+# If the agent was paused for so long, all others may have been heard meanwhile.
+_PAUSED_NS = 4_000_000_000
+# A rank that stands here waits for something else than another rank.
+_OWN_AFFAIRS = frozenset({"data", *UNUSUAL_PHASES})
+
+
+class _Rank:
+    """One rank that trains."""
+
+    def __init__(self, labels: Labels) -> None:
+        self.node = tuple(label for label in labels if label[0] in NODE_LABELS)
+        self.position: Position | None = None
+        self.heard_ns = self.moved_ns = 0
+        self.steps_ns: deque[int] = deque(maxlen=_STEPS_KEPT)
+
+    def waits(self, now_ns: int) -> bool:
+        """Whether it stands, as far as that is known, until another rank comes."""
+        position = self.position
+        if position is None or not self.steps_ns or position.phase in _OWN_AFFAIRS:
+            return False
+        stands_ns = max(_STANDS_NS, int(_STEPS * max(self.steps_ns)))
+        return now_ns - self.moved_ns >= stands_ns
+
+
+class Silence(Detector):
+    """The nodes of one run. A rank whose agent is not heard is not fed."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[Labels, _Rank] = {}
+        self._polled_ns = 0
+        self._open: dict[Labels, Verdict] = {}
+        self.unheard: Mapping[Labels, int] = {}
+        """The nodes that were not heard of late, and since when."""
+
+    def feed(self, rank: RankState, seen: Observation) -> None:
+        if rank.is_beside or seen.ended is not None:
+            self.forget(rank.labels)
+            return
+        known = self._ranks.get(rank.labels)
+        if known is None:
+            known = self._ranks[rank.labels] = _Rank(rank.labels)
+        known.heard_ns = seen.now_ns
+        for batch in seen.batches:
+            known.steps_ns.extend([each.ended_ns - each.began_ns for each in batch.steps])
+        position, before = seen.position, known.position
+        if position is not None:
+            known.position = position
+            if before is None or (before.step, before.phase, before.since_ns) != (
+                *(position.step, position.phase, position.since_ns),
+            ):
+                known.moved_ns = seen.now_ns
+
+    def forget(self, labels: Labels) -> None:
+        self._ranks.pop(labels, None)
+
+    def poll(self, now_ns: int) -> list[Change]:
+        spent_ns, self._polled_ns = now_ns - (self._polled_ns or now_ns), now_ns
+        if spent_ns > _PAUSED_NS:
+            for each in self._ranks.values():
+                each.heard_ns += spent_ns
+                each.moved_ns += spent_ns
+        nodes: dict[Labels, list[Labels]] = {}
+        heard_ns: dict[Labels, int] = {}
+        for labels, each in self._ranks.items():
+            nodes.setdefault(each.node, []).append(labels)
+            heard_ns[each.node] = max(each.heard_ns, heard_ns.get(each.node, 0))
+        self.unheard = {
+            node: at_ns for node, at_ns in heard_ns.items() if now_ns - at_ns > _UNHEARD_NS
+        }
+        silent = {
+            node: nodes[node] for node, at in self.unheard.items() if now_ns - at > _SILENT_NS
+        }
+        return self._update(silent, now_ns) if silent or self._open else []
+
+    def _update(self, silent: Mapping[Labels, Sequence[Labels]], now_ns: int) -> list[Change]:
+        of_silent = {labels for ranks in silent.values() for labels in ranks}
+        others = [each for labels, each in self._ranks.items() if labels not in of_silent]
+        wait = bool(others) and all(each.waits(now_ns) for each in others)
+        over = [node for node in self._open if node not in silent or not wait]
+        changes = [Change(self._open.pop(node), False) for node in over]
+        for node, ranks in silent.items() if wait else ():
+            known, verdict = self._open.get(node), self._verdict(node, ranks, now_ns)
+            self._open[node] = verdict if known is None else _again(known, verdict)
+            if known is None:
+                changes.append(Change(verdict, True))
+        return changes
+
+    def _verdict(self, node: Labels, ranks: Sequence[Labels], now_ns: int) -> Verdict:
+        since_ns = self.unheard[node]
+        positions = [self._ranks[labels].position for labels in ranks]
+        known = [each for each in positions if each is not None]
+        phases = {each.phase for each in known}
+        phase = phases.pop() if len(phases) == 1 else "mixed"
+        steps = [each.step for each in known if each.step is not None]
+        after = f" after step {max(steps)}" if steps else ""
+        name = dict(node).get("node", "?")
+        where = "in different phases" if phase == "mixed" else f"in {phase}"
+        return Verdict(
+            "silence",
+            node,
+            phase,
+            f"{name} has not been heard for {about((now_ns - since_ns) / 1e9)}, and the other "
+            f"ranks wait; {_named(ranks)} {verb(ranks, 'was', 'were')} {where}{after}. Look "
+            "whether the node is still there: its power, its kernel, the network to it.",
+            {
+                "unheard_s": round((now_ns - since_ns) / 1e9, 1),
+                "ranks": rank_numbers(sorted(ranks, key=rank_order)).split(", "),
+            },
+            max(steps, default=None),
+            since_ns,
+        )
+
+    def present(self) -> list[Verdict]:
+        """The open verdicts, with the time that has passed by now."""
+        return [*self._open.values()]
+
+
+def _again(known: Verdict, now: Verdict) -> Verdict:
+    """The present figures, but written anew only where they differ by a second."""
+    longer_s = now.evidence["unheard_s"] - known.evidence["unheard_s"]
+    return now if longer_s >= 1.0 else known
+
+
+def _named(ranks: Sequence[Labels]) -> str:
+    """`ranks 24 to 31`, or each of them where some are missing."""
+    ordered = sorted(ranks, key=rank_order)
+    numbers = rank_numbers(ordered).split(", ")
+    first, last = numbers[0], numbers[-1]
+    in_a_row = first.isdecimal() and numbers == [str(int(first) + at) for at in range(len(numbers))]
+    if len(numbers) > 2 and in_a_row:
+        return f"ranks {first} to {last}"
+    return f"rank{plural(numbers)} {', '.join(numbers)}"
