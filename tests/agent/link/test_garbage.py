@@ -88,6 +88,7 @@ def test_whatever_comes_is_a_report_in_order_or_is_refused(all_messages: list[li
     for node, each in taken:
         assert node == each.node
         assert 0 < len(node) <= 253
+        assert node.isprintable()
         # A node that has come back with another agent begins anew.
         seen = {key: value for key, value in seen.items() if key[0] != node or key[1] == each.agent}
         assert each.number > seen.get((node, each.agent), 0)
@@ -102,11 +103,12 @@ def test_each_refusal_is_counted_by_its_reason() -> None:
 
     serve(lead, report(0), report(1), report(1), report(2), report(1))
     serve(lead, report(7))
+    serve(lead, report(0, node="node\n1"))
     serve(lead, report(0), b"\xff")
     serve(lead, report(0), report(3, node="node-2"))
 
     assert [each.number for _, each in lead.take()] == [1, 2]
-    expected = {"repeated": 2, "no greeting": 1, "unreadable": 1, "other node": 1}
+    expected = {"repeated": 2, "no greeting": 1, "no name": 1, "unreadable": 1, "other node": 1}
     assert lead.refused == expected
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from agent.link import linked
 from agent.link.linked import Links, until
+from otel_ddp.agent.link import limits
 from otel_ddp.agent.link.follower import Follower
 from otel_ddp.agent.link.lead import Lead
 from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
@@ -59,6 +60,25 @@ def test_an_answer_without_a_question_goes_with_the_next_report(links: Links) ->
     send(follower, b"a")
 
     assert [each.judged for each in until(follower.take)] == [b"late"]
+
+
+def test_what_is_too_large_costs_itself_and_not_the_link(links: Links) -> None:
+    lead, follower = links.lead(), links.follower()
+    until(lambda: follower.is_connected)
+    most = Report(history=[b"x" * (limits.MOST_REPORT_BYTES - 200)])
+
+    follower.send(Report(history=[b"x" * limits.MOST_REPORT_BYTES]), steps=3)
+    follower.send(most)
+    lead.answer("node-1", Answer(judged=b"x" * limits.MOST_ANSWER_BYTES))
+    lead.answer("node-1", Answer(judged=b"x" * (limits.MOST_ANSWER_BYTES - 8)))
+    found = said(lead, 1)
+    (answer,) = until(follower.take)
+
+    assert [len(text) for _, text in found] == [limits.MOST_REPORT_BYTES - 200]
+    assert len(answer.judged) == limits.MOST_ANSWER_BYTES - 8
+    assert (follower.dropped_steps, follower.resets) == (3, 1)
+    assert lead.streams.refused == {"large answer": 1}
+    assert follower.is_connected
 
 
 def test_a_link_that_was_cut_comes_back_and_each_report_arrives_once(links: Links) -> None:
@@ -139,8 +159,8 @@ def test_a_follower_says_why_it_reaches_no_lead(links: Links) -> None:
     until(lambda: follower.state.startswith("cannot"))
 
     assert follower.state.startswith(
-        f"cannot reach 127.0.0.1:{closed}: connection refused; "
-        f"127.0.0.1:{links.port}: it is not the lead of this run; no-such-host.invalid: "
+        f"cannot reach the lead: 127.0.0.1 ({closed}): connection refused; "
+        f"127.0.0.1 ({links.port}): it is not the lead of this run; no-such-host.invalid: "
     )
 
 

@@ -104,10 +104,11 @@ def test_of_many_exchanges_the_quickest_counts() -> None:
     assert clock.uncertainty_ns == 5
 
 
-def test_an_exchange_in_which_a_clock_was_set_back_counts_as_none() -> None:
+def test_an_exchange_in_which_a_clock_was_set_back_or_that_a_lead_invents_counts_as_none() -> None:
     clock = ClockOffset()
 
     clock.add(1000, 1500, 1400, 1010)
     clock.add(1000, 1500, 1501, 990)
+    clock.add(1000, 2**63 - 2, 2**63 - 1, 1010)
 
     assert clock.ns is None

@@ -1,6 +1,6 @@
 """The agents of a run on several nodes: one leads, the others follow it over gRPC with mutual TLS.
 
-What is here imports grpc and cryptography, 25 MiB and 150 ms: only an agent that has a run on
+What is here imports grpc and cryptography, 24 MiB and 100 ms: only an agent that has a run on
 several nodes imports it.
 """
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 _RESOLVE_WITHIN_S = 5.0
@@ -73,11 +73,16 @@ def names(addresses: Sequence[str]) -> str:
     return ", ".join("all addresses" if each in (_ALL, _ALL_6) else each for each in addresses)
 
 
-def places(addresses: Sequence[str], ports: Sequence[int]) -> Iterator[Place]:
+def places(addresses: Sequence[str], ports: Sequence[int]) -> list[Place]:
     """Each port of each address: what is likeliest comes first."""
-    for port in ports:
-        for address in addresses:
-            yield Place(address, port)
+    return [Place(address, port) for port in ports for address in addresses]
+
+
+def shortly(where: Mapping[str, Sequence[int]]) -> str:
+    """Hosts with their ports, for people."""
+    return ", ".join(
+        f"{host} ({', '.join(map(str, ports))})" if ports else host for host, ports in where.items()
+    )
 
 
 def _is_address(host: str) -> bool:

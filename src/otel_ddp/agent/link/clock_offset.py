@@ -19,6 +19,8 @@ class _Sample(NamedTuple):
 _SAMPLES = 64
 # 64 s at 100 parts in a million: more than a crystal's error.
 _DRIFT_NS = 6_400_000
+# 100 years: a clock that was never set begins in 1970.
+_MOST_NS = 3_153_600_000 * 1_000_000_000
 
 
 class ClockOffset:
@@ -34,6 +36,8 @@ class ClockOffset:
         if received_ns < sent_ns or back_ns < there_ns or round_trip_ns < 0:
             return  # A clock was set in between.
         sample = _Sample(round_trip_ns, ((there_ns - sent_ns) + (back_ns - received_ns)) // 2)
+        if abs(sample.offset_ns) > _MOST_NS:
+            return  # No clock is that wrong.
         if self._best is not None and sample.contradicts(self._best):
             # A clock was set: what was measured before it says nothing.
             self._samples.clear()

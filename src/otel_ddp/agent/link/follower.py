@@ -41,8 +41,8 @@ _MOST_LETTERS = 200
 
 _OPTIONS = (
     *limits.CONNECTION,
-    ("grpc.max_receive_message_length", limits.MOST_ANSWER_BYTES),
-    ("grpc.max_send_message_length", limits.MOST_REPORT_BYTES),
+    ("grpc.max_receive_message_length", limits.MOST_ANSWER_BYTES + limits.STAMP_BYTES),
+    ("grpc.max_send_message_length", limits.MOST_REPORT_BYTES + limits.STAMP_BYTES),
     ("grpc.max_metadata_size", 4096),
     ("grpc.ssl_target_name_override", credentials.NAME),
     ("grpc.enable_http_proxy", 0),
@@ -83,6 +83,7 @@ class Follower:
         self._clock = ClockOffset()
         self._wake: asyncio.Event | None = None
         self._lead_agent: int | None = None
+        self._last: Place | None = None
         self._new_leads = 0
         self.state = "not connected yet"
         """What `status` says of the link."""
@@ -147,30 +148,38 @@ class Follower:
 
     async def _try_all(self) -> None:
         """Converse with the first place that is the lead, until the link breaks."""
-        why: dict[str, list[str]] = {}
+        why: dict[str, dict[str, list[int]]] = {}
+        if self._last is not None and await self._tried([self._last], {}):
+            return
         for host in self._hosts:
             try:
                 found = await addresses.resolve(host)
             except OSError as error:
-                why.setdefault(_text(error), []).append(host)
+                why.setdefault(_text(error), {})[host] = []
                 continue
-            for place in addresses.places(found, self._ports):
-                ended = await self._converse(place)
-                if self.is_connected:
-                    self.is_connected = False
-                    self.state = f"lost {place}: {ended}"
-                    log.info("the link to the lead of a run: %s", self.state)
-                    return
-                why.setdefault(ended, []).append(str(place))
-        self.state = "cannot reach " + "; ".join(
-            f"{', '.join(where)}: {text}" for text, where in why.items()
-        )
+            if await self._tried(addresses.places(found, self._ports), why):
+                return
+        reasons = [f"{addresses.shortly(where)}: {text}" for text, where in why.items()]
+        self.state = f"cannot reach the lead: {'; '.join(reasons) or 'no host is known'}"
+
+    async def _tried(self, places: Sequence[Place], why: dict[str, dict[str, list[int]]]) -> bool:
+        """Whether one of them was the lead; else why not, by reason, address and port."""
+        # Together: an address that lets nothing through answers on none of its ports.
+        knocked = await asyncio.gather(*map(_knock, places))
+        for place, closed in zip(places, knocked, strict=True):
+            ended = closed or await self._converse(place)
+            if self.is_connected:
+                self.is_connected, self._last = False, place
+                self.state = f"lost {place}: {ended}"
+                log.info("the link to the lead of a run: %s", self.state)
+                return True
+            why.setdefault(ended, {}).setdefault(place.address, []).append(place.port)
+        return False
 
     async def _converse(self, place: Place) -> str:
         """Send and receive until the link breaks; why it did, or why there was none."""
+        options = _OPTIONS
         try:
-            await _knock(place)
-            options = _OPTIONS
             async with grpc.aio.secure_channel(place.target, self._credentials, options) as channel:
                 await self._exchange(place, channel)
         except _Unreachable as error:
@@ -252,18 +261,19 @@ async def _read(call: Any) -> Any:
         raise _Unreachable("an answer that cannot be read") from None
 
 
-async def _knock(place: Place) -> None:
-    """See whether something listens there: the system says better than gRPC why not."""
+async def _knock(place: Place) -> str:
+    """Why nothing listens there, which the system says better than gRPC; empty: something does."""
     try:
         connected = asyncio.open_connection(place.address, place.port)
         _, writer = await asyncio.wait_for(connected, _CONNECT_WITHIN_S)
     except asyncio.TimeoutError:
-        raise _Unreachable(f"no answer within {_CONNECT_WITHIN_S:g} s") from None
+        return f"no answer within {_CONNECT_WITHIN_S:g} s"
     except OSError as error:
-        raise _Unreachable(_text(error)) from None
+        return _text(error)
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
+    return ""
 
 
 def _text(error: OSError) -> str:

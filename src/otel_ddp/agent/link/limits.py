@@ -6,6 +6,8 @@ SERVICE, METHOD = "otel_ddp.link.Link", "Follow"
 
 MOST_REPORT_BYTES = 4 << 20
 MOST_ANSWER_BYTES = 1 << 20
+# What an end writes into a message as it sends it.
+STAMP_BYTES = 1024
 MOST_NODE_LETTERS = 253
 
 # A peer that answers no ping is dead within 5 s. Stricter would cut off a node that is busy.

@@ -92,12 +92,16 @@ class Streams:
 
     def nodes(self) -> Mapping[str, Heard]:
         """All nodes that were heard, with the ends of their links."""
-        return {node: stream.heard for node, stream in list(self._streams.items())}
+        return {node: stream.heard for node, stream in self._streams.copy().items()}
 
     def answer(self, node: str, answer: Any) -> None:
         """Send it with the answer to the node's next report; at once if there are questions."""
         stream = self._streams.get(node)
         if stream is None:
+            return
+        if answer.ByteSize() > limits.MOST_ANSWER_BYTES:
+            # It would end the stream.
+            self.refused["large answer"] += 1
             return
         stream.answers.append(answer)
         if answer.questions:
@@ -153,8 +157,10 @@ class Streams:
     def _admitted(self, greeting: Any, context: Any) -> _Stream:
         """The node's stream, if nothing speaks against it."""
         node = greeting.node
-        if greeting.number or not 0 < len(node) <= limits.MOST_NODE_LETTERS:
+        if greeting.number:
             raise _Refused("no greeting", _CODES.INVALID_ARGUMENT, "the stream has no greeting")
+        if not (0 < len(node) <= limits.MOST_NODE_LETTERS and node.isprintable()):
+            raise _Refused("no name", _CODES.INVALID_ARGUMENT, "this is no name of a node")
         old = self._streams.get(node)
         stream = old if old is not None and old.agent == greeting.agent else None
         if stream is None:
