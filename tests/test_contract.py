@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -11,6 +12,7 @@ CONTRACT = ROOT / "docs" / "contract.md"
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
+@cache
 def names_in(path: Path) -> set[str]:
     tree = ast.parse(path.read_text())
     return {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}

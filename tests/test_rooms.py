@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,10 +73,16 @@ HOMES = {
 }
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imported(path: Path) -> set[str]:
     """Every module or name that a file imports, absolute, however deep; also for typing."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -176,7 +183,7 @@ def test_a_class_has_at_most_15_attributes() -> None:
     classes = {
         node.name: node
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.ClassDef) and not is_record(node)
     }
     for name, node in classes.items():

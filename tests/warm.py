@@ -308,13 +308,29 @@ def _run(arguments: list[str]) -> None:
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
 
-def _end() -> None:
+def _status(error: BaseException) -> int:
+    """What Python says of what ended a program, and the exit code that it gives it."""
+    if not isinstance(error, SystemExit):
+        # As for a debugger, and for what looks after the end of a program.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    if isinstance(error.code, int):
+        return error.code
+    if error.code is not None:
+        sys.stderr.write(f"{error.code}\n")
+    return int(error.code is not None)
+
+
+def _end(status: int) -> None:
     """End as Python does, but without freeing one by one the objects that torch consists of."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status & 0xFF)
 
 
 if __name__ == "__main__":
@@ -334,10 +350,12 @@ if __name__ == "__main__":
                 importlib.import_module(module)
             _ready_to_fork()
             what = _requests(place)
+        status = 0
         try:
             _run(what)
-        except SystemExit as left:
-            # Python reports it, and takes as long as ever to leave: it frees all of torch.
-            if left.code:
-                raise
-        _end()
+        except KeyboardInterrupt:
+            # Python ends by the signal then.
+            raise
+        except BaseException as error:  # noqa: BLE001
+            status = _status(error)
+        _end(status)
