@@ -121,6 +121,11 @@ class Stream:
         """Wait, as the host, until all is done that was queued."""
         self._wait(self._kernels)
 
+    @property
+    def left_s(self) -> float:
+        """How long the device has yet to work on what is timed."""
+        return max(0.0, self._now_s - time.monotonic())
+
     def advance(self) -> bool:
         """Time what can be timed; whether there was any."""
         any_timed = False
@@ -161,6 +166,8 @@ class Device:
         self.compute, self._network = Stream(self), Stream(self)
         self.collectives: deque[Collective] = deque(maxlen=RING)
         """The last that were launched, the oldest first."""
+        self.heard_late_s = 0.0
+        """By how much collectives took longer for being heard of too late: on a busy machine."""
         self._to_meet: SimpleQueue[Collective] = SimpleQueue()
 
     def current_stream(self, index: int | None = None) -> Stream:
@@ -216,7 +223,7 @@ class Device:
             last_s = torch.tensor([collective.came_s], dtype=torch.float64)
             group.allreduce([last_s], dist.ReduceOp.MAX).wait()
             with self.changed:
-                collective.met(float(last_s))
+                self.heard_late_s += collective.met(float(last_s))
                 self.advance()
 
 
@@ -246,10 +253,11 @@ class Collective:
             self._to_meet.put(self)
         return self.done_s
 
-    def met(self, last_s: float) -> None:
-        """All ranks have said when they came."""
+    def met(self, last_s: float) -> float:
+        """All ranks have said when they came; by how much it takes longer for being said late."""
         # No moment of a device is over before it is known: a host may have asked for it.
         self.done_s = max(last_s + self._transfer_s, time.monotonic())
+        return self.done_s - last_s - self._transfer_s
 
 
 class _OnDevice(nn.Parameter):

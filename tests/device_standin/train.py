@@ -28,6 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 import otel_ddp
 
 _LAYERS, _FIRST_LOADS = 2, 5
+# By then a host is ahead that can be.
+_SETTLED = 30
 
 
 @dataclass
@@ -170,9 +172,11 @@ def train(
     begins: int,
     then: Mapping[str, Any],
 ) -> None:
-    """One scenario, from its first step to its last; then the idle times of the device."""
+    """One scenario, from its first step to its last; then what the device did beside its work."""
     stop = Stop(folder, name, settings)
     device.compute.idle_s.clear()
+    since = Since(device)
+    lead_s = 0.0
     setattr(torch, NAME, device if settings.has_clock else SimpleNamespace())
     device.transfer_s = settings.transfer_s
     net = nn.Sequential(*(Layer(device, settings, is_first=not at) for at in range(_LAYERS)))
@@ -187,15 +191,32 @@ def train(
         model(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+        lead_s = max(lead_s, device.compute.left_s)
+        if step == _SETTLED:
+            since = Since(device)
         if settings.asks_every and not step % settings.asks_every:
             device.compute.synchronize()
         time.sleep(settings.work_s)
         if stop.after(step, dist.get_rank() == 0):
             break
     device.compute.synchronize()
-    idle = folder / f"{name}.{dist.get_rank()}.idle"
-    idle.write_text(json.dumps(device.compute.idle_s))
+    own = {"idle_s": device.compute.idle_s, "lead_s": lead_s, "disturbed_s": since.disturbed_s()}
+    (folder / f"{name}.{dist.get_rank()}.device").write_text(json.dumps(own))
     run.finish()
+
+
+class Since:
+    """What kept a device from its work from now on: a host or a thread that had no core."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._before_s = device, self._all_s(device)
+
+    def disturbed_s(self) -> float:
+        return self._all_s(self._device) - self._before_s
+
+    @staticmethod
+    def _all_s(device: Device) -> float:
+        return device.compute.idle_s.total() + device.heard_late_s
 
 
 def _in_ddp(net: nn.Module, device: Device) -> nn.Module:
