@@ -76,7 +76,7 @@ def main() -> None:
     torch.manual_seed(0)
 
     shape = {"vocabulary": 64, "length": 32, "width": 64, "heads": 4, "depth": 2}
-    config = {"lr": 1e-2, "batch_size": 16, "epochs": 2, "clip": 1.0, "model": shape}
+    config = {"lr": 1e-2, "batch_size": 32, "epochs": 2, "clip": 1.0, "model": shape}
     model = LanguageModel(**shape).to(device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in model.blocks:

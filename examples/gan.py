@@ -37,7 +37,7 @@ def main() -> None:
     # DDP starts all ranks from the weights of rank 0; only the noise differs.
     torch.manual_seed(dist.get_rank())
 
-    config = {"lr": 1e-3, "batch_size": 128, "noise": 8, "steps": 200, "critic_updates": 2}
+    config = {"lr": 1e-3, "batch_size": 128, "noise": 8, "steps": 100, "critic_updates": 2}
     batch_size, noise = config["batch_size"], config["noise"]
     generator = DistributedDataParallel(network(noise, 2).to(device))
     critic = DistributedDataParallel(network(2, 1).to(device))

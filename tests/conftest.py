@@ -40,7 +40,10 @@ _STRANGE = (
 
 
 # The files that take longest start first: what starts last is what all others are waited for.
-_LONGEST = ("test_rules", "test_outages", "test_dashboards", "test_examples", "test_programs")
+_LONGEST = (
+    *("test_examples", "test_dashboards", "test_rules", "test_outages", "test_browser"),
+    *("test_integrations", "test_programs", "test_agent", "test_device_cases"),
+)
 _LONGEST_TIMED = ("test_verdicts", "test_device_verdicts")
 # What a busy core disturbs most runs when most others have ended.
 _LAST = "test_device_standin"

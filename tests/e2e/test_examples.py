@@ -40,9 +40,9 @@ EXPECTED = {
         TORCHRUN,
         2,
         "perplexity",
-        {"training_steps_total": 58, "training_tokens_total": 29504},
+        {"training_steps_total": 30, "training_tokens_total": 29504},
     ),
-    "gan.py": (TORCHRUN, 2, "distance", {"training_steps_total": 200}),
+    "gan.py": (TORCHRUN, 2, "distance", {"training_steps_total": 100}),
     "quickstart.py": ([], 1, "accuracy", {}),
     "spawn.py": ([], 1, "total", {}),
 }
