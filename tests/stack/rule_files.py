@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,38 +60,44 @@ def queries_of(rule: _Rule) -> list[str]:
     ]
 
 
-def with_needed_rules(case: Path, folder: Path) -> Path:
-    """The same case beside only those rules that what it asks for is made of.
+def with_needed_rules(case: Path, folder: Path) -> list[Path]:
+    """The same tests, each beside only those rules that what it asks for is made of.
 
-    At each moment of a case promtool evaluates every rule that it has loaded: most of its time goes
-    into rules that the case does not look at.
+    At each moment of a test promtool evaluates every rule that it has loaded: most of its time goes
+    into rules that the test does not look at.
     """
-    head, tests = case.read_text().split("\ntests:\n")
+    head, text = case.read_text().split("\ntests:\n")
     settings = yaml.safe_load(head)
     files = [path for each in settings["rule_files"] for path in sorted(case.parent.glob(each))]
-    needed = _needed(_asked(load(case)["tests"]), rules(files))
-    groups = [
-        {**group, "rules": [each for each in group["rules"] if _name(each) in needed]}
-        for path in files
-        for group in load(path)["groups"]
-    ]
-    found = folder / f"{case.stem}.rules.yml"
-    found.write_text(yaml.safe_dump({"groups": groups}))
-    there = folder / case.name
-    there.write_text(f"{yaml.safe_dump({**settings, 'rule_files': [found.name]})}\ntests:\n{tests}")
-    return there
+    known = rules(files)
+    texts = re.findall(r"^  - (?:.*\n|\n)+?(?=^  - |\Z)", text, re.MULTILINE)
+    by_names: dict[frozenset[str], list[str]] = {}
+    for test, its_text in zip(load(case)["tests"], texts, strict=True):
+        by_names.setdefault(frozenset(_needed(_asked(test), known)), []).append(its_text)
+    written = []
+    for number, (needed, tests) in enumerate(by_names.items()):
+        groups = [
+            {**group, "rules": [each for each in group["rules"] if _name(each) in needed]}
+            for path in files
+            for group in load(path)["groups"]
+        ]
+        found = folder / f"{case.stem}-{number}.rules.yml"
+        found.write_text(yaml.safe_dump({"groups": groups}))
+        written.append(folder / f"{case.stem}-{number}.yml")
+        with_found = yaml.safe_dump({**settings, "rule_files": [found.name]})
+        written[-1].write_text(f"{with_found}\ntests:\n{''.join(tests)}")
+    return written
 
 
-def _asked(tests: list[dict[str, Any]]) -> Iterator[str]:
-    for test in tests:
-        yield from (each["alertname"] for each in test.get("alert_rule_test", []))
-        for each in test.get("promql_expr_test", []):
-            yield from names_in(each["expr"])[0]
+def _asked(test: dict[str, Any]) -> set[str]:
+    alerts = {str(each["alertname"]) for each in test.get("alert_rule_test", [])}
+    asked = (names_in(each["expr"])[0] for each in test.get("promql_expr_test", []))
+    return alerts.union(*asked)
 
 
-def _needed(asked: Iterator[str], known: list[_Rule]) -> set[str]:
+def _needed(asked: set[str], known: list[_Rule]) -> set[str]:
     needed: set[str] = set()
-    left = {*asked}
+    left = asked
     while left:
         needed |= left
         more = [query for rule in known if _name(rule) in left for query in queries_of(rule)]

@@ -229,9 +229,9 @@ def test_promtool_finds_nothing_wrong_with_the_rules_and_alerts() -> None:
 
 @pytest.mark.parametrize("first", range(PARTS))
 def test_promtool_sees_the_alerts_fire_as_the_cases_say(first: int, tmp_path: Path) -> None:
-    found = promtool(
-        "test", "rules", *(with_needed_rules(each, tmp_path) for each in CASES[first::PARTS])
-    )
+    cases = [case for each in CASES[first::PARTS] for case in with_needed_rules(each, tmp_path)]
+
+    found = promtool("test", "rules", *cases)
 
     assert found.returncode == 0, found.stdout + found.stderr
 
