@@ -192,6 +192,46 @@ def start_cost() -> list[Row]:
     ]
 
 
+AGREEMENT = """
+import os, statistics, time
+import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg
+from otel_ddp.identity.identity import resolve
+from otel_ddp.torch import process_group
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+dist.init_process_group("fake", store=store, rank=0, world_size=2)
+clock, took = time.perf_counter, {}
+
+def agree(name, **env):
+    process = resolve(env={"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", **env})
+    before = clock()
+    said = process_group.facts(process, seeks_lead=True)
+    took.setdefault(name, []).append(clock() - before)
+    return said
+
+for number in range(1000):
+    # A new launch in each round: no key is there.
+    os.environ["TORCHELASTIC_RUN_ID"] = str(number)
+    kept = agree("name", LOCAL_WORLD_SIZE="2"), agree("both", LOCAL_WORLD_SIZE="1")
+    assert kept[0].lead is None and kept[1].lead is not None
+print(*(statistics.median(each) * 1e6 for each in (took["name"], took["both"])))
+"""
+
+
+def agreement_cost() -> list[Row]:
+    with Node(OTEL_DDP_AGENT="off") as node:
+        name, both = (float(each) for each in node.run(AGREEMENT).split())
+    return [
+        (
+            f"start of rank 0 where ranks on other nodes agree on its lead, over the {name:.0f} us "
+            f"in which they agree on the run's name",
+            "<= 1000 us",
+            f"{both - name:+.0f} us",
+        )
+    ]
+
+
 @contextmanager
 def unroutable() -> Iterator[str]:
     """A port that neither accepts nor refuses: its queue of connections is full."""
@@ -705,6 +745,7 @@ def main() -> None:
         "gauges": cost_beside_gauges,
         "import": import_cost,
         "start": start_cost,
+        "agreement": agreement_cost,
         "hooks": hook_cost,
         "ratio": step_ratio,
         "memory": memory_growth,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import urllib.request
 from pathlib import Path
 
 from node import Node, until
+from otel_ddp.identity import lead
+from otel_ddp.journal import layout
+from otel_ddp.journal.reader import JournalReader
 from otlp_receiver import Receiver
 
 CANARY = "canary7x"
@@ -85,3 +89,61 @@ def test_secrets_of_a_program_are_nowhere(tmp_path: Path) -> None:
     for word in ("[hidden]", "config_lr", "refused by https://host/x", "s3://bucket/x", "login"):
         assert word in everything, word
     assert CANARY not in everything
+
+
+# The secret of a lead is in the journal, for the agent of the node: it goes no further.
+LED = """
+import sys
+import otel_ddp
+with otel_ddp.init(group="g", run="led", config={"lr": 0.25}) as run:
+    run.log({"loss": 0.5}, step=1)
+    with run.span("load"):
+        pass
+    sys.stdin.readline()
+    raise RuntimeError("it fails")
+"""
+
+
+def test_the_secret_of_a_lead_is_in_the_journal_alone(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(f"{CANARY}-of-the-lead")
+    token.chmod(0o600)
+    secret = lead.of_token(token.read_text(), "", 1).secret
+    named = {"OTEL_DDP_LEAD": "192.0.2.9:9", "OTEL_DDP_LEAD_TOKEN_FILE": str(token)}
+    with Receiver() as receiver, Node(**named) as node:
+        node.export_to(receiver.start_http())
+        process = node.start(sys.executable, "-c", LED)
+        until(lambda: node.value("training_scalar", name="loss") == 0.5, "the value")
+        (journal,) = node.place.journals()
+        reader = JournalReader(journal)
+        noted, mode = reader.facts[lead.FACT]["secret"], journal.stat().st_mode
+        reader.close()
+        process.communicate("\n", timeout=60)
+
+        until(lambda: node.value("training_state") == 3.0, "the end to be told")
+        postmortems = node.root / "postmortems"
+        until(lambda: any(postmortems.rglob("*.json")), "the post-mortem")
+        until(lambda: node.page("runs")["runs"], "the history")
+        report = ["report", "g/led", "--out", str(node.root / "report")]
+        shown = [
+            str(node.scrape()),
+            *(str(node.page(path, run="led", group="g")) for path in ("runs", "run", "now")),
+            json.dumps(node.agent()),
+        ]
+        shown += [
+            node.run(f"from otel_ddp.cli import main; main({command})")
+            for command in (["status"], ["status", "--json"], report)
+        ]
+        node.stop_agent()
+        sent = [*receiver.points(), *receiver.spans(), *receiver.logs()]
+        shown += [str(each) for each in sent]
+        # The agent's file and log, the spool, histories, post-mortems, the report.
+        files = [path.read_bytes() for path in node.root.rglob("*") if path.is_file()]
+        files = [each for each in files if not each.startswith(layout.MAGIC)]
+
+    assert (noted, mode & 0o077) == (secret, 0)
+    everything = "\n".join(shown) + "\n".join(each.decode("latin-1") for each in files)
+    for word in ("config_lr", "it fails", "led", "loss"):
+        assert word in everything, word
+    for hidden in (secret, token.read_text(), bytes.fromhex(secret).decode("latin-1")):
+        assert hidden not in everything

@@ -24,21 +24,34 @@ import json, os, sys
 from pathlib import Path
 from otel_ddp.identity import identity
 
+def join(tell):
+    import torch.distributed as dist
+    if "fail" not in sys.argv:
+        return dist.init_process_group("gloo", **tell)
+    # After a restart, gloo of PyTorch 2.15 may find the addresses of the attempt before.
+    from torch.testing._internal.distributed import fake_pg
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
+
 def report(directory, tell, group=False):
-    before = after = identity.resolve()
+    before, lead = identity.resolve(), None
+    after = before
     if group:
         import torch.distributed as dist
         from otel_ddp.torch import process_group
-        dist.init_process_group("gloo", **tell)
-        facts = process_group.facts(before)
-        after = identity.settle(before, facts)
+        join(tell)
+        facts = process_group.facts(before, seeks_lead=True)
+        after, lead = identity.settle(before, facts), facts.lead
         dist.barrier()
         dist.destroy_process_group()
-    said = {"before": before.to_dict(), "after": after.to_dict()}
+    said = {"before": before.to_dict(), "after": after.to_dict(), "lead": lead and lead.as_json()}
     Path(directory, f"{os.getpid()}.json").write_text(json.dumps(said))
 
 if __name__ == "__main__":
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     report(sys.argv[1], {}, group="group" in sys.argv)
+    if "fail" in sys.argv and attempt == "0":
+        sys.exit(3)
 '''
 
 SPAWNER = """
@@ -121,6 +134,15 @@ def said(directory: Path, when: str = "after") -> list[dict[str, Any]]:
     return sorted(told, key=lambda each: -1 if each["global_rank"] is None else each["global_rank"])
 
 
+def leads(directory: Path) -> dict[int, list[dict[str, Any]]]:
+    """What the workers of each attempt know of their lead."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for file in directory.glob("*.json"):
+        told = json.loads(file.read_text())
+        found.setdefault(told["after"]["restarts"], []).append(told["lead"])
+    return found
+
+
 def places(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     names = ("global_rank", "local_rank", "world_size", "node_rank", "nodes")
     return [tuple(each[name] for name in names) for each in told]
@@ -195,19 +217,27 @@ def test_spawned_processes_settle_with_their_process_group(scripts: Path) -> Non
     assert places(after[1]) == [(0, None, 2, None, None), (1, None, 2, None, None)]
 
 
+def torchruns(
+    directory: Path, port: int, nodes: Sequence[int], *more: str
+) -> list[tuple[str | Path, ...]]:
+    """A torchrun for each node, of one worker; no two workers have the same parent."""
+    where = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}")
+    return [
+        (
+            *(*all_warm(node), *torchrun(node), *where, f"--node-rank={rank}", *more),
+            *("worker.py", directory, "group", *(("fail",) if more else ())),
+        )
+        for rank, node in enumerate(nodes)
+    ]
+
+
 def test_two_torchruns_without_an_id_agree_through_the_store(scripts: Path) -> None:
     first, second = directories(scripts, "first", "second")
-    port = str(free_port())
+    port = free_port()
 
-    def torchrun_of(node: int, directory: Path) -> tuple[str | Path, ...]:
-        where = ("--master-addr=127.0.0.1", f"--master-port={port}")
-        place = ("--nnodes=2", f"--node-rank={node % 2}", "--nproc-per-node=1")
-        return (*all_warm(node), *torchrun(node), *place, *where, "worker.py", directory, "group")
-
-    # The same address and port twice: only the store can tell the launches apart. No two workers
-    # have the same parent, as no torchrun starts both.
+    # The same address and port twice: only the store can tell the launches apart.
     for nodes, directory in (((0, 1), first), ((2, 3), second)):
-        with launched(scripts, *(torchrun_of(node, directory) for node in nodes)):
+        with launched(scripts, *torchruns(directory, port, nodes)):
             pass
 
     before = [said(each, "before") for each in (first, second)]
@@ -219,3 +249,19 @@ def test_two_torchruns_without_an_id_agree_through_the_store(scripts: Path) -> N
     assert one != other
     assert all(each["run_settled"] for told in after for each in told)
     assert [places(told) for told in after] == [[(0, 0, 2, 0, 2), (1, 0, 2, 1, 2)]] * 2
+
+
+def test_a_restart_of_torchrun_keeps_the_name_and_has_another_lead(scripts: Path) -> None:
+    (directory,) = directories(scripts, "restarted")
+
+    with launched(scripts, *torchruns(directory, free_port(), (0, 1), "--max-restarts=1")):
+        pass
+
+    assert len(said(directory)) == 4
+    assert [len(each) for each in runs(said(directory))] == [1]
+    first, second = (found for _, found in sorted(leads(directory).items()))
+    (one,), (other,) = ({each["secret"] for each in found} for found in (first, second))
+    assert one != other
+    # The ranks of an attempt agree, wherever rank 0 is.
+    assert [len({tuple(each["ports"]) for each in found}) for found in (first, second)] == [1, 1]
+    assert all("127.0.0.1" in each["hosts"] for each in (*first, *second))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from typing import Any
 
+from otel_ddp.errors import ConfigError
 from otel_ddp.identity import lead
 from otel_ddp.identity.identity import GroupFacts
 from otel_ddp.identity.lead import Lead
@@ -21,8 +24,12 @@ class LeadSearch:
 
     @classmethod
     def by(cls, conf: Settings) -> LeadSearch:
-        """As the variables say."""
-        return cls(is_sought=True)
+        """As the variables say; raises ConfigError if they cannot be meant."""
+        if conf.lead == "off":
+            return cls()
+        if not conf.lead and not conf.lead_token_file:
+            return cls(is_sought=True)
+        return cls(_named(conf))
 
     def is_due(self, *, has_synced: bool) -> bool:
         """Whether to ask now. *has_synced*: a step has ended, so each rank has begun one."""
@@ -39,3 +46,57 @@ class LeadSearch:
     def facts(self) -> dict[str, Any]:
         """The fact for the journal, if the lead is known."""
         return {} if self._found is None else {lead.FACT: self._found.as_json()}
+
+
+# -- named by variables
+
+# What a person can remember can also be guessed.
+_SHORTEST_TOKEN = 16
+_MOST_BYTES = 4096
+
+
+def _named(conf: Settings) -> Lead:
+    if not conf.lead_token_file:
+        raise ConfigError(
+            f"OTEL_DDP_LEAD={conf.lead} needs OTEL_DDP_LEAD_TOKEN_FILE: name a file with a token "
+            f"that all nodes of the run have, or unset both."
+        )
+    if not conf.lead:
+        raise ConfigError(
+            "OTEL_DDP_LEAD_TOKEN_FILE needs OTEL_DDP_LEAD: say by host:port where the agent that "
+            "leads the run is reached, or unset both."
+        )
+    host, _, port = conf.lead.rpartition(":")
+    return lead.of_token(_token(conf.lead_token_file), host, int(port))
+
+
+def _token(path: str) -> str:
+    """Raises ConfigError, which never shows what is in the file."""
+    text, problem = "", ""
+    try:
+        # Links are followed: Kubernetes mounts secrets as links.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            problem = _problem(os.fstat(handle).st_mode)
+            text = "" if problem else os.read(handle, _MOST_BYTES).decode().strip()
+        finally:
+            os.close(handle)
+    except OSError as error:
+        problem = f"it cannot be read: {error.strerror}"
+    except ValueError:
+        problem = "it is no text"
+    if not problem and len(text) < _SHORTEST_TOKEN:
+        problem = f"its token has fewer than {_SHORTEST_TOKEN} characters"
+    if problem:
+        raise ConfigError(
+            f"OTEL_DDP_LEAD_TOKEN_FILE={path}: {problem}. Correct it, or unset OTEL_DDP_LEAD too."
+        )
+    return text
+
+
+def _problem(mode: int) -> str:
+    if not stat.S_ISREG(mode):
+        return "it is no file"
+    if mode & stat.S_IRWXO:
+        return f"every user can use it (mode {stat.S_IMODE(mode):04o}), make it 0600 or 0440"
+    return ""
