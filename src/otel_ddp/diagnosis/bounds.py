@@ -16,6 +16,8 @@ from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, UNUSUAL_PHASES, WORK_PHASES
 
 _STEPS = 100
+# Of very many ranks, so many tell where the time of the typical one goes.
+_MOST_RANKS = 256
 # The first steps allocate, compile, and start workers.
 _FIRST_STEPS = 20
 _CHECK_EVERY = 50
@@ -103,7 +105,7 @@ class _Rank:
 
 
 class Bounds(Detector):
-    """The ranks of one run on this node."""
+    """The ranks of one run."""
 
     def __init__(self) -> None:
         self._ranks: dict[Labels, _Rank] = {}
@@ -117,7 +119,7 @@ class Bounds(Detector):
         """Unusual steps count too."""
         if rank.is_beside or seen.ended is not None:
             self.forget(rank.labels)
-        elif seen.facts:
+        elif seen.facts and (rank.labels in self._ranks or len(self._ranks) < _MOST_RANKS):
             known = self._ranks.setdefault(rank.labels, _Rank())
             known.state = rank
             self._feed_steps(known, seen.facts)

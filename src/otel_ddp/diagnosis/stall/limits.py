@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from collections.abc import Sequence
 
 from otel_ddp.diagnosis.stall.evidence import Evidence, Frame, Position
@@ -26,7 +26,7 @@ class RankMovement:
         self.position: Position | None = None
         # When it was first seen in its phase, when it last moved, and when it was last polled.
         self.entered_ns = self.moved_ns = self.polled_ns = 0
-        self.steps: deque[float] = deque(maxlen=_REMEMBERED)
+        self.steps = array("d")
         self.seen_steps = self.counted_steps = 0
         self.longest_step_s = self.p99_s = 0.0
         self.longest_s: dict[str, float] = {}
@@ -93,6 +93,7 @@ class RankMovement:
     def learn_steps(self, steps_s: Sequence[float]) -> None:
         """The rank made steps that took so long."""
         self.steps.extend(steps_s)
+        del self.steps[:-_REMEMBERED]
         self.seen_steps += len(steps_s)
         self.longest_step_s = max(self.longest_step_s, *steps_s)
 

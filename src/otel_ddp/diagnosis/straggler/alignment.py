@@ -1,4 +1,4 @@
-"""Brings together the same step of all ranks of a node, also where ranks count differently."""
+"""Brings together the same step of all ranks of a run, also where ranks count differently."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.medians import median
+from otel_ddp.diagnosis.say import rank_numbers
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.verdict import Labels
@@ -18,7 +19,7 @@ class Row(NamedTuple):
     """One step of every rank, in the order of `Alignment.ranks`."""
 
     number: int
-    facts: tuple[StepFacts, ...]
+    facts: Sequence[StepFacts]
     first: bool = False
     """It holds one of the first steps of a process: those are like no others."""
 
@@ -26,12 +27,11 @@ class Row(NamedTuple):
 class _Rank:
     """One rank, and how far it has come."""
 
-    __slots__ = ("index", "seen", "shift", "since_row", "trail")
+    __slots__ = ("labels", "seen", "shift", "since_row", "trail")
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Labels) -> None:
+        self.labels = labels
         self.seen = 0
-        # Its place in `Alignment.ranks`.
-        self.index = 0
         # Added to its step numbers to get those of the first rank.
         self.shift = 0
         # Its steps since the last complete row.
@@ -40,35 +40,59 @@ class _Rank:
 
 
 class Alignment:
-    """The ranks of one run on one node, and the steps that some ranks have yet to report."""
+    """The ranks of one run, and the steps that some ranks have yet to report."""
 
     def __init__(self) -> None:
-        self.ranks: list[Labels] = []
         self._ranks: dict[Labels, _Rank] = {}
-        # By step number, then by the rank's index.
-        self._waiting: defaultdict[int, dict[int, StepFacts]] = defaultdict(dict)
+        # In their order, once it is asked for: thousands of ranks come one after the other.
+        self._ordered: list[_Rank] = []
+        # Those with steps since the last complete row.
+        self._ahead: set[_Rank] = set()
+        # By step number, then by the rank.
+        self._waiting: defaultdict[int, dict[_Rank, StepFacts]] = defaultdict(dict)
         self._share_in_common = 1.0
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __contains__(self, labels: Labels) -> bool:
+        return labels in self._ranks
+
+    @property
+    def ranks(self) -> list[Labels]:
+        """Those whose steps are put side by side, in their order."""
+        return [each.labels for each in self._in_order()]
+
+    def _in_order(self) -> list[_Rank]:
+        if len(self._ordered) != len(self._ranks):
+            self._ordered = [self._ranks[labels] for labels in sorted(self._ranks, key=_order)]
+        return self._ordered
 
     def add(self, labels: Labels) -> bool:
         """True where the rank is new. Steps without it are then no longer compared."""
         if labels in self._ranks:
             return False
-        self._ranks[labels] = _Rank()
-        self._reorder()
+        self._ranks[labels] = _Rank(labels)
+        self._start_again()
         return True
 
     def remove(self, labels: Labels) -> None:
         """The rank has ended, and no step waits for it."""
         if self._ranks.pop(labels, None):
-            self._reorder()
+            self._start_again()
 
-    def _reorder(self) -> None:
-        self.ranks = sorted(self._ranks, key=_order)
+    def _start_again(self) -> None:
+        self._ordered = []
         self._waiting.clear()
         self._share_in_common = 1.0
-        for index, labels in enumerate(self.ranks):
-            rank = self._ranks[labels]
-            rank.index, rank.since_row = index, 0
+        self._begin_row()
+
+    def _begin_row(self) -> None:
+        for rank in self._ahead:
+            rank.since_row = 0
+            # The clock matches steps where numbers do not; in thousands of ranks it is much memory.
+            rank.trail.clear()
+        self._ahead.clear()
 
     def feed(self, labels: Labels, steps: Sequence[StepFacts], first: int) -> list[Row]:
         """Add steps of a rank; the rows that they complete.
@@ -76,17 +100,18 @@ class Alignment:
         *first*: how many steps are first ones.
         """
         rank = self._ranks[labels]
-        rank.trail.extend(steps)
         rows = []
         # This runs for every step of every rank.
-        waiting, index, count = self._waiting, rank.index, len(self._ranks)
+        waiting, count = self._waiting, len(self._ranks)
         for seen, facts in enumerate(steps, rank.seen + 1):
+            self._ahead.add(rank)
+            rank.trail.append(facts)
             rank.since_row += 1
             number = facts.number + rank.shift
-            by_index = waiting[number]
-            by_index[index] = facts
-            if len(by_index) == count:
-                row = self._complete(number, by_index)
+            by_rank = waiting[number]
+            by_rank[rank] = facts
+            if len(by_rank) == count:
+                row = self._complete(number, by_rank)
                 if row is not None:
                     rows.append(row if seen > first else row._replace(first=True))
                 continue
@@ -97,18 +122,17 @@ class Alignment:
         rank.seen += len(steps)
         return rows
 
-    def _complete(self, number: int, by_index: Mapping[int, StepFacts]) -> Row | None:
+    def _complete(self, number: int, by_rank: Mapping[_Rank, StepFacts]) -> Row | None:
         waiting = self._waiting
         del waiting[number]
         while waiting and (oldest := next(iter(waiting))) < number:
             self._give_up(oldest)
-        row = Row(number, tuple(map(by_index.__getitem__, range(len(by_index)))))
+        row = Row(number, tuple(map(by_rank.__getitem__, self._in_order())))
         if not _at_one_time(row.facts):
             self._share_in_common *= 0.99
             return None
         self._share_in_common = 0.99 * self._share_in_common + 0.01
-        for each in self._ranks.values():
-            each.since_row = 0
+        self._begin_row()
         return row
 
     def _give_up(self, number: int) -> None:
@@ -122,7 +146,7 @@ class Alignment:
 
     def _renumber(self) -> None:
         """Match steps by the clock where ranks count differently, as when only rank 0 logs."""
-        first, *others = (self._ranks[labels] for labels in self.ranks)
+        first, *others = self._in_order()
         for rank in others:
             shift = shift_by_clock(first.trail, rank.trail)
             if shift is not None and shift != rank.shift:
@@ -136,13 +160,9 @@ class Alignment:
         if self._count_differently():
             return "the step numbers of the ranks do not match"
         most = max(rank.since_row for rank in self._ranks.values())
-        silent = [
-            dict(labels).get("rank", "?")
-            for labels in self.ranks
-            if not self._ranks[labels].since_row
-        ]
+        silent = [each.labels for each in self._in_order() if not each.since_row]
         if most >= limits.SILENT_AFTER and silent:
-            return f"no steps any more from rank {', '.join(silent)}"
+            return f"no steps any more from rank {rank_numbers(silent)}"
         if self._share_in_common < limits.LEAST_IN_COMMON:
             return "for most steps, the records of some ranks are missing"
         return ""
@@ -173,7 +193,7 @@ def _order(labels: Labels) -> tuple[int, str]:
     return (int(rank) if rank.isdecimal() else 1 << 62), rank
 
 
-def _at_one_time(facts: tuple[StepFacts, ...]) -> bool:
+def _at_one_time(facts: Sequence[StepFacts]) -> bool:
     """Ranks that wait for each other end a step at about one time; else these are not one step."""
     ends_ns = sorted([each.ended_ns for each in facts])
     apart_ns = ends_ns[-1] - ends_ns[0] - 100_000_000

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.medians import median
@@ -19,10 +20,21 @@ from otel_ddp.diagnosis.straggler.cases import Cases, Hint
 from otel_ddp.diagnosis.straggler.excess_history import LostTime, works_ns
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.straggler.host_pace import HostPace
+from otel_ddp.diagnosis.straggler.kept_facts import kept
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.vocabulary.words import WORK_PHASES
+
+
+class _Compared(NamedTuple):
+    """How all ranks compare, and what that is taken from."""
+
+    ranks: tuple[RankReport, ...]
+    table: PhaseTable | None
+    step_s: float
+    until: int
+    """The number of the last step in it."""
 
 
 class Stragglers(Detector):
@@ -40,13 +52,18 @@ class Stragglers(Detector):
         self._ranks: dict[Labels, RankState] = {}
         self._world_size = 0
         self._alignment = Alignment()
+        # Whether other ranks are compared from the next row on.
+        self._starts_again = False
         # Indices into WORK_PHASES: in these phases a wait for others looks like work.
         self._not_compared: tuple[int, ...] = ()
-        self._waits_known = True
+        # By phase, how many ranks have collectives of their own there.
+        self._own_collectives: Counter[str] = Counter()
+        self._waits_unknown: set[Labels] = set()
         self._pace = HostPace()
         self._unusual_share = 0.0
         self._regression: Regression | None = None
         self._changes: list[Change] = []
+        self._compared: _Compared | None = None
 
     @property
     def lost_time(self) -> LostTime:
@@ -69,7 +86,6 @@ class Stragglers(Detector):
         labels = rank.labels
         self._ranks[labels] = rank
         self._world_size = rank.world_size
-        self._waits_known = all(each.waits_known is not False for each in self._ranks.values())
         if rank.waits_known is False and before.waits_known is not False:
             # What looked like work may have been a wait.
             self._start_again()
@@ -79,11 +95,20 @@ class Stragglers(Detector):
             self._start_again()
             if not rank.device_clock:
                 self._cases.close_all()
-        self._update_not_compared()
+        self._count(before, rank)
 
-    def _update_not_compared(self) -> None:
-        phases = {phase for each in self._ranks.values() for phase in each.own_collectives}
-        not_compared = tuple(at for at, word in enumerate(WORK_PHASES) if word in phases)
+    def _count(self, before: RankState | None, rank: RankState | None) -> None:
+        """What is known of one rank has changed."""
+        # Of thousands of ranks each may change: this looks at no other rank.
+        if before is not None:
+            self._waits_unknown.discard(before.labels)
+            self._own_collectives.subtract(before.own_collectives)
+        if rank is not None:
+            if rank.waits_known is False:
+                self._waits_unknown.add(rank.labels)
+            self._own_collectives.update(rank.own_collectives)
+        phases = self._own_collectives
+        not_compared = tuple(at for at, word in enumerate(WORK_PHASES) if phases[word] > 0)
         if not_compared != self._not_compared:
             self._not_compared = not_compared
             self._start_again()
@@ -91,17 +116,17 @@ class Stragglers(Detector):
             self._cases.close_all()
 
     def forget(self, labels: Labels) -> None:
-        if self._ranks.pop(labels, None) is None:
+        rank = self._ranks.pop(labels, None)
+        if rank is None:
             return
-        self._waits_known = all(each.waits_known is not False for each in self._ranks.values())
         self._alignment.remove(labels)
         self._pace.forget(labels)
         self._cases.close(labels)
         self._start_again()
-        self._update_not_compared()
-        if len(self._alignment.ranks) < 2:
+        self._count(rank, None)
+        if len(self._alignment) < 2:
             self._cases.close_all()
-        if not self._alignment.ranks and self._regression:
+        if not self._alignment and self._regression:
             self._changes += self._regression.close()
             self._regression = None
 
@@ -111,10 +136,18 @@ class Stragglers(Detector):
             self._start_again()
 
     def _start_again(self) -> None:
-        self._cases.start_again(self._alignment.ranks, self._not_compared)
-        self._pace.start_again(self._alignment.ranks)
+        """Other ranks, or other phases, are compared, once no more of that changes."""
+        self._starts_again = True
+
+    def _settle(self) -> None:
+        if not self._starts_again:
+            return
+        self._starts_again, self._compared = False, None
+        ranks = self._alignment.ranks
+        self._cases.start_again(ranks, self._not_compared)
+        self._pace.start_again(ranks)
         if self._recurring is not None:
-            self._recurring.start_again(self._alignment.ranks)
+            self._recurring.start_again(ranks)
 
     # -- steps
 
@@ -126,6 +159,7 @@ class Stragglers(Detector):
             self._feed_row(row)
 
     def _feed_row(self, row: Row) -> None:
+        self._settle()
         facts = row.facts
         if row.first:
             self._pace.follow(facts)
@@ -136,13 +170,17 @@ class Stragglers(Detector):
             return
         self._unusual_share *= 0.99
         step_ns = median([each.took_ns for each in facts])
+        stored = kept(facts)
         if self._regression is not None:
-            self._changes += self._regression.feed(facts, step_ns, bool(self._cases))
+            self._changes += self._regression.feed(stored, step_ns, bool(self._cases))
         # Of processes that are each a world of one, none waits for another.
-        if len(facts) < 2 or not self._waits_known or self._world_size == 1:
+        if len(facts) < 2 or self._waits_unknown or self._world_size == 1:
             return
-        row = self._pace.adjusted(row)
-        facts = row.facts
+        adjusted = self._pace.adjusted(row)
+        if adjusted is not row:
+            facts = adjusted.facts
+            stored = kept(facts)
+        row = adjusted._replace(facts=stored)
         all_ns = works_ns(facts, self._not_compared)
         for i in unusual:
             # Among very many ranks there is one in nearly every step. It says nothing of itself.
@@ -153,11 +191,13 @@ class Stragglers(Detector):
             self._recurring.feed(row.number, facts, excesses_ns, self._not_compared, others)
 
     def poll(self, now_ns: int) -> list[Change]:
+        self._settle()
         changes, self._changes = [*self._cases.poll(), *self._changes], []
         return changes + (self._recurring.poll() if self._recurring is not None else [])
 
     def present(self) -> list[Verdict]:
         """The open verdicts with the figures of the last check that found them."""
+        self._settle()
         recurring = self._recurring.present() if self._recurring is not None else []
         slower = self._regression.present() if self._regression is not None else []
         return [*self._cases.present(), *recurring, *slower]
@@ -166,9 +206,20 @@ class Stragglers(Detector):
 
     def report(self) -> Report:
         """The present state, over the shortest length of the rule at most."""
+        self._settle()
+        compared, last = self._compared, self._cases.ranks.rows(1)
+        if (
+            compared is None
+            or len(self._alignment) < limits.MANY_RANKS
+            or not last
+            or last[0].number >= compared.until + limits.STRIDE
+        ):
+            compared = self._compared = self._compare()
+        return Report(compared.ranks, self._insufficient(compared))
+
+    def _compare(self) -> _Compared:
         ranks, history = self._alignment.ranks, self._cases.ranks
-        # The agent asks every second, and every third step says the same.
-        rows = history.rows(limits.LENGTHS[0])[::3]
+        rows = history.some_rows(limits.LENGTHS[0])
         table = self._cases.table(history, rows) if rows else None
         step_s = history.step_s(limits.LENGTHS[0]) if rows else 0.0
         lost_s = Counter(self.lost_time.lost_s)
@@ -187,15 +238,16 @@ class Stragglers(Detector):
         found += [
             RankReport(labels, {}, each_s)
             for labels, each_s in lost_s.items()
-            if labels not in ranks
+            if labels not in self._alignment
         ]
-        return Report(tuple(found), self._insufficient(table, step_s))
+        return _Compared(tuple(found), table, step_s, rows[0].number if rows else 0)
 
-    def _insufficient(self, table: PhaseTable | None, step_s: float) -> str:
-        why = next(self._why_not_compared(table, step_s), "")
+    def _insufficient(self, compared: _Compared) -> str:
+        why = next(self._why_not_compared(compared), "")
         return why and f"insufficient data: {why}"
 
-    def _why_not_compared(self, table: PhaseTable | None, step_s: float) -> Iterator[str]:
+    def _why_not_compared(self, compared: _Compared) -> Iterator[str]:
+        table, step_s = compared.table, compared.step_s
         alone = self._world_size == 1
         unclocked = self._named(lambda rank: rank.device_clock is False)
         if unclocked and not alone:
@@ -227,12 +279,11 @@ class Stragglers(Detector):
 
     def _ranks_without_steps(self) -> str:
         """Why a rank is compared with no other, though others are beside it."""
-        ranks = self._alignment.ranks
-        others = self._named(lambda rank: rank.labels not in ranks)
-        if len(ranks) > 1 or not others:
+        ranks = self._alignment
+        if len(ranks) > 1 or not (others := self._named(lambda rank: rank.labels not in ranks)):
             return ""
         if untimed := self._named(lambda rank: rank.device_clock and rank.labels not in ranks):
             return f"no step yet that the device's clock has timed of rank {untimed}"
-        if not ranks:
+        if not len(ranks):
             return "the ranks on this node make no steps"
         return f"no step yet of rank {others}"

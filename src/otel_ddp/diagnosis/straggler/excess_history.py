@@ -107,8 +107,7 @@ class ExcessHistory:
     def step_without_s(self, late: Collection[int], length: int) -> float:
         """What a step would take without these ranks: the latest of the others ends it then."""
         found = []
-        # Every third step says the same, and there may be thousands of ranks.
-        for row in self.rows(length)[::3]:
+        for row in self.some_rows(length):
             all_ns = works_ns(row.facts, self._left_out)
             others_ns = [each for at, each in enumerate(all_ns) if at not in late]
             step_ns = median([each.took_ns for each in row.facts])
@@ -118,6 +117,10 @@ class ExcessHistory:
     def rows(self, length: int) -> list[Row]:
         """The last steps themselves."""
         return list(islice(self._rows, max(len(self._rows) - length, 0), None))
+
+    def some_rows(self, length: int) -> list[Row]:
+        """Some of the last steps, which say the same as all; the last one first."""
+        return self.rows(length)[:: -3 if len(self.units) < limits.MANY_RANKS else -9]
 
     def steps_ns(self, length: int) -> list[float]:
         """The last step times."""

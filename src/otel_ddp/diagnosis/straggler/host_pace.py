@@ -8,15 +8,17 @@ needs more than the others' hosts.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from operator import add
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.medians import excesses, median, without
+from otel_ddp.diagnosis.medians import excesses, median
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.alignment import Row
+from otel_ddp.diagnosis.straggler.phase_table import spread
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES
 
@@ -70,13 +72,17 @@ class HostPace:
         if not any(map(any, idle_ns)):
             self.unclear -= limits.PACE_FORGETS * self.unclear
             return row
-        more_ns = self._more_ns(facts[0].took_ns)
-        pairs = [_adjusted(*each) for each in zip(facts, idle_ns, more_ns, strict=True)]
+        idle = [i for i, each_ns in enumerate(idle_ns) if any(each_ns)]
+        more_ns = self._more_ns(facts[0].took_ns, idle)
+        pairs = [
+            _adjusted(each, idle_ns[i], more_ns[i]) if i in more_ns else (each, 0.0)
+            for i, each in enumerate(facts)
+        ]
         most = max(unclear_ns / each.took_ns for each, unclear_ns in pairs)
         self.unclear += limits.PACE_FORGETS * (most - self.unclear)
         return Row(row.number, tuple([each for each, _ in pairs]))
 
-    def follow(self, facts: tuple[StepFacts, ...]) -> bool:
+    def follow(self, facts: Sequence[StepFacts]) -> bool:
         """Learn what hosts usually need; whether there are devices that they may be ahead of."""
         if any(each.host_ns is None for each in facts):
             return False
@@ -84,28 +90,34 @@ class HostPace:
             host.follow(each)
         return True
 
-    def _more_ns(self, step_ns: int) -> list[_MoreNs]:
-        """What each host usually needs more than the others', where a step takes this long."""
+    def _more_ns(self, step_ns: int, ranks: Sequence[int]) -> dict[int, _MoreNs]:
+        """What these hosts usually need more than the others', where a step takes this long."""
         wait = any(each.waits for each in self._compared)
         usual_ns = [each.usual_ns(wait) for each in self._compared]
         more_ns = _by_rank([excesses([each[at] for each in usual_ns]) for at in _PHASES])
         launches_ns = [each.launches.usual_ns(step_ns) for each in self._compared]
-        found = []
-        for i, (host, each_ns) in enumerate(zip(self._compared, more_ns, strict=True)):
-            loads_ns = [each.loads_ns(host) for each in self._compared]
-            known_ns = host.waits_ns - median(without(loads_ns, i))
-            alike = _are_alike(launches_ns[i], without(launches_ns, i))
-            found.append(_MoreNs(each_ns, min(known_ns, each_ns[_DATA]), alike))
+        ordered_ns, some = sorted(launches_ns), spread(len(self._compared))
+        found = {}
+        for i in ranks:
+            host = self._compared[i]
+            loads_ns = [self._compared[at].loads_ns(host) for at in some if at != i]
+            known_ns = host.waits_ns - median(loads_ns)
+            alike = _are_alike(launches_ns[i], ordered_ns)
+            found[i] = _MoreNs(more_ns[i], min(known_ns, more_ns[i][_DATA]), alike)
         return found
 
 
 _PHASES = range(len(WORK_PHASES))
 
 
-def _are_alike(own_ns: float, others_ns: list[float]) -> bool:
-    """Whether at least half of the other hosts need as long; 0 is what is not known."""
-    known = sum(each >= limits.PACE_ALIKE * own_ns > 0 for each in others_ns)
-    return 2 * known >= len(others_ns)
+def _are_alike(own_ns: float, ordered_ns: Sequence[float]) -> bool:
+    """Whether at least half of the other hosts need as long; 0 is what is not known.
+
+    *ordered_ns*: all of them, its own among them.
+    """
+    others = len(ordered_ns) - 1
+    as_long = others - bisect_left(ordered_ns, limits.PACE_ALIKE * own_ns) if own_ns > 0 else 0
+    return 2 * as_long >= others
 
 
 def _above_least(values: list[int]) -> list[float]:

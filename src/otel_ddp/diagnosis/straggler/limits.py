@@ -66,6 +66,9 @@ NODE_OUTNUMBERS = 2
 NODE_WAITS = 60
 # Of very many ranks or nodes, so many tell what is usual. That costs a hundredth of a deviation.
 COMPARED_WITH = 64
+# So many ranks are very many: their steps are kept packed, and how all compare is worked out anew
+# once a stride, from fewer steps.
+MANY_RANKS = 256
 # What a step would take without the late ones is said where it is shorter by this share.
 WHAT_IF = 0.01
 
