@@ -43,7 +43,7 @@ KNOWS = {
         "history": "kept_thread ledger reading",
         "export": "kept_thread ledger node",
         "scrape": "kept_thread ledger node",
-        "link": "kept_thread reading verdicts",
+        "link": "history kept_thread reading verdicts",
         "service": (
             "artifacts export history kept_thread ledger link node reading scrape verdicts"
         ),

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from node import Node, until
+from otel_ddp.cli import main
 from otel_ddp.cli.node.status import lines
+from otel_ddp.history.directory import find_run
 from otel_ddp.journal.survey import survey
 
 PROGRAM = Path(__file__).parents[1] / "nodes" / "train.py"
@@ -91,9 +93,10 @@ def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(run: TwoNod
             "node-1",
             "backward",
         )
-    assert "this run leads" not in run.status(1)
-    assert "leads this run: 1 other node" in run.status(0)
-    assert "is judged by the agent of node-0: connected to node-0" in run.status(1)
+    assert "leads the run" not in run.status(1)
+    assert "this agent leads the run, with 1 other node: listens on" in run.status(0)
+    led = "judged by the agent of node-0, whose page shows all of it: connected to node-0"
+    assert led in run.status(1)
     until(lambda: named(run.nodes[1], "3") == [1.0], "its series on its own node")
     assert named(run.nodes[0], "3") == []
 
@@ -104,3 +107,43 @@ def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(run: TwoNod
         assert each["evidence"]["culprits"] == ["3"]
         assert "rank 3 (node-1) is in data" in each["sentence"]
         assert "train.py:" in each["sentence"]
+
+
+def test_the_node_of_the_lead_shows_the_ranks_histories_and_stacks_of_both(
+    run: TwoNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ranks(number: int) -> list[list[str]]:
+        rows = [line.split() for line in run.status(number).splitlines()]
+        return [row[:3] for row in rows if row[2:3] in (["node-0"], ["node-1"])]
+
+    def steps(number: int) -> dict[str, int]:
+        """How many steps of each rank the histories on a node hold."""
+        folder = Path(run.nodes[number].env["OTEL_DDP_HISTORY_DIR"])
+        with find_run("", folder) as found:
+            return {
+                rank: sum(each.steps for each in buckets)
+                for rank, (_, _, buckets) in found.step_buckets.items()
+            }
+
+    theirs = [["2", "0", "node-1"], ["3", "1", "node-1"]]
+    until(lambda: ranks(0) == [["0", "0", "node-0"], ["1", "1", "node-0"], *theirs], "all ranks")
+    assert ranks(1) == theirs
+    until(lambda: [*steps(1)] == ["2", "3"], "the history of node-1")
+    told = steps(1)
+    until(
+        lambda: (
+            [*(known := steps(0))] == ["0", "1", "2", "3"]
+            and all(known[rank] >= told[rank] > 0 for rank in told)
+        ),
+        "its copy on node-0",
+    )
+
+    def shown(number: int) -> str:
+        main(["stacks", "--rank", "3", "--dir", str(run.nodes[number].place.directory)])
+        return capsys.readouterr().out
+
+    stack = shown(0)
+    assert "on node-1" in stack.splitlines()[0]
+    assert "  thread MainThread" in stack
+    assert "train.py:" in stack
+    assert "on node-1" not in shown(1)

@@ -33,7 +33,7 @@ COMMANDS = {
     "replay": ("replay", "send the data that offline runs have kept on disk"),
     "report": ("report", "write a run's report: one page for people, JSON for programs"),
     "run": ("run", "run a command, and measure every training below it"),
-    "stacks": ("node.stacks", "show the Python stacks of this node's ranks"),
+    "stacks": ("node.stacks", "show the Python stacks of ranks"),
     "status": ("node.status", "show what runs on this node: agent, endpoint, runs, ranks, GPUs"),
     "top": (
         "node.top",

@@ -13,7 +13,9 @@ from otel_ddp.agent.export import Exporter
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.service.node_watch import NodeWatch
 from otel_ddp.agent.verdicts import answers, postmortem
+from otel_ddp.journal import process_state
 from otel_ddp.journal.place import Place
+from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class Front:
         self._exporter = exporter
         self._endpoint: Endpoint | None = None
         self._written: tuple[float, bytes] = (0.0, b"")
+        # Processes of other nodes.
+        self._elsewhere: list[ProcessState] = []
         self.started_ns = time.time_ns()
         self.moved_at = time.monotonic()
         """When the loop began its last round."""
@@ -100,20 +104,15 @@ class Front:
         )
 
     def _ask_stacks(self, group: str, run: str, rank: str) -> list[dict[str, Any]]:
-        """The stacks of a run's processes, for the page."""
+        """The stacks of a run's processes, for the page; of another node those of one rank."""
         ranks = [int(rank)] if rank.isdecimal() else None
-        return [
-            {
-                "rank": each.rank,
-                "pid": each.pid,
-                "why": each.why_no_answer,
-                "threads": [
-                    {"name": name, "frames": [frame._asdict() for frame in frames]}
-                    for name, frames in each.stacks
-                ],
-            }
+        found = [
+            each.to_json()
             for each in answers.ask(self._place.journals(), ranks)
             if (each.group or "", each.run) == (group, run)
+        ]
+        return found or [
+            row for each in ranks or () for row in self._watch.links.ask_stacks(group, run, each)
         ]
 
     def _problems(self) -> list[str]:
@@ -123,7 +122,8 @@ class Front:
 
     def status(self) -> dict[str, Any]:
         """What the page shows."""
-        return {**self._describe(), "processes": self._watch.journals.describe()}
+        processes = process_state.table(self._watch.journals.describe(), self._elsewhere)
+        return {**self._describe(), "processes": processes}
 
     def _describe(self) -> dict[str, Any]:
         watch, journals, judge = self._watch, self._watch.journals, self._watch.judge
@@ -147,11 +147,13 @@ class Front:
             "insufficient": judge.insufficient(),
             "notes": watch.silent_ranks.notes(),
             "links": watch.links.describe(),
+            "elsewhere": [each.to_json() for each in self._elsewhere],
             **watch.sampling.describe(),
         }
 
     def write_file(self) -> None:
         """Write the agent's file if it has changed, and now and then to show that we run."""
+        self._elsewhere = self._watch.links.elsewhere()
         content = json.dumps(self._describe()).encode()
         written_at, written = self._written
         now = time.monotonic()

@@ -53,7 +53,7 @@ class NodeWatch:
             cores=self.sampling.cores,
         )
         self._sources = JournalSources(self.exit_causes)
-        self.links = Links(node)
+        self.links = Links(node, self.histories)
         self.silent_ranks = SilentRanks()
 
     def threads(self) -> Iterator[KeptThread]:

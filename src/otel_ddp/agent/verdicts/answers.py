@@ -223,6 +223,18 @@ class AskedProcess:
             found.append((name, frames(thread)))
         return found
 
+    def to_json(self) -> dict[str, Any]:
+        """For the page, and for the lead of its run."""
+        return {
+            "rank": self.rank,
+            "pid": self.pid,
+            "why": self.why_no_answer,
+            "threads": [
+                {"name": name, "frames": [frame._asdict() for frame in frames]}
+                for name, frames in self.stacks
+            ],
+        }
+
     @property
     def state(self) -> str:
         """What keeps it from answering, as the kernel sees it."""
@@ -243,7 +255,7 @@ class AskedProcess:
 
 def ask(journals: Iterable[Path], ranks: Collection[int] | None = None) -> list[AskedProcess]:
     """The living processes among these, or of these ranks, by rank, with their answers."""
-    found = list(_ask(journals, ranks))
+    found = list(asked(journals, ranks))
     deadline = time.monotonic() + ANSWER_S
     # All were asked at once, so that the stacks are those of one moment.
     waiting = found
@@ -253,7 +265,8 @@ def ask(journals: Iterable[Path], ranks: Collection[int] | None = None) -> list[
     return sorted(found, key=lambda one: (one.rank is None, one.rank or 0))
 
 
-def _ask(journals: Iterable[Path], ranks: Collection[int] | None) -> Iterator[AskedProcess]:
+def asked(journals: Iterable[Path], ranks: Collection[int] | None = None) -> Iterator[AskedProcess]:
+    """Those that are asked, without their answers."""
     for path in journals:
         with contextlib.suppress(Unreadable), contextlib.closing(JournalReader(path)) as reader:
             wanted = not ranks or reader.identity.get("global_rank") in ranks

@@ -78,6 +78,10 @@ class JournalSource(Source):
         return self._journal.project
 
     @property
+    def journal(self) -> Path:
+        return self._journal.reader.path
+
+    @property
     def global_rank(self) -> int | None:
         found = self._journal.identity.get("global_rank")
         return found if isinstance(found, int) else None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import pack, said
 from otel_ddp.agent.link.runs.process_report import ProcessReport
+from otel_ddp.agent.link.runs.stacks import StacksHere
+from otel_ddp.agent.verdicts.journal_source import JournalSource
 from otel_ddp.agent.verdicts.judgement import Judgement
-from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.stall.evidence import Question
 from otel_ddp.diagnosis.verdict import Labels
 
@@ -27,15 +28,23 @@ _KINDS: dict[int, Question] = {
 }
 
 
+History = Callable[[str, str, int], list[bytes]]
+"""The lead's node, which start of its agent, its clock minus ours: what it has to know next."""
+
+
 class Following:
     """One a run. Called from the agent's loop alone."""
 
-    def __init__(self, run: Labels, follower: Follower, origin_ns: int) -> None:
-        """*origin_ns*: when the monotonic clock was 0."""
+    def __init__(
+        self, run: Labels, follower: Follower, origin_ns: int, history: History | None
+    ) -> None:
+        """*origin_ns*: when the monotonic clock was 0. *history*: None: the lead keeps none."""
         self._run = run
+        self._history = history
+        self._stacks = StacksHere()
         self._follower = follower
         self._origin_ns = origin_ns
-        self._processes: dict[Source, ProcessReport] = {}
+        self._processes: dict[JournalSource, ProcessReport] = {}
         self._numbers = 0
         self._report_at_ns = 0
         self._resets = 0
@@ -49,7 +58,7 @@ class Following:
     def stop(self) -> None:
         self._follower.stop()
 
-    def poll(self, here: Collection[Source], now_ns: int) -> None:
+    def poll(self, here: Collection[JournalSource], now_ns: int) -> None:
         """Gather what is new, and report it where that is due. *here*: the run's processes here."""
         self._now_ns = now_ns
         self._keep(here)
@@ -57,12 +66,13 @@ class Following:
             process.gather(now_ns)
         for answer in self._follower.take():
             self._heed(answer, now_ns)
-        urgent = any(each.is_urgent for each in self._processes.values())
-        if (urgent or now_ns >= self._report_at_ns) and self._follower.clock_offset_ns is not None:
+        urgent = self._stacks.poll() or any(each.is_urgent for each in self._processes.values())
+        offset_ns = self._follower.clock_offset_ns
+        if (urgent or now_ns >= self._report_at_ns) and offset_ns is not None:
             self._report_at_ns = now_ns + _REPORT_EVERY_NS
-            self._report(now_ns)
+            self._report(now_ns, offset_ns)
 
-    def _keep(self, here: Collection[Source]) -> None:
+    def _keep(self, here: Collection[JournalSource]) -> None:
         # What ended is told for a while longer than it has a journal.
         over = [
             source
@@ -77,22 +87,28 @@ class Following:
                 self._processes[source] = ProcessReport(self._numbers, source)
 
     @errors.contained()
-    def _report(self, now_ns: int) -> None:
+    def _report(self, now_ns: int, offset_ns: int) -> None:
         if self._follower.resets != self._resets:
             self._resets = self._follower.resets
             for process in self._processes.values():
                 process.tell_all_again()
-        report, steps = wire.Report(), 0
+        report, steps = wire.Report(told=self._stacks.take()), 0
+        if self._history is not None and (led := self.judgement()) is not None:
+            report.history.extend(self._history(led.by, str(self._resets), offset_ns))
         for process in self._processes.values():
             steps += process.write(report.processes.add(), now_ns, self._origin_ns)
         self._follower.send(report, steps=steps)
 
     @errors.contained()
     def _heed(self, answer: Any, now_ns: int) -> None:
-        by_number = {each.number: each for each in self._processes.values()}
+        by_number = {each.number: (source, each) for source, each in self._processes.items()}
         for question in answer.questions:
-            process, kind = by_number.get(question.process), _KINDS.get(question.kind)
-            if process is not None and kind is not None:
+            source, process = by_number.get(question.process, (None, None))
+            if source is None or process is None:
+                continue
+            if question.kind == wire.Question.STACKS:
+                self._stacks.ask(question.number, source.journal)
+            elif (kind := _KINDS.get(question.kind)) is not None:
                 process.ask(kind, now_ns)
         if answer.judged:
             own = [source.labels for source in self._processes]
@@ -106,9 +122,15 @@ class Following:
         """What the lead says of the run; None where it does not lead now."""
         return None if self._now_ns - self._said_ns > _SILENT_NS else self._said
 
-    def sources(self) -> Iterator[Source]:
+    def sources(self) -> Iterator[JournalSource]:
         """The lead has them."""
         return iter(())
+
+    elsewhere = sources
+
+    def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
+        """They are asked for on the lead's node."""
+        return []
 
     def answer(self, judgement: Judgement | None, now_ns: int) -> None:
         # No agent follows this one.
@@ -118,9 +140,10 @@ class Following:
         """For `status`."""
         state, led = self._follower.state, self.judgement()
         if led is not None:
-            sentence = f"is judged by the agent of {led.by}: {state}"
+            shows = ", whose page shows all of it" if self._history is not None else ""
+            sentence = f"the run is judged by the agent of {led.by}{shows}: {state}"
         else:
-            sentence = f"is judged here, by the ranks of this node alone: {state}"
+            sentence = f"the run is judged here, by the ranks of this node alone: {state}"
         dropped = self._dropped_steps + self._follower.dropped_steps
         dropped += sum(each.dropped_steps for each in self._processes.values())
         return f"{sentence}; {dropped} steps were dropped" if dropped else sentence

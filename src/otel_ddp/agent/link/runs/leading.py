@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
@@ -10,6 +10,7 @@ from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import pack
 from otel_ddp.agent.link.runs.node_source import NodeSource
 from otel_ddp.agent.link.runs.said import Said
+from otel_ddp.agent.link.runs.stacks import StacksElsewhere
 from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.say import about, first_of, plural
@@ -70,10 +71,18 @@ class _Node:
 class Leading:
     """One a run. Called from the agent's loop alone."""
 
-    def __init__(self, run: Labels, node: str, lead: Lead) -> None:
-        """*node*: of this agent."""
+    def __init__(
+        self,
+        run: Labels,
+        node: str,
+        lead: Lead,
+        keep_history: Callable[[str, Collection[bytes]], None],
+    ) -> None:
+        """*node*: of this agent. *keep_history*: takes a node, and parts of its history."""
         self._run, self._own_node = run, node
         self._lead = lead
+        self._keep_history = keep_history
+        self._stacks = StacksElsewhere()
         self._nodes: dict[str, _Node] = {}
         self._fresh: list[NodeSource] = []
         self._moved_ns = 0
@@ -106,6 +115,9 @@ class Leading:
             node = self._nodes[name] = _Node(report.agent)
         node.heard_ns, node.dropped_steps = now_ns, report.dropped_steps
         self._fresh += node.feed(self._run, report, now_ns)
+        self._keep_history(name, report.history)
+        for each in report.told:
+            self._stacks.take(each)
 
     def sources(self) -> Iterator[NodeSource]:
         """The processes of the other nodes that are judged together with those here."""
@@ -117,15 +129,36 @@ class Leading:
         silent_ns = self._now_ns - node.heard_ns
         return silent_ns > _LEFT_OUT_NS and self._now_ns - self._moved_ns < _MOVED_NS
 
+    def elsewhere(self) -> Iterator[NodeSource]:
+        """Those of nodes that are left out as well."""
+        for node in list(self._nodes.values()):
+            yield from list(node.sources.values())
+
+    def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
+        """The stacks of this rank. Threads of the endpoint ask."""
+        found = []
+        for source in self.elsewhere():
+            process = source.describe()
+            if process.rank == rank and source.is_at_work:
+                why = {"why": f"the agent of {process.node} has not answered"}
+                found.append(
+                    {**(self._stacks.ask(source) or why), "rank": rank, "pid": process.pid}
+                )
+        return found
+
     def answer(self, judgement: Judgement | None, now_ns: int) -> None:
         """Ask the other nodes, and tell them how the run is judged."""
         said = self._new_said(judgement, now_ns)
+        stacks = dict(self._stacks.questions())
         for name, node in self._nodes.items():
             answer = wire.Answer()
             for number, source in node.sources.items():
                 for question in source.questions:
                     answer.questions.add(process=number, kind=_KINDS[question])
                 source.questions.clear()
+                if source in stacks:
+                    wanted = wire.Question.STACKS
+                    answer.questions.add(process=number, kind=wanted, number=stacks[source])
             if said is not None:
                 answer.judged = said.to(name)
             if answer.questions or answer.judged:
@@ -148,9 +181,10 @@ class Leading:
     def describe(self) -> str:
         """For `status`."""
         if not self._nodes:
-            return f"leads this run, and waits for its other nodes: {self._lead.state}"
+            return f"this agent leads the run, and waits for its other nodes: {self._lead.state}"
         count = len(self._nodes)
-        sentences = [f"leads this run: {count} other node{plural(self._nodes)}, {self._lead.state}"]
+        others = f"{count} other node{plural(self._nodes)}"
+        sentences = [f"this agent leads the run, with {others}: {self._lead.state}"]
         silent = {
             name: self._now_ns - node.heard_ns
             for name, node in self._nodes.items()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_ddp import errors
+from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.verdicts.journal_source import JournalSource
 from otel_ddp.agent.verdicts.judge import Judge
@@ -15,6 +18,7 @@ from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.identity import lead as lead_facts
 from otel_ddp.identity.lead import Lead as LeadFact
+from otel_ddp.journal.process_state import ProcessState
 
 if TYPE_CHECKING:
     from otel_ddp.agent.link.link_thread import LinkThread
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
 _AFTER_END_NS = 60_000_000_000
 # What one agent judges within a core and a gigabyte. Beyond it the rules compare.
 _MOST_RANKS = 10_240
+# Of larger runs each node keeps its own history: no picture shows so many ranks.
+_MOST_RANKS_OF_HISTORY = 512
+# Of other nodes; in the agent's file, which is written every second.
+_MOST_SHOWN = 1024
 
 
 class _Wanted(NamedTuple):
@@ -38,7 +46,7 @@ class _Link(Protocol):
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
-    def poll(self, here: Collection[Source], now_ns: int) -> None:
+    def poll(self, here: Collection[JournalSource], now_ns: int) -> None:
         """Take in what is new. *here*: the processes of the run on this node."""
         ...
 
@@ -54,8 +62,16 @@ class _Link(Protocol):
         """What another agent says that leads the run now."""
         ...
 
+    def elsewhere(self) -> Iterator[Source]:
+        """The processes of other nodes that are known here, for people."""
+        ...
+
+    def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
+        """The stacks of this rank, if it runs on another node. Waits for them."""
+        ...
+
     def describe(self) -> str:
-        """For `status`, after "this run"."""
+        """For `status`."""
         ...
 
 
@@ -69,8 +85,11 @@ class _Open(NamedTuple):
 class Links:
     """One an agent. Called from its loop, which never waits for a link."""
 
-    def __init__(self, node: str, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, node: str, histories: Histories, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self._node = node
+        self._histories = histories
         self._clock = clock
         # All times are on this clock, as the judge's: it goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
@@ -130,14 +149,18 @@ class Links:
         secret = bytes.fromhex(fact.secret)
         if wanted.leads:
             lead = Lead(self._thread, secret, node=self._node, hosts=fact.hosts, ports=fact.ports)
-            return Leading(run, self._node, lead)
+            keep_history = partial(self._histories.take_parts, _key(run))
+            return Leading(run, self._node, lead, keep_history)
         follower = Follower(
             self._thread, secret, node=self._node, hosts=fact.hosts, ports=fact.ports
         )
-        return Following(run, follower, self._origin_ns)
+        is_told = wanted.world_size <= _MOST_RANKS_OF_HISTORY
+        history = partial(self._histories.parts_for_lead, _key(run)) if is_told else None
+        return Following(run, follower, self._origin_ns, history)
 
     def _close(self, run: Labels) -> None:
         self._too_large.pop(run, None)
+        self._histories.leave_lead(_key(run))
         if (known := self._open.pop(run, None)) is not None:
             known.link.stop()
 
@@ -145,6 +168,20 @@ class Links:
         """The processes of other nodes that this agent judges."""
         for each in self._open.values():
             yield from each.link.sources()
+
+    def elsewhere(self) -> list[ProcessState]:
+        """The processes of other nodes, for people."""
+        found = (source for each in self._open.values() for source in each.link.elsewhere())
+        return [each.describe() for each in islice(found, _MOST_SHOWN)]
+
+    def ask_stacks(self, group: str, run: str, rank: int) -> list[dict[str, Any]]:
+        """The stacks of this rank, if it runs on another node. Threads of the endpoint ask."""
+        return [
+            row
+            for labels, each in list(self._open.items())
+            if _key(labels) == (group, run)
+            for row in each.link.ask_stacks(rank)
+        ]
 
     def judgements(self) -> Mapping[Labels, Judgement]:
         """What other agents say of the runs that they lead now."""
@@ -165,7 +202,7 @@ class Links:
         """A sentence on each run that has several nodes."""
         # The endpoint's threads ask while the loop goes on.
         found = [
-            {**dict(run), "sentence": f"this run {each.link.describe()}"}
+            {**dict(run), "sentence": each.link.describe()}
             for run, each in list(self._open.items())
         ]
         return found + [
@@ -202,3 +239,9 @@ def _wanted(sources: Collection[JournalSource]) -> _Wanted | None:
     # Rank 0 knows best where its own agent is reached.
     facts = [known for each, known in found if each in of_attempt]
     return _Wanted(max(facts, key=lambda known: len(known.hosts)), leads, world_size)
+
+
+def _key(run: Labels) -> tuple[str, str]:
+    """What its histories know it by."""
+    known = dict(run)
+    return known.get("group", ""), known.get("run", "")
