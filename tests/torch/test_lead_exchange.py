@@ -19,7 +19,7 @@ from otel_ddp.torch import process_group
 # Importing it makes the backend known.
 assert fake_pg
 
-RUN, LEAD = process_group.RUN_KEY, f"{process_group.LEAD_KEY}//"
+RUN, LEAD = process_group.RUN_KEY, f"{process_group.LEAD_KEY}////made"
 RECORD = lead.Lead("ab" * 32, ("node-0",), (23456,))
 # One rank of two that were started by hand, on hosts of which nothing is known.
 TWO_BY_HAND = {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
@@ -70,7 +70,7 @@ def test_after_a_restart_the_masters_name_is_the_last_guess(
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.5")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    store.set(f"{LEAD}1", RECORD.as_text())
+    store.set(f"{process_group.LEAD_KEY}//1//made", RECORD.as_text())
 
     assert asked(TWO_BY_HAND, 1).lead == RECORD.with_hosts(["node-0", "10.0.0.5"])
 
@@ -119,6 +119,19 @@ def test_ranks_of_an_older_version_give_their_run_its_name(store: Any) -> None:
 def test_ranks_of_one_node_exchange_their_name_alone(store: Any) -> None:
     assert asked(ONE_NODE, 1) == GroupFacts(1, 2, "made")
     assert store.num_keys() == 1
+
+
+def test_each_run_of_the_same_ranks_has_a_lead_of_its_own(store: Any) -> None:
+    runs = (
+        {"OTEL_DDP_RUN": "a"},
+        {"OTEL_DDP_RUN": "b"},
+        {"OTEL_DDP_RUN": "b", "OTEL_DDP_GROUP": "g"},
+    )
+
+    found = [asked(TWO_BY_HAND | each, 1).lead for each in (*runs, *runs)]
+
+    assert len(set(found)) == 3
+    assert found[:3] == found[3:]
 
 
 def test_a_run_that_is_named_and_has_no_lead_to_seek_asks_nothing(store: Any) -> None:

@@ -112,7 +112,8 @@ def _within_limit(
             if process.wants_agreement:
                 said.append(found._replace(agreed_run=_run(store, process.proposal)))
             if seeks_lead:
-                said.append(said[-1]._replace(lead=_lead(store, found.store_host, process)))
+                named = settle(process, said[-1])
+                said.append(said[-1]._replace(lead=_lead(store, found.store_host, named)))
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             log.info("The process group's store cannot agree on a run: %s", error)
 
@@ -133,14 +134,16 @@ def _run(store: Any, ours: str) -> str | None:
 
 
 def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
-    """The lead of this attempt: what the first rank has proposed, where rank 0 is.
+    """The lead of this run and attempt: what the first rank has proposed, where rank 0 is.
 
     Only rank 0 knows where it is, and it may come last: until then others have no host but the
     store's, which is a guess.
     """
-    # Unlike the name it is another one after a restart, which may put rank 0 elsewhere.
+    # Unlike the name it is another one after a restart, which may put rank 0 elsewhere. And the
+    # ranks may have several runs, one after the other.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    key = "/".join((LEAD_KEY, os.environ.get("TORCHELASTIC_RUN_ID", ""), attempt))
+    elastic_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    key = "/".join((LEAD_KEY, elastic_id, attempt, process.group, process.run))
     is_first = process.global_rank == 0
     ours = lead.propose((process.host, *lead.addresses_here()) if is_first else ())
     said = _put(store, key, "", ours.as_text())
