@@ -80,7 +80,8 @@ class Node:
             leftovers.NODE: self.root.name,
             **env,
         }
-        self._started: list[subprocess.Popen[str]] = []
+        self.started: list[subprocess.Popen[str]] = []
+        """The programs, in the order in which they were started."""
 
     def export_to(self, endpoint: str) -> None:
         """From here on, agents send to this collector."""
@@ -100,7 +101,7 @@ class Node:
             # What ends the tests at a terminal is not for it.
             start_new_session=True,
         )
-        self._started.append(process)
+        self.started.append(process)
         return process
 
     def warm(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
@@ -197,7 +198,7 @@ class Node:
         # The ranks of a torchrun are in sessions of their own, and hold its output open.
         leftovers.end(leftovers.NODE, self.root.name, agents=False)
         try:
-            for process in self._started:
+            for process in self.started:
                 process.communicate()
             # An agent that is being started would come into a place that is gone.
             until(lambda: self._no_start_under_way(), "the start of an agent to end")

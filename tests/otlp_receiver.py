@@ -99,12 +99,12 @@ class Receiver:
 
     # ------------------------------------------------------------------ life
 
-    def start_http(self, port: int = 0, *, tls: Tls | None = None) -> str:
-        server = _HttpServer(self, port, tls)
+    def start_http(self, port: int = 0, *, tls: Tls | None = None, host: str = "127.0.0.1") -> str:
+        server = _HttpServer(self, (host, port), tls)
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), name="otlp-http")
         thread.start()
         self._http.append((server, thread))
-        return f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
+        return f"http{'s' if tls else ''}://{host}:{server.server_address[1]}"
 
     def start_grpc(self, port: int = 0, *, tls: Tls | None = None) -> str:
         pool = ThreadPoolExecutor(8, thread_name_prefix="otlp-grpc")
@@ -225,7 +225,7 @@ class _HttpServer(ThreadingHTTPServer):
     daemon_threads = False
     block_on_close = True
 
-    def __init__(self, receiver: Receiver, port: int, tls: Tls | None) -> None:
+    def __init__(self, receiver: Receiver, address: tuple[str, int], tls: Tls | None) -> None:
         self.receiver = receiver
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -233,7 +233,7 @@ class _HttpServer(ThreadingHTTPServer):
         if tls:
             self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._context.load_cert_chain(*tls)
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__(address, _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()

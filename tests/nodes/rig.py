@@ -23,9 +23,10 @@ import pytest
 
 import leftovers
 import namespaces
-from node import Node, until
+from node import Node, finished, until
 from otel_ddp.cli.node.status import lines
 from otel_ddp.journal.survey import survey
+from otlp_receiver import Receiver
 
 T = TypeVar("T")
 
@@ -216,7 +217,7 @@ class Rig:
         return {"LD_PRELOAD": str(library), "CLOCK_AHEAD_NS": str(round(ahead_s * 1e9))}
 
     def train(self, *options: str, **env: str) -> None:
-        """Start the ranks of all nodes; they train until `enough`."""
+        """Start the ranks of all nodes; they train until `stop_at`."""
         for node in self.nodes:
             node.ranks(self.ranks, self.count, str(PROGRAM), str(self.folder), *options, **env)
 
@@ -226,9 +227,23 @@ class Rig:
         new.write_text(what)
         new.rename(new.with_suffix(""))
 
-    def enough(self) -> None:
-        """Let all ranks end after the same step."""
-        (self.folder / "run.enough").touch()
+    def stop_at(self, step: int) -> None:
+        """Let all ranks end after this step, which none has reached yet."""
+        new = self.folder / "run.stops_at.new"
+        new.write_text(str(step))
+        new.rename(new.with_suffix(""))
+
+    def until_ended(self) -> None:
+        """Until all ranks have ended well."""
+        for node in self.nodes:
+            for process in node.started:
+                finished(process)
+
+    def export_to(self, receiver: Receiver) -> None:
+        """A collector that all nodes reach, and that no cut cable cuts off from the others."""
+        endpoint = self.switch.inside(lambda: receiver.start_http(host=SWITCH))
+        for node in self.nodes:
+            node.export_to(endpoint)
 
     def of_node(self, number: int) -> range:
         """Its ranks."""

@@ -2,8 +2,8 @@
 
 A step takes 60 ms. A file `trouble-RANK` says what is wrong with that rank from its next step on:
 "data 0.02" (seconds more, or "forward", "backward"), "hang" or "kill". With `--by-node` the ranks
-of each node train without those of the others. It ends after `--steps`, or once there is a file
-`run.enough`.
+of each node train without those of the others. It ends after the step that a file `run.stops_at`
+names.
 """
 
 from __future__ import annotations
@@ -84,13 +84,14 @@ def main(said: argparse.Namespace) -> None:
         net, process_group=ranks_of_this_node() if said.by_node else None
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    otel_ddp.instrument(model, strategy="all")
+    run = otel_ddp.instrument(model, strategy="all")
     stop = Stop(said.folder, "run")
     for step, batch in enumerate(otel_ddp.data(batches(trouble, DATA_S * said.pace)), 1):
-        last = stop.after(step) if not said.steps else step == said.steps
-        model(batch).sum().backward()
+        last = stop.after(step)
+        model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        run.log({"samples": step * len(batch)}, step=step)
         if last:
             break
     dist.destroy_process_group()
@@ -100,7 +101,6 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser()
     options.add_argument("folder", type=Path)
     options.add_argument("--by-node", action="store_true")
-    options.add_argument("--steps", type=int, default=0)
     options.add_argument(
         "--pace", type=float, default=1.0, help="a step takes so many times as long"
     )

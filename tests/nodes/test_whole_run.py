@@ -1,0 +1,115 @@
+"""What is said of a run on several nodes, on each of them: real ranks, real agents, a network."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from node import until
+from nodes.rig import RealNode, Rig, needed
+from otlp_receiver import Receiver
+
+pytestmark = pytest.mark.timed
+STRESS = pytest.mark.stress
+
+LATE_S = 0.02
+# Some steps before the trouble: those that an agent does not compare, and some that it does.
+AT_STEP = 60
+LIMIT_S = 4.0
+SAMPLES = 4
+
+LEADS, LED = r"leads this run: 1 other node", r"judged by the agent of node-0: connected to node-0"
+ALONE = r"judged here, by the ranks of this node alone: "
+
+
+@pytest.fixture(autouse=True)
+def _nodes_can_be_made() -> None:
+    needed()
+
+
+def late(rig: Rig, *ranks: int) -> float:
+    """They are late in backward from now on; this moment."""
+    for rank in ranks:
+        rig.trouble(rank, f"backward {LATE_S}")
+    return time.monotonic()
+
+
+def until_said(node: RealNode, pattern: str) -> float:
+    """When the status of a node says this."""
+    until(lambda: re.search(pattern, node.status()), f"{node.name} to say {pattern!r}")
+    return time.monotonic()
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[Rig]:
+    with Rig(OTEL_DDP_STALL_TIMEOUT_S=f"{LIMIT_S:g}") as rig:
+        yield rig
+
+
+def train(rig: Rig, *options: str) -> None:
+    rig.train(*options)
+    rig.until_step(AT_STEP)
+
+
+def test_a_slow_node_is_named_on_every_node_and_then_missed_when_its_power_is_cut() -> None:
+    with Rig() as rig:
+        train(rig)
+        one, other = rig.nodes
+        began = late(rig, *rig.of_node(1))
+
+        named = r"node-1 keeps the others waiting: its 2 ranks need \S+ ms longer in backward"
+        named_s = [until_said(node, named) - began for node in (one, other)]
+
+        assert max(named_s) < 20.0
+
+        other.power_off()
+        began = time.monotonic()
+        missed_s = until_said(one, r"node-1 has not been heard for .*; ranks 2, 3 were in") - began
+        assert missed_s < 15.0
+
+
+def test_a_hang_is_told_on_every_node_with_its_rank_and_line(two_nodes: Rig) -> None:
+    train(two_nodes)
+    began = time.monotonic()
+    two_nodes.trouble(3, "hang")
+
+    told = r"no rank has moved for .*: rank 3 \(node-1\) is in data .* at train.py:\d+ \(look\)"
+    told_s = [until_said(node, told) - began for node in two_nodes.nodes]
+
+    assert max(told_s) < LIMIT_S + 5.0
+
+
+def test_a_cut_cable_between_agents_costs_no_step_and_no_value(two_nodes: Rig) -> None:
+    one, other = two_nodes.nodes
+    with Receiver() as receiver:
+        two_nodes.export_to(receiver)
+        # Ranks that wait for those of the other node would have to wait for the cable.
+        train(two_nodes, "--by-node")
+        until_said(one, LEADS)
+        until_said(other, LED)
+
+        other.cut()
+        until_said(one, "node-1 not heard for")
+        until_said(other, ALONE + "(lost|cannot reach)")
+        two_nodes.until_step(max(two_nodes.steps().values()) + 20)
+        other.restore()
+        began = time.monotonic()
+        assert until_said(other, LED) - began < 20.0
+
+        last = max(two_nodes.steps().values()) + 30
+        two_nodes.stop_at(last)
+        two_nodes.until_ended()
+        for node in two_nodes.nodes:
+            node.stop_agent()
+        found: dict[str, list[float]] = {}
+        for point in receiver.points():
+            named = point.metric, point.attributes.get("name")
+            if named == ("training.scalar", "samples"):
+                found.setdefault(point.attributes["rank"], []).append(point.value)
+    every_one = [SAMPLES * float(step) for step in range(1, last + 1)]
+    assert {rank: sorted(values) for rank, values in found.items()} == dict.fromkeys(
+        "0123", every_one
+    )
