@@ -9,7 +9,7 @@ from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.verdicts.judgement import Judgement, named
+from otel_ddp.agent.verdicts.judgement import Judgement, compared_ranks, named
 from otel_ddp.agent.verdicts.reports import VerdictReporter
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.agent.verdicts.source import Source
@@ -19,6 +19,8 @@ from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal.reader import Document
 
 _POLL_EVERY_NS = 500_000_000
+# Of more processes than this it takes a tenth of a second.
+_MANY, _POLL_MANY_EVERY_NS = 2000, 1_000_000_000
 _WATCH_EVERY_NS = 2_000_000_000
 _MOST_SHOWN = 100
 
@@ -47,6 +49,7 @@ class Judge:
         self._floor_s = floor_s
         self._cases: dict[Labels, RunCase] = {}
         self._cores = cores
+        self._present: Sequence[Source] = []
         self._poll_at = self._watch_at = 0
         # All times in verdicts are on this clock: it is set once, and then goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
@@ -62,16 +65,16 @@ class Judge:
         *judgements*: of the runs that other agents lead now. Nothing is reported of those here.
         """
         now_ns = self._origin_ns + self._clock()
-        by_run: dict[Labels, list[Source]] = {run: [] for run in self._cases}
         # Of two processes with the same labels, the newer one counts.
-        for source in sorted(sources, key=lambda each: each.began_ns):
-            by_run.setdefault(run_labels(source.labels), []).append(source)
-        for run, of_run in by_run.items():
-            self._case(run).keep(of_run)
+        present = sorted(sources, key=lambda each: each.began_ns)
+        if present != self._present:
+            self._present = present
+            self._divide(present)
         watch = now_ns >= self._watch_at
         due = now_ns >= self._poll_at or any(each.has_new_end() for each in self._cases.values())
         self._watch_at = now_ns + _WATCH_EVERY_NS if watch else self._watch_at
-        self._poll_at = now_ns + _POLL_EVERY_NS if due else self._poll_at
+        every_ns = _POLL_EVERY_NS if len(present) <= _MANY else _POLL_MANY_EVERY_NS
+        self._poll_at = now_ns + every_ns if due else self._poll_at
         for case in self._cases.values():
             for source in case.sources:
                 if source.is_here:
@@ -81,6 +84,14 @@ class Judge:
                     case.feed(source, now_ns, watch=True, due=True)
             if due:
                 self._poll_case(case, now_ns, (judgements or {}).get(case.run))
+
+    def _divide(self, sources: Sequence[Source]) -> None:
+        """Give each run its processes."""
+        by_run: dict[Labels, list[Source]] = {run: [] for run in self._cases}
+        for source in sources:
+            by_run.setdefault(run_labels(source.labels), []).append(source)
+        for run, of_run in by_run.items():
+            self._case(run).keep(of_run)
 
     def _case(self, run: Labels) -> RunCase:
         case = self._cases.get(run)
@@ -115,6 +126,7 @@ class Judge:
         """Forget all runs but these."""
         for run in [each for each in self._cases if each not in runs]:
             self._cases.pop(run).close()
+            self._present = []
             self._series.forget(run)
             with self._ledger.lock:
                 self._ledger.drop(run)
@@ -162,7 +174,9 @@ class Judge:
         if case is None or case.last_report is None:
             return None
         past, found = list(case.reports.past), tuple(named(case.reports))
-        return Judgement(by, self._open(case), past, case.last_report, found)
+        report = case.last_report
+        compared = compared_ranks(report)
+        return Judgement(by, self._open(case), past, report, found, compared)
 
 
 def _past(case: RunCase) -> list[dict[str, Any]]:

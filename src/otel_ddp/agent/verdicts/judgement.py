@@ -38,6 +38,13 @@ class Judgement:
     past: Sequence[Mapping[str, Any]]
     report: Report
     named: Sequence[Named]
+    compared: int
+    """How many ranks of all nodes are compared."""
+
+
+def compared_ranks(report: Report) -> int:
+    """How many ranks are compared."""
+    return sum([each.work_s is not None for each in report.ranks])
 
 
 def named(reports: RunReports) -> Iterator[Named]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.verdicts.judgement import named
+from otel_ddp.agent.verdicts.judgement import compared_ranks, named
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler.units import node_of
@@ -84,6 +84,8 @@ def _speed(case: RunCase) -> Iterator[_Row]:
     report = case.report()
     led = report if case.judgement is None else case.judgement.report
     for rank in led.ranks:
+        if not case.is_here(rank.labels):
+            continue
         yield _Row(catalog.TRAINING_STRAGGLER_LOST_TIME, rank.labels, rank.lost_s, stays=True)
         if led.insufficient:
             continue
@@ -93,11 +95,11 @@ def _speed(case: RunCase) -> Iterator[_Row]:
             yield _Row(catalog.TRAINING_STRAGGLER_EXCESS, (*rank.labels, ("phase", phase)), share)
     works_s: dict[Labels, list[float]] = {}
     for rank in report.ranks:
-        if rank.work_s is not None:
+        if rank.work_s is not None and case.is_here(rank.labels):
             works_s.setdefault(node_of(rank.labels), []).append(rank.work_s)
-    compared = sum(map(len, works_s.values()))
+    compared = compared_ranks(report) if case.judgement is None else case.judgement.compared
     for node, each_s in works_s.items():
-        if not report.insufficient:
+        if not led.insufficient:
             yield _Row(catalog.TRAINING_COMPARED_RANKS, node, float(compared))
         yield _Row(catalog.TRAINING_NODE_WORK_MAX, node, max(each_s))
         yield _Row(catalog.TRAINING_NODE_WORK_MEDIAN, node, median(each_s))
@@ -113,6 +115,8 @@ def _work(case: RunCase) -> Iterator[_Row]:
 
 def _stalls(case: RunCase) -> Iterator[_Row]:
     for labels, each in case.stalls.standing.items():
+        if not case.is_here(labels):
+            continue
         yield _Row(catalog.TRAINING_STALL_TIMEOUT, labels, each.limit_s)
         yield _Row(catalog.TRAINING_STALLED, labels, float(each.stalled))
         if each.reason:

@@ -11,9 +11,9 @@ from otel_ddp.diagnosis.stall.evidence import Position
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import NODE_LABELS, UNUSUAL_PHASES
 
-# A node is heard every second. What is told of it says so after the first time, and a verdict is
-# made after the second.
-_UNHEARD_NS, _SILENT_NS = 3_000_000_000, 12_000_000_000
+# A node is heard every second, of a very large run every third. What is told of deaths says so
+# after the first time, and a verdict is made after the second.
+_UNHEARD_NS, _SILENT_NS = 5_000_000_000, 12_000_000_000
 # A rank waits if it has stood for so long, and for so many times its longest step of late.
 _STANDS_NS, _STEPS = 5_000_000_000, 2.0
 _STEPS_KEPT = 20

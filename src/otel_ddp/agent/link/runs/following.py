@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from otel_ddp.agent.link.follower import Follower
 
 _REPORT_EVERY_NS = 1_000_000_000
+# A lead takes in what so many ranks report in half a second of its core. Of a larger run each
+# reports less often, and more steps at once, but no less often than every so many seconds.
+_RANKS_A_SECOND, _SELDOM = 4096, 3
 # A lead that has said nothing for so long leads no more.
 _SILENT_NS = 10_000_000_000
 _KINDS: dict[int, Question] = {
@@ -69,7 +72,9 @@ class Following:
         urgent = self._stacks.poll() or any(each.is_urgent for each in self._processes.values())
         offset_ns = self._follower.clock_offset_ns
         if (urgent or now_ns >= self._report_at_ns) and offset_ns is not None:
-            self._report_at_ns = now_ns + _REPORT_EVERY_NS
+            world = max((each.state().own_world_size or 1 for each in here), default=1)
+            every = min(-(-world // _RANKS_A_SECOND), _SELDOM)
+            self._report_at_ns = now_ns + every * _REPORT_EVERY_NS
             self._report(now_ns, offset_ns)
 
     def _keep(self, here: Collection[JournalSource]) -> None:
@@ -113,7 +118,7 @@ class Following:
         if answer.judged:
             own = [source.labels for source in self._processes]
             try:
-                self._said = said.unpack(answer.judged, self._run, own)
+                self._said = said.unpack(answer.judged, self._run, own, self._said)
                 self._said_ns = now_ns
             except pack.Senseless as what:
                 errors.warn_once("led", "an answer of %s makes no sense: %s", answer.node, what)

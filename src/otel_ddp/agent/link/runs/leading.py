@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # The nodes are told so often how the run is judged, and at once where that has changed.
 _SAY_EVERY_NS = 3_000_000_000
 _SAY_CHANGED_EVERY_NS = 500_000_000
+# Of many ranks it is told less often how each compares.
+_MANY_RANKS, _SAY_OF_RANKS = 512, 3
 # A node that was not heard for so long, while others make steps, is judged by its own agent.
 _LEFT_OUT_NS = 20_000_000_000
 _MOVED_NS = 5_000_000_000
@@ -88,7 +90,7 @@ class Leading:
         self._moved_ns = 0
         self._now_ns = 0
         self._said: Said | None = None
-        self._said_ns = 0
+        self._said_ns = self._says = 0
 
     def start(self) -> None:
         self._lead.start()
@@ -168,9 +170,12 @@ class Leading:
         before, since_ns = self._said, now_ns - self._said_ns
         if judgement is None or not self._nodes or since_ns < _SAY_CHANGED_EVERY_NS:
             return None
-        said = Said(judgement)
+        # To pack what is said of thousands of ranks takes a third of a second.
+        few = len(judgement.report.ranks) <= _MANY_RANKS
+        said = Said(judgement, of_ranks=few or self._says % _SAY_OF_RANKS == 0)
         if before is not None and before.of_all == said.of_all and since_ns < _SAY_EVERY_NS:
             return None
+        self._says += 1
         self._said, self._said_ns = said, now_ns
         return said
 

@@ -21,7 +21,7 @@ _SAME_OFFSET_NS = 50_000_000
 # How precisely it is known, for the order of two ends on different nodes.
 _OFFSET_MAY_BE_OFF_NS = 5_000_000
 # A process can be asked only while its agent is heard.
-_HEARD_NS = 3_000_000_000
+_HEARD_NS = 6_000_000_000
 
 
 class _Clock:

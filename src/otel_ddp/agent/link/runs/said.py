@@ -20,17 +20,25 @@ _MOST_VERDICTS = 100
 class Said:
     """What is said of a run at one moment. Each node gets what is true of all, and of its ranks."""
 
-    def __init__(self, judgement: Judgement) -> None:
+    def __init__(self, judgement: Judgement, *, of_ranks: bool = True) -> None:
+        """*of_ranks*: also what is said of single ranks; else that is as it was said before."""
+        self._of_ranks = of_ranks
         of_all = {
             "by": judgement.by,
             "open": [_lean(each) for each in judgement.open[-_MOST_VERDICTS:]],
             "past": [_lean(each) for each in judgement.past[-_MOST_VERDICTS:]],
             "insufficient": judgement.report.insufficient,
+            "compared": judgement.compared,
         }
         self.of_all = json.dumps(of_all)
         """What is true of all nodes, as JSON."""
+        self._judgement = judgement
         self._ranks: dict[str, list[Any]] = {}
         self._named: dict[str, list[Any]] = {}
+
+    def _divide(self) -> None:
+        """By node, once it is to be sent."""
+        judgement = self._judgement
         for each in judgement.report.ranks:
             row = [each.labels, dict(each.excess), each.lost_s, each.work_s]
             self._ranks.setdefault(_node(each.labels), []).append(row)
@@ -39,6 +47,10 @@ class Said:
 
     def to(self, node: str) -> bytes:
         """For the agent of this node."""
+        if not self._of_ranks:
+            return self.of_all.encode()
+        if not self._ranks and not self._named:
+            self._divide()
         ranks, named = self._ranks.get(node, ()), self._named.get(node, ())
         # What is true of all is packed once.
         of_node = json.dumps({"ranks": ranks, "named": named})
@@ -59,30 +71,46 @@ def _lean(verdict: Mapping[str, Any]) -> dict[str, Any]:
     return {**verdict, "evidence": few}
 
 
-def unpack(content: bytes, run: Labels, own: Sequence[Labels]) -> Judgement:
-    """What the lead says; of ranks and nodes only what it says of these. Raises Senseless."""
+def unpack(
+    content: bytes, run: Labels, own: Sequence[Labels], before: Judgement | None = None
+) -> Judgement:
+    """What the lead says; of ranks and nodes only what it says of these. Raises Senseless.
+
+    *before*: what it has said of single ranks is true still, where it says nothing of them now.
+    """
     found = unpack_json(content)
-    here = set(own)
-    here |= {tuple(pair for pair in labels if pair[0] in _OF_NODE) for labels in own}
     try:
-        ranks = [
-            RankReport(labels, _numbers(excess), float(lost_s), work_s and float(work_s))
-            for row, excess, lost_s, work_s in found["ranks"]
-            if (labels := _labels(row)) in here
-        ]
-        report = Report(tuple(ranks), insufficient=str(found["insufficient"]))
-        named = [
-            Named(kind, labels, str(phase), str(side), now is True)
-            for kind, row, phase, side, now in found["named"]
-            if (labels := _labels(row)) in here and kind in _KINDS
-        ]
+        if "ranks" in found:
+            ranks, named = _of_ranks(found, own)
+        else:
+            ranks, named = (before.report.ranks, before.named) if before else ((), ())
         still, past = (
             [each for each in found[name][:_MOST_VERDICTS] if _is_verdict(each, run)]
             for name in ("open", "past")
         )
+        report = Report(ranks, insufficient=str(found["insufficient"]))
+        compared = int(found["compared"])
     except (KeyError, TypeError, ValueError, AttributeError):
         raise Senseless("what the lead says") from None
-    return Judgement(str(found.get("by")), still, past, report, named)
+    return Judgement(str(found.get("by")), still, past, report, named, compared)
+
+
+def _of_ranks(
+    found: Mapping[str, Any], own: Sequence[Labels]
+) -> tuple[tuple[RankReport, ...], Sequence[Named]]:
+    here = set(own)
+    here |= {tuple(pair for pair in labels if pair[0] in _OF_NODE) for labels in own}
+    ranks = [
+        RankReport(labels, _numbers(excess), float(lost_s), work_s and float(work_s))
+        for row, excess, lost_s, work_s in found["ranks"]
+        if (labels := _labels(row)) in here
+    ]
+    named = [
+        Named(kind, labels, str(phase), str(side), now is True)
+        for kind, row, phase, side, now in found["named"]
+        if (labels := _labels(row)) in here and kind in _KINDS
+    ]
+    return tuple(ranks), named
 
 
 _OF_NODE = ("group", "run", "node")
