@@ -171,12 +171,11 @@ class Judge:
         None: nothing is known of the run.
         """
         case = self._cases.get(run)
-        if case is None or case.last_report is None:
+        if case is None:
             return None
         past, found = list(case.reports.past), tuple(named(case.reports))
-        report = case.last_report
-        compared = compared_ranks(report)
-        return Judgement(by, self._open(case), past, report, found, compared)
+        report = case.report()
+        return Judgement(by, self._open(case), past, report, found, compared_ranks(report))
 
 
 def _past(case: RunCase) -> list[dict[str, Any]]:

@@ -1,0 +1,235 @@
+"""A run that another agent leads: what is said here, and what once that agent is gone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make import WrittenRank
+from node import without_figures
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.link import link_pb2 as wire
+from otel_ddp.agent.link.runs import pack, said
+from otel_ddp.agent.link.runs.following import Following
+from otel_ddp.agent.link.runs.leading import Leading
+from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.verdicts.journal_source import JournalSource, JournalSources
+from otel_ddp.agent.verdicts.judge import Judge
+from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.journal import layout
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.vocabulary import catalog
+
+RUN: Labels = (("group", "g"), ("run", "r"))
+
+
+class Cable:
+    """Both ends of a link, without a network: a lead for `Leading`, a follower for `Following`."""
+
+    state, clock_offset_ns, resets, dropped_steps = "connected", 0, 0, 0
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self.reports: list[tuple[str, Any]] = []
+        self.answers: list[Any] = []
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+    def send(self, report: Any, *, steps: int = 0) -> None:
+        report.node, report.agent, report.clock_offset_ns = "node-1", 7, 0
+        self.reports.append(("node-1", wire.Report.FromString(report.SerializeToString())))
+
+    def answer(self, node: str, answer: Any) -> None:
+        self.answers.append(wire.Answer.FromString(answer.SerializeToString()))
+
+    def reports_taken(self) -> list[tuple[str, Any]]:
+        return [] if self.is_cut else _taken(self.reports)
+
+    def answers_taken(self) -> list[Any]:
+        return [] if self.is_cut else _taken(self.answers)
+
+
+def _taken(found: list[Any]) -> list[Any]:
+    taken = list(found)
+    found.clear()
+    return taken
+
+
+class _End:
+    """One end of a cable: what it takes differs, all else is the same."""
+
+    def __init__(self, cable: Cable, take: Any) -> None:
+        self._cable, self.take = cable, take
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cable, name)
+
+
+class Agent:
+    """The judge of a node and its two ranks."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        folder.mkdir()
+        self.ledger, self.now_ns = Ledger(), time.monotonic_ns()
+        self.judge = Judge(self.ledger, 60.0, folder / "incidents", clock=lambda: self.now_ns)
+        self.ledger.keep_history = True
+        self.ranks, self.feeds = [], []
+        for rank in (2 * number, 2 * number + 1):
+            (folder / str(rank)).mkdir()
+            made = WrittenRank(folder / str(rank), rank, 128 * 1024, world_size=4)
+            made.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
+            made.state("running")
+            self.ranks.append(made)
+            reader = JournalReader(made.writer.path)
+            self.feeds.append(JournalFeed(reader, self.ledger, lambda _: f"node-{number}"))
+        self._sources = JournalSources(ExitCauses())
+
+    def read(self) -> Collection[JournalSource]:
+        self.now_ns += 1_000_000_000
+        for each in self.feeds:
+            each.poll(time.time_ns(), True)
+        return self._sources.of(self.feeds)
+
+    def late(self) -> list[str]:
+        """The ranks that the open verdicts name."""
+        found = [each for each in self.judge.verdicts() if each["kind"] == "straggler"]
+        return [each["who"]["rank"] for each in found]
+
+    def sentence(self) -> str:
+        """Of the one open verdict; the lead tells its figures every few seconds."""
+        (found,) = self.judge.verdicts()
+        return without_figures(found["sentence"])
+
+    def reported(self) -> set[str]:
+        """The kinds of verdict of which there are new records."""
+        found = self.judge.flush_documents()
+        return {each.content["attributes"]["verdict"] for _, _, some in found for each in some}
+
+    def named(self) -> dict[str, float]:
+        """By rank: the series that name it for backward."""
+        with self.ledger.lock:
+            self.judge.update_series(time.time_ns())
+        return {
+            dict(row.labels)["rank"]: row.value
+            for metric, rows in self.ledger.families()
+            for row in (rows if metric is catalog.TRAINING_STRAGGLER else ())
+            if ("phase", "backward") in row.labels
+        }
+
+
+class TwoAgents:
+    """The agents of two nodes; that of node-0 leads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cable = Cable()
+        self.lead, self.led = (Agent(folder / str(number), number) for number in (0, 1))
+        lead_end: Any = _End(self.cable, self.cable.reports_taken)
+        led_end: Any = _End(self.cable, self.cable.answers_taken)
+        self.leading = Leading(RUN, "node-0", lead_end, lambda node, parts: None)
+        origin_ns = time.time_ns() - time.monotonic_ns()
+        self.following = Following(RUN, led_end, origin_ns, None)
+        self._number = 0
+
+    def train(self, steps: int, late: int) -> None:
+        """So many steps, 25 a second, of which one rank is late in backward."""
+        for _ in range(steps):
+            self._number += 1
+            for rank, each in enumerate([*self.lead.ranks, *self.led.ranks]):
+                own, jitter = 12.0 * (rank == late), (self._number * 7 + rank * 3) % 5 / 10
+                spent = {"forward": 10.0, "backward": 20.0 + own + jitter, "optimizer": 5.0}
+                each.step({**spent, "comm_wait": 13.5 - own - jitter})
+            if self._number % 25 == 0:
+                self.poll()
+
+    def poll(self) -> None:
+        here = self.led.read()
+        self.following.poll(here, self.led.now_ns)
+        judgement = self.following.judgement()
+        self.led.judge.poll(here, {} if judgement is None else {RUN: judgement})
+        here = self.lead.read()
+        self.leading.poll(here, self.lead.now_ns)
+        self.lead.judge.poll([*here, *self.leading.sources()])
+        self.leading.answer(self.lead.judge.judgement(RUN, "node-0"), self.lead.now_ns)
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[TwoAgents]:
+    made = TwoAgents(tmp_path)
+    yield made
+    for agent in (made.lead, made.led):
+        for feed, rank in zip(agent.feeds, agent.ranks, strict=True):
+            feed.reader.close()
+            rank.close()
+
+
+def test_both_agents_show_what_the_lead_finds_and_each_exports_its_own_ranks(
+    agents: TwoAgents,
+) -> None:
+    agents.train(250, late=3)
+
+    assert (agents.lead.late(), agents.led.late()) == (["3"], ["3"])
+    assert agents.led.sentence() == agents.lead.sentence()
+    assert agents.lead.named() == {}
+    assert agents.led.named() == {"3": 1.0}
+    # The lead alone makes a record of it.
+    assert "straggler" in agents.lead.reported()
+    assert agents.led.reported() == set()
+
+
+def test_an_agent_whose_lead_is_silent_judges_again_and_reports_what_is_open(
+    agents: TwoAgents,
+) -> None:
+    agents.train(250, late=3)
+    agents.cable.is_cut = True
+    agents.train(250, late=3)
+    assert agents.led.late() == ["3"]
+    assert agents.led.reported() == set()
+
+    agents.train(50, late=3)
+
+    # It is two ranks here, and the sentence is that of this node alone.
+    assert agents.led.late() == ["3"]
+    assert "straggler" in agents.led.reported()
+    assert "here, by the ranks of this node alone" in agents.following.describe()
+
+
+def test_a_node_whose_link_is_cut_is_left_out_and_comes_back(agents: TwoAgents) -> None:
+    agents.train(250, late=3)
+    agents.cable.is_cut = True
+    agents.train(25 * 22, late=3)
+
+    assert list(agents.leading.sources()) == []
+    assert "node-1 not heard for" in agents.leading.describe()
+    agents.cable.is_cut = False
+    agents.train(250, late=3)
+
+    assert (agents.lead.late(), agents.led.late()) == (["3"], ["3"])
+    assert agents.following.describe().endswith("is judged by the agent of node-0: connected")
+
+
+def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
+    agents.train(250, late=3)
+    judgement = agents.lead.judge.judgement(RUN, "node-0")
+    assert judgement is not None
+    own = [each.labels for each in agents.leading.sources()]
+
+    there = said.unpack(said.Said(judgement).to("node-1"), RUN, own)
+
+    assert {dict(each.labels)["rank"] for each in there.report.ranks} == {"2", "3"}
+    assert there.compared == 4
+    less = said.Said(judgement, of_ranks=False).to("node-1")
+    assert said.unpack(less, RUN, own, there).report.ranks == there.report.ranks
+    assert said.unpack(said.Said(judgement).to("node-1"), RUN, []).report.ranks == ()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", json.dumps({"ranks": 7}).encode()])
+def test_what_a_lead_says_without_sense_is_refused(content: bytes) -> None:
+    with pytest.raises(pack.Senseless):
+        said.unpack(content, RUN, [])
