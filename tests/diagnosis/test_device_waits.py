@@ -188,7 +188,7 @@ def test_steps_that_were_compared_before_are_not_compared_again() -> None:
         ({"took_ns": None}, NOT_TIMED),
         ({"op": "nccl:send 0->1"}, "ranks wait for each other in sends and receives"),
         # One of them may have waited for another node: late through no fault of its own.
-        ({"group": "1"}, "a process group has only some ranks of this node"),
+        ({"group": "1"}, "a process group has only some of the ranks here"),
         (None, "a flight recorder of torch is empty: set TORCH_FR_BUFFER_SIZE=2000"),
     ],
 )

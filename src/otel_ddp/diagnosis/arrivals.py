@@ -164,7 +164,7 @@ def _why_not_comparable(samples: Mapping[Labels, Sample]) -> str:
         # A rank that waits there for another node is late afterwards, through no fault of its own.
         # Where all ranks of the node wait like that, they are all late.
         if count not in (sizes.get(group, 0), len(samples)):
-            return "a process group has only some ranks of this node, and ranks of other nodes"
+            return "a process group has only some of the ranks here, and ranks that are not here"
     return ""
 
 

@@ -42,8 +42,8 @@ _SENTENCES = {
     "data": "input-bound: {share} of the step is waiting for batches. More loader workers, "
     "prefetching, or faster storage would help.",
     "comm_wait": "communication-bound: {share} of the step is waiting for other ranks, on "
-    "every rank of this node at once. Larger batches, gradient accumulation or a faster network "
-    "would help. If the run has other nodes, a rank there may be late.",
+    "every rank of {where} at once. Larger batches, gradient accumulation or a faster network "
+    "would help.",
     "late_in_turn": "{share} of the step is waiting for ranks that are late in turn: another rank "
     "in each step, as happens where batches differ in length. Sort or bucket them by length.",
     "saving": "{share} of the time goes to checkpoints and evaluation. Do them less often, or "
@@ -228,7 +228,11 @@ class Bounds(Detector):
 
     def _figures(self, leading: str, shares: Mapping[str, float]) -> dict[str, Any]:
         """What of a verdict moves with the shares."""
-        sentence = _SENTENCES[leading].format(share=percent(shares[leading]))
+        nodes = {dict(labels).get("node") for labels in self._ranks}
+        where = "this node" if len(nodes) == 1 else "the run"
+        sentence = _SENTENCES[leading].format(share=percent(shares[leading]), where=where)
+        if leading == "comm_wait" and len(nodes) == 1:
+            sentence += " If the run has other nodes, a rank there may be late."
         if any(rank.state.waits_known is False for rank in self._ranks.values()):
             sentence += " Waiting for other ranks is inside these phases, and cannot be told apart."
         return {"sentence": sentence, "evidence": {"shares": rounded(shares), "steps": _STEPS}}

@@ -90,11 +90,14 @@ class Agent:
             reader = JournalReader(made.writer.path)
             self.feeds.append(JournalFeed(reader, self.ledger, lambda _: f"node-{number}"))
         self._sources = JournalSources(ExitCauses())
+        self.dead: set[JournalFeed] = set()
 
     def read(self) -> Collection[JournalSource]:
         self.now_ns += 1_000_000_000
         for each in self.feeds:
-            each.poll(time.time_ns(), True)
+            if each in self.dead and not each.life.gone_ns:
+                each.life.gone_ns = time.time_ns()
+            each.poll(time.time_ns(), each not in self.dead)
         return self._sources.of(self.feeds)
 
     def late(self) -> list[str]:
@@ -164,8 +167,9 @@ def agents(tmp_path: Path) -> Iterator[TwoAgents]:
     made = TwoAgents(tmp_path)
     yield made
     for agent in (made.lead, made.led):
-        for feed, rank in zip(agent.feeds, agent.ranks, strict=True):
+        for feed in agent.feeds:
             feed.reader.close()
+        for rank in agent.ranks:
             rank.close()
 
 
@@ -212,6 +216,25 @@ def test_a_node_whose_link_is_cut_is_left_out_and_comes_back(agents: TwoAgents) 
 
     assert (agents.lead.late(), agents.led.late()) == (["3"], ["3"])
     assert agents.following.describe().endswith("is judged by the agent of node-0: connected")
+
+
+def test_the_death_of_a_rank_is_told_also_when_its_journal_is_gone(agents: TwoAgents) -> None:
+    agents.train(50, late=3)
+    steps = sum(len(each.steps()[0]) for each in agents.leading.sources())
+    gone = agents.led.feeds[1]
+    agents.led.dead.add(gone)
+    agents.poll()
+    agents.led.feeds.remove(gone)
+    gone.reader.close()
+    agents.poll()
+    agents.poll()
+
+    kinds = {each["kind"]: each["who"].get("rank") for each in agents.led.judge.verdicts()}
+    assert kinds == {"death": "3"}
+    assert "rank 3 (node-1) was killed" in agents.lead.sentence()
+    # No step comes twice, and the other rank goes on.
+    ended, going = sorted(agents.leading.sources(), key=lambda each: each.is_at_work)
+    assert (steps, len(ended.steps()[0]), going.is_at_work) == (50, 0, True)
 
 
 def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:

@@ -172,7 +172,7 @@ def _text(report: Plain, processes: Sequence[ProcessState]) -> str:
         _line(verdict.get("sentence") or "an incident"),
         "",
         f"run {_line(report['run'])}, {time.strftime('%Y-%m-%d %H:%M:%S UTC', began)}, "
-        f"by the agent of one node: {len(processes)} of {world or '?'} processes",
+        f"as one agent knew it: {len(processes)} of {world or '?'} processes",
     ]
     for head, rows in sections.items():
         shown = rows[:_MOST_ROWS]

@@ -110,8 +110,9 @@ class Links:
         by_run: dict[Labels, list[JournalSource]] = {}
         for source in here:
             by_run.setdefault(run_labels(source.labels), []).append(source)
-        for run in self._open.keys() - by_run.keys():
-            self._close(run)
+        # More may be known of their ends than their journals say.
+        by_run.update({run: [] for run in self._open.keys() - by_run.keys()})
+        self._at_work_ns = {run: at for run, at in self._at_work_ns.items() if run in by_run}
         for run, sources in by_run.items():
             self._update(run, sources, now_ns)
         for run, each in self._open.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from otel_ddp import errors
@@ -32,6 +32,35 @@ _OF_ARRIVALS = ("arrivals", "groups", "monotonic_ns", "time_ns")
 _MOVING = (*("state", "reason", "step", "phase", "phase_since_ns", "seen_alive_ns", "lost"),)
 
 
+class _NewSteps:
+    """The steps of one process that the lead has not been told."""
+
+    def __init__(self) -> None:
+        self._host: deque[TimedStep] = deque(maxlen=_MOST_STEPS)
+        self._device: deque[DeviceStep] = deque(maxlen=_MOST_STEPS)
+        self._last: object = None
+        self.dropped = 0
+
+    def add(self, steps: Sequence[TimedStep], device_steps: Sequence[DeviceStep]) -> None:
+        """Those that its journal has shown in this round."""
+        # A journal that is closed shows what it has shown last.
+        if steps is not self._last:
+            self._last = steps
+            for kept, new in ((self._host, steps), (self._device, device_steps)):
+                self.dropped += max(len(kept) + len(new) - _MOST_STEPS, 0)
+            self._host.extend(steps)
+            self._device.extend(device_steps)
+
+    def write(self, message: wire.Process) -> int:
+        """All of them; how many they are."""
+        count = len(self._host)
+        pack.pack_steps(message.steps, list(self._host))
+        pack.pack_device_steps(message.device_steps, list(self._device))
+        self._host.clear()
+        self._device.clear()
+        return count
+
+
 class ProcessReport:
     """One process: gathered in each round of the agent's loop, and written now and then."""
 
@@ -39,9 +68,7 @@ class ProcessReport:
         """*number*: its own, as long as this agent lives."""
         self.number = number
         self._source = source
-        self._steps: deque[TimedStep] = deque(maxlen=_MOST_STEPS)
-        self._device_steps: deque[DeviceStep] = deque(maxlen=_MOST_STEPS)
-        self.dropped_steps = 0
+        self._steps = _NewSteps()
         self._told: tuple[int, bytes] = (0, b"")
         self._memory_at_ns = 0
         self._asked_ns = 0
@@ -49,6 +76,8 @@ class ProcessReport:
         self._arrivals: Mapping[str, Any] | None = None
         self._evidence = Evidence()
         self._ended: EndedProcess | None = None
+        # Who it is and where it was, once it has ended: its journal may be closed soon.
+        self._final: wire.Process | None = None
         self._ended_at_ns = 0
         self.is_urgent = False
         """Whether there is something that the lead waits for."""
@@ -58,17 +87,18 @@ class ProcessReport:
         return self._ended is not None and now_ns - self._ended_at_ns > _ENDED_NS
 
     @property
+    def dropped_steps(self) -> int:
+        """Of those that had to wait for too long."""
+        return self._steps.dropped
+
+    @property
     def has_ended(self) -> bool:
         return self._ended is not None
 
     @errors.contained()
     def gather(self, now_ns: int) -> None:
         """What is new of it. *now_ns*: on the clock of its position."""
-        steps, device_steps = self._source.steps()
-        for kept, new in ((self._steps, steps), (self._device_steps, device_steps)):
-            self.dropped_steps += max(len(kept) + len(new) - _MOST_STEPS, 0)
-        self._steps.extend(steps)
-        self._device_steps.extend(device_steps)
+        self._steps.add(*self._source.steps())
         if self._is_asked(now_ns):
             before, self._evidence = self._evidence, self._source.evidence(now_ns)
             self.is_urgent |= self._evidence.answered_ns != before.answered_ns
@@ -99,15 +129,16 @@ class ProcessReport:
 
         *origin_ns*: when the monotonic clock was 0.
         """
-        source, steps = self._source, len(self._steps)
+        source, self.is_urgent = self._source, False
         message.id = self.number
+        steps = self._steps.write(message)
+        if self._final is not None and self._ended is not None:
+            message.MergeFrom(self._final)
+            self._write_end(message, self._ended)
+            return steps
         self._write_state(message, now_ns)
         if (position := source.position(origin_ns)) is not None:
             pack.pack_position(message.position, position)
-        pack.pack_steps(message.steps, list(self._steps))
-        pack.pack_device_steps(message.device_steps, list(self._device_steps))
-        self._steps.clear()
-        self._device_steps.clear()
         pack.pack_nonfinite(message, source.nonfinite(now_ns))
         if self._is_asked(now_ns):
             message.evidence.SetInParent()
@@ -116,25 +147,30 @@ class ProcessReport:
             message.arrivals = _packed_arrivals(self._arrivals)
             self._arrivals = None
         if self._ended is not None:
+            self._final = wire.Process(state=self._state(), position=message.position)
+            self._final.nonfinite.extend(message.nonfinite)
             self._write_end(message, self._ended)
         elif now_ns - self._memory_at_ns >= _MEMORY_EVERY_NS:
             self._memory_at_ns = now_ns
             if (memory := source.memory()) is not None:
                 pack.pack_memory(message.memory, memory)
-        self.is_urgent = False
         return steps
 
     def _write_state(self, message: wire.Process, now_ns: int) -> None:
-        source, state = self._source, wire.State()
-        pack.pack_state(state, source.labels, source.state(), source.project, source.trains)
-        described = source.describe().to_json()
-        constant = {word: each for word, each in described.items() if word not in _MOVING}
-        state.description = json.dumps(constant).encode()
+        state = self._state()
         content = state.SerializeToString(deterministic=True)
         told_ns, told = self._told
         if content != told or now_ns - told_ns >= _TELL_AGAIN_NS:
             self._told = now_ns, content
             message.state.CopyFrom(state)
+
+    def _state(self) -> Any:
+        source, state = self._source, wire.State()
+        pack.pack_state(state, source.labels, source.state(), source.project, source.trains)
+        described = source.describe().to_json()
+        constant = {word: each for word, each in described.items() if word not in _MOVING}
+        state.description = json.dumps(constant).encode()
+        return state
 
     def _write_end(self, message: wire.Process, ended: EndedProcess) -> None:
         # What is known of it grows, until the kernel is asked no more.
