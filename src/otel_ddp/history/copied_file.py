@@ -12,7 +12,7 @@ from otel_ddp.history.tables import Event, Rows
 
 COPY = "copy"
 """The key of `about` that marks a copy: a file without it is its node's own."""
-_MOST_RANKS, _MOST_VERDICTS = 1024, 1000
+_MOST_RANKS = 1024
 
 
 def is_written_here(path: Path) -> bool:
@@ -48,7 +48,6 @@ class CopiedFile(RunFile):
         about: Mapping[str, Any] = {},
         ranks: Mapping[str, Mapping[str, Any]] = {},
         events: Iterable[tuple[int, Event]] = (),
-        verdicts: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Put what the node's own file holds in place of what is here: sent twice, it is here once.
 
@@ -60,14 +59,11 @@ class CopiedFile(RunFile):
             self._put("about", "key", "value", about)
             self._put("ranks", "rank", "about", ranks)
             self._add_events(events)
-            for verdict in verdicts:
-                self._put_verdict(verdict)
-            for table, most in (("ranks", _MOST_RANKS), ("verdicts", _MOST_VERDICTS)):
-                self._db.execute(
-                    f"DELETE FROM {table} WHERE rowid <= (SELECT rowid FROM {table} "
-                    "ORDER BY rowid DESC LIMIT 1 OFFSET ?)",
-                    (most,),
-                )
+            self._db.execute(
+                "DELETE FROM ranks WHERE rowid <= (SELECT rowid FROM ranks "
+                "ORDER BY rowid DESC LIMIT 1 OFFSET ?)",
+                (_MOST_RANKS,),
+            )
 
     def _replace(self, found: Rows) -> None:
         key, table = found.key, table_of(found.key)

@@ -45,11 +45,7 @@ _RULES = {
 
 
 # By table: its key, and the column with JSON.
-_TEXTS = {
-    "about": ("key", "value"),
-    "ranks": ("rank", "about"),
-    "verdicts": ("id", "about"),
-}
+_TEXTS = {"about": ("key", "value"), "ranks": ("rank", "about")}
 
 
 class Unusable(ValueError):
@@ -349,7 +345,7 @@ class RunFile:
         return Rows(key, series.width, rows)
 
     def texts(self, table: str) -> dict[str, str]:
-        """The rows of `about`, `ranks` or `verdicts`, each as JSON."""
+        """The rows of `about` or `ranks`, each as JSON."""
         key, column = _TEXTS[table]
         return dict(self._db.execute(f"SELECT {key}, {column} FROM {table}").fetchall())
 

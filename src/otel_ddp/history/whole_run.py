@@ -120,9 +120,12 @@ class WholeRun:
         return [str(each.about.get("node") or "?") for each in self.histories]
 
     def verdicts(self) -> list[dict[str, Any]]:
-        """Of all nodes, in the order of their beginning."""
-        found = [verdict for each in self.histories for verdict in each.verdicts()]
-        return sorted(found, key=lambda verdict: verdict.get("since_ns") or 0)
+        """Of all nodes, in the order of their beginning; once, what each node keeps of its lead."""
+        found: dict[str, dict[str, Any]] = {}
+        for each in self.histories:
+            for verdict in each.verdicts():
+                found.setdefault(_identity(verdict), verdict)
+        return sorted(found.values(), key=lambda verdict: verdict.get("since_ns") or 0)
 
     # -- series
 
@@ -176,6 +179,10 @@ def _cell(buckets: Sequence[tuple[str, StepBucket]]) -> Cell:
         not any(each.unusual for each in parts),
         {word: sum(each.phases_ns[word] for each in parts) * each_s for word in PHASES},
     )
+
+
+def _identity(verdict: Mapping[str, Any]) -> str:
+    return repr([verdict.get(key) for key in ("kind", "who", "since_ns")])
 
 
 def _without_special(cell: Cell) -> Cell:

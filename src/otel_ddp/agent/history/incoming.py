@@ -56,7 +56,6 @@ class Parsed(NamedTuple):
     rows: list[Rows]
     about: dict[str, Any]
     ranks: dict[str, dict[str, Any]]
-    verdicts: list[dict[str, Any]]
     events: list[tuple[int, Event]]
 
 
@@ -72,7 +71,6 @@ def parse(content: bytes, run: RunKey, node: str) -> Parsed:
             [_rows(each) for each in part.buckets],
             about,
             {_word(each.key): _mapping(each.json) for each in part.ranks},
-            [_verdict(text, run) for text in part.verdicts],
             [_event(each) for each in part.events],
         )
     except Senseless:
@@ -148,21 +146,6 @@ def _sums(whole: Sequence[int], fractions: Sequence[float]) -> list[Any]:
     if not math.isfinite(found["total"]) or math.inf in map(abs, (found["low"], found["high"])):
         raise Senseless("a sum that is not finite")
     return [start, *(None if found[each] != found[each] else found[each] for each in SUM_COLUMNS)]
-
-
-def _verdict(text: str, run: RunKey) -> dict[str, Any]:
-    found = _mapping(text)
-    found.setdefault("step", None)
-    who = found.get("who")
-    if not isinstance(who, dict) or (who.get("group") or "", who.get("run")) != run:
-        raise Senseless("a verdict on another run")
-    if not all(isinstance(found.get(key), str) for key in ("kind", "phase", "sentence")):
-        raise Senseless("a verdict that does not say what it found")
-    _number(found.get("since_ns"))
-    for each in (found["step"], found.get("until_ns")):
-        if each is not None:
-            _number(each)
-    return found
 
 
 def _event(found: Any) -> tuple[int, Event]:

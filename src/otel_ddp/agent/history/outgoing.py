@@ -1,5 +1,6 @@
 """Makes parts of a run's history for the lead of that run, from the file that this node keeps.
 
+Verdicts are not among them: the lead tells of its own, and says them to this node.
 A part tells how buckets and texts are now, not what came to them: what comes twice counts once.
 """
 
@@ -129,7 +130,7 @@ class Outgoing:
     def _texts(self, file: RunFile) -> Any:
         part = part_pb2.Part()
         left = _MOST_TEXT_BYTES
-        for table in ("about", "ranks", "verdicts"):
+        for table in ("about", "ranks"):
             for name, text in file.texts(table).items():
                 if self._is_told(table, name, text):
                     continue
@@ -138,11 +139,9 @@ class Outgoing:
                     continue  # the next part may have room for it
                 left -= size
                 self._told[table, name] = hash(text)
-                shifted = self._shifted(table, name, text)
-                if table == "verdicts":
-                    part.verdicts.append(shifted)
-                else:
-                    getattr(part, table).add(key=name, json=shifted)
+                if table == "about" and name in _TIMES:
+                    text = json.dumps(json.loads(text) + self.shift_s * _S)
+                getattr(part, table).add(key=name, json=text)
         for id, event in file.events_after(self._event, _MOST_EVENTS):
             row = part_pb2.Event(
                 id=id,
@@ -166,22 +165,8 @@ class Outgoing:
         of_lead = table == "about" and name in _OWN_KEYS
         return of_lead or self._told.get((table, name)) == hash(text)
 
-    def _shifted(self, table: str, name: str, text: str) -> str:
-        """With the lead's times, as far as something there is put side by side."""
-        if not self.shift_s or table == "ranks" or not (table == "verdicts" or name in _TIMES):
-            return text
-        found = json.loads(text)
-        if isinstance(found, dict):
-            found |= {key: self._later(found[key]) for key in _TIMES if key in found}
-        else:
-            found = self._later(found)
-        return json.dumps(found)
 
-    def _later(self, time_ns: Any) -> Any:
-        return time_ns + self.shift_s * _S if isinstance(time_ns, int) else time_ns
-
-
-_TIMES = ("began_ns", "seen_ns", "since_ns", "until_ns")
+_TIMES = ("began_ns", "seen_ns")
 
 
 def _put(buckets: Any, found: Rows, shift_s: int) -> None:

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!otel_ddp/agent/history/part.proto\x12\x10otel_ddp.history\"\xcc\x01\n\x04Part\x12\x0f\n\x07version\x18\x01 \x01(\r\x12*\n\x07\x62uckets\x18\x02 \x03(\x0b\x32\x19.otel_ddp.history.Buckets\x12%\n\x05\x61\x62out\x18\x03 \x03(\x0b\x32\x16.otel_ddp.history.Text\x12%\n\x05ranks\x18\x04 \x03(\x0b\x32\x16.otel_ddp.history.Text\x12\x10\n\x08verdicts\x18\x05 \x03(\t\x12\'\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x17.otel_ddp.history.Event\"!\n\x04Text\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\t\"t\n\x07\x42uckets\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\t\x12\x0e\n\x06labels\x18\x04 \x03(\t\x12\r\n\x05width\x18\x05 \x01(\x03\x12\r\n\x05whole\x18\x06 \x03(\x12\x12\x11\n\tfractions\x18\x07 \x03(\x01\"\x90\x01\n\x05\x45vent\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x0f\n\x07time_ns\x18\x02 \x01(\x12\x12\x11\n\x04step\x18\x03 \x01(\x12H\x00\x88\x01\x01\x12\x0c\n\x04rank\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x10\n\x08severity\x18\x06 \x01(\t\x12\x0c\n\x04\x62ody\x18\x07 \x01(\t\x12\x12\n\nattributes\x18\x08 \x01(\tB\x07\n\x05_stepb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!otel_ddp/agent/history/part.proto\x12\x10otel_ddp.history\"\xba\x01\n\x04Part\x12\x0f\n\x07version\x18\x01 \x01(\r\x12*\n\x07\x62uckets\x18\x02 \x03(\x0b\x32\x19.otel_ddp.history.Buckets\x12%\n\x05\x61\x62out\x18\x03 \x03(\x0b\x32\x16.otel_ddp.history.Text\x12%\n\x05ranks\x18\x04 \x03(\x0b\x32\x16.otel_ddp.history.Text\x12\'\n\x06\x65vents\x18\x05 \x03(\x0b\x32\x17.otel_ddp.history.Event\"!\n\x04Text\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\t\"t\n\x07\x42uckets\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\t\x12\x0e\n\x06labels\x18\x04 \x03(\t\x12\r\n\x05width\x18\x05 \x01(\x03\x12\r\n\x05whole\x18\x06 \x03(\x12\x12\x11\n\tfractions\x18\x07 \x03(\x01\"\x90\x01\n\x05\x45vent\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x0f\n\x07time_ns\x18\x02 \x01(\x12\x12\x11\n\x04step\x18\x03 \x01(\x12H\x00\x88\x01\x01\x12\x0c\n\x04rank\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x10\n\x08severity\x18\x06 \x01(\t\x12\x0c\n\x04\x62ody\x18\x07 \x01(\t\x12\x12\n\nattributes\x18\x08 \x01(\tB\x07\n\x05_stepb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -22,11 +22,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'otel_ddp.agent.history.part
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PART']._serialized_start=56
-  _globals['_PART']._serialized_end=260
-  _globals['_TEXT']._serialized_start=262
-  _globals['_TEXT']._serialized_end=295
-  _globals['_BUCKETS']._serialized_start=297
-  _globals['_BUCKETS']._serialized_end=413
-  _globals['_EVENT']._serialized_start=416
-  _globals['_EVENT']._serialized_end=560
+  _globals['_PART']._serialized_end=242
+  _globals['_TEXT']._serialized_start=244
+  _globals['_TEXT']._serialized_end=277
+  _globals['_BUCKETS']._serialized_start=279
+  _globals['_BUCKETS']._serialized_end=395
+  _globals['_EVENT']._serialized_start=398
+  _globals['_EVENT']._serialized_end=542
 # @@protoc_insertion_point(module_scope)
