@@ -196,3 +196,25 @@ def test_handshakes_that_fail_leave_no_line_in_the_log_and_no_descriptor(tmp_pat
         process.communicate()
 
     assert log.read_text() == ""
+
+
+def test_garbage_of_one_agent_with_the_secret_ends_its_stream_and_no_other(
+    links: Links, lead: Lead
+) -> None:
+    follower = links.follower()
+    until(lambda: follower.is_connected)
+    known = credentials.of_follower(SECRET)
+    greeting = Report(node="node-2", agent=2, agent_began_ns=1).SerializeToString()
+
+    codes = []
+    for message in (b"\xff", b"x" * (limits.MOST_REPORT_BYTES + 5000)):
+        with pytest.raises(grpc.RpcError) as raised:
+            answers(links.port, known, greeting, message)
+        codes.append(raised.value.code())
+    follower.send(Report(history=[b"a"]))
+    taken = until(lead.take)
+
+    assert codes == [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED]
+    assert [(node, report.history[0]) for node, report in taken] == [("node-1", b"a")]
+    assert follower.is_connected
+    assert not lead.nodes()["node-2"].connected
