@@ -1,9 +1,9 @@
-"""What the link of a run costs its lead: N followers with a report a second each, over TLS.
+"""What a run costs the agent that leads it: many nodes of eight ranks, each with a step a second.
 
-    python bench/links.py [--nodes 1250] [--seconds 30] [--bytes 1000]
+    python bench/links.py [--nodes 1250] [--seconds 60] [--transport]
 
-Followers and the lead are those of the agent, in two processes. What is measured is the transport
-alone: what the lead's judge does with the reports comes on top.
+Two processes: the followers of all nodes in one, with invented ranks of which one is late; in the
+other a lead with the judge of an agent, in rounds as the agent makes them.
 """
 
 from __future__ import annotations
@@ -11,30 +11,52 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
+from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.link.follower import Follower
 from otel_ddp.agent.link.lead import Lead
-from otel_ddp.agent.link.link_pb2 import Answer, Report
+from otel_ddp.agent.link.link_pb2 import Process, Report
 from otel_ddp.agent.link.link_thread import LinkThread
+from otel_ddp.agent.link.runs import pack
+from otel_ddp.agent.link.runs.leading import Leading
+from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.agent.service.startup import TICK_S
+from otel_ddp.agent.verdicts.judge import Judge
+from otel_ddp.diagnosis.detector import RankState
+from otel_ddp.diagnosis.stall.evidence import Position
+from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.vocabulary.words import PHASES
 
 SECRET = bytes(range(32))
 PORTS = (29_471, 29_472, 29_473)
-ROUND_S = 0.1
+MS, S = 1_000_000, 1_000_000_000
+RANKS = 8
+LATE, LATE_MS = 13, 150
+RUN: Labels = (("group", "bench"), ("run", "r"))
+# By phase, in a step of a second; what is left is waiting.
+USUAL_MS = {"data": 30, "forward": 200, "backward": 350, "optimizer": 40}
+
+
+# -- the lead
 
 
 def cpu_s() -> Counter[str]:
-    """The processor time of this process so far, by thread: Python's have names of their own."""
+    """The processor time of this process so far, by thread."""
     found: Counter[str] = Counter()
     for task in Path("/proc/self/task").iterdir():
         name, _, rest = (task / "stat").read_text().rpartition(") ")
         user, system = rest.split()[11:13]
-        found[name.partition("(")[2]] += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        which = "loop" if task.name == str(os.getpid()) else name.partition("(")[2]
+        found[which] += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
     return found
 
 
@@ -43,96 +65,162 @@ def resident_mib() -> float:
     return pages * resource.getpagesize() / 2**20
 
 
-def raise_file_limit() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+class Judging:
+    """The lead's part of an agent's round."""
+
+    def __init__(self, lead: Lead, folder: Path, judges: bool) -> None:
+        self.judge = Judge(Ledger(), 60.0, folder)
+        self.leading = Leading(RUN, "lead", lead)
+        self._lead, self._judges = lead, judges
+        self.reports = 0
+
+    def round(self) -> None:
+        time.sleep(TICK_S)
+        if not self._judges:
+            self.reports += len(self._lead.take())
+            return
+        now_ns = time.time_ns()
+        self.leading.poll((), now_ns)
+        sources = list(self.leading.sources())
+        self.reports += sum(each.has_news for each in sources) // RANKS
+        self.judge.poll(sources)
+        self.leading.answer(self.judge.judgement(RUN, "lead"), now_ns)
 
 
-def lead(nodes: int, seconds: float) -> None:
-    """Takes reports and answers them, until it has been measured."""
+def lead(nodes: int, seconds: float, transport: bool) -> None:
+    """Takes reports and judges, until it has been measured."""
     thread = LinkThread()
     thread.start()
-    empty_mib = resident_mib()
-    leads = Lead(thread, SECRET, node="node-0", hosts=["127.0.0.1"], ports=PORTS)
-    leads.start()
-    began = time.monotonic()
-    while sum(each.connected for each in leads.nodes().values()) < nodes:
-        take_and_answer(leads)
-    connected_s = time.monotonic() - began
-    connecting = cpu_s()
-    until, taken, behind_s = time.monotonic() + seconds, 0, []
-    while time.monotonic() < until:
-        taken += take_and_answer(leads, behind_s)
-    used = cpu_s() - connecting
-    print(
-        json.dumps(
-            {
-                "nodes": nodes,
-                "connected after s": round(connected_s, 1),
-                "connecting took cpu s": round(sum(connecting.values()), 1),
-                "reports/s": round(taken / seconds),
-                "share of a core": round(sum(used.values()) / seconds, 3),
-                "by thread": {k: round(v / seconds, 3) for k, v in used.most_common(5)},
-                "MiB": round(resident_mib() - empty_mib),
-                "oldest s": round(max(behind_s, default=0.0), 2),
-                "dropped": leads.streams.dropped,
-                "refused": leads.streams.refused,
-            }
-        ),
-        flush=True,
-    )
-    thread.stop()
+    empty_mib, began = resident_mib(), time.monotonic()
+    link = Lead(thread, SECRET, node="lead", hosts=["127.0.0.1"], ports=PORTS)
+    with tempfile.TemporaryDirectory() as folder:
+        judging = Judging(link, Path(folder), not transport)
+        link.start()
+        while sum(each.connected for each in link.nodes().values()) < nodes:
+            judging.round()
+        connected_s, before = time.monotonic() - began, cpu_s()
+        judging.reports, until, rounds, named_s = 0, time.monotonic() + seconds, 0, None
+        while time.monotonic() < until:
+            judging.round()
+            rounds += 1
+            if named_s is None and judging.judge.verdicts():
+                named_s = round(time.monotonic() - began - connected_s, 1)
+        used = cpu_s() - before
+        said = {
+            "nodes": nodes,
+            "connected after s": round(connected_s, 1),
+            "reports/s": round(judging.reports / seconds),
+            "rounds/s": round(rounds / seconds, 1),
+            "share of a core": round(sum(used.values()) / seconds, 3),
+            "by thread": {name: round(s / seconds, 3) for name, s in used.most_common(4)},
+            "MiB": round(resident_mib() - empty_mib),
+            "late rank named after s": named_s,
+            "verdicts": [each.get("sentence") for each in judging.judge.verdicts()],
+            "insufficient": judging.judge.insufficient(),
+            "dropped": link.streams.dropped,
+            "refused": link.streams.refused,
+        }
+        print(json.dumps(said), flush=True)
+        thread.stop()
 
 
-def take_and_answer(leads: Lead, behind_s: list[float] | None = None) -> int:
-    time.sleep(ROUND_S)
-    reports = leads.take()
-    now_ns = time.time_ns()
-    for node, report in reports:
-        if behind_s is not None:
-            behind_s.append((now_ns - report.sent_ns) / 1e9)
-        leads.answer(node, Answer(judged=b"x" * 64))
-    return len(reports)
+# -- the followers
 
 
-def followers(nodes: int, size: int, lead: subprocess.Popen[bytes]) -> None:
+class Node:
+    """One of them, with ranks that are all alike but for the late one."""
+
+    def __init__(self, number: int, nodes: int, thread: LinkThread) -> None:
+        self.name = f"node-{number}"
+        self.ranks = range(number * RANKS, (number + 1) * RANKS)
+        self._world_size = nodes * RANKS
+        self.link = Follower(thread, SECRET, node=self.name, hosts=["127.0.0.1"], ports=PORTS)
+        self.link.start()
+        self._resets = -1
+
+    def report(self, step: int, ended_ns: int, late: bool) -> None:
+        report = Report()
+        tells_all = self._resets != self.link.resets or step % 10 == 0
+        self._resets = self.link.resets
+        for rank in self.ranks:
+            process = report.processes.add(id=rank + 1)
+            if tells_all:
+                self._describe(process, rank)
+            pack.pack_position(process.position, self._position(rank, step, ended_ns))
+            pack.pack_steps(process.steps, [made_step(step, ended_ns, rank == LATE, late)])
+        self.link.send(report, steps=RANKS)
+
+    def _labels(self, rank: int) -> Labels:
+        own = (("rank", str(rank)), ("local_rank", str(rank % RANKS)))
+        return (*RUN, ("job_type", "train"), ("node", self.name), *own)
+
+    def _describe(self, process: Process, rank: int) -> None:
+        state = RankState(self._labels(rank), own_world_size=self._world_size, waits_known=True)
+        pack.pack_state(process.state, self._labels(rank), state, "", True)
+        described = ProcessState(
+            *("r", "bench", "train"),
+            node=self.name,
+            rank=rank,
+            world_size=self._world_size,
+            trains=True,
+        )
+        process.state.description = json.dumps(described.to_json()).encode()
+
+    def _position(self, rank: int, step: int, ended_ns: int) -> Position:
+        own = self._labels(rank)
+        return Position(
+            own, True, state="running", step=step, phase="forward", since_ns=ended_ns,
+            name="", expect_s=1.0, written=step, world=self._world_size, in_mark=False,
+        )  # fmt: skip
+
+
+def made_step(number: int, ended_ns: int, is_late: bool, one_is: bool) -> Step:
+    spent = {word: round(ms * MS * random.uniform(0.98, 1.02)) for word, ms in USUAL_MS.items()}
+    if is_late and one_is:
+        spent["forward"] += LATE_MS * MS
+    waited = S - sum(spent.values())
+    spans = {**spent, "comm_wait": waited}
+    codes = bytes(PHASES[word] for word in spans)
+    began_ns = ended_ns - S
+    parts = Parts(began_ns, codes, tuple(spans.values()))
+    return Step(number, began_ns, ended_ns, parts, (), 0.0, False, 0)
+
+
+def followers(nodes: int, lead: subprocess.Popen[bytes]) -> None:
     thread = LinkThread()
     thread.start()
-    made = [
-        Follower(thread, SECRET, node=f"node-{n}", hosts=["127.0.0.1"], ports=PORTS)
-        for n in range(1, nodes + 1)
-    ]
-    for each in made:
-        each.start()
-    content, turn = os.urandom(size), 0
-    began, began_s = time.monotonic(), time.process_time()
+    made = [Node(number, nodes, thread) for number in range(nodes)]
+    step, began, began_s = 0, time.monotonic(), time.process_time()
     while lead.poll() is None:
-        turn += 1
-        for number, each in enumerate(made):
-            due = began + turn + number / nodes
+        step += 1
+        ended_ns = time.time_ns()
+        for number, node in enumerate(made):
+            due = began + step + number / nodes
             if (wait_s := due - time.monotonic()) > 0.005:
                 time.sleep(wait_s)
-            each.take()
-            each.send(Report(history=[content]), steps=8)
+            node.link.take()
+            if node.link.clock_offset_ns is not None:
+                node.report(step, ended_ns, late=True)
     share = (time.process_time() - began_s) / (time.monotonic() - began) / nodes
-    dropped = sum(each.dropped_steps for each in made)
-    print(f"share of a core of a follower: {share:.4f}, steps dropped: {dropped}")
+    dropped = sum(each.link.dropped_steps for each in made)
+    print(f"a follower: {share:.4f} of a core; steps dropped: {dropped}; steps: {step}")
     thread.stop()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=1250)
-    parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--bytes", type=int, default=1000)
-    parser.add_argument("--lead", action="store_true")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--transport", action="store_true", help="without the judge")
+    parser.add_argument("--lead", action="store_true", help="for the bench itself")
     given = parser.parse_args()
-    raise_file_limit()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if given.lead:
-        lead(given.nodes, given.seconds)
+        lead(given.nodes, given.seconds, given.transport)
         return
     with subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--lead"]) as process:
-        followers(given.nodes, given.bytes, process)
+        followers(given.nodes, process)
 
 
 if __name__ == "__main__":

@@ -173,7 +173,9 @@ with linked.links() as links:
 """
 
 
-def test_handshakes_that_fail_leave_no_line_in_the_log_and_no_descriptor(tmp_path: Path) -> None:
+def test_handshakes_that_fail_leave_no_line_in_the_log_and_no_descriptor(
+    tmp_path: Path, links: Links
+) -> None:
     log = tmp_path / "log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
@@ -193,6 +195,9 @@ def test_handshakes_that_fail_leave_no_line_in_the_log_and_no_descriptor(tmp_pat
             with pytest.raises(grpc.RpcError):
                 answers(port, made(), b"")
         until(lambda: len(list(files.iterdir())) <= before)
+        # Nor do links that are there when it ends.
+        follower = links.follower(ports=[port])
+        until(lambda: follower.is_connected)
         process.communicate()
 
     assert log.read_text() == ""

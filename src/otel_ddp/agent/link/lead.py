@@ -6,6 +6,7 @@ handshake, and has 5 s for that.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import resource
@@ -110,4 +111,6 @@ class Lead:
         return server
 
     async def _serve(self, _requests: Any, context: Any) -> None:
-        await self.streams.serve(context)
+        # gRPC cancels it where the stream or the server ends, and would log a traceback for each.
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.streams.serve(context)
