@@ -259,6 +259,7 @@ def test_nobody_is_missing_where_roles_differ_and_an_evaluator_is_beside(reader:
     assert [each.value for q in ranks for each in answer(q, values, reader.page)] == [
         WORLD_SIZE,
         WORLD_SIZE,
+        WORLD_SIZE,
     ]
     fired = f'ALERTS{{alertname="TrainingRanksMissing",run="{BASE.name}"}}'
     within = f"[{round(reader.page.span_s)}s]"
