@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from otel_ddp.diagnosis.detector import Observation, RankState
@@ -91,6 +93,21 @@ def test_steps_that_take_longer_fill_the_window_by_their_number() -> None:
     assert almost is None
     assert enough == WorkTime((8.0, 8.0, 8.0), 2.0)
     assert told.told() is None
+
+
+@pytest.mark.parametrize(("deviation", "steps"), [(0.05, 90), (0.10, 300), (0.15, 675)])
+def test_the_more_steps_vary_the_more_of_them_it_takes(deviation: float, steps: int) -> None:
+    told = Told()
+    chance = random.Random(1)
+    told.step(limits.FIRST_STEPS)
+
+    made = 0
+    while told.told() is None:
+        # Of a second each: a minute would be over sooner.
+        told.step(work_ms=1000 * chance.gauss(1.0, deviation), wait_ms=0)
+        made += 1
+
+    assert made == pytest.approx(steps + 1, rel=0.3)
 
 
 def test_unusual_steps_and_pauses_change_nothing() -> None:

@@ -381,8 +381,8 @@ TRAINING_NODE_IMBALANCE = _diagnosis.gauge("training.node.imbalance", "", "phase
 )
 TRAINING_WORK_STEP_TIME = _diagnosis.gauge("training.work.step_time", "s", "third")(
     "What the rank itself needs for an ordinary step, waits for other ranks left out, by which the "
-    "rules compare ranks of all nodes: the median in each `third` of the last minute, or of the "
-    "last 90 steps where these take longer."
+    "rules compare ranks of all nodes: the median in each `third` of the last minute, or of 90 "
+    "steps and more where these take longer."
 )
 TRAINING_WAIT_STEP_TIME = _diagnosis.gauge("training.wait.step_time", "s")(
     "What else a step of the rank has, the median in the last third: in it the rank waits for "

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import ceil
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
@@ -99,18 +100,31 @@ class _Rank:
         self._rest_ns += rest_ns
         self._work_ns += [each.took_ns - ns for each, ns in zip(usual, rest_ns, strict=True)]
         self._fed_ns = now_ns
-        if (before := self._window() - 1) > 0:
+        if (before := self._window(limits.WORK_MOST) - 1) > 0:
             for column in (self._ended_ns, self._work_ns, self._rest_ns):
                 del column[:before]
 
-    def _window(self) -> int:
-        """Where the window begins: 0 or less until it is full."""
+    def _window(self, fewest: int) -> int:
+        """Where the window begins that has so many steps at least: 0 or less until it is full."""
         begins_ns = self._ended_ns[-1] - limits.WORK_WINDOW_NS
-        return min(bisect_right(self._ended_ns, begins_ns), len(self._ended_ns) - limits.LENGTHS[0])
+        return min(bisect_right(self._ended_ns, begins_ns), len(self._ended_ns) - fewest)
+
+    def _fewest(self) -> int:
+        """How many steps it takes: the more, the more they vary."""
+        work_ns, rest_ns = (each[-limits.LENGTHS[0] :] for each in (self._work_ns, self._rest_ns))
+        middle_ns = median(work_ns)
+        # Of a normal distribution, the median distance from the middle is 1/1.48 of its standard
+        # deviation; and a median varies 1.25 times as much as a mean does.
+        deviation_ns = 1.48 * median([abs(each - middle_ns) for each in work_ns])
+        chance_ns = limits.WORK_CHANCE * (middle_ns + median(rest_ns))
+        third = (1.25 * deviation_ns / max(chance_ns, 1)) ** 2
+        return max(ceil(third) * limits.WINDOWS, limits.LENGTHS[0])
 
     def find(self, now_ns: int) -> WorkTime | None:
         """None where there are too few steps, or none any more."""
-        if not self._ended_ns or (start := self._window()) < 1:
+        if not self._ended_ns or (fewest := self._fewest()) > limits.WORK_MOST:
+            return None
+        if (start := self._window(fewest)) < 1:
             return None
         window_ns = self._ended_ns[-1] - self._ended_ns[start - 1]
         if now_ns - self._fed_ns > window_ns or window_ns > limits.WORK_LONGEST_NS:
