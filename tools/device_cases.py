@@ -99,6 +99,18 @@ class Case(NamedTuple):
     setting: Setting
     troubles: tuple[Trouble, ...] = ()
     steps: int = BEGINS + LASTS
+    nodes: int = 1
+    """The ranks are divided among them, evenly."""
+
+    def node_of(self, rank: int) -> int:
+        """The node of a rank."""
+        return rank * self.nodes // self.setting.ranks
+
+    def late_one(self, trouble: Trouble) -> int | str:
+        """The rank that has this trouble, or its node where all of that has one."""
+        node, troubled = self.node_of(trouble.rank), {each.rank for each in self.troubles}
+        members = {each for each in range(self.setting.ranks) if self.node_of(each) == node}
+        return f"node-{node}" if self.nodes > 1 and members <= troubled else trouble.rank
 
 
 class Named(NamedTuple):
@@ -114,7 +126,8 @@ class Named(NamedTuple):
 class Found(NamedTuple):
     """What the detectors have found in a case."""
 
-    named: dict[int, Named]
+    named: dict[int | str, Named]
+    """By rank, or by the name of a node."""
     verdicts: int
     """Of the detector of stragglers: opened ones."""
     bound: str
@@ -194,11 +207,14 @@ class _Asked:
 def replayed(case: Case) -> Found:
     """The verdicts of the detectors."""
     ranks, sharded = case.setting.ranks, case.setting.sharded
-    states = [RankState(labels_of(rank), ranks, device_clock=True) for rank in range(ranks)]
+    states = [
+        RankState(labels_of(rank, case.node_of(rank)), ranks, device_clock=True)
+        for rank in range(ranks)
+    ]
     readers = [_Rank() for _ in range(ranks)]
     asked = _Asked({state.labels: rank for state, rank in zip(states, readers, strict=True)})
     stragglers, bounds = asked.stragglers if sharded else Stragglers(), Bounds()
-    named: dict[int, Named] = {}
+    named: dict[int | str, Named] = {}
     verdicts, bound = 0, ""
     pieces: list[list[Piece]] = []
     for at, step in enumerate(trained(case.setting, case.steps, case.troubles), 1):
@@ -217,8 +233,9 @@ def replayed(case: Case) -> Found:
             if opened and verdict.kind in ("straggler", "imbalance"):
                 verdicts += 1
                 after = (verdict.step or 0) - BEGINS
-                rank = int(dict(verdict.labels)["rank"])
-                named.setdefault(rank, Named(verdict.kind, verdict.phase, side_of(verdict), after))
+                labels = dict(verdict.labels)
+                who = int(labels["rank"]) if "rank" in labels else labels["node"]
+                named.setdefault(who, Named(verdict.kind, verdict.phase, side_of(verdict), after))
         for verdict, opened in bounds.poll(0):
             bound = verdict.phase if opened else ""
     return Found(named, verdicts, bound, stragglers.report().insufficient)
@@ -238,10 +255,10 @@ def step_ns(setting: Setting, troubles: tuple[Trouble, ...], since: int, until: 
     return (ends_ns[1] - ends_ns[0]) / (until - since)
 
 
-def cost(case: Case, trouble: Trouble, alone: bool = False) -> float:
-    """By which share a step gets shorter once the trouble is taken away; *alone*: the only one."""
-    troubles = (trouble,) if alone else case.troubles
-    left = tuple(each for each in troubles if each is not trouble)
+def cost(case: Case, taken: Sequence[Trouble], alone: bool = False) -> float:
+    """By which share a step gets shorter once these are taken away; *alone*: the only ones."""
+    troubles = tuple(taken) if alone else case.troubles
+    left = tuple(each for each in troubles if each not in taken)
     # By then a host that was ahead no longer is, where its trouble is large enough.
     since = case.steps - LASTS // 2
     with_ns = step_ns(case.setting, troubles, since, case.steps)
@@ -249,10 +266,10 @@ def cost(case: Case, trouble: Trouble, alone: bool = False) -> float:
 
 
 class Truth(NamedTuple):
-    """The ranks that are to be named, and those that may be."""
+    """The ranks and nodes that are to be named, and those that may be."""
 
-    to_be_named: set[int]
-    may_be_named: set[int]
+    to_be_named: set[int | str]
+    may_be_named: set[int | str]
 
 
 def truth(case: Case) -> Truth:
@@ -261,13 +278,16 @@ def truth(case: Case) -> Truth:
     Of two ranks that are late alike none costs anything while the other is there. So a rank may be
     named for a trouble that costs something as the only one.
     """
-    costs = {each.rank: cost(case, each) for each in case.troubles}
+    late_ones: dict[int | str, list[Trouble]] = {}
+    for each in case.troubles:
+        late_ones.setdefault(case.late_one(each), []).append(each)
+    costs = {who: cost(case, troubles) for who, troubles in late_ones.items()}
     alone = costs
-    if len(case.troubles) > 1:
-        alone = {each.rank: cost(case, each, alone=True) for each in case.troubles}
+    if len(late_ones) > 1:
+        alone = {who: cost(case, troubles, alone=True) for who, troubles in late_ones.items()}
     return Truth(
-        {rank for rank, share in costs.items() if share > TO_BE_NAMED},
-        {rank for rank, share in alone.items() if share > HARMLESS},
+        {who for who, share in costs.items() if share > TO_BE_NAMED},
+        {who for who, share in alone.items() if share > HARMLESS},
     )
 
 
@@ -340,6 +360,26 @@ def two_late(every: int = 1) -> list[Case]:
     return [
         Case(varied, tuple([late(setting, *each) for each in troubles]))
         for setting, varied, troubles in drawn[::every]
+    ]
+
+
+# What all ranks of a node may have in common.
+DEVICES_OF_NODE = ("device", "forward kernels", "backward kernels", "copy", "batch")
+HOSTS_OF_NODE = ("cores", "forward launches", "loader", "host")
+
+
+def nodes_late(excess: float, wheres: Sequence[str], every: int = 1) -> list[Case]:
+    """All ranks of one node late, in the same way, among nodes of two or four ranks."""
+    chance = random.Random(SEED)
+    drawn = []
+    for (nodes, each), jitter, where in product(((2, 2), (2, 4), (3, 2), (4, 2)), JITTERS, wheres):
+        setting, node = SETTINGS[chance.choice(tuple(SETTINGS))], chance.randrange(nodes)
+        ranks = range(node * each, (node + 1) * each)
+        drawn.append((setting, _varied(setting, nodes * each, jitter, chance), where, ranks, nodes))
+    chance.shuffle(drawn)
+    return [
+        Case(varied, tuple([late(setting, i, where, excess) for i in ranks]), nodes=nodes)
+        for setting, varied, where, ranks, nodes in drawn[::every]
     ]
 
 
@@ -427,13 +467,15 @@ def hardly_ahead(steps: int) -> list[Case]:
     ]
 
 
-def balanced(steps: int, ranks: Sequence[int] = (2, 3, 4, 8)) -> list[Case]:
-    """No rank late, for so many steps in all."""
+def balanced(
+    steps: int, ranks: Sequence[int] = (2, 3, 4, 8), nodes: Sequence[int] = (1,)
+) -> list[Case]:
+    """No rank late, for so many steps in all. *ranks*: on each node."""
     chance = random.Random(SEED)
-    kinds = list(product(ranks, JITTERS, (SETTINGS | HOST_BOUND).values()))
+    kinds = list(product(nodes, ranks, JITTERS, (SETTINGS | HOST_BOUND).values()))
     return [
-        Case(_varied(setting, many, jitter, chance), steps=steps // len(kinds))
-        for many, jitter, setting in kinds
+        Case(_varied(setting, many * each, jitter, chance), steps=steps // len(kinds), nodes=many)
+        for many, each, jitter, setting in kinds
     ]
 
 
@@ -475,9 +517,10 @@ class Outcome(NamedTuple):
         return all(named.side == expected.side for named, expected in self._named())
 
     def _named(self) -> Iterator[tuple[Named, Expected]]:
-        for trouble in self.case.troubles:
-            if trouble.rank in self.found.named:
-                yield self.found.named[trouble.rank], EXPECTED[trouble.where]
+        late_ones = {self.case.late_one(each): each.where for each in self.case.troubles}
+        for who, where in late_ones.items():
+            if who in self.found.named:
+                yield self.found.named[who], EXPECTED[where]
 
 
 def row(title: str, cases: Sequence[Case]) -> str:
@@ -544,12 +587,17 @@ def rows() -> Iterator[str]:
     yield row("one device slow under FSDP, whose collectives torch times", sharded(0.3))
     yield row("one of 64 ranks", one_late((0.3,), ranks=(64,), every=8))
     yield row("two ranks, each in a way of its own", two_late(every=6))
+    for excess in (0.15, 0.3):
+        title = f"all devices of one of 2 to 4 nodes {excess * 100:.0f} % late"
+        yield row(title, nodes_late(excess, DEVICES_OF_NODE, every=3))
+    yield row("all hosts of one of 2 to 4 nodes 30 % late", nodes_late(0.3, HOSTS_OF_NODE, every=3))
     beside = late_at_no_cost(48 * (BEGINS + LASTS), beside=("device", 0.3))
     yield row("one device slow, and another rank's host late at no cost", beside[::2])
     yield ""
     yield "| no rank is to be named | runs | steps | verdicts | runs in which ranks were compared |"
     yield "|---|---|---|---|---|"
     yield quiet_row("all alike", balanced(200_000))
+    yield quiet_row("all alike, on 2 or 3 nodes", balanced(50_000, (2, 4), (2, 3)))
     workers = [case._replace(steps=1_500) for case in all_bound(load_ms=130, prefetch=4)]
     yield quiet_row("all alike, and bound by loaders that prefetch", workers)
     yield quiet_row("the same, and hosts are hardly ahead", hardly_ahead(1_500))

@@ -409,15 +409,24 @@ def markdown() -> str:
         Line.of("two ranks late, 25 or 40 %, of 4 to 8", two_late()),
         Line.of("all 20 or 50 % slower together: nobody named", all_late()),
     ]
+    lines += [
+        Line.of(f"one or two nodes {excess * 100:.0f} % late", nodes_late((excess,), every=4))
+        for excess in (0.1, 0.15, 0.2, 0.3)
+    ]
+    lines += [
+        Line.of("a single rank of several nodes 25 % late", one_late_among_nodes((0.25,), every=4)),
+        Line.of("two neighbours of 4 or 8 late, 25 or 40 %: both named", pairs_late(every=2)),
+    ]
     steps = 200_000
-    false = false_verdicts(steps)
+    false, of_nodes = false_verdicts(steps), false_verdicts(steps, (2, 4), (2, 3, 4))
     return "\n".join(
         [
             "| cases | runs | rank right | phase right | steps until named: median, 95 %, all |",
             "|---|---|---|---|---|",
             *(line.markdown() for line in lines),
             "",
-            f"Verdicts in {steps:,} balanced steps: {false}.",
+            f"Verdicts in {steps:,} balanced steps of one node: {false}; in as many of two to four "
+            f"nodes: {of_nodes}.",
         ]
     )
 

@@ -62,6 +62,16 @@ def test_two_late_ranks_are_both_named(tool: ModuleType) -> None:
     assert all(tool.right_rank(*each) for each in found)
 
 
+def test_late_nodes_are_named_as_nodes_and_a_late_rank_beside_them_as_a_rank(
+    tool: ModuleType,
+) -> None:
+    cases = [*tool.nodes_late((0.2,), every=45), *tool.one_late_among_nodes((0.3,), every=60)]
+    found = [(case, tool.replayed(case)) for case in cases]
+
+    assert len(cases) >= 7
+    assert all(tool.right_rank(*each) and tool.right_phase(*each) for each in found)
+
+
 def test_no_rank_is_named_when_all_are_late(tool: ModuleType) -> None:
     found = [tool.replayed(case) for case in tool.all_late(every=11)]
 
@@ -73,6 +83,7 @@ def test_balanced_steps_lead_to_no_verdict(tool: ModuleType, steps: int) -> None
     # Chance has the freest hand where there are few; more ranks take longer, and are in the table.
     assert tool.false_verdicts(steps, ranks=(2, 3)) == 0
     assert tool.false_verdicts(6_000, ranks=(2, 3), own=True) == 0
+    assert tool.false_verdicts(4_000, ranks=(2,), nodes=(2, 3)) == 0
 
 
 def test_the_table_is_on_the_page() -> None:

@@ -58,6 +58,8 @@ CHECK_EVERY = 30
 # Each of its ranks is late by at least this share of what the node is late by. Of the ranks on the
 # other nodes, at most this share is: a late rank among them is another matter.
 NODE_ALIKE = 0.5
+# And by at least this share of what its latest rank is: of two ranks, one alone makes half a node.
+NODE_OF_LATEST = 1 / 3
 NODE_OTHERS = 1 / 8
 # It has at most so many times as many ranks as all other nodes together: one fast rank beside a
 # node of eight makes none of these late.

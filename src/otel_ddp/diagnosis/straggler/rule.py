@@ -57,8 +57,8 @@ def _is_low(history: ExcessHistory, excess_ns: Sequence[float]) -> bool:
 def is_alike(nodes: ExcessHistory, i: int, length: int) -> bool:
     """Whether all ranks of node *i* are late, as far as it is."""
     least_ns = limits.NODE_ALIKE * median(nodes.excess_ns(i, length))
-    each_ns = nodes.rank_excesses_ns(i, nodes.units[i].members, length)
-    return 0 < least_ns <= min(map(median, each_ns))
+    each_ns = list(map(median, nodes.rank_excesses_ns(i, nodes.units[i].members, length)))
+    return 0 < max(least_ns, limits.NODE_OF_LATEST * max(each_ns)) <= min(each_ns)
 
 
 def is_apart(nodes: ExcessHistory, i: int, length: int, late: Collection[int]) -> bool:
