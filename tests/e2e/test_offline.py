@@ -41,7 +41,7 @@ FLOOD = """
 import random
 import otel_ddp
 run = otel_ddp.init(run="away")
-for step in range(3000):
+for step in range(2000):
     run.log({f"name{each}": random.random() for each in range(20)}, step=step)
 run.finish()
 """
@@ -186,4 +186,4 @@ def test_more_than_the_spool_holds_is_counted_and_said() -> None:
         assert re.search("\n! [0-9]+ requests are missing: they made room for newer ones", said)
         assert "an agent still adds to it" in said
         points = [p for p in receiver.points() if p.metric == "training.scalar.step"]
-        assert max(point.value for point in points) == 2999
+        assert max(point.value for point in points) == 1999

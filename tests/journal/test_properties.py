@@ -285,7 +285,7 @@ class Conversation(RuleBasedStateMachine):
 
 
 class TestConversation(Conversation.TestCase):  # type: ignore[misc,name-defined]
-    settings = settings(QUIET, max_examples=30, stateful_step_count=40)
+    settings = settings(QUIET, max_examples=20, stateful_step_count=40)
 
 
 # -- torn, cut, flipped
