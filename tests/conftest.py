@@ -50,13 +50,20 @@ _LAST = "test_device_standin"
 _FIRST = ("stack", "e2e", "torch", "cli", "identity", "journal")
 
 
+# What takes long to import of what all tests together import. Ranks have torch alone: some tests
+# look at what else is imported there.
+_IMPORTED_BY_TESTS = (
+    *("functorch.compile", "grpc", "networkx", "textual.app", "yaml"),
+    *("opentelemetry.exporter.otlp.proto.grpc", "otel_ddp.agent.service", "otel_ddp.cli"),
+)
 _THREADS_END_S = 5.0
 
 
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Fork the processes that run tests side by side from one that has imported torch."""
+    """Fork the processes that run tests side by side from one that has imported what they do."""
     if getattr(config.option, "tx", None):
-        executable = warm.share().executable
+        warm.share()
+        executable = warm.python_with(*_IMPORTED_BY_TESTS).executable
         config.option.tx = [f"{each}//python={executable}" for each in config.option.tx]
         config.add_cleanup(warm.stop)
 

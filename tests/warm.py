@@ -84,6 +84,11 @@ def with_imported(*modules: str) -> Iterator[Python]:
         yield found
 
 
+def python_with(*modules: str) -> Python:
+    """The same, until `stop`."""
+    return _life.enter_context(with_imported(*modules))
+
+
 def share() -> Python:
     """The one that all processes started from here on use, too."""
     found = python()
