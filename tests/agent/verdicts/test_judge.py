@@ -20,9 +20,12 @@ from otel_ddp.agent.verdicts import run_case as run_case_module
 from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.journal_source import JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
+from otel_ddp.agent.verdicts.judgement import Judgement, Named
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.diagnosis.detector import Memory
 from otel_ddp.diagnosis.stall.evidence import Evidence, Group
+from otel_ddp.diagnosis.straggler.finding import RankReport, Report
+from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import JournalReader
@@ -76,6 +79,7 @@ class Bench:
         )
         self.causes = ExitCauses()
         self.sources = JournalSources(self.causes)
+        self.led: dict[Labels, Judgement] = {}
         self.ranks: list[Rank] = []
         self.made: list[Rank] = []
 
@@ -92,7 +96,7 @@ class Bench:
             if not rank.alive and not rank.journal.life.gone_ns:
                 rank.journal.life.gone_ns = now_ns
             rank.journal.poll(now_ns, rank.alive)
-        self.judge.poll(self.sources.of([rank.journal for rank in self.ranks]))
+        self.judge.poll(self.sources.of([rank.journal for rank in self.ranks]), self.led)
         with self.ledger.lock:
             self.judge.update_series(time.time_ns())
 
@@ -231,6 +235,30 @@ def test_a_late_node_has_a_series_and_so_has_each_of_its_ranks(bench: Bench) -> 
     assert found == [("straggler", "opened"), ("straggler", "closed")]
     assert bench.series(catalog.TRAINING_STRAGGLER)["2", "backward"] == 0.0
     assert bench.rows(catalog.TRAINING_NODE_STRAGGLER)[0].value == 0.0
+
+
+def test_where_another_agent_judges_now_nothing_of_the_judge_before_it_stays(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.train(150, late_ms=30)
+    labels = bench.ranks[1].journal.labels
+    alone_s = bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME)["1",]
+    report = Report((RankReport(labels, {"all": 0.0}, 500.0),), insufficient="")
+    named = [Named("straggler", labels, "forward", "", now=True)]
+    bench.led[run_labels(labels)] = Judgement("node-0", [], [], report, named, compared=2)
+    bench.poll()
+    led = bench.series(catalog.TRAINING_STRAGGLER)
+    led_s = bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME)["1",]
+    handed_over = of("straggler", bench.reported())
+    bench.led.clear()
+    bench.poll()
+    alone = bench.series(catalog.TRAINING_STRAGGLER)
+
+    assert (led["1", "backward"], led["1", "forward"]) == (0.0, 1.0)
+    assert handed_over == [("opened", "WARN"), ("closed", "INFO")]
+    # Each judge counts from its own beginning, and the counter only grows.
+    assert led_s == alone_s > 0
+    assert (alone["1", "backward"], alone["1", "forward"]) == (1.0, 0.0)
+    assert of("straggler", bench.reported()) == [("opened", "WARN")]
 
 
 def test_stalls_that_recur_have_a_series_of_their_own(bench: Bench) -> None:

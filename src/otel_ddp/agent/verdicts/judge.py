@@ -106,6 +106,7 @@ class Judge:
         reports.just_closed = None
         changes = [*case.follow(judgement), *case.poll(now_ns)]
         if judgement is not None:
+            self._reporter.hand_over(reports, judgement.by, case.sources, now_ns)
             return
         for change in changes:
             ended = case.ended_with(change.verdict)

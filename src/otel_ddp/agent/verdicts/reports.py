@@ -126,6 +126,19 @@ class VerdictReporter:
             self._write_postmortem(told, incident, sources)
 
     @errors.contained()
+    def hand_over(
+        self, told: RunReports, by: str, sources: Collection[Source], now_ns: int
+    ) -> None:
+        """The agent of another node judges the run from now on: what is open here is told there."""
+        while told.open:
+            verdict = told.open.popitem()[1].shown
+            if verdict.kind != "death":
+                past = told.past_bounds if verdict.kind in HARMLESS_VERDICTS else told.past
+                past.append(self._past(verdict, "", now_ns))
+            body = f"judged by the agent of {by} from now on: {verdict.sentence}"
+            self._record(verdict, False, body, sources, now_ns)
+
+    @errors.contained()
     def update(self, told: RunReports, verdict: Verdict, sources: Collection[Source]) -> None:
         """An open verdict may have other figures now: they are shown, and no record is made."""
         incident = told.open.get(verdict.key)

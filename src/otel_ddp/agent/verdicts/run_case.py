@@ -255,7 +255,6 @@ class RunCase:
         """
         before, self.judgement = self.judgement, judgement
         if judgement is not None:
-            self.reports.open.clear()
             return []
         found = [*self.reports.found.values()] if before is not None else []
         return [Change(each, True) for each in found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -33,8 +34,27 @@ class _Row(NamedTuple):
     metric: catalog.Metric
     labels: Labels
     value: float
-    stays: bool = False
-    """Whether it stays when its value is not known any more."""
+    stays_at: float | None = None
+    """What it stays at when it is not known any more; None: it is removed."""
+
+
+class _LostTime:
+    """What was lost to one rank, as its series has it: it never falls."""
+
+    def __init__(self) -> None:
+        self._total_s = 0.0
+        # Who has told it last, and how much that was.
+        self._told: tuple[str | None, float] = (None, 0.0)
+
+    def add(self, by: str, lost_s: float) -> float:
+        """*by*: the judge that says so. Each counts from when it began to judge."""
+        before, before_s = self._told
+        if before is None:
+            self._total_s = lost_s
+        elif before == by:
+            self._total_s += max(lost_s - before_s, 0.0)
+        self._told = by, lost_s
+        return self._total_s
 
 
 class VerdictSeries:
@@ -43,27 +63,45 @@ class VerdictSeries:
     def __init__(self, ledger: Ledger, origin_ns: int) -> None:
         """*origin_ns*: when the counters began, in nanoseconds since 1970."""
         self._ledger = ledger
-        # By run: the series that were true at the last update. Those that are no more get removed.
-        self._shown: dict[Labels, set[tuple[catalog.Metric, Labels]]] = {}
+        # By run: the series that were told at the last update, and what each stays at.
+        self._shown: dict[Labels, dict[tuple[catalog.Metric, Labels], float | None]] = {}
+        self._lost: dict[Labels, defaultdict[Labels, _LostTime]] = {}
         self._origin_ns = origin_ns
 
     def update_series(self, case: RunCase, now_ns: int) -> None:
-        """Write what is true of this run now, and remove what no longer is."""
-        shown = set()
-        for rows in (_speed, _work, _named, _stalls, _own_collectives):
-            for metric, labels, value, stays in _contained(rows, case):
-                if not case.is_here(labels):
-                    continue
-                self._ledger.put(metric, labels, value, now_ns, self._origin_ns)
-                if not stays:
-                    shown.add((metric, labels))
-        for metric, labels in self._shown.get(case.run, set()) - shown:
-            self._ledger.forget(self._ledger.series(metric, labels))
+        """Write what is true of this run now, and end what no longer is."""
+        shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
+        for rows in (self._lost_time, _speed, _work, _named, _stalls, _own_collectives):
+            for metric, labels, value, stays_at in _contained(rows, case):
+                if case.is_here(labels):
+                    self._ledger.put(metric, labels, value, now_ns, self._origin_ns)
+                    shown[metric, labels] = stays_at
+        for (metric, labels), stays_at in self._shown.get(case.run, {}).items():
+            if (metric, labels) in shown:
+                continue
+            # Of a finding too: another agent may judge the run now, which has not named this rank.
+            if stays_at is None:
+                self._ledger.forget(self._ledger.series(metric, labels))
+            else:
+                self._ledger.put(metric, labels, stays_at, now_ns, self._origin_ns)
         self._shown[case.run] = shown
+
+    def _lost_time(self, case: RunCase) -> Iterator[_Row]:
+        report, by = case.report(), ""
+        if (led := case.judgement) is not None:
+            report, by = led.report, led.by
+        known = self._lost.setdefault(case.run, defaultdict(_LostTime))
+        for rank in report.ranks:
+            if not case.is_here(rank.labels):
+                continue
+            lost_s = known[rank.labels].add(by, rank.lost_s)
+            metric = catalog.TRAINING_STRAGGLER_LOST_TIME
+            yield _Row(metric, rank.labels, lost_s, stays_at=lost_s)
 
     def forget(self, run: Labels) -> None:
         """The run is not shown any more."""
         self._shown.pop(run, None)
+        self._lost.pop(run, None)
 
 
 @errors.contained(default=())
@@ -77,7 +115,7 @@ def _named(case: RunCase) -> Iterator[_Row]:
         of_side = [("side", each.side)] if each.side else []
         where = (*each.labels, ("phase", each.phase), *of_side)
         metric = (_OF_RANKS if "rank" in dict(each.labels) else _OF_NODES)[each.kind]
-        yield _Row(metric, where, float(each.now), stays=True)
+        yield _Row(metric, where, float(each.now), stays_at=0.0)
 
 
 def _speed(case: RunCase) -> Iterator[_Row]:
@@ -86,9 +124,8 @@ def _speed(case: RunCase) -> Iterator[_Row]:
     for rank in led.ranks:
         if not case.is_here(rank.labels):
             continue
-        yield _Row(catalog.TRAINING_STRAGGLER_LOST_TIME, rank.labels, rank.lost_s, stays=True)
         if led.insufficient:
-            continue
+            break
         # 0 with an empty phase: the rank was compared and is not late.
         yield _Row(catalog.TRAINING_STRAGGLER, (*rank.labels, ("phase", "")), 0.0)
         for phase, share in rank.excess.items():
