@@ -78,10 +78,14 @@ def read_mapping(path: Path | str, most: int = _MOST_BYTES) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+def parse_json(
+    text: str | bytes,
+    parse_constant: Callable[[str], Any] | None = None,
+    parse_float: Callable[[str], Any] | None = None,
+) -> Any:
     """What any program may have written. Raises ValueError if it is damaged or nests too deeply."""
     try:
-        content = json.loads(text, parse_constant=parse_constant)
+        content = json.loads(text, parse_constant=parse_constant, parse_float=parse_float)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     level = [content]

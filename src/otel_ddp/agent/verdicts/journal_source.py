@@ -162,13 +162,20 @@ class JournalSource(Source):
 
     # -- its end
 
+    @property
+    def ended_ns(self) -> int:
+        """When it ended, by its own report if there is one."""
+        return self._reported_end_ns() or self._journal.life.gone_ns
+
+    def _reported_end_ns(self) -> int:
+        progress = self._journal.reader.progress()
+        return 0 if progress is None or progress.state not in ENDED else progress.state_since_ns
+
     def end(self) -> EndedProcess:
-        journal = self._journal
-        progress, described = journal.reader.progress(), journal.describe()
+        journal, described = self._journal, self._journal.describe()
         alive_ns, ended_ns = journal.life.seen_alive_ns, journal.life.gone_ns
-        if progress is not None and progress.state in ENDED:
-            # It reported its end: the moment of that report counts.
-            alive_ns = ended_ns = progress.state_since_ns
+        if reported_ns := self._reported_end_ns():
+            alive_ns = ended_ns = reported_ns
         return EndedProcess(
             labels=self.labels,
             state=described.state,

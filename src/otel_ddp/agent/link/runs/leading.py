@@ -29,6 +29,8 @@ _LEFT_OUT_NS = 20_000_000_000
 _MOVED_NS = 5_000_000_000
 _SILENT_NS = 5_000_000_000
 _MOST_PROCESSES = 1024
+# Of all nodes: as many as the door takes, and twice the ranks of the largest run that is judged.
+_MOST_NODES, _MOST_OF_RUN = 2048, 20_480
 _MOST_NAMED = 4
 
 
@@ -41,13 +43,13 @@ class _Node:
         self.sources: dict[int, NodeSource] = {}
         self.dropped_steps = 0
 
-    def feed(self, run: Labels, report: Any, now_ns: int) -> Iterator[NodeSource]:
-        """Take a report in; the processes that have news by it."""
+    def feed(self, run: Labels, report: Any, now_ns: int, most: int) -> Iterator[NodeSource]:
+        """Take a report in; the processes that have news by it. *most*: it may have so many."""
         known, self.sources = self.sources, {}
         if report.agent != self.agent:
             # Its agent was started again, and gives its processes other numbers.
             self.agent, known = report.agent, {-1 - at: each for at, each in known.items()}
-        for process in report.processes[:_MOST_PROCESSES]:
+        for process in report.processes[: min(_MOST_PROCESSES, most)]:
             source = known.get(process.id)
             try:
                 if process.HasField("state"):
@@ -89,6 +91,9 @@ class Leading:
         self._fresh: list[NodeSource] = []
         self._moved_ns = 0
         self._now_ns = 0
+        # How many processes more there may be.
+        self._room = _MOST_OF_RUN
+        self._has_twin = False
         self._said: Said | None = None
         self._said_ns = self._says = 0
 
@@ -105,18 +110,24 @@ class Leading:
         self._fresh, self._now_ns = [], now_ns
         if any(each.steps()[0] for each in here):
             self._moved_ns = now_ns
+        self._room = _MOST_OF_RUN - sum(len(each.sources) for each in self._nodes.values())
         for name, report in self._lead.take():
             self._take(name, report, now_ns)
 
     @errors.contained()
     def _take(self, name: str, report: Any, now_ns: int) -> None:
+        self._has_twin |= name == self._own_node
         if name == self._own_node or not report.HasField("clock_offset_ns"):
             return
         node = self._nodes.get(name)
         if node is None:
+            if len(self._nodes) >= _MOST_NODES:
+                del self._nodes[min(self._nodes, key=lambda each: self._nodes[each].heard_ns)]
             node = self._nodes[name] = _Node(report.agent)
         node.heard_ns, node.dropped_steps = now_ns, report.dropped_steps
-        self._fresh += node.feed(self._run, report, now_ns)
+        before = len(node.sources)
+        self._fresh += node.feed(self._run, report, now_ns, self._room + before)
+        self._room += before - len(node.sources)
         self._keep_history(name, report.history)
         for each in report.told:
             self._stacks.take(each)
@@ -185,6 +196,11 @@ class Leading:
 
     def describe(self) -> str:
         """For `status`."""
+        if self._has_twin:
+            return (
+                f"another node of the run is called {self._own_node} too, and is judged by its own "
+                "agent: give each node a name (OTEL_DDP_NODE)"
+            )
         if not self._nodes:
             return f"this agent leads the run, and waits for its other nodes: {self._lead.state}"
         count = len(self._nodes)

@@ -33,7 +33,7 @@ _MOST_RANKS_OF_HISTORY = 512
 _MOST_SHOWN = 1024
 
 
-class _Wanted(NamedTuple):
+class Wanted(NamedTuple):
     """What the processes of a run on this node say of its lead."""
 
     fact: LeadFact
@@ -78,7 +78,7 @@ class _Link(Protocol):
 class _Open(NamedTuple):
     """A link that is open."""
 
-    wanted: _Wanted
+    wanted: Wanted
     link: _Link
 
 
@@ -124,7 +124,7 @@ class Links:
         elif now_ns - self._at_work_ns.get(run, 0) > _AFTER_END_NS:
             self._close(run)
             return
-        wanted, known = _wanted(sources), self._open.get(run)
+        wanted, known = wanted_by(sources), self._open.get(run)
         if wanted is None or (known is not None and known.wanted == wanted):
             return
         # The first link of the run; or a new attempt, which may have another lead.
@@ -135,7 +135,7 @@ class Links:
         self._open[run] = _Open(wanted, self._opened(run, wanted))
         self._open[run].link.start()
 
-    def _opened(self, run: Labels, wanted: _Wanted) -> _Link:
+    def _opened(self, run: Labels, wanted: Wanted) -> _Link:
         # Protobuf and gRPC are loaded for runs on several nodes alone.
         from otel_ddp.agent.link.follower import Follower
         from otel_ddp.agent.link.lead import Lead
@@ -223,15 +223,21 @@ class Links:
             self._thread.stop()
 
 
-def _wanted(sources: Collection[JournalSource]) -> _Wanted | None:
+def wanted_by(sources: Collection[JournalSource]) -> Wanted | None:
     """By the newest process that knows a lead; None: this node has all ranks, or none knows one."""
     found = [(each, fact) for each in sources if (fact := lead_facts.parse(each.fact("lead")))]
     if not found:
         return None
-    _, fact = max(found, key=lambda each: (each[0].is_at_work, each[0].began_ns))
-    of_attempt = [each for each, known in found if known.secret == fact.secret]
+    newest, fact = max(found, key=lambda each: (each[0].is_at_work, each[0].began_ns))
+    # Attempts share a secret that a user has named: those that ended before do not count.
+    of_attempt = [
+        each
+        for each, known in found
+        if known.secret == fact.secret and (each.is_at_work or each.ended_ns >= newest.began_ns)
+    ] or [newest]
     world_size = max(each.state().own_world_size or 0 for each in of_attempt)
-    leads = any(
+    # Only a user names a lead to a process that is alone: it is beside a run that others train.
+    leads = world_size != 1 and any(
         each.global_rank == 0 and each.state().own_world_size == world_size for each in of_attempt
     )
     ranks = {each.global_rank for each in of_attempt}
@@ -239,7 +245,7 @@ def _wanted(sources: Collection[JournalSource]) -> _Wanted | None:
         return None
     # Rank 0 knows best where its own agent is reached.
     facts = [known for each, known in found if each in of_attempt]
-    return _Wanted(max(facts, key=lambda known: len(known.hosts)), leads, world_size)
+    return Wanted(max(facts, key=lambda known: len(known.hosts)), leads, world_size)
 
 
 def _key(run: Labels) -> tuple[str, str]:

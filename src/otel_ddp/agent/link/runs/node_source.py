@@ -22,6 +22,8 @@ _SAME_OFFSET_NS = 50_000_000
 _OFFSET_MAY_BE_OFF_NS = 5_000_000
 # A process can be asked only while its agent is heard.
 _HEARD_NS = 6_000_000_000
+# The lead keeps one of each process, and shows it.
+_LONGEST_DESCRIPTION = 16 * 1024
 
 
 class _Clock:
@@ -94,7 +96,8 @@ class NodeSource(Source):
             self._state = state._replace(began_ns=self.began_ns)
             self._told, self._described = process.state, described
         if process.HasField("end"):
-            self._note_end(pack.unpack_end(process.end, self.labels, offset_ns))
+            # Not by the offset that its phases keep: ends on several nodes are put in order.
+            self._note_end(pack.unpack_end(process.end, self.labels, clock_offset_ns))
         if process.HasField("arrivals"):
             self._arrivals = pack.unpack_json(process.arrivals)
         if process.HasField("evidence"):
@@ -214,6 +217,8 @@ class NodeSource(Source):
 
 
 def _described(state: wire.State, clock_offset_ns: int) -> ProcessState:
+    if len(state.description) > _LONGEST_DESCRIPTION:
+        raise pack.Senseless("description")
     described = ProcessState.from_json(pack.unpack_json(state.description))
     if described is None:
         raise pack.Senseless("description")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any, Protocol, TypeVar
 
+from otel_ddp import files
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.diagnosis.death.cause import EndedProcess
@@ -383,11 +385,17 @@ def unpack_cause(content: bytes) -> Mapping[str, Any]:
     return cause
 
 
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise Senseless("JSON")
+    return number
+
+
 def unpack_json(content: bytes) -> Mapping[str, Any]:
-    """A mapping as JSON."""
+    """A mapping as JSON, of which others make JSON again: a browser reads no infinite number."""
     try:
-        found = json.loads(content or b"{}")
-    except (ValueError, RecursionError):
+        found = files.parse_json(content or b"{}", parse_constant=_finite, parse_float=_finite)
+    except ValueError:
         raise Senseless("JSON") from None
     if not isinstance(found, dict):
         raise Senseless("JSON")

@@ -1,0 +1,148 @@
+"""Which agent leads a run, by its processes on one node; and what a lead keeps of the others."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make import WrittenRank
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.link import link_pb2 as wire
+from otel_ddp.agent.link.runs import leading as leading_module
+from otel_ddp.agent.link.runs import pack
+from otel_ddp.agent.link.runs.leading import Leading
+from otel_ddp.agent.link.runs.links import wanted_by
+from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.verdicts.journal_source import JournalSource
+from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.identity import lead
+from otel_ddp.journal import layout
+from otel_ddp.journal.reader import JournalReader
+
+NAMED = lead.of_token("a token of 16 letters or more", "node-0", 4711).as_json()
+RUN: Labels = (("group", "g"), ("run", "r"))
+
+Made = Callable[..., JournalSource]
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Made]:
+    """Makes a process of this rank and world whose lead a user has named, alive or not."""
+    written: list[Any] = []
+
+    def make(rank: int, world_size: int, *, alive: bool = True) -> JournalSource:
+        folder = tmp_path / str(len(written))
+        folder.mkdir()
+        made = WrittenRank(folder, rank, world_size=world_size)
+        made.writer.document(layout.FACTS, {lead.FACT: NAMED})
+        reader = JournalReader(made.writer.path)
+        feed = JournalFeed(reader, Ledger(), lambda _: "node-0")
+        if not alive:
+            feed.life.gone_ns = time.time_ns()
+        feed.poll(time.time_ns(), alive)
+        written.extend((reader, made))
+        return JournalSource(feed, ExitCauses())
+
+    yield make
+    for each in written:
+        each.close()
+
+
+def test_the_node_of_rank_0_leads_also_after_an_attempt_with_more_ranks(process: Made) -> None:
+    before = [process(rank, 6, alive=False) for rank in (2, 3)]
+    now = [process(rank, 4) for rank in (0, 1)]
+
+    wanted = wanted_by([*before, *now])
+
+    assert wanted is not None
+    assert (wanted.leads, wanted.world_size) == (True, 4)
+
+
+def test_the_node_of_rank_0_leads_on_when_that_rank_ends_first(process: Made) -> None:
+    other, first = process(1, 4), process(0, 4, alive=False)
+
+    wanted = wanted_by([first, other])
+
+    assert wanted is not None
+    assert wanted.leads
+
+
+def test_an_evaluator_alone_on_its_node_follows_the_lead_that_was_named(process: Made) -> None:
+    wanted = wanted_by([process(0, 1)])
+
+    assert wanted is not None
+    assert not wanted.leads
+
+
+# -- what an agent that has the secret can make a lead keep
+
+
+class Wire:
+    """The lead's end, as `Leading` sees it."""
+
+    state = "listens"
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[str, Any]] = []
+
+    def take(self) -> list[tuple[str, Any]]:
+        found, self.reports = self.reports, []
+        return found
+
+
+def report(node: str, processes: int, **described: Any) -> tuple[str, Any]:
+    made = wire.Report(node=node, agent=1, clock_offset_ns=0)
+    for number in range(processes):
+        state = made.processes.add(id=number).state
+        state.labels.extend(["g", "r", "train", node, str(number), str(number)])
+        state.description = json.dumps({"started_ns": 10**18, **described}).encode()
+    return node, made
+
+
+def test_a_lead_keeps_so_many_nodes_and_processes_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leading_module, "_MOST_NODES", 3)
+    monkeypatch.setattr(leading_module, "_MOST_OF_RUN", 10)
+    end: Any = Wire()
+    led = Leading(RUN, "node-0", end, lambda node, parts: None)
+    for at in range(1, 8):
+        end.reports.append(report(f"node-{at}", 4))
+        led.poll([], at)
+
+    kept = [dict(each.labels)["node"] for each in led.sources()]
+
+    assert kept == ["node-5"] * 4 + ["node-6"] * 4 + ["node-7"] * 2
+
+
+def test_a_node_with_the_name_of_the_leads_own_is_told_of() -> None:
+    end: Any = Wire()
+    led = Leading(RUN, "localhost", end, lambda node, parts: None)
+    end.reports.append(report("localhost", 1))
+    led.poll([], 1)
+
+    assert "OTEL_DDP_NODE" in led.describe()
+    assert list(led.sources()) == []
+
+
+def test_a_process_that_is_described_at_length_is_refused() -> None:
+    end: Any = Wire()
+    led = Leading(RUN, "node-0", end, lambda node, parts: None)
+    end.reports.append(report("node-1", 1, description="x" * 20_000))
+    led.poll([], 1)
+
+    assert list(led.sources()) == []
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"a": NaN}', b'{"a": 1e999}', b'{"a": ' + b"[" * 99 + b"]" * 99 + b"}"]
+)
+def test_json_that_no_browser_reads_is_refused(text: bytes) -> None:
+    with pytest.raises(pack.Senseless):
+        pack.unpack_json(text)
