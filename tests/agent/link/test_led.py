@@ -20,13 +20,24 @@ from otel_ddp.agent.link.runs.leading import Leading
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.journal_source import JournalSource, JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
+from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 
 RUN: Labels = (("group", "g"), ("run", "r"))
+VERDICT = {
+    "kind": "stall",
+    "who": dict(RUN),
+    "phase": "backward",
+    "sentence": "No rank moves.",
+    "evidence": {},
+    "step": 7,
+    "since_ns": 1,
+}
 
 
 class Cable:
@@ -256,3 +267,17 @@ def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
 def test_what_a_lead_says_without_sense_is_refused(content: bytes) -> None:
     with pytest.raises(pack.Senseless):
         said.unpack(content, RUN, [])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"step": "7"}, {"step": 2**63}, {"since_ns": 2**63}, {"until_ns": "now"}, {"who": {}}],
+)
+def test_a_verdict_of_a_lead_that_no_history_could_keep_is_left_out(
+    damage: dict[str, Any],
+) -> None:
+    judgement = Judgement("node-0", [VERDICT], [{**VERDICT, **damage}], Report((), ""), [], 0)
+
+    found = said.unpack(said.Said(judgement).to("node-1"), RUN, [])
+
+    assert (list(found.open), list(found.past)) == ([VERDICT], [])

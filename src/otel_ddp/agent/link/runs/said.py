@@ -133,7 +133,15 @@ def _is_verdict(each: Any, run: Labels) -> bool:
         and isinstance(each.get("sentence"), str)
         and isinstance(each.get("phase"), str)
         and isinstance(each.get("evidence"), dict)
-        and isinstance(each.get("since_ns"), int)
+        and _is_whole(each.get("since_ns"))
+        # The history of this node has columns for these.
+        and "step" in each
+        and all(each.get(name) is None or _is_whole(each[name]) for name in ("step", "until_ns"))
         and isinstance(each.get("who"), dict)
         and run_labels(tuple((str(k), str(v)) for k, v in each["who"].items())) == run
     )
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether it is an integer of 64 bits."""
+    return type(value) is int and abs(value) < 1 << 63
