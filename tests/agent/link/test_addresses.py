@@ -48,6 +48,17 @@ def test_an_address_of_this_machine_beyond_loopback_is_the_only_one() -> None:
     assert listened_on("192.0.2.1", "127.0.0.1", own) == own
 
 
+def test_the_first_host_that_means_an_address_of_this_machine_is_the_only_one() -> None:
+    ours = {"10.0.0.1", "172.17.0.1", "198.51.100.1"}
+
+    def listened(*hosts: str) -> list[str]:
+        return asyncio.run(addresses.to_listen_on(hosts, ours.__contains__))
+
+    assert listened("10.0.0.1", "198.51.100.1", "172.17.0.1") == ["10.0.0.1"]
+    # The master is elsewhere: any of these may be the one that others reach.
+    assert listened("192.0.2.1", "198.51.100.1", "10.0.0.1") == ["198.51.100.1", "10.0.0.1"]
+
+
 def test_a_lead_that_listens_on_all_addresses_is_reached_on_loopback(links: Links) -> None:
     lead = links.lead(hosts=["192.0.2.1"])
     follower = links.follower()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 _RESOLVE_WITHIN_S = 5.0
@@ -48,22 +48,31 @@ async def resolve(host: str) -> list[str]:
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
-async def to_listen_on(hosts: Iterable[str]) -> list[str]:
-    """The addresses of this machine among those of *hosts*; all where there is none.
+async def to_listen_on(
+    hosts: Sequence[str], is_local: Callable[[str], bool] | None = None
+) -> list[str]:
+    """The addresses of this machine that the first of *hosts* means, or the next that means any.
+
+    Mere addresses behind the first host count together: which of them leads here is not known.
+    Where no host means an address of this machine, all of its addresses.
 
     A name that resolves to loopback here (Debian names its machine so) resolves to something else
     on other nodes. Loopback counts only where nothing but loopback itself is named.
     """
-    hosts = list(hosts)
-    found: dict[str, None] = {}
-    for host in hosts:
-        with contextlib.suppress(OSError):
-            found.update(dict.fromkeys(filter(_is_local, await resolve(host))))
-    beyond = [each for each in found if not ipaddress.ip_address(each).is_loopback]
-    if beyond:
-        return beyond
+    is_local = is_local or _is_local
+    others = hosts[1:]
+    in_turn = [[each] for each in (*hosts[:1], *(one for one in others if not _is_address(one)))]
+    found: list[str] = []
+    for together in (*in_turn, [each for each in others if _is_address(each)]):
+        here: dict[str, None] = {}
+        for host in together:
+            with contextlib.suppress(OSError):
+                here.update(dict.fromkeys(filter(is_local, await resolve(host))))
+        if beyond := [each for each in here if not ipaddress.ip_address(each).is_loopback]:
+            return beyond
+        found += here
     if found and all(_is_loopback_itself(host) for host in hosts):
-        return list(found)
+        return list(dict.fromkeys(found))
     # That of IPv6 takes both kinds; a kernel may be without it.
     return [_ALL_6 if _is_local(_ALL_6) else _ALL]
 
