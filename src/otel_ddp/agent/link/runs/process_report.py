@@ -15,8 +15,8 @@ from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.stall.evidence import Evidence, Question
 from otel_ddp.diagnosis.step_facts import DeviceStep, TimedStep
 
-# What seldom changes is told again so often: the lead may have begun anew.
-_TELL_AGAIN_NS = 10_000_000_000
+# What seldom changes is told again so often, and where the lead has begun anew.
+_TELL_AGAIN_NS = 60_000_000_000
 # So many steps wait until they are sent; then the oldest are dropped.
 _MOST_STEPS = 2000
 # For so long after a question the lead is told what the kernel says of the process.
