@@ -123,12 +123,13 @@ class RealNode(Node):
         self.cut()
         leftovers.end(leftovers.NODE, self.root.name)
 
-    def pin(self, core: int) -> None:
-        """Let everything that runs here now share one core."""
+    def pin(self, *cores: int) -> None:
+        """Let everything that runs here now share these cores, or all of them again."""
+        allowed = set(cores) or os.sched_getaffinity(0)
         for pid in leftovers.living(leftovers.NODE, self.root.name):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 with contextlib.suppress(ProcessLookupError):
-                    os.sched_setaffinity(int(thread), {core})
+                    os.sched_setaffinity(int(thread), allowed)
 
     def busy(self, core: int) -> subprocess.Popen[str]:
         """A process that never leaves that core alone, until it is killed."""

@@ -21,7 +21,8 @@ AT_STEP = 60
 LIMIT_S = 4.0
 SAMPLES = 4
 
-LEADS, LED = r"leads this run: 1 other node", r"judged by the agent of node-0: connected to node-0"
+LEADS = "this agent leads the run, with 1 other node: listens on port"
+LED = "judged by the agent of node-0.*: connected to node-0"
 ALONE = r"judged here, by the ranks of this node alone: "
 
 
@@ -104,12 +105,11 @@ def test_a_cut_cable_between_agents_costs_no_step_and_no_value(two_nodes: Rig) -
         two_nodes.until_ended()
         for node in two_nodes.nodes:
             node.stop_agent()
-        found: dict[str, list[float]] = {}
+        # A request whose answer the cable has swallowed is sent again.
+        found: dict[str, set[float]] = {}
         for point in receiver.points():
             named = point.metric, point.attributes.get("name")
             if named == ("training.scalar", "samples"):
-                found.setdefault(point.attributes["rank"], []).append(point.value)
-    every_one = [SAMPLES * float(step) for step in range(1, last + 1)]
-    assert {rank: sorted(values) for rank, values in found.items()} == dict.fromkeys(
-        "0123", every_one
-    )
+                found.setdefault(point.attributes["rank"], set()).add(point.value)
+    every_one = {SAMPLES * float(step) for step in range(1, last + 1)}
+    assert found == dict.fromkeys("0123", every_one)
