@@ -33,14 +33,16 @@ Made = Callable[..., JournalSource]
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[Made]:
-    """Makes a process of this rank and world whose lead a user has named, alive or not."""
+    """Makes a process of this rank and world, alive or not, and maybe with a lead."""
     written: list[Any] = []
 
-    def make(rank: int, world_size: int, *, alive: bool = True) -> JournalSource:
+    def make(
+        rank: int, world_size: int, *, alive: bool = True, knows: bool = True
+    ) -> JournalSource:
         folder = tmp_path / str(len(written))
         folder.mkdir()
         made = WrittenRank(folder, rank, world_size=world_size)
-        made.writer.document(layout.FACTS, {lead.FACT: NAMED})
+        made.writer.document(layout.FACTS, {lead.FACT: NAMED} if knows else {})
         reader = JournalReader(made.writer.path)
         feed = JournalFeed(reader, Ledger(), lambda _: "node-0")
         if not alive:
@@ -71,6 +73,14 @@ def test_the_node_of_rank_0_leads_on_when_that_rank_ends_first(process: Made) ->
 
     assert wanted is not None
     assert wanted.leads
+
+
+def test_an_attempt_on_one_node_has_no_lead_whatever_the_last_one_had(process: Made) -> None:
+    before = [process(rank, 4, alive=False) for rank in (0, 1)]
+    now = [process(rank, 2, knows=False) for rank in (0, 1)]
+
+    assert wanted_by(before) is not None
+    assert wanted_by([*before, *now]) is None
 
 
 def test_an_evaluator_alone_on_its_node_follows_the_lead_that_was_named(process: Made) -> None:

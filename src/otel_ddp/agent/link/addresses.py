@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 _RESOLVE_WITHIN_S = 5.0
+# A name of a service in Kubernetes may have the addresses of all its pods.
+_MOST_OF_NAME = 8
 _ALL = "0.0.0.0"
 _ALL_6 = "::"
 
@@ -45,7 +47,7 @@ async def resolve(host: str) -> list[str]:
         raise OSError(f"its name did not resolve within {_RESOLVE_WITHIN_S:g} s") from None
     except UnicodeError:
         raise OSError("it is no name of a host") from None
-    return list(dict.fromkeys(str(each[4][0]) for each in found))
+    return list(dict.fromkeys(str(each[4][0]) for each in found))[:_MOST_OF_NAME]
 
 
 async def to_listen_on(

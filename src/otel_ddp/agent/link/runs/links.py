@@ -125,7 +125,11 @@ class Links:
             self._close(run)
             return
         wanted, known = wanted_by(sources), self._open.get(run)
-        if wanted is None or (known is not None and known.wanted == wanted):
+        if wanted is None:
+            # The last attempt had several nodes, and this one has not.
+            self._close(run)
+            return
+        if known is not None and known.wanted == wanted:
             return
         # The first link of the run; or a new attempt, which may have another lead.
         self._close(run)
@@ -224,11 +228,18 @@ class Links:
 
 
 def wanted_by(sources: Collection[JournalSource]) -> Wanted | None:
-    """By the newest process that knows a lead; None: this node has all ranks, or none knows one."""
+    """By the newest process that knows a lead; None: this node has all ranks, or none knows one.
+
+    An attempt whose processes know none has none, whatever those of the last one knew.
+    """
     found = [(each, fact) for each in sources if (fact := lead_facts.parse(each.fact("lead")))]
     if not found:
         return None
     newest, fact = max(found, key=lambda each: (each[0].is_at_work, each[0].began_ns))
+    if not newest.is_at_work and any(
+        each.is_at_work and each.began_ns > newest.ended_ns for each in sources
+    ):
+        return None
     # Attempts share a secret that a user has named: those that ended before do not count.
     of_attempt = [
         each

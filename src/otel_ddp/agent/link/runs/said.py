@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from otel_ddp.agent.link.limits import MOST_NODE_LETTERS
 from otel_ddp.agent.link.runs.pack import Senseless, unpack_json
 from otel_ddp.agent.verdicts.judgement import Judgement, Named
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
@@ -92,7 +93,9 @@ def unpack(
         compared = int(found["compared"])
     except (KeyError, TypeError, ValueError, AttributeError):
         raise Senseless("what the lead says") from None
-    return Judgement(str(found.get("by")), still, past, report, named, compared)
+    if not (isinstance(by := found.get("by"), str) and by.isprintable()):
+        raise Senseless("the name of the lead's node")
+    return Judgement(by[:MOST_NODE_LETTERS], still, past, report, named, compared)
 
 
 def _of_ranks(
