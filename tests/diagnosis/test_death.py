@@ -485,6 +485,17 @@ def test_where_the_lost_peer_may_be_is_given_as_far_as_it_is_known(
     assert change.verdict.sentence.endswith(f"{PEER}. {words}")
 
 
+def test_a_rank_of_another_node_was_there_when_it_was_last_heard() -> None:
+    deaths = Deaths()
+    deaths.feed(RankState(labels_of(1, node="n2")), Observation(T))
+
+    (change,) = fed(deaths, [failed(0, PEER, world=2, known_for_s=6.0)])
+
+    assert change.verdict.sentence.endswith(
+        "All its nodes are known here, and rank 1 was there when it was last heard."
+    )
+
+
 def test_a_rank_that_is_asked_to_end_while_the_others_are_there_is_what_they_lost() -> None:
     asked = killed(1, 0.05, signal="SIGTERM")
     # It reports a lost peer before the end of the other one is seen, and leaves after that.

@@ -392,10 +392,14 @@ def _other_end(
             return "No rank here reports another cause: it is on another node, or in the network"
         return "The other end may be on another node: look there"
     nodes = {dict(labels).get("node") for labels in (*at_work, *ended)}
-    alone = "The run is on this node alone" if len(nodes) == 1 else "All its nodes are known here"
+    is_alone = len(nodes) == 1
+    alone = "The run is on this node alone" if is_alone else "All its nodes are known here"
+    if at_work and is_alone:
+        return f"{alone}, and {rank_names(at_work)} {verb(at_work, 'is', 'are')} still there"
     if at_work:
-        are = verb(at_work, "is", "are")
-        return f"{alone}, and {rank_names(at_work)} {are} still there"
+        # Their node may have gone this second: it takes some to notice.
+        was, it_was = verb(at_work, "was", "were"), verb(at_work, "it was", "they were")
+        return f"{alone}, and {rank_names(at_work)} {was} there when {it_was} last heard"
     return f"{alone}, and no rank reports another cause"
 
 
