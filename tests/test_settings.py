@@ -47,9 +47,10 @@ def test_a_value_that_means_nothing_is_told_before_the_first_step(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # An agent is wanted, and none is started.
+    # An agent is wanted, and none is started or waited for.
     monkeypatch.delenv("OTEL_DDP_AGENT")
     monkeypatch.setattr(agent_start, "ensure_agent", lambda _: None)
+    monkeypatch.setattr(agent_start, "wait_for_agent", lambda *_: None)
     monkeypatch.setenv(variable, "banana")
 
     if variable.startswith("OTEL_DDP_") and variable not in FREE:
