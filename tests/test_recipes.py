@@ -53,7 +53,11 @@ def test_a_recipe_touches_four_files_at_most_and_names_what_is_in_them(recipe: s
 
 
 @pytest.mark.parametrize(
-    ("walk", "most"), [("A value", 15), ("A step", 15), ("A hang", 15), ("The end of a process", 4)]
+    ("walk", "most"),
+    [
+        *[("A value", 15), ("A step", 15), ("A run on several nodes", 15), ("A hang", 15)],
+        ("The end of a process", 4),
+    ],
 )
 def test_a_walk_passes_files_that_there_are_and_few_of_them(walk: str, most: int) -> None:
     text = text_of("how-it-works.md").partition(f"**{walk}**")[2]
