@@ -29,6 +29,7 @@ class Run:
         self.now_ns, self.step, self.step_s = 1000 * S, 0, step_s
         self.since_ns = self.now_ns
         self.changes: list[Change] = []
+        self.waits_in: frozenset[str] = frozenset()
 
     def go_on(
         self,
@@ -59,7 +60,9 @@ class Run:
         parts = Parts(began_ns, bytes([4]), (took_ns,))
         made = [Step(self.step, began_ns, self.now_ns, parts, (), 0.0, False, 0)] if moves else []
         labels = labels_of(rank)
-        position = Position(labels, True, "running", self.step, phase, self.since_ns)
+        position = Position(
+            *(labels, True, "running", self.step, phase, self.since_ns), waits_in=self.waits_in
+        )
         seen = Observation(self.now_ns, batches_of(made), position=position)
         self.silence.feed(RankState(labels, 6, 6), seen)
 
@@ -92,6 +95,21 @@ def test_a_node_is_not_waited_for_while_another_rank_saves() -> None:
     run.go_on(20)
 
     assert run.go_on(30, unheard={1}, moves=False, phase="checkpoint") == []
+
+
+def test_a_rank_that_uploads_its_model_at_the_end_waits_for_no_node() -> None:
+    run = Run()
+    run.go_on(20)
+
+    assert run.go_on(30, unheard={1}, moves=False, phase="other") == []
+
+
+def test_a_rank_in_a_collective_of_its_program_waits() -> None:
+    run = Run()
+    run.waits_in = frozenset({"other"})
+    run.go_on(20)
+
+    assert run.go_on(13, unheard={1}, moves=False, phase="other") == ["silence opened"]
 
 
 def test_a_step_of_20_s_is_no_wait() -> None:

@@ -30,6 +30,7 @@ class _Rank:
         self.node = tuple(label for label in labels if label[0] in NODE_LABELS)
         self.position: Position | None = None
         self.heard_ns = self.moved_ns = 0
+        self.has_device = False
         self.steps_ns: deque[int] = deque(maxlen=_STEPS_KEPT)
 
     def waits(self, now_ns: int) -> bool:
@@ -37,8 +38,19 @@ class _Rank:
         position = self.position
         if position is None or not self.steps_ns or position.phase in _OWN_AFFAIRS:
             return False
+        if position.phase == "other" and not self._may_wait_in_other(position):
+            return False
         stands_ns = max(_STANDS_NS, int(_STEPS * max(self.steps_ns)))
         return now_ns - self.moved_ns >= stands_ns
+
+    def _may_wait_in_other(self, position: Position) -> bool:
+        """Outside its steps' phases: a rank may upload its model there when all others have ended.
+
+        It waits in collectives of its own program, or for its device, which waits for others.
+        """
+        if position.name:
+            return False
+        return self.has_device or position.waits_in is None or "other" in position.waits_in
 
 
 class Silence(Detector):
@@ -58,7 +70,7 @@ class Silence(Detector):
         known = self._ranks.get(rank.labels)
         if known is None:
             known = self._ranks[rank.labels] = _Rank(rank.labels)
-        known.heard_ns = seen.now_ns
+        known.heard_ns, known.has_device = seen.now_ns, rank.device_clock is not None
         for batch in seen.batches:
             known.steps_ns.extend([each.ended_ns - each.began_ns for each in batch.steps])
         position, before = seen.position, known.position
