@@ -182,7 +182,7 @@ def test_values_of_another_type_are_shown_and_stop_nothing(odd: Any, place: Here
 
 
 def test_a_run_that_cannot_be_judged_is_shown_with_the_reason_and_its_board() -> None:
-    why = "insufficient data: fewer than two ranks are at work on this node"
+    why = "insufficient data: fewer than two known ranks are at work"
     others = [{"run": "other", "why": "of another"}, {"run": "one", "group": "g", "why": "as well"}]
     agent = {"insufficient": [{"run": "one", "why": why}, *others], "grafana": "https://g.example"}
 

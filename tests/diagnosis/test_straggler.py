@@ -473,7 +473,7 @@ def test_a_hint_is_part_of_the_sentence() -> None:
 @pytest.mark.parametrize(
     ("ranks", "pattern", "why"),
     [
-        (1, [(300, ())], "fewer than two ranks are at work on this node"),
+        (1, [(300, ())], "fewer than two known ranks are at work"),
         (4, [(60, ())], "40 of the first 90 steps to compare"),
         (4, [(200, ()), (250, (3,))], "no steps any more from rank 3"),
         (4, [(1, ()), (2, (3,))] * 200, "for most steps, the records of some ranks are missing"),
@@ -494,7 +494,7 @@ def test_ranks_that_have_made_no_step_yet_are_not_taken_for_absent() -> None:
     for rank in range(3):
         job.told.know(rank)
     # Of a program that only logs no step is to be expected.
-    assert job.report().insufficient == "insufficient data: the ranks on this node make no steps"
+    assert job.report().insufficient == "insufficient data: the known ranks make no steps"
     job.steps(300)
     assert job.report().insufficient == "insufficient data: no step yet of rank 1, 2"
 
@@ -502,7 +502,7 @@ def test_ranks_that_have_made_no_step_yet_are_not_taken_for_absent() -> None:
         job.told.forget(rank)
 
     assert job.report().insufficient == (
-        "insufficient data: fewer than two ranks are at work on this node"
+        "insufficient data: fewer than two known ranks are at work"
     )
 
 

@@ -99,7 +99,7 @@ class Observation(NamedTuple):
 
 
 class Detector(Protocol):
-    """Finds one kind of trouble among the ranks of one run on this node."""
+    """Finds one kind of trouble among the ranks of one run."""
 
     def feed(self, rank: RankState, seen: Observation) -> None:
         """What is new of a rank."""

@@ -22,7 +22,7 @@ class _Found(NamedTuple):
 
 
 class Nonfinite(Detector):
-    """The logged values of one run on this node.
+    """The logged values of one run.
 
     One verdict a run: once the loss is NaN, nearly every value soon is, on every rank.
     """

@@ -34,7 +34,7 @@ class _Block(NamedTuple):
 
 
 class Regression:
-    """One run on this node: what was usual, and whether it is slower now."""
+    """One run: what was usual, and whether it is slower now."""
 
     def __init__(self, labels: Labels) -> None:
         self._who = labels

@@ -141,6 +141,16 @@ def test_a_node_with_the_name_of_the_leads_own_is_told_of() -> None:
     assert list(led.sources()) == []
 
 
+def test_another_node_does_not_speak_for_the_leads_own_ranks() -> None:
+    end: Any = Wire()
+    led = Leading(RUN, "node-0", end, lambda node, parts: None)
+    _, made = report("node-0", 1)
+    end.reports.append(("node-1", made))
+    led.poll([], 1)
+
+    assert list(led.sources()) == []
+
+
 def test_a_process_that_is_described_at_length_is_refused() -> None:
     end: Any = Wire()
     led = Leading(RUN, "node-0", end, lambda node, parts: None)

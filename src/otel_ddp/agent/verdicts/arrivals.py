@@ -64,7 +64,7 @@ class _Rank:
 
 
 class Arrivals(Detector):
-    """The ranks of one run on this node, where journals do not tell waits from work."""
+    """The ranks of one run, where journals do not tell waits from work."""
 
     def __init__(
         self,

@@ -154,7 +154,7 @@ class _Exit:
 
 
 class Exits:
-    """The processes of one run on this node that have ended."""
+    """The processes of one run that have ended."""
 
     def __init__(self) -> None:
         self.new: list[Labels] = []

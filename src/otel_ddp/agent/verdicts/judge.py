@@ -1,4 +1,4 @@
-"""Judges the runs of this node: feeds their detectors, polls them, and reports what they find."""
+"""Judges runs: feeds their detectors, polls them, and reports what they find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run on this node: its detectors, what they are fed, and what they find."""
+"""One run: its detectors, what they are fed, and what they find."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class _Incident:
 
 
 class Deaths(Detector):
-    """The ends of one run on this node. An incident is one verdict, however many ranks it took."""
+    """The ends of one run. An incident is one verdict, however many ranks it took."""
 
     def __init__(
         self, stall: Callable[[], str] = str, unheard: Callable[[], Collection[Labels]] = tuple

@@ -1,4 +1,4 @@
-"""Opens a verdict when no rank of a run on this node moves, and closes it when one does."""
+"""Opens a verdict when no rank of a run moves, and closes it when one does."""
 
 from __future__ import annotations
 

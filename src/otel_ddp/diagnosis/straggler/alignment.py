@@ -156,7 +156,7 @@ class Alignment:
     def why_not_comparable(self) -> str:
         """Why the ranks cannot be compared; empty where they can."""
         if len(self._ranks) < 2:
-            return "fewer than two ranks are at work on this node"
+            return "fewer than two known ranks are at work"
         if self._count_differently():
             return "the step numbers of the ranks do not match"
         most = max(rank.since_row for rank in self._ranks.values())

@@ -285,5 +285,5 @@ class Stragglers(Detector):
         if untimed := self._named(lambda rank: rank.device_clock and rank.labels not in ranks):
             return f"no step yet that the device's clock has timed of rank {untimed}"
         if not len(ranks):
-            return "the ranks on this node make no steps"
+            return "the known ranks make no steps"
         return f"no step yet of rank {others}"

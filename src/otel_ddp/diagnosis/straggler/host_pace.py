@@ -38,7 +38,7 @@ class _MoreNs(NamedTuple):
 
 
 class HostPace:
-    """The hosts of the ranks of one run on this node."""
+    """The hosts of the ranks of one run."""
 
     def __init__(self) -> None:
         self._hosts: dict[Labels, HostNeed] = {}

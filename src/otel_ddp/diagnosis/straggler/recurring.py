@@ -85,7 +85,7 @@ class _Rank:
 
 
 class RecurringStalls:
-    """The ranks of one run on this node. Fed with each ordinary step of all ranks."""
+    """The ranks of one run. Fed with each ordinary step of all ranks."""
 
     def __init__(self) -> None:
         self._ranks: list[_Rank] = []

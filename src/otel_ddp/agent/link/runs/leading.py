@@ -32,12 +32,15 @@ _MOST_PROCESSES = 1024
 # Of all nodes: as many as the door takes, and twice the ranks of the largest run that is judged.
 _MOST_NODES, _MOST_OF_RUN = 2048, 20_480
 _MOST_NAMED = 4
+# A person's question goes to so many processes of one rank: each may take seconds to answer.
+_MOST_ASKED = 4
 
 
 class _Node:
     """One other node of the run."""
 
-    def __init__(self, agent: int) -> None:
+    def __init__(self, agent: int, lead_node: str) -> None:
+        self._lead_node = lead_node
         self.agent = agent
         self.heard_ns = 0
         self.sources: dict[int, NodeSource] = {}
@@ -67,8 +70,11 @@ class _Node:
         for each in known.values():
             if each.is_described_by(state):
                 return each
-        if run_labels(pack.unpack_labels(state)) != run:
+        labels = pack.unpack_labels(state)
+        if run_labels(labels) != run:
             raise pack.Senseless("a process of another run")
+        if dict(labels)["node"] == self._lead_node:
+            raise pack.Senseless("a process of the lead's own node")
         return NodeSource(state, clock_offset_ns)
 
 
@@ -123,7 +129,7 @@ class Leading:
         if node is None:
             if len(self._nodes) >= _MOST_NODES:
                 del self._nodes[min(self._nodes, key=lambda each: self._nodes[each].heard_ns)]
-            node = self._nodes[name] = _Node(report.agent)
+            node = self._nodes[name] = _Node(report.agent, self._own_node)
         node.heard_ns, node.dropped_steps = now_ns, report.dropped_steps
         before = len(node.sources)
         self._fresh += node.feed(self._run, report, now_ns, self._room + before)
@@ -157,6 +163,8 @@ class Leading:
                 found.append(
                     {**(self._stacks.ask(source) or why), "rank": rank, "pid": process.pid}
                 )
+            if len(found) == _MOST_ASKED:
+                break
         return found
 
     def answer(self, judgement: Judgement | None, now_ns: int) -> None:
