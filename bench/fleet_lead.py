@@ -26,6 +26,7 @@ from node import Node  # noqa: E402
 from otel_ddp.agent.link.follower import Follower  # noqa: E402
 from otel_ddp.agent.link.link_thread import LinkThread  # noqa: E402
 from otel_ddp.agent.link.runs.following import Following  # noqa: E402
+from otel_ddp.agent.link.runs.wall_clock import WallClock  # noqa: E402
 from otel_ddp.agent.reading.steps import Parts, Step  # noqa: E402
 from otel_ddp.diagnosis.detector import RankState  # noqa: E402
 from otel_ddp.diagnosis.stall.evidence import Evidence, Position  # noqa: E402
@@ -58,9 +59,10 @@ class PlayedProcess:
     is_here = has_news = trains = is_at_work = True
     project = ""
 
-    def __init__(self, rank: int, world: int, began_ns: int) -> None:
+    def __init__(self, rank: int, world: int, began_ns: int, shift_ns: int) -> None:
         self.labels, self.began_ns = labels(rank), began_ns
         self._world, self._until_ns, self._number = world, began_ns, 0
+        self._shift_ns = shift_ns
         self._chance = random.Random(rank)
         self._new: list[Step] = []
         who: dict[str, Any] = {**dict(self.labels), "rank": rank, "local_rank": rank % RANKS}
@@ -78,7 +80,7 @@ class PlayedProcess:
 
     def state(self) -> RankState:
         own = {"own_world_size": self._world, "began_ns": self.began_ns}
-        return RankState(self.labels, waits_known=True, **own)
+        return RankState(self.labels, waits_known=True, clock_shift_ns=self._shift_ns, **own)
 
     def steps(self) -> tuple[list[Step], list[Step]]:
         new, self._new = self._new, []
@@ -140,15 +142,16 @@ def play(node: Node, nodes: int, seconds: float, late_after: float) -> None:
     usage = Usage(int(node.agent()["pid"]))
     thread = LinkThread()
     thread.start()
+    clock = WallClock()
     links, processes = [], []
     for number in range(1, nodes):
         follower = Follower(
             thread, bytes.fromhex(SECRET), node=f"node-{number}", hosts=["127.0.0.1"], ports=PORTS
         )
         ranks = range(number * RANKS, (number + 1) * RANKS)
-        processes.append([PlayedProcess(rank, world, began_ns) for rank in ranks])
-        origin_ns = time.time_ns() - time.monotonic_ns()
-        links.append(Following(run_labels(labels(0)), follower, origin_ns, None))
+        shift_ns = -clock.origin_ns
+        processes.append([PlayedProcess(rank, world, began_ns, shift_ns) for rank in ranks])
+        links.append(Following(run_labels(labels(0)), follower, clock, None))
         links[-1].start()
     began_s, own_s = time.monotonic(), time.process_time()
     chance, late_node, told_s, turn = random.Random(0), nodes // 2, 0.0, 0

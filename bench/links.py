@@ -27,6 +27,7 @@ from otel_ddp.agent.link.link_pb2 import Process, Report
 from otel_ddp.agent.link.link_thread import LinkThread
 from otel_ddp.agent.link.runs import pack
 from otel_ddp.agent.link.runs.leading import Leading
+from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.agent.service.startup import TICK_S
 from otel_ddp.agent.verdicts.judge import Judge
@@ -70,7 +71,7 @@ class Judging:
 
     def __init__(self, lead: Lead, folder: Path, judges: bool) -> None:
         self.judge = Judge(Ledger(), 60.0, folder)
-        self.leading = Leading(RUN, "lead", lead)
+        self.leading = Leading(RUN, "lead", lead, lambda node, parts: None, WallClock())
         self._lead, self._judges = lead, judges
         self.reports = 0
 

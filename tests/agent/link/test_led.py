@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import pack, said
 from otel_ddp.agent.link.runs.following import Following
 from otel_ddp.agent.link.runs.leading import Leading
+from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.journal_source import JournalSource, JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
@@ -43,10 +45,11 @@ VERDICT = {
 class Cable:
     """Both ends of a link, without a network: a lead for `Leading`, a follower for `Following`."""
 
-    state, clock_offset_ns, resets, dropped_steps = "connected", 0, 0, 0
+    state, resets, dropped_steps = "connected", 0, 0
 
     def __init__(self) -> None:
         self.is_cut = False
+        self.clock_offset_ns = 0
         self.reports: list[tuple[str, Any]] = []
         self.answers: list[Any] = []
 
@@ -54,7 +57,7 @@ class Cable:
     def stop(self) -> None: ...
 
     def send(self, report: Any, *, steps: int = 0) -> None:
-        report.node, report.agent, report.clock_offset_ns = "node-1", 7, 0
+        report.node, report.agent, report.clock_offset_ns = "node-1", 7, self.clock_offset_ns
         self.reports.append(("node-1", wire.Report.FromString(report.SerializeToString())))
 
     def answer(self, node: str, answer: Any) -> None:
@@ -146,9 +149,10 @@ class TwoAgents:
         self.lead, self.led = (Agent(folder / str(number), number) for number in (0, 1))
         lead_end: Any = _End(self.cable, self.cable.reports_taken)
         led_end: Any = _End(self.cable, self.cable.answers_taken)
-        self.leading = Leading(RUN, "node-0", lead_end, lambda node, parts: None)
-        origin_ns = time.time_ns() - time.monotonic_ns()
-        self.following = Following(RUN, led_end, origin_ns, None)
+        self._origin_ns = [time.time_ns() - time.monotonic_ns()] * 2
+        self._clocks = [WallClock(partial(self._origin_ns.__getitem__, at)) for at in (0, 1)]
+        self.leading = Leading(RUN, "node-0", lead_end, lambda node, parts: None, self._clocks[0])
+        self.following = Following(RUN, led_end, self._clocks[1], None)
         self._number = 0
 
     def train(self, steps: int, late: int) -> None:
@@ -161,6 +165,12 @@ class TwoAgents:
                 each.step({**spent, "comm_wait": 13.5 - own - jitter})
             if self._number % 25 == 0:
                 self.poll()
+
+    def set_clock(self, node: int, forward_ns: int) -> None:
+        """Set the wall clock of a node: its processes go on with the time they began with."""
+        self._origin_ns[node] += forward_ns
+        self._clocks[node].update()
+        self.cable.clock_offset_ns = self._origin_ns[0] - self._origin_ns[1]
 
     def poll(self) -> None:
         here = self.led.read()
@@ -246,6 +256,19 @@ def test_the_death_of_a_rank_is_told_also_when_its_journal_is_gone(agents: TwoAg
     # No step comes twice, and the other rank goes on.
     ended, going = sorted(agents.leading.sources(), key=lambda each: each.is_at_work)
     assert (steps, len(ended.steps()[0]), going.is_at_work) == (50, 0, True)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_ranks_are_compared_also_after_the_clock_of_a_node_was_set(
+    agents: TwoAgents, node: int
+) -> None:
+    agents.train(25, late=-1)
+    agents.set_clock(node, 3_000_000_000)
+
+    # No step is lost: without the first ones of the processes there are 90, and it takes these.
+    agents.train(100, late=-1)
+
+    assert agents.lead.judge.insufficient() == []
 
 
 def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:

@@ -17,6 +17,7 @@ from otel_ddp.agent.link.runs import leading as leading_module
 from otel_ddp.agent.link.runs import pack
 from otel_ddp.agent.link.runs.leading import Leading
 from otel_ddp.agent.link.runs.links import wanted_by
+from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.journal_source import JournalSource
 from otel_ddp.agent.verdicts.observe import ExitCauses
@@ -121,7 +122,7 @@ def test_a_lead_keeps_so_many_nodes_and_processes_and_no_more(
     monkeypatch.setattr(leading_module, "_MOST_NODES", 3)
     monkeypatch.setattr(leading_module, "_MOST_OF_RUN", 10)
     end: Any = Wire()
-    led = Leading(RUN, "node-0", end, lambda node, parts: None)
+    led = Leading(RUN, "node-0", end, lambda node, parts: None, WallClock())
     for at in range(1, 8):
         end.reports.append(report(f"node-{at}", 4))
         led.poll([], at)
@@ -133,7 +134,7 @@ def test_a_lead_keeps_so_many_nodes_and_processes_and_no_more(
 
 def test_a_node_with_the_name_of_the_leads_own_is_told_of() -> None:
     end: Any = Wire()
-    led = Leading(RUN, "localhost", end, lambda node, parts: None)
+    led = Leading(RUN, "localhost", end, lambda node, parts: None, WallClock())
     end.reports.append(report("localhost", 1))
     led.poll([], 1)
 
@@ -153,7 +154,7 @@ def test_another_node_does_not_speak_for_the_leads_own_ranks() -> None:
 
 def test_a_process_that_is_described_at_length_is_refused() -> None:
     end: Any = Wire()
-    led = Leading(RUN, "node-0", end, lambda node, parts: None)
+    led = Leading(RUN, "node-0", end, lambda node, parts: None, WallClock())
     end.reports.append(report("node-1", 1, description="x" * 20_000))
     led.poll([], 1)
 

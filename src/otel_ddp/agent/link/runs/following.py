@@ -10,6 +10,7 @@ from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import pack, said
 from otel_ddp.agent.link.runs.process_report import ProcessReport
 from otel_ddp.agent.link.runs.stacks import StacksHere
+from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.verdicts.journal_source import JournalSource
 from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.diagnosis.stall.evidence import Question
@@ -39,14 +40,14 @@ class Following:
     """One a run. Called from the agent's loop alone."""
 
     def __init__(
-        self, run: Labels, follower: Follower, origin_ns: int, history: History | None
+        self, run: Labels, follower: Follower, clock: WallClock, history: History | None
     ) -> None:
-        """*origin_ns*: when the monotonic clock was 0. *history*: None: the lead keeps none."""
+        """*clock*: of this node. *history*: None: the lead keeps none."""
         self._run = run
         self._history = history
         self._stacks = StacksHere()
         self._follower = follower
-        self._origin_ns = origin_ns
+        self._clock = clock
         self._processes: dict[JournalSource, ProcessReport] = {}
         self._numbers = 0
         self._report_at_ns = 0
@@ -101,7 +102,7 @@ class Following:
         if self._history is not None and (led := self.judgement()) is not None:
             report.history.extend(self._history(led.by, str(self._resets), offset_ns))
         for process in self._processes.values():
-            steps += process.write(report.processes.add(), now_ns, self._origin_ns)
+            steps += process.write(report.processes.add(), now_ns, self._clock.origin_ns)
         self._follower.send(report, steps=steps)
 
     @errors.contained()

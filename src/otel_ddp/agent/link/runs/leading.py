@@ -11,6 +11,7 @@ from otel_ddp.agent.link.runs import pack
 from otel_ddp.agent.link.runs.node_source import NodeSource
 from otel_ddp.agent.link.runs.said import Said
 from otel_ddp.agent.link.runs.stacks import StacksElsewhere
+from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.say import about, first_of, plural
@@ -87,11 +88,16 @@ class Leading:
         node: str,
         lead: Lead,
         keep_history: Callable[[str, Collection[bytes]], None],
+        clock: WallClock,
     ) -> None:
-        """*node*: of this agent. *keep_history*: takes a node, and parts of its history."""
+        """*node*: of this agent; *clock*: its own.
+
+        *keep_history*: takes a node, and parts of its history.
+        """
         self._run, self._own_node = run, node
         self._lead = lead
         self._keep_history = keep_history
+        self._clock = clock
         self._stacks = StacksElsewhere()
         self._nodes: dict[str, _Node] = {}
         self._fresh: list[NodeSource] = []
@@ -131,6 +137,8 @@ class Leading:
                 del self._nodes[min(self._nodes, key=lambda each: self._nodes[each].heard_ns)]
             node = self._nodes[name] = _Node(report.agent, self._own_node)
         node.heard_ns, node.dropped_steps = now_ns, report.dropped_steps
+        # The offset is to this node's clock as it is set now. The judge's goes on without jumps.
+        report.clock_offset_ns -= self._clock.set_by_ns
         before = len(node.sources)
         self._fresh += node.feed(self._run, report, now_ns, self._room + before)
         self._room += before - len(node.sources)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from otel_ddp import errors
 from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.verdicts.journal_source import JournalSource
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.judgement import Judgement
@@ -93,6 +94,7 @@ class Links:
         self._clock = clock
         # All times are on this clock, as the judge's: it goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
+        self._wall_clock = WallClock()
         self._thread: LinkThread | None = None
         self._open: dict[Labels, _Open] = {}
         self._at_work_ns: dict[Labels, int] = {}
@@ -107,6 +109,7 @@ class Links:
     def poll(self, here: Collection[JournalSource]) -> None:
         """Once a round, before the judge. *here*: the processes of this node."""
         now_ns = self._origin_ns + self._clock()
+        self._wall_clock.update()
         by_run: dict[Labels, list[JournalSource]] = {}
         for source in here:
             by_run.setdefault(run_labels(source.labels), []).append(source)
@@ -155,13 +158,13 @@ class Links:
         if wanted.leads:
             lead = Lead(self._thread, secret, node=self._node, hosts=fact.hosts, ports=fact.ports)
             keep_history = partial(self._histories.take_parts, _key(run))
-            return Leading(run, self._node, lead, keep_history)
+            return Leading(run, self._node, lead, keep_history, self._wall_clock)
         follower = Follower(
             self._thread, secret, node=self._node, hosts=fact.hosts, ports=fact.ports
         )
         is_told = wanted.world_size <= _MOST_RANKS_OF_HISTORY
         history = partial(self._histories.parts_for_lead, _key(run)) if is_told else None
-        return Following(run, follower, self._origin_ns, history)
+        return Following(run, follower, self._wall_clock, history)
 
     def _close(self, run: Labels) -> None:
         self._too_large.pop(run, None)

@@ -51,11 +51,13 @@ class _NewSteps:
             self._host.extend(steps)
             self._device.extend(device_steps)
 
-    def write(self, message: wire.Process) -> int:
-        """All of them; how many they are."""
+    def write(self, message: wire.Process, ahead_ns: int) -> int:
+        """All of them; how many they are. *ahead_ns*: what to add to their times."""
         count = len(self._host)
         pack.pack_steps(message.steps, list(self._host))
         pack.pack_device_steps(message.device_steps, list(self._device))
+        for each in (*message.steps, *message.device_steps):
+            each.began_ns += ahead_ns
         self._host.clear()
         self._device.clear()
         return count
@@ -70,6 +72,7 @@ class ProcessReport:
         self._source = source
         self._steps = _NewSteps()
         self._told: tuple[int, bytes] = (0, b"")
+        self._origin_ns = 0
         self._memory_at_ns = 0
         self._asked_ns = 0
         self._waits_for_arrivals = False
@@ -127,11 +130,13 @@ class ProcessReport:
     def write(self, message: wire.Process, now_ns: int, origin_ns: int) -> int:
         """All that is new since the last call; how many steps that is.
 
-        *origin_ns*: when the monotonic clock was 0.
+        *origin_ns*: when the monotonic clock was 0, by the wall clock as it is set now.
         """
         source, self.is_urgent = self._source, False
+        self._origin_ns = origin_ns
         message.id = self.number
-        steps = self._steps.write(message)
+        # A process goes on with the time that it began with, also where the clock is set later.
+        steps = self._steps.write(message, origin_ns + source.state().clock_shift_ns)
         if self._final is not None and self._ended is not None:
             message.MergeFrom(self._final)
             self._write_end(message, self._ended)
@@ -166,7 +171,8 @@ class ProcessReport:
 
     def _state(self) -> Any:
         source, state = self._source, wire.State()
-        pack.pack_state(state, source.labels, source.state(), source.project, source.trains)
+        rank = source.state()._replace(clock_shift_ns=-self._origin_ns)
+        pack.pack_state(state, source.labels, rank, source.project, source.trains)
         described = source.describe().to_json()
         constant = {word: each for word, each in described.items() if word not in _MOVING}
         state.description = json.dumps(constant).encode()
