@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
     """Of what is over: when it ended, if that is known to be before it was noticed."""
 
     @property
-    def key(self) -> tuple[str, Labels]:
+    def key(self) -> tuple[Kind, Labels]:
         """Two verdicts with the same key are the same incident."""
         return self.kind, self.labels
 

@@ -271,6 +271,22 @@ def test_ranks_are_compared_also_after_the_clock_of_a_node_was_set(
     assert agents.lead.judge.insufficient() == []
 
 
+def test_a_late_rank_is_named_by_its_own_agent_where_the_lead_cannot_compare(
+    agents: TwoAgents,
+) -> None:
+    # The nodes do not wait for each other: one is minutes behind.
+    for each in agents.led.ranks:
+        each.step({"other": 300_000.0})
+
+    agents.train(600, late=3)
+
+    (lacks,) = agents.lead.judge.insufficient()
+    assert lacks["why"] == "insufficient data: the step numbers of the ranks do not match"
+    assert (agents.lead.late(), agents.led.late()) == ([], ["3"])
+    assert (agents.led.judge.insufficient(), agents.led.named()) == ([], {"3": 1.0})
+    assert "straggler" in agents.led.reported()
+
+
 def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
     agents.train(250, late=3)
     judgement = agents.lead.judge.judgement(RUN, "node-0")

@@ -144,7 +144,7 @@ def test_a_node_with_the_name_of_the_leads_own_is_told_of() -> None:
 
 def test_another_node_does_not_speak_for_the_leads_own_ranks() -> None:
     end: Any = Wire()
-    led = Leading(RUN, "node-0", end, lambda node, parts: None)
+    led = Leading(RUN, "node-0", end, lambda node, parts: None, WallClock())
     _, made = report("node-0", 1)
     end.reports.append(("node-1", made))
     led.poll([], 1)

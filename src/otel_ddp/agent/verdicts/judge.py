@@ -62,7 +62,7 @@ class Judge:
     ) -> None:
         """Feed what is new to the detectors, and report what they find.
 
-        *judgements*: of the runs that other agents lead now. Nothing is reported of those here.
+        *judgements*: of the runs that other agents lead now. What these judge is not reported here.
         """
         now_ns = self._origin_ns + self._clock()
         # Of two processes with the same labels, the newer one counts.
@@ -104,11 +104,13 @@ class Judge:
         # All detectors are polled before the first report: post-mortems list the other findings.
         reports = case.reports
         reports.just_closed = None
-        changes = [*case.follow(judgement), *case.poll(now_ns)]
+        changes = [*case.follow(judgement, now_ns), *case.poll(now_ns)]
         if judgement is not None:
-            self._reporter.hand_over(reports, judgement.by, case.sources, now_ns)
-            return
+            over = [each for each in reports.open if not case.led.stands(each[0])]
+            self._reporter.hand_over(reports, over, judgement.by, case.sources, now_ns)
         for change in changes:
+            if not case.led.stands(change.verdict.kind):
+                continue
             ended = case.ended_with(change.verdict)
             self._reporter.report(reports, change, case.sources, now_ns, ended)
         for verdict in case.present():
@@ -141,9 +143,9 @@ class Judge:
         return found[-_MOST_SHOWN:]
 
     def _open(self, case: RunCase) -> list[dict[str, Any]]:
-        if (judgement := case.judgement) is not None:
-            return [dict(each) for each in judgement.open]
-        return [self._reporter.plain(each.shown) for each in [*case.reports.open.values()]]
+        led = () if case.judgement is None else case.judgement.open
+        own = [self._reporter.plain(each.shown) for each in [*case.reports.open.values()]]
+        return [*(dict(each) for each in led), *own]
 
     def past(self) -> list[dict[str, Any]]:
         """The verdicts that are over, as long as their runs are shown."""
@@ -160,8 +162,7 @@ class Judge:
         """The runs whose ranks cannot be compared, and why."""
         found = []
         for run, case in list(self._cases.items()):
-            judgement = case.judgement
-            report = case.last_report if judgement is None else judgement.report
+            report = case.comparison
             if report is not None and report.insufficient:
                 found.append({**dict(run), "why": report.insufficient})
         return found

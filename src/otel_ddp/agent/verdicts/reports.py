@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,9 @@ class RunReports:
 
     def __init__(self, run: Labels) -> None:
         self.run = run
-        self.open: dict[tuple[str, Labels], Incident] = {}
+        self.open: dict[tuple[Kind, Labels], Incident] = {}
         # What the detectors have found and is not over, reported or not.
-        self.found: dict[tuple[str, Labels], Verdict] = {}
+        self.found: dict[tuple[Kind, Labels], Verdict] = {}
         # The last verdicts that are over, as JSON.
         self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
         # Those that a history alone tells: what has bounded the run.
@@ -127,11 +127,16 @@ class VerdictReporter:
 
     @errors.contained()
     def hand_over(
-        self, told: RunReports, by: str, sources: Collection[Source], now_ns: int
+        self,
+        told: RunReports,
+        over: Iterable[tuple[Kind, Labels]],
+        by: str,
+        sources: Collection[Source],
+        now_ns: int,
     ) -> None:
-        """The agent of another node judges the run from now on: what is open here is told there."""
-        while told.open:
-            verdict = told.open.popitem()[1].shown
+        """The agent of another node judges from now on what these open verdicts are about."""
+        for key in over:
+            verdict = told.open.pop(key).shown
             if verdict.kind != "death":
                 past = told.past_bounds if verdict.kind in HARMLESS_VERDICTS else told.past
                 past.append(self._past(verdict, "", now_ns))

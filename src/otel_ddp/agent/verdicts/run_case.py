@@ -9,7 +9,7 @@ from typing import Any
 from otel_ddp import errors
 from otel_ddp.agent.verdicts.arrivals import Arrivals
 from otel_ddp.agent.verdicts.ends import Exits
-from otel_ddp.agent.verdicts.judgement import Judgement
+from otel_ddp.agent.verdicts.judgement import Judgement, Led
 from otel_ddp.agent.verdicts.reports import RunReports
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.bounds import Bounds
@@ -160,8 +160,12 @@ class RunCase:
         """How the ranks compare, as last worked out."""
         self._has_news = True
         self.reports = RunReports(run)
-        self.judgement: Judgement | None = None
+        self.led = Led()
+
+    @property
+    def judgement(self) -> Judgement | None:
         """What the agent says that leads the run; None: this one judges it."""
+        return self.led.judgement
 
     @property
     def own_collectives(self) -> Mapping[Labels, tuple[str, ...]]:
@@ -247,17 +251,26 @@ class RunCase:
                 source.ask(question, now_ns)
         return changes
 
-    def follow(self, judgement: Judgement | None) -> list[Change]:
+    def follow(self, judgement: Judgement | None, now_ns: int) -> list[Change]:
         """Another agent leads the run, and says this of it; None: this one judges it.
 
-        What is found here is not reported as long as it is led. When it no longer is, what is
-        found by then is new.
+        What is found here is not reported while that agent judges it. When it no longer does, what
+        is found by then is new.
         """
-        before, self.judgement = self.judgement, judgement
-        if judgement is not None:
-            return []
-        found = [*self.reports.found.values()] if before is not None else []
-        return [Change(each, True) for each in found]
+        found = [*self.reports.found.values()]
+        stood = {each.key for each in found if self.led.stands(each.kind)}
+        self.led.update(judgement, lambda: not self.report().insufficient, now_ns)
+        new = [each for each in found if self.led.stands(each.kind) and each.key not in stood]
+        return [Change(each, True) for each in new]
+
+    @property
+    def comparison(self) -> Report | None:
+        """How the ranks compare, as it is told here, and as last worked out."""
+        own, led = self.last_report, self.judgement
+        if led is None:
+            return own
+        alone = self.led.compares_alone and own is not None and not own.insufficient
+        return own if alone else led.report
 
     def _feed_ends(self, now_ns: int) -> None:
         self._exits.new = []

@@ -11,6 +11,7 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.verdicts.judgement import compared_ranks, named
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.medians import median
+from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.straggler.units import node_of
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STALL_REASONS, Kind
@@ -87,9 +88,8 @@ class VerdictSeries:
         self._shown[case.run] = shown
 
     def _lost_time(self, case: RunCase) -> Iterator[_Row]:
-        report, by = case.report(), ""
-        if (led := case.judgement) is not None:
-            report, by = led.report, led.by
+        own, report, led = case.report(), _compared(case), case.judgement
+        by = "" if led is None or report is own else led.by
         known = self._lost.setdefault(case.run, defaultdict(_LostTime))
         for rank in report.ranks:
             if not case.is_here(rank.labels):
@@ -109,9 +109,16 @@ def _contained(rows: Callable[[RunCase], Iterable[_Row]], case: RunCase) -> Iter
     return list(rows(case))
 
 
+def _compared(case: RunCase) -> Report:
+    """How the ranks compare, as it is told here."""
+    own = case.report()
+    return case.comparison or own
+
+
 def _named(case: RunCase) -> Iterator[_Row]:
-    led = case.judgement
-    for each in named(case.reports) if led is None else led.named:
+    led = () if case.judgement is None else case.judgement.named
+    own = [each for each in named(case.reports) if case.led.stands(each.kind)]
+    for each in (*own, *(each for each in led if not case.led.stands(each.kind))):
         of_side = [("side", each.side)] if each.side else []
         where = (*each.labels, ("phase", each.phase), *of_side)
         metric = (_OF_RANKS if "rank" in dict(each.labels) else _OF_NODES)[each.kind]
@@ -119,12 +126,11 @@ def _named(case: RunCase) -> Iterator[_Row]:
 
 
 def _speed(case: RunCase) -> Iterator[_Row]:
-    report = case.report()
-    led = report if case.judgement is None else case.judgement.report
-    for rank in led.ranks:
+    report, told = case.report(), _compared(case)
+    for rank in told.ranks:
         if not case.is_here(rank.labels):
             continue
-        if led.insufficient:
+        if told.insufficient:
             break
         # 0 with an empty phase: the rank was compared and is not late.
         yield _Row(catalog.TRAINING_STRAGGLER, (*rank.labels, ("phase", "")), 0.0)
@@ -134,9 +140,10 @@ def _speed(case: RunCase) -> Iterator[_Row]:
     for rank in report.ranks:
         if rank.work_s is not None and case.is_here(rank.labels):
             works_s.setdefault(node_of(rank.labels), []).append(rank.work_s)
-    compared = compared_ranks(report) if case.judgement is None else case.judgement.compared
+    led = case.judgement
+    compared = compared_ranks(report) if led is None or told is report else led.compared
     for node, each_s in works_s.items():
-        if not led.insufficient:
+        if not told.insufficient:
             yield _Row(catalog.TRAINING_COMPARED_RANKS, node, float(compared))
         yield _Row(catalog.TRAINING_NODE_WORK_MAX, node, max(each_s))
         yield _Row(catalog.TRAINING_NODE_WORK_MEDIAN, node, median(each_s))
