@@ -41,7 +41,7 @@ types: $(STAMP)
 
 # The real servers are built once, which takes minutes; without them their tests say so. Tests wait
 # more than they compute: more of them at a time than there are processors. Those that measure time
-# come last, two at a time, from the files that name their mark: reading all files takes as long as
+# come last, three at a time, from the files that name their mark: reading all files takes as long as
 # some tests. A process of theirs that dies is a failure and not replaced: pytest-xdist may then wait
 # for ever.
 unit: BY_FILE = --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -49,7 +49,7 @@ unit: TIMED = $(shell grep -rl --include='test_*.py' 'mark\.timed' tests)
 unit: $(STAMP)
 	-$(BIN)/python -m tools.stack build
 	$(BIN)/python -m pytest -m 'not stress and not timed' -n 8 $(BY_FILE)
-	$(BIN)/python -m pytest -m 'timed and not stress' -n 2 $(BY_FILE) $(TIMED)
+	$(BIN)/python -m pytest -m 'timed and not stress' -n 3 $(BY_FILE) $(TIMED)
 
 # What takes long to show more of what `make test` shows: every moment of a signal, the long fleets.
 stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed,ray,torchtitan

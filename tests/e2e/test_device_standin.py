@@ -122,7 +122,7 @@ def test_the_host_runs_ahead_and_nothing_of_ours_waits_for_the_device(seen: Seen
         assert queued_ms * 0.98 < device["backward"] < queued_ms * 1.02 + idle_ms
         assert steps_by_host(seen.points, "ahead", rank) == AHEAD_STEPS
         # One that waited in each step would never be two steps ahead.
-        assert seen.devices["ahead", rank].lead_s * 1000 > 5 * sum(STEP_MS.values())
+        assert seen.devices["ahead", rank].lead_s * 1000 > 2 * sum(STEP_MS.values())
 
 
 @pytest.mark.parametrize(("rank", "queued_ms"), [("0", STEP_MS), ("1", SLOW_MS)])
