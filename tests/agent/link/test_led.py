@@ -239,6 +239,19 @@ def test_a_node_whose_link_is_cut_is_left_out_and_comes_back(agents: TwoAgents) 
     assert agents.following.describe().endswith("is judged by the agent of node-0: connected")
 
 
+def test_no_node_is_left_out_because_the_lead_itself_was_held_up(agents: TwoAgents) -> None:
+    agents.train(150, late=-1)
+    agents.lead.now_ns += 30_000_000_000
+    agents.cable.is_cut = True
+    agents.train(25, late=-1)
+    agents.cable.is_cut = False
+
+    agents.train(25, late=-1)
+
+    # Had its ranks been away, the comparison would have begun anew.
+    assert agents.lead.judge.insufficient() == []
+
+
 def test_the_death_of_a_rank_is_told_also_when_its_journal_is_gone(agents: TwoAgents) -> None:
     agents.train(50, late=3)
     steps = sum(len(each.steps()[0]) for each in agents.leading.sources())

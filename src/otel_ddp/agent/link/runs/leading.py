@@ -29,6 +29,8 @@ _MANY_RANKS, _SAY_OF_RANKS = 512, 3
 _LEFT_OUT_NS = 20_000_000_000
 _MOVED_NS = 5_000_000_000
 _SILENT_NS = 5_000_000_000
+# The next round comes within this, or this agent was held up and heard no node meanwhile.
+_ROUND_NS = 5_000_000_000
 _MOST_PROCESSES = 1024
 # Of all nodes: as many as the door takes, and twice the ranks of the largest run that is judged.
 _MOST_NODES, _MOST_OF_RUN = 2048, 20_480
@@ -119,6 +121,10 @@ class Leading:
         """Take in what is new. *here*: the processes of the run on this node."""
         for source in self._fresh:
             source.forget_news()
+        held_up_ns = now_ns - self._now_ns - _ROUND_NS if self._now_ns else 0
+        for node in self._nodes.values() if held_up_ns > 0 else ():
+            # Links that were lost by that need some rounds until they are there again.
+            node.heard_ns += held_up_ns
         self._fresh, self._now_ns = [], now_ns
         if any(each.steps()[0] for each in here):
             self._moved_ns = now_ns
