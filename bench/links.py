@@ -118,7 +118,7 @@ def lead(nodes: int, seconds: float, transport: bool) -> None:
             "late rank named after s": named_s,
             "verdicts": [each.get("sentence") for each in judging.judge.verdicts()],
             "insufficient": judging.judge.insufficient(),
-            "dropped": link.streams.dropped,
+            "dropped": link.dropped,
             "refused": link.streams.refused,
         }
         print(json.dumps(said), flush=True)

@@ -45,7 +45,7 @@ VERDICT = {
 class Cable:
     """Both ends of a link, without a network: a lead for `Leading`, a follower for `Following`."""
 
-    state, resets, dropped_steps = "connected", 0, 0
+    state, resets, dropped_steps, dropped = "connected", 0, 0, 0
 
     def __init__(self) -> None:
         self.is_cut = False
@@ -250,6 +250,16 @@ def test_no_node_is_left_out_because_the_lead_itself_was_held_up(agents: TwoAgen
 
     # Had its ranks been away, the comparison would have begun anew.
     assert agents.lead.judge.insufficient() == []
+
+
+def test_a_lead_that_has_dropped_reports_says_so(agents: TwoAgents) -> None:
+    agents.train(25, late=-1)
+    assert "dropped" not in agents.leading.describe()
+
+    agents.cable.dropped = 7
+
+    said_of_it = "7 reports were dropped, as this agent was too busy to read them"
+    assert said_of_it in agents.leading.describe()
 
 
 def test_the_death_of_a_rank_is_told_also_when_its_journal_is_gone(agents: TwoAgents) -> None:

@@ -97,7 +97,7 @@ def test_an_evaluator_alone_on_its_node_follows_the_lead_that_was_named(process:
 class Wire:
     """The lead's end, as `Leading` sees it."""
 
-    state = "listens"
+    state, dropped = "listens", 0
 
     def __init__(self) -> None:
         self.reports: list[tuple[str, Any]] = []

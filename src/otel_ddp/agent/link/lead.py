@@ -50,6 +50,11 @@ class Lead:
         self.state = "does not listen yet"
         """What `status` says of it."""
 
+    @property
+    def dropped(self) -> int:
+        """How many reports were dropped because `take` was not called in time."""
+        return self.streams.dropped
+
     def start(self) -> None:
         self._thread.add(self._listen)
 

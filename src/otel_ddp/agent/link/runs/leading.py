@@ -239,6 +239,10 @@ class Leading:
             sentences.append(f"{names} not heard for {about(max(silent.values()) / 1e9)}")
         if dropped := sum(node.dropped_steps for node in self._nodes.values()):
             sentences.append(f"{dropped} steps of other nodes were dropped on the way")
+        if late := self._lead.dropped:
+            sentences.append(
+                f"{late} reports were dropped, as this agent was too busy to read them"
+            )
         return "; ".join(sentences)
 
 
