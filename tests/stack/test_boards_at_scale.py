@@ -30,6 +30,11 @@ _CPU = "process_cpu_seconds_total"
 # a value not older than five minutes, and the rules find news however long sending takes.
 PAST_S, OFTEN_S, AHEAD_S = 270.0, 30.0, 90.0
 RULES_EVERY_S, EVALUATIONS = 5, 3
+OF_EVERY_RANK = (
+    *("training_state", "hw_power_watts", "rank:training_rest:per_step"),
+    *("rank:training_work:per_step2m", "gpu:hw_gpu_utilization:last"),
+    'rank_third:training_work:per_step{third="1"}',
+)
 
 BOARDS = list(boards())
 
@@ -90,11 +95,10 @@ def played(
         _configure(prometheus, folder, judging)
         # Made of what other groups of rules record: so all of these have been asked before.
         evaluated = "count_over_time(run:training_compared_step:median[10m])"
-        compared = 'count(rank_third:training_work:per_step{third="1"})'
         until(
             lambda: (
                 any(each.value >= EVALUATIONS for each in prometheus.query(evaluated))
-                and [each.value for each in prometheus.query(compared)] == [nodes * RANKS]
+                and all(_count(prometheus, each) == nodes * RANKS for each in OF_EVERY_RANK)
             ),
             "the rules, of every rank",
         )
@@ -102,6 +106,10 @@ def played(
         # Nobody but who asks: rules of a thousand ranks take seconds of both cores.
         _configure(prometheus, folder, quiet)
         yield Played(prometheus, now_ns / 1e9 - PAST_S, end_s, nodes)
+
+
+def _count(prometheus: Prometheus, metric: str, at_s: float | None = None) -> float:
+    return sum(each.value for each in prometheus.query(f"count({metric})", at_s=at_s))
 
 
 def _sooner(folder: Path) -> Path:
@@ -179,9 +187,6 @@ def test_an_opened_board_is_answered_soon_and_by_few_series(board: Board, played
 
 
 def test_the_whole_fleet_and_its_rules_were_there_to_be_asked_for(played: Played) -> None:
-    for metric in (
-        *("training_state", "hw_power_watts", "rank:training_rest:per_step"),
-        *("rank:training_work:per_step2m", "gpu:hw_gpu_utilization:last"),
-    ):
-        (count,) = played.prometheus.query(f"count({metric})", at_s=played.end_s)
-        assert count.value == played.nodes * RANKS, metric
+    for metric in OF_EVERY_RANK:
+        found = _count(played.prometheus, metric, played.end_s)
+        assert found == played.nodes * RANKS, metric
