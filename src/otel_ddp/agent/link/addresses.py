@@ -81,7 +81,8 @@ async def to_listen_on(
 
 def names(addresses: Sequence[str]) -> str:
     """For people."""
-    return ", ".join("all addresses" if each in (_ALL, _ALL_6) else each for each in addresses)
+    found = [str(ipaddress.ip_address(each)) for each in addresses]
+    return ", ".join("all addresses" if each in (_ALL, _ALL_6) else each for each in found)
 
 
 def places(addresses: Sequence[str], ports: Sequence[int]) -> list[Place]:
