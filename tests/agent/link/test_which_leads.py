@@ -16,7 +16,7 @@ from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import leading as leading_module
 from otel_ddp.agent.link.runs import pack
 from otel_ddp.agent.link.runs.leading import Leading
-from otel_ddp.agent.link.runs.links import wanted_by
+from otel_ddp.agent.link.runs.links import Links, wanted_by
 from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.journal_source import JournalSource
@@ -89,6 +89,32 @@ def test_an_evaluator_alone_on_its_node_follows_the_lead_that_was_named(process:
 
     assert wanted is not None
     assert not wanted.leads
+
+
+class Kept:
+    """The histories of an agent, as `Links` sees them."""
+
+    def leave_lead(self, run: tuple[str, str]) -> None: ...
+
+    def parts_for_lead(self, *asked: Any) -> list[bytes]:
+        return []
+
+
+def test_a_link_stays_for_a_minute_after_the_journals_are_gone(process: Made) -> None:
+    now_s = [1000.0]
+    histories: Any = Kept()
+    links = Links("node-0", histories, lambda: int(now_s[0] * 1e9))
+    try:
+        links.poll([process(2, 4)])
+        # Their ends may be known later.
+        links.poll([])
+        assert len(links.describe()) == 1
+
+        now_s[0] += 61
+        links.poll([])
+        assert links.describe() == []
+    finally:
+        links.stop()
 
 
 # -- what an agent that has the secret can make a lead keep

@@ -116,6 +116,7 @@ class Links:
         # More may be known of their ends than their journals say.
         by_run.update({run: [] for run in self._open.keys() - by_run.keys()})
         self._at_work_ns = {run: at for run, at in self._at_work_ns.items() if run in by_run}
+        self._too_large = {run: size for run, size in self._too_large.items() if run in by_run}
         for run, sources in by_run.items():
             self._update(run, sources, now_ns)
         for run, each in self._open.items():
@@ -126,6 +127,8 @@ class Links:
             self._at_work_ns[run] = now_ns
         elif now_ns - self._at_work_ns.get(run, 0) > _AFTER_END_NS:
             self._close(run)
+            return
+        if not sources:
             return
         wanted, known = wanted_by(sources), self._open.get(run)
         if wanted is None:
