@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,47 +77,3 @@ def test_what_is_no_lead_is_none(content: Any) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[" * 4000, "\ufffd", json.dumps(RECORD) + " " * 4096])
 def test_a_text_that_another_program_has_written_is_no_lead(text: str) -> None:
     assert lead.parse_text(text) is None
-
-
-# As Linux writes them.
-FIB_TRIE = """\
-Main:
-  +-- 0.0.0.0/0 3 0 5
-     +-- 127.0.0.0/8 2 0 2
-        +-- 127.0.0.0/31 1 0 0
-           |-- 127.0.0.0
-              /8 host LOCAL
-           |-- 127.0.0.1
-              /32 host LOCAL
-        |-- 127.255.255.255
-           /32 link BROADCAST
-     +-- 10.0.0.0/24 2 0 2
-           |-- 10.0.0.0
-              /24 link UNICAST
-           |-- 10.0.0.5
-              /32 host LOCAL
-        |-- 10.0.0.255
-           /32 link BROADCAST
-Local:
-           |-- 10.0.0.5
-              /32 host LOCAL
-           |-- 172.17.0.1
-              /32 host LOCAL
-"""
-IF_INET6 = """\
-00000000000000000000000000000001 01 80 10 80       lo
-fd000000000000000000000000000002 04 40 00 82     eth0
-fe8000000000000000fc00fffe000001 04 40 20 80     eth0
-"""
-
-
-def test_addresses_of_this_machine_are_read_and_not_asked_for(tmp_path: Path) -> None:
-    net = tmp_path / "self/net"
-    net.mkdir(parents=True)
-    assert lead.addresses_here(tmp_path) == []
-
-    (net / "fib_trie").write_text(FIB_TRIE)
-    (net / "if_inet6").write_text(f"{IF_INET6}damaged\n")
-
-    found = lead.addresses_here(tmp_path)
-    assert found == ["10.0.0.5", "172.17.0.1", "fd00:0000:0000:0000:0000:0000:0000:0002"]

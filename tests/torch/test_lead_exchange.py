@@ -13,6 +13,7 @@ from torch.testing._internal.distributed import fake_pg
 from node import Node, finished
 from otel_ddp.identity import lead
 from otel_ddp.identity.identity import GroupFacts, resolve
+from otel_ddp.identity.own_addresses import addresses_here
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import process_group
 
@@ -94,7 +95,7 @@ def test_rank_0_says_where_it_is_whatever_it_finds_there(
 
     found = asked(TWO_BY_HAND, 0).lead
 
-    here = ("node-0", *lead.addresses_here())
+    here = ("node-0", *addresses_here())
     assert found == lead.parse_text(first_store.get(LEAD).decode())
     assert found is not None
     assert found.hosts == here
@@ -232,7 +233,7 @@ def test_ranks_know_their_lead_after_their_first_step_whoever_comes_first(opens:
 
     first = after[0]
     assert first is not None
-    assert first.hosts == (socket.gethostname(), *lead.addresses_here())
+    assert first.hosts == (socket.gethostname(), *addresses_here())
     assert after == {0: first, 1: first}
     # A file tells no host, so a rank that comes first knows of none.
     assert before == ({0: None, 1: None} if opens == "early" else {1: first._replace(hosts=())})

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files
@@ -98,19 +97,3 @@ def parse_text(text: str) -> Lead | None:
         return parse(files.parse_json(text))
     except ValueError:
         return None
-
-
-def addresses_here(proc: Path = Path("/proc")) -> list[str]:
-    """The addresses of this machine under which others may reach it. It opens no socket."""
-    found: list[str] = []
-    # The table of routes has our own addresses too, each in the line above its kind.
-    before = ""
-    for line in (files.read_text(proc / "self/net/fib_trie") or "").splitlines():
-        if line.endswith("/32 host LOCAL"):
-            found.append(before.rpartition(" ")[2])
-        before = line
-    for line in (files.read_text(proc / "self/net/if_inet6") or "").splitlines():
-        digits, *_, scope, _, _ = line.split() if line.count(" ") >= 5 else ("", "", "", "", "")
-        if scope == "00":  # global: neither loopback's nor a link's own
-            found.append(":".join(digits[at : at + 4] for at in range(0, 32, 4)))
-    return [each for each in dict.fromkeys(found) if not each.startswith("127.")]

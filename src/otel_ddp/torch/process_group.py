@@ -12,6 +12,7 @@ from otel_ddp import errors
 from otel_ddp.identity import lead
 from otel_ddp.identity.identity import GroupFacts, Identity, settle
 from otel_ddp.identity.lead import Lead
+from otel_ddp.identity.own_addresses import addresses_here
 
 log = logging.getLogger("otel_ddp")
 
@@ -145,7 +146,8 @@ def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
     elastic_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
     key = "/".join((LEAD_KEY, elastic_id, attempt, process.group, process.run))
     is_first = process.global_rank == 0
-    ours = lead.propose((process.host, *lead.addresses_here()) if is_first else ())
+    guess = store_host or os.environ.get("MASTER_ADDR", "")
+    ours = lead.propose((process.host, *addresses_here(guess)) if is_first else ())
     said = _put(store, key, "", ours.as_text())
     found = lead.parse_text(said)
     if is_first and (found is None or found.hosts != ours.hosts):
@@ -154,7 +156,6 @@ def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
         found = lead.parse_text(_put(store, key, said, placed.as_text()))
     if found is None:
         return None
-    guess = store_host or os.environ.get("MASTER_ADDR", "")
     # At the first attempt rank 0 is where the store is, which is sure to be reached.
     guess_first = attempt in ("", "0")
     return found.with_hosts((guess, *found.hosts) if guess_first else (*found.hosts, guess))
