@@ -145,6 +145,15 @@ def test_what_to_look_at_depends_on_the_cause(
     assert ("node" in advice) == (ranks < 4)
 
 
+def test_of_a_node_that_is_no_longer_heard_the_node_is_to_be_looked_at(folder: Path) -> None:
+    who = {"group": "", "run": "r", "node": "node-1"}
+    evidence = {"unheard_s": 12.0, "ranks": ["2", "3"]}
+
+    path = written(folder, verdict={**DEATH, "kind": "silence", "who": who, "evidence": evidence})
+
+    assert block(path, "What to look at")[0].startswith("whether node-1 is still there")
+
+
 def test_a_program_finds_all_of_it_in_strict_json(folder: Path) -> None:
     gpus = [{"index": "3", "labels": {"rank": "1"}, "throttled": ["hw_thermal"]}]
     path = written(folder, open_verdicts=[{"sentence": "", "ratio": float("inf")}], gpus=gpus)

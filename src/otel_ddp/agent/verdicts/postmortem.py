@@ -230,6 +230,12 @@ def _advice(verdict: Plain, whole: bool) -> list[str]:
         wait = ": the others wait" if len(named) < len(evidence["ranks"]) else ""
         ranks = [f"rank{plural(named)} {first_of(named, _MOST_ROWS)}{wait}"] if named else []
         return [*ranks, "`otel-ddp stacks` while the processes are still there"]
+    if verdict["kind"] == "silence":
+        node = verdict["who"]["node"]
+        return [
+            f"whether {node} is still there: its power, its kernel's log, the network to it",
+            "the scheduler's log: it may have taken the node away",
+        ]
     rank, cause = verdict["who"].get("rank"), evidence["cause"]
     if cause == "lost_peer" and not whole:
         cause = "lost_peer elsewhere"
