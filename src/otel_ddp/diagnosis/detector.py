@@ -109,6 +109,10 @@ class Detector(Protocol):
         """The rank is gone, or has other labels now."""
         return
 
+    def leave_out(self, labels: Labels) -> None:
+        """The agent of its own node judges the rank, until it is fed again."""
+        self.forget(labels)
+
     def poll(self, now_ns: int) -> list[Change]:
         """What has changed since the last poll."""
         ...

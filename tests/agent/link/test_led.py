@@ -116,8 +116,11 @@ class Agent:
 
     def late(self) -> list[str]:
         """The ranks that the open verdicts name."""
-        found = [each for each in self.judge.verdicts() if each["kind"] == "straggler"]
-        return [each["who"]["rank"] for each in found]
+        return [each["who"]["rank"] for each in self.of_kind("straggler")]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """The open verdicts of this kind."""
+        return [each for each in self.judge.verdicts() if each["kind"] == kind]
 
     def sentence(self) -> str:
         """Of the one open verdict; the lead tells its figures every few seconds."""
@@ -230,13 +233,33 @@ def test_a_node_whose_link_is_cut_is_left_out_and_comes_back(agents: TwoAgents) 
     agents.cable.is_cut = True
     agents.train(25 * 22, late=3)
 
-    assert list(agents.leading.sources()) == []
+    assert all(each.is_left_out for each in agents.leading.sources())
+    assert agents.lead.judge.insufficient()
     assert "node-1 not heard for" in agents.leading.describe()
     agents.cable.is_cut = False
     agents.train(250, late=3)
 
     assert (agents.lead.late(), agents.led.late()) == (["3"], ["3"])
     assert agents.following.describe().endswith("is judged by the agent of node-0: connected")
+
+
+def test_a_node_that_was_left_out_is_missed_once_the_others_wait_for_it(
+    agents: TwoAgents,
+) -> None:
+    agents.train(250, late=-1)
+    agents.cable.is_cut = True
+    agents.train(25 * 30, late=-1)
+    assert all(each.is_left_out for each in agents.leading.sources())
+    assert agents.lead.of_kind("silence") == []
+
+    for each in agents.lead.ranks:
+        each.enter("comm_wait")
+    for _ in range(7):
+        agents.poll()
+
+    (missed,) = agents.lead.of_kind("silence")
+    assert missed["who"]["node"] == "node-1"
+    assert missed["evidence"]["unheard_s"] > 30
 
 
 def test_no_node_is_left_out_because_the_lead_itself_was_held_up(agents: TwoAgents) -> None:

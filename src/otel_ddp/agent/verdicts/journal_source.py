@@ -50,6 +50,7 @@ class JournalSource(Source):
     """One process, from when its labels are known until its journal is closed."""
 
     is_here = has_news = True
+    is_left_out = False
 
     def __init__(self, journal: JournalFeed, causes: ExitCauses) -> None:
         reader = journal.reader

@@ -57,6 +57,7 @@ class _Processes:
     def __init__(self) -> None:
         self.known: dict[Source, _Process] = {}
         self._newest: dict[Labels, Source] = {}
+        self._left_out: set[Source] = set()
         self._nodes_here: set[str] = set()
 
     def keep(self, sources: Collection[Source]) -> set[Labels]:
@@ -69,6 +70,14 @@ class _Processes:
         self._nodes_here |= {_node(each.labels) for each in sources if each.is_here}
         gone = {each.labels for each, known in before.items() if not known.end_is_known}
         return gone - self._newest.keys()
+
+    def newly_left_out(self) -> list[Labels]:
+        """The living ones whose own agents judge them by now. What was kept of them is gone."""
+        before = self._left_out
+        self._left_out = {each for each in self.known if each.is_left_out and each.is_at_work}
+        new = self._left_out - before
+        self.known.update((each, _Process()) for each in new)
+        return [each.labels for each in new]
 
     def living(self, labels: Labels) -> Source | None:
         """The newest living process with these labels."""
@@ -238,6 +247,10 @@ class RunCase:
 
     def poll(self, now_ns: int) -> list[Change]:
         """What has changed."""
+        for left_out in self._processes.newly_left_out():
+            self._has_news = True
+            for detector in self._detectors:
+                _contained(detector.leave_out, left_out)
         self._feed_ends(now_ns)
         _contained(self.work_times.poll, now_ns)
         changes = [change for each in self._detectors for change in _contained(each.poll, now_ns)]

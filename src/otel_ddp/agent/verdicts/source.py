@@ -19,13 +19,18 @@ class Source(Protocol):
     A journal of this node is one kind, what the agent of another node reports is the other.
     """
 
-    is_here: bool
-    """Whether it is a process of this node. Those of others are fed where they have news."""
     has_news: bool
     """Whether anything of it may be new since the last poll."""
+    is_left_out: bool
+    """Whether it is of a node that is not heard, while the others go on: not compared here."""
     labels: Labels
     began_ns: int
     """When the process began: of two with the same labels, the newer one counts."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this node. Those of others are fed where they have news."""
+        ...
 
     @property
     def is_at_work(self) -> bool:

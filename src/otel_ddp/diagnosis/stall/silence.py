@@ -84,6 +84,10 @@ class Silence(Detector):
     def forget(self, labels: Labels) -> None:
         self._ranks.pop(labels, None)
 
+    def leave_out(self, labels: Labels) -> None:
+        # Its node may be gone for good later: then the others wait for it.
+        return
+
     def poll(self, now_ns: int) -> list[Change]:
         spent_ns, self._polled_ns = now_ns - (self._polled_ns or now_ns), now_ns
         if spent_ns > _PAUSED_NS:

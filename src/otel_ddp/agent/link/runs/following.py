@@ -132,8 +132,6 @@ class Following:
         """The lead has them."""
         return iter(())
 
-    elsewhere = sources
-
     def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
         """They are asked for on the lead's node."""
         return []

@@ -131,6 +131,10 @@ class Leading:
         self._room = _MOST_OF_RUN - sum(len(each.sources) for each in self._nodes.values())
         for name, report in self._lead.take():
             self._take(name, report, now_ns)
+        for node in self._nodes.values():
+            is_left_out = self._is_left_out(node)
+            for source in node.sources.values():
+                source.is_left_out = is_left_out
 
     @errors.contained()
     def _take(self, name: str, report: Any, now_ns: int) -> None:
@@ -153,24 +157,18 @@ class Leading:
             self._stacks.take(each)
 
     def sources(self) -> Iterator[NodeSource]:
-        """The processes of the other nodes that are judged together with those here."""
-        for node in self._nodes.values():
-            if not self._is_left_out(node):
-                yield from node.sources.values()
+        """The processes of the other nodes. Threads of the endpoint ask as well."""
+        for node in list(self._nodes.values()):
+            yield from list(node.sources.values())
 
     def _is_left_out(self, node: _Node) -> bool:
         silent_ns = self._now_ns - node.heard_ns
         return silent_ns > _LEFT_OUT_NS and self._now_ns - self._moved_ns < _MOVED_NS
 
-    def elsewhere(self) -> Iterator[NodeSource]:
-        """Those of nodes that are left out as well."""
-        for node in list(self._nodes.values()):
-            yield from list(node.sources.values())
-
     def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
         """The stacks of this rank. Threads of the endpoint ask."""
         found = []
-        for source in self.elsewhere():
+        for source in self.sources():
             process = source.describe()
             if process.rank == rank and source.is_at_work:
                 why = {"why": f"the agent of {process.node} has not answered"}

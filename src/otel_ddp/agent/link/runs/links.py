@@ -52,7 +52,7 @@ class _Link(Protocol):
         ...
 
     def sources(self) -> Iterator[Source]:
-        """The processes of other nodes that are judged here."""
+        """The processes of other nodes that are known here."""
         ...
 
     def answer(self, judgement: Judgement | None, now_ns: int) -> None:
@@ -61,10 +61,6 @@ class _Link(Protocol):
 
     def judgement(self) -> Judgement | None:
         """What another agent says that leads the run now."""
-        ...
-
-    def elsewhere(self) -> Iterator[Source]:
-        """The processes of other nodes that are known here, for people."""
         ...
 
     def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
@@ -176,14 +172,13 @@ class Links:
             known.link.stop()
 
     def sources(self) -> Iterator[Source]:
-        """The processes of other nodes that this agent judges."""
+        """The processes of other nodes of the runs that this agent leads."""
         for each in self._open.values():
             yield from each.link.sources()
 
     def elsewhere(self) -> list[ProcessState]:
         """The processes of other nodes, for people."""
-        found = (source for each in self._open.values() for source in each.link.elsewhere())
-        return [each.describe() for each in islice(found, _MOST_SHOWN)]
+        return [each.describe() for each in islice(self.sources(), _MOST_SHOWN)]
 
     def ask_stacks(self, group: str, run: str, rank: int) -> list[dict[str, Any]]:
         """The stacks of this rank, if it runs on another node. Threads of the endpoint ask."""

@@ -73,7 +73,7 @@ class NodeSource(Source):
         """When it was last reported, by the clock of the lead's judge."""
         self.questions: list[Question] = []
         """Those that its agent has not been asked yet."""
-        self.has_news = False
+        self.has_news = self.is_left_out = False
 
     def is_described_by(self, state: wire.State) -> bool:
         """Whether this is the state of the same process."""
