@@ -129,8 +129,13 @@ class Agent:
 
     def reported(self) -> set[str]:
         """The kinds of verdict of which there are new records."""
-        found = self.judge.flush_documents()
-        return {each.content["attributes"]["verdict"] for _, _, some in found for each in some}
+        return {kind for kind, _ in self.records()}
+
+    def records(self) -> list[tuple[str, str]]:
+        """Kind and state of each verdict of which there is a new record."""
+        found = [each for _, _, some in self.judge.flush_documents() for each in some]
+        told = [each.content["attributes"] for each in found if each.kind == layout.EVENT]
+        return [(each["verdict"], each["verdict.state"]) for each in told]
 
     def named(self) -> dict[str, float]:
         """By rank: the series that name it for backward."""
@@ -226,6 +231,49 @@ def test_an_agent_whose_lead_is_silent_judges_again_and_reports_what_is_open(
     assert agents.led.late() == ["3"]
     assert "straggler" in agents.led.reported()
     assert "here, by the ranks of this node alone" in agents.following.describe()
+
+
+def test_a_verdict_is_told_once_however_often_the_link_breaks(agents: TwoAgents) -> None:
+    agents.train(250, late=3)
+    records = []
+    for _ in range(3):
+        agents.cable.is_cut = True
+        agents.train(25 * 12, late=3)
+        assert agents.led.late() == ["3"]
+        agents.cable.is_cut = False
+        agents.train(25 * 12, late=3)
+        records += [each for each in agents.led.records() if each[0] == "straggler"]
+
+    assert records == [("straggler", "opened"), ("straggler", "closed")]
+    assert len([each for each in agents.led.judge.past() if each["kind"] == "straggler"]) == 1
+
+
+def test_a_death_that_the_lead_has_told_is_not_told_again_once_the_lead_is_gone(
+    agents: TwoAgents,
+) -> None:
+    agents.train(50, late=-1)
+    agents.led.dead.add(agents.led.feeds[1])
+    for _ in range(5):
+        agents.poll()
+    assert len(agents.led.of_kind("death")) == 1
+
+    agents.cable.is_cut = True
+    for _ in range(15):
+        agents.poll()
+
+    assert "is judged here" in agents.following.describe()
+    assert len(agents.led.of_kind("death")) == 1
+    assert "death" not in agents.led.reported()
+
+
+def test_a_death_that_no_lead_has_told_is_told_here(agents: TwoAgents) -> None:
+    agents.train(50, late=-1)
+    agents.cable.is_cut = True
+    agents.led.dead.add(agents.led.feeds[1])
+    for _ in range(15):
+        agents.poll()
+
+    assert ("death", "opened") in agents.led.records()
 
 
 def test_a_node_whose_link_is_cut_is_left_out_and_comes_back(agents: TwoAgents) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -40,12 +41,16 @@ _OF_RANKS: frozenset[Kind] = _NAMING | {"stall", "death"}
 class Incident:
     """An open verdict, and what was made of it."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: Verdict, *, was_handed_over: bool = False) -> None:
         self.found = self.shown = verdict
         """As its detector has made it; and with what is added here."""
         self.gpus: Sequence[Gpu] | None = None
         """The devices as they were when it began: a dead process has left its own since."""
         self.postmortem: Path | None = None
+        self.was_handed_over = was_handed_over
+        """The agent of another node has judged it: it is told once, however often that changes."""
+        self.past: dict[str, Any] | None = None
+        """As it is shown among those that are over, while another agent judges it."""
 
 
 class RunReports:
@@ -54,6 +59,8 @@ class RunReports:
     def __init__(self, run: Labels) -> None:
         self.run = run
         self.open: dict[tuple[Kind, Labels], Incident] = {}
+        # What is found here still, and judged by the agent of another node.
+        self.handed_over: dict[tuple[Kind, Labels], Incident] = {}
         # What the detectors have found and is not over, reported or not.
         self.found: dict[tuple[Kind, Labels], Verdict] = {}
         # The last verdicts that are over, as JSON.
@@ -66,6 +73,18 @@ class RunReports:
         self.ended: dict[Labels, ProcessState] = {}
         # What this poll has closed. A verdict of its kind that opens in the same poll continues it.
         self.just_closed: Incident | None = None
+
+    def past_of(self, kind: Kind) -> deque[dict[str, Any]]:
+        """Where a verdict of this kind goes when it is over."""
+        return self.past_bounds if kind in HARMLESS_VERDICTS else self.past
+
+    def take_back(self, key: tuple[Kind, Labels]) -> Incident | None:
+        """What another agent no longer judges: it is open again, and not over."""
+        incident = self.handed_over.pop(key, None)
+        if incident is not None and incident.past is not None:
+            with contextlib.suppress(ValueError):
+                self.past_of(key[0]).remove(incident.past)
+        return incident
 
 
 class VerdictReporter:
@@ -96,7 +115,7 @@ class VerdictReporter:
     ) -> None:
         """A verdict of this run was opened, has changed, or is over, as these ranks *ended*."""
         verdict, opened = change
-        incident = told.open.pop(verdict.key, None)
+        incident = told.open.pop(verdict.key, None) or told.take_back(verdict.key)
         before = None if incident is None else incident.shown
         incident = incident or Incident(verdict)
         self._update(incident, verdict, opened)
@@ -108,8 +127,7 @@ class VerdictReporter:
                 told.past_bounds.append(self._past(before, "", now_ns))
         else:
             ended_with = _ended_with(verdict, sources, ended)
-            past = told.past_bounds if verdict.kind in HARMLESS_VERDICTS else told.past
-            past.append(self._past(verdict, ended_with, now_ns))
+            told.past_of(verdict.kind).append(self._past(verdict, ended_with, now_ns))
             told.just_closed = incident
         if verdict.kind in _NAMING:
             side = side_of(verdict) if verdict.kind == "straggler" else ""
@@ -122,7 +140,7 @@ class VerdictReporter:
             if not opened:
                 body = f"no longer{f', as {ended_with} ended' if ended_with else ''}: {body}"
             self._record(verdict, opened, body, sources, now_ns)
-        if opened and verdict.kind in _FATAL:
+        if opened and verdict.kind in _FATAL and not incident.was_handed_over:
             self._write_postmortem(told, incident, sources)
 
     @errors.contained()
@@ -136,10 +154,16 @@ class VerdictReporter:
     ) -> None:
         """The agent of another node judges from now on what these open verdicts are about."""
         for key in over:
-            verdict = told.open.pop(key).shown
+            incident = told.open.pop(key)
+            verdict = incident.shown
             if verdict.kind != "death":
-                past = told.past_bounds if verdict.kind in HARMLESS_VERDICTS else told.past
-                past.append(self._past(verdict, "", now_ns))
+                incident.past = self._past(verdict, "", now_ns)
+                told.past_of(verdict.kind).append(incident.past)
+            if key in told.found:
+                told.handed_over[key] = incident
+            if incident.was_handed_over:
+                continue
+            incident.was_handed_over = True
             body = f"judged by the agent of {by} from now on: {verdict.sentence}"
             self._record(verdict, False, body, sources, now_ns)
 

@@ -10,9 +10,10 @@ from otel_ddp import errors
 from otel_ddp.agent.verdicts.arrivals import Arrivals
 from otel_ddp.agent.verdicts.ends import Exits
 from otel_ddp.agent.verdicts.judgement import Judgement, Led
-from otel_ddp.agent.verdicts.reports import RunReports
+from otel_ddp.agent.verdicts.reports import Incident, RunReports
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.bounds import Bounds
+from otel_ddp.diagnosis.death.cause import FOLLOWS_S
 from otel_ddp.diagnosis.death.incident import Deaths
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.hardware import Cores, core_hint
@@ -258,6 +259,8 @@ class RunCase:
             self.reports.found.pop(verdict.key, None)
             if opened:
                 self.reports.found[verdict.key] = verdict
+            else:
+                self.reports.handed_over.pop(verdict.key, None)
         # The agent that leads the run asks for itself.
         for labels, question in self.stalls.questions.items() if self.judgement is None else ():
             if (source := self._processes.living(labels)) is not None:
@@ -268,12 +271,15 @@ class RunCase:
         """Another agent leads the run, and says this of it; None: this one judges it.
 
         What is found here is not reported while that agent judges it. When it no longer does, what
-        is found by then is new.
+        is found by then is new, unless it was told before: here, or a death by that agent.
         """
-        found = [*self.reports.found.values()]
+        found, last = [*self.reports.found.values()], self.led.judgement
         stood = {each.key for each in found if self.led.stands(each.kind)}
         self.led.update(judgement, lambda: not self.report().insufficient, now_ns)
         new = [each for each in found if self.led.stands(each.kind) and each.key not in stood]
+        for each in new:
+            if each.key not in self.reports.handed_over and _has_told(last, each):
+                self.reports.handed_over[each.key] = Incident(each, was_handed_over=True)
         return [Change(each, True) for each in new]
 
     @property
@@ -324,6 +330,14 @@ class RunCase:
     def close(self) -> None:
         """The run is not shown any more."""
         self._exits.forget_all()
+
+
+def _has_told(last: Judgement | None, end: Verdict) -> bool:
+    """Whether the lead has told of this death by its last words, or of one that may cause it."""
+    if last is None or end.kind != "death":
+        return False
+    deaths = [each for each in (*last.open, *last.past) if each["kind"] == "death"]
+    return any(abs(each["since_ns"] - end.since_ns) <= FOLLOWS_S * 1e9 for each in deaths)
 
 
 @errors.contained(default=())
