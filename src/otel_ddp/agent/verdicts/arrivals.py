@@ -31,8 +31,8 @@ _ANSWER_NS = 10_000_000_000
 # A comparison that is older than this says nothing any more.
 _STALE_NS = 20 * 60 * 1_000_000_000
 _STEPS_KEPT = 300
-# The answers of more ranks would be too much for one agent.
-_MOST_RANKS = 1024
+# The answers of more ranks would be too much for one agent, such as the lead of a run.
+MOST_RANKS = 1024
 _NOT_YET = "the ranks have not been asked yet when they arrive at their collectives"
 # The pause where an answer made no sense; and the longest pause that a process may ask for.
 _NO_ANSWER_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
@@ -94,7 +94,7 @@ class Arrivals(Detector):
         """Whether this is needed to find late ranks, and there are ranks that can tell it."""
         return (
             bool(self._waits_unknown())
-            and 1 < len(self._ranks) <= _MOST_RANKS
+            and 1 < len(self._ranks) <= MOST_RANKS
             and all(each.under_nccl for each in self._states.values())
         )
 
@@ -110,7 +110,7 @@ class Arrivals(Detector):
         if known is None:
             return
         known.state = rank
-        if len(self._ranks) > _MOST_RANKS:
+        if len(self._ranks) > MOST_RANKS:
             known.steps.clear()
             known.on_device.clear()
         else:

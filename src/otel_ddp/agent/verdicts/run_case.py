@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from otel_ddp import errors
-from otel_ddp.agent.verdicts.arrivals import Arrivals
+from otel_ddp.agent.verdicts.arrivals import MOST_RANKS, Arrivals
 from otel_ddp.agent.verdicts.ends import Exits
 from otel_ddp.agent.verdicts.judgement import Judgement, Led
 from otel_ddp.agent.verdicts.reports import Incident, RunReports
@@ -156,9 +156,7 @@ class RunCase:
         silence = Silence()
         self.stalls = Stalls(floor_s, lambda: silence.unheard)
         self.stragglers = Stragglers(hint)
-        self.arrivals = Arrivals(
-            self._processes.living, hint, lambda: not (self.stalls.suspects or self.judgement)
-        )
+        self.arrivals = Arrivals(self._processes.living, hint, self._may_ask_when)
         self.work_times = WorkTimes()
         """Of the ranks of this node: each agent tells of its own."""
         self._deaths = Deaths(lambda: self.stalls.told, lambda: silence.unheard)
@@ -281,6 +279,13 @@ class RunCase:
             if each.key not in self.reports.handed_over and _has_told(last, each):
                 self.reports.handed_over[each.key] = Incident(each, was_handed_over=True)
         return [Change(each, True) for each in new]
+
+    def _may_ask_when(self) -> bool:
+        """Whether no rank is asked anything else now, and no lead asks them when they arrive."""
+        if self.stalls.suspects:
+            return False
+        led = self.judgement
+        return led is None or (bool(led.report.insufficient) and self._world.size > MOST_RANKS)
 
     @property
     def comparison(self) -> Report | None:
