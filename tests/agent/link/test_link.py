@@ -81,6 +81,18 @@ def test_what_is_too_large_costs_itself_and_not_the_link(links: Links) -> None:
     assert follower.is_connected
 
 
+def test_questions_arrive_beside_a_judgement_that_is_too_large(links: Links) -> None:
+    lead, follower = links.lead(), links.follower()
+    until(lambda: follower.is_connected)
+    answer = Answer(judged=b"x" * limits.MOST_ANSWER_BYTES)
+    answer.questions.add(process=3, kind=Question.STACKS)
+
+    lead.answer("node-1", answer)
+
+    (found,) = until(follower.take)
+    assert ([each.process for each in found.questions], found.judged) == ([3], b"")
+
+
 def test_a_link_that_was_cut_comes_back_and_each_report_arrives_once(links: Links) -> None:
     lead, relay = links.lead(), links.relay()
     follower = links.follower(ports=[relay.port])

@@ -95,14 +95,19 @@ class Streams:
         return {node: stream.heard for node, stream in self._streams.copy().items()}
 
     def answer(self, node: str, answer: Any) -> None:
-        """Send it with the answer to the node's next report; at once if there are questions."""
+        """Send it with the answer to the node's next report; at once if there are questions.
+
+        What is too large goes without how the run is judged.
+        """
         stream = self._streams.get(node)
         if stream is None:
             return
         if answer.ByteSize() > limits.MOST_ANSWER_BYTES:
             # It would end the stream.
             self.refused["large answer"] += 1
-            return
+            answer.ClearField("judged")
+            if not 0 < answer.ByteSize() <= limits.MOST_ANSWER_BYTES:
+                return
         stream.answers.append(answer)
         if answer.questions:
             self._call(lambda: self._write_soon(stream))
@@ -172,7 +177,7 @@ class Streams:
             stream = self._streams[node] = _Stream(greeting)
         if old is not None and old.context is not None:
             # Dead, as far as the node's agent knows, or of an agent that has ended.
-            self._begin(_replaced(old.context))
+            self._begin(_replaced(old.context, old.writes))
         stream.context = context
         stream.heard = Heard(_address(context.peer()), True, *2 * (greeting.received_ns,))
         return stream
@@ -214,10 +219,13 @@ class Streams:
             await context.write(answer.SerializeToString())
 
 
-async def _replaced(context: Any) -> None:
+async def _replaced(context: Any, writes: asyncio.Lock) -> None:
     # It raises where it has succeeded; the stream may be over by then.
     with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError, asyncio.InvalidStateError):
-        await context.abort(_CODES.ALREADY_EXISTS, "a newer stream of this node has replaced it")
+        # gRPC refuses to end a stream in the middle of a message.
+        async with writes:
+            text = "a newer stream of this node has replaced it"
+            await context.abort(_CODES.ALREADY_EXISTS, text)
 
 
 async def _read(context: Any) -> tuple[Any, int]:

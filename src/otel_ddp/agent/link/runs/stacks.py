@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from otel_ddp.agent.verdicts.answers import ANSWER_S, AskedProcess, asked
 # Of all people at once.
 _MOST_OPEN = 16
 _LARGEST_ANSWER = 1 << 20
+_TOO_LARGE = "its answer is too large to be sent here (over 1 MiB): ask for it on its node"
 # One way and back, and the rounds of two loops, besides.
 _ON_THE_WAY_S = 4.0
 
@@ -35,7 +36,8 @@ class _Open(NamedTuple):
 class StacksHere:
     """One a run that is led by another agent. Called from the agent's loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, ask: Callable[[Iterable[Path]], Iterable[AskedProcess]] = asked) -> None:
+        self._ask = ask
         self._open: list[_Open] = []
         self._done: list[wire.Told] = []
 
@@ -43,7 +45,7 @@ class StacksHere:
         """The lead asks for the stacks of this process."""
         if len(self._open) >= _MOST_OPEN:
             return
-        for process in asked([journal]):
+        for process in self._ask([journal]):
             self._open.append(_Open(number, process, time.monotonic() + ANSWER_S))
 
     def poll(self) -> bool:
@@ -53,8 +55,9 @@ class StacksHere:
             if each.process.is_done() or now > each.until:
                 self._open.remove(each)
                 content = json.dumps(each.process.to_json()).encode()
-                if len(content) <= _LARGEST_ANSWER:
-                    self._done.append(wire.Told(number=each.number, content=content))
+                if len(content) > _LARGEST_ANSWER:
+                    content = json.dumps({"why": _TOO_LARGE}).encode()
+                self._done.append(wire.Told(number=each.number, content=content))
         return bool(self._done)
 
     def take(self) -> list[wire.Told]:
