@@ -49,7 +49,7 @@ class Cable:
 
     def __init__(self) -> None:
         self.is_cut = False
-        self.clock_offset_ns = 0
+        self.clock_offset_ns = self.clock_uncertainty_ns = 0
         self.reports: list[tuple[str, Any]] = []
         self.answers: list[Any] = []
 
@@ -350,6 +350,25 @@ def test_the_death_of_a_rank_is_told_also_when_its_journal_is_gone(agents: TwoAg
     # No step comes twice, and the other rank goes on.
     ended, going = sorted(agents.leading.sources(), key=lambda each: each.is_at_work)
     assert (steps, len(ended.steps()[0]), going.is_at_work) == (50, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("uncertainty_ns", "told"),
+    [(0, "rank 3 (node-1) was killed"), (1_000_000_000, "it is not known which was first")],
+)
+def test_of_two_deaths_none_is_the_first_by_clocks_that_are_not_known_well(
+    uncertainty_ns: int, told: str, agents: TwoAgents
+) -> None:
+    agents.cable.clock_uncertainty_ns = uncertainty_ns
+    agents.train(50, late=-1)
+    agents.led.dead.add(agents.led.feeds[1])
+    agents.poll()
+    agents.lead.dead.add(agents.lead.feeds[0])
+    for _ in range(12):
+        agents.poll()
+
+    (death,) = agents.lead.of_kind("death")
+    assert told in death["sentence"]
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -267,7 +267,7 @@ class TwoNodes:
         known = self._reports.setdefault(source, ProcessReport(len(self._reports) + 1, source))
         known.gather(self.now_ns)
         message = wire.Process()
-        known.write(message, self.now_ns, time.time_ns() - time.monotonic_ns())
+        known.write(message, self.now_ns, time.time_ns() - time.monotonic_ns(), 0)
         process = sent(message)
         told = self.told.get(process.id)
         if told is None:

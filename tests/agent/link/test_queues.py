@@ -102,6 +102,9 @@ def test_of_many_exchanges_the_quickest_counts() -> None:
 
     assert clock.ns == 400
     assert clock.uncertainty_ns == 5
+    # It drifts since then.
+    clock.add(30 * S, 30 * S + 500, 30 * S + 500, 30 * S + 1000)
+    assert clock.uncertainty_ns == 5 + 2_999_999
 
 
 def test_an_exchange_in_which_a_clock_was_set_back_or_that_a_lead_invents_counts_as_none() -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 
 class _Sample(NamedTuple):
+    received_ns: int
     round_trip_ns: int
     offset_ns: int
 
@@ -17,7 +18,8 @@ class _Sample(NamedTuple):
 
 
 _SAMPLES = 64
-# 64 s at 100 parts in a million: more than a crystal's error.
+# 100 parts in a million: more than a crystal's error; and that of 64 s.
+_DRIFT = 1e-4
 _DRIFT_NS = 6_400_000
 # 100 years: a clock that was never set begins in 1970.
 _MOST_NS = 3_153_600_000 * 1_000_000_000
@@ -35,7 +37,8 @@ class ClockOffset:
         round_trip_ns = (received_ns - sent_ns) - (back_ns - there_ns)
         if received_ns < sent_ns or back_ns < there_ns or round_trip_ns < 0:
             return  # A clock was set in between.
-        sample = _Sample(round_trip_ns, ((there_ns - sent_ns) + (back_ns - received_ns)) // 2)
+        offset_ns = ((there_ns - sent_ns) + (back_ns - received_ns)) // 2
+        sample = _Sample(received_ns, round_trip_ns, offset_ns)
         if abs(sample.offset_ns) > _MOST_NS:
             return  # No clock is that wrong.
         if self._best is not None and sample.contradicts(self._best):
@@ -51,5 +54,8 @@ class ClockOffset:
 
     @property
     def uncertainty_ns(self) -> int:
-        """How far the true offset may be from `ns`, beside drift."""
-        return 0 if self._best is None else self._best.round_trip_ns // 2
+        """How far the true offset may be from `ns`."""
+        if self._best is None:
+            return 0
+        age_ns = self._samples[-1].received_ns - self._best.received_ns
+        return self._best.round_trip_ns // 2 + int(_DRIFT * max(age_ns, 0))

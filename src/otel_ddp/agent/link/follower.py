@@ -117,6 +117,11 @@ class Follower:
         return self._clock.ns
 
     @property
+    def clock_uncertainty_ns(self) -> int:
+        """How far the true offset may be from that."""
+        return self._clock.uncertainty_ns
+
+    @property
     def resets(self) -> int:
         """Grows whenever the lead lacks reports of before: it is new, or some were dropped.
 

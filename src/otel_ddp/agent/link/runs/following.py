@@ -102,7 +102,12 @@ class Following:
         if self._history is not None and (led := self.judgement()) is not None:
             report.history.extend(self._history(led.by, str(self._resets), offset_ns))
         for process in self._processes.values():
-            steps += process.write(report.processes.add(), now_ns, self._clock.origin_ns)
+            steps += process.write(
+                report.processes.add(),
+                now_ns,
+                self._clock.origin_ns,
+                self._follower.clock_uncertainty_ns,
+            )
         self._follower.send(report, steps=steps)
 
     @errors.contained()

@@ -18,8 +18,6 @@ from otel_ddp.journal.process_state import ProcessState
 # An offset between two clocks is measured again and again. Below this it is the same one: else the
 # moments at which a rank entered its phase would move, and the rank with them.
 _SAME_OFFSET_NS = 50_000_000
-# How precisely it is known, for the order of two ends on different nodes.
-_OFFSET_MAY_BE_OFF_NS = 5_000_000
 # A process can be asked only while its agent is heard.
 _HEARD_NS = 6_000_000_000
 # The lead keeps one of each process, and shows it.
@@ -108,13 +106,8 @@ class NodeSource(Source):
         self._process, self.heard_ns, self.has_news = process, now_ns, True
 
     def _note_end(self, ended: EndedProcess) -> None:
-        if self._end is None:
-            off_ns = _OFFSET_MAY_BE_OFF_NS
-            self._end = ended._replace(
-                seen_alive_ns=ended.seen_alive_ns - off_ns, ended_ns=ended.ended_ns + off_ns
-            )
-        else:
-            self._end = self._end._replace(cause=ended.cause)
+        # The same end comes again, with more of its cause, and may be measured less precisely then.
+        self._end = ended if self._end is None else self._end._replace(cause=ended.cause)
 
     def forget_news(self) -> None:
         """The judge has been fed."""

@@ -127,10 +127,11 @@ class ProcessReport:
         self._told = (0, b"")
 
     @errors.contained(default=0)
-    def write(self, message: wire.Process, now_ns: int, origin_ns: int) -> int:
+    def write(self, message: wire.Process, now_ns: int, origin_ns: int, uncertainty_ns: int) -> int:
         """All that is new since the last call; how many steps that is.
 
         *origin_ns*: when the monotonic clock was 0, by the wall clock as it is set now.
+        *uncertainty_ns*: how far the lead's clock may be from what is believed of it.
         """
         source, self.is_urgent = self._source, False
         self._origin_ns = origin_ns
@@ -139,7 +140,7 @@ class ProcessReport:
         steps = self._steps.write(message, origin_ns + source.state().clock_shift_ns)
         if self._final is not None and self._ended is not None:
             message.MergeFrom(self._final)
-            self._write_end(message, self._ended)
+            self._write_end(message, self._ended, uncertainty_ns)
             return steps
         self._write_state(message, now_ns)
         if (position := source.position(origin_ns)) is not None:
@@ -154,7 +155,7 @@ class ProcessReport:
         if self._ended is not None:
             self._final = wire.Process(state=self._state(), position=message.position)
             self._final.nonfinite.extend(message.nonfinite)
-            self._write_end(message, self._ended)
+            self._write_end(message, self._ended, uncertainty_ns)
         elif now_ns - self._memory_at_ns >= _MEMORY_EVERY_NS:
             self._memory_at_ns = now_ns
             if (memory := source.memory()) is not None:
@@ -178,13 +179,18 @@ class ProcessReport:
         state.description = json.dumps(constant).encode()
         return state
 
-    def _write_end(self, message: wire.Process, ended: EndedProcess) -> None:
+    def _write_end(self, message: wire.Process, ended: EndedProcess, uncertainty_ns: int) -> None:
         # What is known of it grows, until the kernel is asked no more.
         cause = self._source.cause()
         if len(cause) >= len(ended.cause):
             self._ended = ended = ended._replace(cause=cause)
         message.present_ns = self._source.present_ns()
-        pack.pack_end(message.end, ended)
+        # Ends on several nodes are put in order.
+        told = ended._replace(
+            seen_alive_ns=ended.seen_alive_ns - uncertainty_ns,
+            ended_ns=ended.ended_ns + uncertainty_ns,
+        )
+        pack.pack_end(message.end, told)
 
 
 def _packed_arrivals(content: Mapping[str, Any]) -> bytes:
