@@ -127,12 +127,14 @@ def test_each_run_of_the_same_ranks_has_a_lead_of_its_own(store: Any) -> None:
         {"OTEL_DDP_RUN": "a"},
         {"OTEL_DDP_RUN": "b"},
         {"OTEL_DDP_RUN": "b", "OTEL_DDP_GROUP": "g"},
+        {"OTEL_DDP_RUN": "b/c", "OTEL_DDP_GROUP": "g"},
+        {"OTEL_DDP_RUN": "c", "OTEL_DDP_GROUP": "g/b"},
     )
 
     found = [asked(TWO_BY_HAND | each, 1).lead for each in (*runs, *runs)]
 
-    assert len(set(found)) == 3
-    assert found[:3] == found[3:]
+    assert len(set(found)) == len(runs)
+    assert found[: len(runs)] == found[len(runs) :]
 
 
 def test_a_run_that_is_named_and_has_no_lead_to_seek_asks_nothing(store: Any) -> None:
@@ -143,7 +145,7 @@ def test_a_run_that_is_named_and_has_no_lead_to_seek_asks_nothing(store: Any) ->
 
 
 FORKED = """
-import os, sys
+import gc, os, sys, weakref
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
 import otel_ddp
@@ -160,7 +162,10 @@ join_others()
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 of_parents = keys_after_a_run()
+group = weakref.ref(dist.group.WORLD)
 dist.destroy_process_group()
+gc.collect()
+print("kept:", group(), flush=True)
 join_others()
 print("keys:", of_parents, keys_after_a_run(), flush=True)
 os._exit(0)
@@ -172,6 +177,8 @@ def test_a_forked_child_does_not_speak_on_its_parents_store() -> None:
         out = finished(node.warm("-c", FORKED))
 
     assert "keys: 0 2\n" in out
+    # Its connections end with it.
+    assert "kept: None\n" in out
 
 
 TRAIN = """

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType, FrameType
@@ -65,13 +66,14 @@ def group_is_up() -> bool:
     return process_group.is_up()
 
 
-# The process group of the parent, in a forked child.
-_parents_group: Any = None
+# The process group of the parent, in a forked child. It may be destroyed there.
+_parents_group: weakref.ref[Any] | None = None
 
 
 def group_came_by_fork() -> bool:
     """Whether the process group is the parent's: two that speak on its connections garble them."""
-    return _parents_group is not None and _default_group() is _parents_group
+    parents = None if _parents_group is None else _parents_group()
+    return parents is not None and _default_group() is parents
 
 
 def _default_group() -> Any:
@@ -80,7 +82,8 @@ def _default_group() -> Any:
 
 def _after_fork() -> None:
     global _parents_group
-    _parents_group = _default_group()
+    group = _default_group()
+    _parents_group = None if group is None else weakref.ref(group)
 
 
 # Systems without it import this module too, and record nothing.

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from typing import Any
+from urllib.parse import quote
 
 from otel_ddp import errors
 from otel_ddp.identity import lead
@@ -144,7 +145,9 @@ def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
     # ranks may have several runs, one after the other.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     elastic_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    key = "/".join((LEAD_KEY, elastic_id, attempt, process.group, process.run))
+    of_run = (elastic_id, attempt, process.group, process.run)
+    # A name may have slashes of its own.
+    key = "/".join((LEAD_KEY, *(quote(each, safe="") for each in of_run)))
     is_first = process.global_rank == 0
     guess = store_host or os.environ.get("MASTER_ADDR", "")
     ours = lead.propose((process.host, *addresses_here(guess)) if is_first else ())
