@@ -13,7 +13,7 @@ from otel_ddp.vocabulary.words import NODE_LABELS, UNUSUAL_PHASES
 
 # A node is heard every second, of a very large run every third. What is told of deaths says so
 # after the first time, and a verdict is made after the second.
-_UNHEARD_NS, _SILENT_NS = 5_000_000_000, 12_000_000_000
+_UNHEARD_NS, _MISSED_NS = 5_000_000_000, 12_000_000_000
 # A rank waits if it has stood for so long, and for so many times its longest step of late.
 _STANDS_NS, _STEPS = 5_000_000_000, 2.0
 _STEPS_KEPT = 20
@@ -103,7 +103,7 @@ class Silence(Detector):
             node: at_ns for node, at_ns in heard_ns.items() if now_ns - at_ns > _UNHEARD_NS
         }
         silent = {
-            node: nodes[node] for node, at in self.unheard.items() if now_ns - at > _SILENT_NS
+            node: nodes[node] for node, at in self.unheard.items() if now_ns - at > _MISSED_NS
         }
         return self._update(silent, now_ns) if silent or self._open else []
 

@@ -13,7 +13,6 @@ from otel_ddp.agent.link.runs.stacks import StacksHere
 from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.verdicts.journal_source import JournalSource
 from otel_ddp.agent.verdicts.judgement import Judgement
-from otel_ddp.diagnosis.stall.evidence import Question
 from otel_ddp.diagnosis.verdict import Labels
 
 if TYPE_CHECKING:
@@ -24,13 +23,7 @@ _REPORT_EVERY_NS = 1_000_000_000
 # reports less often, and more steps at once, but no less often than every so many seconds.
 _RANKS_A_SECOND, _SELDOM = 4096, 3
 # A lead that has said nothing for so long leads no more.
-_SILENT_NS = 10_000_000_000
-_KINDS: dict[int, Question] = {
-    wire.Question.WHERE: "where",
-    wire.Question.WHAT: "what",
-    wire.Question.WHEN: "when",
-}
-
+_LEADS_NO_MORE_NS = 10_000_000_000
 
 History = Callable[[str, str, int], list[bytes]]
 """The lead's node, which start of its agent, its clock minus ours: what it has to know next."""
@@ -119,8 +112,8 @@ class Following:
                 continue
             if question.kind == wire.Question.STACKS:
                 self._stacks.ask(question.number, source.journal)
-            elif (kind := _KINDS.get(question.kind)) is not None:
-                process.ask(kind, now_ns)
+            elif (asked := pack.unpack_question(question.kind)) is not None:
+                process.ask(asked, now_ns)
         if answer.judged:
             own = [source.labels for source in self._processes]
             try:
@@ -131,7 +124,7 @@ class Following:
 
     def judgement(self) -> Judgement | None:
         """What the lead says of the run; None where it does not lead now."""
-        return None if self._now_ns - self._said_ns > _SILENT_NS else self._said
+        return None if self._now_ns - self._said_ns > _LEADS_NO_MORE_NS else self._said
 
     def sources(self) -> Iterator[JournalSource]:
         """The lead has them."""

@@ -28,7 +28,7 @@ _MANY_RANKS, _SAY_OF_RANKS = 512, 3
 # A node that was not heard for so long, while others make steps, is judged by its own agent.
 _LEFT_OUT_NS = 20_000_000_000
 _MOVED_NS = 5_000_000_000
-_SILENT_NS = 5_000_000_000
+_TOLD_UNHEARD_NS = 5_000_000_000
 # The next round comes within this, or this agent was held up and heard no node meanwhile.
 _ROUND_NS = 5_000_000_000
 _MOST_PROCESSES = 1024
@@ -187,7 +187,7 @@ class Leading:
             answer = wire.Answer()
             for number, source in node.sources.items():
                 for question in source.questions:
-                    answer.questions.add(process=number, kind=_KINDS[question])
+                    answer.questions.add(process=number, kind=pack.QUESTIONS[question])
                 source.questions.clear()
                 if source in stacks:
                     wanted = wire.Question.STACKS
@@ -229,7 +229,7 @@ class Leading:
         silent = {
             name: self._now_ns - node.heard_ns
             for name, node in self._nodes.items()
-            if self._now_ns - node.heard_ns > _SILENT_NS
+            if self._now_ns - node.heard_ns > _TOLD_UNHEARD_NS
             and any(each.is_at_work for each in node.sources.values())
         }
         if silent:
@@ -242,10 +242,3 @@ class Leading:
                 f"{late} reports were dropped, as this agent was too busy to read them"
             )
         return "; ".join(sentences)
-
-
-_KINDS = {
-    "where": wire.Question.WHERE,
-    "what": wire.Question.WHAT,
-    "when": wire.Question.WHEN,
-}

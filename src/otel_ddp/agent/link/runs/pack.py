@@ -24,6 +24,7 @@ from otel_ddp.diagnosis.stall.evidence import (
     Group,
     Kernel,
     Position,
+    Question,
 )
 from otel_ddp.diagnosis.step_facts import DeviceStep, TimedStep
 from otel_ddp.diagnosis.verdict import Labels
@@ -334,6 +335,20 @@ def unpack_evidence(message: wire.Evidence, clock_offset_ns: int) -> Evidence:
         package=message.package[:_LONGEST_TEXT],
         kernel=_got(Kernel, message.kernel) if message.HasField("kernel") else None,
     )
+
+
+# -- what it is asked
+
+QUESTIONS: Mapping[Question, Any] = {
+    "where": wire.Question.WHERE,
+    "what": wire.Question.WHAT,
+    "when": wire.Question.WHEN,
+}
+
+
+def unpack_question(kind: int) -> Question | None:
+    """None: it is none of these."""
+    return next((each for each, code in QUESTIONS.items() if code == kind), None)
 
 
 # -- its end
