@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from make import WrittenRank, labels_of  # noqa: E402
 from node import Node  # noqa: E402
-from otel_ddp.agent.link.follower import Follower  # noqa: E402
+from otel_ddp.agent.link.client import LinkClient  # noqa: E402
 from otel_ddp.agent.link.link_thread import LinkThread  # noqa: E402
 from otel_ddp.agent.link.runs.following import Following  # noqa: E402
 from otel_ddp.agent.link.runs.wall_clock import WallClock  # noqa: E402
@@ -145,7 +145,7 @@ def play(node: Node, nodes: int, seconds: float, late_after: float) -> None:
     clock = WallClock()
     links, processes = [], []
     for number in range(1, nodes):
-        follower = Follower(
+        follower = LinkClient(
             thread, bytes.fromhex(SECRET), node=f"node-{number}", hosts=["127.0.0.1"], ports=PORTS
         )
         ranks = range(number * RANKS, (number + 1) * RANKS)

@@ -21,13 +21,13 @@ from collections import Counter
 from pathlib import Path
 
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.link.follower import Follower
-from otel_ddp.agent.link.lead import Lead
+from otel_ddp.agent.link.client import LinkClient
 from otel_ddp.agent.link.link_pb2 import Process, Report
 from otel_ddp.agent.link.link_thread import LinkThread
 from otel_ddp.agent.link.runs import pack
 from otel_ddp.agent.link.runs.leading import Leading
 from otel_ddp.agent.link.runs.wall_clock import WallClock
+from otel_ddp.agent.link.server import LinkServer
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.agent.service.startup import TICK_S
 from otel_ddp.agent.verdicts.judge import Judge
@@ -69,7 +69,7 @@ def resident_mib() -> float:
 class Judging:
     """The lead's part of an agent's round."""
 
-    def __init__(self, lead: Lead, folder: Path, judges: bool) -> None:
+    def __init__(self, lead: LinkServer, folder: Path, judges: bool) -> None:
         self.judge = Judge(Ledger(), 60.0, folder)
         self.leading = Leading(RUN, "lead", lead, lambda node, parts: None, WallClock())
         self._lead, self._judges = lead, judges
@@ -93,7 +93,7 @@ def lead(nodes: int, seconds: float, transport: bool) -> None:
     thread = LinkThread()
     thread.start()
     empty_mib, began = resident_mib(), time.monotonic()
-    link = Lead(thread, SECRET, node="lead", hosts=["127.0.0.1"], ports=PORTS)
+    link = LinkServer(thread, SECRET, node="lead", hosts=["127.0.0.1"], ports=PORTS)
     with tempfile.TemporaryDirectory() as folder:
         judging = Judging(link, Path(folder), not transport)
         link.start()
@@ -135,7 +135,7 @@ class Node:
         self.name = f"node-{number}"
         self.ranks = range(number * RANKS, (number + 1) * RANKS)
         self._world_size = nodes * RANKS
-        self.link = Follower(thread, SECRET, node=self.name, hosts=["127.0.0.1"], ports=PORTS)
+        self.link = LinkClient(thread, SECRET, node=self.name, hosts=["127.0.0.1"], ports=PORTS)
         self.link.start()
         self._resets = -1
 

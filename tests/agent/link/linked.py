@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from otel_ddp.agent.link.follower import Follower
-from otel_ddp.agent.link.lead import Lead
+from otel_ddp.agent.link.client import LinkClient
 from otel_ddp.agent.link.link_thread import LinkThread
+from otel_ddp.agent.link.server import LinkServer
 
 SECRET = bytes(range(32))
 WITHIN_S = 60.0
@@ -117,9 +117,9 @@ class Links:
         self._thread, self._stack = thread, stack
         self.port = free_port()
 
-    def lead(self, secret: bytes = SECRET, **more: Any) -> Lead:
+    def lead(self, secret: bytes = SECRET, **more: Any) -> LinkServer:
         known = {"node": "node-0", "hosts": ["127.0.0.1"], "ports": [self.port]}
-        lead = Lead(self._thread, secret, **(known | more))
+        lead = LinkServer(self._thread, secret, **(known | more))
         lead.start()
         self._stack.callback(lead.stop)
         return lead
@@ -130,9 +130,9 @@ class Links:
         self._stack.callback(relay.stop)
         return relay
 
-    def follower(self, secret: bytes = SECRET, **more: Any) -> Follower:
+    def follower(self, secret: bytes = SECRET, **more: Any) -> LinkClient:
         known = {"node": "node-1", "hosts": ["127.0.0.1"], "ports": [self.port]}
-        follower = Follower(self._thread, secret, **(known | more))
+        follower = LinkClient(self._thread, secret, **(known | more))
         follower.start()
         self._stack.callback(follower.stop)
         return follower

@@ -94,8 +94,18 @@ def test_whatever_comes_is_a_report_in_order_or_is_refused(all_messages: list[li
         assert each.number > seen.get((node, each.agent), 0)
         seen[node, each.agent] = each.number
     assert len([peer for peer in peers if peer.ended]) <= sum(lead.refused.values())
-    assert len(lead.nodes()) <= 4
-    assert not any(each.connected for each in lead.nodes().values())
+
+
+def test_of_more_nodes_than_the_lead_takes_the_one_that_was_heard_first_is_forgotten() -> None:
+    lead = streams()
+
+    for number in (0, 1, 2, 3, 1, 4):
+        serve(lead, *(report(each, node=f"node-{number}") for each in (0, 1)))
+    # Known, its report would be one that is repeated.
+    serve(lead, report(0, node="node-0"), report(1, node="node-0"))
+
+    assert [node for node, _ in lead.take()] == [f"node-{each}" for each in (0, 1, 2, 3, 4, 0)]
+    assert lead.refused == {"repeated": 1}
 
 
 def test_each_refusal_is_counted_by_its_reason() -> None:

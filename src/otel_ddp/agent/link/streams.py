@@ -10,8 +10,7 @@ import contextlib
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -28,18 +27,6 @@ _MOST_ANSWERS = 16
 _MOST_REPORTS_A_SECOND = 256
 _GREETING_WITHIN_S = 5.0
 _CODES = grpc.StatusCode
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What the lead knows of the link to a node."""
-
-    address: str
-    connected: bool
-    since_ns: int
-    """When it was connected, or lost."""
-    last_ns: int
-    """When its last report came."""
 
 
 class _Refused(Exception):
@@ -60,7 +47,8 @@ class _Stream:
         self.began_ns: int = greeting.agent_began_ns
         self.received = 0
         self.answers: deque[Any] = deque(maxlen=_MOST_ANSWERS)
-        self.heard = Heard("", False, 0, 0)
+        # Of those that are gone, the one that was heard first makes room.
+        self.heard_ns = 0
         # Of the connection that it has now, if any.
         self.context: Any = None
         self.writes = asyncio.Lock()
@@ -89,10 +77,6 @@ class Streams:
     def dropped(self) -> int:
         """How many reports were dropped because `take` was not called in time."""
         return self._waiting.dropped
-
-    def nodes(self) -> Mapping[str, Heard]:
-        """All nodes that were heard, with the ends of their links."""
-        return {node: stream.heard for node, stream in self._streams.copy().items()}
 
     def answer(self, node: str, answer: Any) -> None:
         """Send it with the answer to the node's next report; at once if there are questions.
@@ -133,7 +117,6 @@ class Streams:
         finally:
             if stream is not None and stream.context is context:
                 stream.context = None
-                stream.heard = replace(stream.heard, connected=False, since_ns=time.time_ns())
 
     async def _take_reports(self, stream: _Stream, context: Any, greeting: Any) -> None:
         second, taken = 0, 0
@@ -151,7 +134,7 @@ class Streams:
             await self._acknowledge(stream, context, report)
 
     def _take(self, stream: _Stream, report: Any, size: int) -> None:
-        stream.heard = replace(stream.heard, last_ns=report.received_ns)
+        stream.heard_ns = report.received_ns
         if report.number <= stream.received:
             # It has come before, or it is late behind a newer one.
             self.refused["repeated"] += 1
@@ -179,7 +162,7 @@ class Streams:
             # Dead, as far as the node's agent knows, or of an agent that has ended.
             self._begin(_replaced(old.context, old.writes))
         stream.context = context
-        stream.heard = Heard(_address(context.peer()), True, *2 * (greeting.received_ns,))
+        stream.heard_ns = greeting.received_ns
         return stream
 
     def _make_room(self) -> None:
@@ -189,7 +172,7 @@ class Streams:
         if not gone:
             text = f"the lead takes {self._most_nodes} nodes"
             raise _Refused("too many nodes", _CODES.RESOURCE_EXHAUSTED, text)
-        del self._streams[min(gone, key=lambda node: self._streams[node].heard.last_ns)]
+        del self._streams[min(gone, key=lambda node: self._streams[node].heard_ns)]
 
     async def _acknowledge(self, stream: _Stream, context: Any, report: Any) -> None:
         answer = stream.answers.popleft() if stream.answers else Answer()
@@ -240,8 +223,3 @@ async def _read(context: Any) -> tuple[Any, int]:
         raise _Refused("unreadable", _CODES.INVALID_ARGUMENT, text) from None
     report.received_ns = time.time_ns()
     return report, len(data)
-
-
-def _address(peer: str) -> str:
-    """An address with its port, as gRPC names it."""
-    return peer.partition(":")[2].replace("%5B", "[").replace("%5D", "]")

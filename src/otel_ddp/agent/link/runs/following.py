@@ -16,7 +16,7 @@ from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.diagnosis.verdict import Labels
 
 if TYPE_CHECKING:
-    from otel_ddp.agent.link.follower import Follower
+    from otel_ddp.agent.link.client import LinkClient
 
 _REPORT_EVERY_NS = 1_000_000_000
 # A lead takes in what so many ranks report in half a second of its core. Of a larger run each
@@ -33,13 +33,13 @@ class Following:
     """One a run. Called from the agent's loop alone."""
 
     def __init__(
-        self, run: Labels, follower: Follower, clock: WallClock, history: History | None
+        self, run: Labels, client: LinkClient, clock: WallClock, history: History | None
     ) -> None:
         """*clock*: of this node. *history*: None: the lead keeps none."""
         self._run = run
         self._history = history
         self._stacks = StacksHere()
-        self._follower = follower
+        self._client = client
         self._clock = clock
         self._processes: dict[JournalSource, ProcessReport] = {}
         self._numbers = 0
@@ -50,10 +50,10 @@ class Following:
         self._said_ns = self._now_ns = 0
 
     def start(self) -> None:
-        self._follower.start()
+        self._client.start()
 
     def stop(self) -> None:
-        self._follower.stop()
+        self._client.stop()
 
     def poll(self, here: Collection[JournalSource], now_ns: int) -> None:
         """Gather what is new, and report it where that is due. *here*: the run's processes here."""
@@ -61,10 +61,10 @@ class Following:
         self._keep(here)
         for process in self._processes.values():
             process.gather(now_ns)
-        for answer in self._follower.take():
+        for answer in self._client.take():
             self._heed(answer, now_ns)
         urgent = self._stacks.poll() or any(each.is_urgent for each in self._processes.values())
-        offset_ns = self._follower.clock_offset_ns
+        offset_ns = self._client.clock_offset_ns
         if (urgent or now_ns >= self._report_at_ns) and offset_ns is not None:
             world = max((each.state().own_world_size or 1 for each in here), default=1)
             every = min(-(-world // _RANKS_A_SECOND), _SELDOM)
@@ -87,8 +87,8 @@ class Following:
 
     @errors.contained()
     def _report(self, now_ns: int, offset_ns: int) -> None:
-        if self._follower.resets != self._resets:
-            self._resets = self._follower.resets
+        if self._client.resets != self._resets:
+            self._resets = self._client.resets
             for process in self._processes.values():
                 process.tell_all_again()
         report, steps = wire.Report(told=self._stacks.take()), 0
@@ -99,9 +99,9 @@ class Following:
                 report.processes.add(),
                 now_ns,
                 self._clock.origin_ns,
-                self._follower.clock_uncertainty_ns,
+                self._client.clock_uncertainty_ns,
             )
-        self._follower.send(report, steps=steps)
+        self._client.send(report, steps=steps)
 
     @errors.contained()
     def _heed(self, answer: Any, now_ns: int) -> None:
@@ -140,12 +140,12 @@ class Following:
 
     def describe(self) -> str:
         """For `status`."""
-        state, led = self._follower.state, self.judgement()
+        state, led = self._client.state, self.judgement()
         if led is not None:
             shows = ", whose page shows all of it" if self._history is not None else ""
             sentence = f"the run is judged by the agent of {led.by}{shows}: {state}"
         else:
             sentence = f"the run is judged here, by the ranks of this node alone: {state}"
-        dropped = self._dropped_steps + self._follower.dropped_steps
+        dropped = self._dropped_steps + self._client.dropped_steps
         dropped += sum(each.dropped_steps for each in self._processes.values())
         return f"{sentence}; {dropped} steps were dropped" if dropped else sentence

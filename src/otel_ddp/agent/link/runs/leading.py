@@ -18,7 +18,7 @@ from otel_ddp.diagnosis.say import about, first_of, plural
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 
 if TYPE_CHECKING:
-    from otel_ddp.agent.link.lead import Lead
+    from otel_ddp.agent.link.server import LinkServer
 
 # The nodes are told so often how the run is judged, and at once where that has changed.
 _SAY_EVERY_NS = 3_000_000_000
@@ -88,7 +88,7 @@ class Leading:
         self,
         run: Labels,
         node: str,
-        lead: Lead,
+        server: LinkServer,
         keep_history: Callable[[str, Collection[bytes]], None],
         clock: WallClock,
     ) -> None:
@@ -97,7 +97,7 @@ class Leading:
         *keep_history*: takes a node, and parts of its history.
         """
         self._run, self._own_node = run, node
-        self._lead = lead
+        self._server = server
         self._keep_history = keep_history
         self._clock = clock
         self._stacks = StacksElsewhere()
@@ -112,10 +112,10 @@ class Leading:
         self._said_ns = self._says = 0
 
     def start(self) -> None:
-        self._lead.start()
+        self._server.start()
 
     def stop(self) -> None:
-        self._lead.stop()
+        self._server.stop()
 
     def poll(self, here: Collection[Source], now_ns: int) -> None:
         """Take in what is new. *here*: the processes of the run on this node."""
@@ -129,7 +129,7 @@ class Leading:
         if any(each.steps()[0] for each in here):
             self._moved_ns = now_ns
         self._room = _MOST_OF_RUN - sum(len(each.sources) for each in self._nodes.values())
-        for name, report in self._lead.take():
+        for name, report in self._server.take():
             self._take(name, report, now_ns)
         for node in self._nodes.values():
             is_left_out = self._is_left_out(node)
@@ -195,7 +195,7 @@ class Leading:
             if said is not None:
                 answer.judged = said.to(name)
             if answer.questions or answer.judged:
-                self._lead.answer(name, answer)
+                self._server.answer(name, answer)
 
     def _new_said(self, judgement: Judgement | None, now_ns: int) -> Said | None:
         before, since_ns = self._said, now_ns - self._said_ns
@@ -222,10 +222,10 @@ class Leading:
                 "agent: give each node a name (OTEL_DDP_NODE)"
             )
         if not self._nodes:
-            return f"this agent leads the run, and waits for its other nodes: {self._lead.state}"
+            return f"this agent leads the run, and waits for its other nodes: {self._server.state}"
         count = len(self._nodes)
         others = f"{count} other node{plural(self._nodes)}"
-        sentences = [f"this agent leads the run, with {others}: {self._lead.state}"]
+        sentences = [f"this agent leads the run, with {others}: {self._server.state}"]
         silent = {
             name: self._now_ns - node.heard_ns
             for name, node in self._nodes.items()
@@ -237,7 +237,7 @@ class Leading:
             sentences.append(f"{names} not heard for {about(max(silent.values()) / 1e9)}")
         if dropped := sum(node.dropped_steps for node in self._nodes.values()):
             sentences.append(f"{dropped} steps of other nodes were dropped on the way")
-        if late := self._lead.dropped:
+        if late := self._server.dropped:
             sentences.append(
                 f"{late} reports were dropped, as this agent was too busy to read them"
             )

@@ -18,7 +18,7 @@ from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.identity import lead as lead_facts
-from otel_ddp.identity.lead import Lead as LeadFact
+from otel_ddp.identity.lead import Lead
 from otel_ddp.journal.process_state import ProcessState
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _MOST_SHOWN = 1024
 class Wanted(NamedTuple):
     """What the processes of a run on this node say of its lead."""
 
-    fact: LeadFact
+    fact: Lead
     leads: bool
     world_size: int
 
@@ -143,27 +143,26 @@ class Links:
 
     def _opened(self, run: Labels, wanted: Wanted) -> _Link:
         # Protobuf and gRPC are loaded for runs on several nodes alone.
-        from otel_ddp.agent.link.follower import Follower
-        from otel_ddp.agent.link.lead import Lead
+        from otel_ddp.agent.link.client import LinkClient
         from otel_ddp.agent.link.link_thread import LinkThread
         from otel_ddp.agent.link.runs.following import Following
         from otel_ddp.agent.link.runs.leading import Leading
+        from otel_ddp.agent.link.server import LinkServer
 
         if self._thread is None:
             self._thread = LinkThread()
             self._thread.start()
         fact = wanted.fact
         secret = bytes.fromhex(fact.secret)
+        ends: Any = {"node": self._node, "hosts": fact.hosts, "ports": fact.ports}
         if wanted.leads:
-            lead = Lead(self._thread, secret, node=self._node, hosts=fact.hosts, ports=fact.ports)
             keep_history = partial(self._histories.take_parts, _key(run))
-            return Leading(run, self._node, lead, keep_history, self._wall_clock)
-        follower = Follower(
-            self._thread, secret, node=self._node, hosts=fact.hosts, ports=fact.ports
-        )
+            server = LinkServer(self._thread, secret, **ends)
+            return Leading(run, self._node, server, keep_history, self._wall_clock)
+        client = LinkClient(self._thread, secret, **ends)
         is_told = wanted.world_size <= _MOST_RANKS_OF_HISTORY
         history = partial(self._histories.parts_for_lead, _key(run)) if is_told else None
-        return Following(run, follower, self._wall_clock, history)
+        return Following(run, client, self._wall_clock, history)
 
     def _close(self, run: Labels) -> None:
         self._too_large.pop(run, None)

@@ -26,7 +26,7 @@ _MOST_NODES = 2048
 _HANDSHAKE_WITHIN_MS = 5000
 
 
-class Lead:
+class LinkServer:
     """One a run that this agent leads. `start` and `stop` return at once."""
 
     def __init__(
@@ -46,7 +46,6 @@ class Lead:
         self.streams = Streams(node, most_nodes, thread.call)
         self.take = self.streams.take
         self.answer = self.streams.answer
-        self.nodes = self.streams.nodes
         self.state = "does not listen yet"
         """What `status` says of it."""
 

@@ -57,7 +57,7 @@ class _Unreachable(Exception):
     """Why there is no link to a place, or no longer."""
 
 
-class Follower:
+class LinkClient:
     """One a run whose lead is another agent. `start` and `stop` return at once."""
 
     def __init__(
