@@ -73,17 +73,22 @@ class Judging:
         self.judge = Judge(Ledger(), 60.0, folder)
         self.leading = Leading(RUN, "lead", lead, lambda node, parts: None, WallClock())
         self._lead, self._judges = lead, judges
-        self.reports = 0
+        self.reports = self.nodes = 0
+        self._names: set[str] = set()
 
     def round(self) -> None:
         time.sleep(TICK_S)
         if not self._judges:
-            self.reports += len(self._lead.take())
+            taken = self._lead.take()
+            self.reports += len(taken)
+            self._names.update(node for node, _ in taken)
+            self.nodes = len(self._names)
             return
         now_ns = time.time_ns()
         self.leading.poll((), now_ns)
         sources = list(self.leading.sources())
         self.reports += sum(each.has_news for each in sources) // RANKS
+        self.nodes = len(sources) // RANKS
         self.judge.poll(sources)
         self.leading.answer(self.judge.judgement(RUN, "lead"), now_ns)
 
@@ -97,7 +102,7 @@ def lead(nodes: int, seconds: float, transport: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         judging = Judging(link, Path(folder), not transport)
         link.start()
-        while sum(each.connected for each in link.nodes().values()) < nodes:
+        while judging.nodes < nodes:
             judging.round()
         connected_s, before = time.monotonic() - began, cpu_s()
         judging.reports, until, rounds, named_s = 0, time.monotonic() + seconds, 0, None
