@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby
 from typing import Any, Protocol, TypeVar
 
 from otel_ddp import files
@@ -228,59 +228,63 @@ def unpack_steps(messages: Iterable[wire.Steps], clock_offset_ns: int) -> list[S
 
 
 def _unpack_alike(message: wire.Steps, clock_offset_ns: int) -> list[Step]:
-    count, codes, rests = message.count, message.codes, message.rests
-    spans_ns, width = list(message.spans_ns), len(codes)
-    columns = [
-        list(each) or None
-        for each in (message.gaps_ns, message.numbers, message.gc_ns, message.work, message.lag_ns)
-    ]
-    paced = list(message.paced)
-    if (
-        not 0 < count <= _MOST_STEPS
-        or len(spans_ns) != count * width
-        or rests > width
-        or len(paced) % count
-        or any(each is not None and len(each) != count for each in columns)
-    ):
+    count, codes = message.count, message.codes
+    parts = len(codes) - message.rests
+    if not 0 < count <= _MOST_STEPS or parts < 0:
         raise Senseless("steps")
-    gaps_ns, numbers, gc_ns, work, lags_ns = columns
+    columns = (
+        _column(accumulate(message.numbers), count, None),
+        _column(message.gaps_ns, count, 0),
+        _rows(message.spans_ns, count, len(codes)),
+        _column(message.gc_ns, count, 0),
+        _column(message.work, count, 0),
+        _rows(message.paced, count, len(message.paced) // count),
+        _column(message.lag_ns, count, None),
+    )
+    of_parts, of_rest = codes[:parts], codes[parts:]
     skipped, profiled = message.skipped, message.profiled
-    parts, each_paced = width - rests, len(paced) // count
-    of_parts, of_rests = codes[:parts], codes[parts:]
-    number: int | None = None
     until_ns = message.began_ns + clock_offset_ns
     found: list[Step] = []
-    rest: tuple[tuple[int, int], ...] = ()
-    for at in range(count):
-        spans = tuple(spans_ns[at * width : (at + 1) * width])
-        if numbers is not None:
-            number = (number or 0) + numbers[at]
-        if gaps_ns is not None:
-            until_ns += gaps_ns[at]
-        began_ns, until_ns = until_ns, until_ns + sum(spans)
-        if rests:
-            rest = tuple(zip(of_rests, spans[parts:], strict=True))
-            spans = spans[:parts]
+    for number, gap_ns, spans_ns, gc_ns, work, paced, lag_ns in zip(*columns, strict=True):
+        began_ns = until_ns + gap_ns
+        until_ns = began_ns + sum(spans_ns)
+        rest = tuple(zip(of_rest, spans_ns[parts:], strict=True)) if of_rest else ()
         found.append(
             Step(
                 number,
                 began_ns,
                 until_ns,
-                Parts(began_ns, of_parts, spans),
+                Parts(began_ns, of_parts, spans_ns[:parts]),
                 rest,
-                0.0 if gc_ns is None else gc_ns[at] / 1e9,
+                gc_ns / 1e9,
                 skipped,
                 0,
-                0 if work is None else work[at],
+                work,
                 None,
-                tuple(paced[at * each_paced : (at + 1) * each_paced]) if each_paced else (),
-                None if lags_ns is None else lags_ns[at],
+                paced,
+                lag_ns,
                 profiled,
             )
         )
     if not -_LAST_NS < until_ns < _LAST_NS:
         raise Senseless("times")
     return found
+
+
+def _column(values: Iterable[int], count: int, absent: int | None) -> Sequence[Any]:
+    """One for each of so many steps; all are absent where the message has none."""
+    found: list[int | None] = [*values] or [absent] * count
+    if len(found) != count:
+        raise Senseless("steps")
+    return found
+
+
+def _rows(values: Iterable[int], count: int, width: int) -> Sequence[Any]:
+    """As many for each of so many steps."""
+    found = list(values)
+    if len(found) != count * width:
+        raise Senseless("steps")
+    return [*zip(*[iter(found)] * width, strict=True)] if width else [()] * count
 
 
 # -- what is read beside its steps
