@@ -73,6 +73,8 @@ def shown_phase(word: str) -> str:
 
 STATES: Mapping[str, int] = {"starting": 0, "running": 1, "finished": 2, "failed": 3, "killed": 4}
 ENDED_STATES = ("finished", "failed", "killed")
+# For people alone, of a process on another node whose agent is silent: it may have ended by now.
+NOT_HEARD = "not heard"
 _STATE_OF_CODE = {code: word for word, code in STATES.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class Cable:
     """Both ends of a link, without a network: a lead for `Leading`, a follower for `Following`."""
 
     state, resets, dropped_steps, dropped = "connected", 0, 0, 0
+    refused: Mapping[str, int] = {}
+    refused_questions = 0
 
     def __init__(self) -> None:
         self.is_cut = False
@@ -331,6 +333,30 @@ def test_a_lead_that_has_dropped_reports_says_so(agents: TwoAgents) -> None:
 
     said_of_it = "7 reports were dropped, as this agent was too busy to read them"
     assert said_of_it in agents.leading.describe()
+
+
+def test_an_agent_whose_lead_asks_beyond_measure_says_so(agents: TwoAgents) -> None:
+    agents.train(250, late=-1)
+    assert "refused" not in agents.following.describe()
+
+    agents.cable.refused_questions = 12
+
+    assert agents.following.describe().endswith("; 12 questions of the lead were refused")
+
+
+def test_a_rank_of_a_silent_node_is_shown_as_not_heard_since_then(agents: TwoAgents) -> None:
+    agents.train(100, late=-1)
+    assert {each.describe().state for each in agents.leading.sources()} == {"running"}
+    heard_ns = agents.lead.now_ns
+    agents.cable.is_cut = True
+
+    agents.train(25 * 7, late=-1)
+
+    shown = [each.describe() for each in agents.leading.sources()]
+    assert [(each.state, each.phase_since_ns) for each in shown] == [("not heard", heard_ns)] * 2
+    agents.cable.is_cut = False
+    agents.train(25, late=-1)
+    assert {each.describe().state for each in agents.leading.sources()} == {"running"}
 
 
 def test_the_death_of_a_rank_is_told_also_when_its_journal_is_gone(agents: TwoAgents) -> None:

@@ -196,4 +196,4 @@ def test_a_newer_agent_of_a_node_replaces_the_older_one_and_not_the_other_way(li
 
     assert said(lead, 1) == [("node-1", b"a")]
     assert newer.is_connected
-    assert lead.streams.refused["second agent"] >= 1
+    assert lead.refused["second agent"] >= 1

@@ -126,6 +126,7 @@ class Wire:
     state, dropped = "listens", 0
 
     def __init__(self) -> None:
+        self.refused: dict[str, int] = {}
         self.reports: list[tuple[str, Any]] = []
 
     def take(self) -> list[tuple[str, Any]]:
@@ -166,6 +167,16 @@ def test_a_node_with_the_name_of_the_leads_own_is_told_of() -> None:
 
     assert "OTEL_DDP_NODE" in led.describe()
     assert list(led.sources()) == []
+
+
+def test_what_the_lead_refuses_is_told_by_its_reason() -> None:
+    end: Any = Wire()
+    led = Leading(RUN, "node-0", end, lambda node, parts: None, WallClock())
+    assert "refused" not in led.describe()
+
+    end.refused = {"second agent": 2, "unreadable": 1}
+
+    assert led.describe().endswith("; refused of what others sent: second agent 2, unreadable 1")
 
 
 def test_another_node_does_not_speak_for_the_leads_own_ranks() -> None:

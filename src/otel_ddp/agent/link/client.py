@@ -134,6 +134,11 @@ class LinkClient:
         """How many steps the lead will never have."""
         return self._pending.dropped_steps
 
+    @property
+    def refused_questions(self) -> int:
+        """How many questions of the lead were too many at once, or of no known kind."""
+        return self._answered.refused_questions
+
     # -- in the thread of links
 
     async def _follow(self) -> None:

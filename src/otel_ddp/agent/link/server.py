@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -53,6 +53,14 @@ class LinkServer:
     def dropped(self) -> int:
         """How many reports were dropped because `take` was not called in time."""
         return self.streams.dropped
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """How many streams and reports were not taken, by reason."""
+        # What was confirmed too late comes twice: that is no refusal.
+        found = self.streams.refused.copy()
+        del found["repeated"]
+        return found
 
     def start(self) -> None:
         self._thread.add(self._listen)

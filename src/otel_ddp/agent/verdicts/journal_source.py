@@ -55,7 +55,6 @@ class JournalSource(Source):
     def __init__(self, journal: JournalFeed, causes: ExitCauses) -> None:
         reader = journal.reader
         self.labels: Labels = journal.labels
-        self.began_ns = reader.created_ns
         self._journal = journal
         self._causes = causes
         self._process = journal.pid, reader.start_ticks
@@ -65,6 +64,10 @@ class JournalSource(Source):
         self._where = Answers(reader.path, *self._process)
         self._when = Answers(reader.path, *self._process)
         self.watch()
+
+    @property
+    def began_ns(self) -> int:
+        return int(self._journal.reader.created_ns)
 
     @property
     def is_at_work(self) -> bool:

@@ -24,8 +24,11 @@ class Source(Protocol):
     is_left_out: bool
     """Whether it is of a node that is not heard, while the others go on: not compared here."""
     labels: Labels
-    began_ns: int
-    """When the process began: of two with the same labels, the newer one counts."""
+
+    @property
+    def began_ns(self) -> int:
+        """When the process began: of two with the same labels, the newer one counts."""
+        ...
 
     @property
     def is_here(self) -> bool:

@@ -148,4 +148,10 @@ class Following:
             sentence = f"the run is judged here, by the ranks of this node alone: {state}"
         dropped = self._dropped_steps + self._client.dropped_steps
         dropped += sum(each.dropped_steps for each in self._processes.values())
-        return f"{sentence}; {dropped} steps were dropped" if dropped else sentence
+        refused = self._client.refused_questions
+        parts = (
+            sentence,
+            f"{dropped} steps were dropped" if dropped else "",
+            f"{refused} questions of the lead were refused" if refused else "",
+        )
+        return "; ".join(filter(None, parts))

@@ -133,8 +133,10 @@ class Leading:
             self._take(name, report, now_ns)
         for node in self._nodes.values():
             is_left_out = self._is_left_out(node)
+            is_silent = now_ns - node.heard_ns > _TOLD_UNHEARD_NS
             for source in node.sources.values():
                 source.is_left_out = is_left_out
+                source.silent_since_ns = node.heard_ns if is_silent else 0
 
     @errors.contained()
     def _take(self, name: str, report: Any, now_ns: int) -> None:
@@ -221,11 +223,10 @@ class Leading:
                 f"another node of the run is called {self._own_node} too, and is judged by its own "
                 "agent: give each node a name (OTEL_DDP_NODE)"
             )
-        if not self._nodes:
-            return f"this agent leads the run, and waits for its other nodes: {self._server.state}"
-        count = len(self._nodes)
-        others = f"{count} other node{plural(self._nodes)}"
-        sentences = [f"this agent leads the run, with {others}: {self._server.state}"]
+        others = "and waits for its other nodes"
+        if count := len(self._nodes):
+            others = f"with {count} other node{plural(self._nodes)}"
+        sentences = [f"this agent leads the run, {others}: {self._server.state}"]
         silent = {
             name: self._now_ns - node.heard_ns
             for name, node in self._nodes.items()
@@ -241,4 +242,7 @@ class Leading:
             sentences.append(
                 f"{late} reports were dropped, as this agent was too busy to read them"
             )
+        if refused := self._server.refused:
+            reasons = ", ".join(f"{why} {count}" for why, count in refused.items())
+            sentences.append(f"refused of what others sent: {reasons}")
         return "; ".join(sentences)

@@ -14,6 +14,7 @@ from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
 from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
 from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.vocabulary.words import NOT_HEARD
 
 # An offset between two clocks is measured again and again. Below this it is the same one: else the
 # moments at which a rank entered its phase would move, and the rank with them.
@@ -59,7 +60,6 @@ class NodeSource(Source):
         self._clock = _Clock(clock_offset_ns)
         self.labels = pack.unpack_labels(state)
         self._state = pack.unpack_state(state, self.labels, clock_offset_ns)
-        self.began_ns = self._state.began_ns
         self._told = state
         self._described = _described(state, clock_offset_ns)
         self._process = wire.Process()
@@ -72,6 +72,8 @@ class NodeSource(Source):
         self.questions: list[Question] = []
         """Those that its agent has not been asked yet."""
         self.has_news = self.is_left_out = False
+        self.silent_since_ns = 0
+        """When its node was last heard, where that is too long ago; 0: it is heard."""
 
     def is_described_by(self, state: wire.State) -> bool:
         """Whether this is the state of the same process."""
@@ -114,6 +116,10 @@ class NodeSource(Source):
         self._steps, self.has_news = ((), ()), False
 
     # -- as the judge sees it
+
+    @property
+    def began_ns(self) -> int:
+        return self._state.began_ns
 
     @property
     def is_at_work(self) -> bool:
@@ -198,15 +204,19 @@ class NodeSource(Source):
                 phase_since_ns=self._end.phase_since_ns,
                 seen_alive_ns=self._end.seen_alive_ns,
             )
-        if position is None:
-            return self._described
-        return replace(
-            self._described,
-            state=position.state,
-            step=position.step,
-            phase=position.name or position.phase,
-            phase_since_ns=position.since_ns,
-        )
+        found = self._described
+        if position is not None:
+            found = replace(
+                found,
+                state=position.state,
+                step=position.step,
+                phase=position.name or position.phase,
+                phase_since_ns=position.since_ns,
+            )
+        if self.silent_since_ns:
+            # The step and phase are those of then.
+            found = replace(found, state=NOT_HEARD, phase_since_ns=self.silent_since_ns)
+        return found
 
 
 def _described(state: wire.State, clock_offset_ns: int) -> ProcessState:

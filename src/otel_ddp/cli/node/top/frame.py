@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from otel_ddp.cli.node.status import ago, gpu_row, gpu_user
 from otel_ddp.cli.node.top.watch import Rank, Run, Value, View
 from otel_ddp.history.terminal import shown_s
+from otel_ddp.vocabulary.words import NOT_HEARD
 
 HEADS = ("RUN", "RANK", "NODE", "PHASE", "FOR", "STEP", "STEP TIME", "WORK", "LAST STEPS", "GPU")
 # These are numbers, which end at one edge.
@@ -128,7 +129,7 @@ def _texts(run: Run, rank: Rank, now_ns: int, last: int, most_ns: float) -> dict
         "RUN": run.name,
         "RANK": ("!" if rank.named else "") + rank.text("rank", "?"),
         "NODE": rank.text("node", "?"),
-        "PHASE": rank.text("state" if over else "phase", "-"),
+        "PHASE": rank.text("state" if over or rank.process.state == NOT_HEARD else "phase", "-"),
         "FOR": "-" if over else _for(rank, now_ns),
         "STEP": rank.text("step", "-"),
         "STEP TIME": _shown(rank.steps[-1].took_ns if rank.steps else None),
