@@ -64,7 +64,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = (sys.executable, "-m", "pytest", "-m", "gpu", "-rs", f"--junitxml={report}")
-        options = ("-o", "junit_logging=system-err")
+        # Of the kinds of this report only the older one has properties.
+        options = ("-o", "junit_logging=system-err", "-o", "junit_family=xunit1")
         code = subprocess.run([*command, *options], cwd=ROOT, check=False).returncode
         rows = [*environment()]
         lines = [f"{name}: {value}" for name, value in rows]

@@ -140,6 +140,8 @@ def test_nothing_waits_for_the_device(
     run: otel_ddp.Run, busy: tuple[Busy, SGD, torch.Tensor]
 ) -> None:
     model, optimizer, batch = busy
+    # A kernel is loaded when it is first launched, and the device may be waited for.
+    run.log_tensor("weight", next(model.parameters()))
     model.cycles = 5 * CYCLES
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that it is a prototype
@@ -173,9 +175,13 @@ def test_scalars_of_the_device_land_with_their_step(
     expected = [(step, loss.item()) for step, loss in enumerate(losses)]
     run.finish()
 
-    assert [(call.step, value) for call in place.only().calls for _, value in call.values] == (
-        expected
-    )
+    journal = place.only()
+    assert expected == [
+        (call.step, value)
+        for call in journal.calls
+        for number, value in call.values
+        if journal.names[number].text == "loss"
+    ]
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["forward and backward", "whole step"])
@@ -360,7 +366,9 @@ except RuntimeError:
     print("hidden")
 """)
 
-    assert said.split() == ["import", "False", "init", "False", "child", "7", "hidden"]
+    # Beside what otel_ddp says of the agent.
+    ours = [line for line in said.splitlines() if not line.startswith("OTEL_DDP_AGENT=off")]
+    assert ours == ["import False", "init False", "child 7", "hidden"]
 
 
 @pytest.mark.parametrize(
