@@ -70,6 +70,8 @@ def test_who_is_late_is_named_and_nobody_else(
     name: str, backend: str, record_property: Callable[[str, object], None]
 ) -> None:
     every, last, expected = SCENARIOS[name]
+    if expected is None and torch.cuda.device_count() < 2:
+        pytest.skip("needs a GPU a rank: on one, ranks take turns of 2 ms, and one of them is late")
     with Node(**two_ranks(backend)) as node:
         process = torchrun(node, backend, {"name": name, "all": every, "last": last})
 
