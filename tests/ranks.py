@@ -52,9 +52,20 @@ class Job:
     """Ranks that train together, 100 ms a step."""
 
     def __init__(
-        self, ranks: int = 4, hint: Hint | None = None, *, nodes: int = 1, **known: Any
+        self,
+        ranks: int = 4,
+        hint: Hint | None = None,
+        *,
+        nodes: int = 1,
+        slower: float = 1.0,
+        vary: float = 0.02,
+        **known: Any,
     ) -> None:
-        """*nodes*: over so many the ranks are divided; the first is `n1`."""
+        """*nodes*: over so many the ranks are divided; the first is `n1`.
+
+        *slower*: a step takes so many times as long. *vary*: by this share at most, phases differ.
+        """
+        self.slower, self.vary = slower, vary
         self.detector = Stragglers(hint)
         self.told = Told(self.detector, **known)
         self.ranks = list(range(ranks))
@@ -69,11 +80,14 @@ class Job:
     def facts(self, rank: int, more: Mapping[str, float], took_s: float, **given: Any) -> StepFacts:
         # A little noise: ranks that are equal to the last bit have no order to speak of.
         phases_ms = {
-            word: (usual_s + more.get(word, 0.0)) * self._chance.uniform(0.98, 1.02) * 1000
+            word: (usual_s * self.slower + more.get(word, 0.0)) * self._varied() * 1000
             for word, usual_s in PLAIN_S.items()
         }
         number = self.number + self.counts_from.get(rank, 0)
         return step_facts(number, self.now_ns, phases_ms, took_s * 1000, **{"work": 1000, **given})
+
+    def _varied(self) -> float:
+        return self._chance.uniform(1 - self.vary, 1 + self.vary)
 
     def steps(
         self,
@@ -83,7 +97,7 @@ class Job:
         silent: tuple[int, ...] = (),
     ) -> list[Change]:
         late, given = late or {}, given or {}
-        took_s = STEP_S + max([sum(more.values()) for more in late.values()] or [0.0])
+        took_s = STEP_S * self.slower + max([sum(more.values()) for more in late.values()] or [0.0])
         changes: list[Change] = []
         for _ in range(steps):
             self.number += 1

@@ -63,6 +63,8 @@ class Case(NamedTuple):
     """The ranks are divided among them, evenly."""
     late_nodes: tuple[int, ...] = ()
     """Their ranks are late, and no others."""
+    slower: int = 1
+    """All takes so many times as long: the steps, and pauses as well."""
 
     def node_of(self, rank: int) -> int:
         """The node of a rank."""
@@ -97,6 +99,7 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
     *own*: the user's own all-reduce after forward, in phase `other`.
     """
     chance = random.Random(repr(case))
+    ms_ns = MS * case.slower
     late = {
         *case.late,
         *(rank for rank in range(case.ranks) if case.node_of(rank) in case.late_nodes),
@@ -143,26 +146,28 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
                     need[case.phase] += more
             needs.append(need)
             amounts.append(amount)
-            collected.append(garbage / 1000)
+            collected.append(garbage * case.slower / 1000)
         arrivals = [
-            ends[rank] + round(MS * (sum(need.values()) - need["optimizer"]))
+            ends[rank] + round(ms_ns * (sum(need.values()) - need["optimizer"]))
             for rank, need in enumerate(needs)
         ]
         inside_ns = [0] * case.ranks
         if own:
-            entered = [at - round(MS * needs[rank]["backward"]) for rank, at in enumerate(arrivals)]
-            inside_ns = [max(entered) + MS - at for at in entered]
+            entered = [
+                at - round(ms_ns * needs[rank]["backward"]) for rank, at in enumerate(arrivals)
+            ]
+            inside_ns = [max(entered) + ms_ns - at for at in entered]
             arrivals = [at + inside_ns[rank] for rank, at in enumerate(arrivals)]
-        synced = max(arrivals) + COMMUNICATION * MS
+        synced = max(arrivals) + COMMUNICATION * ms_ns
         steps = []
         for rank, need in enumerate(needs):
             parts = [word for word in BEFORE_OPTIMIZER if word in need]
-            spans_ns = [round(MS * need[word]) for word in parts]
+            spans_ns = [round(ms_ns * need[word]) for word in parts]
             if own:
                 parts.insert(-1, "other")
                 spans_ns.insert(-1, inside_ns[rank])
             spans_ns.append(synced - ends[rank] - sum(spans_ns))
-            spans_ns.append(round(MS * need["optimizer"]))
+            spans_ns.append(round(ms_ns * need["optimizer"]))
             codes = bytes([PHASES[word] for word in (*parts, "comm_wait", "optimizer")])
             until = synced + spans_ns[-1]
             steps.append(
@@ -350,6 +355,11 @@ def balanced(steps: int, ranks: tuple[int, ...], nodes: tuple[int, ...] = (1,)) 
     ]
 
 
+def slowly(cases: list[Case]) -> list[Case]:
+    """Those at one of the jitters, in steps of a second that vary by 2 %."""
+    return [case._replace(slower=10, jitter=0.02) for case in cases if case.jitter == 0.05]
+
+
 class Line(NamedTuple):
     """A line of the table."""
 
@@ -389,9 +399,11 @@ def false_verdicts(
     ranks: tuple[int, ...] = (2, 3, 4, 8),
     nodes: tuple[int, ...] = (1,),
     own: bool = False,
+    slower: int = 1,
 ) -> int:
     """Verdicts in so many balanced steps."""
-    return sum(len(replayed(case, own).kinds) for case in balanced(steps, ranks, nodes))
+    cases = [case._replace(slower=slower) for case in balanced(steps, ranks, nodes)]
+    return sum(len(replayed(case, own).kinds) for case in cases)
 
 
 def markdown() -> str:
@@ -416,9 +428,13 @@ def markdown() -> str:
     lines += [
         Line.of("a single rank of several nodes 25 % late", one_late_among_nodes((0.25,), every=4)),
         Line.of("two neighbours of 4 or 8 late, 25 or 40 %: both named", pairs_late(every=2)),
+        Line.of("one rank 30 % late, steps of a second", slowly(one_late((0.3,)))),
+        Line.of("one or two nodes 30 % late, steps of a second", slowly(nodes_late((0.3,)))),
     ]
     steps = 200_000
     false, of_nodes = false_verdicts(steps), false_verdicts(steps, (2, 4), (2, 3, 4))
+    slow = false_verdicts(steps // 2, slower=10)
+    slow += false_verdicts(steps // 2, (2, 4), (2, 3, 4), slower=10)
     return "\n".join(
         [
             "| cases | runs | rank right | phase right | steps until named: median, 95 %, all |",
@@ -426,7 +442,7 @@ def markdown() -> str:
             *(line.markdown() for line in lines),
             "",
             f"Verdicts in {steps:,} balanced steps of one node: {false}; in as many of two to four "
-            f"nodes: {of_nodes}.",
+            f"nodes: {of_nodes}; in as many that take a second: {slow}.",
         ]
     )
 

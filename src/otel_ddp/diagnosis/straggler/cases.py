@@ -111,6 +111,7 @@ class Cases:
         self._waiting: dict[Labels, int] = {}
         self.lost_time = LostTime()
         self._world_size = 0
+        self._steps_since_look = 0
         self._states: Mapping[Labels, RankState] = {}
         self._changes: list[Change] = []
 
@@ -123,6 +124,7 @@ class Cases:
         self.ranks.start_again(ranks_of(ranks), left_out)
         self._nodes.start_again(nodes_of(ranks), left_out)
         self._waiting.clear()
+        self._steps_since_look = 0
         compared = {unit.labels for unit in (*self.ranks.units, *self._nodes.units)}
         for labels in self._open.keys() - compared:
             self.close(labels)
@@ -143,9 +145,17 @@ class Cases:
         excesses_ns = self.ranks.append(row, works_ns, step_ns)
         if self._nodes.units:
             self._nodes.append(row, works_ns, step_ns)
-        if self.ranks.is_at_stride:
+        self._steps_since_look += 1
+        if self._is_time_to_look:
             self._judge()
+            self._steps_since_look = 0
         return excesses_ns
+
+    @property
+    def _is_time_to_look(self) -> bool:
+        return (
+            self.ranks.is_at_stride or self.ranks.is_any_far_above or self._nodes.is_any_far_above
+        )
 
     def poll(self) -> list[Change]:
         """What has changed since the last poll."""
@@ -222,7 +232,7 @@ class Cases:
                 waited = self._waiting.get(unit.labels, 0)
                 may_be_its_node = node and rule.may_be_its_node(self._nodes, node[i], length)
                 if may_be_its_node and waited < limits.NODE_WAITS:
-                    waiting[unit.labels] = waited + limits.STRIDE
+                    waiting[unit.labels] = waited + self._steps_since_look
                 else:
                     found.append(_Late(ranks, i, length))
         self._waiting = waiting
@@ -254,19 +264,20 @@ class Cases:
         table = look.table(late.history, length)
         reading = table.kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
-        case.lost_s = self._charge(late, part(labels, opening_s) * left_s, length - limits.STRIDE)
-        case.lost_s += self._charge(late, share_s(labels, late_s), limits.STRIDE)
+        steps = self._steps_since_look
+        case.lost_s = self._charge(late, part(labels, opening_s) * left_s, length - steps)
+        case.lost_s += self._charge(late, share_s(labels, late_s), steps)
         case.verdict = _with_cost(case)
         self._open[labels] = case
         self._changes.append(Change(case.verdict, True))
 
     def _continue(self, late: _Late, look: _Look) -> None:
-        """Charge a late one for the last stride, and check its phase now and then."""
+        """Charge a late one for the steps since the last look, and check its phase now and then."""
         case = self._open[late.labels]
         if length := min(case.length, len(late.history)):
             wait_s = share_s(late.labels, look.excesses_s(length))
-            case.lost_s += self._charge(late, wait_s, limits.STRIDE)
-        case.steps_since_check += limits.STRIDE
+            case.lost_s += self._charge(late, wait_s, self._steps_since_look)
+        case.steps_since_check += self._steps_since_look
         if case.steps_since_check < limits.CHECK_EVERY or len(late.history) < case.length:
             return
         case.steps_since_check = 0

@@ -260,8 +260,8 @@ class Stragglers(Detector):
             yield f"waiting for other ranks cannot be told from work on rank {unknown}"
         if self._unusual_share > 0.5:
             yield "most steps compile, save, evaluate, are skipped, or collect garbage"
-        if len(self._cases.ranks) < limits.LENGTHS[0]:
-            yield f"{len(self._cases.ranks)} of the first {limits.LENGTHS[0]} steps to compare"
+        if len(self._cases.ranks) < (first := self._cases.ranks.soon):
+            yield f"{len(self._cases.ranks)} of the first {first} steps to compare"
         if self._cases:
             return
         # In these phases a late rank and the ranks that wait for it look the same.

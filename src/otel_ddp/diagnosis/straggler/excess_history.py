@@ -6,6 +6,7 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import islice
+from math import ceil
 from typing import TypeVar
 
 from otel_ddp.diagnosis.medians import excesses, median
@@ -35,6 +36,9 @@ class ExcessHistory:
         self._fresh: list[list[float]] = []
         # By unit and stride: in how many steps the unit was above the others.
         self._above: list[list[int]] = []
+        # By unit: in how many of the last steps in a row it was far above. Empty where steps are
+        # fast.
+        self._in_a_row: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self._excesses_ns)
@@ -50,6 +54,7 @@ class ExcessHistory:
         self._steps_ns.clear()
         self._fresh.clear()
         self._above.clear()
+        self._in_a_row = ()
 
     def append(self, row: Row, works_ns: Sequence[int], step_ns: float) -> list[float]:
         """Add one step of all ranks, and what each worked in it; the excess of each unit."""
@@ -67,7 +72,34 @@ class ExcessHistory:
                 counts.append(_count_above(excess_ns))
                 del counts[: -_MOST_STEPS // limits.STRIDE]
             self._fresh.clear()
+        self._in_a_row = self._one_more(found, step_ns)
         return found
+
+    def _one_more(self, excesses_ns: Sequence[float], step_ns: float) -> Sequence[int]:
+        if step_ns * limits.LENGTHS[0] <= limits.SOON_NS:
+            return ()
+        least_ns = limits.EXCESS_PER_WINDOW * step_ns
+        before = self._in_a_row or [0] * len(excesses_ns)
+        return [
+            steps + 1 if ns > least_ns else 0 for steps, ns in zip(before, excesses_ns, strict=True)
+        ]
+
+    @property
+    def soon(self) -> int:
+        """How many steps show a clear case: fewer than the rule takes, where steps are slow."""
+        if not self._in_a_row:
+            return limits.LENGTHS[0]
+        steps = ceil(limits.SOON_NS / median(self.steps_ns(limits.SOON_FEWEST)))
+        return min(max(steps, limits.SOON_FEWEST), limits.LENGTHS[0])
+
+    def far_above(self, i: int) -> int:
+        """In how many of the last steps, one after the other, unit *i* was far above the others."""
+        return self._in_a_row[i] if self._in_a_row else 0
+
+    @property
+    def is_any_far_above(self) -> bool:
+        """Whether a unit has just been far above the others for as long as shows a clear case."""
+        return bool(self._in_a_row) and self.soon in self._in_a_row
 
     @property
     def is_at_stride(self) -> bool:

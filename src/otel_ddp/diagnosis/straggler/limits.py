@@ -44,6 +44,12 @@ EXCESS_OVER_NS = 250_000
 # The share of steps in which the rank is above the others must lie this far above one half.
 # The unit is the standard deviation of a fair coin. That makes 78 % of 90 steps, 65 % of 300.
 SIGMAS = 5.3
+# Where 90 steps take longer than this, fewer do: as many as take this long, but at least so many.
+# Then each one is above EXCESS_PER_WINDOW, and each window so many times above what moves the rank
+# or the node by itself: its standard deviation over the shortest of LENGTHS.
+SOON_NS = 12 * 10**9
+SOON_FEWEST = 12
+SOON_SIGMAS = 5.0
 # The first steps of a process allocate, compile, and start workers.
 FIRST_STEPS = 20
 # A step is left out where more than this share of the ranks have something unusual in it. Else

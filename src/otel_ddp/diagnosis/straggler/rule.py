@@ -7,6 +7,7 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler import limits
@@ -33,6 +34,7 @@ def late_over(history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]
 
 def is_over(history: ExcessHistory, i: int, length: int) -> bool:
     """Whether a unit that was late over *length* steps no longer is."""
+    length = max(length, history.soon)
     return len(history) >= length and _is_low(history, history.excess_ns(i, length))
 
 
@@ -87,8 +89,9 @@ def least_excess_ns(step_ns: float) -> float:
 
 def _lengths_often_above(history: ExcessHistory, i: int) -> list[int]:
     """The lengths over which chance cannot explain it: nearly always none, and cheap to see."""
-    counts = history.above_counts(i)
-    return [
+    counts, soon = history.above_counts(i), history.soon
+    far = [soon] if history.far_above(i) >= soon and _is_far_out(history, i, soon) else []
+    return far + [
         length
         for length, strides, enough in _OFTEN
         if sum(counts[-strides:]) >= enough and len(counts) >= strides
@@ -109,6 +112,15 @@ def _stands_out(history: ExcessHistory, i: int, length: int) -> bool:
     return min(each_ns) > max(limits.EXCESS_PER_WINDOW * step_ns, limits.ALIKE * max(each_ns))
 
 
+def _is_far_out(history: ExcessHistory, i: int, length: int) -> bool:
+    """Whether unit *i* is further above the others than it ever moves by itself."""
+    excess_ns = history.excess_ns(i, limits.LENGTHS[0])
+    middle_ns = median(excess_ns)
+    # Of a normal distribution, the median distance from the middle is 0.674 standard deviations.
+    deviation_ns = median([abs(each - middle_ns) for each in excess_ns]) / 0.674
+    return min(_window_medians(excess_ns[-length:])) > limits.SOON_SIGMAS * deviation_ns
+
+
 def _mean_without_pauses(excess_ns: Sequence[float], waits_ns: Sequence[float]) -> float:
     """The mean excess: a rank that makes up in some steps for what it needs in others is not late.
 
@@ -125,8 +137,8 @@ def _mean_without_pauses(excess_ns: Sequence[float], waits_ns: Sequence[float]) 
 
 def _window_medians(excess_ns: Sequence[float]) -> list[float]:
     length = len(excess_ns)
-    window = length // limits.WINDOWS
-    return [median(excess_ns[start : start + window]) for start in range(0, length, window)]
+    bounds = [length * i // limits.WINDOWS for i in range(limits.WINDOWS + 1)]
+    return [median(excess_ns[start:end]) for start, end in pairwise(bounds)]
 
 
 def _is_among_slowest(table: PhaseTable, i: int) -> bool:
