@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from node import Labels, Node, finished, until
 from otel_ddp.journal.survey import survey
-from otlp_receiver import Receiver
+from otlp_receiver import Point, Receiver
 
 PROGRAM = Path(__file__).with_name("training.py")
 ON_DEVICE = Path(__file__).parent / "device_standin" / "train.py"
@@ -106,6 +106,10 @@ class Watched:
 
     def past(self, name: str) -> list[dict[str, Any]]:
         return [each for each in survey([self.node.place]).past if each["who"]["run"] == name]
+
+    def points(self) -> list[Point]:
+        """Every point of a metric that the agent has sent."""
+        return self._receiver.points()
 
     def records(self) -> list[tuple[Any, dict[str, str]]]:
         """Every log record that the agent has sent by its end, with its attributes."""

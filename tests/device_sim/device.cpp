@@ -1,0 +1,82 @@
+// A device for tests, on the CPU: what the host launches returns at once and runs behind it.
+//
+// It is torch's PrivateUse1. A stream is a thread that carries out closures in order. Its memory is
+// the host's, so that a kernel is the CPU's kernel of the same operator, called by that thread.
+
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "collectives.h"
+#include "guard.h"
+#include "memory.h"
+#include "streams.h"
+
+namespace {
+
+using namespace device_sim;
+
+// A kernel that does nothing for this time; inf: it never ends.
+void busy(double seconds) {
+  current_stream(current_device).push([seconds] {
+    if (std::isinf(seconds)) {
+      Moment().wait();
+    }
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  });
+}
+
+std::map<std::string, int64_t> counted() {
+  const std::lock_guard lock(counts().mutex);
+  return counts().of;
+}
+
+// Whether all streams have nothing to do, within this time: the program's threads must not end
+// beneath a kernel that runs.
+bool quiet(double within_s) {
+  const auto until_ns = now_ns() + static_cast<int64_t>(within_s * 1e9);
+  for (DeviceIndex device = 0; device < device_count; ++device) {
+    for (auto* each : streams().all(device)) {
+      while (!each->idle()) {
+        if (now_ns() > until_ns) {
+          return false;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+  }
+  return true;
+}
+
+void set_up(DeviceIndex devices) {
+  TORCH_CHECK(devices <= kMostDevices, "at most ", kMostDevices, " devices");
+  device_count = devices;
+  c10::SetAllocator(kOurs, &device_memory());
+  at::RegisterPrivateUse1HooksInterface(new Hooks);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(device_sim_native, m) {
+  const py::call_guard<py::gil_scoped_release> without_lock;
+  py::class_<Event>(m, "Event")
+      .def(py::init<bool>(), py::arg("enable_timing") = false)
+      .def("record", &Event::record, py::arg("stream") = py::none(), without_lock)
+      .def("wait", &Event::wait, py::arg("stream") = py::none(), without_lock)
+      .def("query", &Event::query)
+      .def("synchronize", &Event::synchronize, without_lock)
+      .def("elapsed_time", &Event::elapsed_time);
+  m.def("set_up", &set_up);
+  m.def("busy", &busy, without_lock);
+  m.def("counts", &counted);
+  m.def("quiet", &quiet, without_lock);
+  m.def("collectives", [](c10::intrusive_ptr<c10d::Backend> hosts, std::string name) {
+    return c10::intrusive_ptr<c10d::Backend>(
+        c10::make_intrusive<Collectives>(std::move(hosts), std::move(name)));
+  });
+}

@@ -1,0 +1,146 @@
+"""An asynchronous device for tests: builds it once, and lets torch know it as `torch.sim`."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+NAME = "sim"
+COLLECTIVES = "simccl"
+"""The backend of its process groups."""
+
+_NATIVE = "device_sim_native"
+_SOURCE = Path(__file__).with_name("device.cpp")
+_BUILDS = Path(__file__).parents[2] / "build" / "device_sim"
+# Unoptimised, a launch takes several times as long.
+_FLAGS = ("-O1", "-std=c++20", "-shared", "-fPIC", "-w")
+
+
+class NoCompiler(Exception):
+    """There is nothing to build the device with."""
+
+
+def library() -> Path:
+    """The built device; it is built where this source, torch and compiler have not met yet."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise NoCompiler("g++ is needed to build the device of these tests")
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    sources = [_SOURCE, *sorted(_SOURCE.parent.glob("*.h"))]
+    told = f"{torch.__version__} {_FLAGS}".encode()
+    parts = [*(each.read_bytes() for each in sources), told, version]
+    folder = _BUILDS / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    built = folder / f"{_NATIVE}.so"
+    folder.mkdir(parents=True, exist_ok=True)
+    # Tests run side by side: one of them builds, and the others wait.
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            _build(compiler, built)
+    return built
+
+
+def _build(compiler: str, built: Path) -> None:
+    torch_folder = Path(torch.__file__).parent
+    include = (torch_folder / "include", sysconfig.get_paths()["include"])
+    libraries = ("c10", "torch", "torch_cpu", "torch_python")
+    unfinished = built.with_suffix(".unfinished")
+    command = [
+        *(compiler, *_FLAGS, str(_SOURCE), "-o", str(unfinished)),
+        *(f"-I{each}" for each in include),
+        *(f"-L{torch_folder / 'lib'}", *(f"-l{each}" for each in libraries)),
+    ]
+    subprocess.run(command, check=True)
+    os.replace(unfinished, built)
+
+
+def install(*, devices: int = 1, collectives: str = COLLECTIVES) -> ModuleType:
+    """Let torch know the device, once a process: `torch.sim` is its module, which is returned.
+
+    *collectives*: the name of the backend of its process groups.
+    """
+    loader = importlib.machinery.ExtensionFileLoader(_NATIVE, str(library()))
+    spec = importlib.util.spec_from_loader(_NATIVE, loader)
+    assert spec is not None
+    native = importlib.util.module_from_spec(spec)
+    loader.exec_module(native)
+    torch.utils.rename_privateuse1_backend(NAME)
+    native.set_up(devices)
+    module = _module(native)
+    torch._register_device_module(NAME, module)
+
+    def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
+        return native.collectives(dist.ProcessGroupGloo(store, rank, size, timeout), collectives)
+
+    dist.Backend.register_backend(collectives, create, devices=[NAME])
+    # A kernel that runs while the process ends would run on what is no longer there. One that never
+    # ends runs on nothing.
+    atexit.register(native.quiet, 1.0)
+    return module
+
+
+def waits_since(before: dict[str, int]) -> dict[str, int]:
+    """How often hosts have waited for the device since these counts, by the reason.
+
+    A launch that waits for a place in the queue is none of these: no program asks for that.
+    """
+    now = getattr(torch, NAME).counts()
+    since = {why: number - before.get(why, 0) for why, number in now.items()}
+    return {why: number for why, number in since.items() if number and why != "queue_full"}
+
+
+class Kernel(torch.autograd.Function):
+    """Launches a kernel of a given time in forward, and one in backward; inf never ends."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        ctx.backward_s = backward_s
+        _launch(forward_s)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        _launch(ctx.backward_s)
+        return gradient, None, None
+
+
+def _launch(seconds: float) -> None:
+    getattr(torch, NAME).busy(seconds)
+
+
+def _module(native: ModuleType) -> ModuleType:
+    """What `torch.cuda` offers, under the same names."""
+    module = ModuleType(f"torch.{NAME}")
+    accelerator = torch.accelerator
+    found = {
+        "Event": native.Event,
+        "Kernel": Kernel,
+        "Stream": torch.Stream,
+        "busy": native.busy,
+        "counts": native.counts,
+        "current_device": accelerator.current_device_index,
+        "current_stream": accelerator.current_stream,
+        "device_count": accelerator.device_count,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "manual_seed_all": lambda seed: None,
+        "set_device": accelerator.set_device_index,
+        "stream": lambda stream: stream,
+        "synchronize": accelerator.synchronize,
+        "_is_in_bad_fork": lambda: False,
+    }
+    vars(module).update(found)
+    return module

@@ -1,0 +1,106 @@
+"""otel_ddp on the asynchronous device: real ranks, hooks, journals, and the real agent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from otlp_receiver import Point
+from watched import Watched, assert_nobody_named, opened
+
+pytestmark = pytest.mark.timed
+
+PROGRAM = Path(__file__).with_name("train.py")
+SPEED = ("straggler", "imbalance", "regression", "stall")
+# A rank becomes late in this step: all that is left out of comparing at the beginning is over.
+BEGINS = 40
+# The program asks for its loss itself, for the last time in the last step.
+ASKS = {"steps": 200, "asks_every": 40}
+SCENARIOS: list[dict[str, Any]] = [
+    {"name": "bare", "all": {**ASKS, "is_watched": False}},
+    {"name": "phases", "all": {**ASKS, "forward_s": 0.006, "optimizer_s": 0.004}},
+    {"name": "slow backward", "chosen": {"backward_s": 0.0078}, "begins": BEGINS},
+    {"name": "balanced"},
+]
+# What never becomes a verdict is looked at after so many steps; one that was not reached by the
+# most never comes.
+STEPS, MOST_STEPS = 300, 600
+
+
+class Seen(NamedTuple):
+    watched: Watched
+    records: list[tuple[Any, dict[str, str]]]
+    points: list[Point]
+    devices: dict[tuple[str, str], dict[str, Any]]
+    """What each program saw of its own device, by scenario and rank."""
+
+    def device_s(self, run: str, rank: str) -> dict[str, float]:
+        """By phase, at the end: the device's time of all steps."""
+        told = {"run": run, "rank": rank, "clock": "device"}
+        return {
+            each.attributes["phase"]: each.value
+            for each in self.points
+            if each.metric == "training.phase.time" and told.items() <= each.attributes.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def seen() -> Seen:
+    with Watched(program=PROGRAM) as watched:
+
+        def enough(name: str) -> bool:
+            if name == "slow backward":
+                late = watched.verdicts(name, "straggler")
+                return bool(late) or watched.was_compared(name, MOST_STEPS)
+            if name == "balanced":
+                return watched.was_compared(name, STEPS)
+            return all((watched.node.root / f"{name}.{rank}.device").exists() for rank in "01")
+
+        watched.play(SCENARIOS, enough)
+        records = watched.records()
+        devices = {
+            (each["name"], rank): json.loads(
+                (watched.node.root / f"{each['name']}.{rank}.device").read_text()
+            )
+            for each in SCENARIOS
+            for rank in "01"
+        }
+        return Seen(watched, records, watched.points(), devices)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_nothing_waits_for_the_device_but_the_program(seen: Seen, rank: str) -> None:
+    assert seen.devices["bare", rank]["waits"] == {"item": 5}
+    assert seen.devices["phases", rank]["waits"] == {"item": 5}
+    # There is a question in every 50 steps of this program, whether it was seen enough.
+    assert set(seen.devices["balanced", rank]["waits"]) == {"item"}
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_phases_of_the_device_are_right_within_2_percent(seen: Seen, rank: str) -> None:
+    told = seen.device_s("phases", rank)
+    told["backward"] += told.pop("comm_wait")
+    own = seen.devices["phases", rank]
+
+    for phase in ("forward", "backward", "optimizer"):
+        # The clock begins within the first steps.
+        assert 0.98 * own["seconds_later"][phase] < told[phase] < 1.02 * own["seconds"][phase]
+
+
+def test_a_rank_whose_backward_is_longer_on_the_device_is_named(seen: Seen) -> None:
+    (verdict,) = seen.watched.verdicts_of("slow backward", *SPEED)
+
+    assert (verdict["kind"], verdict["who"]["rank"]) == ("straggler", "1")
+    assert verdict["phase"] == "backward"
+    assert (verdict["evidence"]["clock"], verdict["evidence"]["side"]) == ("device", "device")
+    assert len(opened(seen.records, "slow backward", *SPEED)) == 1
+
+
+@pytest.mark.parametrize("name", ["balanced", "phases"])
+def test_of_equal_ranks_none_is_named(seen: Seen, name: str) -> None:
+    if name == "balanced":
+        assert_nobody_named(seen.watched, name)
+    assert opened(seen.records, name, *SPEED) == []
