@@ -181,7 +181,7 @@ def test_what_cannot_be_profiled_is_said_with_what_to_do(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert profile(node, "--rank", "7") == 2
-    assert capsys.readouterr().err == "Rank 7 does not run on this node; here are: 0, 1.\n"
+    assert capsys.readouterr().err == "Rank 7 is not known on this node; known are: 0, 1.\n"
     assert profile(node, "--rank", "0") == 2
     assert "Several runs here have such a rank: a run, other. " in capsys.readouterr().err
     assert profile(node, "--run", "third") == 2

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -83,6 +87,48 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
         yield TwoNodes(nodes, tmp_path_factory.mktemp("run"))
 
 
+def test_a_rank_of_the_other_node_is_profiled_with_one_of_this_node(
+    run: TwoNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def profile(number: int, *arguments: str) -> int:
+        place = str(run.nodes[number].place.directory)
+        out = str(run.folder / "profiles")
+        return main(["profile", "--dir", place, "--out", out, "--steps", "2", *arguments])
+
+    until(lambda: "with 1 other node: listens on" in run.status(0), "the link")
+    until(lambda: re.search(r"^ +3 +1 +node-1 ", run.status(0), re.M), "rank 3 on node-0")
+    assert profile(0, "--rank", "3") == 0
+
+    printed = capsys.readouterr().out.splitlines()
+    (folder,) = (run.folder / "profiles").iterdir()
+    content = json.loads((folder / "profile.json").read_text())
+    suspect, healthy = content["ranks"]
+    try:
+        assert (suspect["rank"], suspect["node"], suspect["steps"]) == (3, "node-1", 2)
+        assert (healthy["node"], healthy["steps"]) == ("node-0", 2)
+        assert printed[0].endswith(f"named; rank {healthy['rank']} is compared with it")
+        assert any(line.startswith("  rank 3 (node-1): 2 steps from step ") for line in printed)
+        assert any(line.startswith(f"  on node-1: {suspect['file']}: open it") for line in printed)
+        # The trace stays there, and the table comes here, of which either column adds up.
+        assert content["files"] == [healthy["file"]]
+        assert {each.name for each in folder.iterdir()} == {"profile.json", healthy["file"]}
+        assert json.loads(gzip.decompress(Path(suspect["file"]).read_bytes()))["traceEvents"]
+        on_host = [row["times_s"] for row in content["table"] if not row["on_device"]]
+        sums = [sum(column) for column in zip(*on_host, strict=True)]
+        assert sums == pytest.approx([suspect["step_s"], healthy["step_s"]], rel=0.05)
+        assert re.search("^(Rank 3 needs|No operator|No single operator) ", content["culprit"])
+    finally:
+        shutil.rmtree(Path(suspect["file"]).parent)
+
+    # It shows where to look, from where nothing is asked.
+    until(lambda: "judged by the agent of node-0" in run.status(1), "the lead's answer")
+    assert profile(1, "--rank", "0") == 2
+    assert capsys.readouterr().err == (
+        "Rank 0 is not known on this node; known are: 2, 3.\n"
+        "all ranks of this run are shown on node-0\n"
+    )
+
+
 def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(run: TwoNodes) -> None:
     run.trouble(3, "backward 0.03")
     late = [run.verdict(number, "straggler") for number in (0, 1)]
@@ -95,7 +141,7 @@ def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(run: TwoNod
         )
     assert "leads the run" not in run.status(1)
     assert "this agent leads the run, with 1 other node: listens on" in run.status(0)
-    led = "judged by the agent of node-0, whose page shows all of it: connected to node-0"
+    led = "judged by the agent of node-0: connected to node-0"
     assert led in run.status(1)
     until(lambda: named(run.nodes[1], "3") == [1.0], "its series on its own node")
     assert named(run.nodes[0], "3") == []

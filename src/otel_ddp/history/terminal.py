@@ -66,6 +66,11 @@ def shown_bytes(count: float) -> str:
     return f"{count:.3g} TB"
 
 
+def where_to_look(led_by: str) -> str:
+    """What each view says on a node of a run that the agent of another node leads."""
+    return f"all ranks of this run are shown on {printable(led_by)}" if led_by else ""
+
+
 def printable(
     words: str, *, most: int = 1000, keeps: Callable[[str], bool] = str.isprintable
 ) -> str:

@@ -47,6 +47,11 @@ class Survey:
     links: _Rows = field(default_factory=list)
     """By run, how the agents of its nodes are linked, in a sentence."""
 
+    def looks(self, run: str = "") -> list[str]:
+        """Where other ranks of these runs are shown, each once. *run*: of this one alone."""
+        told = [each for each in self.links if run in ("", each.get("run"))]
+        return list(dict.fromkeys(str(each["look"]) for each in told if each.get("look")))
+
     def to_json(self) -> dict[str, Any]:
         """As `otel-ddp status --json` shows it."""
         return {**vars(self), "processes": [each.to_json() for each in self.processes]}

@@ -290,7 +290,7 @@ def test_a_node_whose_link_is_cut_is_left_out_and_comes_back(agents: TwoAgents) 
     agents.train(250, late=3)
 
     assert (agents.lead.late(), agents.led.late()) == (["3"], ["3"])
-    assert agents.following.describe().endswith("is judged by the agent of node-0: connected")
+    assert "is judged by the agent of node-0: connected; " in agents.following.describe()
 
 
 def test_a_node_that_was_left_out_is_missed_once_the_others_wait_for_it(

@@ -122,7 +122,10 @@ def test_another_user_sees_no_more_than_metrics_tell(endpoint: Endpoint) -> None
                     *("/api/compare?run=alive&run=alive", "/api/events.csv?run=alive"),
                 )
             }
-            | {"stacks": ask(port, "/api/stacks", "POST", "X-Otel-Ddp: page\r\n")}
+            | {
+                path: ask(port, f"/api/{path}", "POST", "X-Otel-Ddp: page\r\n")
+                for path in ("stacks", "profile")
+            }
         )
     )
 
@@ -142,6 +145,7 @@ def test_another_user_sees_no_more_than_metrics_tell(endpoint: Endpoint) -> None
         "/api/compare?run=alive&run=alive": 403,
         "/api/events.csv?run=alive": 403,
         "stacks": 403,
+        "profile": 403,
     }
     assert [each["run"] for each in json.loads(answers["/api/runs"][1])["runs"]] == ["alive"]
     assert "OTEL_DDP_WEB_CONFIG" in json.loads(answers["/api/runs"][1])["hidden"]

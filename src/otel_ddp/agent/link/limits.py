@@ -9,6 +9,8 @@ MOST_ANSWER_BYTES = 1 << 20
 # What an end writes into a message as it sends it.
 STAMP_BYTES = 1024
 MOST_NODE_LETTERS = 253
+# Of an answer to a person's question: a part of a report.
+MOST_TOLD_BYTES = 1 << 20
 
 # A peer that answers no ping is dead within 5 s. Stricter would cut off a node that is busy.
 _PING_AFTER_MS = 2000

@@ -99,6 +99,7 @@ class Front:
             disk_hangs=histories.hang,
             live=self.status,
             ask_stacks=self._ask_stacks,
+            profiler=self._watch.links,
             recent=self._watch.journals.recent,
             postmortem_folders=[postmortem.directory(self._conf.postmortem_directory)],
         )

@@ -53,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
     if not (found or others):
         which = "no such rank" if options.rank else "no rank"
         print(f"{which} runs on this node" + (f": {missing}" if missing else ""))
+        print("".join(f"{cell(look)}\n" for look in survey(places).looks()), end="")
         return 1
     return 0 if answered and not any(each.get("why") for each in others) else 1
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from otel_ddp import errors, files
 from otel_ddp.history import beside
@@ -28,12 +28,14 @@ from otel_ddp.history.page.exchange import (
 from otel_ddp.history.page.runs import Live, Runs
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
 from otel_ddp.history.reader import Unreadable
+from otel_ddp.journal.layout import MOST_PROFILED_STEPS
 
 # The views of the page: which one it is, its script reads from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
 # Asked of the agent alone; all else lies on the disk of the histories.
-_WITHOUT_DISK = ("now", "process", "stacks")
+_WITHOUT_DISK = ("now", "process", "stacks", "profile")
 _PACKED_FROM = 4096
+_LARGEST_NUMBER = 2**63 - 1
 _LOOK_EVERY_S = 0.25
 HIDDEN = (
     "Ended runs, log lines, sentences of verdicts, configuration, stacks and post-mortems are "
@@ -46,7 +48,16 @@ AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
 Recent = Callable[[str, int, bool], Mapping[str, Any]]
 """A process, by its journal: so many of its last steps, and its last values if they are wanted."""
 _MOST_STEPS = 128
-_OF_NODE = ("remark", "gpus", "unreadable")
+
+
+class Profiler(Protocol):
+    """Who profiles ranks of other nodes."""
+
+    def ask_profile(self, group: str, run: str, rank: int, steps: int) -> int | None: ...
+    def profile_told(self, number: int) -> Mapping[str, Any] | None: ...
+
+
+_OF_NODE = ("remark", "gpus", "unreadable", "links")
 
 
 class App:
@@ -61,6 +72,7 @@ class App:
         live: Callable[[], Live] | None = None,
         ask_stacks: AskStacks | None = None,
         recent: Recent | None = None,
+        profiler: Profiler | None = None,
         postmortem_folders: Sequence[Path] = (),
         profile_folder: Path | None = None,
     ) -> None:
@@ -75,6 +87,7 @@ class App:
         self._live = live
         self._ask_stacks = ask_stacks
         self._recent = recent
+        self._profiler = profiler
         self._own_folders = [*postmortem_folders, *([folder] if ours else [])]
         self._named_folders = [] if ours else [folder]
         self._profiles = profile_folder or beside.profile_directory()
@@ -141,6 +154,8 @@ class App:
     def _api(self, path: str, question: Question) -> Answer:
         if path == "stacks":
             return as_json(200, self._stacks(question))
+        if path == "profile":
+            return as_json(200, self._profile(question))
         if question.method not in ("GET", "HEAD"):
             raise Refused(405, "only GET is answered here")
         name = path.removesuffix(".csv")
@@ -231,13 +246,34 @@ class App:
         return self._recent(question.text("journal"), _MOST_STEPS, True)
 
     def _stacks(self, question: Question) -> dict[str, Any]:
-        if question.method != "POST":
-            raise Refused(405, "stacks are asked for with POST")
-        guard.check_asked(question.headers)
-        self._check_private(question)
+        self._check_asked(question)
         if self._ask_stacks is None:
             raise Refused(404, "no agent runs here, so no process can be asked")
         return {"processes": self._ask_stacks(*map(question.text, ("group", "run", "rank")))}
+
+    def _profile(self, question: Question) -> Mapping[str, Any]:
+        """A number, by which the answer is asked for again and again: `{}` until there is one."""
+        self._check_asked(question)
+        if self._profiler is None:
+            raise Refused(404, "no agent runs here, so no process can be asked")
+        if number := question.whole("number", 0, 0, _LARGEST_NUMBER):
+            told = self._profiler.profile_told(number)
+            return {"why": "its node is no longer heard"} if told is None else told
+        rank, steps = (
+            question.whole("rank", 0, 0, _LARGEST_NUMBER),
+            question.whole("steps", 1, 1, MOST_PROFILED_STEPS),
+        )
+        asked = self._profiler.ask_profile(
+            question.text("group"), question.text("run"), rank, steps
+        )
+        return {"why": "its node is not heard"} if asked is None else {"number": asked}
+
+    def _check_asked(self, question: Question) -> None:
+        """Only our own page and commands, and their user, ask a process."""
+        if question.method != "POST":
+            raise Refused(405, "processes are asked with POST")
+        guard.check_asked(question.headers)
+        self._check_private(question)
 
     def _check_private(self, question: Question) -> None:
         if not question.is_private():

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import pack
+from otel_ddp.agent.link.runs.elsewhere import Asked, AskedElsewhere
 from otel_ddp.agent.link.runs.node_source import NodeSource
 from otel_ddp.agent.link.runs.said import Said
-from otel_ddp.agent.link.runs.stacks import StacksElsewhere
 from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.agent.verdicts.source import Source
@@ -100,7 +100,7 @@ class Leading:
         self._server = server
         self._keep_history = keep_history
         self._clock = clock
-        self._stacks = StacksElsewhere()
+        self._asked = AskedElsewhere()
         self._nodes: dict[str, _Node] = {}
         self._fresh: list[NodeSource] = []
         self._moved_ns = 0
@@ -156,7 +156,7 @@ class Leading:
         self._room += before - len(node.sources)
         self._keep_history(name, report.history)
         for each in report.told:
-            self._stacks.take(each)
+            self._asked.take(each)
 
     def sources(self) -> Iterator[NodeSource]:
         """The processes of the other nodes. Threads of the endpoint ask as well."""
@@ -175,25 +175,43 @@ class Leading:
             if process.rank == rank and source.is_at_work:
                 why = {"why": f"the agent of {process.node} has not answered"}
                 found.append(
-                    {**(self._stacks.ask(source) or why), "rank": rank, "pid": process.pid}
+                    {**(self._asked.stacks(source) or why), "rank": rank, "pid": process.pid}
                 )
             if len(found) == _MOST_ASKED:
                 break
         return found
 
+    def ask_profile(self, rank: int, steps: int) -> int | None:
+        """Its number, if this rank runs on another node. Threads of the endpoint ask."""
+        found = [
+            each
+            for each in self.sources()
+            if each.is_at_work and not each.silent_since_ns and each.describe().rank == rank
+        ]
+        # An evaluator may have the number of a rank that trains; of two attempts the later counts.
+        for source in sorted(found, key=lambda each: (each.trains, each.began_ns))[-1:]:
+            return self._asked.profile(source, steps)
+        return None
+
+    def profile_told(self, number: int) -> Mapping[str, Any] | None:
+        """As AskedElsewhere tells it."""
+        return self._asked.told(number, self._now_ns)
+
     def answer(self, judgement: Judgement | None, now_ns: int) -> None:
         """Ask the other nodes, and tell them how the run is judged."""
         said = self._new_said(judgement, now_ns)
-        stacks = dict(self._stacks.questions())
+        asked: dict[NodeSource, list[Asked]] = {}
+        for each in self._asked.questions():
+            asked.setdefault(each.source, []).append(each)
         for name, node in self._nodes.items():
             answer = wire.Answer()
             for number, source in node.sources.items():
                 for question in source.questions:
                     answer.questions.add(process=number, kind=pack.QUESTIONS[question])
                 source.questions.clear()
-                if source in stacks:
-                    wanted = wire.Question.STACKS
-                    answer.questions.add(process=number, kind=wanted, number=stacks[source])
+                for each in asked.get(source, ()):
+                    more = {"number": each.number, "steps": each.steps}
+                    answer.questions.add(process=number, kind=each.kind, **more)
             if said is not None:
                 answer.judged = said.to(name)
             if answer.questions or answer.judged:

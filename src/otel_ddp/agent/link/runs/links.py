@@ -17,6 +17,7 @@ from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.verdict import Labels, run_labels
+from otel_ddp.history.terminal import where_to_look
 from otel_ddp.identity import lead as lead_facts
 from otel_ddp.identity.lead import Lead
 from otel_ddp.journal.process_state import ProcessState
@@ -67,6 +68,14 @@ class _Link(Protocol):
         """The stacks of this rank, if it runs on another node. Waits for them."""
         ...
 
+    def ask_profile(self, rank: int, steps: int) -> int | None:
+        """A number for the answer, if this rank runs on another node."""
+        ...
+
+    def profile_told(self, number: int) -> Mapping[str, Any] | None:
+        """The answer; empty while it is awaited. None: none will come."""
+        ...
+
     def describe(self) -> str:
         """For `status`."""
         ...
@@ -77,6 +86,12 @@ class _Open(NamedTuple):
 
     wanted: Wanted
     link: _Link
+
+    @property
+    def led_by(self) -> str:
+        """The node that shows the whole run; empty: this one, or none does now."""
+        judgement = self.link.judgement()
+        return "" if judgement is None else judgement.by
 
 
 class Links:
@@ -188,6 +203,18 @@ class Links:
             for row in each.link.ask_stacks(rank)
         ]
 
+    def ask_profile(self, group: str, run: str, rank: int, steps: int) -> int | None:
+        """A number for the answer, if this rank runs on another node."""
+        for labels, each in list(self._open.items()):
+            if _key(labels) == (group, run):
+                return each.link.ask_profile(rank, steps)
+        return None
+
+    def profile_told(self, number: int) -> Mapping[str, Any] | None:
+        """The answer; empty while it is awaited. None: none will come."""
+        found = (each.link.profile_told(number) for each in list(self._open.values()))
+        return next((each for each in found if each is not None), None)
+
     def judgements(self) -> Mapping[Labels, Judgement]:
         """What other agents say of the runs that they lead now."""
         return {
@@ -207,7 +234,7 @@ class Links:
         """A sentence on each run that has several nodes."""
         # The endpoint's threads ask while the loop goes on.
         found = [
-            {**dict(run), "sentence": each.link.describe()}
+            {**dict(run), "sentence": each.link.describe(), "look": where_to_look(each.led_by)}
             for run, each in list(self._open.items())
         ]
         return found + [

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from otel_ddp import __version__, files
-from otel_ddp.cli.node.profile.operators import Row, Totals, compared, culprit, totals_of
-from otel_ddp.cli.node.profile.window import Chosen, NotFound, Window, choose
+from otel_ddp.cli.node import agent_page
+from otel_ddp.cli.node.profile.choice import Candidate, Chosen, NotFound, choose
+from otel_ddp.cli.node.profile.elsewhere import WindowElsewhere
+from otel_ddp.cli.node.profile.operators import Row, Totals, compared, culprit
+from otel_ddp.cli.node.profile.window import Window, WindowHere
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
@@ -26,6 +28,8 @@ _MOST_RANKS = 2
 _WAIT_S = 120.0
 # A step that takes longer than this hangs.
 _LONGEST_STEP_S = 600.0
+# Of the agent of this node, which waits for no other one.
+_ANSWER_S = 15.0
 _SHOWN_ROWS = 12
 _KEPT_ROWS = 100
 _WIDEST_NAME = 44
@@ -42,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         action="append",
         help="this rank (default: the one that a verdict names), compared with one that no verdict "
-        "names; given twice, these two",
+        "names; given twice, these two. On the node of rank 0 also one of another node",
     )
     parser.add_argument(
         "--steps",
@@ -56,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, help=f"where the folder is made (default: {beside.profile_directory()})"
     )
+    # For the agent of another node, which sends what is printed to the one that asks.
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     add_directory_option(parser)
 
 
@@ -72,8 +79,8 @@ def run(options: argparse.Namespace) -> int:
         return 2
     missing = ""
     try:
-        _, places, missing = find_places(options.dir)
-        chosen = choose(places, ranks, options.of_run)
+        conf, places, missing = find_places(options.dir)
+        chosen = choose(places, ranks, options.of_run, alone=options.alone)
         asked_ns = time.time_ns()
         folder = _make_folder(options.out, chosen.ranks[0].process.run, asked_ns)
     except (ConfigError, NotFound) as error:
@@ -82,10 +89,19 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"No folder for the traces: {error}.", file=sys.stderr)
         return 2
-    windows = [Window(each, folder / f"rank-{each.rank}.json") for each in chosen.ranks]
-    print(f"profile of run {cell(chosen.ranks[0].process.run)}: {chosen.why}")
-    _record(windows, options.steps)
-    return _report(folder, chosen, windows, options.steps, asked_ns)
+    allowed = agent_page.credentials(conf.web_config)
+    windows = [_window(each, folder, allowed) for each in chosen.ranks]
+    if not options.json:
+        print(f"profile of run {cell(chosen.ranks[0].process.run)}: {chosen.why}")
+    _record(windows, options.steps, quiet=options.json)
+    return _report(folder, chosen, windows, options.steps, asked_ns, as_json=options.json)
+
+
+def _window(rank: Candidate, folder: Path, allowed: agent_page.Credentials) -> Window:
+    if rank.is_here:
+        return WindowHere(rank, folder)
+    ask = partial(agent_page.ask, rank.place, allowed, "profile", post=True, answer_s=_ANSWER_S)
+    return WindowElsewhere(rank, ask)
 
 
 def _make_folder(out: Path | None, run_name: str, asked_ns: int) -> Path:
@@ -102,7 +118,7 @@ def _make_folder(out: Path | None, run_name: str, asked_ns: int) -> Path:
     return folder
 
 
-def _record(windows: Sequence[Window], steps: int) -> None:
+def _record(windows: Sequence[Window], steps: int, *, quiet: bool) -> None:
     said = dict.fromkeys(windows, "waiting")
     for each in windows:
         each.ask(steps, _WAIT_S)
@@ -118,7 +134,8 @@ def _record(windows: Sequence[Window], steps: int) -> None:
                 each.refuse("its steps did not end")
             if said[each] != each.state:
                 said[each] = each.state
-                print(f"  {each.rank.label}: {_said(each)}", flush=True)
+                if not quiet:
+                    print(f"  {each.rank.label}: {_said(each)}", flush=True)
         time.sleep(_POLL_S)
 
 
@@ -131,26 +148,35 @@ def _said(window: Window) -> str:
 
 
 def _report(
-    folder: Path, chosen: Chosen, windows: Sequence[Window], steps: int, asked_ns: int
+    folder: Path,
+    chosen: Chosen,
+    windows: Sequence[Window],
+    steps: int,
+    asked_ns: int,
+    *,
+    as_json: bool,
 ) -> int:
     written = [each for each in windows if each.state == "written"]
     totals: list[Totals] = []
-    packed: list[str] = []
+    kept: list[str] = []
     try:
         for each in written:
-            totals.append(totals_of(json.loads(each.trace.read_bytes())))
-            packed.append(_compress(each.trace))
+            totals.append(each.totals())
+            kept.append(each.keep())
     except (OSError, ValueError) as error:
         print(f"A trace in {folder} cannot be read or compressed: {error}.", file=sys.stderr)
         return 1
     if not written:
         shutil.rmtree(folder, ignore_errors=True)
+        if as_json:
+            print(windows[0].why, file=sys.stderr)
         return 1
     rows = compared(totals)
     ranks = [each.rank.rank for each in written]
     sentence = culprit(ranks, totals[0].step_s, rows)
     step_s = dict(zip(ranks, (each.step_s for each in totals), strict=True))
-    trace = dict(zip(ranks, packed, strict=True))
+    trace = dict(zip(ranks, kept, strict=True))
+    here = [trace[each.rank.rank] for each in written if each.rank.is_here]
     content = {
         "version": __version__,
         "run": chosen.ranks[0].process.run,
@@ -162,6 +188,7 @@ def _report(
         "ranks": [
             {
                 "rank": each.rank.rank,
+                "node": each.rank.process.node,
                 "pid": each.rank.process.pid,
                 **each.answer(),
                 "step_s": step_s.get(each.rank.rank),
@@ -169,29 +196,27 @@ def _report(
             }
             for each in windows
         ],
-        "files": packed,
+        "files": here,
         "table": [row.to_json() for row in rows[:_KEPT_ROWS]],
     }
     # Whole at once: page and report may look at any moment.
     files.replace(folder / beside.PROFILE, json.dumps(content, indent=1))
-    shown = [*_table(ranks, totals, rows), *(("", sentence) if sentence else ()), "", str(folder)]
-    shown += [
-        f"  {name}: open it in https://ui.perfetto.dev or chrome://tracing" for name in packed
-    ]
-    print_answer("\n".join(shown))
+    if as_json:
+        whole = {**content, "folder": str(folder), "table": [row.to_json() for row in rows]}
+        print_answer(json.dumps(whole))
+    else:
+        shown = [*_table(ranks, totals, rows), *(("", sentence) if sentence else ()), ""]
+        print_answer("\n".join([*shown, *_places(folder, written, trace)]))
     return 0 if len(written) == len(windows) else 1
 
 
-def _compress(trace: Path) -> str:
-    name = f"{trace.name}.gz"
-    with (
-        trace.open("rb") as source,
-        os.fdopen(files.create(trace.with_name(name)), "wb") as file,
-        gzip.GzipFile(trace.name, "wb", 6, file) as packed,
-    ):
-        shutil.copyfileobj(source, packed, 1 << 20)
-    trace.unlink()
-    return name
+def _places(folder: Path, written: Sequence[Window], trace: Mapping[int, str]) -> Iterator[str]:
+    """Where the traces lie."""
+    yield str(folder)
+    for each in written:
+        where = "" if each.rank.is_here else f"on {cell(each.rank.process.node)}: "
+        name = trace[each.rank.rank]
+        yield f"  {where}{name}: open it in https://ui.perfetto.dev or chrome://tracing"
 
 
 def _table(ranks: Sequence[int], totals: Sequence[Totals], rows: Sequence[Row]) -> Iterator[str]:
