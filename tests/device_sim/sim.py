@@ -102,32 +102,12 @@ def waits_since(before: dict[str, int]) -> dict[str, int]:
     return {why: number for why, number in since.items() if number and why != "queue_full"}
 
 
-class Kernel(torch.autograd.Function):
-    """Launches a kernel of a given time in forward, and one in backward; inf never ends."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
-        ctx.backward_s = backward_s
-        _launch(forward_s)
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        _launch(ctx.backward_s)
-        return gradient, None, None
-
-
-def _launch(seconds: float) -> None:
-    getattr(torch, NAME).busy(seconds)
-
-
 def _module(native: ModuleType) -> ModuleType:
     """What `torch.cuda` offers, under the same names."""
     module = ModuleType(f"torch.{NAME}")
     accelerator = torch.accelerator
     found = {
         "Event": native.Event,
-        "Kernel": Kernel,
         "Stream": torch.Stream,
         "busy": native.busy,
         "counts": native.counts,

@@ -24,7 +24,7 @@ def seen() -> dict[str, Any]:
 
 
 def test_a_launch_returns_while_the_device_is_busy(seen: dict[str, Any]) -> None:
-    assert seen["runs_behind"]["launched_s"] < 0.15
+    assert seen["runs_behind"]["launched_s"] < 0.3
     assert not seen["runs_behind"]["passed"]
     assert seen["runs_behind"]["sum"] == 8
 
@@ -34,12 +34,12 @@ def test_the_host_waits_where_the_launch_queue_is_full(seen: dict[str, Any]) -> 
 
 
 def test_streams_run_beside_each_other_and_wait_for_events(seen: dict[str, Any]) -> None:
-    assert 0.3 <= seen["several_streams"]["both_s"] < 0.4
-    assert 100 <= seen["several_streams"]["after_first_ms"] < 150
+    assert 0.3 <= seen["several_streams"]["both_s"] < 0.5
+    assert 100 <= seen["several_streams"]["after_first_ms"] < 200
 
 
 def test_events_tell_how_long_a_kernel_took(seen: dict[str, Any]) -> None:
-    assert 50 <= seen["timed"] < 75
+    assert 50 <= seen["timed"] < 100
 
 
 def test_what_the_host_waits_for_is_counted_by_its_reason(seen: dict[str, Any]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from node import Node, until
 from otlp_receiver import Point
 from watched import Watched, assert_nobody_named, opened
 
@@ -19,10 +22,37 @@ SPEED = ("straggler", "imbalance", "regression", "stall")
 BEGINS = 40
 # The program asks for its loss itself, for the last time in the last step.
 ASKS = {"steps": 200, "asks_every": 40}
+# What takes a device 6 ms in all steps, and 30 % more on one rank.
+FAST_S, SLOW_S = 0.006, 0.0078
+
+
+class Named(NamedTuple):
+    """What the verdict on the chosen rank is to say."""
+
+    phase: str
+    side: str
+
+
+# Name: the verdict, what all ranks do, and what the chosen one does.
+LATE: dict[str, tuple[Named, dict[str, float], dict[str, float]]] = {
+    **{
+        f"slow {phase}": (
+            Named(phase, "device"),
+            {f"{phase}_s": FAST_S},
+            {f"{phase}_s": SLOW_S},
+        )
+        for phase in ("forward", "backward", "optimizer")
+    },
+    "late data": (Named("data", "host"), {}, {"load_s": 0.03}),
+    "slow launches": (Named("forward", "host"), {}, {"launch_s": 0.02}),
+}
 SCENARIOS: list[dict[str, Any]] = [
     {"name": "bare", "all": {**ASKS, "is_watched": False}},
-    {"name": "phases", "all": {**ASKS, "forward_s": 0.006, "optimizer_s": 0.004}},
-    {"name": "slow backward", "chosen": {"backward_s": 0.0078}, "begins": BEGINS},
+    {"name": "phases", "all": {**ASKS, "forward_s": FAST_S, "optimizer_s": 0.004}},
+    *(
+        {"name": name, "all": every, "chosen": own, "begins": BEGINS}
+        for name, (_, every, own) in LATE.items()
+    ),
     {"name": "balanced"},
 ]
 # What never becomes a verdict is looked at after so many steps; one that was not reached by the
@@ -52,7 +82,7 @@ def seen() -> Seen:
     with Watched(program=PROGRAM) as watched:
 
         def enough(name: str) -> bool:
-            if name == "slow backward":
+            if name in LATE:
                 late = watched.verdicts(name, "straggler")
                 return bool(late) or watched.was_compared(name, MOST_STEPS)
             if name == "balanced":
@@ -90,13 +120,16 @@ def test_phases_of_the_device_are_right_within_2_percent(seen: Seen, rank: str) 
         assert 0.98 * own["seconds_later"][phase] < told[phase] < 1.02 * own["seconds"][phase]
 
 
-def test_a_rank_whose_backward_is_longer_on_the_device_is_named(seen: Seen) -> None:
-    (verdict,) = seen.watched.verdicts_of("slow backward", *SPEED)
+@pytest.mark.parametrize("name", LATE)
+def test_a_late_rank_is_named_with_its_phase_and_the_side_that_is_late(
+    seen: Seen, name: str
+) -> None:
+    (verdict,) = seen.watched.verdicts_of(name, *SPEED)
 
     assert (verdict["kind"], verdict["who"]["rank"]) == ("straggler", "1")
-    assert verdict["phase"] == "backward"
-    assert (verdict["evidence"]["clock"], verdict["evidence"]["side"]) == ("device", "device")
-    assert len(opened(seen.records, "slow backward", *SPEED)) == 1
+    assert (verdict["phase"], verdict["evidence"]["side"]) == LATE[name][0]
+    assert verdict["evidence"]["clock"] == "device"
+    assert len(opened(seen.records, name, *SPEED)) == 1
 
 
 @pytest.mark.parametrize("name", ["balanced", "phases"])
@@ -104,3 +137,23 @@ def test_of_equal_ranks_none_is_named(seen: Seen, name: str) -> None:
     if name == "balanced":
         assert_nobody_named(seen.watched, name)
     assert opened(seen.records, name, *SPEED) == []
+
+
+def test_a_kernel_that_never_ends_is_a_hang_of_the_device_of_its_rank() -> None:
+    hangs_at = 60
+    with Node(OTEL_DDP_STALL_TIMEOUT_S="2") as node:
+        scenario = {"name": "hang", "chosen": {"hangs_at": hangs_at}}
+        process = node.torchrun(2, str(PROGRAM), str(node.root), json.dumps([scenario]))
+
+        def stalls() -> list[dict[str, Any]]:
+            found = [each for each in node.agent()["verdicts"] if each["kind"] == "stall"]
+            # The ranks have been asked where their devices are.
+            return [each for each in found if each["evidence"]["cause"] == "device"]
+
+        (verdict,) = until(stalls, "the device that hangs")
+        os.killpg(process.pid, signal.SIGKILL)
+
+    assert verdict["evidence"]["culprits"] == ["1"]
+    assert (verdict["phase"], verdict["step"]) == ("backward", hangs_at - 1)
+    assert "the device of rank 1 is in backward" in verdict["sentence"]
+    assert "rank 0 waits for it" in verdict["sentence"]

@@ -1,7 +1,8 @@
 """Trains on the device, one scenario after the other: train.py FOLDER SCENARIOS.
 
-Scenarios are a list in JSON. Each has a "name", and settings for "all" ranks and for the "chosen"
-one in the middle: see `Settings`. With "begins", those of the chosen one apply from that step on.
+Scenarios are a list in JSON. Each has a "name", and settings for "all" ranks, for the "first" one
+and for the "chosen" one in the middle: see `Settings`. With "begins", those of the first and of the
+chosen one apply from that step on.
 """
 
 from __future__ import annotations
@@ -51,6 +52,20 @@ class Settings(NamedTuple):
     """After so many steps it ends; 0: once the test has seen enough."""
 
 
+class Kernel(torch.autograd.Function):
+    """Launches a kernel in backward, from the thread of autograd; inf: it never ends."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, backward_s: float) -> torch.Tensor:
+        ctx.backward_s = backward_s
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        torch.sim.busy(ctx.backward_s)
+        return gradient, None
+
+
 class Net(nn.Module):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -59,9 +74,14 @@ class Net(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         settings = self.settings
-        time.sleep(settings.launch_s)
+        outputs = self.inner(inputs)
+        # A host that is slow launches one kernel after the other, each of them late.
+        pieces = 8 if settings.launch_s else 1
+        for _ in range(pieces):
+            time.sleep(settings.launch_s / pieces)
+            torch.sim.busy(settings.forward_s / pieces)
         backward_s = float("inf") if self.step == settings.hangs_at else settings.backward_s
-        return torch.sim.Kernel.apply(self.inner(inputs), settings.forward_s, backward_s)
+        return Kernel.apply(outputs, backward_s)
 
 
 class Optimizer(torch.optim.SGD):
@@ -95,9 +115,9 @@ class Measured:
         return spent
 
 
-def batches(settings: Settings) -> Iterator[torch.Tensor]:
+def batches(net: Net) -> Iterator[torch.Tensor]:
     for _ in count():
-        time.sleep(settings.load_s)
+        time.sleep(net.settings.load_s)
         yield torch.ones(8, 64, pin_memory=True)
 
 
@@ -112,10 +132,11 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
     measured = Measured()
     enough = torch.zeros(1, device=sim.NAME)
     settled: dict[str, int] = {}
-    for net.step, batch in enumerate(otel_ddp.data(batches(settings)), 1):
-        if net.step == begins:
+    for step, batch in enumerate(otel_ddp.data(batches(net)), 1):
+        net.step = step
+        if step == begins:
             net.settings, optimizer.busy_s = then, then.optimizer_s
-        if net.step == SETTLED:
+        if step == SETTLED:
             settled = device.counts()
         inputs = batch.to(sim.NAME, non_blocking=True)
         measured.mark()
@@ -128,12 +149,12 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
         optimizer.zero_grad()
         if run is not None:
             run.log({"loss": loss.detach()})
-        if settings.asks_every and not net.step % settings.asks_every:
+        if net.settings.asks_every and not step % net.settings.asks_every:
             loss.item()
         if settings.steps:
-            if net.step == settings.steps:
+            if step == settings.steps:
                 break
-        elif not net.step % LOOKS_EVERY:
+        elif not step % LOOKS_EVERY:
             # All ranks end together.
             enough.fill_(float((folder / f"{name}.enough").exists()))
             dist.all_reduce(enough)
@@ -154,12 +175,11 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
 def main(folder: Path, scenarios: list[dict[str, Any]]) -> None:
     sim.install()
     dist.init_process_group(sim.COLLECTIVES)
-    chosen = dist.get_rank() == dist.get_world_size() // 2
+    alone = {0: "first", dist.get_world_size() // 2: "chosen"}.get(dist.get_rank(), "")
     for each in scenarios:
-        own = {**each.get("all", {}), **(each.get("chosen", {}) if chosen else {})}
-        settings, begins = Settings(**each.get("all", {})), each.get("begins", 0)
-        first = settings if begins else Settings(**own)
-        train(each["name"], first, begins, Settings(**own), folder)
+        every, begins = each.get("all", {}), each.get("begins", 0)
+        own = Settings(**{**every, **each.get(alone, {})})
+        train(each["name"], Settings(**every) if begins else own, begins, own, folder)
     dist.destroy_process_group()
 
 
