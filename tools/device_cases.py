@@ -275,13 +275,17 @@ class Truth(NamedTuple):
 def truth(case: Case) -> Truth:
     """What taking troubles away says.
 
-    Of two ranks that are late alike none costs anything while the other is there. So a rank may be
-    named for a trouble that costs something as the only one.
+    Of two ranks that are late alike none costs anything while the other is there. So both are to be
+    named where they have the same trouble, and it costs something to have it twice. Else a rank may
+    be named for a trouble that costs something as the only one.
     """
     late_ones: dict[int | str, list[Trouble]] = {}
     for each in case.troubles:
         late_ones.setdefault(case.late_one(each), []).append(each)
-    costs = {who: cost(case, troubles) for who, troubles in late_ones.items()}
+    if len({each._replace(rank=0) for each in case.troubles}) == 1:
+        costs = dict.fromkeys(late_ones, cost(case, case.troubles))
+    else:
+        costs = {who: cost(case, troubles) for who, troubles in late_ones.items()}
     alone = costs
     if len(late_ones) > 1:
         alone = {who: cost(case, troubles, alone=True) for who, troubles in late_ones.items()}
@@ -368,13 +372,25 @@ DEVICES_OF_NODE = ("device", "forward kernels", "backward kernels", "copy", "bat
 HOSTS_OF_NODE = ("cores", "forward launches", "loader", "host")
 
 
-def nodes_late(excess: float, wheres: Sequence[str], every: int = 1) -> list[Case]:
-    """All ranks of one node late, in the same way, among nodes of two or four ranks."""
+# How many there are, and their ranks.
+NODES = ((2, 2), (2, 4), (3, 2), (4, 2))
+
+
+def nodes_late(
+    excess: float,
+    wheres: Sequence[str],
+    every: int = 1,
+    many: int = 0,
+    kinds: Sequence[tuple[int, int]] = NODES,
+) -> list[Case]:
+    """All ranks of one node late, in the same way, or so *many* of them, among such nodes."""
     chance = random.Random(SEED)
     drawn = []
-    for (nodes, each), jitter, where in product(((2, 2), (2, 4), (3, 2), (4, 2)), JITTERS, wheres):
+    for (nodes, each), jitter, where in product(kinds, JITTERS, wheres):
         setting, node = SETTINGS[chance.choice(tuple(SETTINGS))], chance.randrange(nodes)
-        ranks = range(node * each, (node + 1) * each)
+        ranks: Sequence[int] = range(node * each, (node + 1) * each)
+        if many:
+            ranks = chance.sample(ranks, many)
         drawn.append((setting, _varied(setting, nodes * each, jitter, chance), where, ranks, nodes))
     chance.shuffle(drawn)
     return [
@@ -590,9 +606,16 @@ def rows() -> Iterator[str]:
     for excess in (0.15, 0.3):
         title = f"all devices of one of 2 to 4 nodes {excess * 100:.0f} % late"
         yield row(title, nodes_late(excess, DEVICES_OF_NODE, every=3))
-    yield row("all hosts of one of 2 to 4 nodes 30 % late", nodes_late(0.3, HOSTS_OF_NODE, every=3))
-    beside = late_at_no_cost(48 * (BEGINS + LASTS), beside=("device", 0.3))
-    yield row("one device slow, and another rank's host late at no cost", beside[::2])
+    for excess in (0.15, 0.3):
+        title = f"all hosts of one of 2 to 4 nodes {excess * 100:.0f} % late"
+        yield row(title, nodes_late(excess, HOSTS_OF_NODE))
+    of_four = nodes_late(0.3, HOSTS_OF_NODE, many=2, kinds=((2, 4), (3, 4)))
+    yield row("half of the hosts of one of 2 or 3 nodes 30 % late: both named", of_four)
+    alone = nodes_late(0.3, HOSTS_OF_NODE, every=2, many=1)
+    yield row("one host of one of 2 to 4 nodes 30 % late", alone)
+    for title, where in (("one device slow", "device"), ("one loader late", "loader")):
+        beside = late_at_no_cost(48 * (BEGINS + LASTS), beside=(where, 0.3))
+        yield row(f"{title}, and another rank's host late at no cost", beside[::2])
     yield ""
     yield "| no rank is to be named | runs | steps | verdicts | runs in which ranks were compared |"
     yield "|---|---|---|---|---|"

@@ -106,8 +106,9 @@ def test_a_host_that_a_full_queue_holds_up_is_not_the_side_that_is_late() -> Non
     assert {rank: named.side for rank, named in found.named.items()} == {1: "device"}
 
 
-def test_only_the_rank_that_costs_something_is_named() -> None:
-    cases = tool.late_at_no_cost(48 * 600, beside=("device", 0.3))[::24]
+@pytest.mark.parametrize("where", ["device", "loader"])
+def test_only_the_rank_that_costs_something_is_named(where: str) -> None:
+    cases = tool.late_at_no_cost(48 * 600, beside=(where, 0.3))[::24]
     outcomes = [tool.Outcome.of(case) for case in cases]
 
     assert all(len(each.truth.may_be_named) == 1 for each in outcomes)
@@ -125,6 +126,38 @@ def test_no_rank_is_named_where_one_synchronises_alone(lead: int) -> None:
     found = [tool.replayed(case) for case in cases]
     assert not any(each.named for each in found)
     assert not any(each.insufficient for each in found)
+
+
+@pytest.mark.parametrize(
+    ("where", "setting"),
+    [
+        ("loader", "host ahead"),
+        ("host", "prefetch"),
+        ("cores", "one step ahead"),
+        ("forward launches", "busy host"),
+    ],
+)
+def test_a_node_is_named_whose_hosts_are_all_late(where: str, setting: str) -> None:
+    found = tool.replayed(late_on_two_nodes(where, setting, 4, (2, 3)))
+
+    assert set(found.named) == {"node-1"}
+    assert found.named["node-1"].side == "host"
+    assert found.named["node-1"].phase in tool.EXPECTED[where].phases
+
+
+@pytest.mark.parametrize(("ranks", "late"), [(4, {3}), (8, {4, 6})], ids=["one", "half"])
+def test_late_hosts_beside_healthy_ones_on_their_node_are_named_themselves(
+    ranks: int, late: set[int]
+) -> None:
+    found = tool.replayed(late_on_two_nodes("loader", "host ahead", ranks, sorted(late)))
+
+    assert set(found.named) == late
+
+
+def late_on_two_nodes(where: str, setting: str, ranks: int, late: Sequence[int]) -> tool.Case:
+    varied = tool.SETTINGS[setting]._replace(ranks=ranks, jitter=0.05, seed=3)
+    troubles = [tool.late(tool.SETTINGS[setting], rank, where, 0.3) for rank in late]
+    return tool.Case(varied, tuple(troubles), nodes=2)
 
 
 def test_a_slow_device_is_named_where_hosts_are_100_steps_ahead() -> None:

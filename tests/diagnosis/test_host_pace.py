@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
+from make import labels_of
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.diagnosis.straggler.host_pace import HostNeed, LaunchNeed
+from otel_ddp.diagnosis.straggler.alignment import Row
+from otel_ddp.diagnosis.straggler.host_pace import HostNeed, HostPace, LaunchNeed
 
 MS = 1_000_000
 
@@ -94,3 +96,48 @@ def test_what_a_host_has_shown_is_forgotten_in_time_and_where_steps_are_shorter_
 
     assert launching(*keeps_up, *queue_is_full) == 0
     assert launching(*slow) == 0
+
+
+# -- what counts as late of several hosts
+
+
+def late_ms(loads_ms: Sequence[float], slower_ms: float = 0) -> list[float]:
+    """By how much ranks count as late whose batches take this long.
+
+    The device of the first one idles for 27 ms, and those of the others wait for it. That of the
+    second one is so much slower.
+    """
+    ranks = [labels_of(rank) for rank in range(len(loads_ms))]
+    pace = HostPace()
+    pace.start_again(ranks)
+    for number in range(40):
+        facts = []
+        for rank, labels in enumerate(ranks):
+            idle_ns, more_ns = round(27 * MS * (rank == 0)), round(slower_ms * MS * (rank == 1))
+            each = step(number, data_ms=loads_ms[rank])._replace(
+                took_ns=127 * MS,
+                wait_ns=37 * MS - idle_ns - more_ns,
+                phases_ns=(idle_ns, 90 * MS + more_ns, 0, 0, 0),
+                paced_ns=(idle_ns, 0, 0, 0, 0),
+            )
+            facts.append(each)
+            pace.begin(labels, [each])
+        adjusted = pace.adjusted(Row(number, tuple(facts)))
+    return [each.work_ns / MS - 90 for each in adjusted.facts]
+
+
+@pytest.mark.parametrize(("load_ms", "late"), [(80, 27), (72, 27), (60, 15), (46, 1), (30, 0)])
+def test_a_host_that_waits_for_a_late_one_is_late_less_what_it_needs_less(
+    load_ms: float, late: float
+) -> None:
+    assert late_ms([72, load_ms, 0, 0]) == pytest.approx([27, late, 0, 0])
+    assert late_ms([72, load_ms, load_ms, 0, 0, 0]) == pytest.approx([27, late, late, 0, 0, 0])
+
+
+def test_a_rank_with_a_late_host_and_a_slow_device_is_no_later_than_the_one_it_waits_for() -> None:
+    assert late_ms([72, 72, 0, 0], slower_ms=20) == pytest.approx([27, 27, 0, 0])
+    assert late_ms([72, 60, 0, 0], slower_ms=20) == pytest.approx([27, 20, 0, 0])
+
+
+def test_hosts_that_are_slow_alike_are_not_late() -> None:
+    assert late_ms([72, 72, 72, 72]) == pytest.approx([0, 0, 0, 0])

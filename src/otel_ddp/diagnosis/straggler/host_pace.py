@@ -4,6 +4,9 @@ Where all hosts are slow alike, by their loaders or by launching, one happens to
 device. That device never runs dry, and waits for the others. These run dry all the time, and the
 time that they idle would look like lateness. What a rank can really be late by is what its own host
 needs more than the others' hosts.
+
+And of several late hosts one happens to be behind the rest. Its device idles, and theirs wait for
+it. They would idle as well if it did not: they count as late by that.
 """
 
 from __future__ import annotations
@@ -27,12 +30,13 @@ _OTHER = WORK_PHASES.index("other")
 _COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
 
 
-class _MoreNs(NamedTuple):
+class _More(NamedTuple):
     """What a host usually needs more than the others'."""
 
-    by_phase: tuple[float, ...]
-    data_for_sure: float
-    """Of `data`, if other loaders are still as slow as they were."""
+    needs_ns: list[float]
+    """In each phase; of `data`, if other loaders are still as slow as they were."""
+    hidden_ns: float
+    """Of `data`, if they no longer are."""
     launches_alike: bool
     """At least half of the other hosts are known to need as long to launch a step."""
 
@@ -63,19 +67,22 @@ class HostPace:
         self.unclear = 0.0
 
     def adjusted(self, row: Row) -> Row:
-        """The step with what is no lateness counted as waiting."""
+        """The step with what is no lateness counted as waiting, and lateness that a later rank
+        hides counted as work."""
         facts = row.facts
         if not self.follow(facts):
             return row
-        late_ns = _by_rank([_above_least([each.phases_ns[at] for each in facts]) for at in _PHASES])
-        idle_ns = [_idle_ns(*each) for each in zip(facts, late_ns, strict=True)]
+        above_ns = _by_rank(
+            [_above_least([each.phases_ns[at] for each in facts]) for at in _PHASES]
+        )
+        idle_ns = [_idle_ns(*each) for each in zip(facts, above_ns, strict=True)]
         if not any(map(any, idle_ns)):
             self.unclear -= limits.PACE_FORGETS * self.unclear
             return row
-        idle = [i for i, each_ns in enumerate(idle_ns) if any(each_ns)]
-        more_ns = self._more_ns(facts[0].took_ns, idle)
+        hosts = _Hosts(self._compared, facts[0].took_ns)
+        late_ns = _late_ns(facts, [sum(each) for each in idle_ns], hosts)
         pairs = [
-            _adjusted(each, idle_ns[i], more_ns[i]) if i in more_ns else (each, 0.0)
+            _adjusted(each, idle_ns[i], late_ns[i], hosts.more(i)) if i in late_ns else (each, 0.0)
             for i, each in enumerate(facts)
         ]
         most = max(unclear_ns / each.took_ns for each, unclear_ns in pairs)
@@ -90,21 +97,42 @@ class HostPace:
             host.follow(each)
         return True
 
-    def _more_ns(self, step_ns: int, ranks: Sequence[int]) -> dict[int, _MoreNs]:
-        """What these hosts usually need more than the others', where a step takes this long."""
-        wait = any(each.waits for each in self._compared)
-        usual_ns = [each.usual_ns(wait) for each in self._compared]
-        more_ns = _by_rank([excesses([each[at] for each in usual_ns]) for at in _PHASES])
-        launches_ns = [each.launches.usual_ns(step_ns) for each in self._compared]
-        ordered_ns, some = sorted(launches_ns), spread(len(self._compared))
-        found = {}
-        for i in ranks:
-            host = self._compared[i]
-            loads_ns = [self._compared[at].loads_ns(host) for at in some if at != i]
-            known_ns = host.waits_ns - median(loads_ns)
-            alike = _are_alike(launches_ns[i], ordered_ns)
-            found[i] = _MoreNs(more_ns[i], min(known_ns, more_ns[i][_DATA]), alike)
-        return found
+
+class _Hosts:
+    """What the hosts of all ranks usually need, where a step takes so long."""
+
+    def __init__(self, needs: Sequence[HostNeed], step_ns: int) -> None:
+        self._needs = needs
+        wait = any(each.waits for each in needs)
+        usual_ns = [each.usual_ns(wait) for each in needs]
+        self._more: dict[int, _More] = {}
+        # By rank and phase: more than the others', or less.
+        self._more_ns = _by_rank([excesses([each[at] for each in usual_ns]) for at in _PHASES])
+        self._least_ns = step_ns / limits.PACE_SMALL
+        self._launches_ns = [each.launches.usual_ns(step_ns) for each in needs]
+        self._ordered_ns, self._some = sorted(self._launches_ns), spread(len(needs))
+
+    def more(self, i: int) -> _More:
+        """What the host of rank *i* needs more than the others'."""
+        if i not in self._more:
+            self._more[i] = self._find_more(i)
+        return self._more[i]
+
+    def _find_more(self, i: int) -> _More:
+        host = self._needs[i]
+        needs_ns = [ns if ns > self._least_ns else 0.0 for ns in self._more_ns[i]]
+        loads_ns = [self._needs[at].loads_ns(host) for at in self._some if at != i]
+        for_sure_ns = min(host.waits_ns - median(loads_ns), self._more_ns[i][_DATA])
+        hidden_ns = min(needs_ns[_DATA], needs_ns[_DATA] - for_sure_ns)
+        needs_ns[_DATA] = for_sure_ns if for_sure_ns > self._least_ns else 0.0
+        return _More(needs_ns, hidden_ns, _are_alike(self._launches_ns[i], self._ordered_ns))
+
+    def lacks_ns(self, latest: int) -> list[float]:
+        """What each host lacks of what that of the *latest* rank needs more than the others'."""
+        needs_ns = [(at, ns) for at, ns in enumerate(self.more(latest).needs_ns) if ns]
+        return [
+            sum([max(ns - more_ns[at], 0.0) for at, ns in needs_ns]) for more_ns in self._more_ns
+        ]
 
 
 _PHASES = range(len(WORK_PHASES))
@@ -140,26 +168,34 @@ def _idle_ns(facts: StepFacts, late_ns: tuple[float, ...]) -> list[int]:
     ]
 
 
-def _adjusted(facts: StepFacts, idle_ns: list[int], more_ns: _MoreNs) -> tuple[StepFacts, float]:
-    """The step of one rank, its idle time in the phases in which its host is late; and what was
-    cut of it, without what is known to be no lateness."""
-    all_ns = sum(idle_ns)
-    if not all_ns:
-        return facts, 0.0
-    least_ns = facts.took_ns / limits.PACE_SMALL
-    needs_ns = [each if each > least_ns else 0.0 for each in more_ns.by_phase]
-    hidden_ns = min(needs_ns[_DATA], needs_ns[_DATA] - more_ns.data_for_sure)
-    needs_ns[_DATA] = more_ns.data_for_sure if more_ns.data_for_sure > least_ns else 0.0
-    kept = min(all_ns / sum(needs_ns), 1.0) if any(needs_ns) else 0.0
+def _late_ns(facts: Sequence[StepFacts], idle_ns: Sequence[int], hosts: _Hosts) -> dict[int, float]:
+    """By how much ranks are late whose devices idle, or would if they waited for no other."""
+    found = {i: min(ns, sum(hosts.more(i).needs_ns)) for i, ns in enumerate(idle_ns) if ns}
+    latest = max(found, key=found.__getitem__)
+    latest_ns = found[latest]
+    for i, lacks_ns in enumerate(hosts.lacks_ns(latest)):
+        if lacks_ns < latest_ns:
+            waited_ns = facts[i].wait_ns - facts[latest].wait_ns
+            ns = min(latest_ns, idle_ns[i] + waited_ns) - lacks_ns
+            found[i] = max(found.get(i, 0.0), min(ns, sum(hosts.more(i).needs_ns)))
+    return found
+
+
+def _adjusted(
+    facts: StepFacts, idle_ns: list[int], late_ns: float, more: _More
+) -> tuple[StepFacts, float]:
+    """The step of one rank, late in the phases in which its host is; and what was cut of its idle
+    time, without what is known to be no lateness."""
+    share = late_ns / sum(more.needs_ns) if late_ns else 0.0
     # A host that was late in one phase lets its device run dry in a later one.
-    kept_ns = [round(kept * each) - idle for each, idle in zip(needs_ns, idle_ns, strict=True)]
+    kept_ns = [round(share * ns) - idle for ns, idle in zip(more.needs_ns, idle_ns, strict=True)]
     found = facts._replace(
         phases_ns=tuple(map(add, facts.phases_ns, kept_ns)),
         paced_ns=tuple(map(add, facts.paced_ns or idle_ns, kept_ns)),
         wait_ns=facts.wait_ns - sum(kept_ns),
     )
-    clear_ns = max(idle_ns[_DATA] - hidden_ns, 0)
-    if more_ns.launches_alike:
+    clear_ns = max(idle_ns[_DATA] - more.hidden_ns, 0)
+    if more.launches_alike:
         clear_ns += sum(map(idle_ns.__getitem__, _COMPUTE))
     return found, max(-sum(kept_ns) - clear_ns, 0.0)
 
