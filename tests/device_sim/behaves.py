@@ -57,7 +57,7 @@ def several_streams() -> dict[str, float]:
         with torch.sim.stream(other):
             torch.sim.busy(200 * MS)
             second.record()
-            first.wait(other)
+            other.wait_event(first)
             torch.sim.busy(100 * MS)
             third.record()
         torch.sim.synchronize()
@@ -113,6 +113,20 @@ def overtaken() -> list[float]:
     return found
 
 
+def two_devices() -> dict[str, Any]:
+    """While one is busy, the other one works; a copy waits for both."""
+    torch.sim.synchronize()
+    busy, other = torch.ones(2, device=f"{sim.NAME}:0"), torch.ones(2, device=f"{sim.NAME}:1")
+    torch.sim.busy(300 * MS)
+    busy.add_(1)
+    alone_s = took_s(lambda: other.add_(1).sum().item())
+    return {
+        "alone_s": alone_s,
+        "copied": busy.to(other.device).add_(other).tolist(),
+        "bytes": [torch.accelerator.memory_allocated(device) for device in (0, 1)],
+    }
+
+
 def failed() -> str:
     weights = torch.ones(2, 2, device=sim.NAME)
     torch.nn.functional.embedding(torch.tensor([7]).to(sim.NAME), weights)
@@ -124,9 +138,9 @@ def failed() -> str:
 
 
 def main(folder: Path) -> None:
-    sim.install()
+    sim.install(devices=2)
     trials = (
-        *(runs_behind, full_queue, several_streams, timed, reasons, memory, overtaken),
+        *(runs_behind, full_queue, several_streams, timed, reasons, memory, overtaken, two_devices),
         # A device that has failed stays so.
         failed,
     )

@@ -1,4 +1,4 @@
-// What torch and Python ask of the streams, events and devices of a backend.
+// What torch asks of the streams, events and devices of a backend.
 
 #pragma once
 
@@ -93,33 +93,5 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
-
-// As torch.cuda.Event. It gives Python's lock away where it may wait: an event of torch keeps it.
-class Event {
- public:
-  explicit Event(bool enable_timing) : timed_(enable_timing) {}
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  ~Event() { guard_.destroyEvent(event_, 0); }
-
-  void record(std::optional<c10::Stream> stream) {
-    const auto on = stream ? *stream : guard_.getStream(guard_.getDevice());
-    guard_.record(&event_, on, on.device_index(), c10::EventFlag::BACKEND_DEFAULT);
-  }
-  void wait(std::optional<c10::Stream> stream) {
-    guard_.block(event_, stream ? *stream : guard_.getStream(guard_.getDevice()));
-  }
-  bool query() const { return guard_.queryEvent(event_); }
-  void synchronize() const { guard_.synchronizeEvent(event_); }
-  double elapsed_time(const Event& end) const {
-    TORCH_CHECK(timed_ && end.timed_, "both events need enable_timing=True");
-    return guard_.elapsedTime(event_, end.event_, 0);
-  }
-
- private:
-  const Guard guard_;
-  const bool timed_;
-  void* event_ = nullptr;
-};
 
 }  // namespace device_sim

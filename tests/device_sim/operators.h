@@ -238,6 +238,9 @@ inline bool only_writes(const c10::FunctionSchema& schema, const Stack& argument
 inline void launch(const c10::OperatorHandle& op, Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto& schema = op.schema();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
+      "the CPU has no ", op.operator_name(), ", so this device has none");
   const Stack arguments(stack->end() - schema.arguments().size(), stack->end());
   torch::jit::drop(*stack, arguments.size());
   c10::Device device(kOurs, current_device);
@@ -343,8 +346,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_local_scalar_dense", &local_scalar_dense);
   // Kernels hold the memory that they use: see Block.
   m.impl("record_stream", [](Tensor& /*self*/, c10::Stream /*stream*/) {});
-  // Torch would put these together from others, which round otherwise than the CPU's own.
-  for (const auto* name : {"native_layer_norm", "native_group_norm"}) {
+  // Torch would put these together from others, which round otherwise than the CPU's, or are not
+  // there.
+  for (const auto* name :
+       {"convolution", "convolution_backward", "native_group_norm", "native_layer_norm"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&launch>());
   }
 }

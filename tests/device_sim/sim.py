@@ -67,10 +67,11 @@ def _build(compiler: str, built: Path) -> None:
     os.replace(unfinished, built)
 
 
-def install(*, devices: int = 1, collectives: str = COLLECTIVES) -> ModuleType:
+def install(*, devices: int = 1, events_keep_lock: bool = False) -> ModuleType:
     """Let torch know the device, once a process: `torch.sim` is its module, which is returned.
 
-    *collectives*: the name of the backend of its process groups.
+    *events_keep_lock*: whether other threads of Python stand still while an event waits for a place
+    in the launch queue.
     """
     loader = importlib.machinery.ExtensionFileLoader(_NATIVE, str(library()))
     spec = importlib.util.spec_from_loader(_NATIVE, loader)
@@ -79,13 +80,13 @@ def install(*, devices: int = 1, collectives: str = COLLECTIVES) -> ModuleType:
     loader.exec_module(native)
     torch.utils.rename_privateuse1_backend(NAME)
     native.set_up(devices)
-    module = _module(native)
+    module = _module(native, _events(native, keep_lock=events_keep_lock), devices)
     torch._register_device_module(NAME, module)
 
     def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
-        return native.collectives(dist.ProcessGroupGloo(store, rank, size, timeout), collectives)
+        return native.collectives(dist.ProcessGroupGloo(store, rank, size, timeout), COLLECTIVES)
 
-    dist.Backend.register_backend(collectives, create, devices=[NAME])
+    dist.Backend.register_backend(COLLECTIVES, create, devices=[NAME])
     # A kernel that runs while the process ends would run on what is no longer there. One that never
     # ends runs on nothing.
     atexit.register(native.quiet, 1.0)
@@ -102,18 +103,41 @@ def waits_since(before: dict[str, int]) -> dict[str, int]:
     return {why: number for why, number in since.items() if number and why != "queue_full"}
 
 
-def _module(native: ModuleType) -> ModuleType:
+def _events(native: ModuleType, *, keep_lock: bool) -> type[torch.Event]:
+    class Event(torch.Event):
+        """Of this device, and without a time unless asked for one."""
+
+        def __new__(cls, enable_timing: bool = False) -> Event:
+            return super().__new__(cls, NAME, enable_timing=enable_timing)
+
+        def elapsed_time(self, end: Event) -> float:
+            return float(native.elapsed_ms(self, end))
+
+    class UnlockedEvent(Event):
+        """As torch.cuda.Event: other threads run while it waits for a place in the queue."""
+
+        def record(self, stream: torch.Stream | None = None) -> None:
+            native.record(self, stream or torch.accelerator.current_stream())
+
+        def wait(self, stream: torch.Stream | None = None) -> None:
+            native.wait(self, stream or torch.accelerator.current_stream())
+
+    return Event if keep_lock else UnlockedEvent
+
+
+def _module(native: ModuleType, event: type[torch.Event], devices: int) -> ModuleType:
     """What `torch.cuda` offers, under the same names."""
     module = ModuleType(f"torch.{NAME}")
     accelerator = torch.accelerator
     found = {
-        "Event": native.Event,
+        "Event": event,
         "Stream": torch.Stream,
         "busy": native.busy,
         "counts": native.counts,
         "current_device": accelerator.current_device_index,
         "current_stream": accelerator.current_stream,
-        "device_count": accelerator.device_count,
+        "device": lambda device: accelerator.device_index(torch.device(device).index or 0),
+        "device_count": lambda: devices,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "manual_seed_all": lambda seed: None,

@@ -62,6 +62,12 @@ def test_a_copy_reads_page_locked_memory_when_the_device_comes_to_it(seen: dict[
     assert seen["overtaken"] == [2.0, 1.0]
 
 
+def test_two_devices_of_a_process_work_beside_each_other(seen: dict[str, Any]) -> None:
+    assert seen["two_devices"]["alone_s"] < 0.2
+    assert seen["two_devices"]["copied"] == [4.0, 4.0]
+    assert seen["two_devices"]["bytes"][1] > 0
+
+
 def test_a_kernel_that_fails_is_told_where_the_host_waits(seen: dict[str, Any]) -> None:
     assert seen["failed"] == "a kernel has failed: index out of range in self"
 

@@ -139,21 +139,36 @@ def test_of_equal_ranks_none_is_named(seen: Seen, name: str) -> None:
     assert opened(seen.records, name, *SPEED) == []
 
 
-def test_a_kernel_that_never_ends_is_a_hang_of_the_device_of_its_rank() -> None:
-    hangs_at = 60
-    with Node(OTEL_DDP_STALL_TIMEOUT_S="2") as node:
-        scenario = {"name": "hang", "chosen": {"hangs_at": hangs_at}}
+HANGS_AT = 60
+
+
+def hang(**env: str) -> dict[str, Any]:
+    """The verdict where a kernel of rank 1 never ends, once its host could launch no more."""
+    with Node(OTEL_DDP_STALL_TIMEOUT_S="2", **env) as node:
+        scenario = {"name": "hang", "chosen": {"hangs_at": HANGS_AT}}
         process = node.torchrun(2, str(PROGRAM), str(node.root), json.dumps([scenario]))
 
         def stalls() -> list[dict[str, Any]]:
             found = [each for each in node.agent()["verdicts"] if each["kind"] == "stall"]
-            # The ranks have been asked where their devices are.
-            return [each for each in found if each["evidence"]["cause"] == "device"]
+            # The ranks have been asked where they are.
+            return [each for each in found if "rank 1" in each["sentence"]]
 
-        (verdict,) = until(stalls, "the device that hangs")
+        (verdict,) = until(stalls, "the rank that hangs")
         os.killpg(process.pid, signal.SIGKILL)
+    return dict(verdict)
 
-    assert verdict["evidence"]["culprits"] == ["1"]
-    assert (verdict["phase"], verdict["step"]) == ("backward", hangs_at - 1)
+
+def test_a_kernel_that_never_ends_is_a_hang_of_the_device_of_its_rank() -> None:
+    verdict = hang()
+
+    assert (verdict["evidence"]["cause"], verdict["evidence"]["culprits"]) == ("device", ["1"])
+    assert (verdict["phase"], verdict["step"]) == ("backward", HANGS_AT - 1)
     assert "the device of rank 1 is in backward" in verdict["sentence"]
     assert "rank 0 waits for it" in verdict["sentence"]
+
+
+def test_where_events_keep_the_lock_the_rank_with_a_full_launch_queue_is_named() -> None:
+    sentence = hang(EVENTS_KEEP_LOCK="1")["sentence"]
+
+    # No thread of that rank can be asked where its device is.
+    assert "the launch queue of rank 1 is full, where otel_ddp itself waits for a place" in sentence

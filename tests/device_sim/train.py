@@ -8,6 +8,7 @@ chosen one apply from that step on.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -173,7 +174,7 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
 
 
 def main(folder: Path, scenarios: list[dict[str, Any]]) -> None:
-    sim.install()
+    sim.install(events_keep_lock="EVENTS_KEEP_LOCK" in os.environ)
     dist.init_process_group(sim.COLLECTIVES)
     alone = {0: "first", dist.get_world_size() // 2: "chosen"}.get(dist.get_rank(), "")
     for each in scenarios:
