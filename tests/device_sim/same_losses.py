@@ -1,4 +1,4 @@
-"""Trains the same under DDP on the CPU and on the device: same_losses.py FOLDER.
+"""Trains the same on the CPU and on the device, under DDP and FSDP2: same_losses.py FOLDER.
 
 Each rank writes the losses of both, and how often its host waited for the device meanwhile.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ import sim
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 200
@@ -27,13 +30,25 @@ class Trained(NamedTuple):
     """How often the host waited in the loop, by the reason."""
 
 
-def train(device: str) -> Trained:
+def in_ddp(net: nn.Module, device: str) -> nn.Module:
+    # Small buckets: several collectives in each backward.
+    return DistributedDataParallel(net.to(device), bucket_cap_mb=0.01)
+
+
+def sharded(net: nn.Module, device: str) -> nn.Module:
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    net.to(device)
+    for layer in net:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def train(device: str, spread: Callable[[nn.Module, str], nn.Module]) -> Trained:
     torch.manual_seed(0)
     net = nn.Sequential(
         *(nn.Embedding(16, 32), nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 16))
     )
-    # Small buckets: several collectives in each backward.
-    model = DistributedDataParallel(net.to(device), bucket_cap_mb=0.01)
+    model = spread(net, device)
     # Its other way to compute rounds otherwise.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     torch.manual_seed(dist.get_rank())
@@ -54,12 +69,14 @@ def train(device: str) -> Trained:
 def main(folder: Path) -> None:
     sim.install()
     dist.init_process_group(f"cpu:gloo,{sim.NAME}:{sim.COLLECTIVES}")
-    on_cpu, on_device = train("cpu"), train(sim.NAME)
-    said = {
-        "cpu": on_cpu.losses.tolist(),
-        "device": on_device.losses.tolist(),
-        "waited": on_device.waited,
-    }
+    said = {}
+    for spread in (in_ddp, sharded):
+        on_cpu, on_device = train("cpu", spread), train(sim.NAME, spread)
+        said[spread.__name__] = {
+            "cpu": on_cpu.losses.tolist(),
+            "device": on_device.losses.tolist(),
+            "waited": on_device.waited,
+        }
     (folder / str(dist.get_rank())).write_text(json.dumps(said))
     dist.destroy_process_group()
 

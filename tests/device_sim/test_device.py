@@ -72,13 +72,22 @@ def test_a_kernel_that_fails_is_told_where_the_host_waits(seen: dict[str, Any]) 
     assert seen["failed"] == "a kernel has failed: index out of range in self"
 
 
-def test_ddp_trains_to_the_same_bits_as_on_the_cpu_and_no_host_waits() -> None:
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    """What two ranks say of the same trainings on the CPU and on the device."""
     with Node() as node:
         finished(node.torchrun(2, str(HERE / "same_losses.py"), str(node.root)))
-        ranks = [json.loads((node.root / rank).read_text()) for rank in ("0", "1")]
+        return [json.loads((node.root / rank).read_text()) for rank in ("0", "1")]
 
-    for each in ranks:
+
+@pytest.mark.parametrize("spread", ["in_ddp", "sharded"])
+def test_ranks_train_to_the_same_bits_as_on_the_cpu_and_no_host_waits(
+    ranks: list[dict[str, Any]], spread: str
+) -> None:
+    said = [each[spread] for each in ranks]
+
+    for each in said:
         assert len(each["device"]) == 200
         assert each["device"] == each["cpu"]
         assert each["waited"] == {}
-    assert ranks[0]["device"] != ranks[1]["device"]
+    assert said[0]["device"] != said[1]["device"]

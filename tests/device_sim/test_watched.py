@@ -142,10 +142,10 @@ def test_of_equal_ranks_none_is_named(seen: Seen, name: str) -> None:
 HANGS_AT = 60
 
 
-def hang(**env: str) -> dict[str, Any]:
-    """The verdict where a kernel of rank 1 never ends, once its host could launch no more."""
+def hang(chosen: dict[str, int], **env: str) -> dict[str, Any]:
+    """The verdict where no rank goes on, with what the chosen one does in that step."""
     with Node(OTEL_DDP_STALL_TIMEOUT_S="2", **env) as node:
-        scenario = {"name": "hang", "chosen": {"hangs_at": HANGS_AT}}
+        scenario = {"name": "hang", "chosen": chosen}
         process = node.torchrun(2, str(PROGRAM), str(node.root), json.dumps([scenario]))
 
         def stalls() -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ def hang(**env: str) -> dict[str, Any]:
 
 
 def test_a_kernel_that_never_ends_is_a_hang_of_the_device_of_its_rank() -> None:
-    verdict = hang()
+    verdict = hang({"hangs_at": HANGS_AT})
 
     assert (verdict["evidence"]["cause"], verdict["evidence"]["culprits"]) == ("device", ["1"])
     assert (verdict["phase"], verdict["step"]) == ("backward", HANGS_AT - 1)
@@ -168,7 +168,16 @@ def test_a_kernel_that_never_ends_is_a_hang_of_the_device_of_its_rank() -> None:
 
 
 def test_where_events_keep_the_lock_the_rank_with_a_full_launch_queue_is_named() -> None:
-    sentence = hang(EVENTS_KEEP_LOCK="1")["sentence"]
+    sentence = hang({"hangs_at": HANGS_AT}, EVENTS_KEEP_LOCK="1")["sentence"]
 
     # No thread of that rank can be asked where its device is.
     assert "the launch queue of rank 1 is full, where otel_ddp itself waits for a place" in sentence
+
+
+def test_a_host_that_does_not_come_to_a_collective_is_named_with_its_line() -> None:
+    verdict = hang({"stays_away_at": HANGS_AT})
+
+    assert verdict["evidence"]["culprits"] == ["1"]
+    assert (verdict["phase"], verdict["step"]) == ("forward", HANGS_AT - 1)
+    assert "rank 1 is in forward" in verdict["sentence"]
+    assert "(forward) and sleeps; rank 0 waits for it" in verdict["sentence"]

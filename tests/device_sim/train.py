@@ -47,6 +47,8 @@ class Settings(NamedTuple):
     """Every so many steps the host asks for its loss; 0: never."""
     hangs_at: int = 0
     """Its device never ends what is launched in backward of this step."""
+    stays_away_at: int = 0
+    """Its host does not go on in forward of this step."""
     is_watched: bool = True
     """Whether otel_ddp watches it."""
     steps: int = 0
@@ -75,6 +77,8 @@ class Net(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         settings = self.settings
+        if self.step == settings.stays_away_at:
+            time.sleep(1e6)
         outputs = self.inner(inputs)
         # A host that is slow launches one kernel after the other, each of them late.
         pieces = 8 if settings.launch_s else 1
