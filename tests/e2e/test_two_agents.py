@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
 import socket
@@ -17,6 +18,7 @@ import pytest
 
 from node import Node, until
 from otel_ddp.cli import main
+from otel_ddp.cli.node import agent_page
 from otel_ddp.cli.node.status import lines
 from otel_ddp.history.directory import find_run
 from otel_ddp.journal.survey import survey
@@ -120,13 +122,40 @@ def test_a_rank_of_the_other_node_is_profiled_with_one_of_this_node(
     finally:
         shutil.rmtree(Path(suspect["file"]).parent)
 
-    # It shows where to look, from where nothing is asked.
-    until(lambda: "judged by the agent of node-0" in run.status(1), "the lead's answer")
-    assert profile(1, "--rank", "0") == 2
-    assert capsys.readouterr().err == (
-        "Rank 0 is not known on this node; known are: 2, 3.\n"
-        "all ranks of this run are shown on node-0\n"
-    )
+
+def test_each_view_on_the_other_node_says_where_all_ranks_are_shown(
+    run: TwoNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*command: str) -> str:
+        main(list(command))
+        return "".join(capsys.readouterr())
+
+    def views(number: int) -> dict[str, str]:
+        node = run.nodes[number]
+        os.environ["OTEL_DDP_HISTORY_DIR"] = node.env["OTEL_DDP_HISTORY_DIR"]
+        here, out = ("--dir", str(node.place.directory)), str(tmp_path / f"{number}")
+        page = {
+            path: str(agent_page.ask(node.place, agent_page.Credentials(), path, **query))
+            for path, query in (("now", {}), ("run", {"run": "two-agents"}))
+        }
+        return {
+            "status": run.status(number),
+            "top": shown("top", "--once", *here),
+            "stacks": shown("stacks", "--rank", "9", *here),
+            "profile": shown("profile", "--rank", "9", *here),
+            "report": shown("report", "--out", out),
+            "report.json": "".join(each.read_text() for each in Path(out).glob("report.json")),
+            "card": shown("report", "--card"),
+            "compare": shown("compare", "two-agents", "two-agents"),
+            **page,
+        }
+
+    def telling(number: int) -> dict[str, bool]:
+        look = "all ranks of this run are shown on node-0"
+        return {view: look in text for view, text in views(number).items()}
+
+    until(lambda: all(telling(1).values()), "each view on node-1")
+    assert not any(telling(0).values())
 
 
 def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(run: TwoNodes) -> None:

@@ -56,6 +56,17 @@ def test_it_says_how_the_run_ended_and_what_it_came_to(tmp_path: Path) -> None:
     assert (loss["best"]["value"], loss["best"]["step"], loss["last"]["value"]) == (0.25, 7, 9.0)
 
 
+def test_it_says_where_all_ranks_are_shown_unless_that_history_is_here_too(tmp_path: Path) -> None:
+    led = {"node": "node-1", "ranks": 2, "first_rank": 2, "about": {"led_by": "node-0"}}
+    alone = gathered(tmp_path / "alone", **led)
+    write_history(tmp_path / "both", "r", began_ns=BEGAN_NS, ranks=2)
+    whole = gathered(tmp_path / "both", **led)
+
+    look = "all ranks of this run are shown on node-0"
+    assert (alone["run"]["look"], whole["run"]["look"]) == (look, "")
+    assert any(look in line for line in lines(card_of(alone)))
+
+
 def test_what_telemetry_costs_is_added_up_over_ranks_and_nodes(tmp_path: Path) -> None:
     for node in range(2):
         path = write_history(

@@ -69,6 +69,7 @@ def _run(run: WholeRun, cells: Sequence[Cell]) -> dict[str, Any]:
         "seen_ns": seen_ns,
         "duration_s": duration_s,
         "nodes": run.nodes,
+        "look": run.look,
         "world_size": run.world_size,
         "steps": round(sum(each.steps for each in cells)),
         "last_step": max((each.get("step") or 0 for each in run.ranks.values()), default=None),
@@ -160,7 +161,10 @@ def card_of(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
         ],
         gpus=list(gpu_words(report["gpus"])),
         cost=cost_words(report["cost"]),
-        look=[*look, *(f"post-mortem {each['path']}" for each in report["postmortems"][:1])],
+        look=[
+            *filter(None, (*look, run["look"])),
+            *(f"post-mortem {each['path']}" for each in report["postmortems"][:1]),
+        ],
     )
 
 

@@ -18,6 +18,7 @@ from otel_ddp.history.reader import (
     state_of_nodes,
     whole,
 )
+from otel_ddp.history.terminal import where_to_look
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES, UNUSUAL_PHASES
 
@@ -118,6 +119,12 @@ class WholeRun:
     @property
     def nodes(self) -> list[str]:
         return [str(each.about.get("node") or "?") for each in self.histories]
+
+    @property
+    def look(self) -> str:
+        """Where all of its ranks are shown; empty: here."""
+        led_by = str(self.about.get("led_by") or "")
+        return "" if led_by in self.nodes else where_to_look(led_by)
 
     def verdicts(self) -> list[dict[str, Any]]:
         """Of all nodes, in the order of their beginning; once, what each node keeps of its lead."""

@@ -143,6 +143,7 @@ class Histories:
         # Of runs of several nodes: what goes to their leads, and what comes where we lead.
         self._outgoing: dict[RunKey, Outgoing] = {}
         self._incoming: Incoming | None = None
+        self._led_by: dict[RunKey, str] = {}
         self._clean_at = self._write_at = 0.0
         self.thread = KeptThread("history", self._work)
 
@@ -154,6 +155,7 @@ class Histories:
 
     def feed_states(self, states: Mapping[RunKey, State]) -> None:
         """What is known of each run now."""
+        self._led_by = {run: node for run, node in self._led_by.items() if run in states}
         self._waiting.add_states(states)
         self._wake.set()
 
@@ -165,6 +167,7 @@ class Histories:
         """
         if not self.keeps:
             return []
+        self._led_by[run] = node
         found = self._outgoing.get(run)
         if found is None or found.start != start:
             from otel_ddp.agent.history.outgoing import Outgoing
@@ -172,6 +175,10 @@ class Histories:
             path = self.directory / directory.file_name(*run, node)
             found = self._outgoing[run] = Outgoing(path, start)
         return found.take(shift_ns)
+
+    def led_by(self, run: RunKey) -> str:
+        """The node whose agent keeps all of the run, or did so last; empty: this one."""
+        return self._led_by.get(run, "")
 
     def leave_lead(self, run: RunKey) -> None:
         """The run has no lead on another node any more."""
@@ -362,6 +369,7 @@ class Collector:
             "version": __version__,
             "began_ns": min(each.reader.created_ns for each in feeds),
             "cost": {"agent_cpu_s": round(time.process_time(), 1)},
+            "led_by": self._histories.led_by(key),
         }
         return State(about, ranks, own, here)
 

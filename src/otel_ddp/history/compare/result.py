@@ -77,6 +77,10 @@ class Comparison(NamedTuple):
             counts = zip(used[1:], words, strict=True)
             left = ", ".join(f"{count} {what}" for count, what in counts if count)
             yield f"{letter}: {used.used} steps{f', without {left}' if left else ''}."
+        for letter, sides in (("A", self.before), ("B", self.after)):
+            yield from (
+                f"{letter}: {look}." for look in dict.fromkeys(s.look for s in sides) if look
+            )
         how = f"by blocks of up to {self.block} steps" if self.block else "by whole runs"
         yield (
             f"p: {how}, corrected for several tests. Told of: p < {SIGNIFICANT_P:g} and a change "

@@ -58,6 +58,8 @@ class Side(NamedTuple):
     config: dict[str, str]
     cells: list[Cell]
     values: list[Value]
+    look: str = ""
+    """Where all of its ranks are shown; empty: here."""
 
 
 def load(words: str, folder: Path) -> list[Side]:
@@ -96,6 +98,7 @@ def of_run(run: WholeRun) -> Side:
         config,
         cells,
         [_value(run, *key, buckets) for key, buckets in run.values.items()],
+        run.look,
     )
 
 

@@ -235,6 +235,7 @@ def head(run: WholeRun, live: Live, private: bool) -> dict[str, Any]:
         for key in ("config", "texts", "environment"):
             found[key] = mapping(about.get(key))
         found["telemetry"] = cost_words(run.cost)
+        found["look"] = run.look
         found["insufficient"] = [
             str(each.get("why"))
             for each in live.get("insufficient", ())

@@ -74,6 +74,8 @@ def _of_run(run: Run) -> Iterator[str]:
     counts = (f"{alive} alive" if alive else "", f"{ended} ended" if ended else "")
     group = f"group {run.group}" if run.group else ""
     yield ", ".join(filter(None, (f"run {run.name}", group, *counts)))
+    if run.look:
+        yield run.look
     yield from run.verdicts
     if run.values:
         more = len(run.values) - _MOST_VALUES

@@ -55,6 +55,8 @@ class Run(NamedTuple):
     verdicts: tuple[str, ...] = ()
     values: tuple[Value, ...] = ()
     """Those of its first rank."""
+    look: str = ""
+    """Where all of its ranks are shown; empty: here."""
 
 
 class View(NamedTuple):
@@ -110,7 +112,12 @@ class Watch:
         ]
         used = {id(gpu) for rank in ranks for gpu in rank.gpus}
         free = tuple(gpu for gpu in gpus if id(gpu) not in used)
-        runs = tuple(self._runs(ranks, verdicts, now_ns))
+        looks = {
+            of_run(link): cell(link.get("look"))
+            for _, answer in found
+            for link in mappings(answer.get("links"))
+        }
+        runs = tuple(self._runs(ranks, verdicts, looks, now_ns))
         self._last = View(now_ns, len(found), runs, free, said)
         return self._last
 
@@ -121,7 +128,11 @@ class Watch:
         return tuple(map(_value, told))
 
     def _runs(
-        self, ranks: Iterable[Rank], verdicts: Iterable[Mapping[str, Any]], now_ns: int
+        self,
+        ranks: Iterable[Rank],
+        verdicts: Iterable[Mapping[str, Any]],
+        looks: Mapping[tuple[str, str], str],
+        now_ns: int,
     ) -> list[Run]:
         """Living runs first; within these in the order in which they started."""
         runs: dict[tuple[str, str], list[Rank]] = {}
@@ -140,7 +151,9 @@ class Watch:
                 if of_run(mapping(v.get("who"))) == (group, name)
             ]
             values = self.values(first)
-            found.append(Run(cell(group), cell(name, "?"), tuple(members), tuple(said), values))
+            look = looks.get((group, name), "")
+            shown = cell(group), cell(name, "?")
+            found.append(Run(*shown, tuple(members), tuple(said), values, look))
         return sorted(found, key=lambda run: all(each.process.ended for each in run.ranks))
 
 

@@ -130,6 +130,7 @@ class Run {
       this.top,
       el("p", {}, state, ` · ${facts.filter(Boolean).join(" · ")}`),
       head.silent ? el("p", { class: "warn" }, `No agent has written since ${time(head.seen_ns)}: whether it still runs is not known here.`) : null,
+      head.look ? el("p", {}, head.look) : null,
       troubles.map((each) => el("p", { class: "bad verdict" }, said(each))),
       head.verdicts.filter((each) => !each.until_ns && each.harmless).map((each) => el("p", { class: "verdict" }, said(each))),
       head.not_kept_since_ns ? el("p", { class: "warn" }, `Nothing is kept since ${time(head.not_kept_since_ns)}: the list of runs says why.`) : null,
