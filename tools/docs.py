@@ -166,6 +166,7 @@ def _options(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
             (action.help or "") % {"default": action.default},
         )
         for action in parser._actions
+        if action.help != argparse.SUPPRESS
     ]
 
 

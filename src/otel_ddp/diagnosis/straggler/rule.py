@@ -89,9 +89,11 @@ def least_excess_ns(step_ns: float) -> float:
 
 def _lengths_often_above(history: ExcessHistory, i: int) -> list[int]:
     """The lengths over which chance cannot explain it: nearly always none, and cheap to see."""
-    counts, soon = history.above_counts(i), history.soon
-    far = [soon] if history.far_above(i) >= soon and _is_far_out(history, i, soon) else []
-    return far + [
+    counts, found = history.above_counts(i), []
+    # How many steps are enough is asked for those few that are far above.
+    if (far := history.far_above(i)) >= limits.SOON_FEWEST and far >= (soon := history.soon):
+        found = [soon] if _is_far_out(history, i, soon) else []
+    return found + [
         length
         for length, strides, enough in _OFTEN
         if sum(counts[-strides:]) >= enough and len(counts) >= strides
