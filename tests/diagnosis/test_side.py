@@ -61,6 +61,34 @@ def test_the_side_of_a_rank_that_is_late_in_forward(late: StepFacts, side: str) 
     assert table.side(1, "forward") == side
 
 
+def asking(device_ms: float) -> Row:
+    """The host of rank 1 alone waits for its device before, and then launches for 4 ms."""
+    others = step(4, 32, behind_ms=300)
+    return Row(1, (others, step(4, device_ms, behind_ms=0), others))
+
+
+@pytest.mark.parametrize(
+    ("device_ms", "side"),
+    # Its device idles for 3 ms; for more than the host takes; for much more.
+    [(35, "host"), (38, "unclear"), (64, "device")],
+)
+def test_a_host_that_waits_for_its_device_alone_is_the_side_as_far_as_it_explains_it(
+    device_ms: float, side: str
+) -> None:
+    table = PhaseTable([asking(device_ms)] * 5, RANKS, ())
+
+    assert table.waits_alone(1, "forward")
+    assert table.side(1, "forward") == side
+    assert table.side(1, "mixed") == side
+
+
+def test_hosts_that_all_wait_for_their_devices_do_not_explain_one_that_is_late() -> None:
+    table = PhaseTable([Row(1, (USUAL, step(4, 35), USUAL))] * 5, RANKS, ())
+
+    assert not table.waits_alone(1, "forward")
+    assert table.side(1, "forward") == "device"
+
+
 def test_a_loader_that_moves_its_batches_to_the_device_is_the_hosts_side() -> None:
     usual, late = step(3, 8, phase="data"), step(33, 42, phase="data")
     table = PhaseTable([Row(1, (usual, late, usual))] * 5, RANKS, ())

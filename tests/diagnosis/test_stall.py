@@ -322,6 +322,10 @@ DATA = (
 )
 WAITS = (Frame("/x/site-packages/torch/distributed/distributed_c10d.py", 3000, "barrier"),)
 
+LAUNCHES = (
+    Frame("/x/site-packages/torch/nn/modules/linear.py", 134, "forward"),
+    Frame("/home/u/model.py", 7, "forward"),
+)
 
 # Python at the end of a program: it looks after threads that are left.
 LEFT = (Frame("/usr/lib/python3.13/threading.py", 1540, "_shutdown"),)
@@ -445,6 +449,13 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
         "the device of rank 1 after step 7 has not come to all_reduce [[1000]], collective number "
         "9, which the host has put in line, it is in backward; ranks 0, 2 wait for it",
     ),
+    "and the host has gone on from there": (
+        [F, F],
+        [STARTED, on_device("scheduled", phase="backward") | {"stack": LAUNCHES}],
+        *("device", "1"),
+        "it is in backward, while its host is in forward after step 7 at model.py:7 "
+        "(forward); rank 0 waits for it",
+    ),
     "a device that waits in another group is not the one": (
         [F, F, F],
         [
@@ -546,14 +557,15 @@ def test_the_device_that_computes_is_named_and_not_the_host_that_is_least_far_ah
     job.put(0, "other", step=60)
     job.put(1, "forward", step=68)
     job.answers[0] = behind(806, "comm_wait", 60, backend)
-    job.answers[1] = behind(822, "backward", 60, backend)
+    job.answers[1] = behind(822, "backward", 60, backend) | {"stack": LAUNCHES}
     _, verdict = job.stalls_after()
 
     assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("device", ["1"])
     assert (verdict.phase, verdict.step) == ("backward", 60)
     assert verdict.sentence.partition(": ")[2] == (
         "the device of rank 1 is in backward after step 60 and does not go on, while its host is "
-        "in forward after step 68; rank 0 waits for it. What was launched before it does not end: "
+        "in forward after step 68 at model.py:7 (forward); rank 0 waits for it. What was "
+        "launched before it does not end: "
         "look at this GPU's errors (Xid), and at the kernels of that phase."
     )
     assert job.reasons == {labels_of(0): "waiting", labels_of(1): "not_waiting"}

@@ -226,21 +226,22 @@ def _not_begun(living: Sequence[Suspect]) -> Findings | None:
             continue
         # A device that is in another collective waits there.
         late = [
-            (each.on_device, one)
+            (each, one)
             for each, one in entered
             if one.state == _SCHEDULED and _STARTED not in _states(each)
         ]
         if not late:
             continue
         why = []
-        for each, _ in late:
-            phase = each.known.device_phase
+        culprits = [each.on_device for each, _ in late]
+        for (host, _), device in zip(late, culprits, strict=True):
+            phase, line = device.known.device_phase, _at_line(host)
             why.append(
-                f"the device of {each.name}{_after(each)} has not come to "
+                f"the device of {device.name}{_after(device)} has not come to "
                 f"{late[0][1]}, collective number {number}, which the host has put in line"
                 + (f", it is in {phase}" if phase else "")
+                + (f", while its host is {_at(host)}{line}" if line else "")
             )
-        culprits = [each for each, _ in late]
         why += _waits(living, culprits)
         return _findings("device", living, culprits, why, _ADVICE["device"])
     return None
@@ -258,7 +259,7 @@ def _computes(living: Sequence[Suspect]) -> Findings | None:
         return None
     why = [
         f"the device of {each.name} is {_at(each.on_device)} and does not go on, "
-        f"while its host is {_at(each)}"
+        f"while its host is {_at(each)}{_at_line(each)}"
         for each in late
     ]
     why += _waits(living, late)
@@ -364,9 +365,7 @@ def _activity(each: Suspect) -> str:
             f"{each.name} has left its program{_after(each)}, at its end or by an exception, and "
             "waits for its other threads"
         )
-    text = f"{each.name} is {_at(each)}"
-    if (frame := _own_line(known.stack, known.package)) is not None:
-        text += f" at {frame}"
+    text = f"{each.name} is {_at(each)}{_at_line(each)}"
     if doing := _doing(each):
         text += f" and {doing}"
     if known.device_phase not in ("", each.position.phase):
@@ -405,6 +404,11 @@ def _doing(each: Suspect) -> str:
     if kernel is None or kernel.busy is None:
         return ""
     return "computes" if kernel.busy > _BUSY else "sleeps"
+
+
+def _at_line(each: Suspect) -> str:
+    frame = _own_line(each.known.stack, each.known.package)
+    return f" at {frame}" if frame is not None else ""
 
 
 def _own_line(stack: tuple[Frame, ...], package: str) -> Frame | None:

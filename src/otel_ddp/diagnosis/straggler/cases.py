@@ -337,6 +337,7 @@ class Cases:
             others=others,
             not_compared=[WORK_PHASES[at] for at in self._left_out],
             side=table.side(i, phase),
+            waits_for_device=table.waits_alone(i, phase),
             step_without_s=look.step_without_s(length),
             late_ones=len(look.late),
             excess_by_rank=excess_by_rank,

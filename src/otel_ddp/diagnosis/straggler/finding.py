@@ -28,6 +28,10 @@ _ADVICE_BY_SIDE = {
     "unclear": "Its host launches late, or its device is slower: which one is not known. Look at "
     "this rank's cores, and at its device's clocks and heat.",
 }
+_ADVICE_WHERE_IT_WAITS = (
+    "Its host alone waits for its device in each step, as `.item()`, printing a loss or a "
+    "synchronisation makes it, and its device idles until more is launched: ask more rarely."
+)
 # Of a node: what its ranks have in common.
 _NODE_ADVICE = {
     "data": "Look at this node's storage and network, and at the cores that its loaders have.",
@@ -78,6 +82,8 @@ class Finding(NamedTuple):
     not_compared: list[str]
     side: str
     """`device`, `host`, or `unclear`, whichever is late; empty where no device's clock is known."""
+    waits_for_device: bool
+    """Unlike the others' hosts, its own waits for its device before the phase."""
     step_without_s: float
     """What a step would take without all late ones."""
     late_ones: int
@@ -109,6 +115,8 @@ class Finding(NamedTuple):
             evidence["late_ones"] = self.late_ones
         if self.side:
             evidence["side"] = self.side
+        if self.waits_for_device:
+            evidence["waits_for_device"] = True
         if self.not_compared:
             evidence["not_compared"] = self.not_compared
         if self.kind == "imbalance":
@@ -135,6 +143,8 @@ class Finding(NamedTuple):
         word = "imbalance" if self.kind == "imbalance" else self.phase
         by_side = self.kind != "imbalance" and self.side and self.phase in _KERNELS
         if not self.excess_by_rank:
+            if by_side and self.waits_for_device and self.side != "device":
+                return _ADVICE_WHERE_IT_WAITS
             return _ADVICE_BY_SIDE[self.side] if by_side else _ADVICE[word]
         if by_side:
             return _NODE_ADVICE_BY_SIDE.get(self.side, _USUAL_NODE_ADVICE)

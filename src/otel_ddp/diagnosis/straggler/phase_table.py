@@ -184,6 +184,28 @@ class PhaseTable:
             return "host"
         return self._side_by_lag(i, phase, late_s * 1e9)
 
+    def waits_alone(self, i: int, phase: str) -> bool:
+        """Whether the host of unit *i*, and no other, has waited for its device before this phase.
+
+        Then its device has nothing to do when the phase begins, and idles until more is launched.
+        """
+        phase, excess_s = self._main_phase(i, phase), self.excess_by_phase(i)
+        # A slow device is slow in more than one of these.
+        if phase not in ("forward", "backward"):
+            return False
+        hosts = self._hosts(i, *_WINDOWS[phase])
+        if hosts is None:
+            return False
+        own, others = hosts
+        least_ns = max(excess_s[phase] * 1e9, limits.PHASE_TICK_NS)
+        others_ns = median([each.began_ns for each in others])
+        return own.began_ns < limits.PHASE_TICK_NS and others_ns > least_ns
+
+    def _main_phase(self, i: int, phase: str) -> str:
+        """The phase itself, or the one with the most of what is mixed."""
+        excess_s = self.excess_by_phase(i)
+        return max(excess_s, key=excess_s.__getitem__) if phase == "mixed" else phase
+
     def _side_by_lag(self, i: int, phase: str, late_ns: float) -> str:
         """The side of a unit whose devices had work left at the end of the phase.
 
@@ -191,15 +213,17 @@ class PhaseTable:
         But a host may also be late since its launch queue is full: then its device, which is
         slower, has at least as much left as those of the others.
         """
+        phase = self._main_phase(i, phase)
         first, last = _WINDOWS.get(phase, (0, 0))
         if first == last:
             return "device"
-        own = self._unit_host(i, first, last)
-        others = [self._unit_host(at, first, last) for at in self._others(i)]
-        known = [each for each in others if each is not None]
-        if own is None or len(known) < len(others):
+        hosts = self._hosts(i, first, last)
+        if hosts is None:
             return "device"
-        began_ns, took_ns, left_ns = own
+        (began_ns, took_ns, left_ns), known = hosts
+        if self.waits_alone(i, phase) and 2 * took_ns >= late_ns:
+            # Its device has idled for no longer than its host takes to launch the phase.
+            return "host" if took_ns >= late_ns else "unclear"
         if took_ns - median([each.took_ns for each in known]) < late_ns / 2:
             return "device"
         if phase == "data" and began_ns <= late_ns / 2:
@@ -210,6 +234,13 @@ class PhaseTable:
             limits.PHASE_AFTER_NOTHING if began_ns <= late_ns / 2 else limits.PHASE_AFTER_MORE
         )
         return "host" if share <= at_most else "unclear" if share <= perhaps else "device"
+
+    def _hosts(self, i: int, first: int, last: int) -> tuple[_Host, list[_Host]] | None:
+        """The hosts of unit *i* and of the others; None if not all are known."""
+        own = self._unit_host(i, first, last)
+        others = [self._unit_host(at, first, last) for at in self._others(i)]
+        known = [each for each in others if each is not None]
+        return (own, known) if own is not None and len(known) == len(others) else None
 
     def _unit_host(self, i: int, first: int, last: int) -> _Host | None:
         hosts = [_host(self._steps(at), first, last) for at in self._units[i].members]
