@@ -215,6 +215,17 @@ def test_gpus_that_are_here_without_their_driver_are_a_warning(tmp_path: Path) -
     assert the(here, "warn") == NO_DRIVER_REMARKS[1]
 
 
+def test_boards_that_no_driver_reads_are_named(tmp_path: Path) -> None:
+    inputs = Inputs(dev=tmp_path)
+    inputs.gpus = {"missing": "none here"}
+    for name in ("davinci0", "davinci1", "hl0"):
+        (tmp_path / name).touch()
+
+    said = the(list(examine(inputs, [machine.gpus])), "warn")
+
+    assert said.startswith("boards of Ascend (/dev/davinci0) and Gaudi (/dev/hl0) are not read")
+
+
 def inputs_with(*agents: dict[str, Any]) -> Inputs:
     inputs = Inputs()
     alive = [{"alive": True, "version": __version__, "pid": 7, **each} for each in agents]
@@ -228,7 +239,7 @@ def test_an_agent_that_sees_no_gpu_where_there_is_one_is_a_warning_as_are_its_re
     inputs = inputs_with(missing)
 
     without = list(examine(inputs, [machine.gpus]))
-    inputs.gpus = {"version": "", "remarks": [], "devices": [["0", "NVIDIA H100"]]}
+    inputs.gpus = {"version": "", "remarks": [], "hiding": [], "devices": [["0", "NVIDIA H100"]]}
     with_one = list(examine(inputs, [machine.gpus]))
 
     assert levels(without) == ["ok"]

@@ -218,6 +218,6 @@ def test_a_remark_says_who_uses_the_device(
 
     (remark,) = ownership.remarks
     assert remark.partition(":")[0] == said
-    assert remark.endswith("something created a context there before torch.cuda.set_device")
+    assert remark.endswith("something created a context there before the rank set its own device")
     assert ownership.labels[BOARDS[3].uuid] == rank(3)
     assert ("3", "3", 4) in memory(ownership)

@@ -16,15 +16,18 @@ from otel_ddp.vocabulary import catalog
 _MOST_GPUS = 64
 
 
-def gpu_facts(
-    devices: Iterable[torch.device],
-    properties: Callable[[torch.device], Any] = torch.cuda.get_device_properties,
-) -> dict[str, Any]:
-    """The facts that the agent finds the GPUs by; none where no device is CUDA's.
+def _properties(device: torch.device) -> Any:
+    return module_of(device).get_device_properties(device)
 
-    Called when the model is on its devices: this starts nothing of CUDA.
+
+def gpu_facts(
+    devices: Iterable[torch.device], properties: Callable[[torch.device], Any] = _properties
+) -> dict[str, Any]:
+    """The facts that the agent finds the GPUs by; none where no device is one.
+
+    Called when the model is on its devices: this starts none of them.
     """
-    found = sorted({each for each in devices if each.type == "cuda"}, key=str)[:_MOST_GPUS]
+    found = sorted({each for each in devices if each.type in ("cuda", "xpu")}, key=str)[:_MOST_GPUS]
     if not found:
         return {}
 
@@ -32,7 +35,20 @@ def gpu_facts(
         # torch 2.4 does not know it: then the agent goes by what the driver sees.
         return errors.attempt(lambda: str(properties(device).uuid), "")
 
-    return {"boards": [{"index": each.index or 0, "uuid": uuid(each)} for each in found]}
+    def pci(device: torch.device) -> str:
+        # Nor does it know this before 2.8, nor of every vendor's devices.
+        return errors.attempt(lambda: _address(properties(device)), "")
+
+    return {
+        "boards": [
+            {"index": each.index or 0, "uuid": uuid(each), "pci": pci(each)} for each in found
+        ]
+    }
+
+
+def _address(known: Any) -> str:
+    domain, bus, device = known.pci_domain_id, known.pci_bus_id, known.pci_device_id
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
 # -- memory

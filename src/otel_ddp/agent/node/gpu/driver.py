@@ -13,6 +13,10 @@ class DriverMissing(Exception):
     """There is no driver, or no device. The text is one sentence that a user can act on."""
 
 
+class NothingHere(DriverMissing):
+    """Nothing shows that the machine has boards of this vendor."""
+
+
 class NotSupported(Exception):
     """This device does not support that: it is never asked for it again."""
 
@@ -55,6 +59,10 @@ class Question(NamedTuple):
 
 class Driver(Protocol):
     """One vendor's devices. Only one thread calls it; every call may hang."""
+
+    @property
+    def hiding(self) -> Sequence[str]:
+        """The variables that choose a program's devices, and hide all if they are empty or -1."""
 
     @property
     def silent(self) -> Sequence[str]:

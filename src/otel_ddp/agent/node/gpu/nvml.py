@@ -12,6 +12,7 @@ from otel_ddp.agent.node.gpu.driver import (
     Device,
     DeviceLost,
     DriverMissing,
+    NothingHere,
     NotSupported,
     Question,
     User,
@@ -64,6 +65,8 @@ _NO_DEVICES = (
 class Nvml:
     """NVIDIA's driver, through nvidia-ml-py; *lib* has the interface of that module."""
 
+    hiding = ("CUDA_VISIBLE_DEVICES",)
+
     def __init__(
         self,
         lib: Any = None,
@@ -105,7 +108,8 @@ class Nvml:
             count = self._lib.nvmlDeviceGetCount()
         except self._lib.NVMLError as error:
             self.close()
-            raise DriverMissing(self._hint(error)) from error
+            absent = error.value in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED)
+            raise (NothingHere if absent else DriverMissing)(self._hint(error)) from error
         if not count:
             self.close()
             raise DriverMissing(_NO_DEVICES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -37,10 +38,16 @@ class _Boards:
     def __init__(self, devices: Sequence[Device]) -> None:
         self.by_uuid = {each.uuid: each for each in devices}
         self._by_bare = {bare_uuid(each.uuid): each.uuid for each in devices}
+        self._by_address = {
+            _address(each.pci): each.uuid for each in devices if each.pci and not each.parent
+        }
 
-    def known(self, uuids: Iterable[str]) -> list[str]:
-        """Those UUIDs that exist, spelt as the driver spells them."""
-        found = (self._by_bare.get(bare_uuid(uuid)) for uuid in uuids)
+    def known(self, declared: Iterable[tuple[str, str]]) -> list[str]:
+        """Those that exist of these UUIDs and addresses, as the driver spells the UUIDs."""
+        found = (
+            self._by_bare.get(bare_uuid(uuid)) or self._by_address.get(_address(pci))
+            for uuid, pci in declared
+        )
         return [uuid for uuid in found if uuid is not None]
 
     def parts(self, uuid: str) -> list[str]:
@@ -109,14 +116,29 @@ def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) ->
 
 def bare_uuid(uuid: str) -> str:
     """A UUID without the vendor's prefix, which torch leaves out."""
-    return uuid.strip().lower().removeprefix("mig-").removeprefix("gpu-")
+    bare = uuid.strip().lower().removeprefix("mig-").removeprefix("gpu-")
+    # AMD's has the 16 digits of the board's number as text, which torch takes for 16 bytes.
+    with contextlib.suppress(ValueError):
+        text = bytes.fromhex(bare.replace("-", "")).decode("ascii")
+        if len(text) == 16 and int(text, 16):
+            return text
+    return bare
 
 
-def _declared(rank: Rank) -> list[str]:
-    """The UUIDs that its process has written down, with or without the vendor's prefix."""
+def _address(pci: str) -> str:
+    """A PCI address with four digits for its domain, where NVIDIA's library has eight."""
+    return pci.strip().lower()[-12:]
+
+
+def _declared(rank: Rank) -> list[tuple[str, str]]:
+    """The UUIDs and PCI addresses that its process has written down."""
     boards = rank.facts.get("boards")
     listed = [each for each in boards if isinstance(each, dict)] if isinstance(boards, list) else []
-    return [uuid for each in listed if isinstance(uuid := each.get("uuid"), str)]
+    return [
+        (each["uuid"], pci if isinstance(pci := each.get("pci"), str) else "")
+        for each in listed
+        if isinstance(each.get("uuid"), str)
+    ]
 
 
 def _seen(
@@ -187,6 +209,6 @@ def _remarks(
             remarks.append(
                 f"{name(process.labels)} also holds {what} on GPU "
                 f"{boards.by_uuid[uuid].index} (which {by}): something created a context there "
-                "before torch.cuda.set_device"
+                "before the rank set its own device"
             )
     return remarks

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from otel_ddp import __version__, files, settings
 from otel_ddp.agent.export import spool_directory
 from otel_ddp.agent.node.gpu import drivers
-from otel_ddp.agent.node.gpu.driver import DriverMissing
+from otel_ddp.agent.node.gpu.driver import DriverMissing, NothingHere
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.cli.node.status import NO_DRIVER_REMARKS, duplicate_ranks, gpu_remarks
 from otel_ddp.cli.text import cell, mappings
@@ -47,6 +47,8 @@ _PACKAGES = {
 }
 # By what torch calls it.
 _BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
+# Accelerators that no driver of ours reads, by the names of their device files.
+_UNREAD = {"Ascend": "davinci[0-9]*", "Gaudi": "hl[0-9]*", "TPU": "accel[0-9]*"}
 _RANKS = 8
 _MIB = 1024 * 1024
 
@@ -168,11 +170,12 @@ def print_gpus() -> None:
     try:
         driver = drivers.opened(drivers.known())
     except DriverMissing as why:
-        print(json.dumps({"missing": str(why)}))
+        print(json.dumps({"missing": str(why), "here": not isinstance(why, NothingHere)}))
         return
     devices = [(each.index, each.name) for each in driver.devices()]
     remarks = list(driver.silent)
-    print(json.dumps({"version": driver.version(), "devices": devices, "remarks": remarks}))
+    found = {"version": driver.version(), "devices": devices, "remarks": remarks}
+    print(json.dumps({**found, "hiding": list(driver.hiding)}))
     driver.close()
 
 
@@ -181,11 +184,11 @@ def gpus(inputs: Inputs) -> Said:
     if isinstance(found, str):
         yield (
             "fail",
-            f"the NVIDIA driver {found}: check whether `nvidia-smi` answers, and the kernel's log "
-            "for Xid; the agent goes on without GPU metrics",
+            f"the GPU driver {found}: check whether `nvidia-smi` or `amd-smi` answers, and the "
+            "kernel's log; the agent goes on without GPU metrics",
         )
     elif "missing" in found:
-        here = (inputs.dev / "nvidiactl").exists()
+        here = found.get("here") or (inputs.dev / "nvidiactl").exists()
         yield "warn" if here else "ok", str(found["missing"])
     else:
         by_name: dict[str, list[str]] = defaultdict(list)
@@ -195,8 +198,20 @@ def gpus(inputs: Inputs) -> Said:
         left_out = "" if "gpu" in inputs.conf.sources else "; OTEL_DDP_SOURCES leaves them out"
         yield "ok", f"{found['version']}, GPUs: {names}{left_out}"
         yield from (("warn", remark) for remark in found["remarks"])
-        if inputs.env.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-            yield "warn", "CUDA_VISIBLE_DEVICES shows no GPU to programs started from here"
+        for name in found["hiding"]:
+            if inputs.env.get(name, "all").strip() in ("", "-1"):
+                yield "warn", f"{name} shows no GPU to programs started from here"
+    unread = [
+        f"{vendor} (/dev/{node.relative_to(inputs.dev)})"
+        for vendor, pattern in _UNREAD.items()
+        for node in sorted(inputs.dev.glob(pattern))[:1]
+    ]
+    if unread:
+        yield (
+            "warn",
+            f"boards of {' and '.join(unread)} are not read, so there are no hw_gpu_* series of "
+            "them; the training on them is measured all the same",
+        )
     for agent in inputs.agents:
         sees_some = bool(mappings(agent.get("gpus")))
         if _has_gpus(inputs) and not sees_some:
