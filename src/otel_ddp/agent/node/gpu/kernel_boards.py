@@ -68,10 +68,9 @@ class KernelBoards:
         *,
         sys: Path = Path("/sys"),
         dev: Path = Path("/dev"),
-        proc: Path = Path("/proc"),
         boot_ns: Callable[[], int] = boot_ns,
     ) -> None:
-        self.sys, self.dev, self.proc = sys, dev, proc
+        self.sys, self.dev = sys, dev
         # A kernel's driver counts since it was loaded: at boot or, seldom, later.
         self._loaded_ns = boot_ns()
         self._boards: dict[str, Board] = {}
@@ -137,7 +136,7 @@ class KernelBoards:
         raise NotImplementedError
 
     def questions(self, device: Device) -> Sequence[Question]:
-        board = self._known(device)
+        board = self.known(device)
         found = []
         for row in self.rows:
             path = next((board.paths[each] for each in row.files if each in board.paths), None)
@@ -146,7 +145,8 @@ class KernelBoards:
                 found.append(Question(name, row.every_s, partial(self._ask, row, path, device.pci)))
         return found
 
-    def _known(self, device: Device) -> Board:
+    def known(self, device: Device) -> Board:
+        """The board that was listed as this device."""
         try:
             return self._boards[device.uuid]
         except KeyError:
@@ -197,10 +197,11 @@ def names_in(folder: str) -> list[str]:
 
 
 def _paths(folder: str) -> dict[str, str]:
-    """The files of a board, of its sensors and of its error counts."""
+    """The files of a board, and of its sensors, error counts and clocks."""
     found = {name: f"{folder}/{name}" for name in names_in(folder)}
-    for name in names_in(f"{folder}/ras"):
-        found[f"ras/{name}"] = f"{folder}/ras/{name}"
+    for within in ("ras", "tile0/gt0/freq0"):
+        for name in names_in(f"{folder}/{within}"):
+            found[f"{within}/{name}"] = f"{folder}/{within}/{name}"
     for sensors in sorted(names_in(f"{folder}/hwmon")):
         here = f"{folder}/hwmon/{sensors}"
         names = names_in(here)

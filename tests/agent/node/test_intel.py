@@ -1,0 +1,141 @@
+"""Intel's devices: over a tree of the files that the kernel's driver xe shows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from otel_ddp.agent.ledger import Labels
+from otel_ddp.agent.node.gpu.driver import NothingHere, User
+from otel_ddp.agent.node.gpu.intel import Intel
+from otel_ddp.agent.node.gpu.owners import owners
+from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus
+from otel_ddp.agent.reading.journals import Rank
+
+ADDRESS = "0000:03:00.0"
+# As Level Zero has the bytes: vendor, device, revision, domain, bus, device, function.
+UUID = "86800be2-0000-0000-0300-000000000000"
+FILES = {
+    "device": "0xe20b",
+    "revision": "0x00",
+    "drm/renderD128/dev": "226:128",
+    "tile0/gt0/freq0/act_freq": "2400",
+    "hwmon/hwmon3/energy1_input": "5000000",
+    "hwmon/hwmon3/power1_max": "190000000",
+    "hwmon/hwmon3/temp2_label": "pkg",
+    "hwmon/hwmon3/temp2_input": "61000",
+    "hwmon/hwmon3/temp3_label": "vram",
+    "hwmon/hwmon3/temp3_input": "70000",
+}
+FDINFO = """pos:\t0
+drm-driver:\txe
+drm-client-id:\t3
+drm-pdev:\t0000:03:00.0
+drm-total-vram0:\t23992 KiB
+drm-resident-gtt:\t192 KiB
+drm-resident-vram0:\t3 MiB
+"""
+
+
+class Card:
+    """A node with one board; `now` is its clock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.now = root, 100.0
+        self.folder = f"sys/bus/pci/drivers/xe/{ADDRESS}"
+        for name, content in FILES.items():
+            self.put(f"{self.folder}/{name}", content)
+        self.put("dev/dri/renderD128", "")
+        # A processor's own graphics are no board.
+        self.put("sys/bus/pci/drivers/i915/0000:00:02.0/drm/renderD128/dev", "226:128")
+
+    def put(self, name: str, content: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+
+    def driver(self) -> Intel:
+        return Intel(
+            sys=self.root / "sys",
+            dev=self.root / "dev",
+            proc=self.root / "proc",
+            boot_ns=lambda: 7,
+            clock=lambda: self.now,
+        )
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Card:
+    return Card(tmp_path)
+
+
+def test_a_board_answers_under_the_names_and_in_the_units_of_all_vendors(card: Card) -> None:
+    gpus = Gpus([card.driver()])
+
+    first = gpus.read(0)
+    card.now += 2.0
+    card.put(f"{card.folder}/hwmon/hwmon3/energy1_input", "305000000")
+    (sample,) = gpus.read(2 * 10**9).devices
+
+    assert gpus.errors == 0
+    assert first.devices[0].device == sample.device
+    found = {(e.metric.name, e.attributes[4:]): e.value for e in sample.measurements}
+    assert found == {
+        ("hw.temperature", (("hw.sensor_location", "core"),)): 61,
+        ("hw.temperature", (("hw.sensor_location", "memory"),)): 70,
+        ("hw.energy", ()): 5,
+        ("hw.power", ()): 150,
+        ("otel_ddp.gpu.power.limit", ()): 190,
+        ("otel_ddp.gpu.clock.frequency", (("domain", "sm"),)): 2.4e9,
+    }
+    assert (sample.device.name, sample.device.pci) == ("Intel GPU e20b", ADDRESS)
+
+
+def test_there_is_no_power_before_two_readings_nor_where_its_energy_began_anew(card: Card) -> None:
+    driver = card.driver()
+    driver.open()
+    (device,) = driver.devices()
+    (power,) = [each for each in driver.questions(device) if each.name == "hw.power"]
+
+    once = list(power.ask())
+    card.now += 1.0
+    card.put(f"{card.folder}/hwmon/hwmon3/energy1_input", "0")
+
+    assert (once, list(power.ask())) == ([], [])
+
+
+def test_a_rank_finds_its_board_by_the_uuid_of_level_zero(card: Card) -> None:
+    driver = card.driver()
+    driver.open()
+    devices = [DeviceSample(each, (), ()) for each in driver.devices()]
+    labels: Labels = (("run", "r"), ("node", "n"), ("rank", "0"))
+
+    found = owners([Rank(labels, 7, 0, {"boards": [{"uuid": UUID}]})], devices, "n").labels
+
+    assert found == {UUID: labels}
+
+
+def test_a_process_is_seen_where_it_holds_memory_and_each_client_counts_once(card: Card) -> None:
+    for name in ("5", "6"):
+        card.put(f"proc/70/fdinfo/{name}", FDINFO)
+    card.put("proc/70/fdinfo/7", FDINFO.replace("id:\t3", "id:\t4").replace("03:00", "04:00"))
+    card.put("proc/70/fdinfo/8", FDINFO.replace("id:\t3", "id:\t5"))
+    (card.root / "proc/70/fd").mkdir()
+    for name, target in (("5", "/dev/dri/renderD128"), ("6", "/dev/dri/renderD128")):
+        os.symlink(target, card.root / "proc/70/fd" / name)
+    os.symlink("/dev/dri/renderD129", card.root / "proc/70/fd/7")
+    os.symlink("/tmp/other", card.root / "proc/70/fd/8")
+    driver = card.driver()
+    driver.open()
+    (device,) = driver.devices()
+
+    assert driver.users(device) == [User(70, 3 << 20)]
+
+
+def test_a_processors_own_graphics_are_no_board(card: Card) -> None:
+    (card.root / card.folder).rename(card.root / "gone")
+
+    with pytest.raises(NothingHere, match="no Intel GPU"):
+        card.driver().open()
