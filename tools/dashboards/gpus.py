@@ -199,7 +199,8 @@ def _wrong() -> list[Panel]:
         stat(
             Text(
                 "Xid faults",
-                "Faults that the driver has reported since the agents began to look.",
+                "Faults that NVIDIA's driver has reported since the agents began to look; of other "
+                "vendors none are read.",
                 "The table has the codes; NVIDIA's list says what each asks for.",
             ),
             now(f"sum(max by (node, hw_id, code) ({faults})) or vector(0)"),

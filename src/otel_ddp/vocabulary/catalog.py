@@ -500,7 +500,7 @@ HW_ERRORS = _gpu.counter("hw.errors", "{error}", "error.type")(
     "Memory errors that the GPU has found, corrected or not."
 )
 OTEL_DDP_GPU_XID_ERRORS = _gpu.counter("otel_ddp.gpu.xid.errors", "{error}", "pci", "code")(
-    "Faults of the GPU that the driver reported, by Xid code."
+    "Faults of the GPU that NVIDIA's driver reported, by Xid code."
 )
 OTEL_DDP_GPU_REMAPPED_ROWS = _gpu.counter("otel_ddp.gpu.remapped_rows", "{row}", "cause")(
     "Rows of GPU memory that were replaced by spare ones after errors."
