@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import profiler as torch_profiler
+from torch.profiler import ProfilerActivity
 
 import otel_ddp
 from conftest import Here
@@ -23,6 +24,7 @@ from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
 from otel_ddp.journal.reader import JournalReader, Steps
 from otel_ddp.torch import measure
+from otel_ddp.torch.profile_window import activities
 
 UNTIL_NS = 2**62
 # Steps that a window lets pass before it begins, and the one that makes the profiler ready.
@@ -121,6 +123,49 @@ def test_a_window_holds_the_steps_that_were_asked_for_and_begins_and_ends_with_o
     assert names.count("aten::addmm") == 3 + READY
     assert not torch_profiler._is_profiler_enabled
     assert stat.S_IMODE(trace.stat().st_mode) == 0o600
+
+
+class DeviceModule:
+    """What `torch.cuda` and its like offer."""
+
+    def __init__(self, is_used: bool) -> None:
+        self.is_initialized = lambda: is_used
+
+
+ALL = set(ProfilerActivity.__members__.values())
+PRIVATE = ProfilerActivity.__members__["PrivateUse1"]
+
+
+@pytest.mark.parametrize(
+    ("used", "supported", "recorded"),
+    [
+        # ROCm's devices are called `cuda` too.
+        (["cuda"], ALL, [ProfilerActivity.CUDA]),
+        (["xpu"], ALL, [ProfilerActivity.XPU]),
+        (["privateuseone"], ALL, [PRIVATE]),
+        (["cpu"], ALL, []),
+        # A torch without CUPTI knows no kernels.
+        (["cuda"], {ProfilerActivity.CPU}, []),
+    ],
+)
+def test_a_window_records_the_cpu_and_the_devices_in_use_that_torch_can_record(
+    used: list[str], supported: set[Any], recorded: list[Any]
+) -> None:
+    def module(device: torch.device) -> DeviceModule:
+        return DeviceModule(device.type in used)
+
+    found = activities(module, lambda: supported)
+
+    assert found == {ProfilerActivity.CPU, *recorded}
+
+
+@pytest.mark.parametrize("module", [None, DeviceModule(False), object()])
+def test_a_window_starts_no_device_and_does_not_even_ask_for_one(module: Any) -> None:
+    def asked() -> set[Any]:
+        raise AssertionError("torch would count devices here")
+
+    assert activities(lambda _: module, asked) == {ProfilerActivity.CPU}
+    assert not torch.cuda.is_initialized()
 
 
 def test_the_steps_of_a_window_are_unusual_and_no_other_is(training: Training) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch.autograd.profiler import record_function
 
 from otel_ddp import errors, files
 from otel_ddp.journal.layout import MOST_PROFILED_STEPS, PROFILE_SUFFIX
+from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.steps.sampled import SampledSteps
 
@@ -108,6 +109,27 @@ class Asked(NamedTuple):
     trace: Path
     until_ns: int
     """A window that has not begun by then does not begin: nobody waits for it any more."""
+
+
+# What torch's profiler calls the device of a vendor's own backend -> what `torch.device` does.
+_DEVICES = {"PrivateUse1": "privateuseone"}
+
+
+def activities(
+    module: Callable[[torch.device], Any] = module_of,
+    supported: Callable[[], Iterable[Any]] = torch.profiler.supported_activities,
+) -> set[Any]:
+    """What a window records: the CPU, and each kind of device that the process uses by now."""
+    known = torch.profiler.ProfilerActivity
+
+    def is_used(name: str) -> bool:
+        device = module(torch.device(_DEVICES.get(name, name.lower())))
+        return hasattr(device, "is_initialized") and device.is_initialized()
+
+    # The CPU has a module too.
+    used = {each for name, each in known.__members__.items() if each != known.CPU and is_used(name)}
+    # Torch counts devices to answer: where none is used, that would start the driver.
+    return {known.CPU, *(used.intersection(supported()) if used else ())}
 
 
 def read_question(line: bytes) -> Asked | None:
@@ -236,10 +258,7 @@ class ProfileWindow:
             self._save(asked)
 
     def _start(self) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        profiler = torch.profiler.profile(activities=activities)
+        profiler = torch.profiler.profile(activities=activities())
         self._thread, self._first, self._done = threading.get_ident(), 0, 0
         self._began_bytes = _resident_bytes()
         # From here on it may have to be stopped.
