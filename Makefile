@@ -56,7 +56,8 @@ stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed,ray,torchtita
 	-$(BIN)/python -m tools.stack build
 	$(BIN)/python -m pytest -m stress
 
-# What only a GPU can show, as a table in build/gpu.md: ten minutes. Torch is the machine's own.
+# What a device can show, as tables in build/gpu.md: ten minutes. Torch is the machine's own, and the
+# device as well, if it has one.
 # WHEELS names a folder of wheels for a machine without an index; docs/gpu.md says how to fill it.
 gpu:
 	test -x .venv-gpu/bin/python || $(PYTHON) -m venv --system-site-packages .venv-gpu

@@ -298,3 +298,14 @@ def place() -> Iterator[Here]:
     errors.warned.add("off")
     yield Here(Path(path))
     shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def device_sim() -> None:
+    """The asynchronous device of the tests, built before the first of them."""
+    from device_sim import sim
+
+    try:
+        sim.library()
+    except sim.NoCompiler as lacking:
+        pytest.skip(str(lacking))

@@ -1,18 +1,22 @@
-"""Runs all tests that need a GPU, and writes down what they saw: a table for docs/gpu.md.
+"""Runs all tests of a device, and writes down what they saw: tables for docs/gpu.md.
 
     python tools/gpu_table.py [FILE]
 
-Tests say their figures by `record_property`, or print them.
+The device is the one that torch finds here; where it finds none, the one of the tests. Tests say
+their figures by `record_property`, or print them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
@@ -20,28 +24,53 @@ TABLE = ROOT / "build" / "gpu.md"
 _LONGEST = 400
 
 
-def environment() -> Iterator[tuple[str, str]]:
+def present() -> str:
+    """The type of the device that torch finds here; empty where it finds none."""
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found.type if found is not None else ""
+
+
+def environment(device: str) -> Iterator[tuple[str, str]]:
     """What the figures depend on."""
     import torch
 
     yield "date", time.strftime("%Y-%m-%d")
-    yield "torch", f"{torch.__version__}, CUDA {torch.version.cuda}"
-    if not torch.cuda.is_available():
-        yield "GPU", "none: what is below proves nothing"
+    built = ("cuda", "hip", "xpu")
+    versions = [f"{each} {found}" for each in built if (found := getattr(torch.version, each, ""))]
+    yield "torch", ", ".join([torch.__version__, *versions])
+    if not device:
+        yield "device", "that of the tests: what needs a real one is skipped"
         return
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    yield "GPU", ", ".join(names)
-    yield "NCCL", ".".join(map(str, torch.cuda.nccl.version()))
-    query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    asked = subprocess.run(query, capture_output=True, text=True, check=False)
-    yield "driver", asked.stdout.strip().partition("\n")[0]
+    module = torch.get_device_module(device)
+    names = [module.get_device_name(i) for i in range(module.device_count())]
+    yield "device", ", ".join(names)
+    if device == "cuda":
+        yield "collectives", ".".join(map(str, torch.cuda.nccl.version()))
+        query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        with contextlib.suppress(FileNotFoundError):
+            asked = subprocess.run(query, capture_output=True, text=True, check=False)
+            yield "driver", asked.stdout.strip().partition("\n")[0]
 
 
-def outcomes(report: Path) -> Iterator[tuple[str, str, str]]:
+class Outcome(NamedTuple):
+    """One test."""
+
+    name: str
+    ended: str
+    said: str
+    expected: str
+    """What the verdict is to say, if there is to be one."""
+
+
+def outcomes(report: Path) -> Iterator[Outcome]:
     """Each test, how it ended, and what it said."""
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
-        said = [f"{each.get('name')}: {each.get('value')}" for each in case.iter("property")]
+        told = {each.get("name"): each.get("value") or "" for each in case.iter("property")}
+        expected, seen = told.pop("expected", ""), told.pop("seen", "")
+        said = [seen, *(f"{each}: {value}" for each, value in told.items())]
         for each in case.iter("system-err"):
             printed = (each.text or "").splitlines()
             said += [line for line in printed if line.strip("- ") and "Captured Err" not in line]
@@ -50,7 +79,12 @@ def outcomes(report: Path) -> Iterator[tuple[str, str, str]]:
             for each in case.iter(kind):
                 outcome = {"skipped": "skipped"}.get(kind, "failed")
                 said.append(each.get("message") or "")
-        yield name, outcome, "; ".join(filter(None, said))
+        yield Outcome(name, outcome, "; ".join(filter(None, said)), expected)
+
+
+def row(*cells: str) -> str:
+    """Of a table."""
+    return f"| {' | '.join(map(cell, cells))} |"
 
 
 def cell(text: str) -> str:
@@ -63,14 +97,20 @@ def main() -> int:
     table = Path(sys.argv[1]) if len(sys.argv) > 1 else TABLE
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
+        device = present()
         command = (sys.executable, "-m", "pytest", "-m", "gpu", "-rs", f"--junitxml={report}")
         # Of the kinds of this report only the older one has properties.
         options = ("-o", "junit_logging=system-err", "-o", "junit_family=xunit1")
-        code = subprocess.run([*command, *options], cwd=ROOT, check=False).returncode
-        rows = [*environment()]
-        lines = [f"{name}: {value}" for name, value in rows]
-        lines += ["", "| test | outcome | seen |", "|---|---|---|"]
-        lines += [f"| {' | '.join(map(cell, each))} |" for each in outcomes(report)]
+        env = {**os.environ, "TEST_DEVICE": device}
+        code = subprocess.run([*command, *options], cwd=ROOT, env=env, check=False).returncode
+        lines = [f"{name}: {value}" for name, value in environment(device)]
+        found = [*outcomes(report)]
+    lines += ["", "| case | must be said | outcome | seen |", "|---|---|---|---|"]
+    lines += [
+        row(each.name, each.expected, each.ended, each.said) for each in found if each.expected
+    ]
+    lines += ["", "| test | outcome | seen |", "|---|---|---|"]
+    lines += [row(each.name, each.ended, each.said) for each in found if not each.expected]
     table.parent.mkdir(parents=True, exist_ok=True)
     table.write_text("\n".join(lines) + "\n")
     sys.stdout.write(f"Written: {table}\n")

@@ -127,6 +127,23 @@ def two_devices() -> dict[str, Any]:
     }
 
 
+def captured() -> dict[str, Any]:
+    """What is captured runs with each replay, and not before; an event is not to be recorded."""
+    value, graph = torch.zeros(1, device=sim.NAME), torch.sim.Graph()
+    said = ""
+    with torch.sim.graph(graph):
+        value.add_(1)
+        try:
+            torch.sim.Event().record()
+        except RuntimeError as error:
+            said = str(error).partition("\n")[0]
+    found = [value.item()]
+    for _ in range(2):
+        graph.replay()
+        found.append(value.item())
+    return {"values": found, "event": said}
+
+
 def failed() -> str:
     weights = torch.ones(2, 2, device=sim.NAME)
     torch.nn.functional.embedding(torch.tensor([7]).to(sim.NAME), weights)
@@ -140,7 +157,8 @@ def failed() -> str:
 def main(folder: Path) -> None:
     sim.install(devices=2)
     trials = (
-        *(runs_behind, full_queue, several_streams, timed, reasons, memory, overtaken, two_devices),
+        *(runs_behind, full_queue, several_streams, timed, reasons, memory, overtaken),
+        *(two_devices, captured),
         # A device that has failed stays so.
         failed,
     )

@@ -70,14 +70,17 @@ inline std::vector<std::vector<Tensor>> on_host(const std::vector<std::vector<Te
   return made;
 }
 
-// Collectives of the hosts, carried out in order by a stream that does nothing else.
+// Collectives of the hosts, carried out in order by a stream that does nothing else. Each device has
+// such a stream, and hosts of its own: two streams come to their collectives in no order.
 class Collectives final : public c10d::Backend {
  public:
   using Hosts = c10::intrusive_ptr<c10d::Backend>;
   using Works = c10::intrusive_ptr<c10d::Work>;
 
-  Collectives(Hosts hosts, std::string name)
-      : Backend(hosts->getRank(), hosts->getSize()), hosts_(std::move(hosts)), name_(name) {}
+  Collectives(std::vector<Hosts> hosts, std::string name)
+      : Backend(hosts.front()->getRank(), hosts.front()->getSize()),
+        hosts_(std::move(hosts)),
+        name_(name) {}
 
   const std::string getBackendName() const override { return name_; }
   uint64_t getSequenceNumberForGroup() override { return launched_; }
@@ -131,7 +134,7 @@ class Collectives final : public c10d::Backend {
     const auto id = stream_of(device);
     auto& stream = streams().of(id);
     stream.wait_for(current_stream(device).record());
-    stream.push([hosts = hosts_, run = std::move(run)] { run(*hosts)->wait(); });
+    stream.push([hosts = hosts_.at(device), run = std::move(run)] { run(*hosts)->wait(); });
     const bool holds_host = type == c10d::OpType::BARRIER;
     auto work = c10::make_intrusive<Work>(rank_, type, stream, device, holds_host);
     work->complete(results, id);
@@ -147,7 +150,7 @@ class Collectives final : public c10d::Backend {
     return *found;
   }
 
-  const Hosts hosts_;
+  const std::vector<Hosts> hosts_;
   const std::string name_;
   std::atomic<uint64_t> launched_{0};
   std::mutex mutex_;

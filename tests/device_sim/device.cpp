@@ -52,6 +52,18 @@ void busy(double seconds) {
   });
 }
 
+void capture(Graph& graph) { captured = &graph; }
+
+void end_capture() { captured = nullptr; }
+
+void replay(const std::shared_ptr<Graph>& graph) {
+  current_stream(current_device).push([graph] {
+    for (const auto& kernel : graph->kernels) {
+      kernel();
+    }
+  });
+}
+
 std::map<std::string, int64_t> counted() {
   const std::lock_guard lock(counts().mutex);
   return counts().of;
@@ -90,9 +102,15 @@ PYBIND11_MODULE(device_sim_native, m) {
   m.def("elapsed_ms", &elapsed_ms);
   m.def("set_up", &set_up);
   m.def("busy", &busy, without_lock);
+  py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph")
+      .def(py::init<>())
+      .def("capture", &capture)
+      .def("replay", &replay, without_lock);
+  m.def("end_capture", &end_capture);
+  m.def("is_capturing", [] { return captured != nullptr; });
   m.def("counts", &counted);
   m.def("quiet", &quiet, without_lock);
-  m.def("collectives", [](c10::intrusive_ptr<c10d::Backend> hosts, std::string name) {
+  m.def("collectives", [](std::vector<c10::intrusive_ptr<c10d::Backend>> hosts, std::string name) {
     return c10::intrusive_ptr<c10d::Backend>(
         c10::make_intrusive<Collectives>(std::move(hosts), std::move(name)));
   });

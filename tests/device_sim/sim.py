@@ -11,6 +11,9 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,11 +70,13 @@ def _build(compiler: str, built: Path) -> None:
     os.replace(unfinished, built)
 
 
-def install(*, devices: int = 1, events_keep_lock: bool = False) -> ModuleType:
+def install(
+    *, devices: int = 1, events_keep_lock: bool = False, collectives: str = COLLECTIVES
+) -> ModuleType:
     """Let torch know the device, once a process: `torch.sim` is its module, which is returned.
 
     *events_keep_lock*: whether other threads of Python stand still while an event waits for a place
-    in the launch queue.
+    in the launch queue. *collectives*: the name of the backend of its process groups.
     """
     loader = importlib.machinery.ExtensionFileLoader(_NATIVE, str(library()))
     spec = importlib.util.spec_from_loader(_NATIVE, loader)
@@ -84,9 +89,11 @@ def install(*, devices: int = 1, events_keep_lock: bool = False) -> ModuleType:
     torch._register_device_module(NAME, module)
 
     def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
-        return native.collectives(dist.ProcessGroupGloo(store, rank, size, timeout), COLLECTIVES)
+        stores = [dist.PrefixStore(str(device), store) for device in range(devices)]
+        hosts = [dist.ProcessGroupGloo(each, rank, size, timeout) for each in stores]
+        return native.collectives(hosts, collectives)
 
-    dist.Backend.register_backend(COLLECTIVES, create, devices=[NAME])
+    dist.Backend.register_backend(collectives, create, devices=[NAME])
     # A kernel that runs while the process ends would run on what is no longer there. One that never
     # ends runs on nothing.
     atexit.register(native.quiet, 1.0)
@@ -125,12 +132,24 @@ def _events(native: ModuleType, *, keep_lock: bool) -> type[torch.Event]:
     return Event if keep_lock else UnlockedEvent
 
 
+@contextmanager
+def _graph(native: ModuleType, graph: Any) -> Iterator[None]:
+    """As torch.cuda.graph: what is launched within is captured, and runs with each replay."""
+    getattr(torch, NAME).synchronize()
+    graph.capture()
+    try:
+        yield
+    finally:
+        native.end_capture()
+
+
 def _module(native: ModuleType, event: type[torch.Event], devices: int) -> ModuleType:
     """What `torch.cuda` offers, under the same names."""
     module = ModuleType(f"torch.{NAME}")
     accelerator = torch.accelerator
     found = {
         "Event": event,
+        "Graph": native.Graph,
         "Stream": torch.Stream,
         "busy": native.busy,
         "counts": native.counts,
@@ -138,7 +157,9 @@ def _module(native: ModuleType, event: type[torch.Event], devices: int) -> Modul
         "current_stream": accelerator.current_stream,
         "device": lambda device: accelerator.device_index(torch.device(device).index or 0),
         "device_count": lambda: devices,
+        "graph": partial(_graph, native),
         "is_available": lambda: True,
+        "is_current_stream_capturing": native.is_capturing,
         "is_initialized": lambda: True,
         "manual_seed_all": lambda seed: None,
         "set_device": accelerator.set_device_index,

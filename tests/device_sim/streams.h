@@ -72,6 +72,14 @@ class Moment {
 
 using Recorded = std::shared_ptr<Moment>;
 
+// What was launched while it was captured, to be launched again at once.
+struct Graph {
+  std::vector<Kernel> kernels;
+};
+
+// The one that is being captured. Backward launches from a thread of its own.
+inline std::atomic<Graph*> captured{nullptr};
+
 class Stream {
  public:
   Stream() {
@@ -80,6 +88,10 @@ class Stream {
 
   // Where the launch queue is full, the host waits for a place in it.
   void push(Kernel kernel) {
+    if (auto* graph = captured.load()) {
+      graph->kernels.push_back(std::move(kernel));
+      return;
+    }
     std::unique_lock lock(mutex_);
     if (queue_.size() >= kLaunchQueue) {
       counts().add("queue_full");
@@ -90,6 +102,8 @@ class Stream {
   }
 
   Recorded record() {
+    // CUDA records such an event with each replay, and fails where the program asks for it.
+    TORCH_CHECK(captured == nullptr, "an event is recorded while a graph is captured");
     auto moment = std::make_shared<Moment>();
     push([moment] { moment->pass(); });
     return moment;
@@ -101,6 +115,7 @@ class Stream {
 
   // *why*: what is counted as a synchronisation.
   void synchronize(const std::string& why) {
+    TORCH_CHECK(captured == nullptr, "the host waits while a graph is captured: ", why);
     counts().add(why);
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return queue_.empty(); });

@@ -10,7 +10,7 @@ import pytest
 
 from node import Node, finished
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("device_sim")]
 
 HERE = Path(__file__).parent
 
@@ -66,6 +66,11 @@ def test_two_devices_of_a_process_work_beside_each_other(seen: dict[str, Any]) -
     assert seen["two_devices"]["alone_s"] < 0.2
     assert seen["two_devices"]["copied"] == [4.0, 4.0]
     assert seen["two_devices"]["bytes"][1] > 0
+
+
+def test_what_is_captured_runs_with_each_replay(seen: dict[str, Any]) -> None:
+    assert seen["captured"]["values"] == [0.0, 1.0, 2.0]
+    assert seen["captured"]["event"] == "an event is recorded while a graph is captured"
 
 
 def test_a_kernel_that_fails_is_told_where_the_host_waits(seen: dict[str, Any]) -> None:

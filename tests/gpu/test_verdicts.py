@@ -1,125 +1,348 @@
-"""Verdicts on two ranks of real devices, with one GPU too: docs/gpu.md."""
+"""What is said of trainings on a device: real ranks, hooks, journals, and the real agent.
+
+On the asynchronous device of tests/device_sim; under `make gpu` on the one that the machine has.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import os
+import re
 import signal
-import sys
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from gpu import device
 from node import Node, finished, until
+from otlp_receiver import Point
+from watched import Watched, assert_nobody_named, opened
 
-torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.timed, pytest.mark.gpu]
 
-pytestmark = pytest.mark.gpu
-
-TRAIN = Path(__file__).parent / "train.py"
-# Two ranks on one device, since this version.
-SHARED_SINCE = 23000
-# Name: settings of all ranks, of the last one, and the phase and the side that are to be named.
-SCENARIOS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, str] | None]] = {
-    "slow device": ({}, {"forward_ms": 16, "backward_ms": 32}, ("compute", "device")),
-    "slow device, asked each step": (
-        {"asks_every": 1},
-        {"forward_ms": 16, "backward_ms": 32},
-        ("compute", "device"),
-    ),
-    "late data": ({"forward_ms": 2, "backward_ms": 4}, {"load_ms": 40}, ("data", "host")),
-    "late data, host ahead": ({}, {"load_ms": 15}, None),
-    "balanced": ({}, {}, None),
-}
+PROGRAM = Path(__file__).with_name("train.py")
+SPEED = ("straggler", "imbalance", "recurring", "regression", "stall")
+Record = Callable[[str, object], None]
 
 
-@pytest.fixture(autouse=True)
-def _gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU")
+class Machine(NamedTuple):
+    """What the ranks train on here."""
+
+    name: str
+    env: dict[str, str]
+    scale: float
+    """How much longer than on our own device all takes there."""
+    more: float
+    """How much longer a slow kernel takes, as a share."""
+    has_own: bool
+    """Each rank has a device of its own, and one more."""
 
 
-def two_ranks(backend: str) -> dict[str, str]:
-    """Variables with which two ranks train here; skips where they cannot."""
-    if backend == "gloo" or torch.cuda.device_count() > 1:
-        return {}
-    found = ctypes.c_int()
-    # The one that is loaded: torch tells the version that it was built with.
-    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(found))
-    if found.value < SHARED_SINCE:
-        pytest.skip(f"NCCL {found.value}: two ranks on one GPU need {SHARED_SINCE}")
+def machine() -> Machine:
+    name = os.environ.get(device.VARIABLE, "")
+    if not name:
+        return Machine("sim", {}, 1.0, 0.3, has_own=True)
+    import torch
+
+    if torch.get_device_module(name).device_count() >= 4:
+        return Machine(name, {}, 3.0, 0.3, has_own=True)
+    # Ranks on one board take turns of 2 ms.
+    return Machine(name, _shared(name), 3.0, 0.6, has_own=False)
+
+
+def _shared(name: str) -> dict[str, str]:
+    """Two ranks on one device: NCCL can since 2.30."""
+    if name == "cuda":
+        found = ctypes.c_int()
+        # The one that is loaded: torch tells the version that it was built with.
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(found))
+        if found.value < 23000:
+            pytest.skip(f"NCCL {found.value}: two ranks on one GPU need 2.30")
     return {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
-def torchrun(node: Node, backend: str, *scenarios: Mapping[str, Any]) -> Any:
-    how = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    program = (str(TRAIN), backend, str(node.root), json.dumps(scenarios))
-    return node.start(sys.executable, *how, *program)
+MACHINE = machine()
+if MACHINE.name == "sim":
+    pytestmark.append(pytest.mark.usefixtures("device_sim"))
+# A rank becomes late in this step: all that is left out of comparing at the beginning is over.
+BEGINS = 40
+# The program asks for its loss itself, for the last time in the last step.
+ASKS = {"steps": 200, "asks_every": 40}
+FAST_S = 0.006 * MACHINE.scale
+USUAL = {name: s * MACHINE.scale for name, s in (("forward_s", 0.003), ("backward_s", 0.006))}
+LONG = {"forward_s": 4 * USUAL["forward_s"], "backward_s": 4 * USUAL["backward_s"]}
 
 
-def verdicts(node: Node, run: str) -> list[dict[str, Any]]:
-    return [each for each in node.agent()["verdicts"] if each["who"]["run"] == run]
+class Named(NamedTuple):
+    """What the verdict on the chosen rank is to say."""
+
+    phase: str
+    side: str
 
 
-@pytest.mark.parametrize("backend", ["nccl", "gloo"])
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_who_is_late_is_named_and_nobody_else(
-    name: str, backend: str, record_property: Callable[[str, object], None]
-) -> None:
-    every, last, expected = SCENARIOS[name]
-    if expected is None and torch.cuda.device_count() < 2:
-        pytest.skip("needs a GPU a rank: on one, ranks take turns of 2 ms, and one of them is late")
-    with Node(**two_ranks(backend)) as node:
-        process = torchrun(node, backend, {"name": name, "all": every, "last": last})
-
-        def steps() -> int:
-            return min([each["step"] or 0 for each in node.processes()] or [0])
-
-        def late() -> list[dict[str, Any]]:
-            return [each for each in verdicts(node, name) if each["kind"] == "straggler"]
-
-        until(lambda: steps() >= 300 or (expected and late()), "300 steps, or a verdict")
-        found, insufficient = late(), node.insufficient(name)
-        (node.root / f"{name}.enough").touch()
-        finished(process)
-
-    for each in found:
-        record_property("sentence", each["sentence"])
-        record_property("step", each["step"])
-    record_property("insufficient", insufficient)
-    said = [
-        (each["who"]["rank"], each["phase"], each["evidence"].get("side", "")) for each in found
-    ]
-    assert said == ([("1", *expected)] if expected else [])
-    assert insufficient == ""
-
-
-def test_a_device_that_hangs_is_named_with_its_collective(
-    record_property: Callable[[str, object], None],
-) -> None:
-    env = {"OTEL_DDP_STALL_TIMEOUT_S": "10", "TORCH_NCCL_ENABLE_TIMING": "1", **two_ranks("nccl")}
-    with Node(**env) as node:
-        process = torchrun(node, "nccl", {"name": "hang", "last": {"hangs_at": 100}})
-        (verdict,) = until(
-            lambda: [each for each in verdicts(node, "hang") if each["kind"] == "stall"], "a stall"
+# Name: the verdict, what all ranks do, and what the chosen one does.
+LATE: dict[str, tuple[Named, dict[str, float], dict[str, float]]] = {
+    **{
+        f"slow {phase}": (
+            Named(phase, "device"),
+            {f"{phase}_s": FAST_S},
+            {f"{phase}_s": (1 + MACHINE.more) * FAST_S},
         )
-        record_property("sentence", verdict["sentence"])
-        os.killpg(process.pid, signal.SIGKILL)
+        for phase in ("forward", "backward", "optimizer")
+    },
+    "late data": (Named("data", "host"), {}, {"load_s": 0.03 * MACHINE.scale}),
+    "slow launches": (Named("forward", "host"), {}, {"launch_s": 0.02 * MACHINE.scale}),
+}
 
-    assert (verdict["evidence"]["cause"], verdict["evidence"]["culprits"]) == ("device", ["1"])
+
+class Even(NamedTuple):
+    """Ranks of which none is to be named."""
+
+    scenario: dict[str, Any]
+    steps: int = 200
+    why: str = ""
+    """Why they are not compared, if they are not."""
+
+
+EVEN = {
+    "balanced": Even({}, 2_000),
+    "rank 0 asks in each step": Even({"all": LONG, "first": {"asks_every": 1}}),
+    "micro-batches": Even({"all": {"micro_batches": 4}}),
+    "two devices a rank": Even({"all": {"devices": 2}}),
+    "sharded": Even({"all": {"spread": "fsdp2"}}, why="waiting for other ranks cannot be told"),
+    # Hooks see the steps before, and none of those that are replayed.
+    "captured": Even({"all": {"spread": "captured", "steps": 300}}, 9, why="no step"),
+}
+SCENARIOS: list[dict[str, Any]] = [
+    {"name": "bare", "all": {**ASKS, "is_watched": False}},
+    {"name": "phases", "all": {**ASKS, "forward_s": FAST_S, "optimizer_s": 0.7 * FAST_S}},
+    *(
+        {"name": name, "all": every, "chosen": own, "begins": BEGINS}
+        for name, (_, every, own) in LATE.items()
+    ),
+    *({"name": name, **each.scenario} for name, each in EVEN.items()),
+    {"name": "short steps", "all": {"forward_s": 0.002, "backward_s": 0.003, "optimizer_s": 0.0}}
+    | {"first": {"asks_every": 1}},
+]
+# What never becomes a verdict is looked at after so many steps.
+MOST_STEPS = 600
+
+
+class Seen(NamedTuple):
+    watched: Watched
+    records: list[tuple[Any, dict[str, str]]]
+    points: list[Point]
+    devices: dict[tuple[str, str], dict[str, Any]]
+    """What each program saw of its own device, by scenario and rank."""
+
+    def device_s(self, run: str, rank: str) -> dict[str, float]:
+        """By phase, at the end: the device's time of all steps."""
+        told = {"run": run, "rank": rank, "clock": "device"}
+        return {
+            each.attributes["phase"]: each.value
+            for each in self.points
+            if each.metric == "training.phase.time" and told.items() <= each.attributes.items()
+        }
+
+    def said(self, run: str) -> str:
+        """All that was said of it, for people."""
+        return "; ".join([each["sentence"] for each in self.watched.verdicts_of(run, *SPEED)])
+
+
+@pytest.fixture(scope="module")
+def seen() -> Seen:
+    with Watched(program=PROGRAM, **MACHINE.env) as watched:
+
+        def enough(name: str) -> bool:
+            if name in LATE:
+                late = watched.verdicts(name, "straggler")
+                return bool(late) or watched.was_compared(name, MOST_STEPS)
+            if name in EVEN:
+                each = EVEN[name]
+                return watched.steps(name) >= each.steps and (
+                    each.why in watched.node.insufficient(name)
+                )
+            if name == "short steps":
+                return watched.was_compared(name, MOST_STEPS)
+            return all((watched.node.root / f"{name}.{rank}.device").exists() for rank in "01")
+
+        watched.play(SCENARIOS, enough)
+        records = watched.records()
+        devices = {
+            (each["name"], rank): json.loads(
+                (watched.node.root / f"{each['name']}.{rank}.device").read_text()
+            )
+            for each in SCENARIOS
+            for rank in "01"
+        }
+        return Seen(watched, records, watched.points(), devices)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_nothing_waits_for_the_device_but_the_program(seen: Seen, rank: str) -> None:
+    if MACHINE.name != "sim":
+        pytest.skip("this device does not count who waits for it")
+    assert seen.devices["bare", rank]["waits"] == {"item": 5}
+    assert seen.devices["phases", rank]["waits"] == {"item": 5}
+    # There is a question in every 50 steps of this program, whether it was seen enough.
+    assert set(seen.devices["balanced", rank]["waits"]) == {"item"}
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_phases_of_the_device_are_right_within_2_percent(seen: Seen, rank: str) -> None:
+    told = seen.device_s("phases", rank)
+    told["backward"] += told.pop("comm_wait")
+    own = seen.devices["phases", rank]
+
+    for phase in ("forward", "backward", "optimizer"):
+        # The clock begins within the first steps.
+        assert 0.98 * own["seconds_later"][phase] < told[phase] < 1.02 * own["seconds"][phase]
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_late_rank_is_named_with_its_phase_and_the_side_that_is_late(
+    seen: Seen, name: str, record_property: Record
+) -> None:
+    expected = LATE[name][0]
+    record_property("expected", f"rank 1, {expected.phase}, {expected.side}")
+    record_property("seen", seen.said(name))
+    (verdict,) = seen.watched.verdicts_of(name, *SPEED)
+    record_property("step", verdict["step"] - BEGINS)
+
+    assert (verdict["kind"], verdict["who"]["rank"]) == ("straggler", "1")
+    assert (verdict["phase"], verdict["evidence"]["side"]) == expected
+    assert verdict["evidence"]["clock"] == "device"
+    assert len(opened(seen.records, name, *SPEED)) == 1
+
+
+@pytest.mark.parametrize("name", [*EVEN, "phases"])
+def test_of_equal_ranks_none_is_named(seen: Seen, name: str, record_property: Record) -> None:
+    if not MACHINE.has_own:
+        pytest.skip("needs devices of its own for each rank: on one, one of two is late by turns")
+    expected = EVEN.get(name, Even({}))
+    record_property("expected", expected.why or "nothing")
+    record_property("seen", seen.said(name) or seen.watched.seen[name].insufficient or "nothing")
+
+    assert opened(seen.records, name, *SPEED) == []
+    if name not in EVEN:
+        return
+    if expected.why:
+        assert expected.why in seen.watched.seen[name].insufficient
+    else:
+        assert_nobody_named(seen.watched, name)
+
+
+def test_the_host_that_asks_alone_is_the_reason_where_that_costs_much(
+    seen: Seen, record_property: Record
+) -> None:
+    record_property("expected", "nothing, or rank 0, whose host alone waits for its device")
+    record_property("seen", seen.said("short steps") or "nothing")
+
+    for verdict in seen.watched.verdicts_of("short steps", *SPEED):
+        assert verdict["who"]["rank"] == "0"
+        assert verdict["phase"] in ("forward", "compute", "mixed")
+        assert verdict["evidence"]["side"] in ("host", "unclear")
+        assert verdict["evidence"]["waits_for_device"]
+        assert "Its host alone waits for its device in each step" in verdict["sentence"]
+
+
+HANGS_AT = 60
+KERNEL_HANGS, HOST_STAYS_AWAY = {"hangs_at": HANGS_AT}, {"stays_away_at": HANGS_AT}
+
+
+def hang(chosen: dict[str, int], record_property: Record, **env: str) -> dict[str, Any]:
+    """The verdict where no rank goes on, with what the chosen one does in that step."""
+    with Node(OTEL_DDP_STALL_TIMEOUT_S="2", **MACHINE.env, **env) as node:
+        scenario = {"name": "hang", "chosen": chosen}
+        process = node.torchrun(2, str(PROGRAM), str(node.root), json.dumps([scenario]))
+
+        def stalls() -> list[dict[str, Any]]:
+            found = [each for each in node.agent()["verdicts"] if each["kind"] == "stall"]
+            # The ranks have been asked where they are.
+            return [each for each in found if "rank 1" in each["sentence"]]
+
+        (verdict,) = until(stalls, "the rank that hangs")
+        os.killpg(process.pid, signal.SIGKILL)
+    record_property("seen", verdict["sentence"])
+    return dict(verdict)
+
+
+# The short ones are the dearest: here a step is what the host takes to launch it. It asks for its
+# loss in the last step, so that this is the end of them.
+SHORT = {"forward_s": 1e-4, "backward_s": 1e-4, "optimizer_s": 0.0, "steps": 500, "asks_every": 500}
+
+
+@pytest.mark.stress
+def test_what_a_step_costs(record_property: Record) -> None:
+    rounds = [(f"{how} {i}", how == "watched") for i in range(5) for how in ("bare", "watched")]
+    scenarios = [
+        {"name": name, "all": {**SHORT, "is_watched": is_watched}} for name, is_watched in rounds
+    ]
+    with Node(**MACHINE.env) as node:
+        finished(node.torchrun(2, str(PROGRAM), str(node.root), json.dumps(scenarios)))
+        took_s: dict[bool, list[float]] = {False: [], True: []}
+        for name, is_watched in rounds:
+            said = json.loads((node.root / f"{name}.0.device").read_text())
+            took_s[is_watched].append(said["step_s"])
+
+    bare_s, watched_s = statistics.median(took_s[False]), statistics.median(took_s[True])
+    record_property("expected", "at most 30 us a step")
+    more_us = (watched_s - bare_s) * 1e6
+    record_property("seen", f"{more_us:.0f} us more than {bare_s * 1e6:.0f} us, medians of five")
 
 
 @pytest.mark.parametrize("timing", ["0", "1"])
-def test_what_timing_of_collectives_costs(
-    timing: str, record_property: Callable[[str, object], None]
+def test_what_timing_of_collectives_costs(timing: str, record_property: Record) -> None:
+    if MACHINE.name != "cuda":
+        pytest.skip("its collectives are not timed by a variable")
+    with Node(TORCH_NCCL_ENABLE_TIMING=timing, **MACHINE.env) as node:
+        scenario = {"name": "timing", "all": {**SHORT, "steps": 2000}}
+        finished(node.torchrun(2, str(PROGRAM), str(node.root), json.dumps([scenario])))
+        said = json.loads((node.root / "timing.0.device").read_text())
+        record_property("ms a step", round(said["step_s"] * 1000, 4))
+
+
+# With a name like NCCL's, without its recorder of collectives.
+@pytest.mark.parametrize("backend", ["", "nccl_sim"])
+def test_a_kernel_that_never_ends_is_a_hang_of_the_device_of_its_rank(
+    backend: str, record_property: Record
 ) -> None:
-    # The figure belongs into docs/gpu.md: nothing is asserted of it.
-    with Node(TORCH_NCCL_ENABLE_TIMING=timing, **two_ranks("nccl")) as node:
-        short = {"name": "timing", "all": {"forward_ms": 0.1, "backward_ms": 0.1, "steps": 2000}}
-        finished(torchrun(node, "nccl", short))
-        until(lambda: node.value("training_steps_total", rank="0") == 2000, "all steps")
-        spent = node.series("training_phase_time_seconds_total", rank="0", clock="host")
-        record_property("ms a step", round(sum(value for _, value in spent) / 2, 4))
+    if MACHINE.name not in ("sim", "cuda") or (backend and MACHINE.name != "sim"):
+        pytest.skip("nothing on this device is endless, or its backend has a name of its own")
+    record_property("expected", "a device: rank 1, backward, and where its host is")
+    env = {device.COLLECTIVES: backend} if backend else {}
+    verdict = hang(KERNEL_HANGS, record_property, **env)
+
+    assert (verdict["evidence"]["cause"], verdict["evidence"]["culprits"]) == ("device", ["1"])
+    assert (verdict["phase"], verdict["step"]) == ("backward", HANGS_AT - 1)
+    assert "the device of rank 1 is in backward" in verdict["sentence"]
+    # What the host has launched last, or waits for.
+    assert re.search(r"while its host is in \w+ after step \d+ at \S+:\d+ ", verdict["sentence"])
+    assert "rank 0 waits for it" in verdict["sentence"]
+
+
+def test_where_events_keep_the_lock_the_rank_with_a_full_launch_queue_is_named(
+    record_property: Record,
+) -> None:
+    if MACHINE.name != "sim":
+        pytest.skip("its events are what they are")
+    verdict = hang(KERNEL_HANGS, record_property, **{device.KEEP_LOCK: "1"})
+
+    # No thread of that rank can be asked where its device is.
+    assert "the launch queue of rank 1 is full, where otel_ddp itself waits" in verdict["sentence"]
+
+
+def test_a_host_that_does_not_come_to_a_collective_is_named_with_its_line(
+    record_property: Record,
+) -> None:
+    record_property("expected", "rank 1, forward, with the line")
+    verdict = hang(HOST_STAYS_AWAY, record_property)
+
+    assert verdict["evidence"]["culprits"] == ["1"]
+    assert (verdict["phase"], verdict["step"]) == ("forward", HANGS_AT - 1)
+    assert "rank 1 is in forward" in verdict["sentence"]
+    assert "(forward) and sleeps; rank 0 waits for it" in verdict["sentence"]

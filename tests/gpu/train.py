@@ -1,123 +1,262 @@
-"""Trains on real devices, one scenario after the other: train.py BACKEND FOLDER SCENARIOS.
+"""Trains on a device, one scenario after the other: train.py FOLDER SCENARIOS.
 
-All ranks may be on one GPU. Work is `torch.cuda._sleep`, which takes one of its processors alone.
-Scenarios are a list in JSON: a "name", and settings for "all" ranks and for the "last" one.
+Scenarios are a list in JSON. Each has a "name", and settings for "all" ranks, for the "first" one
+and for the "chosen" one in the middle: see `Settings`. With "begins", those of the first and of the
+chosen one apply from that step on.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import device as found
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
+
+# Ranks look after every so many steps whether they have been seen enough.
+LOOKS_EVERY = 50
+# What begins with each mark of the program's own.
+MARKED = ("forward", "backward", "optimizer", "between")
+# DDP builds its buckets anew after the first step, and its hosts wait for that.
+SETTLED = 10
 
 
 class Settings(NamedTuple):
     """What a rank does in each step."""
 
-    forward_ms: float = 10.0
-    backward_ms: float = 20.0
-    load_ms: float = 0.0
+    forward_s: float = 0.003
+    """Of the device, as the next two."""
+    backward_s: float = 0.006
+    optimizer_s: float = 0.001
+    load_s: float = 0.0
+    """Of the host, for each batch."""
+    launch_s: float = 0.0
+    """Of the host, in forward."""
     asks_every: int = 0
+    """Every so many steps the host asks for its loss; 0: never."""
     hangs_at: int = 0
     """Its device never ends what is launched in backward of this step."""
+    stays_away_at: int = 0
+    """Its host does not go on in forward of this step."""
+    spread: str = "ddp"
+    """Or `fsdp2`, or `captured`: each rank by itself, all of its step one graph."""
+    micro_batches: int = 1
+    """Of each step; gradients are reduced with the last one."""
+    devices: int = 1
+    """Of each rank; the second one has a layer of its own."""
+    is_watched: bool = True
+    """Whether otel_ddp watches it."""
     steps: int = 0
     """After so many steps it ends; 0: once the test has seen enough."""
 
 
-class Busy(torch.autograd.Function):
-    """Keeps the device busy in forward, and in backward."""
+DEVICE = found.find()
+
+
+class Kernel(torch.autograd.Function):
+    """Launches a kernel in backward, from the thread of autograd; inf: it never ends."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, net: Net) -> torch.Tensor:
-        ctx.net = net
-        net.work(net.settings.forward_ms)
-        return value.clone()
+    def forward(ctx: Any, value: torch.Tensor, backward_s: float) -> torch.Tensor:
+        ctx.backward_s = backward_s
+        return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        net = ctx.net
-        net.work(1e9 if net.step == net.settings.hangs_at else net.settings.backward_ms)
+        DEVICE.busy(ctx.backward_s)
         return gradient, None
 
 
 class Net(nn.Module):
-    def __init__(self, settings: Settings, cycles_per_ms: float) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self.settings, self.cycles_per_ms, self.step = settings, cycles_per_ms, 0
-        self.inner = nn.Linear(256, 256)
-
-    def work(self, ms: float) -> None:
-        torch.cuda._sleep(int(ms * self.cycles_per_ms))
+        self.settings, self.step = settings, 0
+        self.inner = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+        own = torch.device(DEVICE.name, DEVICE.module.current_device())
+        self.devices = [torch.device(own.type, own.index + at) for at in range(settings.devices)]
+        self.inner.to(own)
+        self.others = nn.ModuleList(nn.Linear(64, 64, device=each) for each in self.devices[1:])
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return Busy.apply(self.inner(inputs), self)
+        settings = self.settings
+        if self.step == settings.stays_away_at:
+            time.sleep(1e6)
+        outputs = self.inner(inputs)
+        # A host that is slow launches one kernel after the other, each of them late.
+        pieces = 8 if settings.launch_s else 1
+        for _ in range(pieces):
+            time.sleep(settings.launch_s / pieces)
+            DEVICE.busy(settings.forward_s / pieces)
+        for layer, device in zip(self.others, self.devices[1:], strict=True):
+            outputs = layer(outputs.to(device))
+            with DEVICE.module.device(device):
+                DEVICE.busy(settings.forward_s)
+            outputs = outputs.to(inputs.device)
+        backward_s = float("inf") if self.step == settings.hangs_at else settings.backward_s
+        return Kernel.apply(outputs, backward_s)
 
 
-def cycles_per_ms() -> float:
-    """How many cycles of `_sleep` take this device a millisecond."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(1_000_000)
-    began.record()
-    torch.cuda._sleep(50_000_000)
-    ended.record()
-    torch.cuda.synchronize()
-    return 50_000_000 / began.elapsed_time(ended)
+class Optimizer(torch.optim.SGD):
+    """Keeps the device busy in its step."""
+
+    busy_s = 0.0
+
+    def step(self, closure: None = None) -> None:
+        DEVICE.busy(self.busy_s)
+        super().step(closure)
 
 
-def batches(settings: Settings) -> Iterator[torch.Tensor]:
+class Measured:
+    """What the program itself sees of its device: the time of each phase, by events of its own."""
+
+    def __init__(self) -> None:
+        self._events: list[Any] = []
+
+    def mark(self) -> None:
+        """A phase begins here."""
+        event = DEVICE.module.Event(enable_timing=True)
+        event.record(DEVICE.module.current_stream())
+        self._events.append(event)
+
+    def seconds(self, since_step: int = 1) -> dict[str, float]:
+        """By phase, in all steps from this one on; the device is done with them."""
+        spent = dict.fromkeys(MARKED, 0.0)
+        marked = self._events[(since_step - 1) * len(MARKED) :]
+        for at, (began, ended) in enumerate(pairwise(marked)):
+            spent[MARKED[at % len(MARKED)]] += began.elapsed_time(ended) / 1000
+        return spent
+
+
+def batches(net: Net) -> Iterator[torch.Tensor]:
     for _ in count():
-        time.sleep(settings.load_ms / 1000)
-        yield torch.ones(8, 256)
+        time.sleep(net.settings.load_s)
+        yield torch.ones(8, 64, pin_memory=True)
 
 
-def train(name: str, settings: Settings, rate: float, folder: Path) -> None:
-    net = Net(settings, rate).cuda()
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    run = otel_ddp.instrument(model, group="gpu", run=name)
-    enough = torch.zeros(1, device="cuda")
-    for net.step, batch in enumerate(otel_ddp.data(batches(settings)), 1):
-        loss = model(batch.cuda()).sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if settings.asks_every and not net.step % settings.asks_every:
+def spread(net: Net) -> nn.Module:
+    """The model, as its settings spread it over all ranks."""
+    if net.settings.spread == "fsdp2":
+        for layer in (net.inner[0], net.inner[2]):
+            fully_shard(layer)
+        return fully_shard(net)
+    if net.settings.spread == "captured":
+        return net
+    return DistributedDataParallel(net, bucket_cap_mb=0.01)
+
+
+class Step:
+    """One step of a training, and what the program itself sees of it."""
+
+    def __init__(self, net: Net) -> None:
+        self.net, self.model = net, spread(net)
+        self.optimizer = Optimizer(self.model.parameters(), lr=1e-6)
+        self.optimizer.busy_s = net.settings.optimizer_s
+        self.measured = Measured()
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The loss, which the host does not wait for."""
+        last = self.net.settings.micro_batches - 1
+        for micro in range(last + 1):
+            with self.model.no_sync() if micro < last else nullcontext():
+                self._mark()
+                loss = self.model(inputs).sum()
+                self._mark()
+                loss.backward()
+        self._mark()
+        self.optimizer.step()
+        self._mark()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def _mark(self) -> None:
+        # An event in a graph tells nothing, and of several micro-batches each would need its own.
+        settings = self.net.settings
+        if settings.spread != "captured" and settings.micro_batches == 1:
+            self.measured.mark()
+
+
+def captured(step: Step, inputs: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The step as one graph, which is replayed with the same inputs."""
+    graph = DEVICE.make_graph()
+    with DEVICE.module.graph(graph):
+        loss = step(inputs)
+
+    def replay(_: torch.Tensor) -> torch.Tensor:
+        graph.replay()
+        return loss
+
+    return replay
+
+
+def train(name: str, settings: Settings, begins: int, then: Settings, folder: Path) -> None:
+    """One scenario, from its first step to its last; then what was to be seen of the device."""
+    net = Net(settings)
+    made = Step(net)
+    step: Callable[[torch.Tensor], torch.Tensor] = made
+    run = otel_ddp.instrument(made.model, group="g", run=name) if settings.is_watched else None
+    optimizer, measured = made.optimizer, made.measured
+    enough = torch.zeros(1, device=DEVICE.name)
+    settled: dict[str, int] = {}
+    began_s = 0.0
+    for number, batch in enumerate(otel_ddp.data(batches(net)), 1):
+        net.step = number
+        if number == begins:
+            net.settings, optimizer.busy_s = then, then.optimizer_s
+        inputs = batch.to(DEVICE.name, non_blocking=True)
+        if number == SETTLED:
+            began_s = time.monotonic()
+            settled = DEVICE.waits()
+            if settings.spread == "captured":
+                step = captured(made, inputs)
+        loss = step(inputs)
+        if run is not None:
+            run.log({"loss": loss})
+        if net.settings.asks_every and not number % net.settings.asks_every:
             loss.item()
         if settings.steps:
-            if net.step == settings.steps:
+            if number == settings.steps:
                 break
-        elif not net.step % 100:
-            # All ranks end together, and no step of those that are compared has this.
+        elif not number % LOOKS_EVERY:
+            # All ranks end together.
             enough.fill_(float((folder / f"{name}.enough").exists()))
             dist.all_reduce(enough)
             if enough.item():
                 break
-    torch.cuda.synchronize()
-    run.finish()
+    took_s = time.monotonic() - began_s
+    waits = {why: each - settled.get(why, 0) for why, each in DEVICE.waits().items()}
+    DEVICE.module.synchronize()
+    said = {
+        "waits": {why: each for why, each in waits.items() if each},
+        "step_s": took_s / max(number - SETTLED, 1),
+        "seconds": measured.seconds(),
+        "seconds_later": measured.seconds(since_step=3),
+    }
+    if run is not None:
+        run.finish()
+    (folder / f"{name}.{dist.get_rank()}.device").write_text(json.dumps(said))
 
 
-def main(backend: str, folder: Path, scenarios: list[dict[str, Any]]) -> None:
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    rate = cycles_per_ms()
-    dist.init_process_group(backend)
-    last = dist.get_rank() == dist.get_world_size() - 1
+def main(folder: Path, scenarios: list[dict[str, Any]]) -> None:
+    dist.init_process_group(DEVICE.backend)
+    alone = {0: "first", dist.get_world_size() // 2: "chosen"}.get(dist.get_rank(), "")
     for each in scenarios:
-        settings = Settings(**{**each.get("all", {}), **(each.get("last", {}) if last else {})})
-        train(each["name"], settings, rate, folder)
+        every, begins = each.get("all", {}), each.get("begins", 0)
+        own = Settings(**{**every, **each.get(alone, {})})
+        train(each["name"], Settings(**every) if begins else own, begins, own, folder)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -189,15 +189,16 @@ class PhaseTable:
 
         Then its device has nothing to do when the phase begins, and idles until more is launched.
         """
-        phase, excess_s = self._main_phase(i, phase), self.excess_by_phase(i)
-        # A slow device is slow in more than one of these.
-        if phase not in ("forward", "backward"):
+        phase = self._main_phase(i, phase)
+        if phase not in ("forward", "backward", "compute"):
             return False
         hosts = self._hosts(i, *_WINDOWS[phase])
         if hosts is None:
             return False
         own, others = hosts
-        least_ns = max(excess_s[phase] * 1e9, limits.PHASE_TICK_NS)
+        words = COMPUTE_PHASES if phase == "compute" else {phase}
+        late_s = sum([s for word, s in self.excess_by_phase(i).items() if word in words])
+        least_ns = max(late_s * 1e9, limits.PHASE_TICK_NS)
         others_ns = median([each.began_ns for each in others])
         return own.began_ns < limits.PHASE_TICK_NS and others_ns > least_ns
 
@@ -222,8 +223,9 @@ class PhaseTable:
             return "device"
         (began_ns, took_ns, left_ns), known = hosts
         if self.waits_alone(i, phase) and 2 * took_ns >= late_ns:
-            # Its device has idled for no longer than its host takes to launch the phase.
-            return "host" if took_ns >= late_ns else "unclear"
+            # Its device has idled for no longer than its host takes to launch the phase. But a slow
+            # device is slow in all of them.
+            return "host" if took_ns >= late_ns and phase != "compute" else "unclear"
         if took_ns - median([each.took_ns for each in known]) < late_ns / 2:
             return "device"
         if phase == "data" and began_ns <= late_ns / 2:
