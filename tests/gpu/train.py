@@ -222,7 +222,7 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
                 step = captured(made, inputs)
         loss = step(inputs)
         if run is not None:
-            run.log({"loss": loss})
+            run.log({"loss": loss}, step=number)
         if net.settings.asks_every and not number % net.settings.asks_every:
             loss.item()
         if settings.steps:
