@@ -106,16 +106,19 @@ class Even(NamedTuple):
     steps: int = 200
     why: str = ""
     """Why they are not compared, if they are not."""
+    meanwhile: str = ""
+    """The same, of a part of the steps."""
 
 
+UNKNOWN_WAITS = "waiting for other ranks cannot be told from work"
 EVEN = {
     "balanced": Even({}, 2_000),
     "rank 0 asks in each step": Even({"all": LONG, "first": {"asks_every": 1}}),
     "micro-batches": Even({"all": {"micro_batches": 4}}),
     "two devices a rank": Even({"all": {"devices": 2}}),
-    "sharded": Even({"all": {"spread": "fsdp2"}}, why="waiting for other ranks cannot be told"),
-    # Hooks see the steps before, and none of those that are replayed.
-    "captured": Even({"all": {"spread": "captured"}}, why="no step"),
+    "sharded": Even({"all": {"spread": "fsdp2"}}, why=UNKNOWN_WAITS),
+    # Hooks see the steps before and after, and none of those that are replayed.
+    "captured": Even({"all": {"spread": "captured"}}, 450, UNKNOWN_WAITS, "no step yet that the"),
 }
 SCENARIOS: list[dict[str, Any]] = [
     {"name": "bare", "all": {**ASKS, "is_watched": False}},
@@ -136,6 +139,8 @@ class Seen(NamedTuple):
     watched: Watched
     records: list[tuple[Any, dict[str, str]]]
     points: list[Point]
+    reasons: set[tuple[str, str]]
+    """By scenario: why its ranks were not compared, as long as it was looked at."""
     devices: dict[tuple[str, str], dict[str, Any]]
     """What each program saw of its own device, by scenario and rank."""
 
@@ -155,6 +160,7 @@ class Seen(NamedTuple):
 
 @pytest.fixture(scope="module")
 def seen() -> Seen:
+    reasons: set[tuple[str, str]] = set()
     with Watched(program=PROGRAM, **MACHINE.env) as watched:
 
         def enough(name: str) -> bool:
@@ -163,6 +169,7 @@ def seen() -> Seen:
                 return bool(late) or watched.was_compared(name, MOST_STEPS)
             if name in EVEN:
                 each = EVEN[name]
+                reasons.add((name, watched.node.insufficient(name)))
                 logged = watched.node.series("training_scalar_step", run=name, name="loss")
                 return min([step for _, step in logged], default=0) >= each.steps and (
                     each.why in watched.node.insufficient(name)
@@ -180,7 +187,7 @@ def seen() -> Seen:
             for each in SCENARIOS
             for rank in "01"
         }
-        return Seen(watched, records, watched.points(), devices)
+        return Seen(watched, records, watched.points(), reasons, devices)
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -231,6 +238,7 @@ def test_of_equal_ranks_none_is_named(seen: Seen, name: str, record_property: Re
     assert opened(seen.records, name, *SPEED) == []
     if name not in EVEN:
         return
+    assert any(expected.meanwhile in why for run, why in seen.reasons if run == name)
     if expected.why:
         assert expected.why in seen.watched.seen[name].insufficient
     else:
