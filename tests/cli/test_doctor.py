@@ -115,7 +115,8 @@ def test_the_doctor_starts_without_opentelemetry_and_says_so() -> None:
     [
         ("__version__ = '2.9'; cuda = None", "warn", "2.9, CPU only: it uses none of the GPUs"),
         ("__version__ = '2.9+x'; cuda = '13.2'; hip = None", "ok", "torch 2.9+x, CUDA 13.2"),
-        ("__version__ = '2.9'; cuda = None; hip = '6.4'", "ok", "torch 2.9, ROCm 6.4"),
+        ("__version__ = '2.9'; cuda = None; hip = '6.2.41134-65d1'", "ok", "2.9, ROCm 6.2.41134"),
+        ("__version__ = '2.9'; cuda = hip = None; xpu = '20250301'", "ok", "2.9, XPU 20250301"),
         ("__version__ = '2.3.1'; cuda = '12.1'", "warn", "torch 2.4 or"),
     ],
 )

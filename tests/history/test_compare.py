@@ -322,6 +322,15 @@ def test_what_makes_runs_differ_by_itself_is_said_first(tmp_path: Path) -> None:
     assert found.config == [("lr", "0.3", "0.1")]
 
 
+def test_two_versions_of_rocm_are_a_difference(tmp_path: Path) -> None:
+    for name, runtime in (("a", "ROCm 6.2.41134"), ("b", "ROCm 6.4.43482")):
+        write_history(tmp_path, name, about={"environment": {"device_runtime": runtime}})
+
+    found = compare(loaded("a", tmp_path), loaded("b", tmp_path))
+
+    assert found.conditions == [("device_runtime", "ROCm 6.2.41134", "ROCm 6.4.43482")]
+
+
 def test_a_long_run_is_compared_by_its_buckets(tmp_path: Path) -> None:
     write_history(tmp_path, "a", steps=5000, ranks=1, seed=1)
     write_history(tmp_path, "b", steps=5000, ranks=1, seed=2, slower={"backward": 1.03})

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -614,6 +615,26 @@ def test_a_configuration_that_means_nothing_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         otel_ddp.instrument(None, parallel=parallel)
+
+
+@pytest.mark.parametrize(
+    ("version", "runtime"),
+    [
+        ({"cuda": "12.8", "hip": None, "xpu": None}, "CUDA 12.8"),
+        ({"cuda": None, "hip": "6.2.41134-65d174c3e"}, "ROCm 6.2.41134"),
+        ({"cuda": None, "hip": None, "xpu": "20250301"}, "XPU 20250301"),
+        ({"cuda": None, "hip": None}, ""),
+    ],
+)
+def test_what_torch_drives_its_devices_with_is_recorded_with_its_version(
+    place: Here, monkeypatch: pytest.MonkeyPatch, version: dict[str, str | None], runtime: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(**version))
+    with otel_ddp.init():
+        pass
+
+    facts = place.only().facts
+    assert (facts["torch"], facts["device_runtime"]) == (torch.__version__, runtime)
 
 
 def test_of_the_environment_the_job_and_the_image_are_recorded_and_nothing_else(

@@ -19,6 +19,7 @@ from otel_ddp.identity.run_names import clean
 from otel_ddp.journal import place
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.settings import Settings
+from otel_ddp.torch.models import device_runtime
 from otel_ddp.vocabulary import catalog
 
 _JOB = {
@@ -132,7 +133,9 @@ def program_facts() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = str(getattr(torch, "__version__", ""))
-        found["cuda"] = str(getattr(getattr(torch, "version", None), "cuda", None) or "")
+        # A thread may be about to import torch.
+        version = sys.modules.get("torch.version")
+        found["device_runtime"] = "" if version is None else device_runtime(vars(version))
     return found
 
 

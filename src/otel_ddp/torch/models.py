@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +12,8 @@ from otel_ddp import errors
 
 # The first with `torch.get_autocast_dtype` and `torch.amp.GradScaler`; also in pyproject.toml.
 OLDEST = (2, 4)
+# What a torch is built for: its name in torch.version, and ours.
+_RUNTIMES = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 
 
 def too_old(version: str) -> str:
@@ -23,6 +26,15 @@ def too_old(version: str) -> str:
         f"training steps are measured with torch {oldest} or newer, this is {version}: values, "
         "phases and spans of your own are recorded all the same"
     )
+
+
+def device_runtime(version: Mapping[str, Any]) -> str:
+    """What drives the devices of a torch with this torch.version: CUDA 12.8; empty without any."""
+    for key, name in _RUNTIMES.items():
+        if found := version.get(key):
+            # HIP's has the commit of its build behind.
+            return f"{name} {str(found).partition('-')[0]}"
+    return ""
 
 
 def can_measure(model: Any) -> bool:

@@ -171,7 +171,7 @@ TRAINING_RUN_INFO = _run.gauge(
     "model",
     "strategy",
     "torch",
-    "cuda",
+    "device_runtime",
     "git_sha",
     "baseline",
 )(

@@ -254,7 +254,8 @@ def test_a_run_without_configuration_has_an_environment_and_each_of_it_is_a_seri
     tmp_path: Path,
 ) -> None:
     bench = Fed(tmp_path, {**IDENTITY, "name": "mine"})
-    facts = {"script": "t.py", "python": "3.11.7", "torch": "2.4", "slurm_job_id": "77"}
+    versions = {"python": "3.11.7", "torch": "2.4", "device_runtime": "CUDA 12.8"}
+    facts = {"script": "t.py", **versions, "slurm_job_id": "77"}
     bench.writer.document(layout.FACTS, facts)
 
     bench.poll()

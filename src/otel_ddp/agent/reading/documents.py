@@ -120,11 +120,11 @@ TEXTS = ("project", "name", "description", "tags")
 _OF_IDENTITY = ("world_size", "nodes", "strategy", "launcher")
 _INFO_OF_IDENTITY = (*TEXTS, "world_size", "nodes", "strategy")
 _INFO_OF_PROGRAM = (
-    *("script", "model", "backend", "precision", "torch", "cuda", "git_sha", "baseline"),
+    *("script", "model", "backend", "precision", "torch", "device_runtime", "git_sha", "baseline"),
 )
 _OF_PROGRAM = ("script", "model", "backend", "precision", "git_sha")
 _OF_ENVIRONMENT = (
-    *("python", "torch", "cuda", "container_image"),
+    *("python", "torch", "device_runtime", "container_image"),
     *("slurm_job_id", "slurm_job_name", "slurm_partition"),
 )
 

@@ -29,7 +29,10 @@ _LAST_PART = 0.2
 _CALLED = {"comm_wait": "wait"}
 
 _BATCH = re.compile(r"batch|accumul", re.IGNORECASE)
-_CONDITIONS = ("nodes", "gpus", "model", "backend", "precision", "strategy", "torch", "cuda")
+_CONDITIONS = (
+    *("nodes", "gpus", "model", "backend", "precision", "strategy"),
+    *("torch", "device_runtime"),
+)
 
 _Runs = Sequence[Sequence[Cell]]
 

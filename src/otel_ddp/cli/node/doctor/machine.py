@@ -32,7 +32,7 @@ from otel_ddp.identity import identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import place
 from otel_ddp.journal.survey import Survey, survey
-from otel_ddp.torch.models import too_old
+from otel_ddp.torch.models import device_runtime, too_old
 
 Level = Literal["ok", "warn", "fail"]
 Said = Iterator[tuple[Level, str]]
@@ -45,8 +45,6 @@ _PACKAGES = {
     "requests": "requests",
     "nvidia-ml-py": "pynvml",
 }
-# By what torch calls it.
-_BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 # Accelerators that no driver of ours reads, by the names of their device files.
 _UNREAD = {"Ascend": "davinci[0-9]*", "Gaudi": "hl[0-9]*", "TPU": "accel[0-9]*"}
 _RANKS = 8
@@ -152,8 +150,7 @@ def torch(inputs: Inputs) -> Said:
         return
     says = runpy.run_path(str(Path(found.origin).with_name("version.py")))
     version = str(says["__version__"])
-    builds = [f"{name} {says[key]}" for key, name in _BUILDS.items() if says.get(key)]
-    build = "".join(builds) or "CPU only"
+    build = device_runtime(says) or "CPU only"
     doubt = too_old(version)
     if not doubt and build == "CPU only" and _has_gpus(inputs):
         doubt = "it uses none of the GPUs here; install a build for them"
