@@ -61,6 +61,20 @@ def test_the_side_of_a_rank_that_is_late_in_forward(late: StepFacts, side: str) 
     assert table.side(1, "forward") == side
 
 
+@pytest.mark.parametrize(
+    ("behind_ms", "side"),
+    # Next to nothing was in line, unlike on the others, whose queues hold up their hosts; as much.
+    [(12, "host"), (390, "device")],
+)
+def test_a_host_that_is_late_by_a_third_of_it_is_the_side_where_its_queue_is_nearly_empty(
+    behind_ms: float, side: str
+) -> None:
+    others, late = step(52, 27, behind_ms=390), step(60, 50, behind_ms=behind_ms)
+    table = PhaseTable([Row(1, (others, late, others))] * 5, RANKS, ())
+
+    assert table.side(1, "forward") == side
+
+
 def asking(device_ms: float) -> Row:
     """The host of rank 1 alone waits for its device before, and then launches for 4 ms."""
     others = step(4, 32, behind_ms=300)

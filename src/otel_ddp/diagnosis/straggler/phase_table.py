@@ -226,12 +226,16 @@ class PhaseTable:
             # Its device has idled for no longer than its host takes to launch the phase. But a slow
             # device is slow in all of them.
             return "host" if took_ns >= late_ns and phase != "compute" else "unclear"
-        if took_ns - median([each.took_ns for each in known]) < late_ns / 2:
-            return "device"
+        more_ns = took_ns - median([each.took_ns for each in known])
+        share = left_ns / (median([each.left_ns for each in known]) + limits.PHASE_TICK_NS)
+        if more_ns < late_ns / 2:
+            # Hosts that are far ahead are held up by their queues, and look slower than they are. A
+            # slow device would have as much in line as theirs.
+            is_host = more_ns >= late_ns / 4 and share <= limits.PHASE_AFTER_MORE[0]
+            return "host" if is_host else "device"
         if phase == "data" and began_ns <= late_ns / 2:
             # No queue holds up a host that waits for a batch. What is left is the batch's copy.
             return "host"
-        share = left_ns / (median([each.left_ns for each in known]) + limits.PHASE_TICK_NS)
         at_most, perhaps = (
             limits.PHASE_AFTER_NOTHING if began_ns <= late_ns / 2 else limits.PHASE_AFTER_MORE
         )
