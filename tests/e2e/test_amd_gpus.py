@@ -98,6 +98,10 @@ def test_each_board_is_told_of_under_its_rank_and_by_every_view(
     assert "GPUs: AMD Instinct MI300X OAM (0, 1, 2, 3)" in doctor
     gpus = json.loads(said(node, "status --json"))["agents"][0]["gpus"]
     assert [each["labels"].get("rank") for each in gpus] == [None, "1", "2", "0"]
+    top = said(node, "top --once")
+    for number, device in ((0, 3), (1, 1), (2, 2)):
+        (line,) = [each for each in top.splitlines() if each.split()[:1] == [str(number)]]
+        assert line.endswith(f"{device}: 87% 60.0/192.0 GiB 682/750 W 64 °C")
     of_gpus = [line for line in doctor.splitlines() if line.split()[1:2] == ["gpus"]]
     assert len(of_gpus) == 1
-    assert not any(word in status + of_gpus[0] for word in ("NVIDIA", "CUDA"))
+    assert not any(word in status + top + of_gpus[0] for word in ("NVIDIA", "CUDA"))
