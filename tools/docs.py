@@ -47,8 +47,8 @@ _SUMMARY = [
     ("`otel_ddp.init(...)`", "opens the run before there is a model, or without one"),
     (
         "`run.log({...}, step=, epoch=, split=)`",
-        "records any number of Python, NumPy or torch scalars; it never waits for a CUDA tensor. "
-        "Without `step=` a value has [the step that the hooks count]"
+        "records any number of Python, NumPy or torch scalars; it never waits for a tensor on a "
+        "device. Without `step=` a value has [the step that the hooks count]"
         "(training.md#numbers-of-steps)",
     ),
     (

@@ -32,6 +32,8 @@ _BY = "node, gpu, hw_id, rank"
 _WHOSE = "{{node}} · GPU {{gpu}}{{whose}}"
 # Held back by something wrong; `sw_power`, the limit that everybody runs into, is shown apart.
 _WRONG = 'reason=~"hw_.*|sw_thermal|thermal"'
+# By the form of its UUID: old drivers do not name the vendor, and AMD's have no second dash.
+_NVIDIA = 'hw_id=~"GPU-.+-.+|MIG-.+"'
 _OF_RANK = 'rank!=""'
 _HOT = steps((80, WARN), (88, BAD))
 _FULL = steps((0.9, WARN), (0.97, BAD))
@@ -86,6 +88,11 @@ def _few_rates(series: str, *by: str) -> str:
     labels = ", ".join((_BY, *by))
     chosen = f"topk($shown, max by (node, hw_id) (rate({series}[$__range] @ end())))"
     return _with_rank(f"max by ({labels}) (rate({series}{_RATE}) and on (node, hw_id) {chosen})")
+
+
+def _none_of(series: str) -> str:
+    """0 where there are such series; nothing where no board could tell."""
+    return f"0 * count({series})"
 
 
 def _first_four() -> list[Panel]:
@@ -161,7 +168,10 @@ def _wrong() -> list[Panel]:
 
     # A GPU has been without a rank as well, before and after: it is shown once.
     for_long = f"({held(_OF_RANK)} or on (node, hw_id, reason) {held()})"
+    reasons = _gpu("otel_ddp.gpu.throttle.active", _WRONG)
     faults = _gpu("otel_ddp.gpu.xid.errors")
+    memory = _gpu("hw.gpu.memory.limit")
+    nvidias = _gpu("hw.gpu.memory.limit", _NVIDIA)
     errors = _gpu("hw.errors", 'error_type="uncorrected"')
     corrected = _gpu("hw.errors", 'error_type="corrected"')
     remapped = _gpu("otel_ddp.gpu.remapped_rows")
@@ -170,17 +180,18 @@ def _wrong() -> list[Panel]:
     return [
         stat(
             Text("GPUs", "GPUs of this selection.", "Fewer than there should be: one has dropped."),
-            now(f"count(max by (node, hw_id) ({_gpu('hw.gpu.memory.limit')})) or vector(0)"),
+            # An instance of MIG has no temperature, and Intel's boards tell no memory.
+            now(f"count(max by (node, hw_id) ({memory} or {core})) or vector(0)"),
             size=(4, 4),
         ),
         stat(
             Text(
                 "Held back",
                 "GPUs that slowed down for heat or a fault within the last 10 minutes of this "
-                "time.",
+                "time; – where none tells its reasons.",
                 "The table names them and says why.",
             ),
-            now(f"count(max by (node, hw_id) {for_long}) or vector(0)"),
+            now(f"count(max by (node, hw_id) {for_long}) or {_none_of(reasons)}"),
             levels=ABOVE_0_IS_BAD,
             size=(4, 4),
         ),
@@ -199,31 +210,32 @@ def _wrong() -> list[Panel]:
         stat(
             Text(
                 "Xid faults",
-                "Faults that NVIDIA's driver has reported since the agents began to look; of other "
-                "vendors none are read.",
+                "Faults that NVIDIA's driver has reported since the agents began to look; – where "
+                "no board is NVIDIA's.",
                 "The table has the codes; NVIDIA's list says what each asks for.",
             ),
-            now(f"sum(max by (node, hw_id, code) ({faults})) or vector(0)"),
+            now(f"sum(max by (node, hw_id, code) ({faults})) or {_none_of(nvidias)}"),
             levels=ABOVE_0_IS_BAD,
             size=(4, 4),
         ),
         stat(
             Text(
                 "Memory errors",
-                "Uncorrected ones of GPU memory, which lost data, since the driver was loaded.",
+                "Uncorrected ones of GPU memory, which lost data, since the driver was loaded; – "
+                "where no board counts them.",
                 "Drain the node, reset the GPU; if they come again, have it swapped.",
             ),
-            now(f"sum(max by (node, hw_id) ({errors})) or vector(0)"),
+            now(f"sum(max by (node, hw_id) ({errors}))"),
             levels=ABOVE_0_IS_BAD,
             size=(4, 4),
         ),
         stat(
             Text(
                 "Remapped rows",
-                "Rows of GPU memory that were replaced after errors.",
+                "Rows of GPU memory that were replaced after errors; – where no board counts them.",
                 "A few are what spares are for; for uncorrected ones the GPU needs a reset.",
             ),
-            now(f"sum(max by (node, hw_id, cause) ({remapped})) or vector(0)"),
+            now(f"sum(max by (node, hw_id, cause) ({remapped}))"),
             levels=ABOVE_0_IS_ODD,
             size=(4, 4),
         ),
