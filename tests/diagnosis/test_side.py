@@ -15,9 +15,16 @@ MS = 1_000_000
 
 
 def step(
-    host_ms: float, device_ms: float, behind_ms: float = 0.0, phase: str = "forward"
+    host_ms: float,
+    device_ms: float,
+    behind_ms: float = 0.0,
+    phase: str = "forward",
+    waits_ms: float = 0.0,
 ) -> StepFacts:
-    """A step of one phase alone, in which the device never keeps up with the host."""
+    """A step of one phase alone, in which the device never keeps up with the host.
+
+    *waits_ms*: before it, the host waits for the device.
+    """
     device_ns, host_ns = round(device_ms * MS), round(host_ms * MS)
     at = WORK_PHASES.index(phase)
     return StepFacts(
@@ -30,7 +37,10 @@ def step(
         unusual=False,
         work=0,
         paced_ns=(0, 0, 0, 0, 0),
-        host_ns=tuple(host_ns * (each == at) for each in range(5)),
+        host_ns=tuple(
+            host_ns * (each == at) + round(waits_ms * MS) * (each == WORK_PHASES.index("other"))
+            for each in range(5)
+        ),
         behind_ns=round(behind_ms * MS),
     )
 
@@ -75,10 +85,11 @@ def test_a_host_that_is_late_by_a_third_of_it_is_the_side_where_its_queue_is_nea
     assert table.side(1, "forward") == side
 
 
-def asking(device_ms: float) -> Row:
+def asking(device_ms: float, waits_ms: float = 40) -> Row:
     """The host of rank 1 alone waits for its device before, and then launches for 4 ms."""
     others = step(4, 32, behind_ms=300)
-    return Row(1, (others, step(4, device_ms, behind_ms=0), others))
+    late = step(4, device_ms, behind_ms=waits_ms, waits_ms=waits_ms)
+    return Row(1, (others, late, others))
 
 
 @pytest.mark.parametrize(
@@ -98,8 +109,15 @@ def test_a_host_that_waits_for_its_device_alone_is_the_side_as_far_as_it_explain
     assert table.side(1, "compute") == ("device" if side == "device" else "unclear")
 
 
+def test_a_host_that_never_has_much_in_line_does_not_wait_for_its_device() -> None:
+    table = PhaseTable([asking(35, waits_ms=0)] * 5, RANKS, ())
+
+    assert not table.waits_alone(1, "forward")
+
+
 def test_hosts_that_all_wait_for_their_devices_do_not_explain_one_that_is_late() -> None:
-    table = PhaseTable([Row(1, (USUAL, step(4, 35), USUAL))] * 5, RANKS, ())
+    usual, late = (step(4, ms, behind_ms=40, waits_ms=40) for ms in (32, 35))
+    table = PhaseTable([Row(1, (usual, late, usual))] * 5, RANKS, ())
 
     assert not table.waits_alone(1, "forward")
     assert table.side(1, "forward") == "device"

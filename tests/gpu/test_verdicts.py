@@ -224,6 +224,8 @@ def test_a_late_rank_is_named_with_its_phase_and_the_side_that_is_late(
     assert (verdict["kind"], verdict["who"]["rank"]) == ("straggler", "1")
     assert (verdict["phase"], verdict["evidence"]["side"]) == expected
     assert verdict["evidence"]["clock"] == "device"
+    # The program asks for nothing.
+    assert "waits_for_device" not in verdict["evidence"]
     assert len(opened(seen.records, name, *SPEED)) == 1
 
 

@@ -16,6 +16,7 @@ from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES, Kind
 # How a step begins. Of these phases it is known how far the device is behind its host.
 _ORDER = [WORK_PHASES.index(word) for word in ("other", "data", "forward", "backward")]
 # Which of them a verdict speaks of: from the first one up to the second.
+_BEFORE_FORWARD = (0, 2)
 _WINDOWS = {"data": (1, 2), "forward": (2, 3), "backward": (3, 4), "compute": (2, 4)}
 
 
@@ -185,22 +186,21 @@ class PhaseTable:
         return self._side_by_lag(i, phase, late_s * 1e9)
 
     def waits_alone(self, i: int, phase: str) -> bool:
-        """Whether the host of unit *i*, and no other, has waited for its device before this phase.
+        """Whether the host of unit *i*, and no other, waits for its device before forward begins.
 
-        Then its device has nothing to do when the phase begins, and idles until more is launched.
+        Its device had work in line when the step began, and has none when forward does. So it idles
+        until more is launched. A host that launches slowly has never much in line.
         """
-        phase = self._main_phase(i, phase)
-        if phase not in ("forward", "backward", "compute"):
+        if self._main_phase(i, phase) not in ("forward", "compute"):
             return False
-        hosts = self._hosts(i, *_WINDOWS[phase])
+        hosts = self._hosts(i, *_BEFORE_FORWARD)
         if hosts is None:
             return False
         own, others = hosts
-        words = COMPUTE_PHASES if phase == "compute" else {phase}
-        late_s = sum([s for word, s in self.excess_by_phase(i).items() if word in words])
+        late_s = self.excess_by_phase(i).get("forward", 0.0)
         least_ns = max(late_s * 1e9, limits.PHASE_TICK_NS)
-        others_ns = median([each.began_ns for each in others])
-        return own.began_ns < limits.PHASE_TICK_NS and others_ns > least_ns
+        others_ns = median([each.left_ns for each in others])
+        return own.left_ns < limits.PHASE_TICK_NS and min(own.began_ns, others_ns) > least_ns
 
     def _main_phase(self, i: int, phase: str) -> str:
         """The phase itself, or the one with the most of what is mixed."""
