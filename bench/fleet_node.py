@@ -197,12 +197,12 @@ def _only_elsewhere() -> Iterator[Row]:
         return Row(metric.name, of, named, [value], [per_s], of != "rank", "added")
 
     for metric in (
-        catalog.TRAINING_CUDA_MEMORY_ALLOCATED,
-        catalog.TRAINING_CUDA_MEMORY_RESERVED,
-        catalog.TRAINING_CUDA_MEMORY_PEAK,
+        catalog.TRAINING_DEVICE_MEMORY_ALLOCATED,
+        catalog.TRAINING_DEVICE_MEMORY_RESERVED,
+        catalog.TRAINING_DEVICE_MEMORY_PEAK,
     ):
         yield row(metric, "rank", 5.0 * 10**10, 0.0)
-    yield row(catalog.TRAINING_CUDA_ALLOC_RETRIES, "rank", 0.0, 0.0)
+    yield row(catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES, "rank", 0.0, 0.0)
     yield row(catalog.TRAINING_OOMS, "rank", 0.0, 0.0)
     yield row(
         catalog.TRAINING_FLOPS_PEAK,

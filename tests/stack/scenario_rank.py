@@ -196,10 +196,10 @@ def tell_of_gpu(run: otel_ddp.Run, uuid: str, step: int) -> None:
     assert recorder is not None
     recorder.documents.facts({"boards": [{"index": 0, "uuid": uuid}]})
     used = (40 + step % 10) * GIB
-    recorder.totals.stamp(catalog.TRAINING_CUDA_MEMORY_ALLOCATED, float(used))
-    recorder.totals.stamp(catalog.TRAINING_CUDA_MEMORY_RESERVED, float(used + 8 * GIB))
-    recorder.totals.stamp(catalog.TRAINING_CUDA_MEMORY_PEAK, float(50 * GIB))
-    recorder.totals.stamp(catalog.TRAINING_CUDA_ALLOC_RETRIES, float(step // 20))
+    recorder.totals.stamp(catalog.TRAINING_DEVICE_MEMORY_ALLOCATED, float(used))
+    recorder.totals.stamp(catalog.TRAINING_DEVICE_MEMORY_RESERVED, float(used + 8 * GIB))
+    recorder.totals.stamp(catalog.TRAINING_DEVICE_MEMORY_PEAK, float(50 * GIB))
+    recorder.totals.stamp(catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES, float(step // 20))
     recorder.totals.stamp(catalog.TRAINING_OOMS, 0.0)
     recorder.totals.stamp(
         catalog.TRAINING_FLOPS_PEAK, 67e12, dtype="float32", device="NVIDIA H100 80GB HBM3"

@@ -54,29 +54,23 @@ def test_a_model_on_the_processor_asks_nothing_of_cuda(
 # -- the allocator
 
 
-CUDA = torch.device("cuda", 1)
+XPU = torch.device("xpu", 1)
 
 
-def statistics() -> dict[str, Any]:
+def statistics() -> dict[str, int]:
     """A part of what torch has, with numbers that cannot be mistaken for one another."""
-
-    def pools(first: int) -> dict[str, dict[str, int]]:
-        return {
-            pool: {what: first + number for number, what in enumerate(("current", "peak", "freed"))}
-            for pool, first in (("all", first), ("large_pool", first + 10))
-        }
-
-    return {
-        "allocated_bytes": pools(100),
-        "reserved_bytes": pools(200),
-        "active_bytes": pools(300),
-        "num_alloc_retries": 4,
-        "num_ooms": 5,
-    }
+    found = {"num_alloc_retries": 4, "num_ooms": 5}
+    for first, what in ((100, "allocated_bytes"), (200, "reserved_bytes"), (300, "active_bytes")):
+        for after, pool in ((0, "all"), (10, "large_pool")):
+            for number, when in enumerate(("current", "peak", "freed"), first + after):
+                found[f"{what}.{pool}.{when}"] = number
+    return found
 
 
 class FakeModule:
-    """What torch.cuda offers."""
+    """What torch.cuda, torch.xpu and their like offer."""
+
+    Event = torch.Event
 
     def __init__(self) -> None:
         self.found: Any = statistics()
@@ -87,7 +81,7 @@ class FakeModule:
     def is_initialized(self) -> bool:
         return self.initialized
 
-    def memory_stats_as_nested_dict(self, device: Any) -> Any:
+    def memory_stats(self, device: Any) -> Any:
         assert self.initialized, "this would have made a context"
         self.asked.append(device)
         if isinstance(self.found, Exception):
@@ -104,27 +98,43 @@ def module() -> FakeModule:
 
 
 WHOLE = {
-    catalog.TRAINING_CUDA_MEMORY_ALLOCATED: 100,
-    catalog.TRAINING_CUDA_MEMORY_RESERVED: 200,
-    catalog.TRAINING_CUDA_MEMORY_PEAK: 101,
-    catalog.TRAINING_CUDA_ALLOC_RETRIES: 4,
+    catalog.TRAINING_DEVICE_MEMORY_ALLOCATED: 100,
+    catalog.TRAINING_DEVICE_MEMORY_RESERVED: 200,
+    catalog.TRAINING_DEVICE_MEMORY_PEAK: 101,
+    catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES: 4,
     catalog.TRAINING_OOMS: 5,
 }
 
 
-def read(module: Any) -> dict[catalog.Metric, int]:
-    return memory(CUDA, module=lambda _: module)
+def read(module: Any, device: torch.device = XPU) -> dict[catalog.Metric, int]:
+    return memory(device, module=lambda _: module)
 
 
-def test_one_question_gives_all_the_numbers(module: FakeModule) -> None:
-    assert read(module) == WHOLE
-    assert module.asked == [CUDA]
+@pytest.mark.parametrize("device", [FIRST, XPU])
+def test_one_question_gives_all_the_numbers(module: FakeModule, device: torch.device) -> None:
+    assert read(module, device) == WHOLE
+    assert module.asked == [device]
 
 
-@pytest.mark.parametrize("kind", ["cuda", "cpu", "meta", "mps"])
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "cpu", "meta", "mps"])
 def test_the_real_module_is_not_initialised_by_reading(kind: str) -> None:
     assert memory(torch.device(kind)) == {}
     assert not torch.cuda.is_initialized()
+    assert not torch.xpu.is_initialized()
+
+
+def test_a_device_that_is_not_in_use_is_not_asked(module: FakeModule) -> None:
+    module.initialized = False
+
+    assert read(module) == {}
+    assert module.asked == []
+
+
+def test_a_device_that_may_not_be_in_use_is_not_asked() -> None:
+    asked: list[Any] = []
+
+    assert read(SimpleNamespace(memory_stats=asked.append)) == {}
+    assert asked == []
 
 
 def test_an_allocator_that_never_counts_has_no_counts(module: FakeModule) -> None:
@@ -134,11 +144,57 @@ def test_an_allocator_that_never_counts_has_no_counts(module: FakeModule) -> Non
     assert read(module) == dict(list(WHOLE.items())[:3])
 
 
-@pytest.mark.parametrize("answer", [{}, RuntimeError("does not yet support getDeviceStats")])
+@pytest.mark.parametrize(
+    "answer",
+    [{}, None, RuntimeError("does not yet support getDeviceStats"), AttributeError("no such")],
+)
 def test_an_allocator_that_tells_nothing_has_no_reading(module: FakeModule, answer: Any) -> None:
     module.found = answer
 
     assert read(module) == {}
+
+
+def train_on_the_module_of_meta(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`meta` is a device that torch trains on everywhere, and has no module for."""
+    monkeypatch.setattr(torch, "meta", module, raising=False)
+    model = torch.nn.Linear(4, 1, device="meta")
+    otel_ddp.instrument(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        model(torch.ones(2, 4, device="meta")).sum().backward()
+        optimizer.step()
+
+
+def test_the_memory_of_any_type_of_device_is_recorded(
+    place: Here, module: FakeModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_on_the_module_of_meta(module, monkeypatch)
+
+    journal = place.only()
+    assert {metric: journal.total(metric) for metric in WHOLE} == WHOLE
+    capability = journal.facts["capability"]
+    assert (capability["memory"], capability["out_of_memory"]) == ("", "")
+
+
+def test_a_device_without_statistics_is_named_once(
+    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_on_the_module_of_meta(None, monkeypatch)
+
+    capability = place.only().facts["capability"]
+    assert (capability["memory"], capability["out_of_memory"]) == ("no_statistics",) * 2
+    sentence = "memory, out_of_memory (torch tells no statistics of this device's allocator)"
+    assert caplog.text.count(sentence) == 1
+
+
+def test_an_allocator_that_never_counts_is_named(
+    place: Here, module: FakeModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module.backend = "cudaMallocAsync"
+    train_on_the_module_of_meta(module, monkeypatch)
+
+    capability = place.only().facts["capability"]
+    assert (capability["memory"], capability["out_of_memory"]) == ("", "no_counts")
 
 
 # -- peaks

@@ -579,15 +579,14 @@ def _memory() -> list[Panel]:
         lines(
             Text(
                 "GPU memory of the fullest rank",
-                "What tensors occupy, the most they ever did, what PyTorch holds, and what the "
-                "GPU has.",
+                "What tensors occupy, the most they ever did, what PyTorch's allocator holds, and "
+                "what the GPU has.",
                 "Peak near the limit: a longer batch will not fit. Held far above occupied: "
-                "fragmented, "
-                "try expandable segments.",
+                "fragmented, try the allocator's expandable segments.",
             ),
-            over_time(most("training.cuda.memory.allocated"), "tensors"),
-            over_time(most("training.cuda.memory.peak"), "peak"),
-            over_time(most("training.cuda.memory.reserved"), "held by PyTorch"),
+            over_time(most("training.device.memory.allocated"), "tensors"),
+            over_time(most("training.device.memory.peak"), "peak"),
+            over_time(most("training.device.memory.reserved"), "held by PyTorch"),
             over_time(f"min({metric('hw.gpu.memory.limit', RANKS_OF_RUN)})", "smallest GPU"),
             unit="bytes",
             minimum=0,
@@ -598,7 +597,7 @@ def _memory() -> list[Panel]:
                 "How often the allocator had to empty its cache, and how often memory ran out.",
                 "Retries cost time: lower the batch, or checkpoint activations.",
             ),
-            over_time(times("training.cuda.alloc_retries"), "retries"),
+            over_time(times("training.device.memory.alloc_retries"), "retries"),
             over_time(times("training.ooms"), "out of memory"),
             unit="short",
             levels=ABOVE_0_IS_ODD,

@@ -225,7 +225,7 @@ TRAINING_EXCEPTIONS = _progress.counter("training.exceptions", "{exception}", "e
     "How many exceptions have ended the rank's training, by their class: none is told of before."
 )
 TRAINING_OOMS = _progress.counter("training.ooms", "{error}")(
-    "How often the rank has run out of GPU memory."
+    "How often the rank has run out of its device's memory."
 )
 TRAINING_CHECKPOINT_DURATION = _progress.histogram(
     "training.checkpoint.duration", "s", bounds=_CHECKPOINT_BOUNDS
@@ -287,18 +287,18 @@ TRAINING_FLOPS = _speed.counter("training.flops", "{operation}", "method")(
 TRAINING_FLOPS_PEAK = _speed.gauge("training.flops.peak", "{operation}/s", "dtype", "device")(
     "Floating-point operations per second that the rank's device could reach at best."
 )
-TRAINING_CUDA_MEMORY_ALLOCATED = _speed.updown("training.cuda.memory.allocated", "By")(
-    "GPU memory that the rank's tensors occupy."
+TRAINING_DEVICE_MEMORY_ALLOCATED = _speed.updown("training.device.memory.allocated", "By")(
+    "Device memory that the rank's tensors occupy."
 )
-TRAINING_CUDA_MEMORY_RESERVED = _speed.updown("training.cuda.memory.reserved", "By")(
-    "GPU memory that PyTorch's allocator holds for the rank, whether or not tensors use it."
+TRAINING_DEVICE_MEMORY_RESERVED = _speed.updown("training.device.memory.reserved", "By")(
+    "Device memory that PyTorch's allocator holds for the rank, whether or not tensors use it."
 )
-TRAINING_CUDA_MEMORY_PEAK = _speed.gauge("training.cuda.memory.peak", "By")(
-    "The most GPU memory that the rank's tensors have occupied at one time."
+TRAINING_DEVICE_MEMORY_PEAK = _speed.gauge("training.device.memory.peak", "By")(
+    "The most device memory that the rank's tensors have occupied at one time."
 )
-TRAINING_CUDA_ALLOC_RETRIES = _speed.counter("training.cuda.alloc_retries", "{retry}")(
-    "How often PyTorch's allocator had to empty its cache to serve a request."
-)
+TRAINING_DEVICE_MEMORY_ALLOC_RETRIES = _speed.counter(
+    "training.device.memory.alloc_retries", "{retry}"
+)("How often PyTorch's allocator had to empty its cache to serve a request.")
 
 # --- Learning ----------------------------------------------------------------------------------
 

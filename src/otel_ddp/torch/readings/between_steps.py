@@ -102,12 +102,11 @@ class Readings(StepListener):
         if device is None or device.type == "cpu":
             return
         self._device = self._flops.device = device
-        if device.type == "cuda":
-            self._memory = MemoryReadings(device, self._stepper.progress)
+        self._memory = MemoryReadings(device, self._stepper.progress)
         self._clock = clock_for(device, self._stepper.progress.device_times)
         self._stepper.progress.phases.device_clock = self._clock
         # At once: the first steps are compared by this clock or by none.
-        self._recorder.documents.facts({"capability": self._clock_capability()})
+        self._recorder.documents.facts({"capability": self._device_capability()})
 
     # -- in a step
 
@@ -243,7 +242,7 @@ class Readings(StepListener):
         self._correct_work(found)
         if self._loss.asked:
             found["loss"] = self._loss.missing
-        found.update(self._clock_capability())
+        found.update(self._device_capability())
         self._waits_for_collective = bool(found["comm_wait"]) and none_so_far()
         if found != self._known:
             self._known = found
@@ -264,12 +263,13 @@ class Readings(StepListener):
                 "otel_ddp.log({'loss': loss}).",
             )
 
-    def _clock_capability(self) -> dict[str, str]:
-        if self._device is None:
+    def _device_capability(self) -> dict[str, str]:
+        if self._memory is None:
             return {}
+        found = self._memory.capability()
         if self._clock is None:
-            return {"device_clock": "device_unknown"}
-        return {"device_clock": "device_failed" if self._clock.failed else ""}
+            return found | {"device_clock": "device_unknown"}
+        return found | {"device_clock": "device_failed" if self._clock.failed else ""}
 
     def _correct_work(self, found: dict[str, str]) -> None:
         if found["flops"] == "uncountable" and self._flops.uncounted:

@@ -60,6 +60,8 @@ REASONS: Mapping[str, str] = {
     "more: pass instrument(flops_per_sample=...)",
     "device_unknown": "this device has no events that could be asked without waiting for it",
     "device_failed": "the device's clock failed",
+    "no_statistics": "torch tells no statistics of this device's allocator",
+    "no_counts": "this device's allocator counts no retries, nor how often memory ran out",
 }
 
 

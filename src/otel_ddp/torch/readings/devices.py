@@ -58,14 +58,14 @@ _READ_EVERY_S = 5.0
 
 # What the allocator says -> where it says it. A number that it does not count is left out.
 _STATISTICS = {
-    catalog.TRAINING_CUDA_MEMORY_ALLOCATED: ("allocated_bytes", "all", "current"),
-    catalog.TRAINING_CUDA_MEMORY_RESERVED: ("reserved_bytes", "all", "current"),
-    catalog.TRAINING_CUDA_MEMORY_PEAK: ("allocated_bytes", "all", "peak"),
-    catalog.TRAINING_CUDA_ALLOC_RETRIES: ("num_alloc_retries",),
-    catalog.TRAINING_OOMS: ("num_ooms",),
+    catalog.TRAINING_DEVICE_MEMORY_ALLOCATED: "allocated_bytes.all.current",
+    catalog.TRAINING_DEVICE_MEMORY_RESERVED: "reserved_bytes.all.current",
+    catalog.TRAINING_DEVICE_MEMORY_PEAK: "allocated_bytes.all.peak",
+    catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES: "num_alloc_retries",
+    catalog.TRAINING_OOMS: "num_ooms",
 }
 # CUDA's own allocator (cudaMallocAsync) has these keys as well, but never counts.
-_COUNTS = (catalog.TRAINING_CUDA_ALLOC_RETRIES, catalog.TRAINING_OOMS)
+_COUNTS = (catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES, catalog.TRAINING_OOMS)
 
 
 def memory(
@@ -73,22 +73,20 @@ def memory(
 ) -> dict[catalog.Metric, int]:
     """What its allocator holds now; nothing before it is in use, or without such statistics."""
     torchs = module(device)
-    ask = getattr(torchs, "memory_stats_as_nested_dict", None)
-    # Reading must not create a context on the device.
-    if ask is None or not torchs.is_initialized():
+    ask = getattr(torchs, "memory_stats", None)
+    is_initialized = getattr(torchs, "is_initialized", None)
+    # Reading must not create a context on the device: without its word, that cannot be known.
+    if ask is None or is_initialized is None or not is_initialized():
         return {}
-    try:
-        found = ask(device)
-        backend = getattr(torchs, "get_allocator_backend", lambda: "native")()
-    except RuntimeError:
-        errors.reraise_foreign()
-        # An allocator of the user's own that keeps no statistics, or a failed device.
-        return {}
-    numbers = {metric: _number(found, *keys) for metric, keys in _STATISTICS.items()}
+    backend_of = getattr(torchs, "get_allocator_backend", lambda: "native")
+    # An allocator of the user's own that keeps no statistics, or a failed device, raises.
+    nothing: tuple[dict[str, Any], str] = {}, ""
+    found, backend = errors.attempt(lambda: (dict(ask(device)), backend_of()), nothing)
     return {
         metric: number
-        for metric, number in numbers.items()
-        if number is not None and (backend == "native" or metric not in _COUNTS)
+        for metric, key in _STATISTICS.items()
+        if isinstance(number := found.get(key), int)
+        and (backend == "native" or metric not in _COUNTS)
     }
 
 
@@ -99,6 +97,7 @@ class MemoryReadings:
         self._device = device
         self._progress = progress
         self._next_s = 0.0
+        self._known: set[catalog.Metric] = set()
         self._retries: int | None = None
 
     def poll(self) -> None:
@@ -108,19 +107,25 @@ class MemoryReadings:
             return
         self._next_s = now + _READ_EVERY_S
         found = memory(self._device)
+        self._known |= found.keys()
         for metric, number in found.items():
             self._progress.recorder.totals.stamp(metric, float(number))
-        retries = found.get(catalog.TRAINING_CUDA_ALLOC_RETRIES)
+        retries = found.get(catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES)
         if retries is not None:
             if self._retries is not None and retries > self._retries:
                 self._progress.work.retries += retries - self._retries
             self._retries = retries
 
-
-def _number(found: Any, *keys: str) -> int | None:
-    for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found if isinstance(found, int) else None
+    def capability(self) -> dict[str, str]:
+        """What is read (with an empty reason), and what is not; nothing before the first poll."""
+        if not self._next_s:
+            return {}
+        if not self._known:
+            return dict.fromkeys(("memory", "out_of_memory"), "no_statistics")
+        return {
+            "memory": "",
+            "out_of_memory": "" if self._known.issuperset(_COUNTS) else "no_counts",
+        }
 
 
 # -- peaks, by the name of a device and a dtype, from its vendor's data sheet
