@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from intel_boards import ADDRESS, UUID, IntelBoard
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.gpu.driver import NothingHere, User
 from otel_ddp.agent.node.gpu.intel import Intel
@@ -14,21 +15,6 @@ from otel_ddp.agent.node.gpu.owners import owners
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus
 from otel_ddp.agent.reading.journals import Rank
 
-ADDRESS = "0000:03:00.0"
-# As Level Zero has the bytes: vendor, device, revision, domain, bus, device, function.
-UUID = "86800be2-0000-0000-0300-000000000000"
-FILES = {
-    "device": "0xe20b",
-    "revision": "0x00",
-    "drm/renderD128/dev": "226:128",
-    "tile0/gt0/freq0/act_freq": "2400",
-    "hwmon/hwmon3/energy1_input": "5000000",
-    "hwmon/hwmon3/power1_max": "190000000",
-    "hwmon/hwmon3/temp2_label": "pkg",
-    "hwmon/hwmon3/temp2_input": "61000",
-    "hwmon/hwmon3/temp3_label": "vram",
-    "hwmon/hwmon3/temp3_input": "70000",
-}
 FDINFO = """pos:\t0
 drm-driver:\txe
 drm-client-id:\t3
@@ -39,22 +25,10 @@ drm-resident-vram0:\t3 MiB
 """
 
 
-class Card:
-    """A node with one board; `now` is its clock."""
+class Card(IntelBoard):
+    """With a driver of ours over it; `now` is its clock."""
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.now = root, 100.0
-        self.folder = f"sys/bus/pci/drivers/xe/{ADDRESS}"
-        for name, content in FILES.items():
-            self.put(f"{self.folder}/{name}", content)
-        self.put("dev/dri/renderD128", "")
-        # A processor's own graphics are no board.
-        self.put("sys/bus/pci/drivers/i915/0000:00:02.0/drm/renderD128/dev", "226:128")
-
-    def put(self, name: str, content: str) -> None:
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{content}\n")
+    now = 100.0
 
     def driver(self) -> Intel:
         return Intel(
@@ -76,7 +50,7 @@ def test_a_board_answers_under_the_names_and_in_the_units_of_all_vendors(card: C
 
     first = gpus.read(0)
     card.now += 2.0
-    card.put(f"{card.folder}/hwmon/hwmon3/energy1_input", "305000000")
+    card.spend(305)
     (sample,) = gpus.read(2 * 10**9).devices
 
     assert gpus.errors == 0
@@ -101,7 +75,7 @@ def test_there_is_no_power_before_two_readings_nor_where_its_energy_began_anew(c
 
     once = list(power.ask())
     card.now += 1.0
-    card.put(f"{card.folder}/hwmon/hwmon3/energy1_input", "0")
+    card.spend(0)
 
     assert (once, list(power.ask())) == ([], [])
 
