@@ -55,7 +55,7 @@ _SENTENCES = {
     "that change.",
     "launch": "launch-bound: in {share} of the step, in forward, backward and the optimizer, the "
     "device has no more to do than the host launches at the moment. Larger batches, torch.compile "
-    "or CUDA graphs would help.",
+    "or graphs (torch.compile's `reduce-overhead`) would help.",
     "compute": "compute-bound: {share} of the step is forward, backward and the optimizer.",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,19 @@ class Card(IntelBoard):
 
     now = 100.0
 
-    def driver(self) -> Intel:
+    def hold(self, pid: int, fdinfo: str, name: str = "5", board: str = "renderD128") -> None:
+        """A process that has the board open."""
+        self.put(f"proc/{pid}/fdinfo/{name}", fdinfo)
+        (self.root / f"proc/{pid}/fd").mkdir(exist_ok=True)
+        os.symlink(f"/dev/dri/{board}", self.root / f"proc/{pid}/fd/{name}")
+
+    def driver(self, clock: Callable[[], float] | None = None) -> Intel:
         return Intel(
             sys=self.root / "sys",
             dev=self.root / "dev",
             proc=self.root / "proc",
             boot_ns=lambda: 7,
-            clock=lambda: self.now,
+            clock=clock or (lambda: self.now),
         )
 
 
@@ -93,19 +100,29 @@ def test_a_rank_finds_its_board_by_the_uuid_of_level_zero(card: Card) -> None:
 
 def test_a_process_is_seen_where_it_holds_memory_and_each_client_counts_once(card: Card) -> None:
     for name in ("5", "6"):
-        card.put(f"proc/70/fdinfo/{name}", FDINFO)
-    card.put("proc/70/fdinfo/7", FDINFO.replace("id:\t3", "id:\t4").replace("03:00", "04:00"))
+        card.hold(70, FDINFO, name)
+    elsewhere = FDINFO.replace("id:\t3", "id:\t4").replace("03:00", "04:00")
+    card.hold(70, elsewhere, "7", "renderD129")
     card.put("proc/70/fdinfo/8", FDINFO.replace("id:\t3", "id:\t5"))
-    (card.root / "proc/70/fd").mkdir()
-    for name, target in (("5", "/dev/dri/renderD128"), ("6", "/dev/dri/renderD128")):
-        os.symlink(target, card.root / "proc/70/fd" / name)
-    os.symlink("/dev/dri/renderD129", card.root / "proc/70/fd/7")
     os.symlink("/tmp/other", card.root / "proc/70/fd/8")
     driver = card.driver()
     driver.open()
     (device,) = driver.devices()
 
     assert driver.users(device) == [User(70, 3 << 20)]
+
+
+def test_a_look_at_all_processes_takes_a_hundredth_of_a_core_at_most(card: Card) -> None:
+    times = iter([100.0, 100.05, 104.9, 105.0, 105.05])
+    driver = card.driver(lambda: next(times))
+    driver.open()
+    (device,) = driver.devices()
+    card.hold(70, FDINFO)
+
+    assert len(driver.users(device)) == 1
+    card.hold(71, FDINFO)
+    assert len(driver.users(device)) == 1
+    assert len(driver.users(device)) == 2
 
 
 def test_a_processors_own_graphics_are_no_board(card: Card) -> None:

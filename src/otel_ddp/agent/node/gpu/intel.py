@@ -24,6 +24,8 @@ from otel_ddp.agent.node.gpu.kernel_boards import (
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog
 
+# Who uses boards is looked at so often at most, and with so much of a core.
+_LOOK_EVERY_S, _LOOK_SHARE = 1.0, 0.01
 _MICRO, _MILLI = 1e6, 1e3
 _ENERGY = ("hwmon/energy1_input", "hwmon/energy2_input")
 _MEMORY = re.compile(r"^drm-resident-(?:vram|local)\d*:\s*(\d+)(?: (KiB|MiB))?$", re.MULTILINE)
@@ -62,6 +64,8 @@ class Intel(KernelBoards):
     ) -> None:
         super().__init__(**roots)
         self._proc, self._clock = proc, clock
+        self._users: dict[str, list[User]] = {}
+        self._next_look = 0.0
 
     def is_board(self, folder: str) -> bool:
         return bool(names_in(f"{folder}/hwmon"))
@@ -104,20 +108,33 @@ class Intel(KernelBoards):
         return (self.measurement(catalog.HW_POWER, watts, pci),)
 
     def users(self, device: Device) -> Sequence[User]:
-        found = []
+        now = self._clock()
+        if now >= self._next_look:
+            self._users = self._looked()
+            # Of a node with thousands of processes a look takes long, and all boards share it.
+            self._next_look = now + max(_LOOK_EVERY_S, (self._clock() - now) / _LOOK_SHARE)
+        return self._users.get(device.pci, [])
+
+    def _looked(self) -> dict[str, list[User]]:
+        """The processes that hold memory of boards, by the boards' addresses."""
+        found: dict[str, list[User]] = {}
         for pid in filter(str.isdecimal, names_in(str(self._proc))):
             # A client may have several descriptors.
-            clients = {}
+            clients: dict[tuple[str, str], int] = {}
             for name in names_in(here := f"{self._proc}/{pid}/fd"):
                 if not _target(f"{here}/{name}").startswith("/dev/dri/"):
                     continue
                 said = files.read_text(f"{self._proc}/{pid}/fdinfo/{name}") or ""
                 client, address = _CLIENT.search(said), _ADDRESS.search(said)
-                if client and address and address[1] == device.pci:
+                if client and address:
                     held = (int(count) * _UNITS[unit] for count, unit in _MEMORY.findall(said))
-                    clients[client[1]] = sum(held)
-            if used_bytes := sum(clients.values()):
-                found.append(User(int(pid), used_bytes))
+                    clients[address[1], client[1]] = sum(held)
+            used: dict[str, int] = {}
+            for (of_board, _), held_bytes in clients.items():
+                used[of_board] = used.get(of_board, 0) + held_bytes
+            for of_board, used_bytes in used.items():
+                if used_bytes:
+                    found.setdefault(of_board, []).append(User(int(pid), used_bytes))
         return found
 
 
