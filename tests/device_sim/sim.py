@@ -161,6 +161,7 @@ def _module(native: ModuleType, event: type[torch.Event], devices: int) -> Modul
         "is_available": lambda: True,
         "is_current_stream_capturing": native.is_capturing,
         "is_initialized": lambda: True,
+        "memory_stats": accelerator.memory_stats,
         "manual_seed_all": lambda seed: None,
         "set_device": accelerator.set_device_index,
         "stream": lambda stream: stream,

@@ -211,6 +211,19 @@ def test_phases_of_the_device_are_right_within_2_percent(seen: Seen, rank: str) 
         assert 0.98 * own["seconds_later"][phase] < told[phase] < 1.02 * own["seconds"][phase]
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_memory_of_the_device_is_that_of_its_allocator(seen: Seen, rank: str) -> None:
+    told = {"run": "balanced", "rank": rank}
+    found = {
+        each.metric: each.value
+        for each in seen.points
+        if each.metric.startswith("training.device.memory.")
+        and told.items() <= each.attributes.items()
+    }
+
+    assert found["training.device.memory.peak"] >= found["training.device.memory.allocated"] > 0
+
+
 @pytest.mark.parametrize("name", LATE)
 def test_a_late_rank_is_named_with_its_phase_and_the_side_that_is_late(
     seen: Seen, name: str, record_property: Record
