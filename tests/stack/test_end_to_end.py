@@ -214,9 +214,15 @@ def test_buckets_of_the_steps_duration_lead_to_traces(launch: Launch, way: str) 
         for exemplar in series["exemplars"]
     ]
 
-    steps = {(span["traceId"], span["spanId"]) for span in launch.spans() if span["name"] == "step"}
-    assert found
-    assert {(each["trace_id"], each["span_id"]) for each in found} <= steps
+    told = {(each["trace_id"], each["span_id"]) for each in found}
+    assert told
+
+    def has_all_steps() -> bool:
+        spans = launch.spans()
+        return told <= {(e["traceId"], e["spanId"]) for e in spans if e["name"] == "step"}
+
+    # Spans and metrics arrive in no order.
+    until(has_all_steps, "the spans of all of these")
 
 
 def test_the_verdict_on_a_late_rank_arrives_as_a_log_record(launch: Launch) -> None:

@@ -19,7 +19,6 @@ from otel_ddp.identity.run_names import clean
 from otel_ddp.journal import place
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.settings import Settings
-from otel_ddp.torch.models import device_runtime
 from otel_ddp.vocabulary import catalog
 
 _JOB = {
@@ -132,6 +131,8 @@ def program_facts() -> dict[str, Any]:
         found["pool"] = in_pool_worker()
     torch = sys.modules.get("torch")
     if torch is not None:
+        from otel_ddp.torch.models import device_runtime
+
         found["torch"] = str(getattr(torch, "__version__", ""))
         # A thread may be about to import torch.
         version = sys.modules.get("torch.version")
