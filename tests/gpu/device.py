@@ -24,6 +24,8 @@ class Device(NamedTuple):
     name: str
     module: Any
     backend: str
+    ranks: int
+    """How many share the devices that this process sees."""
     busy: Callable[[float], None]
     """Launch a kernel that does nothing for so many seconds; inf: it never ends."""
     make_graph: Callable[[], Any]
@@ -43,7 +45,7 @@ def _sim() -> Device:
     backend = os.environ.get(COLLECTIVES, sim.COLLECTIVES)
     module = sim.install(devices=2, events_keep_lock=KEEP_LOCK in os.environ, collectives=backend)
     waits = sim.waits_since
-    return Device(sim.NAME, module, backend, module.busy, module.Graph, lambda: waits({}))
+    return Device(sim.NAME, module, backend, 1, module.busy, module.Graph, lambda: waits({}))
 
 
 def _real(name: str) -> Device:
@@ -52,7 +54,8 @@ def _real(name: str) -> Device:
     backend = dist.get_default_backend_for_device(name)
     launch = _sleeps if name == "cuda" else _multiplies
     make_graph = getattr(module, "CUDAGraph", None) or getattr(module, f"{name.upper()}Graph", None)
-    return Device(name, module, backend, launch(name, module), make_graph, dict)
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    return Device(name, module, backend, ranks, launch(name, module), make_graph, dict)
 
 
 def _sleeps(name: str, module: Any) -> Callable[[float], None]:

@@ -87,7 +87,10 @@ class Net(nn.Module):
         self.settings, self.step = settings, 0
         self.inner = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
         own = torch.device(DEVICE.name, DEVICE.module.current_device())
-        self.devices = [torch.device(own.type, own.index + at) for at in range(settings.devices)]
+        # Real devices are shared out among the ranks: each has its first one before any a second.
+        stride = DEVICE.ranks
+        places = range(own.index, own.index + settings.devices * stride, stride)
+        self.devices = [torch.device(own.type, place) for place in places]
         self.inner.to(own)
         self.others = nn.ModuleList(nn.Linear(64, 64, device=each) for each in self.devices[1:])
 

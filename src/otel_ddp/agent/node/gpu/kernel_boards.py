@@ -6,6 +6,7 @@ import errno
 import os
 import platform
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -54,7 +55,7 @@ class Board(NamedTuple):
     """Where each file is, by the name that a row gives it."""
 
 
-class KernelBoards:
+class KernelBoards(ABC):
     """The boards of one vendor. It needs no library, and no permission beyond the device's own."""
 
     vendor = ""
@@ -118,7 +119,7 @@ class KernelBoards:
                 if not self.is_board(folder):
                     continue
                 there, self._module = True, module
-                # Whoever gives a container a device gives it this file; /sys shows all of them.
+                # A container gets this file with its device. /sys shows the machine's devices.
                 if nodes.intersection(names_in(f"{folder}/drm")):
                     given.append((address, folder))
         return there, sorted(given)
@@ -131,9 +132,9 @@ class KernelBoards:
         """Whether to list it."""
         return True
 
+    @abstractmethod
     def identity(self, folder: str, address: str) -> tuple[str, str]:
         """The UUID, as torch tells it of the same board, and the name."""
-        raise NotImplementedError
 
     def questions(self, device: Device) -> Sequence[Question]:
         board = self.known(device)
