@@ -88,6 +88,20 @@ def test_of_a_board_and_the_part_of_it_that_is_used_the_part_counts() -> None:
     assert late(gpu(0), board, part).evidence["gpu"]["index"] == "1:0"
 
 
+@pytest.mark.parametrize("of_node", [False, True])
+def test_where_gpus_tell_no_reasons_of_throttling_a_verdict_has_none_and_not_an_empty_list(
+    of_node: bool,
+) -> None:
+    late_gpu, other = gpu(1, 1200e6), on("n2", 0, 1980e6)
+    del late_gpu["throttled"], other["throttled"]
+    who = (("group", "g"), ("run", "r"), ("node", "n1")) if of_node else labels_of(1)
+
+    found = with_gpus(Verdict("straggler", who, "compute", SENTENCE, {}), [late_gpu, other])
+
+    assert found.sentence.endswith("at 1200 MHz, those of the others at 1980.")
+    assert "throttled" not in str(found.evidence)
+
+
 # -- the GPUs of a node
 
 

@@ -63,7 +63,10 @@ def core_hint(
 
 
 Gpu = Mapping[str, Any]
-"""One GPU as in the agent's file: `index`, `name`, `labels`, `throttled`, numbers by name."""
+"""One GPU as in the agent's file: `index`, `name`, `labels`, numbers by name, `throttled`.
+
+`throttled` is absent where the vendor tells no reasons.
+"""
 
 _SLOWER = 0.95
 _NUMBERS = ("busy_ratio", "used_bytes", "power_w", "temperature_c", "sm_clock_hz")
@@ -85,7 +88,9 @@ def with_gpus(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
     (gpu,) = mine
     others = [each for each in gpus if each is not gpu and _is_of_run(each, verdict.labels)]
     found = {name: gpu[name] for name in _NUMBERS if name in gpu}
-    evidence = {**found, "index": gpu.get("index"), "throttled": list(_throttled(gpu))}
+    evidence = {**found, "index": gpu.get("index")}
+    if "throttled" in gpu:
+        evidence["throttled"] = list(_throttled(gpu))
     causes = [*_held_back(mine, others), *_slow(mine, others)]
     return _with(verdict, f"Its GPU {gpu.get('index')}", causes, {"gpu": evidence})
 
@@ -103,9 +108,10 @@ def _with_gpus_of_node(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
         if any(name in each for each in mine)
     }
     reasons = sorted({reason for each in mine for reason in _throttled(each)})
-    evidence["throttled"] = {
-        reason: sum(reason in _throttled(each) for each in mine) for reason in reasons
-    }
+    if any("throttled" in each for each in mine):
+        evidence["throttled"] = {
+            reason: sum(reason in _throttled(each) for each in mine) for reason in reasons
+        }
     causes = [*_held_back(mine, others), *_slow(mine, others)]
     return _with(verdict, "Most of its GPUs", causes, {"gpus": evidence})
 

@@ -217,14 +217,14 @@ class Sampling:
             "parent": each.device.parent,
             "labels": dict(self._ownership.labels.get(each.device.uuid, ())),
             "processes": len(each.users),
-            "throttled": [],
         }
         known = len(identity(each.device))
         for measurement in each.measurements:
             kind = "".join(value for _, value in measurement.attributes[known:])
             if measurement.metric is catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE:
+                reasons = described.setdefault("throttled", [])
                 if measurement.value:
-                    described["throttled"].append(kind)
+                    reasons.append(kind)
             elif (key := _SHOWN.get((measurement.metric, kind))) is not None:
                 described[key] = measurement.value
         return described
