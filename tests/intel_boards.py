@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+
+from otel_ddp.agent.node.gpu.intel import Intel
 
 ADDRESS = "0000:03:00.0"
 # As Level Zero has the bytes: vendor, device, revision, domain, bus, device, function.
@@ -22,7 +25,9 @@ FILES = {
 
 
 class IntelBoard:
-    """Its `sys` and `dev` stand for the machine's."""
+    """Its `sys` and `dev` stand for the machine's; `now` is the clock of its driver."""
+
+    now = 100.0
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -41,3 +46,12 @@ class IntelBoard:
     def spend(self, joules: float) -> None:
         """Its counter of energy stands there now."""
         self.put(f"{self.folder}/hwmon/hwmon3/energy1_input", str(round(joules * 1e6)))
+
+    def driver(self, clock: Callable[[], float] | None = None) -> Intel:
+        return Intel(
+            sys=self.root / "sys",
+            dev=self.root / "dev",
+            proc=self.root / "proc",
+            boot_ns=lambda: 7,
+            clock=clock or (lambda: self.now),
+        )

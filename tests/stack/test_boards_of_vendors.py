@@ -1,16 +1,24 @@
-"""The board of GPUs where boards of a vendor lack numbers: nothing is shown, and no 0."""
+"""Where boards of a vendor lack numbers: the board of GPUs has no 0, and no alert fires."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from tools.dashboards.queries import boards
 
-from stack.servers import binaries
+from amd_boards import GIB, AmdBoards, mi300x
+from intel_boards import IntelBoard
+from otel_ddp.agent.node.gpu.amd import Amd
+from otel_ddp.agent.node.gpu.polling import Gpus, GpuSample
+from otel_ddp.vocabulary.catalog import prometheus_label
+from stack.rule_files import rules
+from stack.servers import DEPLOY, binaries
 
 (BOARD,) = (each for each in boards() if each.title == "GPUs & nodes")
 PANELS = ("GPUs", "Held back", "Xid faults", "Memory errors", "Remapped rows")
@@ -67,10 +75,119 @@ def test_a_number_is_shown_where_a_board_tells_it(
         }
         for panel, value in zip(PANELS, shown, strict=True)
     ]
-    path = tmp_path / "board.yml"
-    test = {"interval": "1m", "input_series": given, "promql_expr_test": expected}
-    path.write_text(yaml.safe_dump({"tests": [test]}))
+    check({"input_series": given, "promql_expr_test": expected}, tmp_path)
 
+
+def check(test: dict[str, Any], folder: Path, **settings: Any) -> None:
+    path = folder / "case.yml"
+    path.write_text(yaml.safe_dump({**settings, "tests": [{"interval": "1m", **test}]}))
     command = [str(binaries().promtool), "test", "rules", str(path)]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stdout + told.stderr
+
+
+# -- alerts, from what the drivers read of the stand-ins
+
+RUNBOOKS = DEPLOY.parent / "docs" / "runbooks"
+ALERTS = DEPLOY / "prometheus" / "alerts" / "gpu.yml"
+RULES = [DEPLOY / "prometheus" / "rules" / f"{each}.yml" for each in ("state", "gpu")]
+OF_RANK = 'group="g",run="r",job_type="train",node="n0",rank="{0}",local_rank="{0}"'
+FIRING = 'count by (alertname, gpu, rank) (max_over_time(ALERTS{alertstate="firing"}[30m]))'
+
+
+def amd(root: Path) -> tuple[GpuSample, GpuSample]:
+    """Rank 0's board idles then, those of ranks 1 and 2 are full, and 2's has lost data."""
+    shown, three = AmdBoards(root), [mi300x(index) for index in range(3)]
+    gpus = Gpus([Amd(sys=shown.sys, dev=shown.dev)])
+    shown.write(three)
+    calm = gpus.read(0)
+    three[0].files["gpu_busy_percent"] = "1"
+    three[1].files["mem_info_vram_used"] = three[2].files["mem_info_vram_used"] = str(190 * GIB)
+    three[2].files["ras/umc_err_count"] = "ue: 2\nce: 12\nde: 0"
+    for each in three:
+        each.files["hwmon/hwmon5/temp1_input"] = "110000"
+    shown.write(three)
+    return calm, gpus.read(600 * 10**9)
+
+
+def intel(root: Path) -> tuple[GpuSample, GpuSample]:
+    """It is hot then, and far below its clock."""
+    board = IntelBoard(root)
+    gpus = Gpus([board.driver()])
+    calm = gpus.read(0)
+    board.now += 600
+    board.spend(60_000)
+    board.put(f"{board.folder}/hwmon/hwmon3/temp2_input", "110000")
+    board.put(f"{board.folder}/tile0/gt0/freq0/act_freq", "300")
+    return calm, gpus.read(600 * 10**9)
+
+
+def series_of(sample: GpuSample) -> dict[str, float]:
+    """As an agent exposes them, each board used by the rank of its number."""
+    found = {}
+    for device, measurements, _ in sample.devices:
+        for metric, value, attributes, _ in measurements:
+            words = [f'{prometheus_label(key)}="{word}"' for key, word in attributes]
+            labels = ",".join([OF_RANK.format(device.index), *words])
+            found[f"{metric.prometheus}{{{labels}}}"] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("vendor", "read", "firing"),
+    [
+        (
+            "AMD",
+            amd,
+            [
+                '{alertname="GpuEccUncorrected",gpu="2"}',
+                '{alertname="GpuIdle",gpu="0",rank="0"}',
+                '{alertname="GpuMemoryNearLimit",rank="1"}',
+                '{alertname="GpuMemoryNearLimit",rank="2"}',
+            ],
+        ),
+        ("Intel", intel, []),
+    ],
+    ids=["AMD", "Intel"],
+)
+def test_an_alert_fires_where_boards_tell_what_it_needs_and_else_its_runbook_says_so(
+    vendor: str,
+    read: Callable[[Path], tuple[GpuSample, GpuSample]],
+    firing: list[str],
+    tmp_path: Path,
+) -> None:
+    calm, troubled = map(series_of, read(tmp_path))
+    given = {
+        name: f"{calm.get(name, '_')}x19 {troubled.get(name, '_')}x30" for name in calm | troubled
+    }
+    for rank in "012":
+        given |= {
+            f"training_state{{{OF_RANK.format(rank)}}}": "1x50",
+            f"training_heartbeat_timestamp_seconds{{{OF_RANK.format(rank)}}}": "0+60x50",
+            # The tensors of rank 1 need nearly all memory; rank 2's allocator empties its cache.
+            f"training_device_memory_peak_bytes{{{OF_RANK.format(rank)}}}": (
+                f"{60 * GIB}x19 {(190 if rank == '1' else 60) * GIB}x30"
+            ),
+            f"training_device_memory_alloc_retries_total{{{OF_RANK.format(rank)}}}": (
+                f"0x19 {'0+1x30' if rank == '2' else '0x30'}"
+            ),
+        }
+    case = {
+        "input_series": [{"series": name, "values": each} for name, each in given.items()],
+        "promql_expr_test": [
+            {"expr": FIRING, "eval_time": "19m", "exp_samples": []},
+            {
+                "expr": FIRING,
+                "eval_time": "45m",
+                "exp_samples": [{"labels": each, "value": 1} for each in firing],
+            },
+        ],
+    }
+    check(case, tmp_path, rule_files=[*map(str, (*RULES, ALERTS))], evaluation_interval="30s")
+    for rule in rules([ALERTS]):
+        fires = rule["alert"] in str(firing)
+        said = str(rule["annotations"])
+        assert not (fires and re.search("NVIDIA|CUDA|Xid|NVLink", said)), said
+        runbook = (RUNBOOKS / f"{rule['alert']}.md").read_text()
+        never = str(re.findall("It never fires for [^:]*:", runbook))
+        assert (f"{vendor}'s" in never) is not (fires or rule["alert"].startswith("Host")), never

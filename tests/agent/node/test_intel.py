@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from intel_boards import ADDRESS, UUID, IntelBoard
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.gpu.driver import NothingHere, User
-from otel_ddp.agent.node.gpu.intel import Intel
 from otel_ddp.agent.node.gpu.owners import owners
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus
 from otel_ddp.agent.reading.journals import Rank
@@ -27,24 +25,13 @@ drm-resident-vram0:\t3 MiB
 
 
 class Card(IntelBoard):
-    """With a driver of ours over it; `now` is its clock."""
-
-    now = 100.0
+    """With processes that have it open."""
 
     def hold(self, pid: int, fdinfo: str, name: str = "5", board: str = "renderD128") -> None:
         """A process that has the board open."""
         self.put(f"proc/{pid}/fdinfo/{name}", fdinfo)
         (self.root / f"proc/{pid}/fd").mkdir(exist_ok=True)
         os.symlink(f"/dev/dri/{board}", self.root / f"proc/{pid}/fd/{name}")
-
-    def driver(self, clock: Callable[[], float] | None = None) -> Intel:
-        return Intel(
-            sys=self.root / "sys",
-            dev=self.root / "dev",
-            proc=self.root / "proc",
-            boot_ns=lambda: 7,
-            clock=clock or (lambda: self.now),
-        )
 
 
 @pytest.fixture
