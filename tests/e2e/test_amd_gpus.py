@@ -104,4 +104,16 @@ def test_each_board_is_told_of_under_its_rank_and_by_every_view(
         assert line.endswith(f"{device}: 87% 60.0/192.0 GiB 682/750 W 64 °C")
     of_gpus = [line for line in doctor.splitlines() if line.split()[1:2] == ["gpus"]]
     assert len(of_gpus) == 1
-    assert not any(word in status + top + of_gpus[0] for word in ("NVIDIA", "CUDA"))
+
+    def by_rank() -> dict[str, list[float]]:
+        """What the page draws of the boards of ranks."""
+        drawn = node.page("node", run="first", name="hw.power")["series"]
+        return {each["rank"]: each["columns"]["last"] for each in drawn if each["rank"]}
+
+    shown_power = until(lambda: len(found := by_rank()) == 3 and found, "the page's ranks")
+    assert {value for each in shown_power.values() for value in each} == {682}
+    page = str([node.page(each, run="first") for each in ("run", "names", "now")])
+    assert "4 x AMD Instinct MI300X OAM" in page
+    assert "hw.energy" not in page
+    assert "throttle" not in page
+    assert not any(word in status + top + of_gpus[0] + page for word in ("NVIDIA", "CUDA"))

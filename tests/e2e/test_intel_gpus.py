@@ -64,9 +64,26 @@ def test_its_board_is_told_of_under_its_rank_and_by_every_view(
 
         status, top, doctor = said("status"), said("top", "--once"), said("doctor")
 
+        def drawn() -> dict[str, set[float]]:
+            """The temperatures of the rank's board, as the page has them."""
+            return {
+                each["hw.sensor_location"]: {*each["columns"]["last"]}
+                for each in node.page("node", run="first", name="hw.temperature")["series"]
+                if each["rank"] == "0"
+            }
+
+        of_page = until(drawn, "the board under its rank on the page")
+        page = str([node.page(each, run="first") for each in ("run", "names", "now")])
+
+    assert of_page == {"core": {61}, "memory": {70}}
+    assert "1 x Intel GPU e20b" in page
+    assert "hw.gpu.utilization" not in page
+    assert "hw.gpu.memory" not in page
     assert "Intel driver xe" in status
     assert "GPUs: Intel GPU e20b (0)" in doctor
     (line,) = [each for each in top.splitlines() if each.split()[:1] == ["0"]]
     assert "61 °C" in line
     of_gpus = [each for each in doctor.splitlines() if each.split()[1:2] == ["gpus"]]
-    assert not any(word in status + top + "".join(of_gpus) for word in ("NVIDIA", "CUDA", "AMD"))
+    assert not any(
+        word in status + top + page + "".join(of_gpus) for word in ("NVIDIA", "CUDA", "AMD")
+    )

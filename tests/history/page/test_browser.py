@@ -16,8 +16,12 @@ from typing import Any
 
 import pytest
 
+from amd_boards import AmdBoards, mi300x
 from histories import S, value_sums, write_history
 from history.page.serving import Served
+from intel_boards import UUID, IntelBoard
+from otel_ddp.agent.node.gpu.amd import Amd
+from otel_ddp.agent.node.gpu.polling import Gpus
 from otel_ddp.history.directory import find_run
 from otel_ddp.history.page import answers
 from otel_ddp.history.page.app import App
@@ -35,6 +39,7 @@ MARKED = (
     "document.querySelector('figure[data-picture=loss] .plot').layout.annotations"
     ".map(e => [e.text, e.x])"
 )
+MI300X = "AMD Instinct MI300X OAM"
 # The colours of a picture's lines, by rank.
 COLORS = """title => document.querySelector(`figure[data-picture="${title}"] .plot`).data
     .filter(each => each.line.width)
@@ -292,6 +297,57 @@ def test_the_page_of_a_run(window: Window, folder: Path, look: str) -> None:
     assert f"{round(100 * waits / took)} %" in phases
     # The rank that is late works most.
     assert work.startswith("rank 2:")
+
+
+def write_boards(file: RunFile, folder: Path) -> None:
+    """A run whose rank 0 has a board of AMD's and whose rank 1 has one of Intel's."""
+    amd, intel = AmdBoards(folder), IntelBoard(folder)
+    amd.write([mi300x()])
+    boards = (Gpus([Amd(sys=amd.sys, dev=amd.dev)]), Gpus([intel.driver()]))
+    points: dict[SeriesKey, list[tuple[int, int, float]]] = {}
+    for second in (0, 600):
+        for rank, gpus in enumerate(boards):
+            for metric, value, attributes, _ in gpus.read(second * S).devices[0].measurements:
+                key = SeriesKey("node", metric.name, str(rank), attributes)
+                points.setdefault(key, []).append((second, second * S, value))
+        intel.now += 600
+        intel.spend(5 + 600 * 150)
+    file.write(
+        values={key: value_sums(file, key, found) for key, found in points.items()},
+        about={"run": "both", "node": "n", "began_ns": S, "seen_ns": 600 * S},
+        ranks={each: {"state": "running", "rank": int(each), "node": "n"} for each in "01"},
+    )
+
+
+def test_gpus_have_the_numbers_that_their_vendors_tell(window: Window, tmp_path: Path) -> None:
+    file = RunFile(tmp_path / "both.sqlite")
+    write_boards(file, tmp_path)
+    file.close()
+
+    with Served(App(tmp_path)) as server:
+        page = window.page
+        page.goto(f"{server.url}/run/both")
+        devices = page.get_by_role("region", name="Each device")
+        devices.get_by_role("cell", name=UUID).wait_for()
+        window.draw_all()
+        rows = [each.split("\t") for each in devices.inner_text().splitlines()[2:]]
+        captions = {
+            title: window.figure(title).locator("figcaption").inner_text()
+            for title in ("hw.gpu.utilization", "hw.power")
+        }
+        content = page.content()
+        # The page would go on asking a server that is gone.
+        page.goto("about:blank")
+
+    assert [[cell.partition(",")[0] for cell in row] for row in rows] == [
+        ["0", "n", f"{MI300X} GPU-{mi300x().serial}", "87 %", "64.42 GB", "682 W", "64 °C"],
+        ["1", "n", f"Intel GPU e20b {UUID}", "–", "–", "150 W", "61 °C"],
+    ]
+    assert [set(re.findall(r"rank \d", each)) for each in captions.values()] == [
+        {"rank 0"},
+        {"rank 0", "rank 1"},
+    ]
+    assert not re.search("NVIDIA|CUDA|NVLink|Xid", content)
 
 
 @STRESS
