@@ -217,7 +217,8 @@ _LOOK = {
     "exit": ["the last lines that {owner} printed: it left by itself"],
     "unknown": [
         "the launcher's and the scheduler's log: they know the exit code",
-        "the kernel's log, if you may read it: `dmesg -T | grep -i -e 'killed process' -e xid`",
+        "the kernel's log, if you may read it: `dmesg -T | grep -i -e 'killed process' -e xid "
+        "-e amdgpu -e ' xe '`",
     ],
 }
 

@@ -40,7 +40,8 @@ _ADVICE = {
     "Xid), and at the kernels of that phase.",
     "gone": "Look at why it is gone; the others will not go on by themselves.",
     "elsewhere": "Look at the verdicts of the other nodes, and at the network between them.",
-    "backend": "Look at the network, the backend's log (NCCL_DEBUG=INFO), and the GPUs' errors.",
+    "backend": "Look at the network, the backend's log (NCCL and RCCL: NCCL_DEBUG=INFO), "
+    "and the GPUs' errors.",
     "unheard": "Look whether the node is still there: its power, its kernel, the network to it.",
     "untimed": "Set TORCH_NCCL_ENABLE_TIMING=1 before the process group is made: then it is known "
     "which devices are in it.",

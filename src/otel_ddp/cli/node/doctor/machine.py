@@ -181,8 +181,8 @@ def gpus(inputs: Inputs) -> Said:
     if isinstance(found, str):
         yield (
             "fail",
-            f"the GPU driver {found}: check whether `nvidia-smi` or `amd-smi` answers, and the "
-            "kernel's log; the agent goes on without GPU metrics",
+            f"the GPU driver {found}: check whether the vendor's tool answers (`nvidia-smi`, "
+            "`amd-smi`, `xpu-smi`), and the kernel's log; the agent goes on without GPU metrics",
         )
     elif "missing" in found:
         here = found.get("here") or (inputs.dev / "nvidiactl").exists()
