@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ COLLECTIVES = "simccl"
 """The backend of its process groups."""
 
 _NATIVE = "device_sim_native"
+# What it tells. Its allocator takes the host's memory, whatever that has.
+_MEMORY_BYTES = 8 << 30
 _SOURCE = Path(__file__).with_name("device.cpp")
 _BUILDS = Path(__file__).parents[2] / "build" / "device_sim"
 # Unoptimised, a launch takes several times as long.
@@ -157,6 +159,7 @@ def _module(native: ModuleType, event: type[torch.Event], devices: int) -> Modul
         "current_stream": accelerator.current_stream,
         "device": lambda device: accelerator.device_index(torch.device(device).index or 0),
         "device_count": lambda: devices,
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=_MEMORY_BYTES),
         "graph": partial(_graph, native),
         "is_available": lambda: True,
         "is_current_stream_capturing": native.is_capturing,

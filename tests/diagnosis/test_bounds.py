@@ -211,11 +211,13 @@ def fed(
     start: float,
     minutes: float,
     limit: float = 16 * GB,
+    whose: str = "memory",
+    **beside: Memory,
 ) -> list[Change]:
     changes: list[Change] = []
     for tick in range(round(start * 12), round((start + minutes) * 12)):
         memory = Memory(round(used(tick / 12)), round(limit))
-        seen = Observation(NOW + tick * 5 * S, memory=memory)
+        seen = Observation(NOW + tick * 5 * S, **{whose: memory}, **beside)
         creep.feed(RankState(labels_of(0)), seen)
         changes += creep.poll(0)
     return changes
@@ -236,6 +238,31 @@ def test_a_steady_leak_is_reported_once_after_ten_minutes() -> None:
     assert change.verdict.evidence["bytes_per_s"] == pytest.approx(20 * MB / 60, rel=0.1)
     assert change.verdict.evidence["full_in_s"] == pytest.approx(12 * GB / (20 * MB / 60), rel=0.1)
     assert "rank 0 (n1)" in change.verdict.sentence
+
+
+def test_the_memory_of_a_device_is_judged_as_well_and_named_as_such() -> None:
+    steady = Memory(4 * GB, 64 * GB)
+    (change,) = fed(MemoryCreep(), leak, 0, 60, 24 * GB, "device_memory", memory=steady)
+
+    assert change.verdict.sentence.startswith("the memory of the device of rank 0 (n1) has grown")
+    assert "its limit of 24 GiB" in change.verdict.sentence
+    assert change.verdict.evidence["memory_of"] == "device"
+
+
+@pytest.mark.parametrize(("limit", "first"), [(8 * GB, "device"), (64 * GB, "host")])
+def test_of_two_memories_that_grow_the_one_that_is_full_first_is_told(
+    limit: float, first: str
+) -> None:
+    creep = MemoryCreep()
+    for tick in range(60 * 12):
+        used = round(4 * GB + 20 * MB * tick / 12)
+        host, device = Memory(used, 16 * GB), Memory(used, round(limit))
+        seen = Observation(NOW + tick * 5 * S, memory=host, device_memory=device)
+        creep.feed(RankState(labels_of(0)), seen)
+
+    assert [each.opened for each in creep.poll(0)] == [True]
+    (present,) = creep.present()
+    assert present.evidence["memory_of"] == first
 
 
 @pytest.mark.parametrize(

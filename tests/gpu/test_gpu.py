@@ -385,9 +385,10 @@ from otel_ddp.torch.readings.devices import memory
 device = torch.device("cuda", 0)
 print("before", memory(device), torch.cuda.is_initialized())
 taken = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
-held, counts = list(memory(device).values())[:3], list(memory(device).values())[3:]
-same = held[0] == torch.cuda.memory_allocated() and min(held) >= 64 << 20
-print("after", same, counts)
+*held, limit = list(memory(device).values())
+same = held[0] == torch.cuda.memory_allocated() and min(held[:3]) >= 64 << 20
+whole = torch.cuda.get_device_properties(0).total_memory
+print("after", same and limit == whole, held[3:])
 """)
 
     assert "before {} False" in said

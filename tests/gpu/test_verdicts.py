@@ -232,6 +232,7 @@ def test_the_memory_of_the_device_is_that_of_its_allocator(seen: Seen, rank: str
     }
 
     assert found["training.device.memory.peak"] >= found["training.device.memory.allocated"] > 0
+    assert found["training.device.memory.limit"] > found["training.device.memory.reserved"]
 
 
 @pytest.mark.parametrize("name", LATE)

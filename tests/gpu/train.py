@@ -58,6 +58,8 @@ class Settings(NamedTuple):
     """Of each step; gradients are reduced with the last one."""
     devices: int = 1
     """Of each rank; the second one has a layer of its own."""
+    keeps_bytes: int = 0
+    """Of its device's memory, in each step, for ever."""
     is_watched: bool = True
     """Whether otel_ddp watches it."""
     steps: int = 0
@@ -215,6 +217,7 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
     enough = torch.zeros(1, device=DEVICE.name)
     settled: dict[str, int] = {}
     began_s = 0.0
+    kept: list[torch.Tensor] = []
     for number, batch in enumerate(otel_ddp.data(batches(net)), 1):
         net.step = number
         if number == begins:
@@ -228,6 +231,9 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
         if number == REPLAYED:
             step = made
         loss = step(inputs)
+        if net.settings.keeps_bytes:
+            size = net.settings.keeps_bytes
+            kept.append(torch.empty(size, dtype=torch.uint8, device=DEVICE.name))
         if run is not None:
             run.log({"loss": loss}, step=number)
         if net.settings.asks_every and not number % net.settings.asks_every:

@@ -91,6 +91,9 @@ class FakeModule:
     def get_allocator_backend(self) -> str:
         return self.backend
 
+    def get_device_properties(self, device: Any) -> Any:
+        return SimpleNamespace(total_memory=1000)
+
 
 @pytest.fixture
 def module() -> FakeModule:
@@ -103,6 +106,7 @@ WHOLE = {
     catalog.TRAINING_DEVICE_MEMORY_PEAK: 101,
     catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES: 4,
     catalog.TRAINING_OOMS: 5,
+    catalog.TRAINING_DEVICE_MEMORY_LIMIT: 1000,
 }
 
 
@@ -141,7 +145,23 @@ def test_an_allocator_that_never_counts_has_no_counts(module: FakeModule) -> Non
     module.backend = "cudaMallocAsync"
     module.found.update(num_alloc_retries=0, num_ooms=0)
 
-    assert read(module) == dict(list(WHOLE.items())[:3])
+    counts = (catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES, catalog.TRAINING_OOMS)
+    assert read(module) == {each: WHOLE[each] for each in WHOLE if each not in counts}
+
+
+def test_the_limit_is_the_share_of_the_device_that_the_program_has_set(module: FakeModule) -> None:
+    module.get_per_process_memory_fraction = lambda device: 0.25  # type: ignore[attr-defined]
+
+    assert read(module)[catalog.TRAINING_DEVICE_MEMORY_LIMIT] == 250
+
+
+def test_a_device_that_does_not_tell_its_size_has_no_limit(module: FakeModule) -> None:
+    module.get_device_properties = lambda device: None  # type: ignore[method-assign]
+
+    found = read(module)
+
+    assert catalog.TRAINING_DEVICE_MEMORY_LIMIT not in found
+    assert found[catalog.TRAINING_DEVICE_MEMORY_ALLOCATED] == 100
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,10 @@ class RankState(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a process holds, and its limit."""
+    """What a process holds of its host's memory, or of its device's, and its limit."""
 
-    private_bytes: int
-    """Without shared pages: the kernel takes back pages of mapped files when memory is short."""
+    used_bytes: int
+    """Of the host without shared pages: the kernel takes back mapped ones when memory is short."""
     limit_bytes: int
 
 
@@ -92,6 +92,7 @@ class Observation(NamedTuple):
     evidence: Evidence = Evidence()
     """What it has answered, and what the kernel says of it, where a detector has asked."""
     memory: Memory | None = None
+    device_memory: Memory | None = None
     nonfinite: Sequence[NonfiniteValue] | None = None
     """The values that are not finite now; None: they were not looked at."""
     ended: EndedProcess | None = None

@@ -293,6 +293,10 @@ TRAINING_DEVICE_MEMORY_ALLOCATED = _speed.updown("training.device.memory.allocat
 TRAINING_DEVICE_MEMORY_RESERVED = _speed.updown("training.device.memory.reserved", "By")(
     "Device memory that PyTorch's allocator holds for the rank, whether or not tensors use it."
 )
+TRAINING_DEVICE_MEMORY_LIMIT = _speed.updown("training.device.memory.limit", "By")(
+    "Device memory that PyTorch's allocator may hold for the rank: all that the device has, or the "
+    "share that the program has set."
+)
 TRAINING_DEVICE_MEMORY_PEAK = _speed.gauge("training.device.memory.peak", "By")(
     "The most device memory that the rank's tensors have occupied at one time."
 )

@@ -36,6 +36,7 @@ from otel_ddp.diagnosis.stall.evidence import (
 )
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
+from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES
 
 AHEAD_NS = 3_000_000_000
@@ -311,6 +312,26 @@ def test_a_late_rank_of_another_node_is_found_as_if_its_journal_were_here(nodes:
     assert (found["kind"], found["who"]["rank"], found["phase"]) == ("straggler", "3", "backward")
     assert found["sentence"].startswith("rank 3 (node-1) keeps the others waiting")
     assert nodes.lead.verdicts() == nodes.whole.verdicts()
+
+
+def test_growing_memory_of_another_nodes_device_is_found_as_if_its_journal_were_here(
+    nodes: TwoNodes,
+) -> None:
+    writer = nodes.ranks[3].writer
+    held = writer.counter(catalog.TRAINING_DEVICE_MEMORY_ALLOCATED.name)
+    writer.set(writer.counter(catalog.TRAINING_DEVICE_MEMORY_LIMIT.name), 16 * 2.0**30)
+    for number in range(15 * 6):
+        writer.set(held, 2.0**30 + number * 2.0**23)
+        nodes.train(1, late={})
+        nodes.poll(later_s=10)
+
+    (found,) = nodes.lead.verdicts()
+
+    assert found["kind"] == "creep"
+    assert found["sentence"].startswith("the memory of the device of rank 3 (node-1) has grown")
+    assert found["evidence"]["memory_of"] == "device"
+    (beside,) = nodes.whole.verdicts()
+    assert without_figures(found["sentence"]) == without_figures(beside["sentence"])
 
 
 def test_equal_ranks_of_two_nodes_are_compared_and_none_is_named(nodes: TwoNodes) -> None:

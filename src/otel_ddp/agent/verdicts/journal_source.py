@@ -19,6 +19,7 @@ from otel_ddp.diagnosis.step_facts import DeviceStep, TimedStep
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal.process_state import ENDED, ProcessState
 from otel_ddp.journal.reader import JournalReader, Name, Scalars, Unreadable
+from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES, phase_word, state_word
 
 # A single infinite gradient norm is part of finding a loss scale. Two in a row are not, nor is one
@@ -147,6 +148,12 @@ class JournalSource(Source):
 
     def memory(self) -> Memory | None:
         return self._causes.memory(*self._process)
+
+    def device_memory(self) -> Memory | None:
+        found = {each.metric: each.values[0] for each in self._journal.reader.totals()}
+        used = found.get(catalog.TRAINING_DEVICE_MEMORY_ALLOCATED.name, math.nan)
+        limit = found.get(catalog.TRAINING_DEVICE_MEMORY_LIMIT.name, math.nan)
+        return Memory(round(used), round(limit)) if math.isfinite(used + limit) else None
 
     def nonfinite(self, now_ns: int) -> Sequence[NonfiniteValue]:
         # The judge of this node reads it, and so does what tells the lead of the run.

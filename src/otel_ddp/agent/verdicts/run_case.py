@@ -226,7 +226,7 @@ class RunCase:
         seen = seen._replace(now_ns=now_ns, nonfinite=source.nonfinite(now_ns))
         if watch and source.is_at_work:
             source.watch()
-            seen = seen._replace(memory=source.memory())
+            seen = seen._replace(memory=source.memory(), device_memory=source.device_memory())
         if due and source.is_at_work:
             # This reads a file for each thread: only where there is a suspicion.
             asked = labels in self.stalls.suspects

@@ -81,13 +81,22 @@ def memory(
     backend_of = getattr(torchs, "get_allocator_backend", lambda: "native")
     # An allocator of the user's own that keeps no statistics, or a failed device, raises.
     nothing: tuple[dict[str, Any], str] = {}, ""
-    found, backend = errors.attempt(lambda: (dict(ask(device)), backend_of()), nothing)
-    return {
+    said, backend = errors.attempt(lambda: (dict(ask(device)), backend_of()), nothing)
+    found = {
         metric: number
         for metric, key in _STATISTICS.items()
-        if isinstance(number := found.get(key), int)
+        if isinstance(number := said.get(key), int)
         and (backend == "native" or metric not in _COUNTS)
     }
+    if found and (limit := errors.attempt(lambda: _limit(torchs, device), 0)):
+        found[catalog.TRAINING_DEVICE_MEMORY_LIMIT] = limit
+    return found
+
+
+def _limit(torchs: Any, device: torch.device) -> int:
+    """Of older torch and of other modules than `torch.cuda` the program's share is not known."""
+    share_of = getattr(torchs, "get_per_process_memory_fraction", lambda device: 1.0)
+    return int(torchs.get_device_properties(device).total_memory * share_of(device))
 
 
 class MemoryReadings:

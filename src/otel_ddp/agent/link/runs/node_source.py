@@ -152,6 +152,10 @@ class NodeSource(Source):
         memory = self._process.memory
         return pack.unpack_memory(memory) if self._process.HasField("memory") else None
 
+    def device_memory(self) -> Memory | None:
+        memory = self._process.device_memory
+        return pack.unpack_memory(memory) if self._process.HasField("device_memory") else None
+
     def nonfinite(self, now_ns: int) -> Sequence[NonfiniteValue]:
         if not self._process.nonfinite:
             return ()

@@ -160,6 +160,8 @@ class ProcessReport:
             self._memory_at_ns = now_ns
             if (memory := source.memory()) is not None:
                 pack.pack_memory(message.memory, memory)
+            if (memory := source.device_memory()) is not None:
+                pack.pack_memory(message.device_memory, memory)
         return steps
 
     def _write_state(self, message: wire.Process, now_ns: int) -> None:
