@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from otel_ddp.torch.readings.flops import Counted, ForwardCounter, by_parameters, countable
+from otel_ddp.torch.readings.model_flops import COUNTED_FORWARD, ModelFlops
+from otel_ddp.torch.steps.watched_model import WatchedModel
 
 
 @pytest.fixture(autouse=True)
@@ -391,6 +395,60 @@ def test_other_observers_are_let_be() -> None:
     assert torch.func.vmap(lambda each: each + countable(model))(torch.zeros(1)) == 0
     with torch.device("cpu"):  # what torch.set_default_device does as well
         assert countable(model)
+
+
+def test_nothing_is_counted_while_a_graph_is_captured_whatever_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capturing = True
+    device = SimpleNamespace(Event=object, is_current_stream_capturing=lambda: capturing)
+    monkeypatch.setattr(torch, "meta", device, raising=False)
+    model = mlp().to("meta")
+
+    assert not countable(model)
+    assert countable(mlp())
+    capturing = False
+    assert countable(model)
+
+
+def test_a_device_that_was_never_used_is_not_asked_whether_it_captures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = SimpleNamespace(
+        Event=object, is_initialized=lambda: False, is_current_stream_capturing=lambda: 1 // 0
+    )
+    monkeypatch.setattr(torch, "meta", device, raising=False)
+
+    assert countable(mlp().to("meta"))
+
+
+@pytest.mark.parametrize(
+    ("module", "peaks"),
+    [
+        ({"get_device_name": lambda _: "AMD Instinct MI300X"}, [("AMD Instinct MI300X", 163.4e12)]),
+        ({"get_device_name": lambda _: 1 // 0}, []),
+        ({}, []),
+        (None, []),
+    ],
+)
+def test_a_device_is_asked_for_its_name_whatever_its_type(
+    module: Any, peaks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if module is not None:
+        device = SimpleNamespace(Event=object, **module)
+        monkeypatch.setattr(torch, "meta", device, raising=False)
+    progress = SimpleNamespace(work=SimpleNamespace(flops=0.0), recorder=Mock())
+    readings = ModelFlops(cast("Any", SimpleNamespace(progress=progress, seen=Mock(float16=False))))
+    readings.device, readings.given_per_sample = torch.device("meta"), 6.0
+    model = mlp()
+    watched = WatchedModel(model, {})
+
+    for _ in range(COUNTED_FORWARD):
+        readings.forward_began(watched, model, (BATCH,), {})
+
+    assert watched.flops_per_unit == 6.0
+    stamps = progress.recorder.totals.stamp.call_args_list
+    assert [(each.kwargs["device"], each.args[1]) for each in stamps] == peaks
 
 
 def test_parameters_give_the_usual_estimate() -> None:

@@ -171,4 +171,6 @@ def _page_locked() -> torch.Tensor:
 def captures(module: Any) -> bool:
     """Whether a graph is being captured on devices of this module: nothing may be asked then."""
     asks = getattr(module, "is_current_stream_capturing", None)
-    return asks is not None and bool(asks())
+    # torch.cuda raises where there is no driver, as under tensors that are fake.
+    begun = getattr(module, "is_initialized", None)
+    return asks is not None and (begun is None or begun()) and bool(asks())

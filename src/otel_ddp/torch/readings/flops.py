@@ -14,6 +14,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from otel_ddp import errors
+from otel_ddp.recording.device_scalars import captures, module_of
 
 # Where the two factors of a product stand among an op's arguments. For each factor that needs a
 # gradient, backward does the forward's FLOPs once more.
@@ -99,7 +100,7 @@ def countable(module: nn.Module) -> bool:
     """Whether a forward of this model can be counted now without harm."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if any(captures(module_of(each)) for each in {each.device for each in module.parameters()}):
         return False
     # In an older torch, a higher-order op raises under a mode that it does not know.
     knows = hasattr(TorchDispatchMode, "supports_higher_order_operators")

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from otel_ddp import errors
+from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.torch.readings import flops
 from otel_ddp.torch.readings.devices import peak
 from otel_ddp.torch.steps.stepper import Stepper
@@ -157,8 +159,9 @@ class ModelFlops:
         word = dtype or _dtype_of(module)
         self._seen.float16 |= word == "float16"
         self._recorder.documents.facts({"precision": word})
-        if self.device is not None and self.device.type == "cuda":
-            name = torch.cuda.get_device_name(self.device)
+        if (device := self.device) is not None:
+            # A device without a module or a name has no known peak.
+            name = errors.attempt(lambda: str(module_of(device).get_device_name(device)), "")
             if (most := peak(name, word)) is not None:
                 self._recorder.totals.stamp(
                     catalog.TRAINING_FLOPS_PEAK, most, dtype=word, device=name
