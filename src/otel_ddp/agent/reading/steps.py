@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from operator import sub
+from operator import itemgetter, sub
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.medians import lower_median
@@ -128,7 +128,42 @@ class StepStream:
         codes = bytes(whole[7::8])
         whole[7::8] = bytes(count)
         values = struct.unpack(f"<{count}Q", whole)
-        created_ns, steps = self._created_ns, list[Step]()
+        steps = list[Step]()
+        first = 0
+        while first < count:
+            end = codes.find(layout.STEP_ENDED, first) + 1 or count
+            step = self._whole_step(codes[first:end], values[first:end])
+            if step is None:
+                self._feed_words(codes[first:end], values[first:end], steps)
+            else:
+                steps.append(step)
+            first = end
+        return steps
+
+    def _whole_step(self, codes: bytes, values: Sequence[int]) -> Step | None:
+        """The step that these words are in the order of nearly all; else nothing has changed."""
+        began_ns = self._began_ns
+        if began_ns is None or self._ends or self._told:
+            return None
+        shape = _shape(self._code, codes)
+        if shape is None:
+            return None
+        created_ns = self._created_ns
+        ends_ns = shape.ends(values)
+        spans_ns = tuple(map(sub, ends_ns, (began_ns - created_ns, *ends_ns)))
+        parts = shape.codes
+        if not spans_ns[-1]:
+            # The last phase and the step have ended together.
+            parts, spans_ns = parts[:-1], spans_ns[:-1]
+        if min(spans_ns) <= 0:
+            return None
+        self._code = shape.code
+        self._began_ns = self._until_ns = ended_ns = created_ns + ends_ns[-1]
+        told = {code: [values[at] for at in places] for code, places in shape.told}
+        return _step(began_ns, ended_ns, Parts(began_ns, parts, spans_ns), (), told)
+
+    def _feed_words(self, codes: bytes, values: Sequence[int], steps: list[Step]) -> None:
+        created_ns = self._created_ns
         for code, value in zip(codes, values, strict=True):
             if code < layout.STEPS_BEGAN:
                 # A phase of a later version keeps its unknown code.
@@ -145,7 +180,6 @@ class StepStream:
                 self._start(created_ns + value)
             else:
                 self._told.setdefault(code, []).append(value)
-        return steps
 
     def _spend(self, now_ns: int) -> None:
         """End the current phase at this time."""
@@ -170,26 +204,66 @@ class StepStream:
 
     def _finished(self, began_ns: int) -> Step:
         spans_ns = tuple(map(sub, self._ends, (began_ns, *self._ends)))
-        told = self._told
+        parts = Parts(began_ns, bytes(self._codes), spans_ns)
+        return _step(began_ns, self._until_ns, parts, tuple(self._rest.items()), self._told)
 
-        def last(code: int) -> int | None:
-            return told[code][-1] if code in told else None
 
-        return Step(
-            number=last(layout.STEP_NUMBER),
-            began_ns=began_ns,
-            ended_ns=self._until_ns,
-            parts=Parts(began_ns, bytes(self._codes), spans_ns),
-            rest=tuple(self._rest.items()),
-            gc_s=sum(told.get(layout.STEP_GC, ())) / 1e9,
-            skipped=layout.STEP_SKIPPED in told,
-            retries=sum(told.get(layout.STEP_RETRIES, ())),
-            work=sum(told.get(layout.STEP_WORK, ())),
-            logged=last(layout.STEP_LOGGED),
-            paced=tuple(told.get(layout.STEP_PACED, ())),
-            lag_ns=last(layout.STEP_LAG),
-            profiled=layout.STEP_PROFILED in told,
-        )
+def _step(
+    began_ns: int,
+    ended_ns: int,
+    parts: Parts,
+    rest: tuple[tuple[int, int], ...],
+    told: Mapping[int, Sequence[int]],
+) -> Step:
+    """*told*: the numbers that the journal tells of it, by their codes."""
+    number = told[layout.STEP_NUMBER][-1] if layout.STEP_NUMBER in told else None
+    work = sum(told[layout.STEP_WORK]) if layout.STEP_WORK in told else 0
+    if len(told) <= (number is not None) + (layout.STEP_WORK in told):
+        # As nearly all are.
+        return Step(number, began_ns, ended_ns, parts, rest, 0.0, False, 0, work)
+    return Step(
+        *(number, began_ns, ended_ns, parts, rest),
+        gc_s=sum(told.get(layout.STEP_GC, ())) / 1e9,
+        skipped=layout.STEP_SKIPPED in told,
+        retries=sum(told.get(layout.STEP_RETRIES, ())),
+        work=work,
+        logged=told[layout.STEP_LOGGED][-1] if layout.STEP_LOGGED in told else None,
+        paced=tuple(told.get(layout.STEP_PACED, ())),
+        lag_ns=told[layout.STEP_LAG][-1] if layout.STEP_LAG in told else None,
+        profiled=layout.STEP_PROFILED in told,
+    )
+
+
+class _Shape(NamedTuple):
+    """Where the words of a whole step have what, if all its times rise."""
+
+    codes: bytes
+    """Of its parts."""
+    ends: Callable[[Sequence[int]], tuple[int, ...]]
+    """The ends of its parts."""
+    told: Sequence[tuple[int, Sequence[int]]]
+    """By code: the places of the numbers that are no times."""
+    code: int
+    """The phase that is open at its end."""
+
+
+# Steps of one training are alike.
+@lru_cache(256)
+def _shape(code: int, words: bytes) -> _Shape | None:
+    """Of a step that begins in the phase *code*; None: its words are read one by one."""
+    if layout.STEPS_BEGAN in words or words[-1] != layout.STEP_ENDED or len(words) > _MOST_PARTS:
+        return None
+    codes, ends, told = bytearray(), list[int](), dict[int, list[int]]()
+    for at, word in enumerate(words):
+        if word == layout.STEP_ENDED or (word < layout.STEPS_BEGAN and word != code):
+            codes.append(code)
+            ends.append(at)
+            code = word
+        elif word > layout.STEP_ENDED:
+            told.setdefault(word, []).append(at)
+    if len(ends) < 3:
+        return None
+    return _Shape(bytes(codes), itemgetter(*ends), [*told.items()], codes[-1])
 
 
 # -- the last steps, in short
