@@ -93,13 +93,13 @@ def write_history(
         width = file.width(key)
         for step in range(steps):
             began, ended = at_ns[step], at_ns[step + 1]
-            spans = [(PHASES[phase], int(s * S)) for phase, s in own[rank][step].items()]
-            wait_ns = ended - began - sum(span for _, span in spans)
-            spans.append((PHASES["comm_wait"], max(wait_ns, 0)))
+            codes = bytes([*(PHASES[phase] for phase in own[rank][step]), PHASES["comm_wait"]])
+            spans_ns = [int(s * S) for s in own[rank][step].values()]
+            spans_ns.append(max(ended - began - sum(spans_ns), 0))
             start = step - step % width
             if start not in buckets:
                 buckets[start] = StepSum(step, began)
-            buckets[start].add(step, began, ended, spans, 32, False)
+            buckets[start].add(step, began, ended, codes, spans_ns, 32, False)
         for name in names if label == "0" else ():
             for split in ("train", "val"):
                 key = SeriesKey("value", name, label, (("split", split),))

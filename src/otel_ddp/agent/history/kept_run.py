@@ -6,6 +6,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,6 +76,12 @@ class _Unwritten:
         self.positions: dict[str, tuple[int, int, int]] = {}
         """How far each journal is read."""
         self.size = 0
+
+
+# Steps of one training are alike.
+@lru_cache(256)
+def _is_unusual(codes: bytes) -> bool:
+    return not _UNUSUAL.isdisjoint(code & PHASE_CODE for code in codes)
 
 
 class KeptRun:
@@ -216,11 +223,12 @@ class KeptRun:
             if found is None:
                 found = buckets[start] = StepSum(number, step.began_ns)
                 self._new.size += 1
-            spans = [*zip(step.parts.codes, step.parts.spans_ns, strict=True), *step.rest]
-            unusual = step.skipped or not _UNUSUAL.isdisjoint(
-                code & PHASE_CODE for code, _ in spans
-            )
-            found.add(number, step.began_ns, step.ended_ns, spans, step.work, unusual)
+            _, codes, spans_ns = step.parts
+            if step.rest:
+                codes += bytes([code for code, _ in step.rest])
+                spans_ns = (*spans_ns, *[ns for _, ns in step.rest])
+            unusual = step.skipped or _is_unusual(codes)
+            found.add(number, step.began_ns, step.ended_ns, codes, spans_ns, step.work, unusual)
 
     def _add_event(self, rank: str, document: Document) -> None:
         content = document.content
