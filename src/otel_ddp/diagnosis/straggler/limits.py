@@ -118,6 +118,8 @@ RECURS_SHORTEST_NS = 2_000_000
 RECURS_WAITED = 0.5
 RECURS_USUAL = 100
 RECURS_LEAST_USUAL = 20
+# What is usual is looked at again after so many more steps.
+RECURS_LEARNS = 10
 # A rank that is late in more than one of so many steps is left to the rule for those.
 RECURS_LEAST_EVERY = 4.0
 # How alike the distances between the last stalls must be, as standard deviation by mean. Of a

@@ -67,21 +67,34 @@ class _Rank:
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
         self.trails: dict[str, _Trail] = {}
-        # The last excesses, without those of stalls.
-        self.usual_ns: deque[float] = deque(maxlen=limits.RECURS_USUAL)
+        # The last excesses, without those of stalls; how many there were.
+        self._usual_ns: deque[float] = deque(maxlen=limits.RECURS_USUAL)
+        self._steps = 0
+        # Their median and their spread, and after how many of them that was.
+        self._known = (0.0, 0.0, -limits.RECURS_LEARNS)
         self.case: _Case | None = None
 
     def is_stall(self, excess_ns: float, step_ns: float) -> bool:
         """Whether this excess is more than lateness; *step_ns*: the step without it."""
         least_ns = max(limits.RECURS_OF_STEP * step_ns, limits.RECURS_SHORTEST_NS)
-        if excess_ns <= least_ns or len(self.usual_ns) < limits.RECURS_LEAST_USUAL:
+        if excess_ns <= least_ns or self._steps < limits.RECURS_LEAST_USUAL:
             return False
-        usual = median(self.usual_ns)
-        if excess_ns - usual <= least_ns:
-            # It is late in every step, and in this one hardly more.
-            return False
-        spread = median([abs(each - usual) for each in self.usual_ns])
-        return excess_ns > usual + limits.RECURS_OF_USUAL * spread
+        usual, spread = self._usual()
+        # Of a rank that is late in every step, it has to be later than that.
+        return excess_ns > usual + max(least_ns, limits.RECURS_OF_USUAL * spread)
+
+    def append_usual(self, excess_ns: float) -> None:
+        """One more excess that was no stall."""
+        self._usual_ns.append(excess_ns)
+        self._steps += 1
+
+    def _usual(self) -> tuple[float, float]:
+        usual, spread, since = self._known
+        if self._steps - since >= limits.RECURS_LEARNS:
+            usual = median(self._usual_ns)
+            spread = median([abs(each - usual) for each in self._usual_ns])
+            self._known = usual, spread, self._steps
+        return usual, spread
 
 
 class RecurringStalls:
@@ -114,7 +127,7 @@ class RecurringStalls:
                 self._close_overdue(rank, rank.case, number)
             usual_ns = step_ns - max(excess_ns, 0.0)
             if not rank.is_stall(excess_ns, usual_ns):
-                rank.usual_ns.append(excess_ns)
+                rank.append_usual(excess_ns)
                 continue
             waits_ns = without([each.wait_ns for each in facts], i)
             if median(waits_ns) < limits.RECURS_WAITED * excess_ns:
