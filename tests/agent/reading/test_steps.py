@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -223,3 +224,34 @@ def test_whatever_the_words_say_the_steps_add_up(pieces: list[tuple[int, list[in
             spent = sum(step.seconds(phase) for phase in step.phases())
             assert spent == pytest.approx(step.took_ns / 1e9)
         offset += len(words)
+
+
+# What nearly all steps are, and what may come in between.
+USUAL = st.lists(
+    st.tuples(st.sampled_from([OTHER, DATA, FORWARD, BACKWARD, WAIT]), st.integers(0, 3)),
+    min_size=2,
+    max_size=6,
+)
+TOLD = st.lists(st.sampled_from([0x82, 0x83, 0x84, 0x85, 0x86, 0x87, 0x8A]), max_size=3)
+ODD = st.sampled_from([None, None, None, 0x80, -5])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(USUAL, TOLD, st.integers(0, 2), ODD), max_size=8), st.integers(0, 60))
+def test_steps_read_at_once_are_those_that_are_read_word_by_word(made: list[Any], cut: int) -> None:
+    now, words = 1000, [word(0x80, 1000)]
+    for phases, told, last, odd in made:
+        for at, (code, later) in enumerate(phases):
+            now += later
+            words.append(word(code, now))
+            if odd is not None and not at:
+                words.append(word(odd, now) if odd > 0 else word(FORWARD, now + odd))
+        words += [word(code, 7) for code in told]
+        now += last
+        words.append(word(0x81, now))
+    at_once, one_by_one = StepStream(CREATED), StepStream(CREATED)
+
+    found = [step for at, each in enumerate(words) for step in feed(one_by_one, [each], at)]
+
+    cut = min(cut, len(words))
+    assert feed(at_once, words[:cut]) + feed(at_once, words[cut:], cut) == found
