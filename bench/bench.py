@@ -288,33 +288,59 @@ def on_gradient(gradient): queue_callback(on_done)
 def on_done(): queue_callback(nothing)
 def on_output(module, args, output): output.register_hook(on_gradient)
 
-def empty_hooks():
-    handles = [
+def of_forward(after=nothing):
+    return [
         model.register_forward_pre_hook(nothing, prepend=True, with_kwargs=True),
-        model.register_forward_hook(on_output, prepend=True, always_call=True),
-        before_step(nothing), after_step(nothing),
+        model.register_forward_hook(after, prepend=True, always_call=True),
     ]
-    return lambda: [handle.remove() for handle in handles]
+
+def of_optimizer():
+    return [before_step(nothing), after_step(nothing)]
+
+def kept(make):
+    def put_on():
+        handles = make()
+        return lambda: [handle.remove() for handle in handles]
+    return put_on
 
 def our_hooks():
     otel_ddp.instrument(model)
     return otel_ddp.uninstrument
 
+def our_hooks_without_journal():
+    otel_ddp.instrument(model)
+    progress = measure._current.stepper.progress
+    progress.flush, progress._flush_due_ns = progress.phases.pending.clear, 2**62
+    def take_off():
+        progress.phases.pending.clear()
+        del progress.flush
+        progress._flush_due_ns = 0
+        otel_ddp.uninstrument()
+    return take_off
+
+kinds = {
+    "bare": lambda: nothing,
+    "forward": kept(of_forward),
+    "optimizer": kept(of_optimizer),
+    "empty": kept(lambda: of_forward(on_output) + of_optimizer()),
+    "unwritten": our_hooks_without_journal,
+    "ours": our_hooks,
+}
+took = {kind: [] for kind in kinds}
 block()
-bare, empty, ours = [], [], []
-for _ in range(25):
-    for kind, put_on in ((bare, lambda: nothing), (empty, empty_hooks), (ours, our_hooks)):
-        take_off = put_on()
+for turn in range(40):
+    names = list(kinds)
+    for kind in names[turn % len(names):] + names[:turn % len(names)]:
+        take_off = kinds[kind]()
         block(10)
-        kind.append(block())
+        took[kind].append(block())
         take_off()
-middle = [statistics.median(kind) for kind in (bare, empty, ours)]
-print(*(each * 1e6 for each in middle))
+print(*(statistics.median(each) * 1e6 for each in took.values()))
 
 # What each of them takes by itself, without torch's calling: a step's sequence, again and again.
 otel_ddp.instrument(model)
 block()
-ours = measure._stepper
+ours = measure._current.stepper
 ours.backwards._queue_callback = nothing
 weight, gradient, took = torch.ones(8, 1, requires_grad=True), torch.ones(4, 1), {}
 
@@ -341,7 +367,8 @@ for what, durations in took.items():
 def hook_cost() -> list[Row]:
     with Node(OTEL_DDP_AGENT="off") as node:
         totals, *each = node.run(HOOKS).splitlines()
-    bare, empty, ours = (float(part) for part in totals.split())
+    bare, *more = (float(part) for part in totals.split())
+    forward, optimizer, empty, unwritten, ours = (each - bare for each in more)
     parts = {what: float(us) for what, _, us in (line.partition(":") for line in each)}
     listed = ", ".join(f"{what} {us:.1f}" for what, us in parts.items())
     return [
@@ -351,17 +378,19 @@ def hook_cost() -> list[Row]:
             f"{sum(parts.values()):.1f} us",
         ),
         (
-            f"a DDP step of {bare:.0f} us with our hooks on, torch's calling of them and the "
-            f"caches that training has filled included (empty hooks: {empty - bare:+.0f} us)",
+            f"a DDP step of {bare:.0f} us with our hooks on, in the caches that training has "
+            f"filled: torch calls empty hooks for {empty:.0f} us (of forward {forward:.0f}, of the "
+            f"optimizer {optimizer:.0f}, the rest of backward), ours take "
+            f"{unwritten - empty:.0f} more, and writing the journal {ours - unwritten:.0f}",
             "",
-            f"{ours - bare:+.0f} us",
+            f"{ours:+.0f} us",
         ),
     ]
 
 
 RATIO = """
 import logging; logging.getLogger('otel_ddp').setLevel('ERROR')
-import statistics, sys, time
+import json, os, signal, statistics, sys, time
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -370,7 +399,7 @@ import otel_ddp
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-target = float(sys.argv[1])
+target, agent_file, leads = float(sys.argv[1]), sys.argv[2], dist.get_rank() == 0
 layers = (nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1))
 model = DistributedDataParallel(nn.Sequential(*layers))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
@@ -397,17 +426,36 @@ while True:
     rows = int(rows * min(2.0, max(1.1, target / float(slowest))))
 
 run = otel_ddp.init()
-bare, ours = [], []
+pid, computed_s, steps = 0, 0.0, int(0.3 / target)
+while leads and not os.path.exists(agent_file):
+    time.sleep(0.1)
+if leads:
+    pid = json.load(open(agent_file))["pid"]
+
+def agent_s():
+    spent = [open(f"/proc/{pid}/task/{each}/schedstat").read().split()[0]
+             for each in os.listdir(f"/proc/{pid}/task")]
+    return sum(map(int, spent)) / 1e9
+
+kinds = {"bare": [], "without agent": [], "all": []}
 for number in range(60):
-    for kind in ((bare, ours), (ours, bare))[number % 2]:
-        if kind is ours:
+    names = list(kinds)
+    for kind in names[number % 3:] + names[:number % 3]:
+        if leads:
+            os.kill(pid, signal.SIGCONT if kind == "all" else signal.SIGSTOP)
+        if kind != "bare":
             otel_ddp.instrument(model)
         dist.barrier()
-        block(10)
-        kind.append(block(int(0.3 / target)))
+        # With the agent on, it catches up meanwhile.
+        block(steps if kind == "all" else 10)
+        before_s = agent_s() if leads else 0.0
+        kinds[kind].append(block(steps))
+        if leads and kind == "all":
+            computed_s += agent_s() - before_s
         otel_ddp.uninstrument()
-if dist.get_rank() == 0:
-    print(*(statistics.quantiles(kind, n=4)[0] for kind in (bare, ours)))
+if leads:
+    os.kill(pid, signal.SIGCONT)
+    print(*(statistics.quantiles(each, n=4)[0] for each in kinds.values()), computed_s / steps / 60)
 run.finish()
 dist.destroy_process_group()
 """
@@ -420,11 +468,14 @@ def step_ratio() -> list[Row]:
             script = node.root / "ratio.py"
             script.write_text(RATIO)
             launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-            out = finished(node.start(sys.executable, *launch, str(script), str(target)), 300.0)
-        bare, ours = (float(each) for each in out.split()[-2:])
+            more = (str(script), str(target), str(node.place.agent_file))
+            out = finished(node.start(sys.executable, *launch, *more), 300.0)
+        bare, hooks, ours, agent = (float(each) for each in out.split()[-4:])
         rows.append(
             (
-                f"a step of {bare * 1000:.1f} ms on 2 ranks, with everything on / bare",
+                f"a step of {bare * 1000:.1f} ms on 2 ranks, with everything on / bare (hooks and "
+                f"journal {(hooks - bare) * 1e6:+.0f} us; the agent computes {agent * 1e6:.0f} us "
+                f"for each step, on the same two cores)",
                 f"<= {limit}",
                 f"{ours / bare:.4f} ({(ours - bare) * 1e6:+.0f} us)",
             )
