@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -185,34 +186,37 @@ class TimeAccount:
         # The phase up to which time is charged, and when it was.
         self._code, self._charged_ns = _OTHER, 0
         self._steps_began = False
-        self._by_phase: dict[int, int] = {}
+        self._by_phase: defaultdict[int, int] = defaultdict(int)
         self._reported = (0.0, 0.0)
 
     def add(self, words: Sequence[int], now_ns: int) -> None:
         """Adds the words of some steps, and the time of the present phase until now."""
+        # This runs for each word of each step, on the training thread: no calls.
+        code, charged_ns, began = self._code, self._charged_ns, self._steps_began
+        by_phase = self._by_phase
         for word in words:
             kind = word >> _SHIFT
             if kind < layout.STEPS_BEGAN:
-                self._charge(word & _VALUE)
-                self._code = kind
+                until_ns = word & _VALUE
+                if until_ns > charged_ns:
+                    if code != _OTHER or began:
+                        by_phase[code] += until_ns - charged_ns
+                    charged_ns = until_ns
+                code = kind
             elif kind == layout.STEPS_BEGAN:
                 # Time outside of any phase counted for nothing until now.
-                if self._code == _OTHER:
-                    self._charged_ns = max(self._charged_ns, word & _VALUE)
-                self._steps_began = True
-        self._charge(now_ns)
-
-    def _charge(self, until_ns: int) -> None:
-        if until_ns <= self._charged_ns:
-            return
-        if self._code != _OTHER or self._steps_began:
-            spent = self._by_phase.get(self._code, 0)
-            self._by_phase[self._code] = spent + until_ns - self._charged_ns
-        self._charged_ns = until_ns
+                if code == _OTHER:
+                    charged_ns = max(charged_ns, word & _VALUE)
+                began = True
+        if now_ns > charged_ns:
+            if code != _OTHER or began:
+                by_phase[code] += now_ns - charged_ns
+            charged_ns = now_ns
+        self._code, self._charged_ns, self._steps_began = code, charged_ns, began
 
     def amounts(self, on_device: Mapping[int, float], gc_s: float, hook_s: float) -> list[Amount]:
         """By how much each total has grown since the last call."""
-        by_phase, self._by_phase = self._by_phase, {}
+        by_phase, self._by_phase = self._by_phase, defaultdict(int)
         (earlier_gc_s, earlier_hook_s), self._reported = self._reported, (gc_s, hook_s)
         amounts: list[Amount] = [
             (catalog.TRAINING_PHASE_TIME, _LABELS[code], nanoseconds / 1e9)
