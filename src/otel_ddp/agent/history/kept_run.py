@@ -139,9 +139,7 @@ class KeptRun:
         news, rank = batch.news, batch.rank
         known = self._new.positions.get(batch.journal) or self._positions.get(batch.journal)
         position, host_ns, device_ns = known or (-1, 0, 0)
-        for record in news.scalars:
-            if record.position > position:
-                self._add_values(batch, record)
+        self._add_values(batch, [each for each in news.scalars if each.position > position])
         for document in news.events:
             if document.position > position:
                 self._add_event(rank, document)
@@ -185,17 +183,38 @@ class KeptRun:
         }
         return self._state._replace(ranks=waiting)
 
-    def _add_values(self, batch: Batch, record: Scalars) -> None:
-        for number, value in record.values:
-            name = batch.names.get(number)
-            if name is None:
-                continue
-            key = SeriesKey("value", name.text, batch.rank, (("split", name.split),))
-            step = record.step
-            if step is None:
-                # Counted by itself: a program without steps has a curve too.
-                step = self._counts[key] = self._counts.get(key, -1) + 1
-            self._sum(key, step, record.time_ns).add(step, record.time_ns, value, record.epoch)
+    def _add_values(self, batch: Batch, records: Iterable[Scalars]) -> None:
+        # This runs for every value of every rank: what a name's series is, is asked once a batch.
+        known: dict[int, tuple[SeriesKey, dict[int, ValueSum], int] | None] = {}
+        names, new = batch.names, self._new
+        for record in records:
+            time_ns, epoch = record.time_ns, record.epoch
+            for number, value in record.values:
+                try:
+                    series = known[number]
+                except KeyError:
+                    series = known[number] = self._series(batch.rank, names.get(number))
+                if series is None:
+                    continue
+                key, buckets, width = series
+                step = record.step
+                if step is None:
+                    # Counted by itself: a program without steps has a curve too.
+                    step = self._counts[key] = self._counts.get(key, -1) + 1
+                start = step - step % width
+                found = buckets.get(start)
+                if found is None:
+                    found = buckets[start] = ValueSum(step, time_ns)
+                    new.size += 1
+                found.add(step, time_ns, value, epoch)
+
+    def _series(
+        self, rank: str, name: Name | None
+    ) -> tuple[SeriesKey, dict[int, ValueSum], int] | None:
+        if name is None:
+            return None
+        key = SeriesKey("value", name.text, rank, (("split", name.split),))
+        return key, self._new.values.setdefault(key, {}), self._width(key)
 
     def _sum(self, key: SeriesKey, position: int, time_ns: int) -> ValueSum:
         buckets = self._new.values.setdefault(key, {})
