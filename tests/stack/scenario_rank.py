@@ -199,6 +199,7 @@ def tell_of_gpu(run: otel_ddp.Run, uuid: str, step: int) -> None:
     recorder.totals.stamp(catalog.TRAINING_DEVICE_MEMORY_ALLOCATED, float(used))
     recorder.totals.stamp(catalog.TRAINING_DEVICE_MEMORY_RESERVED, float(used + 8 * GIB))
     recorder.totals.stamp(catalog.TRAINING_DEVICE_MEMORY_PEAK, float(50 * GIB))
+    recorder.totals.stamp(catalog.TRAINING_DEVICE_MEMORY_LIMIT, float(80 * GIB))
     recorder.totals.stamp(catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES, float(step // 20))
     recorder.totals.stamp(catalog.TRAINING_OOMS, 0.0)
     recorder.totals.stamp(

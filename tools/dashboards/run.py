@@ -579,14 +579,15 @@ def _memory() -> list[Panel]:
         lines(
             Text(
                 "GPU memory of the fullest rank",
-                "What tensors occupy, the most they ever did, what PyTorch's allocator holds, and "
-                "what the GPU has.",
+                "What tensors occupy, the most they ever did, what PyTorch's allocator holds, "
+                "what it may hold, and what the GPU has.",
                 "Peak near the limit: a longer batch will not fit. Held far above occupied: "
                 "fragmented, try the allocator's expandable segments.",
             ),
             over_time(most("training.device.memory.allocated"), "tensors"),
             over_time(most("training.device.memory.peak"), "peak"),
             over_time(most("training.device.memory.reserved"), "held by PyTorch"),
+            over_time(f"min({metric('training.device.memory.limit', RUN)})", "PyTorch may hold"),
             over_time(f"min({metric('hw.gpu.memory.limit', RANKS_OF_RUN)})", "smallest GPU"),
             unit="bytes",
             minimum=0,
