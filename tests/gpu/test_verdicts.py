@@ -122,7 +122,7 @@ EVEN = {
     "sharded": Even({"all": {"spread": "fsdp2"}}, why=UNKNOWN_WAITS, boards=1),
     # Hooks see the steps before and after, and none of those that are replayed.
     "captured": Even(
-        {"all": {"spread": "captured"}}, 450, UNKNOWN_WAITS, "no step yet that the", 1
+        {"all": {"spread": "captured"}}, 650, UNKNOWN_WAITS, "no step yet that the", 1
     ),
 }
 PLAYED = [

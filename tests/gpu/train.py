@@ -31,8 +31,8 @@ LOOKS_EVERY = 50
 MARKED = ("forward", "backward", "optimizer", "between")
 # DDP builds its buckets anew after the first step, and its hosts wait for that.
 SETTLED = 10
-# A captured step is replayed up to this one.
-REPLAYED = 150
+# A captured step is replayed up to this one, for longer than a look at the agent takes.
+REPLAYED = 350
 
 
 class Settings(NamedTuple):
