@@ -117,18 +117,21 @@ class Ledger:
         """
         series.value = value
         late_ns = series.time_ns + MS - time_ns
-        if 0 < late_ns <= _MOST_LATE_NS:
-            time_ns += late_ns
-        elif 0 < late_ns <= _REFUSED_NS:
-            return None
+        if late_ns > 0:
+            if late_ns <= _MOST_LATE_NS:
+                time_ns += late_ns
+            elif late_ns <= _REFUSED_NS:
+                return None
         series.time_ns = time_ns
         if self.keep_history:
-            if series.history is None:
-                series.history = []
-            if len(series.history) >= _MOST_POINTS:
-                del series.history[: _MOST_POINTS // 10]
+            history = series.history
+            if history is None:
+                series.history = [(time_ns, value)]
+                return time_ns
+            if len(history) >= _MOST_POINTS:
+                del history[: _MOST_POINTS // 10]
                 self.points_dropped += _MOST_POINTS // 10
-            series.history.append((time_ns, value))
+            history.append((time_ns, value))
         return time_ns
 
     def drop(self, labels: Labels) -> None:

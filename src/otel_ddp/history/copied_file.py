@@ -70,10 +70,11 @@ class CopiedFile(RunFile):
         series = self._series.get(key) or self._make(key)
         if series is None:
             return
+        if found.width < series.width:
+            # The node's file was removed, and began anew.
+            self._db.execute(f"DELETE FROM {table.name} WHERE series = ?", (series.id,))
         if found.width != series.width:
-            # Narrower: the node's file was removed, and began anew.
-            here = self._rows(table, series) if found.width > series.width else []
-            self._set_width(table, series, found.width, here)
+            self._set_width(table, series, found.width)
         self._db.executemany(table.replace, [(series.id, *row) for row in found.rows])
         series.buckets += len(found.rows)
         if series.buckets > MOST_OF_SERIES:

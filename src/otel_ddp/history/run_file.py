@@ -63,9 +63,18 @@ class Table:
             _RULES.get(column, _ADDED).format(column)
             for column in sorted(columns, key=lambda column: column == "last_ns")
         )
-        into = f"INTO {name} (series, start, {', '.join(columns)}) VALUES ({marks})"
-        self.upsert = f"INSERT {into} ON CONFLICT (series, start) DO UPDATE SET {updates}"
+        named = f"INTO {name} (series, start, {', '.join(columns)})"
+        into = f"{named} VALUES ({marks})"
+        conflict = f"ON CONFLICT (series, start) DO UPDATE SET {updates}"
+        self.upsert = f"INSERT {into} {conflict}"
         self.replace = f"INSERT OR REPLACE {into}"
+        # Of each bucket that does not begin a wider one: added to the one that does.
+        others = f"FROM {name} WHERE series = :series AND start % :width <> 0"
+        self.sum_up = (
+            f"INSERT {named} SELECT series, start - start % :width, {', '.join(columns)} "
+            f"{others} {conflict}"
+        )
+        self.delete_summed_up = f"DELETE {others}"
 
 
 _SUMS, _STEPS = Table("sums", SUM_COLUMNS), Table("steps", STEP_COLUMNS)
@@ -270,29 +279,20 @@ class RunFile:
 
     def _widen(self, table: Table, series: OpenSeries, most: int) -> None:
         """Sum up neighbours until no more than *most* buckets are left."""
-        rows = self._rows(table, series)
+        query = f"SELECT start FROM {table.name} WHERE series = ?"
+        starts = [start for (start,) in self._db.execute(query, (series.id,))]
         width = series.width
-        while len({start - start % width for start, *_ in rows}) > most:
+        while len({start - start % width for start in starts}) > most:
             width *= 2
-        self._set_width(table, series, width, rows)
+        self._set_width(table, series, width)
         series.buckets = most
 
-    def _rows(self, table: Table, series: OpenSeries, more: str = "") -> list[tuple[Any, ...]]:
-        return self._db.execute(
-            f"SELECT {', '.join(('start', *table.columns))} FROM {table.name} WHERE series = ? "
-            + more,
-            (series.id,),
-        ).fetchall()
-
-    def _set_width(
-        self, table: Table, series: OpenSeries, width: int, rows: Iterable[tuple[Any, ...]]
-    ) -> None:
-        """Keep these rows alone, in buckets of this width."""
-        self._db.execute(f"DELETE FROM {table.name} WHERE series = ?", (series.id,))
-        self._db.executemany(
-            table.upsert, [(series.id, start - start % width, *row) for start, *row in rows]
-        )
-        self._db.execute("UPDATE series SET width = ? WHERE id = ?", (width, series.id))
+    def _set_width(self, table: Table, series: OpenSeries, width: int) -> None:
+        """Sum up neighbours into buckets of this width, a multiple of the present one."""
+        wider = {"series": series.id, "width": width}
+        self._db.execute(table.sum_up, wider)
+        self._db.execute(table.delete_summed_up, wider)
+        self._db.execute("UPDATE series SET width = :width WHERE id = :series", wider)
         series.width = width
 
     def _put(self, table: str, key: str, column: str, content: Mapping[str, Any]) -> None:
@@ -340,9 +340,13 @@ class RunFile:
         series = self._series.get(key) or self._make(key)
         if series is None:
             return Rows(key, 1, [])
-        bounds = f"AND start > {first - series.width:d} AND start <= {until:d}"
-        rows = self._rows(table_of(key), series, f"{bounds} ORDER BY start LIMIT {most:d}")
-        return Rows(key, series.width, rows)
+        table = table_of(key)
+        query = (
+            f"SELECT {', '.join(('start', *table.columns))} FROM {table.name} "
+            "WHERE series = ? AND start > ? AND start <= ? ORDER BY start LIMIT ?"
+        )
+        bounds = (series.id, first - series.width, until, most)
+        return Rows(key, series.width, self._db.execute(query, bounds).fetchall())
 
     def texts(self, table: str) -> dict[str, str]:
         """The rows of `about` or `ranks`, each as JSON."""

@@ -7,7 +7,9 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -532,15 +534,21 @@ def _scalars(payload: bytes, position: int) -> Scalars | None:
     values_at = SCALARS_HEAD.size + padded(4 * count)
     if count == 0 or values_at + 8 * count > len(payload) or time_ns < 0:
         return None
-    ids = struct.unpack_from(f"<{count}I", payload, SCALARS_HEAD.size)
-    values = struct.unpack_from(f"<{count}d", payload, values_at)
+    pairs = _pairs(count)(payload, SCALARS_HEAD.size)
     return Scalars(
         time_ns,
         None if step == layout.NO_STEP else step,
         None if epoch != epoch else epoch,
-        tuple(zip(ids, values, strict=True)),
+        tuple(zip(pairs[:count], pairs[count:], strict=True)),
         position,
     )
+
+
+@lru_cache(256)
+def _pairs(count: int) -> Callable[[bytes, int], tuple[Any, ...]]:
+    """Unpacks so many numbers of names, and then their values."""
+    fill = padded(4 * count) - 4 * count
+    return struct.Struct(f"<{count}I{fill}x{count}d").unpack_from
 
 
 def clean_text(encoded: bytes) -> str:

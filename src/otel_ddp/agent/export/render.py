@@ -99,11 +99,9 @@ class Renderer:
         attributes = series.encoded or encode.attribute_bytes(dict(series.labels))
         series.encoded = attributes
         if is_logged(metric):
-            history, series.history = series.history, None
-            return [
-                (encode.number_point(attributes, at, logged), at, metric)
-                for at, logged in history or ()
-            ]
+            history, series.history = series.history or (), None
+            contents = encode.number_points(attributes, history)
+            return [(each, at, metric) for each, (at, _) in zip(contents, history, strict=True)]
         if metric.kind is Kind.GAUGE:
             start_ns = 0
         return [(encode.number_point(attributes, now_ns, value, start_ns), now_ns, metric)]

@@ -124,25 +124,39 @@ class LoggedValues:
             for series, seen in ((entry.value, value), (entry.step, step), (entry.epoch, epoch)):
                 if seen is not None and record.time_ns >= series.time_ns:
                     series.value, series.time_ns = float(seen), record.time_ns
-            self._summarize(entry.name, value, record)
+            if self._summary is not None:
+                self._summary.feed(entry.name, value, step, record.time_ns)
 
     def feed(self, record: Scalars) -> None:
         """Add the values of one record."""
-        self._keep_last(record.step, record.epoch)
+        step, epoch, time_ns = record.step, record.epoch, record.time_ns
+        self._keep_last(step, epoch)
         if not self._exported:
             return
-        too_fast = False
+        # This runs for every value of every rank.
+        too_fast, entries, summary = False, self._entries, self._summary
+        log = self._ledger.log
+        counted = None if step is None else float(step)
         for number, value in record.values:
-            entry = self._entries.get(number) or self._make_entry(number)
+            entry = entries.get(number) or self._make_entry(number)
             if entry is None:
                 continue
-            self._summarize(entry.name, value, record)
-            too_fast |= not self._log(entry, value, record)
+            if summary is not None:
+                summary.feed(entry.name, value, step, time_ns)
+            at = log(entry.value, value, time_ns)
+            if at is None:
+                # Values come too fast: there is no new point.
+                too_fast = True
+                if counted is not None:
+                    entry.step.value = counted
+                if epoch is not None:
+                    entry.epoch.value = epoch
+                continue
+            if counted is not None:
+                log(entry.step, counted, at)
+            if epoch is not None:
+                log(entry.epoch, epoch, at)
         self.too_fast += too_fast and self._ledger.keep_history
-
-    def _summarize(self, name: Name, value: float, record: Scalars) -> None:
-        if self._summary is not None:
-            self._summary.feed(name, value, record.step, record.time_ns)
 
     def keep(self) -> None:
         """Write down, for the next agent and for people, which extremes have changed."""
@@ -166,22 +180,6 @@ class LoggedValues:
             self.last_step = step
         if epoch is not None:
             self.last_epoch = epoch
-
-    def _log(self, entry: _Entry, value: float, record: Scalars) -> bool:
-        """Whether there is a new point: there is none where values come too fast."""
-        ledger, step, epoch = self._ledger, record.step, record.epoch
-        at = ledger.log(entry.value, value, record.time_ns)
-        if at is None:
-            if step is not None:
-                entry.step.value = float(step)
-            if epoch is not None:
-                entry.epoch.value = epoch
-            return False
-        if step is not None:
-            ledger.log(entry.step, float(step), at)
-        if epoch is not None:
-            ledger.log(entry.epoch, epoch, at)
-        return True
 
     def _make_entry(self, number: int) -> _Entry | None:
         name = self._reader.names.get(number)

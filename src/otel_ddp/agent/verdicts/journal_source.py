@@ -248,11 +248,14 @@ class NonfiniteValues:
 
     def feed(self, records: Iterable[Scalars], now_ns: int) -> None:
         """Those that are new."""
+        finite, lost, isfinite = self._finite, self._lost, math.isfinite
         for record in records:
+            step = record.step
             for name, value in record.values:
-                if math.isfinite(value):
-                    self._finite[name] = record.step
-                    self._lost.pop(name, None)
+                if isfinite(value):
+                    finite[name] = step
+                    if lost:
+                        lost.pop(name, None)
                 elif name in self._lost:
                     self._lost[name] = self._lost[name]._replace(has_successor=True)
                 elif name in self._finite:
