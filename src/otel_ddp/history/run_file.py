@@ -211,10 +211,8 @@ class RunFile:
     ) -> None:
         """Add all this, or nothing: raises sqlite3.Error."""
         with self._transaction():
-            for key, buckets in values.items():
-                self._add(_SUMS, key, {start: each.row() for start, each in buckets.items()})
-            for key, of_rank in steps.items():
-                self._add(_STEPS, key, {start: each.row() for start, each in of_rank.items()})
+            self._add(_SUMS, values)
+            self._add(_STEPS, steps)
             self._put("about", "key", "value", about)
             self._put("ranks", "rank", "about", ranks)
             self._db.executemany(
@@ -238,23 +236,30 @@ class RunFile:
             raise
         self._db.execute("COMMIT")
 
-    def _add(self, table: Table, key: SeriesKey, rows: Mapping[int, Sequence[Any]]) -> None:
-        series = self._series.get(key) or self._make(key)
-        if series is None:
-            return
-        width, id = series.width, series.id
-        self._db.executemany(
-            table.upsert, [(id, start - start % width, *row) for start, row in rows.items()]
-        )
-        # Counted as if all were new; the exact number costs more, and is asked for when it matters.
-        series.buckets += len(rows)
+    def _add(
+        self, table: Table, sums: Mapping[SeriesKey, Mapping[int, ValueSum | StepSum]]
+    ) -> None:
+        rows: list[tuple[Any, ...]] = []
+        touched = []
+        for key, buckets in sums.items():
+            series = self._series.get(key) or self._make(key)
+            if series is None:
+                continue
+            id, width = series.id, series.width
+            rows += [(id, start - start % width, *each.row()) for start, each in buckets.items()]
+            # Counted as if all were new; the exact number is asked for when it matters.
+            series.buckets += len(buckets)
+            touched.append(series)
+        # One call for all series: a run may have thousands.
+        self._db.executemany(table.upsert, rows)
         share = _MOST_BUCKETS // max(len(self._series), 1)
         most = max(_FEWEST_OF_SERIES, min(MOST_OF_SERIES, share))
-        if series.buckets > most:
-            count = f"SELECT count(*) FROM {table.name} WHERE series = ?"
-            series.buckets = self._db.execute(count, (id,)).fetchone()[0]
+        for series in touched:
             if series.buckets > most:
-                self._widen(table, series, most * 3 // 4)
+                count = f"SELECT count(*) FROM {table.name} WHERE series = ?"
+                series.buckets = self._db.execute(count, (series.id,)).fetchone()[0]
+                if series.buckets > most:
+                    self._widen(table, series, most * 3 // 4)
 
     def _make(self, key: SeriesKey) -> OpenSeries | None:
         self._db.execute(

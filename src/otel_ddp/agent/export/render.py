@@ -73,20 +73,18 @@ class Renderer:
 
         with ledger.lock:
             for metric, rows in ledger.families():
-                may_be_lost = not (is_logged(metric) or self._deltas.applies_to(metric.kind))
+                logged = is_logged(metric)
+                points = self._logged if logged else self._points
+                may_be_lost = not (logged or self._deltas.applies_to(metric.kind))
                 for series in rows:
-                    add(series, may_be_lost, self._points(series, now_ns))
+                    add(series, may_be_lost, points(series, now_ns))
             for series in ledger.take_ended():
                 add(series, True, self._end(series, now_ns))
         return [request for key in sorted(apart) for request in self._requests(*key, apart[key])]
 
     @errors.contained(default=())
     def _points(self, series: Series, now_ns: int) -> Sequence[_Point]:
-        """A series' points, encoded, with their times.
-
-        Contained for each series: one that OTLP cannot express must not lose the others, whose
-        logged values leave the ledger here.
-        """
+        """The point of a series, encoded, with its time."""
         metric, value, start_ns = series.metric, series.value, series.start_ns
         if self._deltas.applies_to(metric.kind):
             if (added := self._deltas.take(series, now_ns)) is None:
@@ -96,15 +94,22 @@ class Renderer:
             return [(_histogram_point(series, value, now_ns, start_ns), now_ns, metric)]
         if value is None:
             return ()
-        attributes = series.encoded or encode.attribute_bytes(dict(series.labels))
-        series.encoded = attributes
-        if is_logged(metric):
-            history, series.history = series.history or (), None
-            contents = encode.number_points(attributes, history)
-            return [(each, at, metric) for each, (at, _) in zip(contents, history, strict=True)]
         if metric.kind is Kind.GAUGE:
             start_ns = 0
-        return [(encode.number_point(attributes, now_ns, value, start_ns), now_ns, metric)]
+        point = encode.number_point(_attributes(series), now_ns, value, start_ns)
+        return [(point, now_ns, metric)]
+
+    @errors.contained(default=())
+    def _logged(self, series: Series, now_ns: int) -> Sequence[_Point]:
+        """The points of a series of logged values, up to now.
+
+        Contained for each series: one that OTLP cannot express must not lose the others, whose
+        values leave the ledger here.
+        """
+        history, series.history = series.history or (), None
+        contents = encode.number_points(_attributes(series), history)
+        metric = series.metric
+        return [(each, at, metric) for each, (at, _) in zip(contents, history, strict=True)]
 
     def _end(self, series: Series, now_ns: int) -> Sequence[_Point]:
         """The point that ends a series."""
@@ -136,6 +141,11 @@ class Renderer:
             body = encode.metrics_request(described, SCOPE, __version__, metrics)
             oldest_s = min([time_ns for _, time_ns, _ in part]) // _S
             yield Request("metrics", body, len(part), not may_be_lost, oldest_s)
+
+
+def _attributes(series: Series) -> bytes:
+    series.encoded = series.encoded or encode.attribute_bytes(dict(series.labels))
+    return series.encoded
 
 
 def _histogram_point(series: Series, value: Buckets, now_ns: int, start_ns: int) -> bytes:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("otel_ddp.agent")
 
 _WRITE_EVERY_S = 1.0
+# Writing takes this share of a core at most, unless that is too seldom: each curve has a page of a
+# file of its own, so what thousands of curves cost is how often they are written to.
+_WRITING_SHARE, _WRITE_SELDOM_S = 0.02, 5.0
 # After a failure.
 _PAUSE_S = 5.0
 _CLEAN_EVERY_S = 60.0
@@ -144,7 +147,10 @@ class Histories:
         self._outgoing: dict[RunKey, Outgoing] = {}
         self._incoming: Incoming | None = None
         self._led_by: dict[RunKey, str] = {}
-        self._clean_at = self._write_at = 0.0
+        self._clean_at = self._write_at = self._spared_until = 0.0
+        # Runs without a process here; whether one of them is new.
+        self._ended: set[RunKey] = set()
+        self._hurries = False
         self.thread = KeptThread("history", self._work)
 
     # -- called by the agent's loop
@@ -157,6 +163,9 @@ class Histories:
         """What is known of each run now."""
         self._led_by = {run: node for run, node in self._led_by.items() if run in states}
         self._waiting.add_states(states)
+        ended = {run for run, state in states.items() if state.has_ended}
+        self._hurries |= not ended <= self._ended
+        self._ended = ended
         self._wake.set()
 
     def parts_for_lead(self, run: RunKey, node: str, start: str, shift_ns: int) -> list[bytes]:
@@ -223,13 +232,16 @@ class Histories:
         while not self._stopping:
             self._wake.wait(_WRITE_EVERY_S)
             self._wake.clear()
-            if time.monotonic() >= self._write_at:
+            now = time.monotonic()
+            spared = now < self._spared_until and not self._hurries
+            if now >= self._write_at and not spared:
                 self._write_all()
         self._write_all()
 
     @errors.contained()
     def _write_all(self) -> None:
-        now_ns, now = time.time_ns(), time.monotonic()
+        now_ns, now, began = time.time_ns(), time.monotonic(), time.thread_time()
+        self._hurries = False
         batches, states, left_out_since_ns = self._waiting.take()
         for batch in batches:
             self._run(batch.run, now).feed(batch)
@@ -247,6 +259,8 @@ class Histories:
         if self._incoming is not None and not failed:
             self._disk.attempt(partial(self._incoming.write, now))
         self._write_at = now + (_PAUSE_S if failed else 0.0)
+        took = time.thread_time() - began
+        self._spared_until = now + min(took / _WRITING_SHARE, _WRITE_SELDOM_S)
         self._disk.note(failed, now_ns)
         if now >= self._clean_at and not failed:
             self._clean_at = now + _CLEAN_EVERY_S

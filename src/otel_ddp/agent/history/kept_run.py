@@ -59,11 +59,20 @@ class State(NamedTuple):
     verdicts: Sequence[Mapping[str, Any]]
     samples: Sequence[Sample]
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether no process of it is left here."""
+        return "seen_ns" in self.about
+
     def after(self, before: State) -> State:
         """With what *before* alone tells: how a rank ended whose journal is closed by now."""
         return self._replace(
             about={**before.about, **self.about}, ranks={**before.ranks, **self.ranks}
         )
+
+
+# A series, its buckets, and how wide they are.
+_Numbered = tuple[SeriesKey, dict[int, ValueSum], int]
 
 
 class _Unwritten:
@@ -75,6 +84,8 @@ class _Unwritten:
         self.events: list[Event] = []
         self.positions: dict[str, tuple[int, int, int]] = {}
         """How far each journal is read."""
+        self.numbered: dict[tuple[str, str], dict[int, _Numbered]] = {}
+        """The series of the names of each journal and rank, by the names' numbers."""
         self.size = 0
 
 
@@ -184,18 +195,17 @@ class KeptRun:
         return self._state._replace(ranks=waiting)
 
     def _add_values(self, batch: Batch, records: Iterable[Scalars]) -> None:
-        # This runs for every value of every rank: what a name's series is, is asked once a batch.
-        known: dict[int, tuple[SeriesKey, dict[int, ValueSum], int] | None] = {}
+        # This runs for every value of every rank: what a name's series is, is asked once a write.
         names, new = batch.names, self._new
+        known = new.numbered.setdefault((batch.journal, batch.rank), {})
         for record in records:
             time_ns, epoch = record.time_ns, record.epoch
             for number, value in record.values:
-                try:
-                    series = known[number]
-                except KeyError:
-                    series = known[number] = self._series(batch.rank, names.get(number))
+                series = known.get(number)
                 if series is None:
-                    continue
+                    if (name := names.get(number)) is None:
+                        continue
+                    series = known[number] = self._numbered(batch.rank, name)
                 key, buckets, width = series
                 step = record.step
                 if step is None:
@@ -208,11 +218,7 @@ class KeptRun:
                     new.size += 1
                 found.add(step, time_ns, value, epoch)
 
-    def _series(
-        self, rank: str, name: Name | None
-    ) -> tuple[SeriesKey, dict[int, ValueSum], int] | None:
-        if name is None:
-            return None
+    def _numbered(self, rank: str, name: Name) -> _Numbered:
         key = SeriesKey("value", name.text, rank, (("split", name.split),))
         return key, self._new.values.setdefault(key, {}), self._width(key)
 

@@ -262,6 +262,7 @@ def main(directory: str = "", foreground: bool = False, insecure: bool = False) 
     # A directory that a person names may hold copies of journals.
     keeps_found = foreground and bool(directory)
     agent = Agent(place, conf, lock, foreground, keeps_found=keeps_found)
+    startup.search_garbage_seldom()
     # The file of an agent that was killed is not true of this one.
     files.remove(place.agent_file)
     agent.run()
