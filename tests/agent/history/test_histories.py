@@ -134,6 +134,37 @@ def test_its_thread_writes_all_before_it_ends(made: Histories) -> None:
     assert made.describe()["problem"] == ""
 
 
+def test_costly_writing_waits_unless_a_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"monotonic": 100.0, "thread_time": 0.0}
+    for name in clock:
+        monkeypatch.setattr(time, name, lambda name=name: clock[name])
+    pace = module._Pace()
+
+    def write(took: float) -> None:
+        pace.begin()
+        clock["thread_time"] += took
+        pace.end(failed=False)
+
+    write(0.01)
+    clock["monotonic"] += 1.0
+    assert pace.is_due()
+    write(0.06)
+    clock["monotonic"] += 1.0
+    assert not pace.is_due()
+    pace.note_ended({RUN})
+    assert pace.is_due()
+    write(60.0)
+    # It has been written by now that this run has ended.
+    pace.note_ended({RUN})
+    assert not pace.is_due()
+    clock["monotonic"] += 5.0
+    assert pace.is_due()
+    pace.begin()
+    pace.end(failed=True)
+    pace.note_ended({RUN, ("g", "another")})
+    assert not pace.is_due()
+
+
 def test_what_waits_for_its_directory_is_kept_once_that_is_there(made: Histories) -> None:
     made.directory.write_text("in the way")
     made.feed(batch(0, 10))

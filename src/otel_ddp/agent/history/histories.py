@@ -80,6 +80,36 @@ class _Waiting:
         return taken
 
 
+class _Pace:
+    """When to write: each second, unless that takes too much of a core, or the last time failed."""
+
+    def __init__(self) -> None:
+        self._paused_until = self._spared_until = self._began_s = 0.0
+        # Runs without a process here; and whether one of them is new.
+        self._ended: set[RunKey] = set()
+        self._hurries = False
+
+    def note_ended(self, ended: set[RunKey]) -> None:
+        """These have ended. Who looks at a run that has just ended wants to see its end."""
+        self._hurries |= not ended <= self._ended
+        self._ended = ended
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        return now >= self._paused_until and (now >= self._spared_until or self._hurries)
+
+    def begin(self) -> None:
+        """The thread writes from now on."""
+        self._began_s = time.thread_time()
+        self._hurries = False
+
+    def end(self, failed: bool) -> None:
+        """It has written."""
+        now, took = time.monotonic(), time.thread_time() - self._began_s
+        self._paused_until = now + (_PAUSE_S if failed else 0.0)
+        self._spared_until = now + min(took / _WRITING_SHARE, _WRITE_SELDOM_S)
+
+
 class _Disk:
     """How the disk of the histories answers."""
 
@@ -147,10 +177,8 @@ class Histories:
         self._outgoing: dict[RunKey, Outgoing] = {}
         self._incoming: Incoming | None = None
         self._led_by: dict[RunKey, str] = {}
-        self._clean_at = self._write_at = self._spared_until = 0.0
-        # Runs without a process here; whether one of them is new.
-        self._ended: set[RunKey] = set()
-        self._hurries = False
+        self._clean_at = 0.0
+        self._pace = _Pace()
         self.thread = KeptThread("history", self._work)
 
     # -- called by the agent's loop
@@ -163,9 +191,7 @@ class Histories:
         """What is known of each run now."""
         self._led_by = {run: node for run, node in self._led_by.items() if run in states}
         self._waiting.add_states(states)
-        ended = {run for run, state in states.items() if state.has_ended}
-        self._hurries |= not ended <= self._ended
-        self._ended = ended
+        self._pace.note_ended({run for run, state in states.items() if state.has_ended})
         self._wake.set()
 
     def parts_for_lead(self, run: RunKey, node: str, start: str, shift_ns: int) -> list[bytes]:
@@ -232,16 +258,14 @@ class Histories:
         while not self._stopping:
             self._wake.wait(_WRITE_EVERY_S)
             self._wake.clear()
-            now = time.monotonic()
-            spared = now < self._spared_until and not self._hurries
-            if now >= self._write_at and not spared:
+            if self._pace.is_due():
                 self._write_all()
         self._write_all()
 
     @errors.contained()
     def _write_all(self) -> None:
-        now_ns, now, began = time.time_ns(), time.monotonic(), time.thread_time()
-        self._hurries = False
+        now_ns, now = time.time_ns(), time.monotonic()
+        self._pace.begin()
         batches, states, left_out_since_ns = self._waiting.take()
         for batch in batches:
             self._run(batch.run, now).feed(batch)
@@ -258,9 +282,7 @@ class Histories:
                 del self._runs[key]
         if self._incoming is not None and not failed:
             self._disk.attempt(partial(self._incoming.write, now))
-        self._write_at = now + (_PAUSE_S if failed else 0.0)
-        took = time.thread_time() - began
-        self._spared_until = now + min(took / _WRITING_SHARE, _WRITE_SELDOM_S)
+        self._pace.end(bool(failed))
         self._disk.note(failed, now_ns)
         if now >= self._clean_at and not failed:
             self._clean_at = now + _CLEAN_EVERY_S
