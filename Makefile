@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Every process of the tests would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo stack loki test stress lint types unit gpu bench docs site dist clean
+.PHONY: demo stack loki test stress lint types unit gpu bench peers docs site dist clean
 
 .venv/.with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -67,6 +67,12 @@ gpu:
 bench: $(STAMP)
 	$(BIN)/python bench/bench.py
 
+# The same beside other tools, which it installs into an environment of their own.
+peers: $(STAMP)
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --requirement bench/peers.txt --editable '.[torch,dev]'
+	.venv-peers/bin/python bench/peers.py
+
 docs: $(STAMP)
 	$(BIN)/python -m tools.docs
 
@@ -82,4 +88,4 @@ site: $(SITE_STAMP)
 	@echo "The site is in $(SITE): open $(SITE)/index.html"
 
 clean:
-	rm -rf .venv .venv-gpu dist build
+	rm -rf .venv .venv-gpu .venv-peers dist build

@@ -27,6 +27,9 @@ from otlp_receiver import Receiver  # noqa: E402
 
 Row = tuple[str, str, str]
 
+# As of all that pip installs. A machine may have been told to keep none.
+WITH_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
+
 LOG = """
 import gc, time
 import otel_ddp
@@ -110,9 +113,9 @@ print((time.perf_counter() - before) * 1000)
 RANK = """
 import sys, time
 import otel_ddp
-rate, seconds = float(sys.argv[1]), float(sys.argv[2])
+rate, seconds, count = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 run = otel_ddp.init(run="bench")
-values = {f"metric_{i}": i * 0.1 for i in range(5)}
+values = {f"metric_{i}": i * 0.1 for i in range(count)}
 began = time.perf_counter()
 step = 0
 while time.perf_counter() - began < seconds:
@@ -162,7 +165,8 @@ def import_cost() -> list[Row]:
         took = []
         for _ in range(15):
             before = time.perf_counter()
-            subprocess.run([sys.executable, "-c", code], check=True)
+            env = {**os.environ, **WITH_BYTECODE}
+            subprocess.run([sys.executable, "-c", code], check=True, env=env)
             took.append(time.perf_counter() - before)
         return statistics.quantiles(took, n=4)[0] * 1000
 
@@ -173,7 +177,7 @@ def import_cost() -> list[Row]:
 def start_cost() -> list[Row]:
     took, threads, sockets = [], set(), set()
     for _ in range(7):
-        with Node() as node:
+        with Node(**WITH_BYTECODE) as node:
             ms, thread, held = node.run(START).split()
         took.append(float(ms))
         threads.add(thread)
@@ -671,7 +675,7 @@ def sampling_cost(seconds: float = 20.0, ranks: int = 8) -> list[Row]:
             with Node(**boards.environment(library), OTEL_DDP_SOURCES=sources) as node:
                 for rank in range(ranks):
                     node.start(
-                        *(sys.executable, "-c", RANK, "1", "1000"),
+                        *(sys.executable, "-c", RANK, "1", "1000", "5"),
                         env={
                             "OTEL_DDP_RANK": str(rank),
                             "OTEL_DDP_LOCAL_RANK": str(rank),
@@ -694,7 +698,11 @@ def sampling_cost(seconds: float = 20.0, ranks: int = 8) -> list[Row]:
     ]
 
 
-def agent_cost(rate: float, seconds: float = 20.0, ranks: int = 8) -> list[Row]:
+# Ranks begin while others are measured already, and 72 take some seconds to start.
+_START_S = 15.0
+
+
+def agent_cost(rate: float, ranks: int = 8, values: int = 5, seconds: float = 20.0) -> list[Row]:
     with Receiver() as receiver, Node() as node:
         node.env["OTEL_METRIC_EXPORT_INTERVAL"] = "5000"
         sink = node.start(sys.executable, str(ROOT / "bench" / "sink.py"))
@@ -702,7 +710,7 @@ def agent_cost(rate: float, seconds: float = 20.0, ranks: int = 8) -> list[Row]:
         node.export_to(sink.stdout.readline().strip())
         processes = [
             node.start(
-                *(sys.executable, "-c", RANK, str(rate), str(seconds + 8)),
+                *(sys.executable, "-c", RANK, str(rate), str(seconds + _START_S), str(values)),
                 env={
                     "OTEL_DDP_RANK": str(rank),
                     "OTEL_DDP_LOCAL_RANK": str(rank),
@@ -726,8 +734,12 @@ def agent_cost(rate: float, seconds: float = 20.0, ranks: int = 8) -> list[Row]:
         assert sink.stdin is not None
         received = int(finished(sink))
         del receiver
-    name = f"agent, {ranks} ranks at {rate:g} steps/s, 5 values a step"
-    missing = logged * 5 - received
+    name = f"agent, {ranks} ranks at {rate:g} steps/s, {values} values a step"
+    missing = logged * values - received
+    if (ranks, values) != (8, 5):
+        took_ms = statistics.median(scrapes) * 1000
+        said = f"{share * 100:.1f} %, {memory / 1e6:.0f} MB, {took_ms:.0f} ms; {missing}"
+        return [(f"{name}: share of a core, memory, scrape; values lost", "", said)]
     return [
         (
             f"{name}: share of a core",
@@ -737,7 +749,7 @@ def agent_cost(rate: float, seconds: float = 20.0, ranks: int = 8) -> list[Row]:
         (f"{name}: memory", "<= 120 MB", f"{memory / 1e6:.0f} MB"),
         (f"{name}: scrape", "<= 30 ms", f"{statistics.median(scrapes) * 1000:.1f} ms"),
         (
-            f"{name}: values lost of {logged * 5}",
+            f"{name}: values lost of {logged * values}",
             "0",
             f"{missing} ({lost:.0f} records overwritten)",
         ),
@@ -800,6 +812,8 @@ def main() -> None:
         "exit": exit_cost,
         "agent": lambda: agent_cost(10.0),
         "agent-fast": lambda: agent_cost(100.0),
+        "agent-ranks": lambda: [*agent_cost(10.0, ranks=16), *agent_cost(10.0, ranks=72)],
+        "agent-values": lambda: agent_cost(1.0, values=1000),
         "sampling": sampling_cost,
         "verdicts": lambda: [*verdict_times(), *detector_cost()],
     }
