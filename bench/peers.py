@@ -1,7 +1,8 @@
 """What otel_ddp costs beside its peers, by turns in one run: `make peers` prints the table.
 
 Each peer is used as its own documentation tells for a machine without its server. One that is not
-installed, or fails, has no figures, and the reason stands below the table.
+installed, or fails, has no figures, and the reason stands below the table. Names of loggers as
+arguments: only these.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Timer
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +28,7 @@ from node import Node  # noqa: E402
 from otlp_receiver import Receiver  # noqa: E402
 
 ROUNDS, STEP_ROUNDS = 3, 7
+_PATIENCE_S = 60.0
 
 
 class Logger(NamedTuple):
@@ -35,19 +38,13 @@ class Logger(NamedTuple):
     package: str
     imports: str
     start: str
-    """Defines `log(values, step)` for a dictionary of floats."""
+    """Defines `log(values, step)` for a dictionary of floats, or of tensors."""
     tensors: str
     """The expression that it is given a dictionary `tensors` as."""
     end: str
 
 
 ITEMS = "{name: each.item() for name, each in tensors.items()}"
-GAUGES = """
-gauges = {name: registry_gauge(name) for name in [*floats, *tensors]}
-def log(values, step):
-    for name, value in values.items():
-        gauges[name].set(value)
-"""
 LOGGERS = (
     Logger(
         "otel_ddp",
@@ -67,10 +64,11 @@ def log(values, step):
         "from prometheus_client import Gauge, start_http_server",
         """
 start_http_server(0, "127.0.0.1")
-def registry_gauge(name):
-    return Gauge(name, name, ["run", "rank"]).labels("bench", "0")
-"""
-        + GAUGES,
+kept = [Gauge(name, name, ["run", "rank"]).labels("bench", "0") for name in floats]
+def log(values, step):
+    for gauge, value in zip(kept, values.values()):
+        gauge.set(value)
+""",
         ITEMS,
         "",
     ),
@@ -87,10 +85,10 @@ reader = PeriodicExportingMetricReader(OTLPMetricExporter())
 provider = MeterProvider([reader])
 meter = provider.get_meter("bench")
 labels = {"run": "bench", "rank": "0"}
-gauges = {name: meter.create_gauge(name) for name in [*floats, *tensors]}
+kept = [meter.create_gauge(name) for name in floats]
 def log(values, step):
-    for name, value in values.items():
-        gauges[name].set(value, labels)
+    for gauge, value in zip(kept, values.values()):
+        gauge.set(value, labels)
 """,
         ITEMS,
         "provider.shutdown()",
@@ -102,7 +100,7 @@ def log(values, step):
         """
 run = wandb.init(project="bench", mode="offline", settings=wandb.Settings(silent=True))
 def log(values, step):
-    run.log(values)
+    run.log(values, step=step)
 """,
         "tensors",
         "run.finish()",
@@ -150,7 +148,7 @@ def log(values, step):
 
 # Torch is there before: a training program has it anyway.
 PROGRAM = """
-import json, os, statistics, sys, threading, time
+import itertools, json, os, statistics, time
 import torch
 torch.set_num_threads(1)
 floats = {{f"metric_{{i}}": i * 0.1 for i in range(10)}}
@@ -167,11 +165,13 @@ started = clock() - began
 # Helpers that were started are up by then.
 time.sleep(2.0)
 
+steps = itertools.count(1)
+
 def each(make, most_s=0.5, most=2000):
     took, until = [], clock() + most_s
     while len(took) < most and clock() < until:
         before = clock()
-        log(make(), len(took) + 1)
+        log(make(), next(steps))
         took.append(clock() - before)
     return statistics.median(took) * 1e6
 
@@ -217,7 +217,7 @@ class Follower(NamedTuple):
     around: str
     """The context that a step runs in."""
     server: tuple[str, ...] = ()
-    """What has to run beside it: a module and its arguments."""
+    """What has to run beside it: a module and its arguments, the last of them a folder."""
 
 
 FOLLOWERS = (
@@ -233,7 +233,7 @@ FOLLOWERS = (
         "traceml_ai",
         'import traceml_ai\ntraceml_ai.init(mode="auto", on_missing_aggregator="raise")',
         "traceml_ai.trace_step(model)",
-        ("traceml_ai.launcher.cli", "serve"),
+        ("traceml_ai.launcher.cli", "serve", "--logs-dir"),
     ),
     Follower(
         "torchtel",
@@ -275,7 +275,7 @@ def program(node: Node, code: str, folder: str) -> str:
     """What it found."""
     process = node.start(sys.executable, "-c", f"import os\nos.chdir({folder!r})\n{code}")
     try:
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=_PATIENCE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         raise Failed("it took longer than a minute") from None
@@ -306,6 +306,9 @@ def calm(node: Node, logger: Logger, folder: str) -> tuple[float, float]:
     code = CALM.format(imports=logger.imports, start=logger.start, end=logger.end)
     process = node.start(sys.executable, "-c", f"import os\nos.chdir({folder!r})\n{code}")
 
+    late = Timer(_PATIENCE_S, process.kill)
+    late.start()
+
     def heard(word: str) -> str:
         for line in process.stdout or ():
             if line.startswith(word):
@@ -317,15 +320,18 @@ def calm(node: Node, logger: Logger, folder: str) -> tuple[float, float]:
         process.stdin.write("\n")
         process.stdin.flush()
 
-    heard("ready")
-    before = cpu_s(node)
-    go_on()
-    heard("logged")
-    took = cpu_s(node) - before
-    go_on()
-    ended = float(heard("found"))
-    process.communicate(timeout=60)
-    return took, ended
+    try:
+        heard("ready")
+        before = cpu_s(node)
+        go_on()
+        heard("logged")
+        took = cpu_s(node) - before
+        go_on()
+        return took, float(heard("found"))
+    except BrokenPipeError:
+        raise Failed("it has ended too early") from None
+    finally:
+        late.cancel()
 
 
 def measured(names: Sequence[str], failed: dict[str, str]) -> dict[str, dict[str, float]]:
@@ -365,7 +371,7 @@ def of_steps(failed: dict[str, str]) -> dict[str, float]:
                 node.export_to(receiver.start_http())
                 node.env |= at_home(folder)
                 if each.server:
-                    node.start(sys.executable, "-m", *each.server)
+                    node.start(sys.executable, "-m", *each.server, folder)
                 try:
                     code = STEPS.format(start=each.start, around=each.around)
                     seen[each.name].append(float(program(node, code, folder)))
@@ -390,7 +396,7 @@ ROWS = (
     ("import", "its import, after torch's", "ms", 0),
     ("start", "from there to the first value", "ms", 0),
     ("end", "the end, after 200 calls in 5 s", "ms", 0),
-    ("cpu", "processor time up to that end, helpers included", "s", 2),
+    ("cpu", "processor time before that end, helpers included", "s", 2),
     ("threads", "threads that it adds to the training process", "", 0),
     ("sockets", "its sockets there", "", 0),
 )
@@ -398,18 +404,24 @@ ROWS = (
 
 def main() -> None:
     failed: dict[str, str] = {}
-    names = [each.name for each in LOGGERS if is_there(each.package, each.name, failed)]
+    asked = sys.argv[1:] or [each.name for each in LOGGERS]
+    names = [
+        each.name
+        for each in LOGGERS
+        if each.name in asked and is_there(each.package, each.name, failed)
+    ]
     seen = measured(names, failed)
     shown = [name for name in names if name in seen and name not in failed]
     print(f"| what | {' | '.join(shown)} |\n|---|{'---|' * len(shown)}")
     for key, what, unit, digits in ROWS:
         cells = [f"{seen[name][key]:.{digits}f} {unit}".strip() for name in shown]
         print(f"| {what} | {' | '.join(cells)} |")
-    steps = of_steps(failed)
-    bare = steps.pop("bare")
-    print(f"\n| a DDP step of {bare:.0f} us, one rank | more |\n|---|---|")
-    for name, took in steps.items():
-        print(f"| {name} | {took - bare:+.0f} us |")
+    if not sys.argv[1:]:
+        steps = of_steps(failed)
+        bare = steps.pop("bare")
+        print(f"\n| a DDP step of {bare:.0f} us, one rank | more |\n|---|---|")
+        for name, took in steps.items():
+            print(f"| {name} | {took - bare:+.0f} us |")
     for name, why in failed.items():
         print(f"\n{name}: {why}.")
 
