@@ -108,7 +108,7 @@ class Even(NamedTuple):
     why: str = ""
     """Why they are not compared, if they are not."""
     meanwhile: str = ""
-    """The same, of a part of the steps."""
+    """The same, of a part of the steps: it lasts until it was seen."""
     boards: int = 2
     """It takes so many: of two ranks that share one, one is late by turns."""
 
@@ -179,7 +179,10 @@ def seen() -> Seen:
                 return bool(late) or watched.was_compared(name, MOST_STEPS)
             if name in EVEN:
                 each = EVEN[name]
-                reasons.add((name, watched.node.insufficient(name)))
+                why = watched.node.insufficient(name)
+                reasons.add((name, why))
+                if each.meanwhile and each.meanwhile in why:
+                    (watched.node.root / f"{name}.meanwhile").touch()
                 logged = watched.node.series("training_scalar_step", run=name, name="loss")
                 return min([step for _, step in logged], default=0) >= each.steps and (
                     each.why in watched.node.insufficient(name)
