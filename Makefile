@@ -68,7 +68,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/bench.py
 
 # The same beside other tools, which it installs into an environment of their own.
-peers: $(STAMP)
+peers:
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --requirement bench/peers.txt --editable '.[torch,dev]'
 	.venv-peers/bin/python bench/peers.py

@@ -27,9 +27,6 @@ from otlp_receiver import Receiver  # noqa: E402
 
 Row = tuple[str, str, str]
 
-# As of all that pip installs. A machine may have been told to keep none.
-WITH_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
-
 LOG = """
 import gc, time
 import otel_ddp
@@ -165,8 +162,7 @@ def import_cost() -> list[Row]:
         took = []
         for _ in range(15):
             before = time.perf_counter()
-            env = {**os.environ, **WITH_BYTECODE}
-            subprocess.run([sys.executable, "-c", code], check=True, env=env)
+            subprocess.run([sys.executable, "-c", code], check=True)
             took.append(time.perf_counter() - before)
         return statistics.quantiles(took, n=4)[0] * 1000
 
@@ -177,7 +173,7 @@ def import_cost() -> list[Row]:
 def start_cost() -> list[Row]:
     took, threads, sockets = [], set(), set()
     for _ in range(7):
-        with Node(**WITH_BYTECODE) as node:
+        with Node() as node:
             ms, thread, held = node.run(START).split()
         took.append(float(ms))
         threads.add(thread)

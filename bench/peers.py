@@ -285,11 +285,6 @@ def program(node: Node, code: str, folder: str) -> str:
     return lines[-1].partition(" ")[2]
 
 
-def at_home(folder: str) -> dict[str, str]:
-    """Nothing of a user is read or written. Bytecode is kept, as of all that pip installs."""
-    return {"HOME": folder, "PYTHONDONTWRITEBYTECODE": ""}
-
-
 def cpu_s(node: Node) -> float:
     """Of all processes of this node: they have its directory in their environment."""
     mark, found = f"OTEL_DDP_DIR={node.env['OTEL_DDP_DIR']}".encode(), 0.0
@@ -344,7 +339,7 @@ def measured(names: Sequence[str], failed: dict[str, str]) -> dict[str, dict[str
             with Receiver() as receiver, Node() as node, tempfile.TemporaryDirectory() as folder:
                 node.export_to(receiver.start_http())
                 # Nobody is asked for a name, and nothing is looked for in the network.
-                node.env |= {"WANDB_MODE": "offline", "SWANLAB_MODE": "offline", **at_home(folder)}
+                node.env |= {"WANDB_MODE": "offline", "SWANLAB_MODE": "offline", "HOME": folder}
                 found = seen[logger.name]
                 try:
                     code = PROGRAM.format(**logger._asdict())
@@ -369,7 +364,7 @@ def of_steps(failed: dict[str, str]) -> dict[str, float]:
                 continue
             with Receiver() as receiver, Node() as node, tempfile.TemporaryDirectory() as folder:
                 node.export_to(receiver.start_http())
-                node.env |= at_home(folder)
+                node.env["HOME"] = folder
                 if each.server:
                     node.start(sys.executable, "-m", *each.server, folder)
                 try:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("otel_ddp.agent")
 
 _WRITE_EVERY_S = 1.0
-# Writing takes this share of a core at most, unless that is too seldom: each curve has a page of a
-# file of its own, so what thousands of curves cost is how often they are written to.
+# Writing takes this share of a core, unless it would then wait for longer. Each curve has a page of
+# the file of its own: what thousands of curves cost depends on how often they are written to.
 _WRITING_SHARE, _WRITE_SELDOM_S = 0.02, 5.0
 # After a failure.
 _PAUSE_S = 5.0
