@@ -27,7 +27,7 @@ COLLECTIVES = "simccl"
 
 _NATIVE = "device_sim_native"
 # What it tells. Its allocator takes the host's memory, whatever that has.
-_MEMORY_BYTES = 8 << 30
+MEMORY_BYTES = 8 << 30
 _SOURCE = Path(__file__).with_name("device.cpp")
 _BUILDS = Path(__file__).parents[2] / "build" / "device_sim"
 # Unoptimised, a launch takes several times as long.
@@ -73,12 +73,17 @@ def _build(compiler: str, built: Path) -> None:
 
 
 def install(
-    *, devices: int = 1, events_keep_lock: bool = False, collectives: str = COLLECTIVES
+    *,
+    devices: int = 1,
+    events_keep_lock: bool = False,
+    collectives: str = COLLECTIVES,
+    memory_bytes: int = MEMORY_BYTES,
 ) -> ModuleType:
     """Let torch know the device, once a process: `torch.sim` is its module, which is returned.
 
     *events_keep_lock*: whether other threads of Python stand still while an event waits for a place
     in the launch queue. *collectives*: the name of the backend of its process groups.
+    *memory_bytes*: what each device says that it has.
     """
     loader = importlib.machinery.ExtensionFileLoader(_NATIVE, str(library()))
     spec = importlib.util.spec_from_loader(_NATIVE, loader)
@@ -87,7 +92,8 @@ def install(
     loader.exec_module(native)
     torch.utils.rename_privateuse1_backend(NAME)
     native.set_up(devices)
-    module = _module(native, _events(native, keep_lock=events_keep_lock), devices)
+    event = _events(native, keep_lock=events_keep_lock)
+    module = _module(native, event, devices, memory_bytes)
     torch._register_device_module(NAME, module)
 
     def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
@@ -145,7 +151,9 @@ def _graph(native: ModuleType, graph: Any) -> Iterator[None]:
         native.end_capture()
 
 
-def _module(native: ModuleType, event: type[torch.Event], devices: int) -> ModuleType:
+def _module(
+    native: ModuleType, event: type[torch.Event], devices: int, memory_bytes: int
+) -> ModuleType:
     """What `torch.cuda` offers, under the same names."""
     module = ModuleType(f"torch.{NAME}")
     accelerator = torch.accelerator
@@ -159,7 +167,7 @@ def _module(native: ModuleType, event: type[torch.Event], devices: int) -> Modul
         "current_stream": accelerator.current_stream,
         "device": lambda device: accelerator.device_index(torch.device(device).index or 0),
         "device_count": lambda: devices,
-        "get_device_properties": lambda device: SimpleNamespace(total_memory=_MEMORY_BYTES),
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=memory_bytes),
         "graph": partial(_graph, native),
         "is_available": lambda: True,
         "is_current_stream_capturing": native.is_capturing,

@@ -249,6 +249,37 @@ def test_the_memory_of_a_device_is_judged_as_well_and_named_as_such() -> None:
     assert change.verdict.evidence["memory_of"] == "device"
 
 
+def quick_leak(minute: float) -> float:
+    """Of 1.2 GiB a minute, with the least of each reading within 60 MiB."""
+    return 4 * GB + 1.2 * GB * minute + random.Random(minute).uniform(0, 60 * MB)
+
+
+def test_a_device_that_is_full_within_minutes_is_told_before_it_is() -> None:
+    assert fed(MemoryCreep(), quick_leak, 0, 1.5, whose="device_memory") == []
+    (change,) = fed(MemoryCreep(), quick_leak, 0, 2.5, whose="device_memory")
+
+    assert change.verdict.evidence["bytes_per_s"] == pytest.approx(1.2 * GB / 60, rel=0.1)
+    assert change.verdict.evidence["full_in_s"] == pytest.approx(500, rel=0.1)
+
+
+def test_a_device_that_is_full_later_is_told_after_ten_minutes() -> None:
+    assert fed(MemoryCreep(), quick_leak, 0, 10, 48 * GB, "device_memory") == []
+    assert len(fed(MemoryCreep(), quick_leak, 0, 12, 48 * GB, "device_memory")) == 1
+
+
+def test_the_memory_of_a_host_may_grow_as_fast_while_a_data_set_is_read() -> None:
+    assert fed(MemoryCreep(), quick_leak, 0, 9) == []
+
+
+@pytest.mark.parametrize("whose", ["memory", "device_memory"])
+@pytest.mark.parametrize("seed", range(20))
+def test_memory_that_varies_below_its_limit_is_no_creep(whose: str, seed: int) -> None:
+    restless = random.Random(seed)
+    used = [15.5 * GB + restless.uniform(-2 * GB, 0) for _ in range(720)]
+
+    assert fed(MemoryCreep(), lambda minute: used[round(minute * 12)], 0, 60, whose=whose) == []
+
+
 @pytest.mark.parametrize(("limit", "first"), [(8 * GB, "device"), (64 * GB, "host")])
 def test_of_two_memories_that_grow_the_one_that_is_full_first_is_told(
     limit: float, first: str

@@ -56,8 +56,8 @@ class Settings(NamedTuple):
     """Of each step; gradients are reduced with the last one."""
     devices: int = 1
     """Of each rank; the second one has a layer of its own."""
-    keeps_bytes: int = 0
-    """Of its device's memory, in each step, for ever."""
+    fills_in_s: float = 0.0
+    """What it keeps of each step would fill its device in so long; 0: it keeps nothing."""
     is_watched: bool = True
     """Whether otel_ddp watches it."""
     steps: int = 0
@@ -161,6 +161,24 @@ def spread(net: Net) -> nn.Module:
     return DistributedDataParallel(net, bucket_cap_mb=0.01)
 
 
+class Kept:
+    """Device memory that is never given back, and more of it with each step."""
+
+    def __init__(self, fills_in_s: float) -> None:
+        properties = DEVICE.module.get_device_properties(DEVICE.module.current_device())
+        self._bytes_per_s = properties.total_memory / fills_in_s if fills_in_s else 0.0
+        self._since_s = time.monotonic()
+        self._kept: list[torch.Tensor] = []
+
+    def keep(self) -> None:
+        """As much as the time since the last step asks for."""
+        now_s = time.monotonic()
+        size = round((now_s - self._since_s) * self._bytes_per_s)
+        self._since_s = now_s
+        if size:
+            self._kept.append(torch.empty(size, dtype=torch.uint8, device=DEVICE.name))
+
+
 class Step:
     """One step of a training, and what the program itself sees of it."""
 
@@ -215,7 +233,7 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
     enough = torch.zeros(1, device=DEVICE.name)
     settled: dict[str, int] = {}
     began_s = 0.0
-    kept: list[torch.Tensor] = []
+    kept = Kept(net.settings.fills_in_s)
     for number, batch in enumerate(otel_ddp.data(batches(net)), 1):
         net.step = number
         if number == begins:
@@ -230,9 +248,7 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
             # It is replayed until the test has seen what is said of that.
             step = made if (folder / f"{name}.meanwhile").exists() else step
         loss = step(inputs)
-        if net.settings.keeps_bytes:
-            size = net.settings.keeps_bytes
-            kept.append(torch.empty(size, dtype=torch.uint8, device=DEVICE.name))
+        kept.keep()
         if run is not None:
             run.log({"loss": loss}, step=number)
         if net.settings.asks_every and not number % net.settings.asks_every:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import NamedTuple
 
@@ -10,13 +11,35 @@ from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import rank_name
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 
-_SPELL_NS = 30 * 10**9
-# A judgement takes ten minutes at least, and up to twenty once they are there.
-_FEWEST_SPELLS, _MOST_SPELLS = 21, 40
-_PARTS = 5
-_FULL_WITHIN_S = 24 * 3600.0
-_STEADY = 0.4
-_GROWN = 0.001
+_SECOND_NS = 10**9
+# What it held before so long a gap says nothing.
+_LONGEST_GAP_NS = 300 * _SECOND_NS
+# Each part has grown by so much of the mean; the usual spell is so near to a steady growth, as a
+# share of all that it has grown.
+_STEADY, _APART = 0.4, 0.04
+
+
+class _Rule(NamedTuple):
+    """How long a memory is watched before it is judged, and what is told of it then."""
+
+    spell_ns: int
+    """The least of so long a time counts: what is given back does not."""
+    fewest: int
+    """A judgement takes so many spells at least,"""
+    most: int
+    """and up to so many once they are there."""
+    parts: int
+    """In each part of them it has grown."""
+    full_within_s: float
+    """Told is what would be full so soon,"""
+    grown: float
+    """and has grown by this share of its limit."""
+
+
+_PATIENT = _Rule(30 * _SECOND_NS, 21, 40, parts=5, full_within_s=24 * 3600.0, grown=0.001)
+# For what would be full by the time that the patient one has judged it. In a shorter time more
+# looks steady by chance: so there are more parts, and it has to have grown by more.
+_QUICK = _Rule(5 * _SECOND_NS, 21, 24, parts=7, full_within_s=600.0, grown=0.05)
 
 
 class _Spell(NamedTuple):
@@ -40,47 +63,59 @@ class _Creep(NamedTuple):
 
 
 class _Memory:
-    """The least that one process held in each half minute: what it gives back does not count."""
+    """The least that one process held in each spell, judged by one rule."""
 
-    def __init__(self, whose: str) -> None:
+    def __init__(self, whose: str, rule: _Rule) -> None:
         self.whose = whose
-        self.spells: deque[_Spell] = deque(maxlen=_MOST_SPELLS)
         self.creep: _Creep | None = None
+        self._rule = rule
+        self._spells: deque[_Spell] = deque(maxlen=rule.most)
 
     def feed(self, memory: Memory, now_ns: int) -> bool:
         """Whether it was judged again."""
         used, limit = memory
-        spells = self.spells
-        if spells and now_ns - spells[-1].began_ns < _SPELL_NS:
+        spells = self._spells
+        if spells and now_ns - spells[-1].began_ns < self._rule.spell_ns:
             spells[-1] = spells[-1]._replace(least=min(spells[-1].least, used))
             return False
-        if spells and now_ns - spells[-1].began_ns > 10 * _SPELL_NS:
-            # What it held in so long a gap is not known.
+        if spells and now_ns - spells[-1].began_ns > _LONGEST_GAP_NS:
             spells.clear()
-        is_due = len(spells) >= _FEWEST_SPELLS
+        is_due = len(spells) >= self._rule.fewest
         if is_due:
             self._judge(limit)
         spells.append(_Spell(now_ns, used))
         return is_due
 
     def _judge(self, limit: float) -> None:
-        growth = _growth(self.spells) if limit else 0.0
+        rule, spells = self._rule, self._spells
+        growth, apart = _growth(spells, rule.parts) if limit else (0.0, 0.0)
         if growth <= 0:
             self.creep = None
             return
-        since_ns = self.creep.since_ns if self.creep else self.spells[0].began_ns
-        found = _Creep(growth, since_ns, self.spells[-1], limit)
-        if self.creep or (
-            found.full_in_s() < _FULL_WITHIN_S and growth * found.lasted_s() > _GROWN * limit
-        ):
+        since_ns = self.creep.since_ns if self.creep else spells[0].began_ns
+        found = _Creep(growth, since_ns, spells[-1], limit)
+        grown = growth * found.lasted_s()
+        is_new = found.full_in_s() < rule.full_within_s and grown > rule.grown * limit
+        # Its pace may change. But what varies as much as it has grown in all may have grown by
+        # chance.
+        if self.creep or (is_new and apart < _APART * grown):
             self.creep = found
+
+
+def _memories() -> tuple[list[_Memory], list[_Memory]]:
+    """Of the host of one process, and of its device.
+
+    The host's also grows while a data set is read into memory: for that the patient rule is right.
+    """
+    device = "the device of "
+    return [_Memory("", _PATIENT)], [_Memory(device, _PATIENT), _Memory(device, _QUICK)]
 
 
 class MemoryCreep(Detector):
     """The memory of each process against its limit: of its host, and of its device."""
 
     def __init__(self) -> None:
-        self._memories: dict[Labels, tuple[_Memory, _Memory]] = {}
+        self._memories: dict[Labels, tuple[list[_Memory], list[_Memory]]] = {}
         self._open: dict[Labels, Verdict] = {}
         self._changes: list[Change] = []
 
@@ -91,12 +126,14 @@ class MemoryCreep(Detector):
         told = seen.memory, seen.device_memory
         if told == (None, None):
             return
-        memories = self._memories.setdefault(labels, (_Memory(""), _Memory("the device of ")))
-        new = zip(memories, told, strict=True)
-        judged = [memory.feed(each, seen.now_ns) for memory, each in new if each]
+        if labels not in self._memories:
+            self._memories[labels] = _memories()
+        new = zip(self._memories[labels], told, strict=True)
+        judged = [each.feed(now, seen.now_ns) for memories, now in new if now for each in memories]
         if not any(judged):
             return
-        creeps = [(each.creep, each.whose) for each in memories if each.creep]
+        every = itertools.chain(*self._memories[labels])
+        creeps = [(each.creep, each.whose) for each in every if each.creep]
         if not creeps:
             self._close(labels)
             return
@@ -142,17 +179,22 @@ def _verdict(labels: Labels, creep: _Creep, whose: str) -> Verdict:
     return Verdict("creep", labels, "", sentence, evidence, None, creep.since_ns)
 
 
-def _growth(spells: deque[_Spell]) -> float:
-    """Bytes a second, if it grows in each part of the time; else 0."""
-    size = len(spells) / _PARTS
+def _growth(spells: deque[_Spell], count: int) -> tuple[float, float]:
+    """Bytes a second, if it grows in each of so many parts of the time, else 0.
+
+    And how far from steady growth the usual spell is, in bytes.
+    """
+    size = len(spells) / count
     every = list(spells)
-    parts = [every[round(i * size) : round((i + 1) * size)] for i in range(_PARTS)]
+    parts = [every[round(i * size) : round((i + 1) * size)] for i in range(count)]
     levels = [median([each.least for each in part]) for part in parts]
     times = [median([each.began_ns for each in part]) / 1e9 for part in parts]
     whole = (levels[-1] - levels[0]) / (times[-1] - times[0])
-    slopes = [(levels[i + 1] - levels[i]) / (times[i + 1] - times[i]) for i in range(_PARTS - 1)]
+    slopes = [(levels[i + 1] - levels[i]) / (times[i + 1] - times[i]) for i in range(count - 1)]
+    line = [levels[0] + whole * (each.began_ns / 1e9 - times[0]) for each in every]
+    apart = median([abs(each.least - at) for each, at in zip(every, line, strict=True)])
     # A cache that fills grows less and less; one big allocation grows once.
-    return whole if min(slopes) > _STEADY * whole > 0 else 0.0
+    return (whole if min(slopes) > _STEADY * whole > 0 else 0.0), apart
 
 
 def _hours(seconds: float) -> str:
