@@ -111,25 +111,32 @@ def test_the_doctor_starts_without_opentelemetry_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "level", "words"),
+    ("vendor", "versions", "level", "words"),
     [
-        ("__version__ = '2.9'; cuda = None", "warn", "2.9, CPU only: it uses none of the GPUs"),
-        ("__version__ = '2.9+x'; cuda = '13.2'; hip = None", "ok", "torch 2.9+x, CUDA 13.2"),
-        ("__version__ = '2.9'; cuda = None; hip = '6.2.41134-65d1'", "ok", "2.9, ROCm 6.2.41134"),
-        ("__version__ = '2.9'; cuda = hip = None; xpu = '20250301'", "ok", "2.9, XPU 20250301"),
-        ("__version__ = '2.3.1'; cuda = '12.1'", "warn", "torch 2.4 or"),
+        ("NVIDIA", "cuda = None", "warn", "2.9, CPU only: it uses none of the NVIDIA GPUs"),
+        ("NVIDIA", "cuda = '13.2'; hip = None", "ok", "torch 2.9, CUDA 13.2"),
+        ("AMD", "cuda = None; hip = '6.2.41134-65d1'", "ok", "2.9, ROCm 6.2.41134"),
+        ("Intel", "cuda = hip = None; xpu = '20250301'", "ok", "2.9, XPU 20250301"),
+        ("AMD", "cuda = '13.2'", "warn", "none of the AMD GPUs here; install a build for ROCm"),
+        ("Intel", "cuda = '13.2'", "warn", "none of the Intel GPUs here; install a build for XPU"),
+        ("NVIDIA", "__version__ = '2.3.1'; cuda = '12.1'", "warn", "torch 2.4 or"),
     ],
 )
 def test_a_torch_that_does_not_suit_the_machine_is_a_warning(
-    versions: str, level: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vendor: str,
+    versions: str,
+    level: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise AssertionError('it is not imported')")
-    (tmp_path / "torch/version.py").write_text(versions)
+    (tmp_path / "torch/version.py").write_text(f"__version__ = '2.9'; {versions}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     inputs = Inputs()
-    inputs.gpus = {"devices": [["0", "NVIDIA H100"]]}
+    inputs.gpus = {"version": f"{vendor} driver 1", "devices": [["0", "GPU"]]}
 
     assert words in the(list(examine(inputs, [machine.torch])), level)
 

@@ -47,6 +47,8 @@ _PACKAGES = {
 }
 # Accelerators that no driver of ours reads, by the names of their device files.
 _UNREAD = {"Ascend": "davinci[0-9]*", "Gaudi": "hl[0-9]*", "TPU": "accel[0-9]*"}
+# What torch has to be built for, by the vendor with which a driver's version begins.
+_BUILDS = {"NVIDIA": "CUDA", "AMD": "ROCm", "Intel": "XPU"}
 _RANKS = 8
 _MIB = 1024 * 1024
 
@@ -152,8 +154,10 @@ def torch(inputs: Inputs) -> Said:
     version = str(says["__version__"])
     build = device_runtime(says) or "CPU only"
     doubt = too_old(version)
-    if not doubt and build == "CPU only" and _has_gpus(inputs):
-        doubt = "it uses none of the GPUs here; install a build for them"
+    if not doubt and isinstance(inputs.gpus, dict) and inputs.gpus.get("devices"):
+        vendor = inputs.gpus["version"].partition(" ")[0]
+        if not build.startswith(wanted := _BUILDS[vendor]):
+            doubt = f"it uses none of the {vendor} GPUs here; install a build for {wanted}"
     described = f"torch {version}, {build}"
     yield ("warn", f"{described}: {doubt}") if doubt else ("ok", described)
 
