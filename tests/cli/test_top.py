@@ -54,7 +54,11 @@ GPU = {
 }
 AGENT = {
     "verdicts": [{"who": WHO, "sentence": SENTENCE, "since_ns": SINCE_NS}],
-    "gpus": [{**GPU, "labels": WHO}, {**GPU, "index": 6, "used_bytes": 0}],
+    "gpus": [
+        {**GPU, "labels": WHO},
+        {**GPU, "index": 6, "used_bytes": 0},
+        {"index": 7, "name": "Intel GPU", "power_w": 150.0},
+    ],
 }
 
 
@@ -169,7 +173,7 @@ def test_ranks_stand_with_phase_step_and_their_own_time_and_the_late_one_is_mark
     # All are of one run and one node.
     assert not {"RUN", "NODE"} & rows[0].keys()
     assert [row["GPU"] for row in rows][2:5] == ["", "5: 87% 60.0/80.0 GiB 612/700 W 64 °C", ""]
-    assert lines[-1] == "gpu 6: free, 87%, 0.0/80.0 GiB"
+    assert lines[-2:] == ["gpu 6: free, 87%, 0.0/80.0 GiB", "gpu 7: no rank"]
 
 
 def test_ranks_are_sorted_and_filtered(eight: Ranks) -> None:

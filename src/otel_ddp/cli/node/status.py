@@ -274,7 +274,10 @@ def gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
     # but of the memory that they hold.
     used, limit = number(gpu.get("used_bytes")), number(gpu.get("limit_bytes"))
     held = used is not None and limit is not None and used > _IDLE_SHARE * limit
-    return "others" if held or integer(gpu.get("processes")) else "free"
+    if held or integer(gpu.get("processes")):
+        return "others"
+    # A process of another user is not seen on every vendor's boards, but its memory is.
+    return "no rank" if used is None else "free"
 
 
 def _share(part: Any, total: Any, unit: int, name: str, digits: int) -> str:

@@ -64,7 +64,8 @@ def above(view: View, choice: Choice) -> list[str]:
     several = len(view.runs) > 1
     for gpu in view.free_gpus:
         index, _, _, busy, memory, *_ = gpu_row(gpu, several)
-        lines.append(f"gpu {index}: {gpu_user(gpu, several)}, {busy}, {memory}")
+        known = [each for each in (busy, memory) if each != "-"]
+        lines.append(f"gpu {index}: {', '.join((gpu_user(gpu, several), *known))}")
     return lines if view.runs else [*lines, "no runs"]
 
 
@@ -143,7 +144,9 @@ def _texts(run: Run, rank: Rank, now_ns: int, last: int, most_ns: float) -> dict
 
 def _gpu(gpu: Any) -> Iterator[str]:
     index, _, _, busy, memory, power, celsius, throttled = gpu_row(gpu, False)
-    yield from (f"{index}:", busy, memory, power, celsius)
+    yield f"{index}:"
+    # Nothing heads these: a dash would not say what is missing.
+    yield from (each for each in (busy, memory, power, celsius) if each != "-")
     if throttled != "-":
         yield f"throttled: {throttled}"
 
