@@ -305,16 +305,17 @@ def write_boards(file: RunFile, folder: Path) -> None:
     amd.write([mi300x()])
     boards = (Gpus([Amd(sys=amd.sys, dev=amd.dev)]), Gpus([intel.driver()]))
     points: dict[SeriesKey, list[tuple[int, int, float]]] = {}
-    for second in (0, 600):
+    for second in (0, 600, 1200):
         for rank, gpus in enumerate(boards):
             for metric, value, attributes, _ in gpus.read(second * S).devices[0].measurements:
-                key = SeriesKey("node", metric.name, str(rank), attributes)
+                # At first no rank has said yet which it uses.
+                key = SeriesKey("node", metric.name, str(rank) if second else "", attributes)
                 points.setdefault(key, []).append((second, second * S, value))
         intel.now += 600
-        intel.spend(5 + 600 * 150)
+        intel.spend(5 + (second + 600) * 150)
     file.write(
         values={key: value_sums(file, key, found) for key, found in points.items()},
-        about={"run": "both", "node": "n", "began_ns": S, "seen_ns": 600 * S},
+        about={"run": "both", "node": "n", "began_ns": S, "seen_ns": 1200 * S},
         ranks={each: {"state": "running", "rank": int(each), "node": "n"} for each in "01"},
     )
 

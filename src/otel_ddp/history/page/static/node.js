@@ -78,7 +78,11 @@ export class NodePictures {
       const { told } = rows.get(key);
       if (!(each.name in told) || each["hw.gpu.task"] === "general") told[each.name] = summary(each.columns, this.metrics.get(each.name).unit);
     }
-    fill(this.devices, table("Each device", ["rank", "node", "device", ...HEADS], [...rows.values()].map(({ series: each, told }) => [
+    // A rank's device is nobody's until the rank has said which it uses, and after its end.
+    const device = ({ node, "hw.id": id }) => `${node} ${id}`;
+    const used = new Set([...rows.values()].filter((row) => row.series.rank).map((row) => device(row.series)));
+    const shown = [...rows.values()].filter(({ series: each }) => each.rank || !used.has(device(each)));
+    fill(this.devices, table("Each device", ["rank", "node", "device", ...HEADS], shown.map(({ series: each, told }) => [
       each.rank || "none", each.node, `${each["hw.model"] || ""} ${each["hw.id"] || ""}`.trim(), ...GPU.map((name) => number(told[name] || "–")),
     ])));
   }
