@@ -148,6 +148,31 @@ def links_lead_somewhere(board: Told) -> Iterator[str]:
                     yield f"{panel['title']}: a link with the label {label}"
 
 
+def an_empty_panel_of_gpus_says_why(board: Told) -> Iterator[str]:
+    """No vendor's driver tells all numbers: "No data" reads as if something were broken."""
+    for _, panel in panels(board):
+        asked = names.mentioned([target["expr"] for target in _targets(panel)])[0]
+        gpu = ("hw_gpu_", "hw_temperature", "hw_power", "hw_energy", "hw_fan", "otel_ddp_gpu_")
+        if (
+            asked
+            and all(name.startswith(gpu) for name in asked)
+            and "noValue" not in panel["fieldConfig"]["defaults"]
+        ):
+            yield panel["title"]
+
+
+def parts_have_names_that_every_vendor_knows(board: Told) -> Iterator[str]:
+    for _, panel in panels(board):
+        heads = [
+            head
+            for each in panel.get("transformations", [])
+            for head in each["options"].get("renameByName", {}).values()
+        ]
+        for text in (panel["title"], panel.get("description", ""), *heads):
+            if "NVIDIA" not in text and re.search(r"\bSM\b|ultiproc|CUDA|Hopper|in NCCL", text):
+                yield text
+
+
 def _columns(panel: Told) -> set[str]:
     for each in panel.get("transformations", []):
         if each["id"] == "organize" and "indexByName" in each["options"]:
@@ -168,6 +193,8 @@ LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     rates_know_the_interval,
     links_lead_somewhere,
     boards_lead_to_each_other,
+    an_empty_panel_of_gpus_says_why,
+    parts_have_names_that_every_vendor_knows,
 )
 
 

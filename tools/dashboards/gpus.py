@@ -30,6 +30,8 @@ _RATE = "[$__rate_interval]"
 # By UUID: two boards are never shown as one, and an instance of MIG has its own.
 _BY = "node, gpu, hw_id, rank"
 _WHOSE = "{{node}} · GPU {{gpu}}{{whose}}"
+# A vendor's driver does not tell all numbers.
+_UNTOLD, _NONE_TOLD = "not told by these GPUs", "none that these GPUs tell"
 # Held back by something wrong; `sw_power`, the limit that everybody runs into, is shown apart.
 _WRONG = 'reason=~"hw_.*|sw_thermal|thermal"'
 # By the form of its UUID: old drivers do not name the vendor, and AMD's have no second dash.
@@ -105,7 +107,7 @@ def _first_four() -> list[Panel]:
             Text(
                 "GPU utilisation",
                 "Share of the time in which the GPU did anything at all; of many, the idlest. "
-                "A GPU that waits for others in NCCL counts as busy.",
+                "A GPU that waits for others in a collective counts as busy.",
                 "One idle among busy ones: what is its rank doing? All low: data, or batches that "
                 "are too small. High with little power: it waits.",
             ),
@@ -118,6 +120,7 @@ def _first_four() -> list[Panel]:
             maximum=1,
             legend=("lastNotNull", "mean"),
             sort=("Mean", False),
+            nothing=_UNTOLD,
         ),
         lines(
             Text(
@@ -130,6 +133,7 @@ def _first_four() -> list[Panel]:
             unit="celsius",
             levels=_HOT,
             sort=("Max", True),
+            nothing=_UNTOLD,
         ),
         lines(
             Text(
@@ -143,6 +147,7 @@ def _first_four() -> list[Panel]:
             maximum=1,
             legend=("lastNotNull", "mean"),
             sort=("Mean", True),
+            nothing=_UNTOLD,
         ),
         lines(
             Text(
@@ -157,6 +162,7 @@ def _first_four() -> list[Panel]:
             maximum=1,
             levels=_FULL,
             sort=("Max", True),
+            nothing=_UNTOLD,
         ),
     ]
 
@@ -255,6 +261,7 @@ def _wrong() -> list[Panel]:
             ],
             hidden=("hw_id",),
             sort=("Share", True),
+            nothing=_NONE_TOLD,
             size=(24, 6),
         ),
         listing(
@@ -279,6 +286,7 @@ def _wrong() -> list[Panel]:
             ],
             hidden=("hw_id",),
             sort=("Faults", True),
+            nothing=_NONE_TOLD,
             size=(24, 6),
         ),
     ]
@@ -292,7 +300,7 @@ def _gpu_lines(
     action: str,
     legend: str = _WHOSE,
     levels: Sequence[Threshold] = (),
-    nothing: str = "",
+    nothing: str = _UNTOLD,
 ) -> Panel:
     return lines(
         Text(title, meaning, action),
@@ -333,7 +341,7 @@ def _power() -> list[Panel]:
             "More exact than the power above, which is a sample now and then.",
         ),
         _gpu_lines(
-            "Clock of the multiprocessors",
+            "Clock of the cores",
             _few(_gpu(clock, 'domain="sm"'), "bottomk"),
             "hertz",
             "Of many GPUs, the slowest.",
@@ -384,7 +392,7 @@ def _inside() -> list[Panel]:
             by_engine,
             "percentunit",
             "Share of the time in which each part was busy, in the mean over these GPUs. "
-            "Hopper and newer.",
+            "NVIDIA's alone, Hopper and newer.",
             "Tensor cores low: shapes or types that they do not take, or waiting.",
             "{{engine}}",
         ),
@@ -467,7 +475,7 @@ def _ways() -> list[Panel]:
             ],
             hidden=("hw_id",),
             sort=("Of its best", False),
-            nothing="all at their best",
+            nothing=_NONE_TOLD,
             size=(24, 6),
         ),
     ]
@@ -580,7 +588,7 @@ def _node_more() -> list[Panel]:
             _node_rates("system.network.io", "network_interface_name", "network_io_direction"),
             "Bps",
             "Bytes received and sent, RDMA left out.",
-            "Busy while there is InfiniBand: NCCL does not use it.",
+            "Busy while there is InfiniBand: the collectives do not use it.",
             "{{node}} · {{network_interface_name}} · " + way,
         ),
         _node_lines(

@@ -65,7 +65,7 @@ def worst_nodes() -> Panel:
             Column("Value #fastest", "Fastest rank", "s"),
             Column("Value #slowest", "Slowest rank", "s"),
             Column("Value #wait", "Waiting", "s"),
-            Column("Value #clock", "Lowest SM clock", "hertz", width=165),
+            Column("Value #clock", "Lowest GPU clock", "hertz", width=165),
             Column("Value #core", "GPU core", "celsius", levels=steps((80, WARN), (88, BAD))),
             Column("Value #held", "Held back", words=HELD_BACK_WORDS),
             Column("Value #pressure", "Waits for core or disk", "percentunit", width=195),

@@ -352,7 +352,7 @@ def _worst() -> Panel:
             Column("Value #wait", "Waiting", "s"),
             Column("Value #data", "Data", "s"),
             Column("Value #core", "GPU core", "celsius", levels=steps((80, WARN), (88, BAD))),
-            Column("Value #clock", "SM clock", "hertz"),
+            Column("Value #clock", "GPU clock", "hertz"),
             Column("Value #held", "Held back", words=HELD_BACK_WORDS),
             Column("Value #own", "Not compared", width=135),
         ],

@@ -474,7 +474,7 @@ HW_FAN_SPEED_RATIO = _gpu.gauge("hw.fan.speed_ratio", "1", "fan")(
     "Speed of the GPU's fan, as a share of its highest."
 )
 OTEL_DDP_GPU_CLOCK_FREQUENCY = _gpu.gauge("otel_ddp.gpu.clock.frequency", "Hz", "domain")(
-    "Frequency at which the GPU runs its multiprocessors or its memory."
+    "Frequency at which the GPU runs its cores or its memory."
 )
 OTEL_DDP_GPU_THROTTLE_ACTIVE = _gpu.gauge("otel_ddp.gpu.throttle.active", "", "reason")(
     "1 while the GPU holds its clocks back for this reason, otherwise 0."
