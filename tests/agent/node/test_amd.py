@@ -132,7 +132,7 @@ def test_a_container_has_the_boards_that_it_was_given(boards: AmdBoards) -> None
 
 
 def test_a_machine_without_such_boards_says_what_was_looked_for(boards: AmdBoards) -> None:
-    with pytest.raises(NothingHere, match=r"no AMD GPU here \(kernel driver amdgpu\)"):
+    with pytest.raises(NothingHere, match=r"no AMD GPU to read here \(kernel driver amdgpu\)"):
         opened([amd(boards)])
 
 

@@ -115,5 +115,5 @@ def test_a_look_at_all_processes_takes_a_hundredth_of_a_core_at_most(card: Card)
 def test_a_processors_own_graphics_are_no_board(card: Card) -> None:
     (card.root / card.folder).rename(card.root / "gone")
 
-    with pytest.raises(NothingHere, match="no Intel GPU"):
+    with pytest.raises(NothingHere, match="no Intel GPU to read here"):
         card.driver().open()

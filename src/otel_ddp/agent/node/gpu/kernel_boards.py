@@ -85,7 +85,8 @@ class KernelBoards(ABC):
         there, given = self._listed()
         if not there:
             drivers = " or ".join(self.modules)
-            raise NothingHere(f"There is no {self.vendor} GPU here (kernel driver {drivers}).")
+            what = f"{self.vendor} GPU to read here (kernel driver {drivers})"
+            raise NothingHere(f"There is no {what}.")
         if not given:
             raise DriverMissing(
                 f"The machine has {self.vendor} GPUs, but this container was given none: start it "
