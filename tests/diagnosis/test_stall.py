@@ -566,7 +566,7 @@ def test_the_device_that_computes_is_named_and_not_the_host_that_is_least_far_ah
         "the device of rank 1 is in backward after step 60 and does not go on, while its host is "
         "in forward after step 68 at model.py:7 (forward); rank 0 waits for it. What was "
         "launched before it does not end: "
-        "look at this device's errors (on NVIDIA: Xid), and at the kernels of that phase."
+        "look at this device's errors in `dmesg`, and at the kernels of that phase."
     )
     assert job.reasons == {labels_of(0): "waiting", labels_of(1): "not_waiting"}
 

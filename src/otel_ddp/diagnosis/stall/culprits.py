@@ -36,8 +36,8 @@ _ADVICE = {
     "rank left out.",
     "crossed": "Each waits in a process group for another one: look at the order of their "
     "collectives.",
-    "device": "What was launched before it does not end: look at this device's errors (on NVIDIA: "
-    "Xid), and at the kernels of that phase.",
+    "device": "What was launched before it does not end: look at this device's errors in `dmesg`, "
+    "and at the kernels of that phase.",
     "gone": "Look at why it is gone; the others will not go on by themselves.",
     "elsewhere": "Look at the verdicts of the other nodes, and at the network between them.",
     "backend": "Look at the network, the backend's log (NCCL and RCCL: NCCL_DEBUG=INFO), "
