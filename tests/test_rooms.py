@@ -70,6 +70,7 @@ HOMES = {
     "transformers": "integrations/transformers.py",
     "lightning": "integrations/lightning.py",
     "accelerate": "integrations/accelerate.py",
+    "mcp": "cli/programs/mcp.py",
 }
 
 

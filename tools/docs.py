@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tools.json_page import json_page
 from tools.metrics_page import metrics_page
 from tools.settings_page import settings_page
 
@@ -181,5 +182,6 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
 
 if __name__ == "__main__":
     (DOCS / "api.md").write_text(api())
+    (DOCS / "json.md").write_text(json_page())
     (DOCS / "metrics.md").write_text(metrics_page())
     (DOCS / "settings.md").write_text(settings_page())

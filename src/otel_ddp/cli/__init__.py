@@ -24,6 +24,7 @@ COMMANDS = {
         "write the files of collector, Prometheus and Grafana that fit this version",
     ),
     "doctor": ("node.doctor", "check the whole installation, and tell what to correct"),
+    "mcp": ("programs.mcp", "answer an assistant's questions on the runs of this node, over MCP"),
     "open": ("open", "open the page of the newest run in the browser"),
     "page": ("page", "show a folder of kept runs in the browser, also without an agent"),
     "profile": (
@@ -33,6 +34,7 @@ COMMANDS = {
     "replay": ("replay", "send the data that offline runs have kept on disk"),
     "report": ("report", "write a run's report: one page for people, JSON for programs"),
     "run": ("run", "run a command, and measure every training below it"),
+    "runs": ("programs.runs", "list the runs that are kept on this node, the newest first"),
     "stacks": ("node.stacks", "show the Python stacks of ranks"),
     "status": ("node.status", "show what runs on this node: agent, endpoint, runs, ranks, GPUs"),
     "top": (

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from otel_ddp.cli.options import history_directory
-from otel_ddp.cli.text import print_answer
+from otel_ddp.cli.text import print_answer, print_json
 from otel_ddp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from otel_ddp.history.compare.result import Comparison, Kept
 
 OK, EXCEEDED, CANNOT = 0, 1, 2
 
@@ -34,27 +38,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from otel_ddp.history.compare import render, result, rows
+    from otel_ddp.history.compare import render, result
     from otel_ddp.history.directory import NotFound
     from otel_ddp.history.reader import Unreadable
 
     try:
-        folder = history_directory()
-        before, after = (rows.load(words, folder) for words in (options.a, options.b))
-        found = result.compare(before, after)
-        if not found.rows:
-            raise NotFound("The two runs have neither steps nor a logged value in common.")
+        found = compared(options.a, options.b)
         kept = result.check(options.fail_if, found)
     except (ConfigError, result.BadLimit, NotFound, Unreadable) as why:
         print(f"otel-ddp compare: {why}", file=sys.stderr)
         return CANNOT
     if options.json:
-        limits = [each.to_json() for each in kept]
-        answer = json.dumps({**found.to_json(), "limits": limits}, indent=2)
+        status = print_json(document(found, kept))
     else:
         shown = render.markdown if options.markdown else render.text
-        answer = "\n".join(shown(found, kept))
-    status = print_answer(answer)
+        status = print_answer("\n".join(shown(found, kept)))
     if any(each.outcome == "exceeded" for each in kept):
         return EXCEEDED
     return CANNOT if status else OK
+
+
+def compared(a: str, b: str) -> Comparison:
+    """Two sides by the words of a user; raises NotFound or reader.Unreadable."""
+    from otel_ddp.history.compare import result, rows
+    from otel_ddp.history.directory import NotFound
+
+    folder = history_directory()
+    found = result.compare(*(rows.load(words, folder) for words in (a, b)))
+    if not found.rows:
+        raise NotFound("The two runs have neither steps nor a logged value in common.")
+    return found
+
+
+def document(found: Comparison, kept: Iterable[Kept] = ()) -> dict[str, Any]:
+    """What --json prints."""
+    return {**found.to_json(), "limits": [each.to_json() for each in kept]}

@@ -6,11 +6,13 @@ import argparse
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from otel_ddp import files, settings
 from otel_ddp.cli.options import history_directory
-from otel_ddp.cli.text import print_answer
+from otel_ddp.cli.text import print_answer, print_json
 from otel_ddp.errors import ConfigError
+from otel_ddp.history.whole_run import WholeRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,11 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--card", action="store_true", help="print the end of the run, and write nothing"
     )
+    parser.add_argument(
+        "--json", action="store_true", help="print report.json, for programs, and write nothing"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    from otel_ddp.agent.verdicts import postmortem
-    from otel_ddp.history import beside, report
+    from otel_ddp.history import report
     from otel_ddp.history.directory import NotFound, find_run
     from otel_ddp.history.page import answers
     from otel_ddp.history.page.exchange import as_json
@@ -46,16 +50,13 @@ def run(options: argparse.Namespace) -> int:
     from otel_ddp.history.terminal import lines
 
     try:
-        conf = settings.read()
         run = find_run(options.which, history_directory())
         # All of it before the history is closed, which says so if it is damaged.
         with run:
-            reports = postmortem.directory(conf.postmortem_directory)
-            lies_beside = (
-                beside.postmortems([*filter(files.is_kept, [reports])], run.group, run.name),
-                beside.profiles(run.group, run.name),
-            )
+            lies_beside = beside_of(run)
             told = report.gather(run, *lies_beside)
+            if options.json:
+                return print_json(told)
             if options.card:
                 return print_answer("\n".join(lines(report.card_of(told))))
             name = re.sub(r"[^\w.-]+", "_", run.name).strip(".")[:100] or "run"
@@ -74,3 +75,15 @@ def run(options: argparse.Namespace) -> int:
         print(f"otel-ddp report: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     return print_answer(shown)
+
+
+def beside_of(run: WholeRun) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The post-mortems and profiles of a run; raises ConfigError."""
+    from otel_ddp.agent.verdicts import postmortem
+    from otel_ddp.history import beside
+
+    folder = postmortem.directory(settings.read().postmortem_directory)
+    return (
+        beside.postmortems([*filter(files.is_kept, [folder])], run.group, run.name),
+        beside.profiles(run.group, run.name),
+    )

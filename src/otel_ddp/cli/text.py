@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from otel_ddp.history.page.exchange import json_text
 from otel_ddp.history.terminal import printable, when
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS
 
@@ -27,6 +28,11 @@ def print_answer(text: str) -> int:
         print(f"The answer could not be written: {error.strerror}.", file=sys.stderr)
         return 1
     return 0
+
+
+def print_json(document: Any) -> int:
+    """Print a document for programs; the exit status."""
+    return print_answer(json_text(document, indent=2))
 
 
 # Journals and agent.json are files: another version, or any program of this user, may have written

@@ -1,4 +1,4 @@
-"""Gathers what a report says of a run, as plain JSON. docs/report.md describes each key."""
+"""Gathers what a report says of a run, as plain JSON. docs/json.md describes each key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, PHASES
 
-FORMAT, VERSION = "otel_ddp report", 2
+FORMAT, SCHEMA = "otel_ddp report", 3
 """How report.json calls itself."""
 _MOST_FILES = 5
 _GPU = {
@@ -33,7 +33,7 @@ def gather(
     about, cells = run.about, run.cells()
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "schema": SCHEMA,
         "otel_ddp": about.get("version") or "",
         "written_ns": time.time_ns(),
         "run": _run(run, cells),

@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from otel_ddp import settings
 from otel_ddp.agent.verdicts.answers import AskedProcess, ask
 from otel_ddp.cli.node import agent_page
 from otel_ddp.cli.options import add_directory_option, find_places
-from otel_ddp.cli.text import cell, mappings
+from otel_ddp.cli.text import cell, mappings, print_json
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
@@ -23,6 +23,9 @@ from otel_ddp.journal.survey import survey
 
 # The question crosses the link, and the process has its time to answer.
 _ELSEWHERE_S = 15.0
+
+SCHEMA = 1
+"""The number of its JSON; docs/json.md describes each key."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,29 +36,85 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only this rank; may be given several times. On the node of rank 0 also one of "
         "another node",
     )
+    parser.add_argument("--json", action="store_true", help="the same as JSON, for programs")
     add_directory_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     try:
-        conf, places, missing = find_places(options.dir)
+        found = gather(options.dir, options.rank or ())
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    found = ask((path for place in places for path in place.journals()), options.rank)
-    for each in found:
+    status = 0 if found.answered else 1
+    if options.json:
+        return print_json(document(found)) or status
+    for each in found.here:
         print("\n".join(lines(each)))
-    answered = all(each.evidence.answered for each in found)
-    elsewhere = {*(options.rank or ())} - {each.rank for each in found}
-    others = [*_of_other_nodes(conf, places, elsewhere)] if elsewhere else []
-    for other in others:
+    for other in found.elsewhere:
         print("\n".join(_told_lines(other)))
-    if not (found or others):
-        which = "no such rank" if options.rank else "no rank"
-        print(f"{which} runs on this node" + (f": {missing}" if missing else ""))
-        print("".join(f"{cell(look)}\n" for look in survey(places).looks()), end="")
-        return 1
-    return 0 if answered and not any(each.get("why") for each in others) else 1
+    if found.why_none:
+        print(found.why_none)
+        print("".join(f"{cell(look)}\n" for look in found.looks), end="")
+    return status
+
+
+class Found(NamedTuple):
+    """Processes with their stacks."""
+
+    here: list[AskedProcess]
+    elsewhere: list[Mapping[str, Any]]
+    why_none: str
+    """Empty where there is one."""
+    looks: list[str]
+    """Where other ranks are shown."""
+
+    @property
+    def answered(self) -> bool:
+        asked = [*(each.evidence.answered for each in self.here)]
+        return bool(asked or self.elsewhere) and all(
+            (*asked, *(not each.get("why") for each in self.elsewhere))
+        )
+
+
+def gather(directory: str, ranks: Collection[int]) -> Found:
+    """All living processes of this node, or those of these ranks; raises ConfigError."""
+    conf, places, missing = find_places(directory)
+    here = ask((path for place in places for path in place.journals()), ranks)
+    missed = {*ranks} - {each.rank for each in here}
+    others = [*_of_other_nodes(conf, places, missed)] if missed else []
+    if here or others:
+        return Found(here, others, "", [])
+    which = "no such rank" if ranks else "no rank"
+    why = f"{which} runs on this node" + (f": {missing}" if missing else "")
+    return Found([], [], why, survey(places).looks())
+
+
+def document(found: Found) -> dict[str, Any]:
+    """What --json prints. `node` is empty for this one."""
+    return {
+        "schema": SCHEMA,
+        "processes": [
+            *(_row_json(each, "", each.to_json()) for each in found.here),
+            *(_row_json(e["process"], e["process"].node, e) for e in found.elsewhere),
+        ],
+        "why": found.why_none,
+        "look": found.looks,
+    }
+
+
+def _row_json(
+    process: AskedProcess | ProcessState, node: str, told: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "group": process.group or "",
+        "run": process.run or "",
+        "node": node,
+        "rank": process.rank,
+        "pid": process.pid,
+        "why": told.get("why") or "",
+        "threads": told.get("threads") or [],
+    }
 
 
 def _of_other_nodes(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -21,11 +20,15 @@ from otel_ddp.cli.text import (
     number,
     padded,
     print_answer,
+    print_json,
 )
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState, world_of
 from otel_ddp.journal.survey import Survey, of_run, survey
+
+SCHEMA = 1
+"""The number of its JSON; docs/json.md describes each key."""
 
 # The sentence where no agent runs, by OTEL_DDP_AGENT.
 NO_AGENT = {
@@ -52,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     if missing:
         found.unreadable.append(missing)
     if options.json:
-        return print_answer(json.dumps(found.to_json(), indent=2))
+        return print_json({"schema": SCHEMA, **found.to_json()})
     shown = lines(found, time.time_ns(), agent=conf.agent, named=bool(conf.directory))
     return print_answer("\n".join(shown))
 

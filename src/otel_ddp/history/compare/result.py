@@ -22,6 +22,9 @@ from otel_ddp.history.whole_run import Cell
 _WARM_UP_SHARE, _FEWEST_WARM_UP, _MOST_WARM_UP = 0.05, 10, 500
 _LIMIT = re.compile(r"(.+):\s*([+-])\s*(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
 
+SCHEMA = 2
+"""The number of its JSON."""
+
 
 class Used(NamedTuple):
     """How many steps of a run went into the test, and how many did not."""
@@ -93,9 +96,9 @@ class Comparison(NamedTuple):
             )
 
     def to_json(self) -> dict[str, Any]:
-        """For programs and the page; docs/compare.md lists the keys."""
+        """For programs and the page; docs/json.md lists the keys."""
         return {
-            "version": 1,
+            "schema": SCHEMA,
             "a": [each.title for each in self.before],
             "b": [each.title for each in self.after],
             "steps": [each._asdict() for each in self.used],

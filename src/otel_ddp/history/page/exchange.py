@@ -70,13 +70,17 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def as_json(status: int, content: Any) -> Answer:
-    """NaN and infinities are null: a browser cannot read them."""
+def json_text(content: Any, **how: Any) -> str:
+    """NaN and infinities are null: JSON has none. *how*: what `json.dumps` takes."""
     # A file from elsewhere may have bytes where it should have a text.
     try:
-        text = json.dumps(content, allow_nan=False, separators=(",", ":"), default=str)
+        return json.dumps(content, allow_nan=False, default=str, **how)
     except ValueError:
-        text = json.dumps(_plain(content), separators=(",", ":"), default=str)
+        return json.dumps(_plain(content), default=str, **how)
+
+
+def as_json(status: int, content: Any) -> Answer:
+    text = json_text(content, separators=(",", ":"))
     # Half a character, as in a log line that was cut.
     body = text.encode("utf-8", "replace")
     return Answer(status, {"Content-Type": JSON, "Cache-Control": "no-store"}, body)

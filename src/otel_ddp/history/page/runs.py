@@ -121,7 +121,8 @@ def _signature(path: Path) -> tuple[int, ...]:
 
 def _row(history: History) -> dict[str, Any]:
     about, ranks = history.about, history.ranks
-    texts = mapping(about.get("texts"))
+    texts, environment = mapping(about.get("texts")), mapping(about.get("environment"))
+    worlds = (each.get("world_size") for each in (environment, *ranks.values()))
     steps = [each.get("step") for each in ranks.values()]
     return {
         "group": str(about.get("group") or ""),
@@ -131,9 +132,10 @@ def _row(history: History) -> dict[str, Any]:
         "nodes": [str(about.get("node") or "")],
         "ranks": list(ranks),
         "local_ranks": sorted({str(each.get("local_rank")) for each in ranks.values()}),
+        "world_size": next(filter(None, worlds), None),
         "tags": texts.get("tags"),
         "name": texts.get("name"),
-        "script": mapping(about.get("environment")).get("script"),
+        "script": environment.get("script"),
         "state": history.state,
         "step": max((step for step in steps if isinstance(step, int)), default=None),
         "began_ns": whole(about.get("began_ns")),

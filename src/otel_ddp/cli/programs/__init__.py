@@ -1,0 +1,1 @@
+"""What programs ask about runs: lists, curves and verdicts as JSON, and a server of MCP."""

@@ -1,0 +1,57 @@
+"""otel-ddp runs: the runs whose histories are kept on this node, the newest first."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from otel_ddp.cli.text import cell, number, padded, print_answer, print_json
+from otel_ddp.history.terminal import shown_number, shown_time
+
+_HEADS = ("run", "state", "began", "ended", "nodes", "world", "step", "last values")
+_MOST_VALUES = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="the same as JSON, for programs")
+
+
+def run(options: argparse.Namespace) -> int:
+    from otel_ddp.cli.programs import documents
+
+    found = documents.runs()
+    return print_json(found) if options.json else print_answer("\n".join(lines(found)))
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The document for a terminal."""
+    if found["runs"]:
+        rows = [_HEADS, *(_row(each, found["now_ns"]) for each in found["runs"])]
+        yield from padded(rows, ("nodes", "world", "step"))
+    else:
+        yield f"no run is kept in {cell(found['folder'])}"
+    yield from (f"! {cell(why)}" for why in found["faults"])
+
+
+def _row(run: Mapping[str, Any], now_ns: int) -> tuple[str, ...]:
+    ended = shown_time(run["ended_ns"], now_ns) if run["ended_ns"] else "-"
+    if run["silent"]:
+        ended = f"last seen {shown_time(run['seen_ns'], now_ns)}"
+    values = [_value(each) for each in run["values"][:_MOST_VALUES]]
+    more = len(run["values"]) - _MOST_VALUES
+    return (
+        cell(f"{run['group']}/{run['run']}" if run["group"] else run["run"]),
+        cell(run["state"], "?"),
+        shown_time(run["began_ns"], now_ns) if run["began_ns"] else "?",
+        ended,
+        str(len(run["nodes"])),
+        cell(run["world_size"], "?"),
+        cell(run["step"], "-"),
+        ", ".join(values) + (f" and {more} more" if more > 0 else ""),
+    )
+
+
+def _value(told: Mapping[str, Any]) -> str:
+    split = f" ({cell(told['split'])})" if told["split"] else ""
+    return f"{cell(told['name'])}{split} {shown_number(number(told['last']))}"

@@ -1,0 +1,70 @@
+"""The documents for programs: their page is not stale, and no key changes without its number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.json_page import ASKED, DEFINITIONS, json_page
+
+DOCS = Path(__file__).parents[1] / "docs"
+# By document and number: a digest of its keys and their types.
+PINNED = {
+    ("status", 1): "afe4a9c00e6378c2",
+    ("runs", 1): "f9c6391d476ca850",
+    ("report", 3): "a341e31c5019cf78",
+    ("compare", 2): "08b9abb7886c0770",
+    ("stacks", 1): "f131cad6867604bb",
+    ("verdicts", 1): "b6ccb70bd453c0a6",
+    ("curves", 1): "da1afd1dc3be4d0d",
+}
+
+
+def keys(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Each key of a document with its type; what a word may be is no part of that."""
+    if "$ref" in schema:
+        yield from keys(DEFINITIONS[schema["$ref"].rpartition("/")[2]], path)
+        return
+    yield path, json.dumps(schema.get("type", "any"))
+    for each in schema.get("anyOf", ()):
+        yield from keys(each, path)
+    if "items" in schema:
+        yield from keys(schema["items"], f"{path}[]")
+    for key, each in schema.get("properties", {}).items():
+        mark = "" if key in schema["required"] else "?"
+        yield from keys(each, f"{path}.{key}{mark}")
+
+
+@pytest.mark.parametrize("document", ASKED)
+def test_no_key_of_a_document_changes_without_its_number(document: str) -> None:
+    schema = DEFINITIONS[document]
+    number = schema["properties"]["schema"]["const"]
+    digest = sha256(json.dumps(sorted(keys(schema))).encode()).hexdigest()[:16]
+
+    assert PINNED.get((document, number)) == digest, (
+        f"The keys of {document} have changed: raise its number in json.schema.json and in src, "
+        f"and pin them by the new number as {digest}."
+    )
+
+
+def test_every_mapping_is_described_in_full() -> None:
+    for schema in DEFINITIONS.values():
+        for each in mappings(schema):
+            assert each["additionalProperties"] is False
+            assert {*each["required"]} <= each["properties"].keys()
+
+
+def mappings(schema: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(schema, dict):
+        if schema.get("type") == "object" and "properties" in schema:
+            yield schema
+        for each in schema.values():
+            yield from mappings(each)
+
+
+def test_the_page_of_json_is_what_the_schema_says() -> None:
+    assert (DOCS / "json.md").read_text() == json_page(), "docs/json.md is stale: run `make docs`."
