@@ -18,7 +18,7 @@ PINNED = {
     ("runs", 1): "f9c6391d476ca850",
     ("report", 3): "a341e31c5019cf78",
     ("compare", 2): "08b9abb7886c0770",
-    ("stacks", 1): "f131cad6867604bb",
+    ("stacks", 1): "add94b0d7e572e29",
     ("verdicts", 1): "b6ccb70bd453c0a6",
     ("curves", 1): "da1afd1dc3be4d0d",
 }

@@ -88,6 +88,7 @@ def test_each_rank_that_does_not_answer_is_shown_with_the_reason_and_advice(
 
     _, rank_0, rank_1, rank_2, rank_3 = capsys.readouterr().out.split("rank ")
     assert "waits_for_a_batch" in rank_0
+    assert rank_1.startswith(f"1, run one, pid {pid}: stopped by a signal\n")
     assert "it cannot answer: it is stopped by a signal" in rank_1
     assert "C code holds Python's lock (the GIL)" in rank_2
     assert f"`py-spy dump --nonblocking --pid {pid_of(place, 2)}`" in rank_2

@@ -140,7 +140,7 @@ def session(node: Node) -> dict[str, Any]:
     )
 
     async def ask() -> dict[str, Any]:
-        async with mcp.Client(server) as client:
+        async with mcp.Client(mcp.stdio_client(server)) as client:
             return {
                 "instructions": client.instructions,
                 "tools": (await client.list_tools()).tools,

@@ -90,6 +90,8 @@ def curves(
     if missing := [each for each in names if each not in known]:
         has = ", ".join(known) or "none"
         raise NotFound(f"The run has logged no value {', '.join(missing)}. It has: {has}.")
+    # Each further name has a series or more.
+    names, unread = names[:_MOST_CURVES], len(names[_MOST_CURVES:])
     limits = {"first": first, "until": until}
     query = {
         "name": [*names],
@@ -99,7 +101,7 @@ def curves(
     }
     found = columns.columns_of(run, Question("values", query), "value") if names else {}
     series = found.get("series", [])
-    left_out = found.get("left_out", 0) + max(len(series) - _MOST_CURVES, 0)
+    left_out = unread + found.get("left_out", 0) + max(len(series) - _MOST_CURVES, 0)
     return {
         "schema": CURVES_SCHEMA,
         **_named(run),

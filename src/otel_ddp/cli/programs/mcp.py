@@ -9,14 +9,23 @@ import argparse
 import functools
 import inspect
 import json
+import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from otel_ddp import __version__
+from otel_ddp.cli import compare
+from otel_ddp.cli.node import stacks
 from otel_ddp.cli.options import add_directory_option, history_directory
+from otel_ddp.cli.programs import documents
+from otel_ddp.cli.report import beside_of
 from otel_ddp.errors import ConfigError
+from otel_ddp.history import report
+from otel_ddp.history.directory import NotFound, find_run
+from otel_ddp.history.page.exchange import json_text
+from otel_ddp.history.reader import Unreadable
 
 INSTRUCTIONS = """\
 otel_ddp watches distributed PyTorch training. These tools read what is known of the runs on this \
@@ -46,12 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if find_spec("mcp") is None:
-        print("otel-ddp mcp needs the package mcp: pip install 'otel-ddp[mcp]'.", file=sys.stderr)
+    try:
+        server = _server(options.dir)
+    except ImportError:
+        print("otel-ddp mcp needs mcp 2.0 or newer: pip install 'otel-ddp[mcp]'.", file=sys.stderr)
         return 2
     if sys.stdin.isatty():
-        print("It waits for a client of MCP on stdin; Ctrl-C ends it.", file=sys.stderr)
-    _server(options.dir).run("stdio")
+        print("otel-ddp mcp waits for a client on stdin; Ctrl-C ends it.", file=sys.stderr)
+    # Python's own handler would wait for the SDK's thread, which waits for the next line.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    server.run("stdio")
     return 0
 
 
@@ -73,7 +86,7 @@ def _server(directory: str) -> Any:
         questions.compare,
     ):
         server.add_tool(
-            _answering(ask),
+            answering(ask),
             description=inspect.getdoc(ask),
             annotations=reads,
             structured_output=False,
@@ -81,14 +94,10 @@ def _server(directory: str) -> Any:
     return server
 
 
-def _answering(ask: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+def answering(ask: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     """A tool: its document as text and as data, or an error in words."""
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.types import CallToolResult, TextContent
-
-    from otel_ddp.history.directory import NotFound
-    from otel_ddp.history.page.exchange import json_text
-    from otel_ddp.history.reader import Unreadable
 
     @functools.wraps(ask)
     def answer(**arguments: Any) -> Any:
@@ -107,14 +116,19 @@ def _answering(ask: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
 
 
 def shortened(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document whose lists have few entries; `left_out` counts the others by their key."""
-    long = {
-        key: len(found) - _MOST_ENTRIES
-        for key, found in document.items()
-        if isinstance(found, list) and len(found) > _MOST_ENTRIES
-    }
-    short = {key: document[key][:_MOST_ENTRIES] for key in long}
-    return {**document, **short, "left_out": {**document.get("left_out", {}), **long}}
+    """A document whose lists have few entries; `left_out` counts the others by their keys."""
+    left_out = Counter[str](document.get("left_out", {}))
+
+    def short(found: Any, keys: str) -> Any:
+        if isinstance(found, Mapping):
+            return {key: short(each, f"{keys}.{key}") for key, each in found.items()}
+        if not isinstance(found, list):
+            return found
+        if len(found) > _MOST_ENTRIES:
+            left_out[keys.removeprefix(".")] += len(found) - _MOST_ENTRIES
+        return [short(each, keys) for each in found[:_MOST_ENTRIES]]
+
+    return {**short(document, ""), "left_out": dict(left_out)}
 
 
 class Questions:
@@ -130,8 +144,6 @@ class Questions:
         last logged values, and its worst verdicts. `group`: only runs of this group. `most`: how
         many runs at most.
         """
-        from otel_ddp.cli.programs import documents
-
         found = documents.runs()
         rows = [each for each in found["runs"] if group in ("", each["group"])]
         shown = rows[: max(most, 1)]
@@ -144,10 +156,6 @@ class Questions:
 
         Ask `verdicts` for what is wrong with it.
         """
-        from otel_ddp.cli.report import beside_of
-        from otel_ddp.history import report
-        from otel_ddp.history.directory import find_run
-
         with find_run(run, history_directory()) as found:
             return report.gather(found, *beside_of(found))
 
@@ -166,9 +174,6 @@ class Questions:
         lowest and the highest of neighbouring values. `rank`: only the values of this rank.
         `first_step` and `last_step` look closer at a part of the run.
         """
-        from otel_ddp.cli.programs import documents
-        from otel_ddp.history.directory import find_run
-
         with find_run(run, history_directory()) as found:
             return documents.curves(found, names, rank, first_step, last_step)
 
@@ -179,9 +184,6 @@ class Questions:
         `open` are those that hold now, `past` those that are over. `insufficient` says why late
         ranks cannot be found at this moment: with it, no verdict does not mean that all is well.
         """
-        from otel_ddp.cli.programs import documents
-        from otel_ddp.history.directory import find_run
-
         with find_run(run, history_directory()) as found:
             return documents.verdicts(found, self._directory)
 
@@ -191,9 +193,7 @@ class Questions:
 
         `ranks`: global ranks, all of this node if left out. Name a few where there are many.
         """
-        from otel_ddp.cli.node import stacks
-
-        return stacks.document(stacks.gather(self._directory, ranks))
+        return stacks.document(self._directory, ranks)
 
     def compare(self, a: str, b: str) -> dict[str, Any]:
         """Compare run b with run a: step time, the time in each phase, and each value that both
@@ -202,6 +202,4 @@ class Questions:
         Each side is a run, or several with commas between them. `conclusion` is the result in one
         sentence.
         """
-        from otel_ddp.cli import compare
-
         return compare.document(compare.compared(a, b))

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from otel_ddp.cli.programs import documents
 from otel_ddp.cli.text import cell, number, padded, print_answer, print_json
 from otel_ddp.history.terminal import shown_number, shown_time
 
@@ -18,8 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from otel_ddp.cli.programs import documents
-
     found = documents.runs()
     return print_json(found) if options.json else print_answer("\n".join(lines(found)))
 
