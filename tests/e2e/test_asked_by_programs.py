@@ -11,8 +11,9 @@ from typing import Any
 
 import anyio
 import pytest
-from tools.json_page import ASKED, schema_of
+from tools.json_page import ASKED
 
+from documents import check
 from extras import needed
 from node import Node, finished, until
 from otel_ddp.history.page.exchange import Refused
@@ -112,11 +113,6 @@ def printed(node: Node, *words: str) -> dict[str, Any]:
     """What a command prints with --json."""
     command = f"import sys; from otel_ddp.cli import main; sys.exit(main({[*words, '--json']}))"
     return dict(json.loads(node.run(command)))
-
-
-def check(document: str, found: Any) -> None:
-    """Raises where the schema does not describe it."""
-    needed("jsonschema", "dev").Draft202012Validator(schema_of(document)).validate(found)
 
 
 @pytest.mark.parametrize("document", COMMANDS)

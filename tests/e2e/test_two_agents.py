@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from documents import check
 from node import Node, until
 from otel_ddp.cli import main
 from otel_ddp.cli.node import agent_page
@@ -222,3 +223,28 @@ def test_the_node_of_the_lead_shows_the_ranks_histories_and_stacks_of_both(
     assert "  thread MainThread" in stack
     assert "train.py:" in stack
     assert "on node-1" not in shown(1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_programs_are_told_on_each_node_is_what_the_schemas_describe(
+    run: TwoNodes, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    node = run.nodes[number]
+    os.environ["OTEL_DDP_HISTORY_DIR"] = node.env["OTEL_DDP_HISTORY_DIR"]
+    here = ("--dir", str(node.place.directory))
+
+    found = {}
+    for document, *words in (
+        ("status", *here),
+        ("stacks", "--rank", "3", *here),
+        ("runs",),
+        ("report",),
+        ("compare", "two-agents", "two-agents"),
+    ):
+        assert main([document, *words, "--json"]) == 0
+        found[document] = json.loads(capsys.readouterr().out)
+        check(document, found[document])
+
+    assert found["stacks"]["processes"][0]["node"] == ("node-1" if number == 0 else "")
+    assert len(found["runs"]["runs"][0]["nodes"]) == 2 - number
+    assert {"straggler", "stall"} <= {each["kind"] for each in found["report"]["verdicts"]}
