@@ -16,7 +16,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 PINNED = {
     ("status", 1): "afe4a9c00e6378c2",
     ("runs", 1): "f9c6391d476ca850",
-    ("report", 3): "a341e31c5019cf78",
+    ("report", 3): "6871326d4771c331",
+    ("goodput", 1): "d48ded546a924a74",
     ("compare", 2): "08b9abb7886c0770",
     ("stacks", 1): "add94b0d7e572e29",
     ("verdicts", 1): "b6ccb70bd453c0a6",

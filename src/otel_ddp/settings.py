@@ -80,6 +80,13 @@ def _web_page(variable: str, text: str) -> str:
     return text
 
 
+def _price(variable: str, text: str) -> tuple[float, str]:
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?) ?([A-Za-z]{1,10}|\W)", text.strip())
+    if found is None:
+        raise _wrong(variable, "a number and a currency, as in 2.50 EUR", text)
+    return float(found[1]), found[2]
+
+
 def _host(variable: str, text: str) -> str:
     # An address may have it in brackets: [::1].
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
@@ -386,6 +393,9 @@ class Settings:
     grafana_url: str = _setting("OTEL_DDP_GRAFANA_URL", "", _web_page)
     """The Grafana with the boards, as a browser reaches it: `https://grafana.example.org`.
     `run.url`, `otel-ddp status` and every verdict then have the address of the board."""
+    gpu_hour_price: tuple[float, str] | None = _setting("OTEL_DDP_GPU_HOUR_PRICE", None, _price)
+    """What an hour of one rank costs, with its currency: `2.50 EUR`. `otel-ddp goodput` then tells
+    what each cause has cost."""
     artifact_sink: str = _setting("OTEL_DDP_ARTIFACTS", "", _path(or_else=".*://.*"))
     """Where the agent stores a copy of each output that `run.artifact` names: a directory, or an
     address that fsspec knows, such as `s3://bucket/runs`. By default nowhere."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from otel_ddp.history import goodput
 from otel_ddp.history.terminal import Card, CardValue, shown_bytes, shown_s
 from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary import catalog
@@ -31,6 +32,7 @@ def gather(
     *postmortems*, *profiles*: as `beside` tells of them.
     """
     about, cells = run.about, run.cells()
+    found = goodput.goodput_of(run)
     return {
         "format": FORMAT,
         "schema": SCHEMA,
@@ -43,6 +45,7 @@ def gather(
         "ranks": [_rank(rank, each) for rank, each in run.ranks.items()],
         "values": [{**row, "best": row.get(str(row.get("direction")))} for row in run.summary],
         "time": _time(cells),
+        "goodput": None if found is None else found.to_json(),
         "verdicts": run.verdicts(),
         "gpus": list(_gpus(run)),
         "cost": _cost(run, cells),
@@ -142,6 +145,7 @@ def card_of(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
         steps=run["steps"],
         step_s=time["step_s"],
         phases_s=time["phases_s"],
+        goodput=goodput.in_words(report["goodput"]) if report["goodput"] else "",
         values=[
             CardValue(
                 str(each["name"]),

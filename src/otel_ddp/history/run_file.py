@@ -58,15 +58,14 @@ class Table:
     def __init__(self, name: str, columns: Sequence[str]) -> None:
         self.name, self.columns = name, columns
         marks = ", ".join("?" * (len(columns) + 2))
-        # The column that the others are compared by changes last.
-        updates = ", ".join(
-            _RULES.get(column, _ADDED).format(column)
-            for column in sorted(columns, key=lambda column: column == "last_ns")
-        )
+        # Of each column: old and new together.
+        self._both = [_RULES.get(column, _ADDED).format(column) for column in columns]
+        updates = ", ".join(self._both)
         named = f"INTO {name} (series, start, {', '.join(columns)})"
         into = f"{named} VALUES ({marks})"
         conflict = f"ON CONFLICT (series, start) DO UPDATE SET {updates}"
-        self.upsert = f"INSERT {into} {conflict}"
+        self._insert = f"INSERT {into}"
+        self.upsert = f"{self._insert} {conflict}"
         self.replace = f"INSERT OR REPLACE {into}"
         # Of each bucket that does not begin a wider one: added to the one that does.
         others = f"FROM {name} WHERE series = :series AND start % :width <> 0"
@@ -75,6 +74,16 @@ class Table:
             f"{others} {conflict}"
         )
         self.delete_summed_up = f"DELETE {others}"
+
+    def renew(self, attempt_ns: int) -> str:
+        """As `upsert`, but what an earlier attempt than this one has put into a bucket goes."""
+        # A wide bucket may hold steps before those that are done again.
+        goes = f"last_ns < {attempt_ns:d} AND excluded.first <= first"
+        updates = ", ".join(
+            both.replace("= ", f"= CASE WHEN {goes} THEN excluded.{column} ELSE ", 1) + " END"
+            for column, both in zip(self.columns, self._both, strict=True)
+        )
+        return f"{self._insert} ON CONFLICT (series, start) DO UPDATE SET {updates}"
 
 
 _SUMS, _STEPS = Table("sums", SUM_COLUMNS), Table("steps", STEP_COLUMNS)
@@ -189,6 +198,10 @@ class RunFile:
         found = self._about("began_ns")
         return found if isinstance(found, int) else 0
 
+    def kept_time(self) -> dict[str, Any]:
+        """What its attempts were, and what their time went to."""
+        return {key: self._about(key) for key in ("time", "attempts")}
+
     def _about(self, key: str) -> Any:
         row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
         return files.parse_json(row[0]) if row else None
@@ -208,11 +221,16 @@ class RunFile:
         events: Iterable[Event] = (),
         verdicts: Iterable[Mapping[str, Any]] = (),
         positions: Mapping[str, tuple[int, int, int]] = {},
+        attempt_ns: int = 0,
     ) -> None:
-        """Add all this, or nothing: raises sqlite3.Error."""
+        """Add all this, or nothing: raises sqlite3.Error.
+
+        *attempt_ns*: when the present attempt began; what an earlier one did in
+        the same steps goes.
+        """
         with self._transaction():
-            self._add(_SUMS, values)
-            self._add(_STEPS, steps)
+            self._add(_SUMS, values, attempt_ns)
+            self._add(_STEPS, steps, attempt_ns)
             self._put("about", "key", "value", about)
             self._put("ranks", "rank", "about", ranks)
             self._db.executemany(
@@ -237,7 +255,10 @@ class RunFile:
         self._db.execute("COMMIT")
 
     def _add(
-        self, table: Table, sums: Mapping[SeriesKey, Mapping[int, ValueSum | StepSum]]
+        self,
+        table: Table,
+        sums: Mapping[SeriesKey, Mapping[int, ValueSum | StepSum]],
+        attempt_ns: int,
     ) -> None:
         rows: list[tuple[Any, ...]] = []
         touched = []
@@ -251,7 +272,7 @@ class RunFile:
             series.buckets += len(buckets)
             touched.append(series)
         # One call for all series: a run may have thousands.
-        self._db.executemany(table.upsert, rows)
+        self._db.executemany(table.upsert if attempt_ns == 0 else table.renew(attempt_ns), rows)
         share = _MOST_BUCKETS // max(len(self._series), 1)
         most = max(_FEWEST_OF_SERIES, min(MOST_OF_SERIES, share))
         for series in touched:

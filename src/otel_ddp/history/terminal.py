@@ -107,6 +107,8 @@ class Card(NamedTuple):
     step_s: float | None = None
     phases_s: Mapping[str, float] = {}
     """Of one rank, or of all on average."""
+    goodput: str = ""
+    """What moved the run on, of all its time."""
     of_rank: str = ""
     """Whose phases these are, if they are not those of all."""
     values: Sequence[CardValue] = ()
@@ -129,6 +131,8 @@ def lines(card: Card) -> Iterator[str]:
         yield _row("steps", f"{card.steps}{each}")
     if time := "  ".join(_time(card.phases_s)):
         yield _row("time", f"{time}{_after('  of ', card.of_rank)}")
+    if card.goodput:
+        yield _row("goodput", card.goodput)
     for value in card.values[:_MOST_VALUES]:
         yield _row(_shown(value), _value(value))
     if (more := len(card.values) - _MOST_VALUES) > 0:

@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from otel_ddp.vocabulary.words import NODE_LABELS, PHASES, RANK_LABELS, STALL_REASONS, STATES
+from otel_ddp.vocabulary.words import (
+    NODE_LABELS,
+    PHASES,
+    RANK_LABELS,
+    STALL_REASONS,
+    STATES,
+    TIME_CAUSES,
+)
 
 LabelSet = Literal["rank", "run", "node", "gpu"]
 
@@ -184,6 +191,13 @@ TRAINING_RUN_SETTING = _run.gauge("training.run.setting", "", "setting", "value"
 )
 TRAINING_RUN_START_TIMESTAMP = _run.gauge("training.run.start.timestamp", "s")(
     "When the run began, in seconds since 1970."
+)
+OTEL_DDP_RUN_TIME = _run.counter("otel_ddp.run.time", "s", "cause", labels="node")(
+    "What the time of the ranks of this node went to since their run first began, all ranks added "
+    f"up: {', '.join(TIME_CAUSES)}."
+)
+OTEL_DDP_RUN_ATTEMPTS = _run.counter("otel_ddp.run.attempts", "{attempt}", labels="node")(
+    "How often the run was begun on this node: by its first launch, and after each end."
 )
 TRAINING_PARAMETERS = _run.gauge("training.parameters", "{parameter}", "trainable")(
     "How many parameters the model has, the trainable and the frozen ones apart."

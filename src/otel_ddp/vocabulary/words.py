@@ -107,6 +107,21 @@ Kind = Literal[
 VERDICTS: tuple[Kind, ...] = get_args(Kind)
 HARMLESS_VERDICTS = frozenset({"bound"})
 
+# What the time of a run goes to, in the order in which it is shown; for people, what each is.
+TIME_CAUSES: Mapping[str, str] = {
+    "productive": "steps that moved the run on",
+    "start": "starting, until the first step has ended; compiling",
+    "data": "waiting for data",
+    "checkpoint": "saving checkpoints",
+    "evaluation": "evaluation",
+    "late_rank": "waiting for a late rank or node",
+    "hang": "hanging, until it went on or ended",
+    "repeated": "steps done twice, after a restart",
+    "between_attempts": "no process, between two attempts",
+    "end": "after the last step",
+    "unknown": "not known",
+}
+
 # The labels of one process; a verdict about a whole run or node has fewer of them.
 Labels = tuple[tuple[str, str], ...]
 RANK_LABELS = ("group", "run", "job_type", "node", "rank", "local_rank")

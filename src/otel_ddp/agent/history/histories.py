@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import __version__, errors, files
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, Sample, State
+from otel_ddp.agent.history.run_time import Process, Told
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
@@ -23,7 +25,7 @@ from otel_ddp.journal.process_state import rank_key
 from otel_ddp.journal.values import described
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind
-from otel_ddp.vocabulary.words import RANK_LABELS
+from otel_ddp.vocabulary.words import NODE_LABELS, RANK_LABELS, state_word
 
 if TYPE_CHECKING:
     from otel_ddp.agent.history.incoming import Incoming
@@ -233,6 +235,11 @@ class Histories:
         where = str(self.directory) if self.keeps else ""
         return {"directory": where, "problem": problem, "since_ns": since_ns}
 
+    def times(self) -> dict[RunKey, Told]:
+        """What the time of each run's ranks here went to, as last written."""
+        found = {key: run.time.told for key, (run, _) in [*self._runs.items()]}
+        return {key: told for key, told in found.items() if told is not None}
+
     def hang(self) -> bool:
         """Whether a thread that touches the directory may wait for long."""
         return self._disk.hangs()
@@ -267,6 +274,8 @@ class Histories:
         now_ns, now = time.time_ns(), time.monotonic()
         self._pace.begin()
         batches, states, left_out_since_ns = self._waiting.take()
+        for key, state in states.items():
+            self._run(key, now).time.learn(state.processes)
         for batch in batches:
             self._run(batch.run, now).feed(batch)
         for key, state in states.items():
@@ -277,7 +286,7 @@ class Histories:
                 run.leave_out(left_out_since_ns, now_ns, "the disk did not answer in time")
             run.outgoing = self._outgoing.get(key)
             failed = self._disk.attempt(partial(run.write, now_ns)) or failed
-            if now - fed_at > _CLOSE_AFTER_S and not run.waiting_since_ns:
+            if now - fed_at > _CLOSE_AFTER_S and not run.waits:
                 self._disk.attempt(run.close)
                 del self._runs[key]
         if self._incoming is not None and not failed:
@@ -353,8 +362,9 @@ class Collector:
             new = each.new if each.exported else each.new._replace(scalars=[])
             if each.labels and any(new):
                 key, rank = self._key_and_rank(each)
-                names = each.reader.names
-                self._histories.feed(Batch(key, rank, each.reader.path.name, names, new))
+                reader = each.reader
+                of = (key, rank, reader.path.name, reader.created_ns, _started_ns(each))
+                self._histories.feed(Batch(*of, reader.names, new))
 
     def feed_states(
         self,
@@ -369,8 +379,24 @@ class Collector:
             of_run = [each for each in feeds if self._key_and_rank(each)[0] == key]
             states[key] = self._state(key, of_run, verdicts, taken)
         self._histories.feed_states(states)
+        self._update_time(states)
         self._summaries = {feed: each for feed, each in self._summaries.items() if feed in feeds}
         self._job_types = {key: each for key, each in self._job_types.items() if key in states}
+
+    def _update_time(self, present: Collection[RunKey]) -> None:
+        now_ns = time.time_ns()
+        ((_, shown),) = self._ledger.of((catalog.OTEL_DDP_RUN_ATTEMPTS,))
+        is_shown = {each.labels for each in shown}
+        for run, told in self._histories.times().items():
+            labels = tuple(zip(NODE_LABELS, (*run, self._node), strict=True))
+            # The last of a run is written when its journals are closed; not when it is forgotten.
+            if run not in present and labels not in is_shown:
+                continue
+            many = float(told.attempts)
+            self._ledger.put(catalog.OTEL_DDP_RUN_ATTEMPTS, labels, many, now_ns, told.began_ns)
+            for cause, spent_s in told.seconds.items():
+                where = (*labels, ("cause", cause))
+                self._ledger.put(catalog.OTEL_DDP_RUN_TIME, where, spent_s, now_ns, told.began_ns)
 
     def _key_and_rank(self, feed: JournalFeed) -> tuple[RunKey, str]:
         labels = dict(feed.labels)
@@ -407,7 +433,18 @@ class Collector:
             "cost": {"agent_cpu_s": round(time.process_time(), 1)},
             "led_by": self._histories.led_by(key),
         }
-        return State(about, ranks, own, here)
+        processes = [
+            Process(
+                self._key_and_rank(each)[1],
+                each.reader.created_ns,
+                _started_ns(each),
+                each.life.ended_ns,
+                state_word(each.life.state),
+                None if (progress := each.reader.progress()) is None else progress.step,
+            )
+            for each in sorted(feeds, key=lambda e: e.reader.created_ns)
+        ]
+        return State(about, ranks, own, here, processes)
 
     def _about(self, feed: JournalFeed) -> dict[str, Any]:
         return {
@@ -426,6 +463,18 @@ class Collector:
             found = described(feed.reader)
             self._summaries[feed] = now, found
         return found
+
+
+def _started_ns(feed: JournalFeed) -> int:
+    """When the process started, if a launcher has started it for this run; else its journal.
+
+    A notebook and a pool's worker have been there for longer than their run.
+    """
+    created_ns, ticks = int(feed.reader.created_ns), int(feed.reader.start_ticks)
+    if feed.identity.get("launcher") in ("", None, "lone", "pool", "spawn") or not ticks:
+        return created_ns
+    booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return min(booted_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK"), created_ns)
 
 
 def _totals(feed: JournalFeed) -> dict[str, float]:

@@ -41,7 +41,7 @@ _KINDS = ("value", "steps", "node", "counter")
 _KEYS = frozenset(
     (
         *("project", "config", "texts", "environment", "summary", "job_type", "version"),
-        *("began_ns", "seen_ns", "cost", "gaps"),
+        *("began_ns", "seen_ns", "cost", "gaps", "time", "attempts"),
     )
 )
 

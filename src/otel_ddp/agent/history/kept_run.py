@@ -10,9 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_ddp import files
+from otel_ddp import errors, files
+from otel_ddp.agent.history.attempts import Placed
+from otel_ddp.agent.history.run_time import Process, RunTime
 from otel_ddp.agent.reading.journal_feed import News
-from otel_ddp.agent.reading.steps import Step
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import Event, RunKey, SeriesKey, StepSum, ValueSum
 from otel_ddp.journal.reader import Document, Name, Scalars
@@ -47,6 +48,9 @@ class Batch(NamedTuple):
     run: RunKey
     rank: str
     journal: str
+    began_ns: int
+    """When the journal of the process began, and when the process started."""
+    started_ns: int
     names: Mapping[int, Name]
     news: News
 
@@ -58,6 +62,7 @@ class State(NamedTuple):
     ranks: Mapping[str, Mapping[str, Any]]
     verdicts: Sequence[Mapping[str, Any]]
     samples: Sequence[Sample]
+    processes: Sequence[Process] = ()
 
     @property
     def has_ended(self) -> bool:
@@ -66,8 +71,11 @@ class State(NamedTuple):
 
     def after(self, before: State) -> State:
         """With what *before* alone tells: how a rank ended whose journal is closed by now."""
+        found = {(each.rank, each.began_ns): each for each in (*before.processes, *self.processes)}
         return self._replace(
-            about={**before.about, **self.about}, ranks={**before.ranks, **self.ranks}
+            about={**before.about, **self.about},
+            ranks={**before.ranks, **self.ranks},
+            processes=[*found.values()],
         )
 
 
@@ -100,8 +108,6 @@ class KeptRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.waiting_since_ns = 0
-        """Since when nothing could be written; 0 where all is well."""
         self.outgoing: Outgoing | None = None
         """What tells it to the lead of the run, where that is another node's agent."""
         self._file: RunFile | None = None
@@ -112,8 +118,15 @@ class KeptRun:
         self._written = State({}, {}, (), ())
         self._gaps: list[dict[str, Any]] = []
         self._began_ns = 0
-        self._lost_why = ""
+        # Since when nothing could be written, and why; 0 where all is well.
+        self._failing = (0, "")
         self._new = _Unwritten()
+        self.time = RunTime()
+
+    @property
+    def waits(self) -> bool:
+        """Whether what comes cannot be written."""
+        return self._failing[0] != 0
 
     def open(self) -> None:
         """Make the file, or go on with it; raises sqlite3.Error, OSError or Unusable."""
@@ -129,6 +142,7 @@ class KeptRun:
             self._positions = file.read_positions()
             self._gaps = [*file.gaps(), *self._gaps]
             self._began_ns = file.began_ns()
+            errors.attempt(lambda: self.time.restore(file.kept_time()), None)
         except BaseException:
             file.close()
             raise
@@ -154,8 +168,14 @@ class KeptRun:
         for document in news.events:
             if document.position > position:
                 self._add_event(rank, document)
-        self._add_steps(SeriesKey("steps", "host", rank), news.steps, host_ns)
-        self._add_steps(SeriesKey("steps", "device", rank), news.device_steps, device_ns)
+        if news.steps:
+            self.time.begin(rank, batch.began_ns, batch.started_ns, trains=True)
+        for clock, steps, after_ns in (
+            ("host", news.steps, host_ns),
+            ("device", news.device_steps, device_ns),
+        ):
+            new = [each for each in steps if each.ended_ns > after_ns]
+            self._add_steps(rank, clock, self.time.feed(rank, clock, new))
         for since_ns, until_ns in news.overwritten:
             self._overwritten(since_ns, until_ns, rank)
         read = [each.position for each in news.scalars] + [e.position for e in news.events]
@@ -177,7 +197,9 @@ class KeptRun:
 
     def feed_state(self, state: State) -> None:
         """What is known now."""
-        self._state = state.after(self._unwritten())
+        self._state = state.after(self._unwritten())._replace(processes=())
+        for rank, clock, placed in self.time.note(state.processes, state.verdicts, time.time_ns()):
+            self._add_steps(rank, clock, placed)
         for sample in state.samples:
             if self._sampled.get(sample.key) == sample.time_ns:
                 continue  # nothing new was read since
@@ -234,12 +256,12 @@ class KeptRun:
     def _width(self, key: SeriesKey) -> int:
         return 1 if self._file is None else self._file.width(key)
 
-    def _add_steps(self, key: SeriesKey, steps: Iterable[Step], after_ns: int) -> None:
+    def _add_steps(self, rank: str, clock: str, steps: Iterable[Placed]) -> None:
+        key = SeriesKey("steps", clock, rank)
         width = self._width(key)
         buckets: dict[int, StepSum] | None = None
-        for step in steps:
-            number = step.number
-            if number is None or step.ended_ns <= after_ns or step.ended_ns <= step.began_ns:
+        for step, number, _ in steps:
+            if step.ended_ns <= step.began_ns:
                 continue
             if buckets is None:
                 buckets = self._new.steps.setdefault(key, {})
@@ -284,17 +306,18 @@ class KeptRun:
             if self.outgoing is not None:
                 self.outgoing.make(self._file, time.monotonic())
         except (sqlite3.Error, OSError, ValueError, OverflowError) as why:
-            self.waiting_since_ns = self.waiting_since_ns or now_ns
-            self._lost_why = self._lost_why or getattr(why, "strerror", None) or str(why)
+            if not self._failing[0]:
+                self._failing = now_ns, getattr(why, "strerror", None) or str(why)
             # A number of a damaged journal that no column holds would be in the way for ever.
             if self._new.size > _MOST_WAITING or isinstance(why, OverflowError):
-                self._leave_out(self.waiting_since_ns, now_ns, self._lost_why)
+                since_ns, first_why = self._failing
+                self._leave_out(since_ns, now_ns, first_why)
             raise
-        self.waiting_since_ns, self._lost_why = 0, ""
+        self._failing = 0, ""
 
     def _write(self, file: RunFile, now_ns: int) -> None:
         state, before = self._state, self._written
-        about = {"seen_ns": now_ns, **state.about, "gaps": self._gaps}
+        about = {"seen_ns": now_ns, **state.about, "gaps": self._gaps, **self.time.to_json()}
         if self._began_ns and "began_ns" in about:
             # A launch that is started again is the same run, whose first processes are gone.
             about["began_ns"] = min(self._began_ns, about["began_ns"])
@@ -319,6 +342,7 @@ class KeptRun:
             events=self._new.events,
             verdicts=verdicts,
             positions=self._new.positions,
+            attempt_ns=0 if self.time.attempts.is_first else self.time.attempts.began_ns,
         )
         if self.outgoing is not None:
             self.outgoing.note([*self._new.values.items(), *self._new.steps.items()])

@@ -1,0 +1,187 @@
+"""The attempts of a run: which of its launches a process is of, and which steps they did twice."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from otel_ddp.agent.reading.steps import Step
+
+_MOST_ATTEMPTS = 100
+# Steps wait until a rank that logs has told which ones they are: so many of each rank and clock,
+# and for so long. Then it is not known.
+_MOST_HELD, _HELD_NS = 500, 60 * 10**9
+
+
+class Placed(NamedTuple):
+    """A step, and where it belongs among those of all attempts."""
+
+    step: Step
+    number: int
+    """Its place on the axis of steps: a step that is done twice has one place."""
+    is_repeated: bool | None
+    """Whether an earlier attempt had done it; None: not known."""
+
+
+class _Numbers:
+    """How the numbers of one attempt's steps relate to those of the program."""
+
+    def __init__(self) -> None:
+        self.told_until = 0
+        """Up to this step of ours, a rank has told by which number the program knows it."""
+        self.is_silent = False
+        """The program tells no number, as far as can be seen."""
+        self.shift: int | None = None
+        """The program's number less ours, as last told."""
+        self.furthest = -1
+        """By the program, or by ours where it tells none."""
+        self.last_repeated = 0
+        self.first_new: int | None = None
+        """Our number of the first step that no earlier attempt has done."""
+
+    def tell(self, number: int, logged: int, before: int) -> None:
+        """*before*: the program's number of the furthest step of earlier attempts."""
+        self.shift = logged - number
+        self.told_until = max(self.told_until, number)
+        self.furthest = max(self.furthest, logged)
+        if logged <= before:
+            self.last_repeated = max(self.last_repeated, number)
+        elif self.first_new is None:
+            self.first_new = max(self.last_repeated + 1, number - (logged - before - 1))
+
+    def go_on(self, attempt: Mapping[str, Any], before: int) -> None:
+        """Another agent has seen the beginning of the attempt, and told this of it."""
+        self.shift = attempt.get("shift")
+        self.furthest = attempt.get("last_step", -1)
+        self.last_repeated = attempt.get("repeated_steps", 0)
+        if self.shift is not None and self.furthest > before:
+            self.first_new = self.last_repeated + 1
+
+
+class Attempts:
+    """Of one run on this node. A launch that goes on under the name of an earlier one is another
+    attempt."""
+
+    def __init__(self, kept: Sequence[Mapping[str, Any]] = ()) -> None:
+        """*kept*: what the history tells of earlier ones, as `told` was."""
+        self.told: list[dict[str, Any]] = [dict(each) for each in kept]
+        """For people, as JSON."""
+        self._numbers = _Numbers()
+        # The program's number less ours, in the first attempt that told it.
+        self._first_shift: int | None = None
+        # The furthest step of earlier attempts: by the program's number, and by its place.
+        self._before, self._last_place = -1, 0
+        self._held: dict[tuple[str, str], deque[Step]] = {}
+        for each in self.told[:-1]:
+            self._remember(each)
+        if self.told:
+            self._numbers.go_on(self.told[-1], self._before)
+
+    def _remember(self, attempt: Mapping[str, Any]) -> None:
+        """Of an attempt that is over, what later ones are compared with."""
+        shift = attempt.get("shift")
+        self._first_shift = shift if self._first_shift is None else self._first_shift
+        self._before = max(self._before, attempt.get("last_step") or -1)
+        self._last_place = max(self._last_place, attempt.get("last_place") or 0)
+
+    @property
+    def is_first(self) -> bool:
+        return len(self.told) < 2
+
+    @property
+    def began_ns(self) -> int:
+        """When the present one began."""
+        return int(self.told[-1]["began_ns"]) if self.told else 0
+
+    def begin(self, began_ns: int) -> None:
+        """The first process of another attempt is here."""
+        if self.told:
+            self._remember(self.told[-1])
+        number = self.told[-1]["attempt"] + 1 if self.told else 1
+        self.told.append({"attempt": number, "began_ns": began_ns})
+        del self.told[:-_MOST_ATTEMPTS]
+        self._numbers = _Numbers()
+        self._held.clear()
+
+    def end(self, ended_ns: int, state: str) -> None:
+        """No process of the present one is left."""
+        self.told[-1] |= {"ended_ns": ended_ns, "state": state}
+
+    def go_on(self) -> None:
+        """A process of it is left after all."""
+        self.told[-1].pop("ended_ns", None)
+
+    def reach(self, step: int) -> None:
+        """A process that has ended had come to this step, by the program's number.
+
+        The last tenth of a second before a sudden end may be missing among its steps.
+        """
+        self._numbers.furthest = max(self._numbers.furthest, step)
+        self.told[-1]["last_step"] = max(self.told[-1].get("last_step", -1), step)
+
+    def explain(self, time_ns: int, why: str) -> None:
+        """Why the one ended that was going on then: the first reason counts."""
+        for each in reversed(self.told):
+            if each["began_ns"] < time_ns:
+                each.setdefault("why", why)
+                return
+
+    # -- its steps
+
+    def place(self, rank: str, clock: str, steps: Iterable[Step]) -> list[Placed]:
+        """The steps of a rank whose places are known by now."""
+        numbers, key = self._numbers, (rank, clock)
+        steps = [each for each in steps if each.number is not None]
+        for each in steps:
+            if each.logged is not None and each.number is not None:
+                numbers.tell(each.number, each.logged, self._before)
+        if self.is_first:
+            placed = [Placed(each, each.number or 0, False) for each in steps]
+        else:
+            held = self._held.setdefault(key, deque())
+            held.extend(steps)
+            placed = []
+            while held and self._is_due(held):
+                placed.append(self._placed(held.popleft()))
+        self._note(placed)
+        return placed
+
+    def release(self, rank: str, clock: str) -> list[Placed]:
+        """Of a process that has ended, the steps that nobody will tell of any more."""
+        held = self._held.pop((rank, clock), ())
+        placed = [self._placed(each) for each in held]
+        self._note(placed)
+        return placed
+
+    def _is_due(self, held: deque[Step]) -> bool:
+        """Whether it is known what the first one is, or will not be known any more."""
+        numbers = self._numbers
+        if len(held) > _MOST_HELD or held[-1].ended_ns - held[0].ended_ns > _HELD_NS:
+            numbers.is_silent = True
+        return numbers.is_silent or (held[0].number or 0) <= numbers.told_until
+
+    def _placed(self, step: Step) -> Placed:
+        numbers, ours = self._numbers, step.number or 0
+        if numbers.shift is None:
+            # The program tells no numbers: it may have begun again, or gone on.
+            return Placed(step, ours, None if ours <= self._last_place else False)
+        is_repeated = numbers.first_new is None or ours < numbers.first_new
+        return Placed(step, ours + numbers.shift - (self._first_shift or 0), is_repeated)
+
+    def _note(self, placed: Sequence[Placed]) -> None:
+        if not placed or not self.told:
+            return
+        numbers, told = self._numbers, self.told[-1]
+        last_place = max(each.number for each in placed)
+        told["last_place"] = max(told.get("last_place", 0), last_place)
+        told["last_step"] = max(told.get("last_step", -1), numbers.furthest)
+        if numbers.shift is None:
+            told["last_step"] = told["last_place"]
+        else:
+            told["shift"] = numbers.shift
+            told.setdefault("first_step", 1 + numbers.shift)
+        # All ranks do them, from the first step on: each is counted once.
+        repeated = [each.step.number or 0 for each in placed if each.is_repeated]
+        if repeated:
+            told["repeated_steps"] = max(told.get("repeated_steps", 0), *repeated)

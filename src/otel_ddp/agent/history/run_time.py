@@ -1,0 +1,268 @@
+"""What the time of a run's ranks on this node went to: what moved it on, and what was lost.
+
+Every second of a rank is counted once, from the start of its first process on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from otel_ddp.agent.history.attempts import Attempts, Placed
+from otel_ddp.agent.reading.steps import Step
+from otel_ddp.history.reader import worst_state
+from otel_ddp.vocabulary.words import PHASE_CODE, TIME_CAUSES, phase_word
+
+_S = 1_000_000_000
+_LATE = frozenset({"straggler", "imbalance", "recurring"})
+# What a step's phases count for; all others move the run on, as far as the step does.
+_OF_PHASE = {
+    "data": "data",
+    "checkpoint": "checkpoint",
+    "eval": "evaluation",
+    "compile": "start",
+}
+
+
+class Process(NamedTuple):
+    """A process of the run, as its journal tells it now."""
+
+    rank: str
+    began_ns: int
+    """When its journal began: a rank has one process after the other."""
+    started_ns: int
+    """When it started, before it imported anything."""
+    ended_ns: int
+    """0: it is at work."""
+    state: str
+    step: int | None = None
+    """Its last one, by the program's number."""
+
+
+class Told(NamedTuple):
+    """What is known of a run's time at a moment, for other threads."""
+
+    seconds: Mapping[str, float]
+    """By cause."""
+    attempts: int
+    began_ns: int
+
+
+class _Rank:
+    """The present process of one rank."""
+
+    def __init__(self, attempt: int, began_ns: int, until_ns: int) -> None:
+        self.attempt, self.began_ns = attempt, began_ns
+        self.until_ns = until_ns
+        """Up to then the time of the rank is counted."""
+        self.has_trained = self.has_ended = False
+        self.clock = "host"
+        """Which clock counts: its device's where it has one."""
+
+
+class RunTime:
+    """Of one run on this node. Only the thread that writes its history calls it."""
+
+    def __init__(self) -> None:
+        self.attempts = Attempts()
+        self.told: Told | None = None
+        """As of the last call of `to_json`."""
+        self._spent_ns = dict.fromkeys(TIME_CAUSES, 0)
+        # Of `late_rank`, by whom the others waited for.
+        self._late_ns: dict[str, int] = {}
+        self._ranks: dict[str, _Rank] = {}
+        # The present processes of the ranks, and those whose steps may still wait to be counted.
+        self._processes: dict[tuple[str, int], Process] = {}
+        # Whom the ranks wait for now, and since when they hang.
+        self._late = ""
+        self._hangs_since_ns = 0
+
+    # -- kept in the history, for the agent that goes on with it
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        """What an earlier agent has counted; nothing if this one has counted already."""
+        kept, attempts = about.get("time"), about.get("attempts")
+        if self._ranks or not isinstance(kept, dict) or not isinstance(attempts, list):
+            return
+        self.attempts = Attempts(attempts)
+        self._spent_ns |= {each: round(s * _S) for each, s in kept["seconds"].items()}
+        self._late_ns = {each: round(s * _S) for each, s in kept["late"].items()}
+        for rank, (attempt, began_ns, until_ns, trained, ended) in kept["ranks"].items():
+            found = self._ranks[rank] = _Rank(attempt, began_ns, until_ns)
+            found.has_trained, found.has_ended = trained, ended
+
+    def to_json(self) -> dict[str, Any]:
+        """Of `about`; nothing before the first step."""
+        if not any(self._spent_ns.values()):
+            return {}
+        ranks = {
+            rank: (each.attempt, each.began_ns, each.until_ns, each.has_trained, each.has_ended)
+            for rank, each in self._ranks.items()
+        }
+        seconds = {each: round(ns / _S, 3) for each, ns in self._spent_ns.items() if ns}
+        late = {each: round(ns / _S, 3) for each, ns in self._late_ns.items()}
+        attempts = [dict(each) for each in self.attempts.told]
+        self.told = Told(seconds, attempts[-1]["attempt"], attempts[0]["began_ns"])
+        return {"time": {"seconds": seconds, "late": late, "ranks": ranks}, "attempts": attempts}
+
+    # -- what comes
+
+    def learn(self, processes: Iterable[Process]) -> None:
+        """When these ended, before what they did last is counted."""
+        # A journal is closed soon after its process.
+        kept = {(rank, each.began_ns) for rank, each in self._ranks.items()}
+        self._processes = {key: each for key, each in self._processes.items() if key in kept}
+        self._processes |= {(each.rank, each.began_ns): each for each in processes}
+
+    def begin(self, rank: str, began_ns: int, started_ns: int, *, trains: bool) -> None:
+        """A process of this rank is there. What is beside the training has no part in this."""
+        known, told = self._ranks.get(rank), self.attempts.told
+        if "/" in rank or (known is not None and began_ns <= known.began_ns):
+            return
+        state, ended_ns = self._last_end() if told else ("", 0)
+        is_next = known is not None and known.attempt == told[-1]["attempt"]
+        if not told or is_next or 0 < ended_ns < began_ns:
+            if state == "finished" and not trains:
+                # It may evaluate what was trained.
+                return
+            if ended_ns:
+                self.attempts.end(ended_ns, state)
+            self.attempts.begin(max(started_ns, ended_ns))
+        elif ended_ns:
+            self.attempts.go_on()
+        until_ns = started_ns
+        if known is not None:
+            self._fill_gap(rank, known, started_ns)
+            until_ns = max(known.until_ns, started_ns)
+        self._ranks[rank] = _Rank(told[-1]["attempt"], began_ns, until_ns)
+
+    def _last_end(self) -> tuple[str, int]:
+        """How and when the present attempt ended; nothing while a process of it is left."""
+        last = self.attempts.told[-1]
+        if "ended_ns" in last:
+            return last["state"], last["ended_ns"]
+        of_it = [(rank, e) for rank, e in self._ranks.items() if e.attempt == last["attempt"]]
+        found = [self._processes.get((rank, each.began_ns)) for rank, each in of_it]
+        ended = [each for each in found if each is not None and each.ended_ns]
+        if not ended or len(ended) < len(found):
+            return "", 0
+        return worst_state(each.state for each in ended), max(each.ended_ns for each in ended)
+
+    def _fill_gap(self, rank: str, before: _Rank, started_ns: int) -> None:
+        """From the end of one process of a rank to the start of the next."""
+        process = self._processes.get((rank, before.began_ns))
+        if not before.has_ended and process is not None and process.ended_ns:
+            self._end(before, process)
+        attempts = [each for each in self.attempts.told if each["attempt"] == before.attempt]
+        # Where nothing was left to do, nothing was lost until somebody went on.
+        if not attempts or attempts[0].get("state") != "finished":
+            self._spend(before, "between_attempts", started_ns)
+
+    def feed(self, rank: str, clock: str, steps: Iterable[Step]) -> list[Placed]:
+        """The steps of its present process by one clock; those whose places are known by now."""
+        placed = self.attempts.place(rank, clock, steps)
+        self._count(rank, clock, placed)
+        return placed
+
+    def _count(self, rank: str, clock: str, placed: Sequence[Placed]) -> None:
+        known = self._ranks.get(rank)
+        if known is None:
+            return
+        if clock == "device" and placed:
+            known.clock = "device"
+        if clock == known.clock:
+            for each in placed:
+                self._count_step(known, each)
+
+    def _count_step(self, rank: _Rank, placed: Placed) -> None:
+        step = placed.step
+        ended_ns, took_ns = step.ended_ns, step.took_ns
+        if ended_ns <= rank.until_ns or took_ns <= 0:
+            return
+        if not rank.has_trained:
+            # With all that came before it.
+            rank.has_trained = True
+            self._spend(rank, "start", ended_ns)
+            return
+        # Some of its records may have been lost.
+        self._spend(rank, "unknown", step.began_ns)
+        if placed.is_repeated is not False:
+            self._spend(rank, "repeated" if placed.is_repeated else "unknown", ended_ns)
+            return
+        # A part of it may be counted already, as that of a hang.
+        share = (ended_ns - rank.until_ns) / took_ns
+        spent, left_ns = self._spent_ns, ended_ns - rank.until_ns
+        for code, span_ns in (*zip(step.parts.codes, step.parts.spans_ns, strict=True), *step.rest):
+            word = phase_word(code & PHASE_CODE)
+            cause = _OF_PHASE.get(word, "")
+            if word == "comm_wait" and self._late:
+                cause = "late_rank"
+                late_ns = self._late_ns
+                late_ns[self._late] = late_ns.get(self._late, 0) + round(span_ns * share)
+            if cause:
+                some_ns = min(round(span_ns * share), left_ns)
+                spent[cause] += some_ns
+                left_ns -= some_ns
+        spent["productive"] += left_ns
+        rank.until_ns = ended_ns
+
+    def _spend(self, rank: _Rank, cause: str, until_ns: int) -> None:
+        """All of its time up to then."""
+        if until_ns > rank.until_ns:
+            self._spent_ns[cause] += until_ns - rank.until_ns
+            rank.until_ns = until_ns
+
+    def note(
+        self, processes: Iterable[Process], verdicts: Sequence[Mapping[str, Any]], now_ns: int
+    ) -> list[tuple[str, str, list[Placed]]]:
+        """What is known now. The steps that were held until here, with their rank and clock."""
+        self._note_verdicts(verdicts)
+        released = []
+        for each in processes:
+            self.begin(each.rank, each.began_ns, each.started_ns, trains=False)
+            known = self._ranks.get(each.rank)
+            if known is None or known.began_ns != each.began_ns or known.has_ended:
+                continue
+            if not each.ended_ns:
+                if self._hangs_since_ns and known.has_trained:
+                    self._spend(known, "productive", min(self._hangs_since_ns, now_ns))
+                    self._spend(known, "hang", now_ns)
+                continue
+            for clock in ("device", "host"):
+                placed = self.attempts.release(each.rank, clock)
+                self._count(each.rank, clock, placed)
+                released.append((each.rank, clock, placed))
+            self._end(known, each)
+        if self._ranks and "ended_ns" not in self.attempts.told[-1]:
+            state, ended_ns = self._last_end()
+            if ended_ns:
+                self.attempts.end(ended_ns, state)
+        return released
+
+    def _end(self, rank: _Rank, process: Process) -> None:
+        """Its process has ended."""
+        rank.has_ended = True
+        if rank.has_trained:
+            if process.step is not None and rank.attempt == self.attempts.told[-1]["attempt"]:
+                self.attempts.reach(process.step)
+            # What it had begun and did not end is lost with it.
+            cause = "end" if process.state == "finished" else "unknown"
+            self._spend(rank, cause, process.ended_ns)
+        elif process.state != "finished":
+            # What ends well without a step is no training.
+            self._spend(rank, "start", process.ended_ns)
+
+    def _note_verdicts(self, verdicts: Sequence[Mapping[str, Any]]) -> None:
+        is_open = [each for each in verdicts if each.get("until_ns") is None]
+        hangs = [each["since_ns"] for each in is_open if each["kind"] == "stall"]
+        self._hangs_since_ns = min(hangs, default=0)
+        late = [each["who"] for each in is_open if each["kind"] in _LATE]
+        self._late = _name(late[0]) if late else ""
+        deaths = [each for each in verdicts if each["kind"] == "death"]
+        for each in sorted(deaths, key=lambda each: each["since_ns"]):
+            self.attempts.explain(each["since_ns"], each["sentence"])
+
+
+def _name(who: Mapping[str, Any]) -> str:
+    rank, node = who.get("rank"), who.get("node", "")
+    return f"rank {rank} ({node})" if rank else str(node)

@@ -1,0 +1,119 @@
+"""otel-ddp goodput: tells what the time of a run went to, over all its attempts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from otel_ddp import settings
+from otel_ddp.cli.options import history_directory
+from otel_ddp.cli.text import cell, padded, print_answer
+from otel_ddp.errors import ConfigError
+from otel_ddp.history.goodput import Goodput, goodput_of
+from otel_ddp.history.terminal import shown_s, shown_time
+from otel_ddp.vocabulary.words import TIME_CAUSES
+
+SCHEMA = 1
+"""It rises with every change of the keys."""
+
+
+class Price(NamedTuple):
+    """Of one rank, for an hour."""
+
+    amount: float
+    currency: str
+
+    def of(self, spent_s: float) -> float:
+        return spent_s / 3600 * self.amount
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Tell what the time of a run went to, of all its ranks and over all its attempts: what "
+        "moved it on, and what was lost to which cause. With OTEL_DDP_GPU_HOUR_PRICE also what "
+        "that cost."
+    )
+    parser.add_argument(
+        "which",
+        nargs="?",
+        default="",
+        metavar="RUN",
+        help="its name, GROUP/RUN, its history, or a folder with one run (default: the newest)",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+
+def run(options: argparse.Namespace) -> int:
+    from otel_ddp.history.directory import NotFound, find_run
+    from otel_ddp.history.reader import Unreadable
+
+    try:
+        said = settings.read().gpu_hour_price
+        price = None if said is None else Price(*said)
+        with find_run(options.which, history_directory()) as run:
+            found, title = goodput_of(run), "/".join(filter(None, (run.group, run.name)))
+            of = {"schema": SCHEMA, "group": run.group, "run": run.name, "look": run.look}
+        if found is None:
+            raise NotFound(
+                f"{title} has no time that was counted: it made no step, or an earlier version of "
+                "otel_ddp has kept it."
+            )
+    except (ConfigError, NotFound, Unreadable) as why:
+        print(f"otel-ddp goodput: {why}", file=sys.stderr)
+        return 2
+    if options.json:
+        told = {**of, "goodput": found.to_json(), "price": _priced(found, price)}
+        return print_answer(json.dumps(told, indent=2))
+    return print_answer("\n".join(_lines(title, found, price, str(of["look"]))))
+
+
+def _priced(found: Goodput, price: Price | None) -> dict[str, Any] | None:
+    if price is None:
+        return None
+    costs = {each: round(price.of(spent_s), 2) for each, spent_s in found.seconds.items()}
+    return {"per_hour": price.amount, "currency": price.currency, "costs": costs}
+
+
+def _lines(title: str, found: Goodput, price: Price | None, look: str) -> Iterator[str]:
+    hours = found.total_s / 3600
+    paid = f", {price.of(found.total_s):.2f} {price.currency}" if price else ""
+    yield (
+        f"{cell(title)}: {found.share('productive'):.1%} of {hours:.3g} hours of all its ranks "
+        f"together moved it on{paid}"
+    )
+    if look:
+        yield look
+    yield ""
+    heads = ("share", "time", *([price.currency] if price else []), "what")
+    rows = [heads]
+    for cause, spent_s in found.seconds.items():
+        costs = [f"{price.of(spent_s):.2f}"] if price else []
+        what = TIME_CAUSES[cause]
+        rows.append((f"{found.share(cause):.1%}", shown_s(spent_s), *costs, what))
+        if cause == "late_rank":
+            rows += [
+                (f"{late_s / found.total_s:.1%}", shown_s(late_s), *[""] * len(costs), f"  {who}")
+                for who, late_s in sorted(found.late.items(), key=lambda each: -each[1])[:10]
+            ]
+    yield from padded(rows, right=heads[:-1])
+    if len(found.attempts) > 1:
+        yield ""
+        yield from padded([_HEADS, *map(_attempt, found.attempts)], right=_HEADS[2:5])
+
+
+_HEADS = ("attempt", "began", "from step", "to step", "done twice", "ended", "why")
+
+
+def _attempt(told: Mapping[str, Any]) -> tuple[str, ...]:
+    now_ns = time.time_ns()
+    words = [cell(told.get(key), "-") for key in ("first_step", "last_step")]
+    twice = str(told["repeated_steps"] or "-")
+    began = shown_time(told["began_ns"], now_ns)
+    ended = cell(told.get("state"), "goes on")
+    if "ended_ns" in told:
+        ended += f" {shown_time(told['ended_ns'], now_ns)}"
+    return str(told["attempt"]), began, *words, twice, ended, cell(told.get("why"))

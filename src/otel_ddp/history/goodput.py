@@ -1,0 +1,76 @@
+"""What the time of a run went to, of all its ranks and attempts, from its histories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from otel_ddp.history.reader import listed, mapping, whole
+from otel_ddp.history.terminal import shown_s
+from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.vocabulary.words import TIME_CAUSES
+
+_MOST_SHOWN, _FEWEST_SHOWN = 3, 0.005
+
+
+class Goodput(NamedTuple):
+    """Seconds are those of all ranks, added up."""
+
+    seconds: Mapping[str, float]
+    """By cause, in the order of TIME_CAUSES."""
+    late: Mapping[str, float]
+    """Of `late_rank`: by whom the others waited for."""
+    attempts: Sequence[Mapping[str, Any]]
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+    def share(self, cause: str) -> float:
+        """Of all time."""
+        return self.seconds.get(cause, 0.0) / self.total_s if self.total_s else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; docs/json.md describes each key."""
+        return {
+            "rank_s": round(self.total_s, 3),
+            "share": round(self.share("productive"), 6),
+            "seconds": {each: round(s, 3) for each, s in self.seconds.items()},
+            "late": {each: round(s, 3) for each, s in self.late.items()},
+            "attempts": [dict(each) for each in self.attempts],
+        }
+
+
+def goodput_of(run: WholeRun) -> Goodput | None:
+    """None where no node has counted: a run without steps, or one of an earlier version."""
+    seconds: dict[str, float] = {}
+    late: dict[str, float] = {}
+    attempts: Sequence[Mapping[str, Any]] = ()
+    for history in run.histories:
+        time = mapping(history.about.get("time"))
+        for found, told in ((seconds, time.get("seconds")), (late, time.get("late"))):
+            for each, s in mapping(told).items():
+                found[each] = found.get(each, 0.0) + float(s)
+        # The node with rank 0 speaks for all.
+        attempts = attempts or [mapping(each) for each in listed(history.about.get("attempts"))]
+    if not seconds:
+        return None
+    ordered = {each: seconds[each] for each in TIME_CAUSES if each in seconds}
+    return Goodput(ordered, late, [_plain(each) for each in attempts])
+
+
+def _plain(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    """What people and programs are told of it; the rest is for the agent that goes on."""
+    keys = ("attempt", "began_ns", "ended_ns", "state", "why", "first_step", "last_step")
+    found = {key: attempt[key] for key in keys if key in attempt}
+    return {**found, "repeated_steps": whole(attempt.get("repeated_steps"))}
+
+
+def in_words(told: Mapping[str, Any]) -> str:
+    """One line for a card, of `to_json`: what moved the run on, and what took most of the rest."""
+    total_s, many = told["rank_s"], len(told["attempts"])
+    shares = {each: s / total_s for each, s in told["seconds"].items() if each != "productive"}
+    most = sorted(shares, key=lambda each: -shares[each])[:_MOST_SHOWN]
+    lost = [f"{e.replace('_', ' ')} {shares[e]:.0%}" for e in most if shares[e] >= _FEWEST_SHOWN]
+    of = f"of {shown_s(total_s)} of all ranks" + (f" in {many} attempts" if many > 1 else "")
+    return ", ".join([f"{told['share']:.0%} {of}", *lost])

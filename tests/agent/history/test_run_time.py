@@ -1,0 +1,252 @@
+"""The attempts of a run, and what the time of its ranks is counted as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from otel_ddp.agent.history.attempts import Attempts
+from otel_ddp.agent.history.run_time import Process, RunTime
+from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.vocabulary.words import PHASES
+
+S = 10**9
+BEGAN = 1000 * S
+USUAL = {"forward": 300, "backward": 500, "data": 100, "comm_wait": 100}
+
+
+def step(number: int, ended_s: float, took_s: float = 1.0, **more: Any) -> Step:
+    """*more*: phases by their share in thousandths, and `logged`, the program's own number."""
+    logged = more.pop("logged", None)
+    phases = more or USUAL
+    took_ns = round(took_s * S)
+    ended_ns = BEGAN + round(ended_s * S)
+    spans_ns = tuple(took_ns * share // sum(phases.values()) for share in phases.values())
+    codes = bytes(PHASES[word] for word in phases)
+    parts = Parts(ended_ns - took_ns, codes, spans_ns)
+    return Step(
+        number,
+        ended_ns - took_ns,
+        ended_ns,
+        parts,
+        (),
+        0.0,
+        skipped=False,
+        retries=0,
+        logged=logged,
+    )
+
+
+class Played:
+    """One rank; times are seconds since the first process began."""
+
+    def __init__(self, kept: dict[str, Any] | None = None) -> None:
+        self.time = RunTime()
+        if kept is not None:
+            self.time.restore(kept)
+        self.process = Process("0", 0, 0, 0, "running")
+
+    def begins(self, at_s: float, started_s: float | None = None) -> None:
+        at_ns = BEGAN + round(at_s * S)
+        started_ns = at_ns if started_s is None else BEGAN + round(started_s * S)
+        self.process = Process("0", at_ns, started_ns, 0, "running")
+        self.notes(at_s)
+
+    def ends(self, at_s: float, state: str = "killed") -> None:
+        self.process = self.process._replace(ended_ns=BEGAN + round(at_s * S), state=state)
+        self.notes(at_s)
+
+    def notes(self, at_s: float, *verdicts: dict[str, Any]) -> None:
+        self.time.learn([self.process])
+        self.time.note([self.process], verdicts, BEGAN + round(at_s * S))
+
+    def steps(self, first: int, last: int, ends_s: float, **more: Any) -> None:
+        """Of one second each. *logged*: the program's number of the first one."""
+        logged = more.pop("logged", None)
+        for number in range(first, last + 1):
+            told = {} if logged is None else {"logged": logged + number - first}
+            each = step(number, ends_s + number - first, **told, **more)
+            self.time.feed("0", "host", [each])
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return dict(self.time.to_json()["time"]["seconds"])
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        return list(self.time.to_json()["attempts"])
+
+
+def killed_at_100_and_saved_at_60(tells: bool = True) -> Played:
+    """Each attempt needs ten seconds to start; there are 20 between them."""
+    played = Played()
+    played.begins(0)
+    played.steps(1, 100, 10, **({"logged": 0} if tells else {}))
+    played.ends(109.5)
+    played.begins(129.5)
+    played.steps(1, 140, 139.5, **({"logged": 60} if tells else {}))
+    played.ends(279.5, "finished")
+    return played
+
+
+def test_every_second_is_counted_once_and_by_its_cause() -> None:
+    played = killed_at_100_and_saved_at_60()
+    found = played.seconds
+
+    assert sum(found.values()) == pytest.approx(279.5)
+    # The first step of each attempt belongs to its start.
+    assert found["start"] == pytest.approx(10 + 10)
+    assert found["repeated"] == pytest.approx(39)
+    assert found["between_attempts"] == pytest.approx(20)
+    assert found["unknown"] == pytest.approx(0.5)
+    assert found["data"] == pytest.approx(0.1 * (99 + 100))
+    assert found["productive"] == pytest.approx(0.9 * (99 + 100))
+    assert found["end"] == pytest.approx(1)
+
+
+def test_each_attempt_is_told_with_its_steps_and_its_end() -> None:
+    first, second = killed_at_100_and_saved_at_60().attempts
+
+    assert (first["first_step"], first["last_step"], first["state"]) == (0, 99, "killed")
+    assert (second["first_step"], second["last_step"], second["state"]) == (60, 199, "finished")
+    assert (first.get("repeated_steps"), second["repeated_steps"]) == (None, 40)
+
+
+def test_what_a_program_without_numbers_does_twice_is_not_known() -> None:
+    found = killed_at_100_and_saved_at_60(tells=False).seconds
+
+    assert "repeated" not in found
+    assert found["unknown"] == pytest.approx(0.5 + 99)
+
+
+def test_a_program_that_goes_on_where_it_was_repeats_nothing() -> None:
+    played = Played()
+    played.begins(0)
+    played.steps(1, 100, 1, logged=0)
+    played.ends(100)
+    played.begins(110)
+    # It logs after its first step: that one is told by the second.
+    played.time.feed("0", "host", [step(1, 111)])
+    played.steps(2, 50, 112, logged=101)
+
+    assert "repeated" not in played.seconds
+    assert played.attempts[1]["first_step"] == 100
+
+
+def test_ranks_that_do_not_log_are_told_by_the_one_that_does() -> None:
+    attempts = Attempts()
+    attempts.begin(BEGAN)
+    attempts.place("0", "host", [step(n, n, logged=n - 1) for n in range(1, 101)])
+    attempts.end(BEGAN + 200 * S, "failed")
+    attempts.begin(BEGAN + 300 * S)
+
+    assert attempts.place("1", "host", [step(n, 300 + n) for n in range(1, 51)]) == []
+    attempts.place("0", "host", [step(n, 300 + n, logged=n + 59) for n in range(1, 61)])
+    placed = attempts.place("1", "host", [step(51, 351)])
+
+    assert [each.number for each in placed] == list(range(61, 112))
+    assert [each.is_repeated for each in placed] == [True] * 40 + [False] * 11
+
+
+def test_steps_that_nobody_tells_of_do_not_wait_for_ever() -> None:
+    attempts = Attempts()
+    for began in (0, 300):
+        attempts.begin(BEGAN + began * S)
+        placed = attempts.place("0", "host", [step(n, began + n) for n in range(1, 101)])
+
+    assert [each.is_repeated for each in placed] == [None] * 100
+
+
+def test_another_agent_goes_on_with_what_was_counted() -> None:
+    before = Played()
+    before.begins(0)
+    before.steps(1, 100, 10, logged=0)
+    before.ends(109)
+    before.begins(129)
+    before.steps(1, 20, 139, logged=60)
+
+    after = Played(before.time.to_json())
+    after.process = before.process
+    after.steps(21, 140, 159, logged=80)
+    after.ends(278, "finished")
+
+    assert sum(after.seconds.values()) == pytest.approx(278)
+    assert after.seconds["repeated"] == pytest.approx(39)
+    assert after.attempts[1]["repeated_steps"] == 40
+
+
+def test_a_hang_is_counted_while_it_lasts_and_until_the_process_ends() -> None:
+    played = Played()
+    played.begins(0)
+    played.steps(1, 10, 1)
+    hang = {
+        "kind": "stall",
+        "since_ns": BEGAN + 10 * S,
+        "until_ns": None,
+        "who": {},
+        "sentence": "",
+    }
+    played.notes(40, hang)
+    assert played.seconds["hang"] == pytest.approx(30)
+
+    # It went on: of this step 5 s are not counted yet.
+    played.time.feed("0", "host", [step(11, 45, 35.0)])
+    assert played.seconds["hang"] == pytest.approx(30)
+    assert sum(played.seconds.values()) == pytest.approx(45)
+
+
+def test_waiting_for_a_late_rank_is_lost_to_that_rank() -> None:
+    played = Played()
+    played.begins(0)
+    played.steps(1, 10, 1)
+    who = {"rank": "3", "node": "node-1"}
+    played.notes(10, {"kind": "straggler", "since_ns": BEGAN, "until_ns": None, "who": who})
+    played.steps(11, 20, 11)
+
+    assert played.seconds["late_rank"] == pytest.approx(1)
+    assert played.time.to_json()["time"]["late"] == {"rank 3 (node-1)": pytest.approx(1)}
+
+
+def test_the_time_before_the_journal_belongs_to_the_start() -> None:
+    played = Played()
+    played.begins(30, started_s=0)
+    played.steps(1, 1, 40)
+
+    assert played.seconds == {"start": pytest.approx(40)}
+
+
+def test_a_run_that_ended_well_loses_nothing_until_somebody_goes_on_with_it() -> None:
+    played = Played()
+    played.begins(0)
+    played.steps(1, 10, 1, logged=0)
+    played.ends(10, "finished")
+    played.begins(5000)
+    assert len(played.attempts) == 1
+
+    played.time.begin("0", BEGAN + 5000 * S, BEGAN + 5000 * S, trains=True)
+    played.steps(1, 10, 5001, logged=10)
+    assert "between_attempts" not in played.seconds
+    assert len(played.attempts) == 2
+
+
+def test_a_process_that_evaluates_beside_the_training_has_no_part_in_it() -> None:
+    played = Played()
+    played.begins(0)
+    played.steps(1, 10, 1)
+    before = played.seconds
+    played.time.begin("eval/0", BEGAN, BEGAN, trains=True)
+    played.time.feed("eval/0", "host", [step(1, 5)])
+
+    assert played.seconds == before
+
+
+def test_the_clock_of_the_device_counts_where_there_is_one() -> None:
+    played = Played()
+    played.begins(0)
+    played.steps(1, 10, 1)
+    played.time.feed("0", "device", [step(n, n, forward=600, data=400) for n in range(9, 15)])
+    played.steps(11, 14, 11)
+
+    assert sum(played.seconds.values()) == pytest.approx(14)
+    assert played.seconds["data"] == pytest.approx(0.1 * 9 + 0.4 * 4)
