@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+import documents
 import warm
 from extras import needed
-from node import Node, until
+from node import Node, finished, until
 from otel_ddp.history.directory import histories
 from otel_ddp.history.goodput import Goodput, goodput_of
 from otel_ddp.history.reader import History
@@ -38,14 +40,14 @@ saved = folder / "saved"
 first = int(saved.read_text()) if saved.exists() else 0
 model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-run = otel_ddp.instrument(model, group="g", run="again")
 done = []
+optimizer.register_step_post_hook(lambda *_: done.append(time.time()))
+run = otel_ddp.instrument(model, group="g", run="again")
 for step in range(first, 200):
     time.sleep(0.02)
     loss = model(torch.ones(8, 64)).sum()
     loss.backward()
     optimizer.step()
-    done.append(time.time())
     optimizer.zero_grad()
     if rank == 0:
         run.log({"loss": float(loss)}, step=step)
@@ -157,6 +159,11 @@ trainer.fit(Tiny(), DataLoader(TensorDataset(torch.randn(64, 4)), 8), ckpt_path=
 """
 
 
+def asked(node: Node, *arguments: str) -> str:
+    """What the command says of the newest run."""
+    return finished(node.start(sys.executable, "-m", "otel_ddp", "goodput", *arguments))
+
+
 class Ran(NamedTuple):
     """Two launches of one run."""
 
@@ -215,6 +222,9 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_one_run_and_its_time_adds_up(
     with Node() as node, warm.with_imported("torch.distributed.run") as python:
         node.env |= python.env
         ran = run_twice(node, python.executable, *launcher, str(program), str(tmp_path))
+        node.env["OTEL_DDP_GPU_HOUR_PRICE"] = "3600 EUR"
+        said, in_words = json.loads(asked(node, "--json")), asked(node)
+    documents.check("goodput", said)
     found = ran.goodput
     done = {
         (rank, first): json.loads((tmp_path / f"{rank}.{first}").read_text())
@@ -237,6 +247,10 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_one_run_and_its_time_adds_up(
     assert (first["last_step"], second["first_step"], second["last_step"]) == (99, 60, 199)
     assert second["repeated_steps"] == 40
     assert "exit code 3" in first["why"]
+    # A euro a second.
+    assert said["price"]["costs"]["repeated"] == pytest.approx(own["repeated"], abs=0.1)
+    assert f"{found.share('productive'):.1%} of" in in_words
+    assert "exit code 3" in in_words.splitlines()[-2]
     # The curve has each step once, and so has the picture of the phases.
     assert ran.loss == [(step, 1) for step in range(200)]
     assert ran.places == list(range(1, 201))

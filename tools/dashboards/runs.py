@@ -32,6 +32,7 @@ from tools.dashboards.selectors import (
     RUNS,
     WHOLE_RUNS,
 )
+from tools.dashboards.time_spent import time_spent
 
 QUESTION = "What is running, what is healthy, and what did it cost?"
 
@@ -47,6 +48,7 @@ def build() -> str:
         [
             Row("Now, and in this time", _now()),
             Row("Runs", [_table()]),
+            Row("What their time went to", time_spent()),
             Row("Over time", _over_time()),
             Row("What the runs take", _taken(), collapsed=True),
         ],
