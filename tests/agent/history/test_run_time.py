@@ -149,6 +149,17 @@ def test_ranks_that_do_not_log_are_told_by_the_one_that_does() -> None:
     assert [each.is_repeated for each in placed] == [True] * 40 + [False] * 11
 
 
+def test_how_far_an_attempt_came_is_told_by_a_rank_that_knows_the_number() -> None:
+    attempts = Attempts()
+    attempts.begin(BEGAN)
+    attempts.place("0", "host", [step(n, n, logged=n - 1) for n in range(1, 91)])
+    attempts.reach("1", 95)
+    assert attempts.told[0]["last_step"] == 89
+    attempts.reach("0", 94)
+
+    assert attempts.told[0]["last_step"] == 94
+
+
 def test_steps_that_nobody_tells_of_do_not_wait_for_ever() -> None:
     attempts = Attempts()
     for began in (0, 300):

@@ -32,6 +32,8 @@ class _Numbers:
         """Up to this step of ours, a rank has told by which number the program knows it."""
         self.is_silent = False
         """The program tells no number, as far as can be seen."""
+        self.tellers: set[str] = set()
+        """The ranks that tell it."""
         self.shift: int | None = None
         """The program's number less ours, as last told."""
         self.furthest = -1
@@ -112,13 +114,15 @@ class Attempts:
         """A process of it is left after all."""
         self.told[-1].pop("ended_ns", None)
 
-    def reach(self, step: int) -> None:
-        """A process that has ended had come to this step, by the program's number.
+    def reach(self, rank: str, step: int) -> None:
+        """The process of this rank has ended, and had come to this step.
 
         The last tenth of a second before a sudden end may be missing among its steps.
         """
-        self._numbers.furthest = max(self._numbers.furthest, step)
-        self.told[-1]["last_step"] = max(self.told[-1].get("last_step", -1), step)
+        # The others know only how many they have made.
+        if self._numbers.shift is None or rank in self._numbers.tellers:
+            self._numbers.furthest = max(self._numbers.furthest, step)
+            self.told[-1]["last_step"] = max(self.told[-1].get("last_step", -1), step)
 
     def explain(self, time_ns: int, why: str) -> None:
         """Why the one ended that was going on then: the first reason counts."""
@@ -135,6 +139,7 @@ class Attempts:
         steps = [each for each in steps if each.number is not None]
         for each in steps:
             if each.logged is not None and each.number is not None:
+                numbers.tellers.add(rank)
                 numbers.tell(each.number, each.logged, self._before)
         if self.is_first:
             placed = [Placed(each, each.number or 0, False) for each in steps]

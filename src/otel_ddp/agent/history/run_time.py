@@ -244,7 +244,7 @@ class RunTime:
         rank.has_ended = True
         if rank.has_trained:
             if process.step is not None and rank.attempt == self.attempts.told[-1]["attempt"]:
-                self.attempts.reach(process.step)
+                self.attempts.reach(process.rank, process.step)
             # What it had begun and did not end is lost with it.
             cause = "end" if process.state == "finished" else "unknown"
             self._spend(rank, cause, process.ended_ns)
