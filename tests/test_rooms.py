@@ -44,8 +44,9 @@ KNOWS = {
         "export": "kept_thread ledger node",
         "scrape": "kept_thread ledger node",
         "link": "history kept_thread reading verdicts",
+        "notify": "kept_thread reading verdicts",
         "service": (
-            "artifacts export history kept_thread ledger link node reading scrape verdicts"
+            "artifacts export history kept_thread ledger link node notify reading scrape verdicts"
         ),
     },
 }
@@ -66,6 +67,7 @@ HOMES = {
     "prometheus_client": "agent/scrape/",
     "textual": "cli/node/top/app.py",
     "rich": "cli/node/top/app.py",
+    "apprise": "agent/notify/addresses.py",
     "fsspec": "agent/artifacts/store.py",
     "transformers": "integrations/transformers.py",
     "lightning": "integrations/lightning.py",

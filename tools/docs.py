@@ -20,8 +20,21 @@ from otel_ddp import cli
 DOCS = Path(__file__).parents[1] / "docs"
 
 _OPENING = ("instrument", "uninstrument", "data", "init", "current")
-_RECORDING = ("log", "phase", "span", "event", "artifact", "config", "finish")
-_RUN = (*("log", "log_tensor", "logs", "phase", "span", "event", "artifact", "config", "finish"),)
+_RECORDING = ("log", "phase", "span", "event", "alert", "artifact", "config", "finish")
+_RUN = (
+    *(
+        "log",
+        "log_tensor",
+        "logs",
+        "phase",
+        "span",
+        "event",
+        "alert",
+        "artifact",
+        "config",
+        "finish",
+    ),
+)
 _RUN_PROPERTIES = ("run", "group", "job_type", "identity", "url")
 _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
 
@@ -62,6 +75,10 @@ _SUMMARY = [
         "records the lines of Python's `logging`, with rank and step: [logs](logs.md)",
     ),
     ('`run.event("lr drop", factor=0.1)`', "sends a log record"),
+    (
+        '`run.alert("loss rises", text, level="warn")`',
+        "tells people: [notifications](notifications.md); it is a log record too",
+    ),
     (
         '`run.artifact(path, type="model", direction="output")`',
         "names a file that came out of the run, or went into it: [artifacts](artifacts.md)",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from otel_ddp.errors import ConfigError, MissingDependency, OtelDdpError
     from otel_ddp.identity.identity import Identity
     from otel_ddp.run.api import (
+        alert,
         artifact,
         config,
         current,
@@ -43,6 +44,7 @@ __all__ = [
     "OtelDdpError",
     "Run",
     "__version__",
+    "alert",
     "artifact",
     "config",
     "current",

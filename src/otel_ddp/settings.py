@@ -70,6 +70,18 @@ def _paths(variable: str, text: str) -> tuple[str, ...]:
     return tuple(_path()(variable, each) for each in text.split(":") if each)
 
 
+def _addresses(variable: str, text: str) -> tuple[str, ...]:
+    found = tuple(text.split())
+    for number, each in enumerate(found, start=1):
+        if not re.match(r"[A-Za-z][\w+.-]*://.", each):
+            # Never the entry itself: all of it may be a secret.
+            raise ConfigError(
+                f"{variable}: entry {number} must begin with its kind, as in https://, mailto:// "
+                f"or slack://. {_ADVICE}"
+            )
+    return found
+
+
 def _web_page(variable: str, text: str) -> str:
     # It is shown to everybody, so it may not have a password.
     if not re.fullmatch(r"https?://[^/@\s]+(/[^@\s]*)?", text, re.IGNORECASE):
@@ -396,6 +408,10 @@ class Settings:
     gpu_hour_price: tuple[float, str] | None = _setting("OTEL_DDP_GPU_HOUR_PRICE", None, _price)
     """What an hour of one rank costs, with its currency: `2.50 EUR`. `otel-ddp goodput` then tells
     what each cause has cost."""
+    notify: tuple[str, ...] = _setting("OTEL_DDP_NOTIFY", (), _addresses)
+    """Who is told that a run has ended, died, hangs and so on, with spaces between the addresses:
+    `https://` or `http://` for a webhook, any other form as the library apprise has it
+    ([notifications](notifications.md)). By default no one."""
     artifact_sink: str = _setting("OTEL_DDP_ARTIFACTS", "", _path(or_else=".*://.*"))
     """Where the agent stores a copy of each output that `run.artifact` names: a directory, or an
     address that fsspec knows, such as `s3://bucket/runs`. By default nowhere."""

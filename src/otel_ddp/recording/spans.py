@@ -18,6 +18,7 @@ from otel_ddp.recording.phases import Phase
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.secrets import without_secrets
+from otel_ddp.vocabulary import catalog
 
 DIRECTIONS = ("output", "input")
 _LONGEST_URI = 4000
@@ -202,6 +203,30 @@ def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -
         "time": time.time_ns(),
         **moment(recorder),
         "attributes": values.attributes(attributes, hidden=recorder.documents.hidden_names),
+    }
+    recorder.documents.append(layout.EVENT, content)
+
+
+_LONGEST_TITLE, _LONGEST_TEXT = 200, 4000
+_ALERT_LEVELS = ("info", "warn", "error")
+
+
+def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
+    """Records what people are to be told. Raises `Refused` for what is no title."""
+    clean, _ = values.text(title, _LONGEST_TITLE)
+    clean, said = without_secrets(clean), str(values.plain(text, _LONGEST_TEXT) or "")
+    word = errors.attempt(lambda: str(level).lower(), "")
+    if word not in _ALERT_LEVELS:
+        wanted = "an alert's level must be info, warn or error"
+        recorder.totals.refuse("value", "alert", f"{wanted}, got {values.shown(level)}")
+        word = "info"
+    content = {
+        "name": catalog.ALERT_EVENT,
+        "time": time.time_ns(),
+        **moment(recorder),
+        "body": f"{clean}: {said}" if said else clean,
+        "severity": word.upper(),
+        "attributes": {"title": clean, "text": said, "level": word},
     }
     recorder.documents.append(layout.EVENT, content)
 

@@ -167,6 +167,12 @@ def event(name: str, /, **attributes: Any) -> None:
         run.event(name, **attributes)
 
 
+def alert(title: str, text: str = "", level: Literal["info", "warn", "error"] = "info") -> None:
+    """Tell people something, in the current run if there is one."""
+    if (run := _current_or_inherited()) is not None:
+        run.alert(title, text, level)
+
+
 def artifact(
     path: str | os.PathLike[str],
     *,

@@ -23,7 +23,14 @@ from otel_ddp.recording import agent_start, log_lines, log_records, values
 from otel_ddp.recording.log_lines import LogHandler
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
-from otel_ddp.recording.spans import OpenSpan, moment, record_artifact, record_event, run_facts
+from otel_ddp.recording.spans import (
+    OpenSpan,
+    moment,
+    record_alert,
+    record_artifact,
+    record_event,
+    run_facts,
+)
 from otel_ddp.run import announcements, current_run, end_card, opening, statements
 from otel_ddp.run.announcements import ASK_AGAIN_NS, WhereToLook
 from otel_ddp.run.current_run import Act, Ending
@@ -500,6 +507,22 @@ class Run:
             record_event(records.recorder, name, attributes)
         except values.Refused as why:
             records.recorder.totals.refuse("name", "event", f"an event was not recorded: {why}")
+
+    @errors.contained()
+    def alert(
+        self, title: str, text: str = "", level: Literal["info", "warn", "error"] = "info"
+    ) -> None:
+        """Tell people something: `run.alert("loss rises", f"{loss:.3f}", "warn")`.
+
+        The node's agent sends it to the addresses in `OTEL_DDP_NOTIFY`; it is a log record too.
+        """
+        records = self._ready()
+        if records is None:
+            return
+        try:
+            record_alert(records.recorder, title, text, level)
+        except values.Refused as why:
+            records.recorder.totals.refuse("name", "alert", f"an alert was not recorded: {why}")
 
     def logs(
         self,

@@ -9,7 +9,8 @@ import socket
 import time
 
 from otel_ddp import files, settings
-from otel_ddp.agent.export import Exporter
+from otel_ddp.agent.export import Exporter, spool_directory
+from otel_ddp.agent.notify.notifier import Notifier
 from otel_ddp.agent.service import startup
 from otel_ddp.agent.service.front import Front
 from otel_ddp.agent.service.node_watch import NodeWatch
@@ -49,7 +50,8 @@ class Agent:
         self._exporter = Exporter(
             *(conf, place, watch.ledger, watch.journals, watch.flush_documents, self._node, host)
         )
-        self._front = Front(place, conf, self._node, watch, self._exporter)
+        self._notifier = Notifier(conf, spool_directory(conf, place, self._node) / "notify")
+        self._front = Front(place, conf, self._node, watch, self._exporter, self._notifier)
         self._lock = lock
         self._stop_reason = ""
         self._doorbell = -1
@@ -100,7 +102,7 @@ class Agent:
     def _round(self) -> None:
         """Everything that is due, once."""
         self._front.moved_at = time.monotonic()
-        self._watch.read_and_judge()
+        self._read_and_judge()
         if self._watch.journals.has_unsubmitted_end():
             self._update_series()
             self._exporter.export_at_once()
@@ -122,7 +124,8 @@ class Agent:
         log.info("leaving: %s", self._stop_reason or "an error")
         watch, exporter = self._watch, self._exporter
         watch.artifacts.stop()
-        watch.read_and_judge()
+        self._read_and_judge(leaving=True)
+        self._notifier.stop()
         self._update_series()
         exporter.export()
         self._commit_unless_exported()
@@ -140,6 +143,12 @@ class Agent:
             files.remove(self._place.agent_file, self._place.doorbell)
 
     # -- the flow
+
+    def _read_and_judge(self, *, leaving: bool = False) -> None:
+        watch = self._watch
+        watch.read_and_judge()
+        page = (self._front.url or "").removesuffix("/metrics")
+        self._notifier.poll(watch.judge.cases(), watch.journals.feeds(), page, leaving=leaving)
 
     def _update_series(self) -> None:
         """Write into the ledger what is true now."""
@@ -189,7 +198,7 @@ class Agent:
 
     def _check_whether_to_stop(self) -> None:
         now, journals, linger_s = time.monotonic(), self._watch.journals, self._conf.linger_s
-        if journals.any_alive() or self._watch.artifacts.busy():
+        if journals.any_alive() or self._watch.artifacts.busy() or self._notifier.busy():
             self._busy_at = now
         if not self._owns_lock():
             if journals.any_removed():

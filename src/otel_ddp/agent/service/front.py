@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from otel_ddp import __version__, files
 from otel_ddp.agent.export import Exporter
 from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.agent.notify.notifier import Notifier
 from otel_ddp.agent.service.node_watch import NodeWatch
 from otel_ddp.agent.verdicts import answers, postmortem
 from otel_ddp.journal import process_state
@@ -31,13 +32,20 @@ class Front:
     """One an agent. Threads of the endpoint ask it while the loop goes on."""
 
     def __init__(
-        self, place: Place, conf: Settings, node: str, watch: NodeWatch, exporter: Exporter
+        self,
+        place: Place,
+        conf: Settings,
+        node: str,
+        watch: NodeWatch,
+        exporter: Exporter,
+        notifier: Notifier,
     ) -> None:
         self._place = place
         self._conf = conf
         self._node = node
         self._watch = watch
         self._exporter = exporter
+        self._notifier = notifier
         self._endpoint: Endpoint | None = None
         self._written: tuple[float, bytes] = (0.0, b"")
         # Processes of other nodes.
@@ -51,7 +59,8 @@ class Front:
     def threads(self) -> list[KeptThread]:
         """All that the agent has."""
         own = [] if self._endpoint is None else [self._endpoint.thread]
-        return [*own, *self._watch.threads(), *self._exporter.threads()]
+        more = (*self._exporter.threads(), *self._notifier.threads())
+        return [*own, *self._watch.threads(), *more]
 
     def serve(self) -> None:
         """Open the endpoint; where that is not possible, a remark says why."""
@@ -137,6 +146,7 @@ class Front:
             "started_ns": self.started_ns,
             "scrape": self.url,
             "export": self._exporter.describe(),
+            "notify": self._notifier.describe(),
             "grafana": self._conf.grafana_url,
             "history": watch.histories.describe(),
             "remark": "; ".join(filter(None, remarks)),

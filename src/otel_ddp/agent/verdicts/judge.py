@@ -134,6 +134,10 @@ class Judge:
             with self._ledger.lock:
                 self._ledger.drop(run)
 
+    def cases(self) -> list[RunCase]:
+        """The runs, with what is known of each."""
+        return [*self._cases.values()]
+
     # -- for the status. The endpoint's threads call this too while the loop goes on, so each list
     #    is a copy.
 

@@ -75,6 +75,8 @@ def lines(found: Survey, now_ns: int, *, agent: str = "auto", named: bool = True
         yield f"agent     pid {pid}, version {version}"
         yield f"endpoint  {cell(each.get('scrape'), 'none')}"
         yield f"export    {cell(each.get('export'), 'unknown')}"
+        if told := cell(each.get("notify")):
+            yield f"notify    {told}"
         if remark := cell(each.get("remark")):
             yield f"note      {remark}"
     without_agent = list(unserved(found)) if agent in ("auto", "offline") else []

@@ -23,6 +23,7 @@ CHECKS: tuple[Check, ...] = (
     agent.agent,
     agent.endpoint,
     agent.collector,
+    agent.notify,
     machine.directories,
     machine.processes,
 )

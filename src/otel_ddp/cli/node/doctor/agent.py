@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 from otel_ddp import __version__
 from otel_ddp.agent.export.otlp import Signal, Variables, exported_signals
+from otel_ddp.agent.notify.addresses import Address
 from otel_ddp.cli import fetch
 from otel_ddp.cli.node.doctor.machine import Inputs, Level, Said
 from otel_ddp.cli.node.status import NO_AGENT, unserved
@@ -86,6 +87,20 @@ def _bound(inputs: Inputs) -> tuple[Level, str]:
             "another one in OTEL_EXPORTER_PROMETHEUS_PORT or _HOST"
         )
     return "ok", f"an agent can serve /metrics on {host}:{port}"
+
+
+def notify(inputs: Inputs) -> Said:
+    addresses = [*map(Address, inputs.conf.notify)]
+    for each in inputs.agents:
+        if told := cell(each.get("notify")):
+            yield "warn" if "last failure" in told else "ok", told
+    if not inputs.agents:
+        shown = ", ".join(each.shown for each in addresses)
+        off = "off: OTEL_DDP_NOTIFY names no address"
+        yield "ok", f"an agent tells {shown}; `otel-ddp notify` tries it" if addresses else off
+    for address in addresses:
+        if address.problem:
+            yield "fail", f"{address.shown}: {address.problem}"
 
 
 def collector(inputs: Inputs) -> Said:

@@ -1,0 +1,221 @@
+"""Decides what people are told of runs: verdicts that stand, ends, and alerts of scripts."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime, timezone
+from hashlib import blake2s
+from typing import Any
+
+from otel_ddp.agent.notify.message import Message
+from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.verdicts.reports import Incident
+from otel_ddp.agent.verdicts.run_case import RunCase
+from otel_ddp.diagnosis.say import unit_name
+from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
+from otel_ddp.history.card import card_of
+from otel_ddp.history.terminal import Card, lines, printable, shown_s, when
+from otel_ddp.identity import addresses
+from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import ENDED_STATES, HARMLESS_VERDICTS, Kind, state_word
+
+# Of each kind that is told: its level, what its title says, and how long it must have stood.
+_STOOD_S = 30.0
+# The kernel's word on a death takes a moment.
+_DEATH_S = 2.0
+_KINDS: Mapping[Kind, tuple[str, str, float]] = {
+    "death": ("error", "died", _DEATH_S),
+    "silence": ("error", "is no longer heard", _STOOD_S),
+    "stall": ("error", "hangs", _STOOD_S),
+    "nonfinite": ("error", "has a value that is not finite", 0.0),
+    "straggler": ("warn", "keeps the others waiting", _STOOD_S),
+    "creep": ("warn", "needs more and more memory", _STOOD_S),
+    "regression": ("warn", "is slower than it was", _STOOD_S),
+}
+# Of a step: what a late rank or node must cost.
+_COSTS = 0.05
+# A shorter run that ends well is not told: tests, and sweeps of thousands.
+_SHORTEST_S = 10.0
+_LAST_LINES = 5
+
+
+class _Run:
+    """What is known of one run, and what of it was told."""
+
+    def __init__(self) -> None:
+        self.since: dict[tuple[Kind, Labels], float] = {}
+        """When each open verdict was first seen here."""
+        self.told: set[tuple[Kind, Labels]] = set()
+        self.last_lines: dict[Labels, deque[str]] = defaultdict(lambda: deque(maxlen=_LAST_LINES))
+        self.card: Card | None = None
+        self.over_since: float | None = None
+        self.end_is_told = False
+
+
+class Occasions:
+    """One an agent. Its loop calls it right after it has judged."""
+
+    def __init__(self, grafana: str) -> None:
+        self._grafana = grafana
+        self._runs: dict[Labels, _Run] = {}
+        self._carded: set[JournalFeed] = set()
+
+    def poll(
+        self,
+        cases: Collection[RunCase],
+        feeds: Collection[JournalFeed],
+        page: str,
+        now: float,
+        *,
+        leaving: bool = False,
+    ) -> Iterator[Message]:
+        """What is to be told now. *leaving*: the agent ends, so what need not stand is told."""
+        self._runs = {case.run: self._runs.get(case.run) or _Run() for case in cases}
+        self._carded &= set(feeds)
+        for feed in feeds:
+            if (run := self._runs.get(run_labels(feed.labels))) is not None:
+                yield from self._read(feed, run, page)
+        for case in cases:
+            run = self._runs[case.run]
+            over = bool(case.reports.ended) and not any(each.is_at_work for each in case.sources)
+            if case.judgement is not None:
+                # The agent that judges the run tells all of it.
+                run.end_is_told, run.since = over, {}
+                continue
+            yield from self._verdicts(case, run, page, now, leaving)
+            yield from self._end(case, run, page, now, over, leaving)
+
+    def _read(self, feed: JournalFeed, run: _Run, page: str) -> Iterator[Message]:
+        """Alerts; and what the verdict on a death and the end of the run will say."""
+        for document in feed.new.events:
+            content = document.content
+            if content.get("name") == catalog.ALERT_EVENT:
+                key = f"{feed.reader.path.name}/{document.position}"
+                yield _alert(key, feed.labels, content.get("attributes"), page)
+            elif content.get("scope") or content.get("name") == "exception":
+                run.last_lines[feed.labels].append(printable(str(content.get("body")), most=300))
+        of_first = feed.identity.get("global_rank") == 0
+        if of_first and feed.ended_at is not None and feed not in self._carded:
+            self._carded.add(feed)
+            run.card = card_of(feed.reader, state_word(feed.state), 0.0) or run.card
+
+    def _verdicts(
+        self, case: RunCase, run: _Run, page: str, now: float, leaving: bool
+    ) -> Iterator[Message]:
+        found = case.reports.open
+        run.since = {key: run.since.get(key, now) for key in found}
+        run.told &= found.keys()
+        for key, incident in found.items():
+            verdict = incident.shown
+            if verdict.kind not in _KINDS or key in run.told or incident.was_handed_over:
+                continue
+            stood_s = _KINDS[verdict.kind][2]
+            stands = now - run.since[key] >= stood_s or (leaving and stood_s < _STOOD_S)
+            if stands and _costs_enough(verdict):
+                run.told.add(key)
+                yield self._of_verdict(incident, run, page)
+
+    def _of_verdict(self, incident: Incident, run: _Run, page: str) -> Message:
+        verdict = incident.shown
+        level, what, _ = _KINDS[verdict.kind]
+        labels = dict(verdict.labels)
+        of_run = "rank" not in labels and "node" not in labels
+        who = "" if of_run else f"{unit_name(verdict.labels)} "
+        text = [verdict.sentence]
+        if verdict.kind == "death" and (last := run.last_lines.get(verdict.labels)):
+            text += ["", f"The last lines of {unit_name(verdict.labels)}:", *last]
+        if incident.postmortem is not None:
+            text += ["", f"Post-mortem: {incident.postmortem}"]
+        if board := addresses.board(self._grafana, "Run", labels, verdict.since_ns):
+            text += ["", f"Board: {board}"]
+        key = f"{verdict.kind}/{verdict.labels}/{verdict.since_ns}"
+        title = f"run {labels.get('run')}: {who}{what}"
+        return _message(key, verdict.kind, level, title, "\n".join(text), labels, page)
+
+    def _end(
+        self, case: RunCase, run: _Run, page: str, now: float, over: bool, leaving: bool
+    ) -> Iterator[Message]:
+        if not over:
+            run.over_since, run.end_is_told = None, False
+            return
+        run.over_since = now if run.over_since is None else run.over_since
+        ended = [*case.reports.ended.values()]
+        states = {each.state for each in ended}
+        is_whole = len(ended) >= max((each.world_size or 1 for each in ended), default=1)
+        ended_well = states == {"finished"} and is_whole
+        # A launcher may start failed ranks again, and others may not have begun.
+        if run.end_is_told or not (ended_well or leaving or now - run.over_since >= _STOOD_S):
+            return
+        run.end_is_told = True
+        state = max(states & {*ENDED_STATES}, key=ENDED_STATES.index, default="finished")
+        lasted_s = max(time.time_ns() - min(each.started_ns for each in ended), 0) / 1e9
+        lasted_s -= now - run.over_since
+        if state != "finished" or lasted_s >= _SHORTEST_S:
+            yield _of_end(case, run.card, ended, state, lasted_s, page)
+
+
+def _of_end(
+    case: RunCase,
+    card: Card | None,
+    ended: Collection[ProcessState],
+    state: str,
+    lasted_s: float,
+    page: str,
+) -> Message:
+    now_ns = time.time_ns()
+    past = [each for each in case.reports.past if each["kind"] not in HARMLESS_VERDICTS]
+    still = [
+        each for each in case.reports.open.values() if each.shown.kind not in HARMLESS_VERDICTS
+    ]
+    sentences = [
+        *(when(each.shown._asdict(), now_ns) + each.shown.sentence for each in still),
+        *(when(each, now_ns) + str(each["sentence"]) for each in past),
+    ]
+    labels = dict(case.run)
+    group, name = labels.get("group", ""), labels.get("run", "")
+    card = card or Card(f"run {group}/{name}" if group else f"run {name}", state, lasted_s)
+    reason = card.reason or next((each.reason for each in ended if each.reason), "")
+    card = card._replace(state=state, duration_s=lasted_s, reason=reason, sentences=sentences)
+    key = f"ended/{case.run}/{max(each.started_ns for each in ended)}"
+    title = f"run {name} {'was killed' if state == 'killed' else state} after {shown_s(lasted_s)}"
+    level = "info" if state == "finished" else "error"
+    return _message(key, "ended", level, title, "\n".join(lines(card)), labels, page)
+
+
+def _alert(key: str, labels: Labels, attributes: Any, page: str) -> Message:
+    said = attributes if isinstance(attributes, dict) else {}
+    level = str(said.get("level"))
+    level = level if level in ("info", "warn", "error") else "info"
+    of = dict(labels)
+    title = f"run {of.get('run')}: {said.get('title')}"
+    return _message(key, "alert", level, title, str(said.get("text") or ""), of, page)
+
+
+def _costs_enough(verdict: Verdict) -> bool:
+    """Whether a late rank or node costs so much of a step that a person should know."""
+    step_s, without_s = (verdict.evidence.get(name) for name in ("step_s", "step_without_s"))
+    if verdict.kind != "straggler" or not step_s or without_s is None:
+        return True
+    return bool((step_s - without_s) / step_s >= _COSTS)
+
+
+def _message(
+    key: str, kind: str, level: str, title: str, text: str, labels: Mapping[str, str], page: str
+) -> Message:
+    run = labels.get("run", "")
+    return Message(
+        id=blake2s(key.encode("utf-8", "replace"), digest_size=8).hexdigest(),
+        kind=kind,
+        level=level,
+        title=title,
+        text=text,
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        group=labels.get("group", ""),
+        run=run,
+        node=labels.get("node", ""),
+        rank=labels.get("rank", ""),
+        url=addresses.page_of_run(page, run) if page else "",
+    )

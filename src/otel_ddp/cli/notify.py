@@ -1,0 +1,48 @@
+"""otel-ddp notify: sends a test message to each address, and says whether it was taken."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from datetime import datetime, timezone
+
+from otel_ddp import settings
+from otel_ddp.agent.notify.addresses import Address
+from otel_ddp.agent.notify.message import Message
+from otel_ddp.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("text", nargs="?", default="A test of otel_ddp.", help="what it says")
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        conf = settings.read()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not conf.notify:
+        print(
+            "OTEL_DDP_NOTIFY names no address: set it, as in OTEL_DDP_NOTIFY=https://example.org/",
+            file=sys.stderr,
+        )
+        return 2
+    message = Message(
+        id=os.urandom(8).hex(),
+        kind="test",
+        level="info",
+        title="otel_ddp: a test",
+        text=options.text,
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        node=conf.node or socket.gethostname(),
+    )
+    failed = False
+    for address in map(Address, dict.fromkeys(conf.notify)):
+        outcome = address.send(message)
+        failed |= not outcome.taken
+        print(f"{'ok   taken by' if outcome.taken else 'fail'} {address.shown}", end="")
+        print("" if outcome.taken else f": {outcome.why}")
+    return int(failed)

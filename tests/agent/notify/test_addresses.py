@@ -1,0 +1,196 @@
+"""One address: what a webhook, a mail server and apprise are sent, and what is never shown."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from email import message_from_bytes
+from typing import Any
+
+import pytest
+
+from extras import needed
+from otel_ddp.agent.notify.addresses import Address, Outcome
+from otel_ddp.agent.notify.message import Message
+from webhook import Webhook
+
+MESSAGE = Message(
+    id="5f",
+    kind="death",
+    level="error",
+    title="run r: rank 1 (n) died",
+    text="rank 1 (n) was killed: SIGKILL.",
+    time="2026-01-02T03:04:05+00:00",
+    group="g",
+    run="r",
+    node="n",
+    rank="1",
+    url="http://n:9464/run/r",
+)
+# What apprise imports warns of itself.
+by_apprise = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    with Webhook() as webhook:
+        yield webhook
+
+
+class Mailbox:
+    """What a real SMTP server has taken."""
+
+    def __init__(self) -> None:
+        self.mails: list[Any] = []
+
+    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+        self.mails.append((envelope.rcpt_tos, message_from_bytes(envelope.content)))
+        return "250 OK"
+
+
+@pytest.fixture
+def mailbox() -> Iterator[tuple[Mailbox, int]]:
+    needed("aiosmtpd", "dev")
+    from aiosmtpd.controller import Controller
+
+    mailbox = Mailbox()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    controller = Controller(mailbox, hostname="127.0.0.1", port=port)
+    controller.start()
+    yield mailbox, port
+    controller.stop()
+
+
+def test_a_webhook_gets_what_the_page_promises(webhook: Webhook) -> None:
+    outcome = Address(f"http://me:p%40ss@127.0.0.1:{webhook.port}/hook?team=x").send(MESSAGE)
+
+    assert outcome == Outcome(True)
+    (posted,) = webhook.posted
+    assert posted.path == "/hook?team=x"
+    assert posted.headers["Content-Type"] == "application/json"
+    assert posted.headers["Authorization"] == "Basic bWU6cEBzcw=="
+    assert posted.body == {
+        "schema": 1,
+        "id": "5f",
+        "kind": "death",
+        "level": "error",
+        "title": "run r: rank 1 (n) died",
+        "text": "rank 1 (n) was killed: SIGKILL.",
+        "time": "2026-01-02T03:04:05+00:00",
+        "group": "g",
+        "run": "r",
+        "node": "n",
+        "rank": "1",
+        "url": "http://n:9464/run/r",
+    }
+
+
+@by_apprise
+def test_apprise_sends_it_to_its_own_kind_of_webhook(webhook: Webhook) -> None:
+    needed("apprise", "dev")
+
+    outcome = Address(f"json://127.0.0.1:{webhook.port}/hook").send(MESSAGE)
+
+    assert outcome == Outcome(True)
+    (posted,) = webhook.posted
+    assert posted.body["title"] == MESSAGE.title
+    assert posted.body["message"] == f"{MESSAGE.text}\n\n{MESSAGE.url}"
+    assert posted.body["type"] == "failure"
+
+
+@by_apprise
+def test_apprise_sends_it_as_mail(mailbox: tuple[Mailbox, int]) -> None:
+    needed("apprise", "dev")
+    box, port = mailbox
+
+    outcome = Address(f"mailto://127.0.0.1:{port}?from=ddp@n.org&to=me@example.org").send(MESSAGE)
+
+    assert outcome == Outcome(True)
+    ((to, mail),) = box.mails
+    assert to == ["me@example.org"]
+    assert mail["Subject"] == MESSAGE.title
+    assert "was killed: SIGKILL." in mail.get_payload(decode=True).decode()
+
+
+@by_apprise
+@pytest.mark.parametrize("scheme", ["http", "json"])
+@pytest.mark.parametrize(
+    ("code", "is_final"), [(503, False), (404, False), (429, False), (403, True), (302, False)]
+)
+def test_an_answer_decides_whether_it_is_tried_again(
+    webhook: Webhook, scheme: str, code: int, is_final: bool
+) -> None:
+    if scheme == "json":
+        needed("apprise", "dev")
+    if scheme == "json" and code == 302:
+        pytest.skip("apprise follows it")
+    webhook.code = code
+
+    outcome = Address(f"{scheme}://127.0.0.1:{webhook.port}/hook").send(MESSAGE)
+
+    assert outcome == Outcome(False, f"it answered {code}", is_final)
+    assert webhook.posted == []
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (
+            "https://me:s3cret@hooks.example.org:8443/s3cret?a=s3cret",
+            "https://hooks.example.org:8443",
+        ),
+        ("HTTP://[::1]:80/s3cret", "http://[::1]:80"),
+        ("mailtos://me:s3cret@mail.example.org?to=a@b.c", "mailtos://mail.example.org"),
+        # What stands where a host would is a token.
+        ("tgram://s3cret/12315544/", "tgram://..."),
+        ("discord://s3cret/s3cret", "discord://..."),
+        ("slack://s3cret/s3cret/s3cret", "slack://..."),
+        # A password that should have been written as %2F.
+        ("https://me:s3cret/more@hooks.example.org/", "https://..."),
+    ],
+)
+def test_of_an_address_only_its_kind_and_its_host_are_shown(url: str, shown: str) -> None:
+    assert Address(url).shown == shown
+    assert "s3cret" not in Address(url).key
+
+
+@by_apprise
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("https://127.0.0.1:1/s3cret", "Connection refused"),
+        ("https://127.0.0.1:s3cret/", "InvalidURL"),
+        ("https://127.0.0.1:1/s3cret s3cret", "InvalidURL"),
+        ("json://127.0.0.1:1/s3cret", "apprise could not send it"),
+        ("nope://s3cret", "apprise does not know this form of address"),
+        (
+            "mailto://s3cret:s3cret@127.0.0.1:1?to=a@b.c&from=a@example.org",
+            "apprise could not send it",
+        ),
+    ],
+)
+def test_a_failure_says_why_and_nothing_of_the_address(
+    url: str, why: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    needed("apprise", "dev")
+
+    outcome = Address(url).send(MESSAGE)
+
+    assert (outcome.taken, outcome.why) == (False, why)
+    assert "s3cret" not in caplog.text + "".join(capfd.readouterr())
+
+
+def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    why = "it needs the library apprise: pip install 'otel-ddp[notify]'"
+
+    assert Address("slack://a/b/c").send(MESSAGE) == Outcome(False, why)
+    assert Address("slack://a/b/c").problem == why
+    assert Address("https://example.org/").problem == ""
+
+
+def test_a_message_survives_its_file() -> None:
+    assert Message.from_json(json.loads(json.dumps(MESSAGE.to_json()))) == MESSAGE

@@ -1,0 +1,209 @@
+"""Messages that wait: once each, later where need be, and not too many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from otel_ddp.agent.notify.addresses import Address
+from otel_ddp.agent.notify.message import Message
+from otel_ddp.agent.notify.outbox import MOST_OF_A_RUN, Outbox
+from webhook import Webhook
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1.7e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    with Webhook() as webhook:
+        yield webhook
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "spool" / "notify"
+
+
+def message(number: int, run: str = "r") -> Message:
+    return Message(
+        f"{run}{number}", "straggler", "warn", f"title {number}", "text", "now", "g", run
+    )
+
+
+def titles(webhook: Webhook) -> list[str]:
+    return [each.body["title"] for each in webhook.posted]
+
+
+def waiting(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*-*.json"))
+
+
+def test_with_the_receiver_down_for_ten_minutes_it_arrives_once_and_later(
+    webhook: Webhook, folder: Path, clock: Clock
+) -> None:
+    outbox = Outbox(folder, [Address(f"{webhook.url}/s3cret")], clock)
+    webhook.code = None
+    outbox.put(message(1))
+    for _ in range(600):
+        outbox.deliver()
+        clock.now += 1
+    (file,) = waiting(folder)
+    assert "s3cret" not in file.read_text() + file.name
+    # 5 s, 10 s, 20 s and so on, up to five minutes.
+    assert 5 <= webhook.attempts <= 9
+    assert titles(webhook) == []
+
+    webhook.code = 200
+    for _ in range(600):
+        outbox.deliver()
+        clock.now += 1
+
+    assert titles(webhook) == ["title 1"]
+    assert waiting(folder) == []
+    assert outbox.waiting_since_s() is None
+
+
+def test_the_next_agent_sends_what_waits_and_tells_nothing_twice(
+    webhook: Webhook, folder: Path, clock: Clock
+) -> None:
+    before = Outbox(folder, [Address(webhook.url)], clock)
+    before.put(message(1))
+    before.deliver()
+    webhook.code = 503
+    before.put(message(2))
+    before.deliver()
+
+    webhook.code = 200
+    after = Outbox(folder, [Address(webhook.url)], clock)
+    after.load()
+    after.put(message(1))
+    after.put(message(2))
+    after.deliver()
+
+    assert titles(webhook) == ["title 1", "title 2"]
+
+
+def test_what_waits_for_an_address_that_is_gone_is_forgotten(
+    webhook: Webhook, folder: Path, clock: Clock
+) -> None:
+    webhook.code = 503
+    before = Outbox(folder, [Address(webhook.url)], clock)
+    before.put(message(1))
+    before.deliver()
+
+    after = Outbox(folder, [Address(f"{webhook.url}/other")], clock)
+    after.load()
+
+    assert after.waiting_since_s() is None
+    assert waiting(folder) == []
+
+
+def test_a_rank_that_flaps_a_hundred_times_makes_the_limit_and_the_last_says_so(
+    webhook: Webhook, folder: Path, clock: Clock
+) -> None:
+    address = Address(webhook.url)
+    outbox = Outbox(folder, [address], clock)
+    for number in range(50):
+        outbox.put(message(number))
+        clock.now += 31
+    # An agent that starts again keeps to the limit.
+    outbox.deliver()
+    outbox = Outbox(folder, [address], clock)
+    outbox.load()
+    for number in range(50, 100):
+        outbox.put(message(number))
+    outbox.deliver()
+
+    assert titles(webhook) == [f"title {number}" for number in range(MOST_OF_A_RUN)]
+    texts = [each.body["text"] for each in webhook.posted]
+    assert [text for text in texts if "further ones are left out" in text] == texts[-1:]
+    assert outbox.describe().endswith("0 taken, 50 left out beyond 20 a run and hour")
+
+    outbox.put(message(0, run="other"))
+    clock.now += 3600
+    outbox.put(message(100))
+    outbox.deliver()
+
+    assert titles(webhook)[MOST_OF_A_RUN:] == ["title 0", "title 100"]
+
+
+def test_an_address_that_is_down_holds_up_no_other(
+    webhook: Webhook, folder: Path, clock: Clock
+) -> None:
+    with Webhook() as down:
+        down.code = 503
+        outbox = Outbox(folder, [Address(down.url), Address(webhook.url)], clock)
+        for number in range(3):
+            outbox.put(message(number))
+            outbox.deliver()
+        assert titles(webhook) == ["title 0", "title 1", "title 2"]
+        # It is not asked for each message.
+        assert down.attempts == 1
+
+        down.code = 200
+        clock.now += 5
+        outbox.deliver()
+
+        assert titles(down) == ["title 0", "title 1", "title 2"]
+    assert len(webhook.posted) == 3
+
+
+def test_a_message_that_is_refused_is_given_up_and_the_next_one_goes(
+    webhook: Webhook, folder: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = Outbox(folder, [Address(f"{webhook.url}/s3cret")], clock)
+    webhook.code = 400
+    outbox.put(message(1))
+    outbox.deliver()
+    webhook.code = 200
+    outbox.put(message(2))
+    outbox.deliver()
+
+    assert titles(webhook) == ["title 2"]
+    assert waiting(folder) == []
+    assert outbox.describe().endswith(f", {webhook.url}: it answered 400")
+    assert caplog.messages == [f"no notification to {webhook.url}: it answered 400"]
+
+
+def test_at_most_a_hundred_wait_and_each_a_day_at_most(
+    webhook: Webhook, folder: Path, clock: Clock
+) -> None:
+    webhook.code = 503
+    outbox = Outbox(folder, [Address(webhook.url)], clock)
+    for number in range(110):
+        outbox.put(message(number, run=f"r{number}"))
+    assert len(waiting(folder)) == 100
+
+    clock.now += 86401
+    outbox.deliver()
+
+    assert waiting(folder) == []
+    assert "110 given up" in outbox.describe()
+
+
+def test_without_a_disk_it_is_sent_all_the_same(
+    webhook: Webhook, tmp_path: Path, clock: Clock
+) -> None:
+    (tmp_path / "spool").write_text("a file")
+    folder = tmp_path / "spool" / "notify"
+    outbox = Outbox(folder, [Address(webhook.url)], clock)
+    outbox.load()
+
+    outbox.put(message(1))
+    outbox.deliver()
+
+    assert titles(webhook) == ["title 1"]
+    assert f"{folder} cannot be used: " in outbox.describe()

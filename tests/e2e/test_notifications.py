@@ -1,0 +1,134 @@
+"""The real agent tells a webhook of real runs, and shows its address nowhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from node import Node, finished, until
+from webhook import Webhook
+
+SECRET = "T0k3n-of-the-webhook"
+
+# Works until it is killed, or until its input ends.
+WORK = """
+import logging, os, sys
+import otel_ddp
+run = otel_ddp.init(run="r", group="g")
+logging.basicConfig()
+run.logs(logger="root")
+run.log({"loss": 0.5}, step=17)
+logging.getLogger("work").warning("the last thing that rank %s said", os.environ["OTEL_DDP_RANK"])
+with run.phase("backward"):
+    print("there", flush=True)
+    sys.stdin.read()
+"""
+# Ends well once it has lasted long enough to be told of.
+LASTS = """
+import time
+import otel_ddp
+with otel_ddp.init(run="r", group="g") as run:
+    began = time.monotonic()
+    for step in range(3):
+        run.log({"loss": 1.0 / (step + 1)}, step=step)
+    run.alert("loss rises", "it is 0.33 at step 2", "WARN")
+    while time.monotonic() - began < 10.2:
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    with Webhook() as webhook:
+        yield webhook
+
+
+def test_a_killed_rank_is_told_once_with_its_cause_and_its_last_lines(webhook: Webhook) -> None:
+    with Node(OTEL_DDP_NOTIFY=f"{webhook.url}/{SECRET}") as node:
+        ranks = [
+            node.python(
+                WORK,
+                OTEL_DDP_RANK=str(rank),
+                OTEL_DDP_LOCAL_RANK=str(rank),
+                OTEL_DDP_WORLD_SIZE="2",
+            )
+            for rank in range(2)
+        ]
+        for each in ranks:
+            assert each.stdout is not None
+            assert any(line == "there\n" for line in each.stdout)
+        page = node.agent()["scrape"].removesuffix("/metrics")
+        until(lambda: len(node.series("training_state")) == 2, "the ranks")
+
+        ranks[1].kill()
+
+        until(lambda: webhook.of_kind("death"), "the message")
+        until(lambda: "1 taken" in str(node.agent()["notify"]), "the agent's file")
+        status = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
+        # The agent tells all that it has to when it leaves.
+        node.stop_agent()
+        shown = node.place.agent_log.read_text() + status
+    (told,) = webhook.of_kind("death")
+    assert told["level"] == "error"
+    assert (told["group"], told["run"], told["rank"]) == ("g", "r", "1")
+    assert told["title"] == f"run r: rank 1 ({told['node']}) died"
+    assert "was killed" in told["text"]
+    assert "the last thing that rank 1 said" in told["text"]
+    assert "the last thing that rank 0 said" not in told["text"]
+    assert "Post-mortem: " in told["text"]
+    assert told["url"] == f"{page}/run/r"
+    assert f"notify    to 1 address ({webhook.url}): 1 taken\n" in status
+    assert SECRET not in shown
+
+
+def test_a_run_that_ends_is_told_once_with_its_summary_and_an_alert_of_its_script(
+    webhook: Webhook,
+) -> None:
+    with Node(OTEL_DDP_NOTIFY=f"{webhook.url}/{SECRET}") as node:
+        finished(node.python(LASTS))
+
+        until(lambda: webhook.of_kind("ended"), "the message")
+        node.stop_agent()
+    (ended,), (alert,) = webhook.of_kind("ended"), webhook.of_kind("alert")
+    assert ended["title"].startswith("run r finished after 1")
+    assert ended["level"] == "info"
+    assert ended["text"].startswith("otel_ddp: run g/r finished after 1")
+    assert "  steps              3" in ended["text"]
+    assert "last 0.33333" in ended["text"]
+    assert (alert["title"], alert["level"]) == ("run r: loss rises", "warn")
+    assert alert["text"] == "it is 0.33 at step 2"
+    assert len(webhook.posted) == 2
+
+
+def test_nothing_is_told_where_no_address_is_named(webhook: Webhook) -> None:
+    code = "import otel_ddp; otel_ddp.init(run='r').alert('now'); print('done')"
+    with Node() as node:
+        node.run(code)
+        assert node.agent()["notify"] == "off: OTEL_DDP_NOTIFY names no address"
+        assert not list(node.spool.glob("*/notify"))
+
+
+def test_what_no_receiver_has_taken_is_sent_by_the_next_agent(webhook: Webhook) -> None:
+    webhook.code = 503
+    code = "import otel_ddp; otel_ddp.init(run='r').alert('now'); print('done')"
+    with Node(OTEL_DDP_NOTIFY=webhook.url, OTEL_DDP_RUN="r") as node:
+        node.run(code)
+        until(lambda: webhook.attempts, "a try")
+        assert "503" in until(lambda: said_of_failure(node), "the failure")
+        node.stop_agent()
+        assert webhook.posted == []
+
+        webhook.code = 200
+        node.run("import otel_ddp; otel_ddp.init(run='q').log({'x': 1.0})")
+
+        until(lambda: webhook.of_kind("alert"), "the message")
+        node.stop_agent()
+    (told,) = webhook.of_kind("alert")
+    assert told["title"] == "run r: now"
+
+
+def said_of_failure(node: Node) -> str:
+    told = str(node.agent()["notify"])
+    return told if "last failure" in told else ""
