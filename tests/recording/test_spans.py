@@ -338,3 +338,32 @@ def test_how_long_a_phase_may_take_is_known_while_it_lasts(place: Here) -> None:
 
     expected = [each.expect_ms for each in (within, inside, again, after, senseless)]
     assert expected == [90_000, 0, 90_000, 0, 0]
+
+
+def test_an_alert_is_an_event_with_its_words_and_without_secrets(place: Here) -> None:
+    with otel_ddp.init() as run:
+        run.log({"loss": 1.0}, step=7)
+        run.alert("loss rises", "at https://me:s3cret@host/, it is 3.2", "WARN")  # type: ignore[arg-type]
+
+    alert = place.only().events["training.alert"]
+    text = "at https://host/, it is 3.2"
+    assert (alert["step"], alert["trace"]) == (7, "step/7")
+    assert (alert["severity"], alert["body"]) == ("WARN", f"loss rises: {text}")
+    assert alert["attributes"] == {"title": "loss rises", "text": text, "level": "warn"}
+
+
+def test_an_alert_of_any_words_is_recorded_and_raises_nothing(
+    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_JOURNAL_BYTES", "128k")
+    odd: Any = Rude()
+    with otel_ddp.init() as run:
+        run.alert(odd)
+        otel_ddp.alert("损失" * 5000, "上升" * 5000, odd)
+
+    journal = place.only()
+    alert = journal.events["training.alert"]["attributes"]
+    assert (len(alert["title"]), len(alert["text"]), alert["level"]) == (200, 1000, "info")
+    assert journal.total(catalog.OTEL_DDP_VALUES_REFUSED, why="name") == 1
+    assert journal.total(catalog.OTEL_DDP_VALUES_REFUSED, why="value") == 1
+    assert len(caplog.messages) == 2

@@ -38,6 +38,8 @@ def train(model: torch.nn.Module, args: argparse.Namespace) -> None:
         run.event("lr drop", factor=0.1)
     with otel_ddp.phase("checkpoint"), otel_ddp.span("save"):
         otel_ddp.event("saved", path="/checkpoints")
+    run.alert("loss rises")
+    otel_ddp.alert("loss rises", "it is 3.2", level="warn")
     run.artifact("out/model.pt", name="model", type="model", metadata={"loss": 0.5})
     otel_ddp.artifact(Path("data"), direction="input")
     run.log_tensor("fc.weight", torch.zeros(3), step=1)

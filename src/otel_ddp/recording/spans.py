@@ -207,7 +207,7 @@ def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -
     recorder.documents.append(layout.EVENT, content)
 
 
-_LONGEST_TITLE, _LONGEST_TEXT = 200, 4000
+_LONGEST_TITLE, _LONGEST_TEXT = 200, 1000
 _ALERT_LEVELS = ("info", "warn", "error")
 
 
@@ -218,7 +218,7 @@ def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
     word = errors.attempt(lambda: str(level).lower(), "")
     if word not in _ALERT_LEVELS:
         wanted = "an alert's level must be info, warn or error"
-        recorder.totals.refuse("value", "alert", f"{wanted}, got {values.shown(level)}")
+        recorder.totals.refuse("value", "alert level", f"{wanted}, got {values.shown(level)}")
         word = "info"
     content = {
         "name": catalog.ALERT_EVENT,

@@ -46,7 +46,7 @@ class Notifier:
         # What the thread has not taken yet.
         self._new: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._wake = threading.Event()
-        self._stopping = False
+        self._loaded = self._stopping = False
         self.thread = KeptThread("notify", self._work)
 
     # -- called by the agent's loop
@@ -91,7 +91,10 @@ class Notifier:
     # -- the thread
 
     def _work(self) -> None:
-        self._outbox.load()
+        # An error may have ended the thread, and then it is started again.
+        if not self._loaded:
+            self._loaded = True
+            self._outbox.load()
         while not self._stopping:
             self._wake.wait(_LOOK_EVERY_S)
             self._wake.clear()

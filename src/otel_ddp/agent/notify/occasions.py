@@ -52,6 +52,7 @@ class _Run:
         self.last_lines: dict[Labels, deque[str]] = defaultdict(lambda: deque(maxlen=_LAST_LINES))
         self.card: Card | None = None
         self.over_since: float | None = None
+        self.lasted_s = 0.0
         self.end_is_told = False
 
 
@@ -123,7 +124,7 @@ class Occasions:
         level, what, _ = _KINDS[verdict.kind]
         labels = dict(verdict.labels)
         of_run = "rank" not in labels and "node" not in labels
-        who = "" if of_run else f"{unit_name(verdict.labels)} "
+        who = "" if of_run else f": {unit_name(verdict.labels)}"
         text = [verdict.sentence]
         if verdict.kind == "death" and (last := run.last_lines.get(verdict.labels)):
             text += ["", f"The last lines of {unit_name(verdict.labels)}:", *last]
@@ -132,7 +133,7 @@ class Occasions:
         if board := addresses.board(self._grafana, "Run", labels, verdict.since_ns):
             text += ["", f"Board: {board}"]
         key = f"{verdict.kind}/{verdict.labels}/{verdict.since_ns}"
-        title = f"run {labels.get('run')}: {who}{what}"
+        title = f"run {labels.get('run')}{who} {what}"
         return _message(key, verdict.kind, level, title, "\n".join(text), labels, page)
 
     def _end(
@@ -141,31 +142,27 @@ class Occasions:
         if not over:
             run.over_since, run.end_is_told = None, False
             return
-        run.over_since = now if run.over_since is None else run.over_since
         ended = [*case.reports.ended.values()]
+        if run.over_since is None:
+            run.over_since = now
+            run.lasted_s = time.time() - min(each.started_ns for each in ended) / 1e9
         states = {each.state for each in ended}
-        is_whole = len(ended) >= max((each.world_size or 1 for each in ended), default=1)
+        is_whole = len(ended) >= max(each.world_size or 1 for each in ended)
         ended_well = states == {"finished"} and is_whole
         # A launcher may start failed ranks again, and others may not have begun.
-        if run.end_is_told or not (ended_well or leaving or now - run.over_since >= _STOOD_S):
+        stands = ended_well or leaving or now - run.over_since >= _STOOD_S
+        if run.end_is_told or not stands:
             return
         run.end_is_told = True
         state = max(states & {*ENDED_STATES}, key=ENDED_STATES.index, default="finished")
-        lasted_s = max(time.time_ns() - min(each.started_ns for each in ended), 0) / 1e9
-        lasted_s -= now - run.over_since
-        if state != "finished" or lasted_s >= _SHORTEST_S:
-            yield _of_end(case, run.card, ended, state, lasted_s, page)
+        if state != "finished" or run.lasted_s >= _SHORTEST_S:
+            yield _of_end(case, run, ended, state, page)
 
 
 def _of_end(
-    case: RunCase,
-    card: Card | None,
-    ended: Collection[ProcessState],
-    state: str,
-    lasted_s: float,
-    page: str,
+    case: RunCase, run: _Run, ended: Collection[ProcessState], state: str, page: str
 ) -> Message:
-    now_ns = time.time_ns()
+    now_ns, lasted_s = time.time_ns(), run.lasted_s
     past = [each for each in case.reports.past if each["kind"] not in HARMLESS_VERDICTS]
     still = [
         each for each in case.reports.open.values() if each.shown.kind not in HARMLESS_VERDICTS
@@ -176,7 +173,7 @@ def _of_end(
     ]
     labels = dict(case.run)
     group, name = labels.get("group", ""), labels.get("run", "")
-    card = card or Card(f"run {group}/{name}" if group else f"run {name}", state, lasted_s)
+    card = run.card or Card(f"run {group}/{name}" if group else f"run {name}", state, lasted_s)
     reason = card.reason or next((each.reason for each in ended if each.reason), "")
     card = card._replace(state=state, duration_s=lasted_s, reason=reason, sentences=sentences)
     key = f"ended/{case.run}/{max(each.started_ns for each in ended)}"

@@ -61,7 +61,7 @@ class Outbox:
         self._problem = ""
 
     def load(self) -> None:
-        """Take up what an earlier agent left."""
+        """Take up what an earlier agent left; once, before all else."""
         known = {each.key for each in self._addresses}
         with self._problems():
             for path in sorted(self._folder.glob("*-*.json")):

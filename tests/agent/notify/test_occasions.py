@@ -1,0 +1,278 @@
+"""What people are told of runs, when, and how often: by verdicts and ends that the test states."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from make import labels_of
+from otel_ddp.agent.notify.addresses import Address
+from otel_ddp.agent.notify.message import Message
+from otel_ddp.agent.notify.notifier import Notifier
+from otel_ddp.agent.notify.occasions import Occasions
+from otel_ddp.agent.notify.outbox import MOST_OF_A_RUN, Outbox
+from otel_ddp.agent.verdicts.reports import Incident, RunReports
+from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
+from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.settings import Settings
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, VERDICTS, Kind
+from webhook import Webhook
+
+RANK = labels_of(1)
+RUN = run_labels(RANK)
+NODE = (*RUN, ("node", "n1"))
+COSTS: Mapping[str, float] = {"step_s": 1.0, "step_without_s": 0.94}
+
+
+@dataclass
+class Case:
+    """The part of a RunCase that is looked at."""
+
+    run: Labels = RUN
+    reports: RunReports = field(default_factory=lambda: RunReports(RUN))
+    judgement: Any = None
+    living: int = 2
+
+    @property
+    def sources(self) -> list[Any]:
+        return [SimpleNamespace(is_at_work=True)] * self.living
+
+
+class Watched:
+    """One run, polled as the agent's loop does, on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.case = Case()
+        self.occasions = Occasions("")
+        self.now = 1000.0
+
+    def open(self, kind: Kind, labels: Labels = RANK, **evidence: Any) -> None:
+        verdict = Verdict(kind, labels, "", f"{kind}: why.", evidence, 7, int(self.now * 1e9))
+        self.case.reports.open[verdict.key] = Incident(verdict)
+
+    def close(self) -> None:
+        self.case.reports.open.clear()
+
+    def end(self, *states: str, lasted_s: float = 60.0, world: int = 2) -> None:
+        started_ns = time.time_ns() - int(lasted_s * 1e9)
+        self.case.living = world - len(states)
+        for rank, state in enumerate(states):
+            process = ProcessState(state=state, world_size=world, started_ns=started_ns)
+            self.case.reports.ended[labels_of(rank)] = process
+
+    def told(self, later_s: float = 0.0, **how: Any) -> list[Message]:
+        self.now += later_s
+        case: Any = self.case
+        return list(self.occasions.poll([case], [], "http://n:9464", self.now, **how))
+
+    def kinds(self, later_s: float = 0.0, **how: Any) -> list[str]:
+        return [each.kind for each in self.told(later_s, **how)]
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+TITLES: dict[Kind, tuple[Labels, float, str, str]] = {
+    "death": (RANK, 2, "error", "run r: rank 1 (n1) died"),
+    "silence": (NODE, 30, "error", "run r: n1 is no longer heard"),
+    "stall": (RUN, 30, "error", "run r hangs"),
+    "nonfinite": (RANK, 0, "error", "run r: rank 1 (n1) has a value that is not finite"),
+    "straggler": (RANK, 30, "warn", "run r: rank 1 (n1) keeps the others waiting"),
+    "creep": (RANK, 30, "warn", "run r: rank 1 (n1) needs more and more memory"),
+    "regression": (RUN, 30, "warn", "run r is slower than it was"),
+}
+
+
+@pytest.mark.parametrize("kind", TITLES)
+def test_a_verdict_that_stands_is_told_once(watched: Watched, kind: Kind) -> None:
+    labels, stands_s, level, title = TITLES[kind]
+    watched.open(kind, labels, **COSTS)
+    if stands_s:
+        assert watched.kinds() == []
+        assert watched.kinds(stands_s - 0.5) == []
+
+    (message,) = watched.told(0.5)
+
+    assert (message.kind, message.level, message.title) == (kind, level, title)
+    assert message.text == f"{kind}: why."
+    assert (message.group, message.run) == ("g", "r")
+    assert (message.node, message.rank) == tuple(
+        dict(labels).get(name, "") for name in ("node", "rank")
+    )
+    assert message.url == "http://n:9464/run/r"
+    assert watched.kinds(100.0) == []
+
+
+@pytest.mark.parametrize("kind", sorted({*VERDICTS} - {*TITLES}))
+def test_other_verdicts_are_not_told(watched: Watched, kind: Kind) -> None:
+    assert {*VERDICTS} - {*TITLES} >= HARMLESS_VERDICTS
+    watched.open(kind, **COSTS)
+
+    assert watched.kinds() + watched.kinds(100.0) == []
+
+
+def test_a_verdict_that_is_over_before_is_not_told(watched: Watched) -> None:
+    for _ in range(5):
+        watched.open("straggler", **COSTS)
+        assert watched.kinds(1.0) + watched.kinds(29.0) == []
+        watched.close()
+        assert watched.kinds(1.0) == []
+
+
+def test_a_late_rank_is_told_once_it_costs_five_percent(watched: Watched) -> None:
+    watched.open("straggler", step_s=1.0, step_without_s=0.96)
+    assert watched.kinds() + watched.kinds(60.0) == []
+
+    watched.open("straggler", step_s=1.0, step_without_s=0.95)
+
+    assert watched.kinds(1.0) == ["straggler"]
+
+
+def test_an_agent_that_leaves_tells_what_need_not_stand(watched: Watched) -> None:
+    watched.open("death")
+    watched.open("straggler", **COSTS)
+
+    assert watched.kinds(leaving=True) == ["death"]
+
+
+def test_the_agent_that_does_not_judge_tells_nothing(watched: Watched) -> None:
+    watched.case.judgement = object()
+    watched.open("death")
+    watched.end("killed", "killed")
+    assert watched.kinds() + watched.kinds(60.0) == []
+
+    # The lead has ended by now, and has told the end.
+    watched.case.judgement = None
+    watched.close()
+
+    assert watched.kinds(60.0) + watched.kinds(60.0) == []
+
+
+def test_what_another_agent_has_judged_is_not_told_again(watched: Watched) -> None:
+    watched.open("death")
+    for incident in watched.case.reports.open.values():
+        incident.was_handed_over = True
+
+    assert watched.kinds() + watched.kinds(60.0) == []
+
+
+def test_a_run_that_ended_well_is_told_at_once_with_its_card(watched: Watched) -> None:
+    watched.case.reports.past.append(
+        {"kind": "straggler", "sentence": "rank 1 was late.", "since_ns": 1, "until_ns": 2}
+    )
+    watched.end("finished")
+    assert watched.kinds() == []
+
+    watched.end("finished", "finished", lasted_s=3 * 3600)
+    (message,) = watched.told()
+
+    assert (message.kind, message.level) == ("ended", "info")
+    assert message.title == "run r finished after 3.0 h"
+    assert message.text.startswith("otel_ddp: run g/r finished after 3.0 h\n")
+    assert message.text.endswith("rank 1 was late.")
+    assert watched.kinds(100.0) == []
+
+
+def test_a_short_run_that_ended_well_is_not_told_and_one_that_failed_is(watched: Watched) -> None:
+    watched.end("finished", "finished", lasted_s=9.0)
+    assert watched.kinds() + watched.kinds(60.0) == []
+
+    watched.case.living = 2
+    assert watched.kinds() == []
+    watched.end("finished", "failed", lasted_s=5.0)
+
+    (message,) = (*watched.told(), *watched.told(30.0))
+    assert (message.level, message.title) == ("error", "run r failed after 5 s")
+
+
+def test_a_run_that_a_launcher_starts_again_has_not_ended(watched: Watched) -> None:
+    watched.end("killed", "failed")
+    assert watched.kinds() + watched.kinds(29.0) == []
+    watched.case.living = 2
+    assert watched.kinds(5.0) == []
+
+    watched.end("finished", "finished")
+
+    assert watched.kinds() == ["ended"]
+
+
+def test_the_end_of_a_run_whose_ranks_are_not_all_known_waits_for_them(watched: Watched) -> None:
+    watched.end("finished", world=2)
+    watched.case.living = 0
+    assert watched.kinds() + watched.kinds(29.0) == []
+
+    assert watched.kinds(1.0) == ["ended"]
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    with Webhook() as webhook:
+        yield webhook
+
+
+def test_a_rank_that_is_late_a_hundred_times_within_an_hour_makes_the_limit(
+    watched: Watched, webhook: Webhook, tmp_path: Path
+) -> None:
+    outbox = Outbox(tmp_path / "notify", [Address(webhook.url)], lambda: watched.now)
+    made = 0
+    for _ in range(100):
+        watched.open("straggler", **COSTS)
+        for message in (*watched.told(), *watched.told(30.0)):
+            made += 1
+            outbox.put(message)
+        watched.close()
+        watched.told(5.0)
+        outbox.deliver()
+
+    assert made == 100
+    assert len(webhook.posted) == MOST_OF_A_RUN
+    assert len({each.body["id"] for each in webhook.posted}) == MOST_OF_A_RUN
+
+
+def test_a_thread_of_the_agent_sends_it_and_each_address_gets_it_once(
+    watched: Watched, webhook: Webhook, tmp_path: Path
+) -> None:
+    notifier = Notifier(Settings(notify=(webhook.url, webhook.url)), tmp_path / "notify")
+    watched.open("nonfinite")
+    case: Any = watched.case
+    for thread in notifier.threads():
+        thread.keep_running()
+
+    notifier.poll([case], [], "")
+    notifier.poll([case], [], "")
+    notifier.stop()
+
+    assert [each.body["kind"] for each in webhook.posted] == ["nonfinite"]
+    assert not notifier.busy()
+
+
+@pytest.mark.parametrize(
+    ("conf", "says"),
+    [
+        (Settings(), "off: OTEL_DDP_NOTIFY names no address"),
+        (
+            Settings(notify=("http://127.0.0.1:1/s3cret",), agent="offline"),
+            "off: OTEL_DDP_AGENT=offline sends nothing",
+        ),
+    ],
+)
+def test_without_an_address_or_offline_nothing_is_told(
+    watched: Watched, tmp_path: Path, conf: Settings, says: str
+) -> None:
+    notifier = Notifier(conf, tmp_path / "notify")
+    watched.open("nonfinite")
+    case: Any = watched.case
+
+    notifier.poll([case], [], "")
+
+    assert notifier.describe() == says
+    assert not list(notifier.threads())
+    assert not notifier.busy()

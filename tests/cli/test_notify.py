@@ -1,0 +1,81 @@
+"""otel-ddp notify, and what the doctor says of the addresses."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from otel_ddp.cli import main
+from otel_ddp.cli.node.doctor import agent, examine
+from otel_ddp.cli.node.doctor.machine import Inputs
+from webhook import Webhook
+
+
+def test_each_address_is_tried_and_said_to_have_taken_it_or_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Webhook() as webhook:
+        os.environ["OTEL_DDP_NOTIFY"] = f"{webhook.url}/s3cret http://127.0.0.1:1/s3cret"
+
+        assert main(["notify", "does it arrive?"]) == 1
+
+    (posted,) = webhook.posted
+    assert (posted.path, posted.body["kind"]) == ("/s3cret", "test")
+    assert posted.body["text"] == "does it arrive?"
+    assert capsys.readouterr().out.splitlines() == [
+        f"ok   taken by {webhook.url}",
+        "fail http://127.0.0.1:1: Connection refused",
+    ]
+
+
+def test_without_a_failure_the_status_is_0() -> None:
+    with Webhook() as webhook:
+        os.environ["OTEL_DDP_NOTIFY"] = webhook.url
+
+        assert main(["notify"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("", "OTEL_DDP_NOTIFY names no address: set it, as in OTEL_DDP_NOTIFY=https://"),
+        ("https://a/ s3cret", "OTEL_DDP_NOTIFY: entry 2 must begin with its kind, as in https://"),
+    ],
+)
+def test_a_setting_that_names_nothing_is_an_error_without_its_value(
+    value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.environ["OTEL_DDP_NOTIFY"] = value
+
+    assert main(["notify"]) == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith(said)
+    assert "s3cret" not in error
+
+
+def test_a_missing_library_is_said_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    os.environ["OTEL_DDP_NOTIFY"] = "slack://s3cret/s3cret/s3cret https://me:s3cret@a/s3cret"
+    lacks = "slack://...: it needs the library apprise: pip install 'otel-ddp[notify]'"
+
+    findings = list(examine(Inputs(), [agent.notify]))
+
+    assert [(each.level, each.sentence) for each in findings] == [
+        ("ok", "an agent tells slack://..., https://a; `otel-ddp notify` tries it"),
+        ("fail", lacks),
+    ]
+    os.environ["OTEL_DDP_NOTIFY"] = "slack://s3cret/s3cret/s3cret"
+    assert main(["notify"]) == 1
+    assert capsys.readouterr().out == f"fail {lacks}\n"
+
+
+def test_the_doctor_says_that_it_is_off() -> None:
+    (finding,) = examine(Inputs(), [agent.notify])
+
+    assert finding.level == "ok"
+    assert finding.sentence == "off: OTEL_DDP_NOTIFY names no address"
