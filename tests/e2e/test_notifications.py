@@ -129,6 +129,21 @@ def test_what_no_receiver_has_taken_is_sent_by_the_next_agent(webhook: Webhook) 
     assert told["title"] == "run r: now"
 
 
+def test_an_agent_whose_training_has_ended_stays_until_its_message_is_taken(
+    webhook: Webhook,
+) -> None:
+    webhook.code = 503
+    code = "import otel_ddp; otel_ddp.init(run='r').alert('now'); print('done')"
+    with Node(OTEL_DDP_NOTIFY=webhook.url, OTEL_DDP_LINGER_S="1") as node:
+        node.run(code)
+        until(lambda: said_of_failure(node) and not node.place.journals(), "nothing else to do")
+        webhook.code = 200
+
+        until(lambda: webhook.of_kind("alert"), "the message")
+        until(lambda: not node.place.agent_is_alive(), "the agent's end")
+    assert len(webhook.of_kind("alert")) == 1
+
+
 def said_of_failure(node: Node) -> str:
     told = str(node.agent()["notify"])
     return told if "last failure" in told else ""

@@ -71,3 +71,13 @@ def test_a_working_directory_that_is_gone_stops_nothing(here: Path) -> None:
     here.rmdir()
 
     assert place.agent_variables({"OTEL_DDP_SPOOL_DIR": "spool"}) == {"OTEL_DDP_SPOOL_DIR": "spool"}
+
+
+@pytest.mark.parametrize("variable", ["OTEL_DDP_NOTIFY", "OTEL_DDP_GRAFANA_URL"])
+def test_another_value_of_what_an_agent_goes_by_calls_for_another_agent(variable: str) -> None:
+    without, one, other = (
+        place.agent_digest({variable: text} if text else {}, offline=False)
+        for text in ("", "https://a.example", "https://b.example")
+    )
+
+    assert len({without, one, other}) == 3

@@ -112,7 +112,8 @@ def test_apprise_sends_it_as_mail(mailbox: tuple[Mailbox, int]) -> None:
     ((to, mail),) = box.mails
     assert to == ["me@example.org"]
     assert mail["Subject"] == MESSAGE.title
-    assert "was killed: SIGKILL." in mail.get_payload(decode=True).decode()
+    lines = mail.get_payload(decode=True).decode().splitlines()
+    assert lines == [MESSAGE.text, "", MESSAGE.url]
 
 
 @by_apprise

@@ -141,6 +141,8 @@ def test_an_agent_that_leaves_tells_what_need_not_stand(watched: Watched) -> Non
     watched.open("straggler", **COSTS)
 
     assert watched.kinds(leaving=True) == ["death"]
+    watched.end("killed", "killed")
+    assert watched.kinds(leaving=True) == ["ended"]
 
 
 def test_the_agent_that_does_not_judge_tells_nothing(watched: Watched) -> None:

@@ -73,7 +73,7 @@ def test_with_the_receiver_down_for_ten_minutes_it_arrives_once_and_later(
 
     assert titles(webhook) == ["title 1"]
     assert waiting(folder) == []
-    assert outbox.waiting_since_s() is None
+    assert not outbox.is_awaited()
 
 
 def test_the_next_agent_sends_what_waits_and_tells_nothing_twice(
@@ -107,7 +107,7 @@ def test_what_waits_for_an_address_that_is_gone_is_forgotten(
     after = Outbox(folder, [Address(f"{webhook.url}/other")], clock)
     after.load()
 
-    assert after.waiting_since_s() is None
+    assert not after.is_awaited()
     assert waiting(folder) == []
 
 
@@ -192,6 +192,23 @@ def test_at_most_a_hundred_wait_and_each_a_day_at_most(
 
     assert waiting(folder) == []
     assert "110 given up" in outbox.describe()
+
+
+def test_an_agent_stays_an_hour_for_a_message_that_waits(
+    webhook: Webhook, folder: Path, clock: Clock
+) -> None:
+    webhook.code = 503
+    outbox = Outbox(folder, [Address(webhook.url)], clock)
+    assert not outbox.is_awaited()
+    outbox.put(message(1))
+    outbox.deliver()
+    clock.now += 3599
+    assert outbox.is_awaited()
+
+    clock.now += 1
+
+    assert not outbox.is_awaited()
+    assert len(waiting(folder)) == 1
 
 
 def test_without_a_disk_it_is_sent_all_the_same(

@@ -20,8 +20,6 @@ from otel_ddp.settings import Settings
 
 _LOOK_EVERY_S = 1.0
 _STOP_S = 3.0
-# An agent whose training has ended stays so long for a message that no address has taken.
-_STAY_S = 3600.0
 
 
 class Notifier:
@@ -75,8 +73,7 @@ class Notifier:
 
     def busy(self) -> bool:
         """Whether the agent should stay for what waits."""
-        since_s = self._outbox.waiting_since_s()
-        return not self._new.empty() or (since_s is not None and time.time() - since_s < _STAY_S)
+        return not self._new.empty() or self._outbox.is_awaited()
 
     def describe(self) -> str:
         """How it goes, in a sentence without secrets."""

@@ -24,6 +24,8 @@ log = logging.getLogger("otel_ddp.agent")
 MOST_OF_A_RUN, _HOUR_S = 20, 3600.0
 _MOST_WAITING = 100
 _DAY_S = 86400.0
+# An agent whose training has ended stays so long for a message that an address has not taken.
+_STAY_S = 3600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
 _LAST = (
     f"This is message {MOST_OF_A_RUN} of this run within an hour: further ones are left out. "
@@ -160,9 +162,10 @@ class Outbox:
         except OSError as error:
             self._problem = f"{self._folder} cannot be used: {error.strerror}"
 
-    def waiting_since_s(self) -> float | None:
-        """When the newest message that waits was made; None: none waits."""
-        return max((each.since_s for each in list(self._waiting)), default=None)
+    def is_awaited(self) -> bool:
+        """Whether the agent should stay for what waits."""
+        now = self._clock()
+        return any(now - each.since_s < _STAY_S for each in list(self._waiting))
 
     def describe(self) -> str:
         """How it goes, in a sentence."""
