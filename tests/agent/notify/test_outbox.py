@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -209,6 +212,36 @@ def test_an_agent_stays_an_hour_for_a_message_that_waits(
 
     assert not outbox.is_awaited()
     assert len(waiting(folder)) == 1
+
+
+def test_an_agent_of_the_same_name_sends_nothing_of_another_ones(
+    webhook: Webhook, folder: Path, clock: Clock
+) -> None:
+    webhook.code = 503
+    first = Outbox(folder, [Address(webhook.url)], clock)
+    first.put(message(1))
+    # Its agent lives: another process holds the lock.
+    code = (
+        "import fcntl, sys; file = open(sys.argv[1], 'r+')\n"
+        "fcntl.lockf(file, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+    )
+    # Closing any descriptor of it gives the lock back.
+    (folder / "lock").open().close()
+    command = [sys.executable, "-c", code, str(folder / "lock")]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        webhook.code = 200
+        second = Outbox(folder, [Address(webhook.url)], clock)
+
+        second.load()
+        second.put(message(2))
+        second.deliver()
+        other.communicate()
+
+    assert titles(webhook) == ["title 2"]
+    assert len(waiting(folder)) == 1
+    assert "cannot be used" in second.describe()
 
 
 def test_without_a_disk_it_is_sent_all_the_same(

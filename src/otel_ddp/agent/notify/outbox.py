@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -61,11 +62,13 @@ class Outbox:
         self.last_failure = ""
         """When, where and why, without secrets."""
         self._problem = ""
+        self._lock: int | None = None
 
     def load(self) -> None:
         """Take up what an earlier agent left; once, before all else."""
         known = {each.key for each in self._addresses}
         with self._problems():
+            self._claim()
             for path in sorted(self._folder.glob("*-*.json")):
                 content = files.read_mapping(path)
                 try:
@@ -100,8 +103,7 @@ class Outbox:
         waiting = _Waiting(message, [each.key for each in self._addresses], path, now)
         self._waiting.append(waiting)
         with self._problems():
-            files.make_kept(self._folder.parent, ours=True)
-            files.private_directory(self._folder)
+            self._claim()
             files.replace(self._folder / "told.json", json.dumps(self._told))
         self._save(waiting)
         for each in self._waiting[:-_MOST_WAITING]:
@@ -147,12 +149,26 @@ class Outbox:
             "since_s": waiting.since_s,
         }
         with self._problems():
+            self._claim()
             files.replace(waiting.path, json.dumps(content))
 
     def _drop(self, waiting: _Waiting) -> None:
         self.dropped += 1
         waiting.to.clear()
         self._save(waiting)
+
+    def _claim(self) -> None:
+        """Raises OSError unless the folder is ours, and of this agent alone."""
+        files.make_kept(self._folder.parent, ours=True)
+        files.private_directory(self._folder)
+        if self._lock is None:
+            handle = files.open_private(self._folder / "lock", os.O_RDWR | os.O_CREAT)
+            try:
+                files.lock(handle)
+            except OSError:
+                os.close(handle)
+                raise
+            self._lock = handle
 
     @contextlib.contextmanager
     def _problems(self) -> Iterator[None]:
