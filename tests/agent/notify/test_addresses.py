@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from collections.abc import Iterator
-from email import message_from_bytes
-from typing import Any
 
 import pytest
 
 from extras import needed
 from otel_ddp.agent.notify.addresses import Address, Outcome
 from otel_ddp.agent.notify.message import Message
-from webhook import Webhook
+from webhook import Mailbox, Webhook
 
 MESSAGE = Message(
     id="5f",
@@ -39,29 +36,11 @@ def webhook() -> Iterator[Webhook]:
         yield webhook
 
 
-class Mailbox:
-    """What a real SMTP server has taken."""
-
-    def __init__(self) -> None:
-        self.mails: list[Any] = []
-
-    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
-        self.mails.append((envelope.rcpt_tos, message_from_bytes(envelope.content)))
-        return "250 OK"
-
-
 @pytest.fixture
-def mailbox() -> Iterator[tuple[Mailbox, int]]:
+def mailbox() -> Iterator[Mailbox]:
     needed("aiosmtpd", "dev")
-    from aiosmtpd.controller import Controller
-
-    mailbox = Mailbox()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    controller = Controller(mailbox, hostname="127.0.0.1", port=port)
-    controller.start()
-    yield mailbox, port
-    controller.stop()
+    with Mailbox() as mailbox:
+        yield mailbox
 
 
 def test_a_webhook_gets_what_the_page_promises(webhook: Webhook) -> None:
@@ -102,14 +81,13 @@ def test_apprise_sends_it_to_its_own_kind_of_webhook(webhook: Webhook) -> None:
 
 
 @by_apprise
-def test_apprise_sends_it_as_mail(mailbox: tuple[Mailbox, int]) -> None:
+def test_apprise_sends_it_as_mail(mailbox: Mailbox) -> None:
     needed("apprise", "dev")
-    box, port = mailbox
 
-    outcome = Address(f"mailto://127.0.0.1:{port}?from=ddp@n.org&to=me@example.org").send(MESSAGE)
+    outcome = Address(mailbox.url).send(MESSAGE)
 
     assert outcome == Outcome(True)
-    ((to, mail),) = box.mails
+    ((to, mail),) = mailbox.mails
     assert to == ["me@example.org"]
     assert mail["Subject"] == MESSAGE.title
     lines = mail.get_payload(decode=True).decode().splitlines()
