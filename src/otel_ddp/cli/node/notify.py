@@ -15,7 +15,9 @@ from otel_ddp.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", nargs="?", default="A test of otel_ddp.", help="what it says")
+    parser.add_argument(
+        "text", nargs="?", default="A test of otel_ddp.", metavar="TEXT", help="what it says"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
