@@ -149,6 +149,18 @@ def test_ranks_that_do_not_log_are_told_by_the_one_that_does() -> None:
     assert [each.is_repeated for each in placed] == [True] * 40 + [False] * 11
 
 
+def test_a_program_that_counts_each_part_of_a_step_has_its_steps_one_after_the_other() -> None:
+    attempts = Attempts()
+    attempts.begin(BEGAN)
+    attempts.place("0", "host", [step(n, n, logged=4 * n) for n in range(1, 101)])
+    attempts.end(BEGAN + 200 * S, "failed")
+    attempts.begin(BEGAN + 300 * S)
+    placed = attempts.place("0", "host", [step(n, n, logged=240 + 4 * n) for n in range(1, 61)])
+
+    assert [each.number for each in placed] == list(range(101, 161))
+    assert [each.is_repeated for each in placed] == [True] * 40 + [False] * 20
+
+
 def test_how_far_an_attempt_came_is_told_by_a_rank_that_knows_the_number() -> None:
     attempts = Attempts()
     attempts.begin(BEGAN)

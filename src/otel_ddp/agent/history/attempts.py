@@ -36,6 +36,8 @@ class _Numbers:
         """The ranks that tell it."""
         self.shift: int | None = None
         """The program's number less ours, as last told."""
+        self.is_even = True
+        """It counts steps as we do. Some count each part of a step, or epochs."""
         self.furthest = -1
         """By the program, or by ours where it tells none."""
         self.last_repeated = 0
@@ -44,6 +46,7 @@ class _Numbers:
 
     def tell(self, number: int, logged: int, before: int) -> None:
         """*before*: the program's number of the furthest step of earlier attempts."""
+        self.is_even = self.is_even and self.shift in (None, logged - number)
         self.shift = logged - number
         self.told_until = max(self.told_until, number)
         self.furthest = max(self.furthest, logged)
@@ -54,7 +57,7 @@ class _Numbers:
 
     def go_on(self, attempt: Mapping[str, Any], before: int) -> None:
         """Another agent has seen the beginning of the attempt, and told this of it."""
-        self.shift = attempt.get("shift")
+        self.shift, self.is_even = attempt.get("shift"), attempt.get("is_even", True)
         self.furthest = attempt.get("last_step", -1)
         self.last_repeated = attempt.get("repeated_steps", 0)
         if self.shift is not None and self.furthest > before:
@@ -72,6 +75,7 @@ class Attempts:
         self._numbers = _Numbers()
         # The program's number less ours, in the first attempt that told it.
         self._first_shift: int | None = None
+        self._is_even = True
         # The furthest step of earlier attempts: by the program's number, and by its place.
         self._before, self._last_place = -1, 0
         self._held: dict[tuple[str, str], deque[Step]] = {}
@@ -82,8 +86,9 @@ class Attempts:
 
     def _remember(self, attempt: Mapping[str, Any]) -> None:
         """Of an attempt that is over, what later ones are compared with."""
-        shift = attempt.get("shift")
-        self._first_shift = shift if self._first_shift is None else self._first_shift
+        if self._first_shift is None and attempt.get("is_even", True):
+            self._first_shift = attempt.get("shift")
+        self._is_even = self._is_even and attempt.get("is_even", True)
         self._before = max(self._before, attempt.get("last_step") or -1)
         self._last_place = max(self._last_place, attempt.get("last_place") or 0)
 
@@ -172,6 +177,9 @@ class Attempts:
             # The program tells no numbers: it may have begun again, or gone on.
             return Placed(step, ours, None if ours <= self._last_place else False)
         is_repeated = numbers.first_new is None or ours < numbers.first_new
+        if not (numbers.is_even and self._is_even):
+            # Its numbers are no places: these steps follow those of the attempts before.
+            return Placed(step, self._last_place + ours, is_repeated)
         return Placed(step, ours + numbers.shift - (self._first_shift or 0), is_repeated)
 
     def _note(self, placed: Sequence[Placed]) -> None:
@@ -184,7 +192,7 @@ class Attempts:
         if numbers.shift is None:
             told["last_step"] = told["last_place"]
         else:
-            told["shift"] = numbers.shift
+            told["shift"], told["is_even"] = numbers.shift, numbers.is_even
             told.setdefault("first_step", 1 + numbers.shift)
         # All ranks do them, from the first step on: each is counted once.
         repeated = [each.step.number or 0 for each in placed if each.is_repeated]
