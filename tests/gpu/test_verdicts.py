@@ -282,7 +282,10 @@ def test_the_host_that_asks_alone_is_the_reason_where_that_costs_much(
     record_property("expected", "nothing, or rank 0, whose host alone waits for its device")
     record_property("seen", seen.said("short steps") or "nothing")
 
-    for verdict in seen.watched.verdicts_of("short steps", *SPEED):
+    found = seen.watched.verdicts_of("short steps", *SPEED)
+    if not found:
+        assert_nobody_named(seen.watched, "short steps")
+    for verdict in found:
         assert verdict["who"]["rank"] == "0"
         assert verdict["phase"] in ("forward", "compute", "mixed")
         assert verdict["evidence"]["side"] in ("host", "unclear")
@@ -388,4 +391,7 @@ def test_a_host_that_does_not_come_to_a_collective_is_named_with_its_line(
     assert verdict["evidence"]["culprits"] == ["1"]
     assert (verdict["phase"], verdict["step"]) == ("forward", HANGS_AT - 1)
     assert "rank 1 is in forward" in verdict["sentence"]
-    assert "(forward) and sleeps; rank 0 waits for it" in verdict["sentence"]
+    source = PROGRAM.read_text().splitlines()
+    line = 1 + next(at for at, each in enumerate(source) if "time.sleep(1e6)" in each)
+    said = f"{PROGRAM.name}:{line} (forward) and sleeps; rank 0 waits for it"
+    assert said in verdict["sentence"]
