@@ -83,7 +83,7 @@ def _table() -> Panel:
         rows(f"{whole} / 3600", "hours"),
         rows(attempts, "attempts"),
         rows(share(_PRODUCTIVE), "productive"),
-        *(rows(share(f'cause="{each}"'), each) for each in _COLUMNS),
+        *(rows(share(f'cause="{each}"'), f"of_{each}") for each in _COLUMNS),
         rows(share(f'cause=~"{others}"'), "others"),
         columns=[
             Column("group", width=100),
@@ -92,7 +92,7 @@ def _table() -> Panel:
             Column("Value #attempts", "Attempts", decimals=0),
             Column("Value #productive", "Goodput", "percentunit", decimals=1),
             *(
-                Column(f"Value #{each}", title, "percentunit", decimals=1)
+                Column(f"Value #of_{each}", title, "percentunit", decimals=1)
                 for each, title in _COLUMNS.items()
             ),
             Column("Value #others", "Else", "percentunit", decimals=1),
