@@ -89,7 +89,7 @@ class Attempts:
         if self._first_shift is None and attempt.get("is_even", True):
             self._first_shift = attempt.get("shift")
         self._is_even = self._is_even and attempt.get("is_even", True)
-        self._before = max(self._before, attempt.get("last_step") or -1)
+        self._before = max(self._before, attempt.get("last_step", -1))
         self._last_place = max(self._last_place, attempt.get("last_place") or 0)
 
     @property
@@ -158,7 +158,7 @@ class Attempts:
         return placed
 
     def release(self, rank: str, clock: str) -> list[Placed]:
-        """Of a process that has ended, the steps that nobody will tell of any more."""
+        """The held steps of a process that has ended: no rank will number them any more."""
         held = self._held.pop((rank, clock), ())
         placed = [self._placed(each) for each in held]
         self._note(placed)

@@ -6,6 +6,7 @@ Every second of a rank is counted once, from the start of its first process on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.history.attempts import Attempts, Placed
@@ -21,7 +22,17 @@ _OF_PHASE = {
     "checkpoint": "checkpoint",
     "eval": "evaluation",
     "compile": "start",
+    # While a late rank is named: else it moves the run on.
+    "comm_wait": "late_rank",
 }
+
+
+# This is asked for every step, and the steps of one training are alike.
+@lru_cache(256)
+def _causes(codes: bytes) -> tuple[tuple[int, str], ...]:
+    """Which parts of a step with these phases are lost, and to which cause."""
+    words = [phase_word(code & PHASE_CODE) for code in codes]
+    return tuple((at, _OF_PHASE[word]) for at, word in enumerate(words) if word in _OF_PHASE)
 
 
 class Process(NamedTuple):
@@ -154,7 +165,7 @@ class RunTime:
         if not before.has_ended and process is not None and process.ended_ns:
             self._end(before, process)
         attempts = [each for each in self.attempts.told if each["attempt"] == before.attempt]
-        # Where nothing was left to do, nothing was lost until somebody went on.
+        # A run that had finished loses no time until another launch goes on with it.
         if not attempts or attempts[0].get("state") != "finished":
             self._spend(before, "between_attempts", started_ns)
 
@@ -192,17 +203,16 @@ class RunTime:
         # A part of it may be counted already, as that of a hang.
         share = (ended_ns - rank.until_ns) / took_ns
         spent, left_ns = self._spent_ns, ended_ns - rank.until_ns
-        for code, span_ns in (*zip(step.parts.codes, step.parts.spans_ns, strict=True), *step.rest):
-            word = phase_word(code & PHASE_CODE)
-            cause = _OF_PHASE.get(word, "")
-            if word == "comm_wait" and self._late:
-                cause = "late_rank"
-                late_ns = self._late_ns
-                late_ns[self._late] = late_ns.get(self._late, 0) + round(span_ns * share)
-            if cause:
-                some_ns = min(round(span_ns * share), left_ns)
-                spent[cause] += some_ns
-                left_ns -= some_ns
+        codes = step.parts.codes + bytes([code for code, _ in step.rest])
+        spans_ns = (*step.parts.spans_ns, *[ns for _, ns in step.rest])
+        for at, cause in _causes(codes):
+            if cause == "late_rank" and not self._late:
+                continue
+            some_ns = min(round(spans_ns[at] * share), left_ns)
+            spent[cause] += some_ns
+            left_ns -= some_ns
+            if cause == "late_rank":
+                self._late_ns[self._late] = self._late_ns.get(self._late, 0) + some_ns
         spent["productive"] += left_ns
         rank.until_ns = ended_ns
 

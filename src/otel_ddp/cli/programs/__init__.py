@@ -1,1 +1,1 @@
-"""What programs ask about runs: lists, curves and verdicts as JSON, and a server of MCP."""
+"""What people and programs ask about kept runs: a list, goodput, documents, a server of MCP."""
