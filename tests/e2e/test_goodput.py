@@ -37,9 +37,12 @@ folder = Path(sys.argv[1])
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 saved = folder / "saved"
-first = int(saved.read_text()) if saved.exists() else 0
+first = 60 if saved.exists() else 0
 model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+# It counts its steps from 1, and the program logs them from 0.
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+if first:
+    optimizer.load_state_dict(torch.load(saved))
 done = []
 optimizer.register_step_post_hook(lambda *_: done.append(time.time()))
 run = otel_ddp.instrument(model, group="g", run="again")
@@ -54,7 +57,7 @@ for step in range(first, 200):
     if step == 59 and rank == 0:
         with run.phase("checkpoint"):
             time.sleep(0.5)
-            saved.write_text("60")
+            torch.save(optimizer.state_dict(), saved)
     if step == 99 and not first or step == 199:
         (folder / f"{rank}.{first}").write_text(json.dumps(done))
     if step == 99 and not first:

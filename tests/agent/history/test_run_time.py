@@ -161,6 +161,28 @@ def test_a_program_that_counts_each_part_of_a_step_has_its_steps_one_after_the_o
     assert [each.is_repeated for each in placed] == [True] * 40 + [False] * 20
 
 
+def test_steps_stay_in_their_places_where_the_optimizer_counts_from_1_and_the_log_from_0() -> None:
+    attempts = Attempts()
+    attempts.begin(BEGAN)
+    # Adam's own count is ours in the first attempt.
+    attempts.place("0", "host", [step(1, 1), *[step(n, n, logged=n - 1) for n in range(2, 101)]])
+    attempts.place("1", "host", [step(n, n) for n in range(1, 101)])
+    attempts.end(BEGAN + 200 * S, "failed")
+    attempts.begin(BEGAN + 300 * S)
+    placed: dict[str, list[Any]] = {"0": [], "1": []}
+    for n in range(1, 141):
+        for rank in ("1", "0"):
+            # Rank 0 logs after its first step, and the other one does not log.
+            logged = n + 60 if rank == "1" or n == 1 else n + 59
+            placed[rank] += attempts.place(rank, "host", [step(n, 300 + n, logged=logged)])
+
+    for each in placed.values():
+        assert [of.number for of in each][:139] == list(range(61, 200))
+        assert [of.is_repeated for of in each][:139] == [True] * 40 + [False] * 99
+    second = attempts.told[1]
+    assert (second["first_step"], second["last_step"], second["repeated_steps"]) == (60, 199, 40)
+
+
 def test_how_far_an_attempt_came_is_told_by_a_rank_that_knows_the_number() -> None:
     attempts = Attempts()
     attempts.begin(BEGAN)

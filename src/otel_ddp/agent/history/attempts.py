@@ -32,12 +32,13 @@ class _Numbers:
         """Up to this step of ours, a rank has told by which number the program knows it."""
         self.is_silent = False
         """The program tells no number, as far as can be seen."""
-        self.tellers: set[str] = set()
-        """The ranks that tell it."""
+        self.teller = ""
+        """The rank that tells it: several may count from 0 and from 1."""
         self.shift: int | None = None
         """The program's number less ours, as last told."""
         self.is_even = True
         """It counts steps as we do. Some count each part of a step, or epochs."""
+        self._moved = 0
         self.furthest = -1
         """By the program, or by ours where it tells none."""
         self.last_repeated = 0
@@ -46,8 +47,11 @@ class _Numbers:
 
     def tell(self, number: int, logged: int, before: int) -> None:
         """*before*: the program's number of the furthest step of earlier attempts."""
-        self.is_even = self.is_even and self.shift in (None, logged - number)
-        self.shift = logged - number
+        shift = logged - number
+        # Once by one: what a resumed optimizer has counted holds until the first number is logged.
+        self._moved += 0 if self.shift is None else abs(shift - self.shift)
+        self.is_even = self.is_even and self._moved < 2
+        self.shift = shift
         self.told_until = max(self.told_until, number)
         self.furthest = max(self.furthest, logged)
         if logged <= before:
@@ -57,6 +61,7 @@ class _Numbers:
 
     def go_on(self, attempt: Mapping[str, Any], before: int) -> None:
         """Another agent has seen the beginning of the attempt, and told this of it."""
+        self.teller = attempt.get("teller", "")
         self.shift, self.is_even = attempt.get("shift"), attempt.get("is_even", True)
         self.furthest = attempt.get("last_step", -1)
         self.last_repeated = attempt.get("repeated_steps", 0)
@@ -73,7 +78,9 @@ class Attempts:
         self.told: list[dict[str, Any]] = [dict(each) for each in kept]
         """For people, as JSON."""
         self._numbers = _Numbers()
-        # The program's number less ours, in the first attempt that told it.
+        # The rank that told the program's number last, and by how much that was more than ours in
+        # the first attempt in which one told it.
+        self._teller = ""
         self._first_shift: int | None = None
         self._is_even = True
         # The furthest step of earlier attempts: by the program's number, and by its place.
@@ -86,6 +93,7 @@ class Attempts:
 
     def _remember(self, attempt: Mapping[str, Any]) -> None:
         """Of an attempt that is over, what later ones are compared with."""
+        self._teller = attempt.get("teller", self._teller)
         if self._first_shift is None and attempt.get("is_even", True):
             self._first_shift = attempt.get("shift")
         self._is_even = self._is_even and attempt.get("is_even", True)
@@ -125,7 +133,7 @@ class Attempts:
         The last tenth of a second before a sudden end may be missing among its steps.
         """
         # The others know only how many they have made.
-        if self._numbers.shift is None or rank in self._numbers.tellers:
+        if self._numbers.shift is None or rank == self._numbers.teller:
             self._numbers.furthest = max(self._numbers.furthest, step)
             self.told[-1]["last_step"] = max(self.told[-1].get("last_step", -1), step)
 
@@ -143,9 +151,10 @@ class Attempts:
         numbers, key = self._numbers, (rank, clock)
         steps = [each for each in steps if each.number is not None]
         for each in steps:
-            if each.logged is not None and each.number is not None:
-                numbers.tellers.add(rank)
-                numbers.tell(each.number, each.logged, self._before)
+            # The first step is known by the second: a program logs after it.
+            if each.logged is not None and (each.number or 0) > 1 and self._listens_to(rank):
+                numbers.teller = rank
+                numbers.tell(each.number or 0, each.logged, self._before)
         if self.is_first:
             placed = [Placed(each, each.number or 0, False) for each in steps]
         else:
@@ -163,6 +172,13 @@ class Attempts:
         placed = [self._placed(each) for each in held]
         self._note(placed)
         return placed
+
+    def _listens_to(self, rank: str) -> bool:
+        """Whether its numbers count: those of one rank do, if it can be the one of before."""
+        numbers = self._numbers
+        if numbers.teller:
+            return rank == numbers.teller
+        return rank == self._teller or not self._teller or numbers.is_silent
 
     def _is_due(self, held: deque[Step]) -> bool:
         """Whether it is known what the first one is, or will not be known any more."""
@@ -192,8 +208,9 @@ class Attempts:
         if numbers.shift is None:
             told["last_step"] = told["last_place"]
         else:
-            told["shift"], told["is_even"] = numbers.shift, numbers.is_even
-            told.setdefault("first_step", 1 + numbers.shift)
+            told |= {"shift": numbers.shift, "is_even": numbers.is_even, "teller": numbers.teller}
+            if numbers.is_even or "first_step" not in told:
+                told["first_step"] = 1 + numbers.shift
         # All ranks do them, from the first step on: each is counted once.
         repeated = [each.step.number or 0 for each in placed if each.is_repeated]
         if repeated:
