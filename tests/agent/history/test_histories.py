@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from fed import Fed
 from otel_ddp.agent.history import histories as module
 from otel_ddp.agent.history import kept_run
-from otel_ddp.agent.history.histories import Histories
+from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
+from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import News
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.history import directory
@@ -259,6 +261,27 @@ def test_a_rank_whose_journal_is_closed_before_its_end_is_written_has_ended(
     with History(path_of(made)) as history:
         assert history.state == "finished"
         assert history.about["config"] == {"lr": 0.1}
+
+
+def test_an_agent_that_finds_two_attempts_reads_the_earlier_one_first(
+    tmp_path: Path, made: Histories
+) -> None:
+    found = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        found.append(Fed(tmp_path / folder))
+        found[-1].steps(1, 2, 3)
+        found[-1].poll()
+    earlier, later = (each.journal for each in found)
+
+    # The journals are in the order of their names, which begin with process ids.
+    Collector(made, Ledger(), "n").feed([later, earlier])
+    made.thread.keep_running()
+    made.stop()
+    Fed.close_all()
+
+    with History(path_of(made)) as history:
+        assert [each["attempt"] for each in history.about["attempts"]] == [1, 2]
 
 
 def test_what_comes_while_a_disk_hangs_is_bounded(

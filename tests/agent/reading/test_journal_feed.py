@@ -88,6 +88,17 @@ def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(ben
     assert {name: len(points) for name, points in bench.sent().items()} == {"once": 0, "loss": 1}
 
 
+def test_a_process_that_was_dead_when_the_agent_came_ended_when_it_wrote_last(bench: Fed) -> None:
+    bench.rank.state("running")
+    bench.log({"loss": 1.0}, step=1)
+    wrote_ns = time.time_ns()
+
+    bench.journal.poll(time.time_ns(), alive=False)
+
+    created_ns, life = bench.writer.created_ns, bench.journal.life
+    assert created_ns < life.ended_ns <= wrote_ns < life.gone_ns
+
+
 def test_values_that_come_too_fast_for_too_long_are_counted_and_the_last_one_is_shown(
     bench: Fed,
 ) -> None:

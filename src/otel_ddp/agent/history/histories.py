@@ -357,8 +357,8 @@ class Collector:
         self._summaries: dict[JournalFeed, tuple[float, list[dict[str, Any]]]] = {}
 
     def feed(self, feeds: Iterable[JournalFeed]) -> None:
-        """What the last poll has read."""
-        for each in feeds:
+        """What the last poll has read: of a rank's processes the earlier first."""
+        for each in sorted(feeds, key=lambda e: e.reader.created_ns):
             new = each.new if each.exported else each.new._replace(scalars=[])
             if each.labels and any(new):
                 key, rank = self._key_and_rank(each)

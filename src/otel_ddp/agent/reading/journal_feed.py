@@ -65,7 +65,8 @@ class Life:
         self.gone_ns = 0
         """When the process was first found dead; 0 while it lives."""
         self.ended_ns = 0
-        """When it ended: as it recorded, else when it was found dead; 0 until then."""
+        """When it ended: as it recorded, else when it was found dead; 0 until then. Of one that was
+        dead when this agent came, maybe for hours: when it wrote last."""
         self._ended_well = ended_well
         self._has_ended_well: bool | None = None
 
@@ -85,8 +86,14 @@ class Life:
             self.state = state_of(recorded, alive, self._has_ended_well)
         if self.state in ENDED and self.ended_at is None:
             self.ended_at = time.monotonic()
-            reported = progress is not None and progress.state in ENDED
-            self.ended_ns = progress.state_since_ns if progress and reported else self.gone_ns
+            if progress is not None and progress.state in ENDED:
+                self.ended_ns = progress.state_since_ns
+            elif progress is not None and self.seen_alive_ns == reader.created_ns:
+                written_ns = [each.time_ns for each in reader.latest()]
+                phase_ns = reader.created_ns + progress.phase_after_ns
+                self.ended_ns = min(self.gone_ns, max([phase_ns, *written_ns]))
+            else:
+                self.ended_ns = self.gone_ns
 
 
 class Ends:
