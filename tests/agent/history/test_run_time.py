@@ -261,6 +261,21 @@ def test_the_time_before_the_journal_belongs_to_the_start() -> None:
     assert played.seconds == {"start": pytest.approx(40)}
 
 
+def test_a_process_that_spawns_the_one_that_trains_is_its_start_and_no_attempt() -> None:
+    played = Played()
+    played.begins(0)
+    parent = played.process
+    child_ns = BEGAN + 20 * S
+    child = parent._replace(began_ns=child_ns, started_ns=child_ns)
+    played.time.note([parent, child], (), BEGAN + 25 * S)
+    played.time.begin("0", child_ns, child_ns, trains=True)
+    played.steps(1, 10, 30)
+
+    assert [each["attempt"] for each in played.attempts] == [1]
+    assert played.seconds["start"] == pytest.approx(30)
+    assert "between_attempts" not in played.seconds
+
+
 def test_a_run_that_ended_well_loses_nothing_until_somebody_goes_on_with_it() -> None:
     played = Played()
     played.begins(0)

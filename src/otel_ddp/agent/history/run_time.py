@@ -130,6 +130,11 @@ class RunTime:
         known, told = self._ranks.get(rank), self.attempts.told
         if "/" in rank or (known is not None and began_ns <= known.began_ns):
             return
+        if known is not None and not known.has_trained and self._is_at_work(rank, known):
+            # A process that has opened the run starts the one that trains.
+            if trains:
+                known.began_ns = began_ns
+            return
         state, ended_ns = self._last_end() if told else ("", 0)
         is_next = known is not None and known.attempt == told[-1]["attempt"]
         if not told or is_next or 0 < ended_ns < began_ns:
@@ -146,6 +151,10 @@ class RunTime:
             self._fill_gap(rank, known, started_ns)
             until_ns = max(known.until_ns, started_ns)
         self._ranks[rank] = _Rank(told[-1]["attempt"], began_ns, until_ns)
+
+    def _is_at_work(self, rank: str, known: _Rank) -> bool:
+        process = self._processes.get((rank, known.began_ns))
+        return process is not None and not process.ended_ns
 
     def _last_end(self) -> tuple[str, int]:
         """How and when the present attempt ended; nothing while a process of it is left."""
