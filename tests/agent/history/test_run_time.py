@@ -241,6 +241,24 @@ def test_a_hang_is_counted_while_it_lasts_and_until_the_process_ends() -> None:
     assert sum(played.seconds.values()) == pytest.approx(45)
 
 
+def test_a_hang_before_the_program_has_told_a_number_is_one() -> None:
+    played = Played()
+    played.begins(0)
+    played.steps(1, 10, 1, logged=0)
+    played.ends(10)
+    played.begins(20)
+    # What these are is not known yet.
+    played.steps(1, 5, 21)
+    since_ns = BEGAN + 25 * S
+    hang = {"kind": "stall", "since_ns": since_ns, "until_ns": None, "who": {}, "sentence": ""}
+    played.notes(40, hang)
+    played.ends(41)
+
+    found = played.seconds
+    assert (found["start"], found["unknown"]) == (pytest.approx(2), pytest.approx(4 + 1))
+    assert found["hang"] == pytest.approx(15)
+
+
 def test_waiting_for_a_late_rank_is_lost_to_that_rank() -> None:
     played = Played()
     played.begins(0)
@@ -299,6 +317,16 @@ def test_a_process_that_evaluates_beside_the_training_has_no_part_in_it() -> Non
     played.time.feed("eval/0", "host", [step(1, 5)])
 
     assert played.seconds == before
+
+
+def test_the_numbers_of_what_is_beside_the_training_are_its_own() -> None:
+    played = killed_at_100_and_saved_at_60()
+    before = played.attempts
+    played.time.begin("critic/0", BEGAN, BEGAN, trains=True)
+    placed = played.time.feed("critic/0", "host", [step(n, n, logged=7 * n) for n in range(1, 300)])
+
+    assert [each.number for each in placed] == list(range(1, 300))
+    assert played.attempts == before
 
 
 def test_the_clock_of_the_device_counts_where_there_is_one() -> None:

@@ -125,7 +125,8 @@ class Attempts:
 
     def go_on(self) -> None:
         """A process of it is left after all."""
-        self.told[-1].pop("ended_ns", None)
+        for key in ("ended_ns", "state"):
+            self.told[-1].pop(key, None)
 
     def reach(self, rank: str, step: int) -> None:
         """The process of this rank has ended, and had come to this step.
@@ -167,7 +168,7 @@ class Attempts:
         return placed
 
     def release(self, rank: str, clock: str) -> list[Placed]:
-        """The held steps of a process that has ended: no rank will number them any more."""
+        """The held steps of a process that has ended or hangs: no rank will number them soon."""
         held = self._held.pop((rank, clock), ())
         placed = [self._placed(each) for each in held]
         self._note(placed)

@@ -180,6 +180,9 @@ class RunTime:
 
     def feed(self, rank: str, clock: str, steps: Iterable[Step]) -> list[Placed]:
         """The steps of its present process by one clock; those whose places are known by now."""
+        if rank not in self._ranks:
+            # What is beside the training has steps of its own.
+            return [Placed(each, each.number, False) for each in steps if each.number is not None]
         placed = self.attempts.place(rank, clock, steps)
         self._count(rank, clock, placed)
         return placed
@@ -242,16 +245,17 @@ class RunTime:
             known = self._ranks.get(each.rank)
             if known is None or known.began_ns != each.began_ns or known.has_ended:
                 continue
-            if not each.ended_ns:
-                if self._hangs_since_ns and known.has_trained:
-                    self._spend(known, "productive", min(self._hangs_since_ns, now_ns))
-                    self._spend(known, "hang", now_ns)
+            if not each.ended_ns and not self._hangs_since_ns:
                 continue
             for clock in ("device", "host"):
                 placed = self.attempts.release(each.rank, clock)
                 self._count(each.rank, clock, placed)
                 released.append((each.rank, clock, placed))
-            self._end(known, each)
+            if each.ended_ns:
+                self._end(known, each)
+            elif known.has_trained:
+                self._spend(known, "productive", min(self._hangs_since_ns, now_ns))
+                self._spend(known, "hang", now_ns)
         if self._ranks and "ended_ns" not in self.attempts.told[-1]:
             state, ended_ns = self._last_end()
             if ended_ns:

@@ -102,18 +102,20 @@ def _lines(title: str, found: Goodput, price: Price | None, look: str) -> Iterat
     yield from padded(rows, right=heads[:-1])
     if len(found.attempts) > 1:
         yield ""
-        yield from padded([_HEADS, *map(_attempt, found.attempts)], right=_HEADS[2:5])
+        # The end of an earlier one is not known where no agent was there, nor is its journal.
+        ends = ["-"] * (len(found.attempts) - 1) + ["goes on"]
+        yield from padded([_HEADS, *map(_attempt, found.attempts, ends)], right=_HEADS[2:5])
 
 
 _HEADS = ("attempt", "began", "from step", "to step", "done twice", "ended", "why")
 
 
-def _attempt(told: Mapping[str, Any]) -> tuple[str, ...]:
+def _attempt(told: Mapping[str, Any], no_end: str) -> tuple[str, ...]:
     now_ns = time.time_ns()
     words = [cell(told.get(key), "-") for key in ("first_step", "last_step")]
     twice = str(told["repeated_steps"] or "-")
     began = shown_time(told["began_ns"], now_ns)
-    ended = cell(told.get("state"), "goes on")
+    ended = cell(told.get("state"), no_end)
     if "ended_ns" in told:
         ended += f" {shown_time(told['ended_ns'], now_ns)}"
     return str(told["attempt"]), began, *words, twice, ended, cell(told.get("why"))
