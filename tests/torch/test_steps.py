@@ -208,6 +208,23 @@ def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Pla
     assert Journal(place.journals()[0]).progress.step == 2000
 
 
+def test_a_number_that_the_user_logs_is_told_also_where_it_is_ours(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model, optimizer = watched()
+    for number in (1, 2, 3):
+        train(model, optimizer, 1)
+        run.log({"loss": 1.0}, step=number)
+    run.finish()
+
+    with closing(JournalReader(place.journals()[0])) as reader:
+        stream = StepStream(reader.created_ns)
+        records = [each for each in reader.read() if isinstance(each, Steps)]
+        found = [step for each in records for step in stream.feed(each)]
+    # The first one ended before there was a number.
+    assert [(each.number, each.logged) for each in found] == [(1, None), (2, 2), (3, 3)]
+
+
 @pytest.mark.parametrize("value", [0.5, torch.tensor(0.5)])
 @pytest.mark.parametrize(
     ("logged", "shown"),

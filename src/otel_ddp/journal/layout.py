@@ -83,7 +83,8 @@ STEP_NUMBER, STEP_GC, STEP_SKIPPED = 0x82, 0x83, 0x84
 STEP_RETRIES = 0x85
 # Of the step that ends next: the tokens it worked on, or the samples where there are none.
 STEP_WORK = 0x86
-# Of the step that ends next: under which number the user logs it, where that is another one.
+# Of the step that ends next: under which number the user logs it, where one was logged or that is
+# another one.
 STEP_LOGGED = 0x87
 # Of the device's step that ends next: a phase, from this bit on, and for how many nanoseconds of it
 # the device kept up with the host; and how long after the host it reached this end.

@@ -69,7 +69,7 @@ class Step(NamedTuple):
     work: int = 0
     """Tokens; or samples if it has no tokens; 0 if neither is known."""
     logged: int | None = None
-    """The number under which the user logs it, if it differs."""
+    """The number under which the user logs it, if one was logged or it differs."""
     paced: tuple[int, ...] = ()
     """On the device's clock, for some phases: the phase, and for how long the device kept up with
     the host, in one number as in the journal."""
