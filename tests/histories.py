@@ -58,6 +58,7 @@ def write_history(
     about: Mapping[str, Any] = {},
     bound: str = "",
     constants: Mapping[str, float] = {},
+    gpu: str = "H100",
 ) -> Path:
     """A run: of *late*, forward takes 1.5 times as long; *slower* are factors of all, by phase.
 
@@ -108,10 +109,10 @@ def write_history(
                     for step in range(0, steps, 1 if split == "train" else 10)
                 ]
                 values[key] = value_sums(file, key, points)
-        device = (("gpu", str(rank)), ("hw.id", f"GPU-{rank}"), ("hw.model", "H100"))
-        gpu = SeriesKey("node", "hw.gpu.utilization", label, (*device, ("hw.type", "gpu")))
+        device = (("gpu", str(rank)), ("hw.id", f"GPU-{rank}"), ("hw.model", gpu))
+        key = SeriesKey("node", "hw.gpu.utilization", label, (*device, ("hw.type", "gpu")))
         seconds = range(now_ns // S, at_ns[-1] // S + 1)
-        values[gpu] = value_sums(file, gpu, [(s, s * S, chance.uniform(0.7, 0.9)) for s in seconds])
+        values[key] = value_sums(file, key, [(s, s * S, chance.uniform(0.7, 0.9)) for s in seconds])
     for name, value in constants.items():
         key = SeriesKey("value", name, str(first_rank), (("split", "train"),))
         points = [(step, at_ns[step + 1], value) for step in range(steps)]
@@ -176,6 +177,23 @@ def write_history(
     )
     file.close()
     return path
+
+
+SPENT_S = {"productive": 60.0, "start": 20.0, "late_rank": 5.0, "repeated": 12.0, "unknown": 3.0}
+"""What `two_attempts` has of each cause."""
+
+
+def two_attempts(began_ns: int, why: str = "rank 1 (node-0) left without a word") -> dict[str, Any]:
+    """Of `about`: a run that was killed after ten seconds, at step 99, and went on from 60."""
+    killed_ns = began_ns + 10 * S
+    first = {"attempt": 1, "began_ns": began_ns, "first_step": 0, "last_step": 99}
+    first |= {"ended_ns": killed_ns, "state": "killed", "why": why}
+    second = {"attempt": 2, "began_ns": killed_ns + 2 * S, "first_step": 60, "last_step": 199}
+    late = {"rank 2 (node-0)": 5.0}
+    return {
+        "time": {"seconds": SPENT_S, "late": late, "ranks": {}},
+        "attempts": [first, {**second, "repeated_steps": 40}],
+    }
 
 
 def write_profile(root: Path, group: str, run: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp.history.reader import listed, mapping, whole
+from otel_ddp.history.reader import History, listed, mapping, whole
 from otel_ddp.history.terminal import shown_s
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary.words import TIME_CAUSES
@@ -41,6 +41,20 @@ class Goodput(NamedTuple):
         }
 
 
+class Costs(NamedTuple):
+    """What the time of a run has cost."""
+
+    currency: str
+    per_hour: float
+    """Of one rank: the mean, where nodes have GPUs of several kinds."""
+    of: Mapping[str, float]
+    """By cause."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.of.values())
+
+
 def goodput_of(run: WholeRun) -> Goodput | None:
     """None where no node has counted: a run without steps, or one of an earlier version."""
     seconds: dict[str, float] = {}
@@ -57,6 +71,42 @@ def goodput_of(run: WholeRun) -> Goodput | None:
         return None
     ordered = {each: seconds[each] for each in TIME_CAUSES if each in seconds}
     return Goodput(ordered, late, [_plain(each) for each in attempts])
+
+
+def costs_of(run: WholeRun, prices: Mapping[str, tuple[float, str]]) -> Costs | None:
+    """None where the time of some node has no price.
+
+    *prices*: of an hour of one rank with its currency, by the name of its GPU; by an empty name:
+    whatever it has.
+    """
+    found: dict[str, float] = {}
+    spent_s, currency = 0.0, ""
+    for history in run.histories if prices else ():
+        seconds = mapping(mapping(history.about.get("time")).get("seconds"))
+        price = prices.get("") or prices.get(_gpu(history))
+        if price is None:
+            if seconds:
+                return None
+            continue
+        amount, currency = price
+        for cause in TIME_CAUSES.keys() & seconds.keys():
+            found[cause] = found.get(cause, 0.0) + seconds[cause] / 3600 * amount
+            spent_s += seconds[cause]
+    if not spent_s:
+        return None
+    ordered = {each: found[each] for each in TIME_CAUSES if each in found}
+    return Costs(currency, sum(found.values()) / spent_s * 3600, ordered)
+
+
+def _gpu(history: History) -> str:
+    """The name of the GPUs under the ranks of this node; empty where they differ or have none."""
+    models = {
+        dict(each.key.labels).get("hw.model", "")
+        for each in history.series("node")
+        if each.key.rank
+    }
+    models.discard("")
+    return models.pop() if len(models) == 1 else ""
 
 
 def _plain(attempt: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,28 +7,18 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp import settings
 from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import cell, padded, print_answer
 from otel_ddp.errors import ConfigError
-from otel_ddp.history.goodput import Goodput, goodput_of
+from otel_ddp.history.goodput import Costs, Goodput, costs_of, goodput_of
 from otel_ddp.history.terminal import shown_s, shown_time
 from otel_ddp.vocabulary.words import TIME_CAUSES
 
 SCHEMA = 1
 """It rises with every change of the keys."""
-
-
-class Price(NamedTuple):
-    """Of one rank, for an hour."""
-
-    amount: float
-    currency: str
-
-    def of(self, spent_s: float) -> float:
-        return spent_s / 3600 * self.amount
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +42,9 @@ def run(options: argparse.Namespace) -> int:
     from otel_ddp.history.reader import Unreadable
 
     try:
-        said = settings.read().gpu_hour_price
-        price = None if said is None else Price(*said)
+        prices = settings.read().prices()
         with find_run(options.which, history_directory()) as run:
+            costs = costs_of(run, prices)
             found, title = goodput_of(run), "/".join(filter(None, (run.group, run.name)))
             of = {"schema": SCHEMA, "group": run.group, "run": run.name, "look": run.look}
         if found is None:
@@ -66,21 +56,21 @@ def run(options: argparse.Namespace) -> int:
         print(f"otel-ddp goodput: {why}", file=sys.stderr)
         return 2
     if options.json:
-        told = {**of, "goodput": found.to_json(), "price": _priced(found, price)}
+        told = {**of, "goodput": found.to_json(), "price": _priced(costs)}
         return print_answer(json.dumps(told, indent=2))
-    return print_answer("\n".join(_lines(title, found, price, str(of["look"]))))
+    return print_answer("\n".join(_lines(title, found, costs, str(of["look"]))))
 
 
-def _priced(found: Goodput, price: Price | None) -> dict[str, Any] | None:
-    if price is None:
+def _priced(costs: Costs | None) -> dict[str, Any] | None:
+    if costs is None:
         return None
-    costs = {each: round(price.of(spent_s), 2) for each, spent_s in found.seconds.items()}
-    return {"per_hour": price.amount, "currency": price.currency, "costs": costs}
+    each = {cause: round(amount, 2) for cause, amount in costs.of.items()}
+    return {"per_hour": round(costs.per_hour, 6), "currency": costs.currency, "costs": each}
 
 
-def _lines(title: str, found: Goodput, price: Price | None, look: str) -> Iterator[str]:
+def _lines(title: str, found: Goodput, costs: Costs | None, look: str) -> Iterator[str]:
     hours = found.total_s / 3600
-    paid = f", {price.of(found.total_s):.2f} {price.currency}" if price else ""
+    paid = f", {costs.total:.2f} {costs.currency}" if costs else ""
     yield (
         f"{cell(title)}: {found.share('productive'):.1%} of {hours:.3g} hours of all its ranks "
         f"together moved it on{paid}"
@@ -88,15 +78,15 @@ def _lines(title: str, found: Goodput, price: Price | None, look: str) -> Iterat
     if look:
         yield look
     yield ""
-    heads = ("share", "time", *([price.currency] if price else []), "what")
+    heads = ("share", "time", *([costs.currency] if costs else []), "what")
     rows = [heads]
     for cause, spent_s in found.seconds.items():
-        costs = [f"{price.of(spent_s):.2f}"] if price else []
+        cost = [f"{costs.of.get(cause, 0.0):.2f}"] if costs else []
         what = TIME_CAUSES[cause]
-        rows.append((f"{found.share(cause):.1%}", shown_s(spent_s), *costs, what))
+        rows.append((f"{found.share(cause):.1%}", shown_s(spent_s), *cost, what))
         if cause == "late_rank":
             rows += [
-                (f"{late_s / found.total_s:.1%}", shown_s(late_s), *[""] * len(costs), f"  {who}")
+                (f"{late_s / found.total_s:.1%}", shown_s(late_s), *[""] * len(cost), f"  {who}")
                 for who, late_s in sorted(found.late.items(), key=lambda each: -each[1])[:10]
             ]
     yield from padded(rows, right=heads[:-1])
