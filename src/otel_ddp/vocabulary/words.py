@@ -121,6 +121,20 @@ TIME_CAUSES: Mapping[str, str] = {
     "end": "after the last step",
     "unknown": "not known",
 }
+# On boards and on the page: what is a phase too has its colour, and neighbours differ.
+TIME_COLOURS: Mapping[str, str] = {
+    "productive": "#73BF69",
+    "start": "#5794F2",
+    "data": PHASE["data"].colour,
+    "checkpoint": PHASE["checkpoint"].colour,
+    "evaluation": PHASE["eval"].colour,
+    "late_rank": "#B877D9",
+    "hang": "#F2495C",
+    "repeated": "#FF9BBF",
+    "between_attempts": "#5F6B7A",
+    "end": "#C0A080",
+    "unknown": "#B5BAC0",
+}
 
 # The labels of one process; a verdict about a whole run or node has fewer of them.
 Labels = tuple[tuple[str, str], ...]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from histories import write_history
+from histories import two_attempts, write_history
 from history.page.serving import Served
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.node import socket_owners
@@ -54,9 +54,10 @@ def live() -> Mapping[str, Any]:
 
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
-    write_history(tmp_path, "alive", late=1, state="running")
+    spent = two_attempts(10**18, why="secret")
+    write_history(tmp_path, "alive", late=1, state="running", about=spent)
     write_history(tmp_path, "ended")
-    app = App(tmp_path, live=live, ask_stacks=lambda *_: [])
+    app = App(tmp_path, live=live, ask_stacks=lambda *_: [], prices={"": (360.0, "EUR")})
     served = Endpoint(Ledger(), "127.0.0.1", 0, app)
     served.start()
     yield served
@@ -104,6 +105,8 @@ def test_our_own_user_sees_everything(endpoint: Endpoint) -> None:
     assert json.loads(runs)["hidden"] == ""
     assert (status, found["config"]) == (200, {"lr": 0.3, "batch": 32})
     assert found["ranks"][0]["reason"] == "RuntimeError: secret"
+    assert [each.get("why") for each in found["time"]["attempts"]] == ["secret", None]
+    assert found["time"]["cost"] == pytest.approx(10.0)
     assert "secret.py" in ask(endpoint.port, "/api/now")[1]
     assert ask(endpoint.port, "/api/stacks", "POST", "X-Otel-Ddp: page\r\n")[0] == 200
 
@@ -148,6 +151,10 @@ def test_another_user_sees_no_more_than_metrics_tell(endpoint: Endpoint) -> None
         "profile": 403,
     }
     assert [each["run"] for each in json.loads(answers["/api/runs"][1])["runs"]] == ["alive"]
+    spent = json.loads(answers["/api/run?run=alive"][1])["time"]
+    assert spent["causes"][0]["share"] == 0.6
+    assert spent["attempts"][0]["last_step"] == 99
+    assert {spent["cost"], *(each["cost"] for each in spent["causes"])} == {None}
     assert "OTEL_DDP_WEB_CONFIG" in json.loads(answers["/api/runs"][1])["hidden"]
     everything = " ".join(body for _, body in answers.values())
     for word in ("secret", "is slow in", "batch", "training begins"):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from amd_boards import AmdBoards, mi300x
-from histories import S, value_sums, write_history
+from histories import SPENT_S, S, two_attempts, value_sums, write_history
 from history.page.serving import Served
 from intel_boards import UUID, IntelBoard
 from otel_ddp.agent.node.gpu.amd import Amd
@@ -32,13 +32,15 @@ from otel_ddp.journal.process_state import ProcessState
 from stack.browser import chromium
 
 PATIENCE_MS = 60_000
+PRICES = {"H100": (360.0, "EUR")}
 LATE = "/run/late?group=sweep"
 BOTH = "/compare?run=late&group=sweep&run=other&group=sweep"
 MARKUP = "<img src=x onerror=document.title='bad'>"
-MARKED = (
-    "document.querySelector('figure[data-picture=loss] .plot').layout.annotations"
+MARKS_IN = (
+    "document.querySelector('figure[data-picture=\"{}\"] .plot').layout.annotations"
     ".map(e => [e.text, e.x])"
 )
+MARKED = MARKS_IN.format("loss")
 MI300X = "AMD Instinct MI300X OAM"
 # The colours of a picture's lines, by rank.
 COLORS = """title => document.querySelector(`figure[data-picture="${title}"] .plot`).data
@@ -103,12 +105,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "min": {"value": 0.0625, "step": 280},
     }
     names = ("loss", "accuracy", "lr")
+    again = two_attempts(began_ns, why=MARKUP)
+    write_history(folder, "again", group="again", ranks=1, began_ns=began_ns, about=again)
+    spent = {"productive": 18.2, "start": 1.9, "data": 0.4, "late_rank": 2.1, "end": 0.2}
     write_history(
         *(folder, "late"),
         late=2,
         names=names,
         began_ns=began_ns,
-        about={"summary": [row], "cost": {"agent_cpu_s": 2.0}},
+        about={
+            "summary": [row],
+            "cost": {"agent_cpu_s": 2.0},
+            "time": {"seconds": spent, "late": {"rank 2 (node-0)": 2.1}},
+        },
         bound="compute-bound",
         constants={"rate": 7e-10},
     )
@@ -143,7 +152,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Served]:
-    with Served(App(folder, live=live, ask_stacks=stacks)) as served:
+    with Served(App(folder, live=live, ask_stacks=stacks, prices=PRICES)) as served:
         yield served
 
 
@@ -297,6 +306,59 @@ def test_the_page_of_a_run(window: Window, folder: Path, look: str) -> None:
     assert f"{round(100 * waits / took)} %" in phases
     # The rank that is late works most.
     assert work.startswith("rank 2:")
+
+
+# How much of the bar each cause has.
+BAR = """[...document.querySelectorAll('.bar > span')].map(each =>
+    [each.dataset.cause, each.offsetWidth / each.parentElement.offsetWidth])
+"""
+
+
+def test_a_run_shows_what_its_time_went_to_and_its_attempts(
+    window: Window, folder: Path, tmp_path: Path
+) -> None:
+    with find_run("again", folder) as run:
+        (tmp_path / "report.html").write_text(answers.saved(run))
+    page = window.open("/run/again?group=again&x=time")
+    causes = page.locator(".causes li")
+    causes.first.wait_for()
+    bar, told = dict(page.evaluate(BAR)), causes.all_inner_texts()
+    rows = page.get_by_role("region", name="Attempts").locator("tbody tr")
+    attempts = [each.split("\t") for each in rows.all_inner_texts()]
+    window.figure("loss")
+    window.figure("Step time")
+    against_time = page.evaluate(MARKED), page.evaluate(MARKS_IN.format("Step time"))
+    brief = page.get_by_role("link", name="attempt 2, 60.0 % moved it on").get_attribute("href")
+    page.get_by_role("combobox", name="x", exact=True).select_option("step")
+    page.wait_for_function(f"() => {MARKED}[0]?.[1] === 60")
+    window.draw_all()
+    page.wait_for_function(f"() => !{MARKS_IN.format('Step time')}.length")
+    against_steps = page.evaluate(MARKED)
+    check_accessibility(page)
+    page.goto((tmp_path / "report.html").as_uri())
+    page.locator(".causes li").first.wait_for()
+    saved, saved_bar = page.locator(".causes").inner_text(), dict(page.evaluate(BAR))
+
+    for cause, spent_s in SPENT_S.items():
+        assert bar[cause] == pytest.approx(spent_s / 100, abs=0.005)
+    # A tenth of a euro a second.
+    assert told == [
+        "■ steps that moved the run on 60.0 % · 60 s · 6.00 EUR",
+        "■ starting, until the first step has ended; compiling 20.0 % · 20 s · 2.00 EUR",
+        "■ waiting for a late rank or node 5.0 % · 5 s · 0.50 EUR (rank 2 (node-0) 5 s)",
+        "■ steps done twice, after a restart 12.0 % · 12 s · 1.20 EUR",
+        "■ not known 3.0 % · 3 s · 0.30 EUR",
+    ]
+    first, second = attempts
+    assert (first[0], *first[2:6], first[7]) == ("1", "", "0", "99", "–", MARKUP)
+    assert first[6].startswith("killed ")
+    assert second[0:1] + second[2:] == ["2", "2 s", "60", "199", "40", "goes on", ""]
+    assert [[each[0] for each in picture] for picture in against_time] == [["attempt 2"]] * 2
+    assert against_steps == [["attempt 2", 60]]
+    assert brief == "#spent"
+    assert "60.0 % · 60 s" in saved
+    assert "EUR" not in saved
+    assert saved_bar == bar
 
 
 def write_boards(file: RunFile, folder: Path) -> None:

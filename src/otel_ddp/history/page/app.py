@@ -27,6 +27,7 @@ from otel_ddp.history.page.exchange import (
 )
 from otel_ddp.history.page.runs import Live, Runs
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
+from otel_ddp.history.page.time_spent import Prices
 from otel_ddp.history.reader import Unreadable
 from otel_ddp.journal.layout import MOST_PROFILED_STEPS
 
@@ -75,11 +76,13 @@ class App:
         profiler: Profiler | None = None,
         postmortem_folders: Sequence[Path] = (),
         profile_folder: Path | None = None,
+        prices: Prices | None = None,
     ) -> None:
         """*live*: None where there is no agent, but a folder alone.
 
         *ours*: the folder is read only while it is closed to other users; else whatever is there.
         *disk_hangs*: whether a thread that reads the folder may wait for long.
+        *prices*: what an hour of a rank costs, by the name of its GPU.
         *profile_folder*: None for where `otel-ddp profile` writes without `--out`.
         """
         self._runs = Runs(folder, ours)
@@ -92,6 +95,7 @@ class App:
         self._named_folders = [] if ours else [folder]
         self._profiles = profile_folder or beside.profile_directory()
         self._files = StaticFiles()
+        self._prices = prices or {}
 
     def answer(self, question: Question) -> Answer:
         """The answer, whatever is asked; raises nothing."""
@@ -178,7 +182,7 @@ class App:
             if name == "trace":
                 return answers.trace(run, question, at)
             if name == "run":
-                found = runs.head(run, self._now_known(), question.is_private())
+                found = runs.head(run, self._now_known(), question.is_private(), self._prices)
             elif name in answers.ANSWERS:
                 found = answers.ANSWERS[name](run, question)
             elif name in answers.BESIDE:

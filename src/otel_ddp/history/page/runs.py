@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp.history import directory
 from otel_ddp.history.page.exchange import Refused
+from otel_ddp.history.page.time_spent import Prices, time_spent
 from otel_ddp.history.reader import (
     History,
     Unreadable,
@@ -195,8 +196,8 @@ def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
 # -- one run
 
 
-def head(run: WholeRun, live: Live, private: bool) -> dict[str, Any]:
-    """State, ranks, verdicts, gaps, configuration."""
+def head(run: WholeRun, live: Live, private: bool, prices: Prices) -> dict[str, Any]:
+    """State, ranks, what its time went to, verdicts, gaps, configuration."""
     about, of_run, state = run.about, (run.group, run.name), run.state
     seen_ns = whole(about.get("seen_ns"))
     ranks = {**run.ranks}
@@ -221,6 +222,7 @@ def head(run: WholeRun, live: Live, private: bool) -> dict[str, Any]:
             {key: each[key] for key in shown if key in each} | {"rank": rank}
             for rank, each in sorted(ranks.items(), key=lambda one: rank_order(one[0]))
         ],
+        "time": time_spent(run, prices, private),
         "verdicts": told,
         "worst": next((each for each in _worst_first(told) if not each["harmless"]), None),
         "gaps": [

@@ -6,6 +6,7 @@ import { el, fill, table } from "./dom.js";
 import { duration, number, seconds, time } from "./format.js";
 import { Events, Postmortems, Profiles, Verdicts } from "./happenings.js";
 import { NodePictures } from "./node.js";
+import { inBrief, timeSpent } from "./spent.js";
 import { Timing } from "./timing.js";
 import { named, OVER, openTroubles, said } from "./verdicts.js";
 import { Values, look as readLook, lookControls } from "./values.js";
@@ -34,6 +35,7 @@ class Run {
     this.values = new Values(this, this.axis, this.look);
     this.timing = new Timing(this, this.axis, this.look);
     this.node = new NodePictures(this, this.axis);
+    this.spent = el("div");
     this.happened = new Verdicts();
     this.private = el("div");
     this.postmortems = new Postmortems(this);
@@ -41,7 +43,7 @@ class Run {
     this.events = new Events(this);
     this.about = el("section", { "aria-labelledby": "about" });
     this.element = el(
-      "div", {}, el("h1", {}, run), this.top, this.controls, this.values.element, this.timing.element,
+      "div", {}, el("h1", {}, run), this.top, this.controls, this.values.element, this.spent, this.timing.element,
       this.node.element, this.happened.element, this.private,
     );
   }
@@ -52,6 +54,10 @@ class Run {
 
   verdicts() {
     return this.head ? this.head.verdicts : [];
+  }
+
+  attempts() {
+    return this.head?.time?.attempts || [];
   }
 
   start() {
@@ -128,7 +134,7 @@ class Run {
     const ranks = table("Ranks", ["rank", "node", "state", "step", "phase", "since", "reason"], rows, { class: "scroll tall" });
     fill(
       this.top,
-      el("p", {}, state, ` · ${facts.filter(Boolean).join(" · ")}`),
+      el("p", {}, state, ` · ${facts.filter(Boolean).join(" · ")}`, inBrief(head)),
       head.silent ? el("p", { class: "warn" }, `No agent has written since ${time(head.seen_ns)}: whether it still runs is not known here.`) : null,
       head.look ? el("p", {}, head.look) : null,
       troubles.map((each) => el("p", { class: "bad verdict" }, said(each))),
@@ -137,6 +143,7 @@ class Run {
       head.gaps.map((gap) => el("p", { class: "warn" }, `Not all was kept on ${gap.node} from ${time(gap.since_ns)} to ${gap.until_ns ? time(gap.until_ns) : "now"}: ${gap.why}.`)),
       ranks, best(head.summary),
     );
+    fill(this.spent, timeSpent(head));
   }
 
   showAbout() {

@@ -51,7 +51,7 @@ function phases(answer, kind, run, look) {
   const share = ({ shown: called, mean_s }) => `${called}: ${seconds(mean_s)} a step, ${Math.round((100 * mean_s) / whole)} %`;
   const who = look.rank ? `rank ${look.rank}` : answer.ranks.length > 1 ? `mean of ${answer.ranks.length} ranks` : "one rank";
   return {
-    traces, layout: { yaxis: time(), showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, ...marks(run.verdicts(), kind) },
+    traces, layout: { yaxis: time(), showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, ...marks(run.verdicts(), kind, begun(run, kind)) },
     notes: [`step: ${seconds(whole)}, ${who}`, ...shown.map(share), ...wide(answer)], label: shown.map(share).join(". "),
   };
 }
@@ -81,7 +81,7 @@ function stepTime(answer, kind, run) {
   const left = answer.ranks.length - MOST_LINES;
   if (left > 0) notes.unshift(`${left} further ranks are not drawn: choose one.`);
   return {
-    traces, layout: { yaxis: time(), ...marks(run.verdicts(), kind) },
+    traces, layout: { yaxis: time(), ...marks(run.verdicts(), kind, begun(run, kind)) },
     notes: [...wide(answer), ...notes], label: notes.slice(0, 4).join(". "),
   };
 }
@@ -109,6 +109,11 @@ function heatmap(answer, kind, column, colorscale) {
     layout: { yaxis: { type: "category", title: { text: "rank" }, autorange: "reversed" } },
     notes: [...told, ...rare, ...wide(answer)], label: `From most to least: ${told.join(". ")}.`,
   };
+}
+
+/** Against steps nothing: they are as we count them, which a program's own number need not be. */
+function begun(run, kind) {
+  return kind === "time" ? run.attempts() : [];
 }
 
 function wide({ wide: steps }) {

@@ -100,7 +100,7 @@ export class Values {
           dashed: (each) => splits.indexOf(each.split || ""),
           smoothing: look.smoothing, log: look.log,
         });
-        const layout = { yaxis: { type: look.log ? "log" : "linear" }, ...marks(this.run.verdicts(), kind) };
+        const layout = { yaxis: { type: look.log ? "log" : "linear" }, ...marks(this.run.verdicts(), kind, this.run.attempts()) };
         return { ...drawn, layout };
       },
     });

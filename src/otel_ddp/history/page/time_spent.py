@@ -1,0 +1,43 @@
+"""What the page shows of a run's time: what each cause has taken and cost, and the attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from otel_ddp.history.goodput import costs_of, goodput_of
+from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.vocabulary.words import TIME_CAUSES, TIME_COLOURS
+
+Prices = Mapping[str, tuple[float, str]]
+"""As for `costs_of`."""
+
+
+def time_spent(run: WholeRun, prices: Prices, private: bool) -> dict[str, Any] | None:
+    """None where nothing was counted. *private*: with costs, and why attempts ended."""
+    found = goodput_of(run)
+    if found is None:
+        return None
+    costs = costs_of(run, prices) if private else None
+    return {
+        "causes": [
+            {
+                "name": cause,
+                "shown": TIME_CAUSES[cause],
+                "colour": TIME_COLOURS[cause],
+                "spent_s": spent_s,
+                "share": found.share(cause),
+                "cost": costs.of.get(cause) if costs else None,
+            }
+            for cause, spent_s in found.seconds.items()
+        ],
+        "late": sorted(found.late.items(), key=lambda each: -each[1]),
+        "rank_s": found.total_s,
+        "cost": costs.total if costs else None,
+        "currency": costs.currency if costs else "",
+        "attempts": [
+            # Why it ended may hold texts of errors.
+            {key: told for key, told in each.items() if private or key != "why"}
+            for each in found.attempts
+        ],
+    }
