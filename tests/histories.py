@@ -6,7 +6,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,12 @@ def write_history(
     bound: str = "",
     constants: Mapping[str, float] = {},
     gpu: str = "H100",
+    verdicts: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """A run: of *late*, forward takes 1.5 times as long; *slower* are factors of all, by phase.
 
     *bound*: the sentence of a verdict that nothing is wrong. *constants*: further values of rank 0.
+    *verdicts*: further ones.
     """
     chance = random.Random(seed)
     now_ns = time.time_ns() if began_ns is None else began_ns
@@ -138,16 +140,16 @@ def write_history(
         for rank in range(ranks)
     }
     who = {"group": group, "run": run, "node": node}
-    verdicts: list[dict[str, Any]] = []
+    told_in_all = [{"phase": "", "step": None, "sentence": "", **each} for each in verdicts]
     if late is not None:
         rank = first_rank + late
         sentence = f"rank {rank} is slow in forward: 3.0 ms more than others"
         told = {"kind": "straggler", "phase": "forward", "step": 100, "sentence": sentence}
         since_ns = at_ns[min(61, steps)]
-        verdicts.append({**told, "who": {**who, "rank": str(rank)}, "since_ns": since_ns})
+        told_in_all.append({**told, "who": {**who, "rank": str(rank)}, "since_ns": since_ns})
     if bound:
         told = {"kind": "bound", "phase": "compute", "step": 200, "sentence": bound}
-        verdicts.append({**told, "who": who, "since_ns": at_ns[min(200, steps)]})
+        told_in_all.append({**told, "who": who, "since_ns": at_ns[min(200, steps)]})
     events = [
         Event(at_ns[1], 1, "0", "log", "INFO", "training begins", {}),
         Event(at_ns[-1], steps - 1, "0", "log", "WARN", "<b>loss</b> & more", {"logger": "train"}),
@@ -173,7 +175,7 @@ def write_history(
             **about,
         },
         events=events,
-        verdicts=verdicts,
+        verdicts=told_in_all,
     )
     file.close()
     return path

@@ -18,6 +18,7 @@ PINNED = {
     ("runs", 1): "f9c6391d476ca850",
     ("report", 3): "6871326d4771c331",
     ("goodput", 1): "d48ded546a924a74",
+    ("nodes", 1): "471901a3beb917a1",
     ("compare", 2): "08b9abb7886c0770",
     ("stacks", 1): "add94b0d7e572e29",
     ("verdicts", 1): "b6ccb70bd453c0a6",

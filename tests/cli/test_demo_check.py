@@ -12,8 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from otel_ddp.cli import main
-from otel_ddp.cli.demo.check import Prometheus
+from otel_ddp.cli.demo.check import fires, why_not
 from otel_ddp.cli.fetch import NoAnswer
+from otel_ddp.cli.programs.prometheus import Prometheus
 
 RUN = "demo-hang-1"
 STATE, PENDING = f'training_state{{run="{RUN}"}}', f'ALERTS{{alertname="A",run="{RUN}"}}'
@@ -66,15 +67,15 @@ def test_what_is_missing_on_the_way_to_an_alert_is_said(
     server.series = series
     asked = Prometheus(server.url, "")
 
-    assert not asked.fires("A", RUN)
-    assert said in asked.why_not("A", RUN)
+    assert not fires(asked, "A", RUN)
+    assert said in why_not(asked, "A", RUN)
 
 
 def test_an_alert_that_fires_is_seen_and_the_token_is_sent(server: Any) -> None:
     server.series = [FIRING]
 
-    assert Prometheus(server.url, "secret").fires("A", RUN)
-    assert Prometheus(server.url.replace("://", "://me:word@"), "").fires("A", RUN)
+    assert fires(Prometheus(server.url, "secret"), "A", RUN)
+    assert fires(Prometheus(server.url.replace("://", "://me:word@"), ""), "A", RUN)
 
     assert server.tokens == ["Bearer secret", "Basic bWU6d29yZA=="]
 
@@ -89,7 +90,7 @@ def test_an_answer_that_is_none_is_said_without_the_password(
     server.status, server.body = status, body
 
     with pytest.raises(NoAnswer, match=said) as error:
-        Prometheus(server.url.replace("://", "://me:word@"), "").fires("A", RUN)
+        fires(Prometheus(server.url.replace("://", "://me:word@"), ""), "A", RUN)
 
     assert "word" not in str(error.value)
     # A redirect is not followed: the password is for this server alone.

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from otel_ddp.diagnosis.straggler import limits
+from otel_ddp.history import fleet
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import NODE_LABELS
 from stack.rule_files import load, names_in, queries_of, rules, with_needed_rules
@@ -260,6 +261,22 @@ def test_prometheus_takes_the_configuration_with_each_way_of_scraping(
         assert job.get("honor_labels", False) is (not job["job_name"].startswith("otel-collector"))
 
 
+def test_prometheus_takes_the_configuration_that_keeps_months_and_asks_for_what_is_recorded() -> (
+    None
+):
+    path = PROMETHEUS / "months.yml"
+    found = promtool("check", "config", path)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+    (job,) = load(path)["scrape_configs"]
+    patterns = re.findall(r'__name__=~"([^"]*)"', " ".join(job["params"]["match[]"]))
+    asked = {name for name in RECORDED_NAMES for each in patterns if re.fullmatch(each, name)}
+    assert {rule["record"] for rule in rules([PROMETHEUS / "rules" / "fleet.yml"])} - asked == {
+        # Of ranks: what nodes and GPUs are made of.
+        "rank:training_straggler_lost_time:rate2m"
+    }
+
+
 # -- the same run, judged twice
 
 
@@ -344,6 +361,16 @@ def test_the_rules_have_the_limits_of_the_agent() -> None:
         ("rank:training_late_excess:compute", f"{limits.PHASE_ALIKE} * rank_phase:"),
     ):
         assert written in by_name[name], name
+
+
+def test_the_rules_suspect_a_machine_by_the_numbers_of_the_command() -> None:
+    by_name = {rule["record"]: rule["expr"] for rule in rules(RULES) if "record" in rule}
+    (alert,) = [rule["expr"] for rule in ALERT_RULES if rule["alert"] == "NodeLateAgain"]
+    late = by_name["node:training_late:share30d"]
+
+    assert f">= {fleet.LATE_SHARE}" in late
+    assert f"topk by (node) ({fleet.LAST_RUNS}," in late
+    assert re.findall(r">= (\d+)", alert) == [str(fleet.TIMES_LATE), str(fleet.GROUPS)]
 
 
 # -- who is told

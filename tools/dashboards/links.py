@@ -34,7 +34,7 @@ def to_the_others(title: str, variables: Collection[str]) -> Iterator[tuple[str,
         if "Compare" not in (title, other) and other != "Runs":
             kept += _PLACES
         chosen = "&".join(f"${{{name}:queryparam}}" for name in kept if name in variables)
-        run = "&var-run=${newest:percentencode}" if one else ""
+        run = "&var-run=${newest:percentencode}" if one and "newest" in variables else ""
         yield other, f"{_board(other)}&{chosen}{run}"
 
 
@@ -74,4 +74,13 @@ def of_series(title: str, *labels: str) -> tuple[str, str]:
     return (
         f"{title}: this {' and '.join(labels)}",
         f"{_board(title)}&{kept}{chosen}&${{__url_time_range}}",
+    )
+
+
+def of_fields(title: str, *labels: str) -> tuple[str, str]:
+    """From a row of a table on a board that chooses no runs."""
+    chosen = "".join(f"&var-{label}=${{__data.fields.{label}}}" for label in labels)
+    return (
+        f"{title}: this {' and '.join(labels)}",
+        f"{_board(title)}{chosen}&${{__url_time_range}}",
     )

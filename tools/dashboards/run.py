@@ -658,17 +658,22 @@ def _events() -> list[Panel]:
         listing(
             Text(
                 "What ended ranks",
-                "Exceptions that ended training on a rank, by class.",
+                "Exceptions that ended training on a rank, by class; and what ended the rank that "
+                "was first.",
                 "The log of that rank has the traceback; the first one is the cause, the others "
                 "follow.",
             ),
+            rows(most("training.deaths", "cause", "node", "rank"), "first"),
             rows(most("training.exceptions", "error_type", "node", "rank"), "n"),
             columns=[
+                Column("cause", "First, by", width=110),
                 Column("error_type", "Exception"),
                 Column("node", width=90),
                 Column("rank", width=75),
                 Column("Value #n", "Times", levels=ABOVE_0_IS_BAD, width=85),
             ],
+            hidden=("Value #first",),
+            sort=("First, by", True),
             size=(8, 7),
         ),
         listing(

@@ -12,7 +12,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
     VariableSort,
 )
-from tools.dashboards.names import metric
+from tools.dashboards.names import metric, recorded
 from tools.dashboards.roles import IN_RANGE, having_role, last
 from tools.dashboards.selectors import (
     GROUPS,
@@ -228,6 +228,12 @@ def nodes_of_agents() -> build.QueryVariable:
     """Also those on which nothing is trained."""
     query = f"label_values({metric('system.memory.limit', NODES.rpartition(',')[0])}, node)"
     return _several("node", "Node", query, "Machines with an agent.")
+
+
+def nodes_of_runs() -> build.QueryVariable:
+    """Of the whole time: most have no rank at this moment."""
+    query = f"label_values({recorded('node:training_seen:timestamp', GROUPS)}, node)"
+    return _several("node", "Node", query, "Machines on which ranks were seen.")
 
 
 def name(selector: str) -> build.QueryVariable:

@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": ("node.doctor", "check the whole installation, and tell what to correct"),
     "goodput": ("programs.goodput", "tell what the time of a run went to, over all its attempts"),
     "mcp": ("programs.mcp", "answer an assistant's questions on the runs of this node, over MCP"),
+    "nodes": ("programs.nodes", "tell which machine has cost the ranks of its runs most, again"),
     "notify": ("node.notify", "send a test message to the addresses in OTEL_DDP_NOTIFY"),
     "open": ("open", "open the page of the newest run in the browser"),
     "page": ("page", "show a folder of kept runs in the browser, also without an agent"),

@@ -22,6 +22,7 @@ BOARDS = {
     "Ranks": "otel-ddp-ranks",
     "GPUs & nodes": "otel-ddp-gpus",
     "Compare": "otel-ddp-compare",
+    "Fleet": "otel-ddp-fleet",
     "Pipeline": "otel-ddp-pipeline",
 }
 # A board begins this long before what it is to show.

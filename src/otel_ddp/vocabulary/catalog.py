@@ -240,6 +240,10 @@ TRAINING_RESTARTS = _progress.counter("training.restarts", "{restart}")(
 TRAINING_EXCEPTIONS = _progress.counter("training.exceptions", "{exception}", "error.type")(
     "How many exceptions have ended the rank's training, by their class: none is told of before."
 )
+TRAINING_DEATHS = _progress.counter("training.deaths", "{death}", "cause")(
+    "How often the end of the rank was the first of its run's, by what ended it: none is told of "
+    "before."
+)
 TRAINING_OOMS = _progress.counter("training.ooms", "{error}")(
     "How often the rank has run out of its device's memory."
 )

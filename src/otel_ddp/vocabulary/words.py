@@ -106,6 +106,8 @@ Kind = Literal[
 ]
 VERDICTS: tuple[Kind, ...] = get_args(Kind)
 HARMLESS_VERDICTS = frozenset({"bound"})
+# In the evidence of a death that is over: it was none, or that of another rank.
+TAKEN_BACK = "taken_back"
 
 # What the time of a run goes to, in the order in which it is shown; for people, what each is.
 TIME_CAUSES: Mapping[str, str] = {

@@ -19,7 +19,7 @@ from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts import run_case as run_case_module
 from otel_ddp.agent.verdicts.answers import Answers
-from otel_ddp.agent.verdicts.journal_source import JournalSources
+from otel_ddp.agent.verdicts.journal_source import JournalSource, JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.judgement import Judgement, Named
 from otel_ddp.agent.verdicts.observe import ExitCauses
@@ -503,6 +503,36 @@ def test_a_death_is_reported_at_once_looked_at_again_and_over_when_the_run_is_st
 
     assert of("death", bench.reported()) == [("closed", "INFO")]
     assert bench.open() == []
+
+
+def test_a_death_counts_for_the_rank_that_ended_first_and_not_for_one_that_was_taken_for_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.join(0, 1, 2)
+    bench.train(25)
+    assert bench.series(catalog.TRAINING_DEATHS) == {}
+
+    bench.ranks[1].alive = False
+    bench.poll(later_s=0.01)
+    bench.poll()
+    assert bench.series(catalog.TRAINING_DEATHS) == {("1", "unknown"): 1.0}
+
+    def cause(source: JournalSource) -> dict[str, str]:
+        """The kernel says that another one was killed first."""
+        return {"out_of_memory": "kernel log"} if dict(source.labels)["rank"] == "0" else {}
+
+    monkeypatch.setattr(JournalSource, "cause", cause)
+    bench.ranks[0].alive = False
+    bench.poll(later_s=0.01)
+    bench.poll(later_s=3.0)
+    assert bench.series(catalog.TRAINING_DEATHS) == {("0", "out_of_memory"): 1.0}
+
+    # It stays told when the run is started anew.
+    bench.join(0, 1)
+    for _ in range(3):
+        bench.poll(later_s=3.0)
+    assert bench.open() == []
+    assert bench.series(catalog.TRAINING_DEATHS) == {("0", "out_of_memory"): 1.0}
 
 
 def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch, backend: str = "gloo") -> None:

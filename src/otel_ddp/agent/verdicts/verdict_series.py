@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.verdicts.judgement import compared_ranks, named
 from otel_ddp.agent.verdicts.run_case import RunCase
+from otel_ddp.diagnosis.death.cause import FOLLOWS_S
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.straggler.units import node_of
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import STALL_REASONS, Kind
+from otel_ddp.vocabulary.words import RANK_LABELS, STALL_REASONS, TAKEN_BACK, Kind
 
 # The series of verdicts that name a rank and a phase.
 _OF_RANKS: Mapping[Kind, catalog.Metric] = {
@@ -58,6 +59,22 @@ class _LostTime:
         return self._total_s
 
 
+class _Deaths:
+    """Of one rank: when it ended as the first of its run, and by what."""
+
+    def __init__(self) -> None:
+        self.causes: dict[int, str] = {}
+
+    def note(self, since_ns: int, evidence: Mapping[str, Any]) -> None:
+        """Told again and again, by this agent and by the one that leads, whose clock is another."""
+        near = (each for each in self.causes if abs(each - since_ns) <= FOLLOWS_S * 1e9)
+        since_ns = next(near, since_ns)
+        if evidence.get(TAKEN_BACK):
+            self.causes.pop(since_ns, None)
+        else:
+            self.causes[since_ns] = str(evidence["cause"])
+
+
 class VerdictSeries:
     """One per node, for all of its runs. The caller holds the ledger's lock."""
 
@@ -67,12 +84,14 @@ class VerdictSeries:
         # By run: the series that were told at the last update, and what each stays at.
         self._shown: dict[Labels, dict[tuple[catalog.Metric, Labels], float | None]] = {}
         self._lost: dict[Labels, defaultdict[Labels, _LostTime]] = {}
+        self._died: dict[Labels, defaultdict[Labels, _Deaths]] = {}
         self._origin_ns = origin_ns
 
     def update_series(self, case: RunCase, now_ns: int) -> None:
         """Write what is true of this run now, and end what no longer is."""
         shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
-        for rows in (self._lost_time, _speed, _work, _named, _stalls, _own_collectives):
+        of_time = (self._lost_time, self._deaths)
+        for rows in (*of_time, _speed, _work, _named, _stalls, _own_collectives):
             for metric, labels, value, stays_at in _contained(rows, case):
                 if case.is_here(labels):
                     self._ledger.put(metric, labels, value, now_ns, self._origin_ns)
@@ -98,15 +117,40 @@ class VerdictSeries:
             metric = catalog.TRAINING_STRAGGLER_LOST_TIME
             yield _Row(metric, rank.labels, lost_s, stays_at=lost_s)
 
+    def _deaths(self, case: RunCase) -> Iterator[_Row]:
+        known = self._died.setdefault(case.run, defaultdict(_Deaths))
+        for labels, since_ns, evidence in _told_deaths(case):
+            if "rank" in dict(labels) and case.is_here(labels):
+                known[labels].note(since_ns, evidence)
+        for labels, deaths in known.items():
+            for cause, times in Counter(deaths.causes.values()).items():
+                yield _Row(catalog.TRAINING_DEATHS, (*labels, ("cause", cause)), float(times))
+
     def forget(self, run: Labels) -> None:
         """The run is not shown any more."""
         self._shown.pop(run, None)
         self._lost.pop(run, None)
+        self._died.pop(run, None)
 
 
 @errors.contained(default=())
 def _contained(rows: Callable[[RunCase], Iterable[_Row]], case: RunCase) -> Iterable[_Row]:
     return list(rows(case))
+
+
+def _told_deaths(case: RunCase) -> Iterator[tuple[Labels, int, Mapping[str, Any]]]:
+    """Those that were told of the run, here and by the agent that leads it; newer ones last."""
+    reports, led = case.reports, case.judgement
+    others = () if led is None else (*led.past, *led.open)
+    for each in (*reports.past, *others):
+        if each["kind"] == "death":
+            who = each["who"]
+            labels = tuple((name, who[name]) for name in RANK_LABELS if name in who)
+            yield labels, each["since_ns"], each["evidence"]
+    for incident in reports.open.values():
+        verdict = incident.shown
+        if verdict.kind == "death":
+            yield verdict.labels, verdict.since_ns, verdict.evidence
 
 
 def _compared(case: RunCase) -> Report:

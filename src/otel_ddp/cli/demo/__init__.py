@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from otel_ddp import settings
-from otel_ddp.cli.demo.check import PLAYED, WAITS_S, Prometheus, play
+from otel_ddp.cli.demo.check import PLAYED, WAITS_S, play
 from otel_ddp.cli.demo.injection import (
     FAULTS,
     PHASES,
@@ -22,6 +22,7 @@ from otel_ddp.cli.demo.injection import (
 )
 from otel_ddp.cli.demo.played import Played, end_by_signals
 from otel_ddp.cli.node.status import table
+from otel_ddp.cli.programs.prometheus import Prometheus
 from otel_ddp.cli.text import number
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         disabled = settings.read().disabled
         injected = [_injection(text, options) for text in troubles]
-        server = Prometheus.at(options.check) if options.check else None
+        server = Prometheus.at(options.check, "--check") if options.check else None
     except (ConfigError, ValueError) as why:
         print(why, file=sys.stderr)
         return 2

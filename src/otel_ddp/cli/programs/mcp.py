@@ -19,7 +19,7 @@ from otel_ddp import __version__
 from otel_ddp.cli import compare
 from otel_ddp.cli.node import stacks
 from otel_ddp.cli.options import add_directory_option, history_directory
-from otel_ddp.cli.programs import documents
+from otel_ddp.cli.programs import documents, nodes
 from otel_ddp.cli.report import beside_of
 from otel_ddp.errors import ConfigError
 from otel_ddp.history import report
@@ -84,6 +84,7 @@ def _server(directory: str) -> Any:
         questions.verdicts,
         questions.stacks,
         questions.compare,
+        questions.nodes,
     ):
         server.add_tool(
             answering(ask),
@@ -203,3 +204,12 @@ class Questions:
         sentence.
         """
         return compare.document(compare.compared(a, b))
+
+    def nodes(self, days: int = nodes.DAYS) -> dict[str, Any]:
+        """List the machines by the time that the ranks of other machines and GPUs lost to each, in
+        the runs of the last `days` that are kept on this node, and say which are late again and
+        again.
+
+        `suspect` are those that were late in three of their last ten runs, in different groups.
+        """
+        return nodes.document("", "", days)

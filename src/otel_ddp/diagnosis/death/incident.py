@@ -22,6 +22,7 @@ from otel_ddp.diagnosis.death.cause import (
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.say import about, capitalized, rank_name, rank_names, rank_order, verb
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
+from otel_ddp.vocabulary.words import TAKEN_BACK
 
 _MOST_INCIDENTS = 8
 _MOST_REASONS = 3
@@ -81,7 +82,8 @@ class _Incident:
             who = rank_name(before.labels) if "rank" in dict(before.labels) else "the run"
             told = f"{who}: more is known of this end by now"
             sentence = "the end was intended" if after is None else told
-            yield Change(before._replace(sentence=sentence), False)
+            evidence = {**before.evidence, TAKEN_BACK: True}
+            yield Change(before._replace(sentence=sentence, evidence=evidence), False)
         if after is not None and after != before:
             yield Change(after, True)
 

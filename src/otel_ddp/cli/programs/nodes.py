@@ -1,0 +1,243 @@
+"""otel-ddp nodes: tells what each machine has cost the ranks of its runs: which one is it again?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from otel_ddp.cli import fetch
+from otel_ddp.cli.options import history_directory
+from otel_ddp.cli.programs.prometheus import Prometheus
+from otel_ddp.cli.text import cell, mapping, padded, print_answer, print_json
+from otel_ddp.history.directory import NotFound, why_not_ours
+from otel_ddp.history.fleet import LAST_RUNS, Fleet, LateIn, NodeRecord, fleet_of, ordered
+from otel_ddp.history.terminal import shown_s, shown_time
+
+SCHEMA = 1
+"""It rises with every change of the keys."""
+DAYS = 30
+_MOST_SHOWN = 20
+_HEADS = (
+    *("node", "lost", "late", "hang", "late in", "runs", "deaths", "Xid", "held back"),
+    *("worst GPU", "since"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "List the machines by the time that other ranks lost to them, over all runs of the last "
+        "weeks, and name those that are late again and again. From the histories in a folder, or "
+        "from the rules of a Prometheus."
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "folder",
+        nargs="?",
+        default="",
+        metavar="FOLDER",
+        help="with the histories of all nodes (default: those that are kept here)",
+    )
+    source.add_argument(
+        "--prometheus",
+        default="",
+        metavar="URL",
+        help="ask this server, which has deploy/prometheus/rules; a token is in PROMETHEUS_TOKEN",
+    )
+    parser.add_argument(
+        "--days",
+        type=_days,
+        default=DAYS,
+        metavar="N",
+        help=f"of runs that were seen within so many days (default: {DAYS})",
+    )
+    parser.add_argument("--json", action="store_true", help="the same as JSON, for programs")
+
+
+def _days(text: str) -> int:
+    days = int(text) if text.isdecimal() else 0
+    if not 1 <= days <= 3650:
+        raise argparse.ArgumentTypeError(f"not a number of days: {text!r}")
+    return days
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        found = document(options.folder, options.prometheus, options.days)
+    except (NotFound, ValueError, fetch.NoAnswer) as why:
+        print(f"otel-ddp nodes: {why}", file=sys.stderr)
+        return 2
+    return print_json(found) if options.json else print_answer("\n".join(_lines(found)))
+
+
+def document(folder: str, prometheus: str, days: int) -> dict[str, Any]:
+    """For programs; raises NotFound, ValueError or fetch.NoAnswer."""
+    now_ns = time.time_ns()
+    since_ns = now_ns - days * 86_400 * 10**9
+    if prometheus:
+        server = Prometheus.at(prometheus, "--prometheus")
+        source, found = server.name, _told_by(server, days)
+    else:
+        place = _folder(folder)
+        source, found = str(place), fleet_of(place, since_ns)
+    return {
+        "schema": SCHEMA,
+        "now_ns": now_ns,
+        "since_ns": since_ns,
+        "source": source,
+        "runs": found.runs,
+        "nodes": [each.to_json() for each in found.nodes],
+        "faults": [*found.faults],
+    }
+
+
+def _folder(named: str) -> Path:
+    if not named:
+        place = history_directory()
+        if why := why_not_ours(place):
+            raise NotFound(f"no history is read: {why}")
+        return place
+    place = Path(named).expanduser()
+    if not place.is_dir():
+        raise NotFound(f"{named} is no folder.")
+    return place
+
+
+# -- what the rules have recorded
+
+_LOST = "node_cause:training_lost_gpus:rate2m"
+# A sample of these is worth so many seconds: the interval of their rules.
+_EVERY_S = 30
+_SEEN = "max by (group, run, node) (last_over_time(node:training_seen:timestamp[{days}d]))"
+# What is asked, and the label that it is told by beside `node`.
+_ASKED = {
+    "lost_s": (f"sum by (node, cause) (sum_over_time({_LOST}[{{days}}d])) * {_EVERY_S}", "cause"),
+    "runs": (f"count by (node) ({_SEEN})", ""),
+    "deaths": (
+        "sum by (node, cause) (max_over_time(node_cause:training_deaths:sum[{days}d]))",
+        "cause",
+    ),
+    "xids": (
+        "count by (node, code) (last_over_time(gpu_code:otel_ddp_gpu_xid_errors:last[{days}d]))",
+        "code",
+    ),
+    "held_back_s": (
+        "sum by (node) (max by (node, hw_id) "
+        f"(sum_over_time(gpu_reason:otel_ddp_gpu_throttle_active:last[{{days}}d]))) * {_EVERY_S}",
+        "",
+    ),
+    "gpus": (
+        "sum by (node, hw_id) "
+        f"(sum_over_time(gpu:training_straggler_lost_time:rate2m[{{days}}d])) * {_EVERY_S}",
+        "hw_id",
+    ),
+    # Each sample would be too many.
+    "since_s": (f"min by (node) (min_over_time(timestamp({_LOST})[{{days}}d:5m]))", ""),
+}
+
+
+def _told_by(server: Prometheus, days: int) -> Fleet:
+    told = {
+        what: _by_node(server.query(expr.format(days=days)), label)
+        for what, (expr, label) in _ASKED.items()
+    }
+    late_in: dict[str, list[LateIn]] = {}
+    for each in server.query("node:training_late:share30d"):
+        labels = mapping(each.get("metric"))
+        late = LateIn(str(labels.get("group", "")), str(labels.get("run", "")), _value(each))
+        late_in.setdefault(str(labels.get("node", "")), []).append(late)
+    counted = server.query(f"count(count by (group, run) ({_SEEN.format(days=days)}))")
+    nodes = []
+    for node in sorted(set().union(*told.values(), late_in)):
+        of = {what: by_node.get(node, {}) for what, by_node in told.items()}
+        record = NodeRecord(
+            node,
+            of["lost_s"],
+            round(of["runs"].get("", 0.0)),
+            sorted(late_in.get(node, ()), key=lambda each: -each.share),
+            {cause: round(times) for cause, times in of["deaths"].items()},
+            sorted(of["xids"], key=lambda code: (len(code), code)),
+            of["held_back_s"].get("", 0.0),
+            dict(sorted(of["gpus"].items(), key=lambda each: -each[1])),
+            round(of["since_s"].get("", 0.0) * 1e9),
+        )
+        nodes.append(record)
+    lacks = f"{server.name} has recorded no run on any node: load deploy/prometheus/rules"
+    return Fleet(round(sum(map(_value, counted))), ordered(nodes), [] if told["runs"] else [lacks])
+
+
+def _by_node(found: list[Mapping[str, Any]], label: str) -> dict[str, dict[str, float]]:
+    """The values of each node, by a label of theirs."""
+    by_node: dict[str, dict[str, float]] = {}
+    for each in found:
+        labels = mapping(each.get("metric"))
+        of_node = by_node.setdefault(str(labels.get("node", "")), {})
+        of_node[str(labels.get(label, ""))] = _value(each)
+    return by_node
+
+
+def _value(series: Mapping[str, Any]) -> float:
+    told = series.get("value")
+    try:
+        return float(told[1]) if isinstance(told, list) else 0.0
+    except (LookupError, TypeError, ValueError):
+        return 0.0
+
+
+# -- for people
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    now_ns, nodes = found["now_ns"], found["nodes"]
+    since = time.strftime("%Y-%m-%d", time.localtime(found["since_ns"] / 1e9))
+    yield (
+        f"{len(nodes)} nodes in {found['runs']} runs since {since}, by what the other ranks lost "
+        f"to each ({cell(found['source'])})"
+    )
+    troubled = [each for each in nodes if _is_troubled(each)]
+    if troubled:
+        yield ""
+        rows = [_HEADS, *(_row(each, now_ns) for each in troubled[:_MOST_SHOWN])]
+        yield from padded(rows, right=_HEADS[1:7])
+    if len(troubled) > _MOST_SHOWN:
+        yield f"and {len(troubled) - _MOST_SHOWN} more: --json lists all"
+    if quiet := len(nodes) - len(troubled):
+        yield ""
+        yield f"{quiet} {'nodes have' if quiet > 1 else 'node has'} cost nothing."
+    for each in nodes:
+        if each["suspect"]:
+            groups = len({late["group"] for late in each["late_in"]})
+            yield ""
+            yield (
+                f"! {cell(each['node'])} was late in {len(each['late_in'])} of its last "
+                f"{min(each['runs'], LAST_RUNS)} runs, of {groups} groups: drain it and test it "
+                "(docs/runbooks/NodeLateAgain.md)."
+            )
+    yield from (f"! {cell(why)}" for why in found["faults"])
+
+
+def _is_troubled(node: Mapping[str, Any]) -> bool:
+    return any(node[key] for key in ("lost_s", "late_in", "deaths", "xids", "held_back_s"))
+
+
+def _row(node: Mapping[str, Any], now_ns: int) -> tuple[str, ...]:
+    lost_s, gpus, late = node["lost_s"], node["gpus"], len(node["late_in"])
+    total_s = sum(lost_s.values())
+    deaths = ", ".join(f"{times} {cell(cause)}" for cause, times in node["deaths"].items())
+    gpu, its_s = next(iter(gpus.items()), ("", 0.0))
+    share = its_s / sum(gpus.values()) if its_s else 0.0
+    return (
+        cell(node["node"], "?"),
+        shown_s(total_s) if total_s else "-",
+        *(shown_s(lost_s[cause]) if lost_s.get(cause) else "-" for cause in ("late", "hang")),
+        f"{late} of {min(node['runs'], LAST_RUNS)}" if late else "-",
+        str(node["runs"]),
+        deaths.replace("_", " ") or "-",
+        ", ".join(map(cell, node["xids"])) or "-",
+        shown_s(node["held_back_s"]) if node["held_back_s"] else "-",
+        f"{cell(gpu)} {share:.0%}" if gpu else "-",
+        shown_time(node["since_ns"], now_ns) if node["since_ns"] else "-",
+    )
