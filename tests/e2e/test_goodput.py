@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +22,8 @@ from otel_ddp.history.whole_run import WholeRun
 
 pytestmark = pytest.mark.timed
 
-# It saves at 60, dies after step 99, and goes on from 60 to the end. By its own clock each rank
-# notes when each step was done.
+# It saves at 60, loses rank 1 after step 99, and goes on from 60 to the end. By its own clock each
+# rank notes when each step was done.
 LOOP = """
 import json, os, sys, time
 from pathlib import Path
@@ -62,7 +63,8 @@ for step in range(first, 200):
         (folder / f"{rank}.{first}").write_text(json.dumps(done))
     if step == 99 and not first:
         dist.barrier()
-        os._exit(3)
+        if rank == 1:
+            os._exit(3)
 run.finish()
 dist.destroy_process_group()
 """
@@ -168,7 +170,7 @@ def asked(node: Node, *arguments: str) -> str:
 
 
 class Ran(NamedTuple):
-    """Two launches of one run."""
+    """Two attempts of one run."""
 
     goodput: Goodput
     node: dict[str, float]
@@ -182,11 +184,16 @@ class Ran(NamedTuple):
 
 
 def run_twice(node: Node, *command: str) -> Ran:
+    return launched(node, command, fails=(True, False))
+
+
+def launched(node: Node, command: Sequence[str], fails: Sequence[bool]) -> Ran:
+    """*fails*: of each launch, whether it does."""
     began = time.monotonic()
-    for fails in (True, False):
+    for each in fails:
         process = node.start(*command)
         printed = process.communicate()[0]
-        assert bool(process.returncode) == fails, printed
+        assert bool(process.returncode) == each, printed
     total_s = time.monotonic() - began
 
     def told() -> dict[str, float]:
@@ -256,6 +263,29 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_one_run_and_its_time_adds_up(
     assert "exit code 3" in in_words.splitlines()[-2]
     # The curve has each step once, and so has the picture of the phases.
     assert ran.loss == [(step, 1) for step in range(200)]
+    assert ran.places == list(range(1, 201))
+
+
+def test_an_attempt_that_torchrun_starts_again_is_one_of_the_same_run(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(LOOP)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    # Else PyTorch 2.15 has one store for all attempts: the second finds the first one's addresses.
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with Node(**env) as node, warm.with_imported("torch.distributed.run") as python:
+        node.env |= python.env
+        command = (python.executable, *torchrun, "--max-restarts", "1", str(program))
+        ran = launched(node, (*command, str(tmp_path)), fails=[False])
+
+    found = ran.goodput
+    first, second = found.attempts
+    assert (first["last_step"], second["first_step"], second["last_step"]) == (99, 60, 199)
+    assert (first["repeated_steps"], second["repeated_steps"]) == (0, 40)
+    assert {"productive", "repeated", "start", "between_attempts"} <= found.seconds.keys()
+    # Both ranks were there from the first one's start to the last one's end, but for a moment.
+    both_s = 2 * (second["ended_ns"] - first["began_ns"]) / 1e9
+    assert sum(found.seconds.values()) == pytest.approx(both_s, abs=1)
+    assert sum(map(found.share, found.seconds)) == pytest.approx(1)
     assert ran.places == list(range(1, 201))
 
 
