@@ -149,6 +149,18 @@ def test_ranks_that_do_not_log_are_told_by_the_one_that_does() -> None:
     assert [each.is_repeated for each in placed] == [True] * 40 + [False] * 11
 
 
+def test_a_step_that_no_rank_has_told_before_its_process_died_may_be_new() -> None:
+    attempts = Attempts()
+    attempts.begin(BEGAN)
+    attempts.place("0", "host", [step(n, n, logged=n - 1) for n in range(1, 101)])
+    attempts.begin(BEGAN + 300 * S)
+    attempts.place("0", "host", [step(n, 300 + n, logged=n + 59) for n in range(1, 41)])
+    attempts.place("1", "host", [step(n, 300 + n) for n in range(40, 43)])
+
+    held = attempts.release("1", "host")
+    assert [(each.number, each.is_repeated) for each in held] == [(101, False), (102, False)]
+
+
 def test_a_program_that_counts_each_part_of_a_step_has_its_steps_one_after_the_other() -> None:
     attempts = Attempts()
     attempts.begin(BEGAN)

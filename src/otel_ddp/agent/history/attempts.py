@@ -193,11 +193,12 @@ class Attempts:
         if numbers.shift is None:
             # The program tells no numbers: it may have begun again, or gone on.
             return Placed(step, ours, None if ours <= self._last_place else False)
+        if numbers.is_even and self._is_even:
+            number = ours + numbers.shift
+            return Placed(step, number - (self._first_shift or 0), number <= self._before)
+        # Its numbers are no places: these steps follow those of the attempts before.
         is_repeated = numbers.first_new is None or ours < numbers.first_new
-        if not (numbers.is_even and self._is_even):
-            # Its numbers are no places: these steps follow those of the attempts before.
-            return Placed(step, self._last_place + ours, is_repeated)
-        return Placed(step, ours + numbers.shift - (self._first_shift or 0), is_repeated)
+        return Placed(step, self._last_place + ours, is_repeated)
 
     def _note(self, placed: Sequence[Placed]) -> None:
         if not placed or not self.told:
