@@ -113,6 +113,19 @@ def test_each_attempt_is_told_with_its_steps_and_its_end() -> None:
     assert (first.get("repeated_steps"), second["repeated_steps"]) == (None, 40)
 
 
+def test_an_attempt_ended_for_its_first_reason_as_far_as_that_is_known_by_now() -> None:
+    attempts = Attempts()
+    for began in (0, 300):
+        attempts.begin(BEGAN + began * S)
+    attempts.explain(BEGAN + 200 * S, "rank 1 left without a word")
+    attempts.explain(BEGAN + 200 * S, "rank 1 left without a word: exit code 3")
+    attempts.explain(BEGAN + 201 * S, "rank 0 lost its connection")
+
+    first, second = attempts.told
+    assert first["why"] == "rank 1 left without a word: exit code 3"
+    assert "why" not in second
+
+
 def test_what_a_program_without_numbers_does_twice_is_not_known() -> None:
     found = killed_at_100_and_saved_at_60(tells=False).seconds
 

@@ -139,10 +139,11 @@ class Attempts:
             self.told[-1]["last_step"] = max(self.told[-1].get("last_step", -1), step)
 
     def explain(self, time_ns: int, why: str) -> None:
-        """Why the one ended that was going on then: the first reason counts."""
+        """Why the one ended that was going on then: the first reason counts, as last worded."""
         for each in reversed(self.told):
             if each["began_ns"] < time_ns:
-                each.setdefault("why", why)
+                if time_ns <= each.get("why_ns", time_ns):
+                    each |= {"why": why, "why_ns": time_ns}
                 return
 
     # -- its steps
