@@ -22,7 +22,7 @@ def gpu(rank: int | None, clock: float = 1980e6, *throttled: str, run: str = "r"
         "name": "H100",
         "labels": labels,
         "throttled": list(throttled),
-        "sm_clock_hz": clock,
+        "core_clock_hz": clock,
         "power_w": 400.0,
         "limit_bytes": 80 << 30,
     }
@@ -45,7 +45,7 @@ def test_a_gpu_that_is_held_back_and_slow_is_named() -> None:
         "gpu": {
             "index": "1",
             "throttled": ["hw_thermal"],
-            "sm_clock_hz": 1200e6,
+            "core_clock_hz": 1200e6,
             "power_w": 400.0,
         },
     }
@@ -133,7 +133,7 @@ def test_what_most_gpus_of_a_late_node_have_is_told(
 
     assert found.sentence == SENTENCE + told
     assert found.evidence["gpus"]["throttled"] == {"hw_thermal": 3, "sw_power": 1}
-    assert found.evidence["gpus"]["sm_clock_hz"] == 1300e6
+    assert found.evidence["gpus"]["core_clock_hz"] == 1300e6
 
 
 # -- its core

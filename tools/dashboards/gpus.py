@@ -342,7 +342,7 @@ def _power() -> list[Panel]:
         ),
         _gpu_lines(
             "Clock of the cores",
-            _few(_gpu(clock, 'domain="sm"'), "bottomk"),
+            _few(_gpu(clock, 'domain="core"'), "bottomk"),
             "hertz",
             "Of many GPUs, the slowest.",
             "One below its neighbours is a straggler in the making: see what holds it back.",

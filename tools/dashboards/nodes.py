@@ -24,7 +24,7 @@ def worst_nodes() -> Panel:
     of_ranks = metric("training.work.step_time", here, 'third="3"')
     waits = f"max by (node, rank) ({metric('training.wait.step_time', here)})"
     core = metric("hw.temperature", here, 'hw_sensor_location="core"')
-    clock = metric("otel_ddp.gpu.clock.frequency", here, 'domain="sm"')
+    clock = metric("otel_ddp.gpu.clock.frequency", here, 'domain="core"')
     held = metric("otel_ddp.gpu.throttle.active", here, 'reason=~"hw_.*|sw_thermal"')
     pressure = metric("otel_ddp.host.pressure", NODES, 'resource=~"cpu|io"', 'stall_type="some"')
     late_by = recorded("rank:training_straggler:ratio", here, 'rank=""')

@@ -312,7 +312,7 @@ def _worst() -> Panel:
         return f"max by ({by}) (last_over_time({expr}[$__range])) and on ({by}) {worst}"
 
     core = metric("hw.temperature", RANKS_OF_RUN, 'hw_sensor_location="core"')
-    clock = metric("otel_ddp.gpu.clock.frequency", RANKS_OF_RUN, 'domain="sm"')
+    clock = metric("otel_ddp.gpu.clock.frequency", RANKS_OF_RUN, 'domain="core"')
     held = metric("otel_ddp.gpu.throttle.active", RANKS_OF_RUN, 'reason=~"hw_.*|sw_thermal"')
     data = recorded("rank_phase:training_phase_time:per_step2m", RANKS_OF_RUN, 'phase="data"')
     own = f"max by ({by}, phase) ({metric('training.own_collectives', RANKS_OF_RUN)})"

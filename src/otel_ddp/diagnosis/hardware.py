@@ -69,7 +69,7 @@ Gpu = Mapping[str, Any]
 """
 
 _SLOWER = 0.95
-_NUMBERS = ("busy_ratio", "used_bytes", "power_w", "temperature_c", "sm_clock_hz")
+_NUMBERS = ("busy_ratio", "used_bytes", "power_w", "temperature_c", "core_clock_hz")
 # In these phases a rank waits for other things than its GPU.
 _NOT_ON_GPU = ("data", "checkpoint")
 
@@ -139,8 +139,8 @@ def _held_back(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[str]:
 
 
 def _slow(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[str]:
-    own = [each["sm_clock_hz"] for each in gpus if each.get("sm_clock_hz")]
-    clocks = [each["sm_clock_hz"] for each in others if each.get("sm_clock_hz")]
+    own = [each["core_clock_hz"] for each in gpus if each.get("core_clock_hz")]
+    clocks = [each["core_clock_hz"] for each in others if each.get("core_clock_hz")]
     if not own or not clocks or median(own) >= _SLOWER * median(clocks):
         return []
     run = "runs" if len(gpus) == 1 else "run"

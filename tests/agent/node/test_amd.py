@@ -60,7 +60,7 @@ def test_a_board_answers_under_the_names_and_in_the_units_of_all_vendors(
         "hw.temperature memory": 71,
         "hw.power": 682,
         "otel_ddp.gpu.power.limit": 750,
-        "otel_ddp.gpu.clock.frequency sm": 2.1e9,
+        "otel_ddp.gpu.clock.frequency core": 2.1e9,
         "otel_ddp.gpu.clock.frequency memory": 1.3e9,
         "hw.errors corrected": 12,
         "hw.errors uncorrected": 1,

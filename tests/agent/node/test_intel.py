@@ -56,7 +56,7 @@ def test_a_board_answers_under_the_names_and_in_the_units_of_all_vendors(card: C
         ("hw.energy", ()): 5,
         ("hw.power", ()): 150,
         ("otel_ddp.gpu.power.limit", ()): 190,
-        ("otel_ddp.gpu.clock.frequency", (("domain", "sm"),)): 2.4e9,
+        ("otel_ddp.gpu.clock.frequency", (("domain", "core"),)): 2.4e9,
     }
     assert (sample.device.name, sample.device.pci) == ("Intel GPU e20b", ADDRESS)
 

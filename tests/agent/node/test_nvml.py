@@ -146,7 +146,7 @@ def test_a_board_with_everything_answers_in_our_units(seen: Seen) -> None:
         ("hw.temperature", "memory"): 71,
         ("hw.fan.speed_ratio", "0"): 0.3,
         ("hw.fan.speed_ratio", "1"): 0.35,
-        ("otel_ddp.gpu.clock.frequency", "sm"): 1_980_000_000,
+        ("otel_ddp.gpu.clock.frequency", "core"): 1_980_000_000,
         ("otel_ddp.gpu.clock.frequency", "memory"): 2_619_000_000,
         ("otel_ddp.gpu.throttle.active", "application_clocks"): 0,
         ("otel_ddp.gpu.throttle.active", "sw_power"): 1,

@@ -238,5 +238,5 @@ _SHOWN: dict[tuple[catalog.Metric, str], str] = {
     (catalog.HW_POWER, ""): "power_w",
     (catalog.OTEL_DDP_GPU_POWER_LIMIT, ""): "power_limit_w",
     (catalog.HW_TEMPERATURE, "core"): "temperature_c",
-    (catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY, "sm"): "sm_clock_hz",
+    (catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY, "core"): "core_clock_hz",
 }

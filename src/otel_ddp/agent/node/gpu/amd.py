@@ -47,7 +47,9 @@ class Amd(KernelBoards):
             _MICRO,
         ),
         Row(catalog.OTEL_DDP_GPU_POWER_LIMIT, SETTLED_S, ("hwmon/power1_cap",), _MICRO),
-        Row(catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY, MOVING_S, ("hwmon/freq.sclk_input",), word="sm"),
+        Row(
+            catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY, MOVING_S, ("hwmon/freq.sclk_input",), word="core"
+        ),
         Row(
             catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY,
             MOVING_S,

@@ -51,7 +51,7 @@ class Intel(KernelBoards):
             MOVING_S,
             ("tile0/gt0/freq0/act_freq",),
             1e-6,
-            "sm",
+            "core",
         ),
     )
 

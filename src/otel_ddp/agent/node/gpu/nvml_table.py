@@ -168,7 +168,7 @@ _TEMPERATURES: Ways = {
     "core": [_get("Temperature", 0), _get("TemperatureV", 0)],
     "memory": [_sum(82)],
 }
-_CLOCKS: Ways = {"sm": [_get("ClockInfo", 1)], "memory": [_get("ClockInfo", 2)]}
+_CLOCKS: Ways = {"core": [_get("ClockInfo", 1)], "memory": [_get("ClockInfo", 2)]}
 _ACTIVE: Ways = {reason: _reason(bit) for reason, bit in _REASONS.items()}
 _DURATION: Ways = {reason: [_sum(field)] for reason, field in _DURATIONS.items()}
 _GPM: Ways = {engine: [Gpm(number)] for engine, number in _ENGINES.items()}
