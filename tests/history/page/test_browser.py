@@ -374,7 +374,7 @@ def write_boards(file: RunFile, folder: Path) -> None:
                 key = SeriesKey("node", metric.name, str(rank) if second else "", attributes)
                 points.setdefault(key, []).append((second, second * S, value))
         intel.now += 600
-        intel.spend(5 + (second + 600) * 150)
+        intel.spend(5 + (second + 600) * 150.4321)
     file.write(
         values={key: value_sums(file, key, found) for key, found in points.items()},
         about={"run": "both", "node": "n", "began_ns": S, "seen_ns": 1200 * S},
@@ -404,7 +404,7 @@ def test_gpus_have_the_numbers_that_their_vendors_tell(window: Window, tmp_path:
 
     assert [[cell.partition(",")[0] for cell in row] for row in rows] == [
         ["0", "n", f"{MI300X} GPU-{mi300x().serial}", "87 %", "64.42 GB", "682 W", "64 °C"],
-        ["1", "n", f"Intel GPU e20b {UUID}", "–", "–", "150 W", "61 °C"],
+        ["1", "n", f"Intel GPU e20b {UUID}", "–", "–", "150.4 W", "61 °C"],
     ]
     assert [set(re.findall(r"rank \d", each)) for each in captions.values()] == [
         {"rank 0"},

@@ -41,7 +41,7 @@ function day(at) {
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
 }
 
-const SCALES = { By: ["B", "kB", "MB", "GB", "TB"] };
+const SCALES = { By: ["B", "kB", "MB", "GB", "TB"], Hz: ["Hz", "kHz", "MHz", "GHz"] };
 
 /** A value in the unit of the catalogue of metrics. */
 export function measured(value, unit) {
@@ -58,5 +58,6 @@ export function measured(value, unit) {
     }
     return `${Number(rest.toPrecision(4))} ${SCALES[unit][at]}`;
   }
-  return `${number(value)} ${unit === "Cel" ? "°C" : unit}`;
+  const shown = Number.isInteger(value) ? value : Number(value.toPrecision(4));
+  return `${shown} ${unit === "Cel" ? "°C" : unit}`;
 }
