@@ -18,8 +18,9 @@ from otel_ddp.cli.programs.mcp import answering, shortened
 def test_without_the_package_one_line_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # As Python finds a module that is not there.
-    monkeypatch.setitem(sys.modules, "mcp", None)
+    # As Python finds a module that is not there; another test may have imported some of it.
+    for module in {"mcp", *(each for each in sys.modules if each.startswith("mcp."))}:
+        monkeypatch.setitem(sys.modules, module, None)
 
     assert main(["mcp"]) == 2
 

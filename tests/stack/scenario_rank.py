@@ -151,7 +151,8 @@ def befall(part: Part, orders: Orders, rank: int, step: int) -> None:
     """What is to happen to this rank in this step, if anything is."""
     if orders.hits("kill", rank):
         os.kill(os.getpid(), signal.SIGKILL)
-    if orders.hits("fail", rank):
+    # Some way behind a checkpoint, so that there are steps to do again.
+    if orders.hits("fail", rank) and step % SAVE_EVERY == SAVE_EVERY // 2:
         log.error("no memory is left to rank %d", rank)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     if orders.hits("burst", rank) and step % BURST_EVERY == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -11,9 +10,11 @@ from typing import Any
 
 from otel_ddp import settings
 from otel_ddp.cli.options import history_directory
-from otel_ddp.cli.text import cell, padded, print_answer
+from otel_ddp.cli.text import cell, padded, print_answer, print_json
 from otel_ddp.errors import ConfigError
-from otel_ddp.history.goodput import Costs, Goodput, costs_of, goodput_of
+from otel_ddp.history.directory import NotFound, find_run
+from otel_ddp.history.goodput import Costs, costs_of, goodput_of
+from otel_ddp.history.reader import Unreadable
 from otel_ddp.history.terminal import shown_s, shown_time
 from otel_ddp.vocabulary.words import TIME_CAUSES
 
@@ -38,27 +39,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from otel_ddp.history.directory import NotFound, find_run
-    from otel_ddp.history.reader import Unreadable
-
     try:
-        prices = settings.read().prices()
-        with find_run(options.which, history_directory()) as run:
-            costs = costs_of(run, prices)
-            found, title = goodput_of(run), "/".join(filter(None, (run.group, run.name)))
-            of = {"schema": SCHEMA, "group": run.group, "run": run.name, "look": run.look}
-        if found is None:
-            raise NotFound(
-                f"{title} has no time that was counted: it made no step, or an earlier version of "
-                "otel_ddp has kept it."
-            )
+        found = document(options.which)
     except (ConfigError, NotFound, Unreadable) as why:
         print(f"otel-ddp goodput: {why}", file=sys.stderr)
         return 2
-    if options.json:
-        told = {**of, "goodput": found.to_json(), "price": _priced(costs)}
-        return print_answer(json.dumps(told, indent=2))
-    return print_answer("\n".join(_lines(title, found, costs, str(of["look"]))))
+    return print_json(found) if options.json else print_answer("\n".join(_lines(found)))
+
+
+def document(which: str) -> dict[str, Any]:
+    """For programs; raises ConfigError, NotFound or Unreadable."""
+    prices = settings.read().prices()
+    with find_run(which, history_directory()) as run:
+        costs, found = costs_of(run, prices), goodput_of(run)
+        of = {"schema": SCHEMA, "group": run.group, "run": run.name, "look": run.look}
+    if found is None:
+        raise NotFound(
+            f"{_title(of)} has no time that was counted: it made no step, or an earlier version of "
+            "otel_ddp has kept it."
+        )
+    return {**of, "goodput": found.to_json(), "price": _priced(costs)}
+
+
+def _title(of: Mapping[str, Any]) -> str:
+    return "/".join(filter(None, (of["group"], of["run"])))
 
 
 def _priced(costs: Costs | None) -> dict[str, Any] | None:
@@ -68,33 +72,34 @@ def _priced(costs: Costs | None) -> dict[str, Any] | None:
     return {"per_hour": round(costs.per_hour, 6), "currency": costs.currency, "costs": each}
 
 
-def _lines(title: str, found: Goodput, costs: Costs | None, look: str) -> Iterator[str]:
-    hours = found.total_s / 3600
-    paid = f", {costs.total:.2f} {costs.currency}" if costs else ""
+def _lines(told: Mapping[str, Any]) -> Iterator[str]:
+    """The document for a terminal."""
+    found, price = told["goodput"], told["price"]
+    total_s, costs = found["rank_s"], price["costs"] if price else {}
+    paid = f", {sum(costs.values()):.2f} {price['currency']}" if price else ""
     yield (
-        f"{cell(title)}: {found.share('productive'):.1%} of {hours:.3g} hours of all its ranks "
-        f"together moved it on{paid}"
+        f"{cell(_title(told))}: {found['share']:.1%} of {total_s / 3600:.3g} hours of all its "
+        f"ranks together moved it on{paid}"
     )
-    if look:
-        yield look
+    if told["look"]:
+        yield told["look"]
     yield ""
-    heads = ("share", "time", *([costs.currency] if costs else []), "what")
+    heads = ("share", "time", *([price["currency"]] if price else []), "what")
     rows = [heads]
-    for cause, spent_s in found.seconds.items():
-        cost = [f"{costs.of.get(cause, 0.0):.2f}"] if costs else []
-        what = TIME_CAUSES[cause]
-        rows.append((f"{found.share(cause):.1%}", shown_s(spent_s), *cost, what))
+    for cause, spent_s in found["seconds"].items():
+        cost = [f"{costs.get(cause, 0.0):.2f}"] if price else []
+        rows.append((f"{spent_s / total_s:.1%}", shown_s(spent_s), *cost, TIME_CAUSES[cause]))
         if cause == "late_rank":
             rows += [
-                (f"{late_s / found.total_s:.1%}", shown_s(late_s), *[""] * len(cost), f"  {who}")
-                for who, late_s in sorted(found.late.items(), key=lambda each: -each[1])[:10]
+                (f"{late_s / total_s:.1%}", shown_s(late_s), *[""] * len(cost), f"  {who}")
+                for who, late_s in sorted(found["late"].items(), key=lambda each: -each[1])[:10]
             ]
     yield from padded(rows, right=heads[:-1])
-    if len(found.attempts) > 1:
+    if len(attempts := found["attempts"]) > 1:
         yield ""
         # The end of an earlier one is not known where no agent was there, nor is its journal.
-        ends = ["-"] * (len(found.attempts) - 1) + ["goes on"]
-        yield from padded([_HEADS, *map(_attempt, found.attempts, ends)], right=_HEADS[2:5])
+        ends = ["-"] * (len(attempts) - 1) + ["goes on"]
+        yield from padded([_HEADS, *map(_attempt, attempts, ends)], right=_HEADS[2:5])
 
 
 _HEADS = ("attempt", "began", "from step", "to step", "done twice", "ended", "why")

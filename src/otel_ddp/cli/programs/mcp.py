@@ -19,7 +19,7 @@ from otel_ddp import __version__
 from otel_ddp.cli import compare
 from otel_ddp.cli.node import stacks
 from otel_ddp.cli.options import add_directory_option, history_directory
-from otel_ddp.cli.programs import documents, nodes
+from otel_ddp.cli.programs import documents, goodput, nodes
 from otel_ddp.cli.report import beside_of
 from otel_ddp.errors import ConfigError
 from otel_ddp.history import report
@@ -84,6 +84,7 @@ def _server(directory: str) -> Any:
         questions.verdicts,
         questions.stacks,
         questions.compare,
+        questions.goodput,
         questions.nodes,
     ):
         server.add_tool(
@@ -204,6 +205,14 @@ class Questions:
         sentence.
         """
         return compare.document(compare.compared(a, b))
+
+    def goodput(self, run: str = "") -> dict[str, Any]:
+        """Say what the time of a run went to, of all its ranks and over all its attempts: what
+        moved it on, and what was lost to which cause, with money where a price is known.
+
+        `share` is what moved it on. `late` says by whom the others waited for.
+        """
+        return goodput.document(run)
 
     def nodes(self, days: int = nodes.DAYS) -> dict[str, Any]:
         """List the machines by the time that the ranks of other machines and GPUs lost to each, in
