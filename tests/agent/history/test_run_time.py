@@ -296,6 +296,28 @@ def test_waiting_for_a_late_rank_is_lost_to_that_rank() -> None:
     assert played.time.to_json()["time"]["late"] == {"rank 3 (node-1)": pytest.approx(1)}
 
 
+def test_what_the_ranks_exchange_is_no_wait_for_a_late_rank() -> None:
+    late = {
+        "kind": "straggler",
+        "since_ns": BEGAN,
+        "until_ns": None,
+        "who": {"rank": "3", "node": "node-1"},
+        "evidence": {"step_s": 1.0, "step_without_s": 0.96},
+    }
+    played = Played()
+    played.begins(0)
+    played.steps(1, 10, 1)
+    played.notes(10, late)
+    played.steps(11, 20, 11)
+    # Of 0.1 s in each step.
+    assert played.seconds["late_rank"] == pytest.approx(0.4)
+
+    # Nor does the late rank wait for itself.
+    played.notes(20, {**late, "who": {"node": "node-0"}, "evidence": {"ranks": ["0", "1"]}})
+    played.steps(21, 30, 21)
+    assert played.seconds["late_rank"] == pytest.approx(0.4)
+
+
 def test_the_time_before_the_journal_belongs_to_the_start() -> None:
     played = Played()
     played.begins(30, started_s=0)

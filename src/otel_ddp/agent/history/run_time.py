@@ -59,11 +59,30 @@ class Told(NamedTuple):
     began_ns: int
 
 
+class _Late(NamedTuple):
+    """A late rank or node."""
+
+    name: str
+    ranks: frozenset[str]
+    """They do not wait for themselves."""
+    share: float
+    """How much of a step is lost to them. The rest of a wait is what the ranks exchange."""
+
+    @classmethod
+    def of(cls, verdict: Mapping[str, Any]) -> _Late:
+        who, evidence = verdict["who"], verdict.get("evidence") or {}
+        rank, node = who.get("rank"), str(who.get("node", ""))
+        name = f"rank {rank} ({node})" if rank else node
+        step_s, without_s = (evidence.get(each) for each in ("step_s", "step_without_s"))
+        share = 1.0 if not step_s or without_s is None else 1 - without_s / step_s
+        return cls(name, frozenset([rank, *evidence.get("ranks", ())]), max(share, 0.0))
+
+
 class _Rank:
     """The present process of one rank."""
 
-    def __init__(self, attempt: int, began_ns: int, until_ns: int) -> None:
-        self.attempt, self.began_ns = attempt, began_ns
+    def __init__(self, rank: str, attempt: int, began_ns: int, until_ns: int) -> None:
+        self.rank, self.attempt, self.began_ns = rank, attempt, began_ns
         self.until_ns = until_ns
         """Up to then the time of the rank is counted."""
         self.has_trained = self.has_ended = False
@@ -85,7 +104,7 @@ class RunTime:
         # The present processes of the ranks, and those whose steps may still wait to be counted.
         self._processes: dict[tuple[str, int], Process] = {}
         # Whom the ranks wait for now, and since when they hang.
-        self._late = ""
+        self._late: _Late | None = None
         self._hangs_since_ns = 0
 
     # -- kept in the history, for the agent that goes on with it
@@ -99,7 +118,7 @@ class RunTime:
         self._spent_ns |= {each: round(s * _S) for each, s in kept["seconds"].items()}
         self._late_ns = {each: round(s * _S) for each, s in kept["late"].items()}
         for rank, (attempt, began_ns, until_ns, trained, ended) in kept["ranks"].items():
-            found = self._ranks[rank] = _Rank(attempt, began_ns, until_ns)
+            found = self._ranks[rank] = _Rank(rank, attempt, began_ns, until_ns)
             found.has_trained, found.has_ended = trained, ended
 
     def to_json(self) -> dict[str, Any]:
@@ -150,7 +169,7 @@ class RunTime:
         if known is not None:
             self._fill_gap(rank, known, started_ns)
             until_ns = max(known.until_ns, started_ns)
-        self._ranks[rank] = _Rank(told[-1]["attempt"], began_ns, until_ns)
+        self._ranks[rank] = _Rank(rank, told[-1]["attempt"], began_ns, until_ns)
 
     def _is_at_work(self, rank: str, known: _Rank) -> bool:
         process = self._processes.get((rank, known.began_ns))
@@ -213,18 +232,21 @@ class RunTime:
             self._spend(rank, "repeated" if placed.is_repeated else "unknown", ended_ns)
             return
         # A part of it may be counted already, as that of a hang.
-        share = (ended_ns - rank.until_ns) / took_ns
         spent, left_ns = self._spent_ns, ended_ns - rank.until_ns
+        share = left_ns / took_ns
+        late = self._late if self._late and rank.rank not in self._late.ranks else None
+        late_ns = round(late.share * left_ns) if late else 0
         codes = step.parts.codes + bytes([code for code, _ in step.rest])
         spans_ns = (*step.parts.spans_ns, *[ns for _, ns in step.rest])
         for at, cause in _causes(codes):
-            if cause == "late_rank" and not self._late:
-                continue
             some_ns = min(round(spans_ns[at] * share), left_ns)
+            if cause == "late_rank":
+                some_ns = min(some_ns, late_ns)
+                late_ns -= some_ns
+                if late:
+                    self._late_ns[late.name] = self._late_ns.get(late.name, 0) + some_ns
             spent[cause] += some_ns
             left_ns -= some_ns
-            if cause == "late_rank":
-                self._late_ns[self._late] = self._late_ns.get(self._late, 0) + some_ns
         spent["productive"] += left_ns
         rank.until_ns = ended_ns
 
@@ -279,13 +301,8 @@ class RunTime:
         is_open = [each for each in verdicts if each.get("until_ns") is None]
         hangs = [each["since_ns"] for each in is_open if each["kind"] == "stall"]
         self._hangs_since_ns = min(hangs, default=0)
-        late = [each["who"] for each in is_open if each["kind"] in _LATE]
-        self._late = _name(late[0]) if late else ""
+        late = [each for each in is_open if each["kind"] in _LATE]
+        self._late = _Late.of(late[0]) if late else None
         deaths = [each for each in verdicts if each["kind"] == "death"]
         for each in sorted(deaths, key=lambda each: each["since_ns"]):
             self.attempts.explain(each["since_ns"], each["sentence"])
-
-
-def _name(who: Mapping[str, Any]) -> str:
-    rank, node = who.get("rank"), who.get("node", "")
-    return f"rank {rank} ({node})" if rank else str(node)
