@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from otel_ddp import files
 from otel_ddp.agent.export.otlp import is_loopback, take_user, without_credentials
 from otel_ddp.cli import fetch
-from otel_ddp.cli.text import mappings
+from otel_ddp.cli.text import cell, mapping, mappings
 
 _ANSWER_S = 30.0
 
@@ -51,12 +51,13 @@ class Prometheus:
         except fetch.NoAnswer as why:
             raise fetch.NoAnswer(f"{self.name}: {why}") from None
         status, body = answer
-        if status != HTTPStatus.OK:
-            raise fetch.NoAnswer(f"{self.name} answers {status}")
-        told = None
+        told: Mapping[str, Any] = {}
         with contextlib.suppress(ValueError):
-            told = files.parse_json(body)
-        data = told.get("data") if isinstance(told, dict) else None
+            told = mapping(files.parse_json(body))
+        if status != HTTPStatus.OK:
+            reason = cell(told.get("error"))
+            raise fetch.NoAnswer(f"{self.name} answers {status}{reason and f': {reason}'}")
+        data = told.get("data")
         if not isinstance(data, dict):
             raise fetch.NoAnswer(f"{self.name} is no Prometheus: is another server there?")
         return mappings(data.get("result"))
