@@ -18,7 +18,7 @@ PINNED = {
     ("runs", 1): "f9c6391d476ca850",
     ("report", 3): "6871326d4771c331",
     ("goodput", 1): "f6646f44a2fc21c2",
-    ("nodes", 1): "b01e90700516dabd",
+    ("nodes", 1): "66346f21b02673cb",
     ("compare", 2): "08b9abb7886c0770",
     ("stacks", 1): "add94b0d7e572e29",
     ("verdicts", 1): "b6ccb70bd453c0a6",

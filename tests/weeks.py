@@ -167,7 +167,8 @@ def write_histories(weeks: Weeks, folder: Path) -> None:
         if run.hangs:
             node, took_s = run.hangs
             since_s = run.began_s + HANGS_AT_S
-            told = {"kind": "stall", "who": {**who, "node": node}, "evidence": {"cause": "gil"}}
+            # It is about all ranks of the run.
+            told = {"kind": "stall", "who": who, "evidence": {"cause": "gil", "node": node}}
             verdicts.append({**told, "since_ns": since_s * S, "until_ns": (since_s + took_s) * S})
         if run.dies:
             told = {"kind": "death", "who": {**who, "node": run.dies, "rank": "3"}}

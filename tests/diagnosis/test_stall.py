@@ -10,6 +10,7 @@ from make import labels_of
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Observation, RankState
+from otel_ddp.diagnosis.stall.culprits import find_culprits
 from otel_ddp.diagnosis.stall.detector import Stalls
 from otel_ddp.diagnosis.stall.evidence import (
     Collective,
@@ -18,6 +19,7 @@ from otel_ddp.diagnosis.stall.evidence import (
     Group,
     Kernel,
     Position,
+    Suspect,
 )
 from otel_ddp.diagnosis.step_facts import StepBatch
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
@@ -542,10 +544,28 @@ def test_the_table(
 
     evidence = verdict.evidence
     assert (evidence["cause"], evidence["culprits"]) == (cause, culprits.split())
+    assert evidence["node"] == ("n1" if culprits else "")
     assert words in verdict.sentence
     for rank in culprits.split():
         assert f"rank {rank}" in verdict.sentence or "ranks" in verdict.sentence
     assert [row["rank"] for row in evidence["ranks"]] == [str(n) for n in range(len(phases))]
+
+
+@pytest.mark.parametrize(
+    ("held_up_by", "node"), [((2,), "node-b"), ((2, 3), "node-b"), ((1, 2), "")]
+)
+def test_of_a_run_on_several_nodes_the_one_is_told_that_all_culprits_are_on(
+    held_up_by: tuple[int, ...], node: str
+) -> None:
+    suspects = []
+    for rank in range(4):
+        labels = labels_of(rank, node="node-a" if rank < 2 else "node-b")
+        phase = "data" if rank in held_up_by else "comm_wait"
+        suspects.append(Suspect(Position(labels, True, "running", 7, phase, BEGAN)))
+    found = find_culprits(suspects, (), 60.0)
+
+    assert found.culprits == tuple(map(str, held_up_by))
+    assert found.node == node
 
 
 @pytest.mark.parametrize("backend", ["acme:accl", "cpu:gloo,acme:accl", "cuda:nccl"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,10 +21,11 @@ from otel_ddp.vocabulary.words import TAKEN_BACK
 # where that happened so often in its last runs, and in so many groups: in one alone, it may be what
 # its programs do. In deploy/prometheus, fleet.yml of rules and of alerts have the same numbers.
 LATE_SHARE = 0.01
-LAST_RUNS, TIMES_LATE, GROUPS = 10, 3, 2
+LAST_RUNS, LAST_DAYS, TIMES_LATE, GROUPS = 10, 30, 3, 2
+DAY_NS = 86_400 * 10**9
 # The ordinary limit under load is none.
 _HELD_BACK = frozenset(("hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"))
-_LATE, _HANGS = frozenset(("straggler", "recurring")), frozenset(("stall", "silence"))
+_LATE = frozenset(("straggler", "recurring"))
 
 
 class LateIn(NamedTuple):
@@ -43,8 +45,10 @@ class NodeRecord(NamedTuple):
     """Seconds of other ranks, by cause: `late`, `hang`."""
     runs: int
     """How many it was part of."""
+    last_runs: int
+    """Of these the last ten within 30 days, or as many as there are."""
     late_in: Sequence[LateIn]
-    """Of the last ten of these."""
+    """Those among them in which it was late."""
     deaths: Mapping[str, int]
     """Ends of its ranks that were the first of their run, by cause."""
     xids: Sequence[str]
@@ -52,7 +56,7 @@ class NodeRecord(NamedTuple):
     held_back_s: float
     """Of all its GPUs together."""
     gpus: Mapping[str, float]
-    """Seconds that other ranks lost to the rank on each, by its id; the worst first."""
+    """Seconds that other ranks lost to those on each, by its id; the worst first."""
     since_ns: int
     """When it first cost anything; 0: it has not."""
 
@@ -72,6 +76,7 @@ class NodeRecord(NamedTuple):
             "suspect": self.is_suspect,
             "lost_s": {cause: round(s, 3) for cause, s in self.lost_s.items()},
             "runs": self.runs,
+            "last_runs": self.last_runs,
             "late_in": [each._asdict() for each in self.late_in],
             "deaths": dict(self.deaths),
             "xids": [*self.xids],
@@ -118,26 +123,29 @@ class _Node:
     def begin(self, since_ns: int) -> None:
         self.since_ns = min(self.since_ns or since_ns, since_ns)
 
-    def record(self, node: str) -> NodeRecord:
-        last = [each for _, each in sorted(self.runs, key=lambda e: -e[0])[:LAST_RUNS]]
+    def record(self, node: str, last_since_ns: int) -> NodeRecord:
+        newest = sorted(self.runs, key=lambda e: -e[0])[:LAST_RUNS]
+        last = [each for seen_ns, each in newest if seen_ns >= last_since_ns]
         late_in = [each for each in last if each.share >= LATE_SHARE]
         xids = sorted(self.xids, key=lambda code: (len(code), code))
         gpus = dict(sorted(self.gpus.items(), key=lambda each: -each[1]))
-        sums = (self.deaths, xids, self.held_back_s, gpus)
-        return NodeRecord(node, self.lost_s, len(self.runs), late_in, *sums, self.since_ns)
+        cost = (late_in, self.deaths, xids, self.held_back_s, gpus, self.since_ns)
+        return NodeRecord(node, self.lost_s, len(self.runs), len(last), *cost)
 
 
 _Nodes = defaultdict[str, _Node]
 
 
-def fleet_of(folder: Path, since_ns: int) -> Fleet:
-    """From the histories in a folder, of the runs that were seen since then."""
+def fleet_of(folder: Path, now_ns: int, days: int) -> Fleet:
+    """From the histories in a folder, of the runs that were seen in these days."""
+    since_ns, last_since_ns = (now_ns - each * DAY_NS for each in (days, min(days, LAST_DAYS)))
     runs, nodes, faults = defaultdict[RunKey, list[Path]](list), _Nodes(_Node), list[str]()
     for path in sorted(directory.histories(folder)):
         _attempt(partial(_find, path, since_ns, runs), faults)
     for paths in runs.values():
         _attempt(partial(_add, paths, nodes), faults)
-    return Fleet(len(runs), ordered(each.record(node) for node, each in nodes.items()), faults)
+    found = (each.record(node, last_since_ns) for node, each in nodes.items())
+    return Fleet(len(runs), ordered(found), faults)
 
 
 def _attempt(read: Callable[[], None], faults: list[str]) -> None:
@@ -159,41 +167,55 @@ def _find(path: Path, since_ns: int, runs: defaultdict[RunKey, list[Path]]) -> N
 def _add(paths: Sequence[Path], nodes: _Nodes) -> None:
     """One run, and each of its nodes."""
     with WholeRun([History(path) for path in paths]) as run:
+        # What may be damaged is read before anything is counted.
         ranks, total_s = _size(run)
+        boards = [(set(_xids(each)), _held_back_s(each)) for each in run.histories]
         late_s = _add_verdicts(run, ranks, nodes)
-        for history in run.histories:
-            name = str(history.about.get("node") or "?")
+        # The history of a late node may be lost.
+        seen_ns = dict.fromkeys(late_s, whole(run.about.get("seen_ns")))
+        for history, name, (xids, held_back_s) in zip(
+            run.histories, run.nodes, boards, strict=True
+        ):
+            seen_ns[name] = whole(history.about.get("seen_ns"))
+            nodes[name].xids |= xids
+            nodes[name].held_back_s += held_back_s
+        for name, last_ns in seen_ns.items():
             share = min(late_s.get(name, 0.0) / total_s, 1.0) if total_s else 0.0
-            late_in = LateIn(run.group, run.name, round(share, 6))
-            nodes[name].runs.append((whole(history.about.get("seen_ns")), late_in))
-            nodes[name].xids.update(_xids(history))
-            nodes[name].held_back_s += _held_back_s(history)
+            nodes[name].runs.append((last_ns, LateIn(run.group, run.name, round(share, 6))))
 
 
 def _add_verdicts(run: WholeRun, ranks: int, nodes: _Nodes) -> dict[str, float]:
     """What was said of its nodes, and of ranks on them; by how much each was late."""
     late_s: dict[str, float] = {}
-    hangs = defaultdict[str, list[tuple[int, int]]](list)
+    hangs: list[_Hang] = []
     for verdict in run.verdicts():
         who, evidence = mapping(verdict.get("who")), mapping(verdict.get("evidence"))
         name, rank = str(who.get("node") or ""), str(who.get("rank") or "")
         kind, since_ns = verdict.get("kind"), whole(verdict.get("since_ns"))
+        if kind == "stall":
+            # It is about all ranks. Who holds them up is another question.
+            name = str(evidence.get("node") or "")
         if not name:
             continue
         if kind in _LATE:
             nodes[name].begin(since_ns)
-            lost_s = float(evidence.get("lost_s") or 0.0)
+            lost_s = _seconds(evidence.get("lost_s"))
             late_s[name] = late_s.get(name, 0.0) + lost_s
-            if gpu := _gpu(run, name, rank):
-                nodes[name].gpus[gpu] = nodes[name].gpus.get(gpu, 0.0) + lost_s
-        elif kind in _HANGS and len(run.nodes) > 1:
+            gpus, by_gpu = _gpus(run, name, rank), nodes[name].gpus
+            for gpu in gpus:
+                by_gpu[gpu] = by_gpu.get(gpu, 0.0) + lost_s / len(gpus)
+        elif kind in ("stall", "silence") and {*run.nodes} - {name}:
             # Of a run on one node, a hang says nothing of the machine.
-            nodes[name].begin(since_ns)
             until_ns = whole(verdict.get("until_ns")) or whole(run.about.get("seen_ns"))
-            hangs[name].append((since_ns, until_ns))
+            hangs.append(_Hang(since_ns, until_ns, name))
         elif kind == "death" and rank and not evidence.get(TAKEN_BACK):
             nodes[name].deaths[str(evidence.get("cause") or "unknown")] += 1
-    hung_s = {name: _union_s(spans) * ranks for name, spans in hangs.items()}
+    for each in (hangs := [each for each in hangs if each.is_alone(hangs)]):
+        nodes[each.node].begin(each.since_ns)
+    hung_s = {
+        name: _union_s(each for each in hangs if each.node == name) * ranks
+        for name in {each.node for each in hangs}
+    }
     for cause, by_node in (("late", late_s), ("hang", hung_s)):
         for name, lost_s in by_node.items():
             nodes[name].lost_s[cause] = nodes[name].lost_s.get(cause, 0.0) + lost_s
@@ -204,28 +226,53 @@ def _size(run: WholeRun) -> tuple[int, float]:
     """Its ranks, and all their time."""
     ranks = whole(run.world_size) or len(run.ranks)
     if (found := goodput_of(run)) is not None:
-        return ranks, found.total_s
+        # Nodes whose histories are not here have taken as long.
+        return ranks, found.total_s * max(ranks / max(len(run.ranks), 1), 1.0)
     took_ns = whole(run.about.get("seen_ns")) - whole(run.about.get("began_ns"))
     return ranks, max(took_ns, 0) / 1e9 * ranks
 
 
-def _union_s(spans: Iterable[tuple[int, int]]) -> float:
+def _seconds(found: Any) -> float:
+    is_sane = isinstance(found, (int, float)) and 0 < found < math.inf
+    return float(found) if is_sane else 0.0
+
+
+class _Hang(NamedTuple):
+    """When a node held up its run."""
+
+    since_ns: int
+    until_ns: int
+    node: str
+
+    def is_alone(self, hangs: Iterable[_Hang]) -> bool:
+        """Whether no other node did so meanwhile: two say nothing of either."""
+        return all(
+            each.node == self.node
+            or each.until_ns <= self.since_ns
+            or self.until_ns <= each.since_ns
+            for each in hangs
+        )
+
+
+def _union_s(hangs: Iterable[_Hang]) -> float:
     """A hang may be told twice at a time: of the node, and of the run."""
     total_ns = last_ns = 0
-    for since_ns, until_ns in sorted(spans):
+    for since_ns, until_ns, _ in sorted(hangs):
         total_ns += max(until_ns - max(since_ns, last_ns), 0)
         last_ns = max(last_ns, until_ns)
     return total_ns / 1e9
 
 
-def _gpu(run: WholeRun, node: str, rank: str) -> str:
-    """The id of the GPU that the rank used; empty if that is not known."""
-    for history in run.histories if rank else ():
-        if history.about.get("node") == node:
-            for series in history.series("node", catalog.HW_GPU_UTILIZATION.name):
-                if series.key.rank == rank:
-                    return str(dict(series.key.labels).get("hw.id") or "")
-    return ""
+def _gpus(run: WholeRun, node: str, rank: str) -> set[str]:
+    """The ids of the GPUs that the rank used, or all ranks of the node; empty if not known."""
+    found = {
+        str(dict(series.key.labels).get("hw.id") or "")
+        for history in run.histories
+        if history.about.get("node") == node
+        for series in history.series("node", catalog.HW_GPU_UTILIZATION.name)
+        if series.key.rank and rank in ("", series.key.rank)
+    }
+    return found - {""}
 
 
 def _xids(history: History) -> Iterator[str]:

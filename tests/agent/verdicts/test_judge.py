@@ -566,7 +566,8 @@ def test_a_stall_is_reported_and_is_over_when_a_rank_moves(
     assert reasons == {("0",): waits, ("1",): works}
     assert bench.series(catalog.TRAINING_STALL_REASON) == {}
     (past,) = bench.judge.past()
-    assert past["evidence"]["cause"] == "not_reached"
+    # What the costs of nodes are made of.
+    assert (past["evidence"]["cause"], past["evidence"]["node"]) == ("not_reached", "node-1")
     # A long table is not kept.
     assert "ranks" not in past["evidence"]
     assert standing == {("0",): 1.0, ("1",): 1.0}

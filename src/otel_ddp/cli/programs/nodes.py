@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,16 @@ from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.programs.prometheus import Prometheus
 from otel_ddp.cli.text import cell, mapping, padded, print_answer, print_json
 from otel_ddp.history.directory import NotFound, why_not_ours
-from otel_ddp.history.fleet import LAST_RUNS, Fleet, LateIn, NodeRecord, fleet_of, ordered
+from otel_ddp.history.fleet import (
+    DAY_NS,
+    LAST_DAYS,
+    LAST_RUNS,
+    Fleet,
+    LateIn,
+    NodeRecord,
+    fleet_of,
+    ordered,
+)
 from otel_ddp.history.terminal import shown_s, shown_time
 
 SCHEMA = 1
@@ -76,17 +86,16 @@ def run(options: argparse.Namespace) -> int:
 def document(folder: str, prometheus: str, days: int) -> dict[str, Any]:
     """For programs; raises NotFound, ValueError or fetch.NoAnswer."""
     now_ns = time.time_ns()
-    since_ns = now_ns - days * 86_400 * 10**9
     if prometheus:
         server = Prometheus.at(prometheus, "--prometheus")
         source, found = server.name, _told_by(server, days)
     else:
         place = _folder(folder)
-        source, found = str(place), fleet_of(place, since_ns)
+        source, found = str(place), fleet_of(place, now_ns, days)
     return {
         "schema": SCHEMA,
         "now_ns": now_ns,
-        "since_ns": since_ns,
+        "since_ns": now_ns - days * DAY_NS,
         "source": source,
         "runs": found.runs,
         "nodes": [each.to_json() for each in found.nodes],
@@ -112,10 +121,14 @@ _LOST = "node_cause:training_lost_gpus:rate2m"
 # A sample of these is worth so many seconds: the interval of their rules.
 _EVERY_S = 30
 _SEEN = "max by (group, run, node) (last_over_time(node:training_seen:timestamp[{days}d]))"
+_SEEN_LAST = _SEEN.replace("{days}", "{last_days}")
+# It is recorded each 5 minutes.
+_LATE = "last_over_time(node:training_late:share30d[10m])"
 # What is asked, and the label that it is told by beside `node`.
 _ASKED = {
     "lost_s": (f"sum by (node, cause) (sum_over_time({_LOST}[{{days}}d])) * {_EVERY_S}", "cause"),
     "runs": (f"count by (node) ({_SEEN})", ""),
+    "last_runs": (f"count by (node) ({_SEEN_LAST})", ""),
     "deaths": (
         "sum by (node, cause) (max_over_time(node_cause:training_deaths:sum[{days}d]))",
         "cause",
@@ -125,8 +138,8 @@ _ASKED = {
         "code",
     ),
     "held_back_s": (
-        "sum by (node) (max by (node, hw_id) "
-        f"(sum_over_time(gpu_reason:otel_ddp_gpu_throttle_active:last[{{days}}d]))) * {_EVERY_S}",
+        "sum by (node) (max by (node, hw_id) (sum by (node, hw_id, reason) "
+        f"(sum_over_time(gpu_reason:otel_ddp_gpu_throttle_active:last[{{days}}d])))) * {_EVERY_S}",
         "",
     ),
     "gpus": (
@@ -140,16 +153,16 @@ _ASKED = {
 
 
 def _told_by(server: Prometheus, days: int) -> Fleet:
-    told = {
-        what: _by_node(server.query(expr.format(days=days)), label)
-        for what, (expr, label) in _ASKED.items()
-    }
+    def query(expr: str) -> list[Mapping[str, Any]]:
+        return server.query(expr.format(days=days, last_days=min(days, LAST_DAYS)))
+
+    told = {what: _by_node(query(expr), label) for what, (expr, label) in _ASKED.items()}
     late_in: dict[str, list[LateIn]] = {}
-    for each in server.query("node:training_late:share30d"):
+    for each in query(f"{_LATE} and on (group, run, node) {_SEEN_LAST}"):
         labels = mapping(each.get("metric"))
         late = LateIn(str(labels.get("group", "")), str(labels.get("run", "")), _value(each))
         late_in.setdefault(str(labels.get("node", "")), []).append(late)
-    counted = server.query(f"count(count by (group, run) ({_SEEN.format(days=days)}))")
+    counted = query(f"count(count by (group, run) ({_SEEN}))")
     nodes = []
     for node in sorted(set().union(*told.values(), late_in)):
         of = {what: by_node.get(node, {}) for what, by_node in told.items()}
@@ -157,6 +170,7 @@ def _told_by(server: Prometheus, days: int) -> Fleet:
             node,
             of["lost_s"],
             round(of["runs"].get("", 0.0)),
+            min(round(of["last_runs"].get("", 0.0)), LAST_RUNS),
             sorted(late_in.get(node, ()), key=lambda each: -each.share),
             {cause: round(times) for cause, times in of["deaths"].items()},
             sorted(of["xids"], key=lambda code: (len(code), code)),
@@ -182,9 +196,10 @@ def _by_node(found: list[Mapping[str, Any]], label: str) -> dict[str, dict[str, 
 def _value(series: Mapping[str, Any]) -> float:
     told = series.get("value")
     try:
-        return float(told[1]) if isinstance(told, list) else 0.0
+        value = float(told[1]) if isinstance(told, list) else 0.0
     except (LookupError, TypeError, ValueError):
         return 0.0
+    return value if math.isfinite(value) else 0.0
 
 
 # -- for people
@@ -213,7 +228,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
             yield ""
             yield (
                 f"! {cell(each['node'])} was late in {len(each['late_in'])} of its last "
-                f"{min(each['runs'], LAST_RUNS)} runs, of {groups} groups: drain it and test it "
+                f"{each['last_runs']} runs, of {groups} groups: drain it and test it "
                 "(docs/runbooks/NodeLateAgain.md)."
             )
     yield from (f"! {cell(why)}" for why in found["faults"])
@@ -233,7 +248,7 @@ def _row(node: Mapping[str, Any], now_ns: int) -> tuple[str, ...]:
         cell(node["node"], "?"),
         shown_s(total_s) if total_s else "-",
         *(shown_s(lost_s[cause]) if lost_s.get(cause) else "-" for cause in ("late", "hang")),
-        f"{late} of {min(node['runs'], LAST_RUNS)}" if late else "-",
+        f"{late} of {node['last_runs']}" if late else "-",
         str(node["runs"]),
         deaths.replace("_", " ") or "-",
         ", ".join(map(cell, node["xids"])) or "-",

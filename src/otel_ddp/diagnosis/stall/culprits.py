@@ -72,6 +72,8 @@ class Findings(NamedTuple):
     step: int | None
     why: str
     advice: str
+    node: str
+    """That of all culprits; empty where they are on several, or not known."""
 
 
 def find_culprits(living: Sequence[Suspect], ended: Sequence[Suspect], floor_s: float) -> Findings:
@@ -93,6 +95,7 @@ def _findings(
     cause: str, living: Sequence[Suspect], culprits: Sequence[Suspect], why: list[str], advice: str
 ) -> Findings:
     positions = [each.position for each in culprits or living]
+    nodes = {dict(each.labels).get("node", "") for each in culprits}
     phases = {each.name or each.phase for each in positions}
     return Findings(
         cause,
@@ -103,6 +106,7 @@ def _findings(
         min((each.step for each in positions if each.step is not None), default=None),
         "; ".join(why),
         advice,
+        nodes.pop() if len(nodes) == 1 else "",
     )
 
 

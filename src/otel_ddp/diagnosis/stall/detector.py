@@ -302,6 +302,8 @@ class Stalls(Detector):
             {
                 "cause": findings.cause,
                 "culprits": list(findings.culprits),
+                # What is kept of a stall that is over has no lists.
+                "node": findings.node,
                 "limit_s": limit_s,
                 "ranks": [
                     _row(each, self._ranks[labels].still_s(now_ns))
