@@ -246,6 +246,25 @@ def test_another_agent_goes_on_with_what_was_counted() -> None:
     assert after.attempts[1]["repeated_steps"] == 40
 
 
+def test_an_attempt_ends_with_the_ranks_of_which_this_agent_knows() -> None:
+    before = Played()
+    before.begins(0)
+    before.steps(1, 10, 1)
+    gone = Process("1", BEGAN, BEGAN, BEGAN + 5 * S, "killed")
+    before.time.begin("1", BEGAN, BEGAN, trains=True)
+    before.time.feed("1", "host", [step(1, 1)])
+    # It has no rank yet.
+    before.time.begin("p123", BEGAN, BEGAN, trains=False)
+    before.time.note([gone], (), BEGAN + 6 * S)
+
+    after = Played(before.time.to_json())
+    after.process = before.process
+    after.ends(11, "finished")
+
+    [attempt] = after.attempts
+    assert (attempt["state"], attempt["ended_ns"]) == ("finished", BEGAN + 11 * S)
+
+
 def test_a_hang_is_counted_while_it_lasts_and_until_the_process_ends() -> None:
     played = Played()
     played.begins(0)

@@ -180,10 +180,12 @@ class RunTime:
         last = self.attempts.told[-1]
         if "ended_ns" in last:
             return last["state"], last["ended_ns"]
-        of_it = [(rank, e) for rank, e in self._ranks.items() if e.attempt == last["attempt"]]
-        found = [self._processes.get((rank, each.began_ns)) for rank, each in of_it]
-        ended = [each for each in found if each is not None and each.ended_ns]
-        if not ended or len(ended) < len(found):
+        of_it = [e for e in self._ranks.values() if e.attempt == last["attempt"]]
+        found = [(each, self._processes.get((each.rank, each.began_ns))) for each in of_it]
+        # An earlier agent has seen the end of some, and some had another rank at first.
+        known = [p for e, p in found if p is not None or (e.has_trained and not e.has_ended)]
+        ended = [each for each in known if each is not None and each.ended_ns]
+        if not ended or len(ended) < len(known):
             return "", 0
         return worst_state(each.state for each in ended), max(each.ended_ns for each in ended)
 
