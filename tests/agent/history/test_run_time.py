@@ -114,15 +114,22 @@ def test_each_attempt_is_told_with_its_steps_and_its_end() -> None:
 
 
 def test_an_attempt_ended_for_its_first_reason_as_far_as_that_is_known_by_now() -> None:
-    attempts = Attempts()
-    for began in (0, 300):
-        attempts.begin(BEGAN + began * S)
-    attempts.explain(BEGAN + 200 * S, "rank 1 left without a word")
-    attempts.explain(BEGAN + 200 * S, "rank 1 left without a word: exit code 3")
-    attempts.explain(BEGAN + 201 * S, "rank 0 lost its connection")
+    def death(at_s: float, sentence: str, until_ns: int | None = None) -> dict[str, Any]:
+        since_ns = BEGAN + round(at_s * S)
+        return {"kind": "death", "since_ns": since_ns, "until_ns": until_ns, "sentence": sentence}
 
-    first, second = attempts.told
-    assert first["why"] == "rank 1 left without a word: exit code 3"
+    played = Played()
+    played.begins(0)
+    played.steps(1, 9, 1)
+    played.notes(10, death(9.5, "rank 1 left without a word"))
+    said = "rank 1 left without a word: exit code 3"
+    played.notes(11, death(9.5, said), death(9.6, "rank 0 lost its connection"))
+    played.ends(11)
+    played.begins(20)
+    played.notes(21, death(9.5, "rank 1 is at work again", BEGAN + 20 * S))
+
+    first, second = played.attempts
+    assert first["why"] == said
     assert "why" not in second
 
 

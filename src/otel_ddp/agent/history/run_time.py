@@ -305,6 +305,7 @@ class RunTime:
         self._hangs_since_ns = min(hangs, default=0)
         late = [each for each in is_open if each["kind"] in _LATE]
         self._late = _Late.of(late[0]) if late else None
-        deaths = [each for each in verdicts if each["kind"] == "death"]
+        # One that is over tells that the run was started again.
+        deaths = [each for each in is_open if each["kind"] == "death"]
         for each in sorted(deaths, key=lambda each: each["since_ns"]):
             self.attempts.explain(each["since_ns"], each["sentence"])
