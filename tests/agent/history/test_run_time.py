@@ -215,6 +215,19 @@ def test_steps_stay_in_their_places_where_the_optimizer_counts_from_1_and_the_lo
     assert (second["first_step"], second["last_step"], second["repeated_steps"]) == (60, 199, 40)
 
 
+def test_steps_of_a_third_attempt_have_their_places_where_the_first_told_no_number() -> None:
+    attempts = Attempts()
+    for began, first in ((0, 0), (300, 60), (600, 120)):
+        attempts.begin(BEGAN + began * S)
+        # An optimizer has counted on from what it loaded.
+        numbers = {n: first + n if first else None for n in range(1, 101)}
+        steps = [step(n, began + n, logged=number) for n, number in numbers.items()]
+        placed = attempts.place("0", "host", steps)
+
+        assert [each.number for each in placed] == list(range(first + 1, first + 101))
+        assert sum(bool(each.is_repeated) for each in placed) == (40 if first else 0)
+
+
 def test_how_far_an_attempt_came_is_told_by_a_rank_that_knows_the_number() -> None:
     attempts = Attempts()
     attempts.begin(BEGAN)

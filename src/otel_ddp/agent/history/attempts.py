@@ -79,7 +79,7 @@ class Attempts:
         """For people, as JSON."""
         self._numbers = _Numbers()
         # The rank that told the program's number last, and by how much that was more than ours in
-        # the first attempt in which one told it.
+        # the first attempt with a step.
         self._teller = ""
         self._first_shift: int | None = None
         self._is_even = True
@@ -94,8 +94,9 @@ class Attempts:
     def _remember(self, attempt: Mapping[str, Any]) -> None:
         """Of an attempt that is over, what later ones are compared with."""
         self._teller = attempt.get("teller", self._teller)
-        if self._first_shift is None and attempt.get("is_even", True):
-            self._first_shift = attempt.get("shift")
+        if self._first_shift is None and "last_place" in attempt:
+            # A program that tells no number counts as we do, as far as is known.
+            self._first_shift = attempt.get("shift", 0)
         self._is_even = self._is_even and attempt.get("is_even", True)
         self._before = max(self._before, attempt.get("last_step", -1))
         self._last_place = max(self._last_place, attempt.get("last_place") or 0)

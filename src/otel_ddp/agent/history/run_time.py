@@ -138,7 +138,7 @@ class RunTime:
     # -- what comes
 
     def learn(self, processes: Iterable[Process]) -> None:
-        """When these ended, before what they did last is counted."""
+        """Which of them have ended: told before `feed` brings what the next ones did."""
         # A journal is closed soon after its process.
         kept = {(rank, each.began_ns) for rank, each in self._ranks.items()}
         self._processes = {key: each for key, each in self._processes.items() if key in kept}
@@ -219,9 +219,8 @@ class RunTime:
                 self._count_step(known, each)
 
     def _count_step(self, rank: _Rank, placed: Placed) -> None:
-        step = placed.step
-        ended_ns, took_ns = step.ended_ns, step.took_ns
-        if ended_ns <= rank.until_ns or took_ns <= 0:
+        step, ended_ns = placed.step, placed.step.ended_ns
+        if ended_ns <= rank.until_ns or step.took_ns <= 0:
             return
         if not rank.has_trained:
             # With all that came before it.
@@ -233,9 +232,13 @@ class RunTime:
         if placed.is_repeated is not False:
             self._spend(rank, "repeated" if placed.is_repeated else "unknown", ended_ns)
             return
+        self._count_phases(rank, step)
+
+    def _count_phases(self, rank: _Rank, step: Step) -> None:
+        """Of a step that has moved the run on."""
         # A part of it may be counted already, as that of a hang.
-        spent, left_ns = self._spent_ns, ended_ns - rank.until_ns
-        share = left_ns / took_ns
+        spent, left_ns = self._spent_ns, step.ended_ns - rank.until_ns
+        share = left_ns / step.took_ns
         late = self._late if self._late and rank.rank not in self._late.ranks else None
         late_ns = round(late.share * left_ns) if late else 0
         codes = step.parts.codes + bytes([code for code, _ in step.rest])
@@ -250,7 +253,7 @@ class RunTime:
             spent[cause] += some_ns
             left_ns -= some_ns
         spent["productive"] += left_ns
-        rank.until_ns = ended_ns
+        rank.until_ns = step.ended_ns
 
     def _spend(self, rank: _Rank, cause: str, until_ns: int) -> None:
         """All of its time up to then."""
