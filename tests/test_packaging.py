@@ -18,6 +18,7 @@ import pytest
 import otel_ddp
 from extras import needed
 from otel_ddp.cli.deploy import shipped_files
+from otel_ddp.identity.addresses import BOARDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -127,7 +128,7 @@ def test_the_unpacked_wheel_records_a_value_and_has_its_command(
     written = {name: (tmp_path / "here" / name).read_bytes() for name in files(tmp_path / "here")}
     assert written == {name: path.read_bytes() for name, path in shipped_files().items()}
     boards = [json.loads(path.read_text()) for path in tmp_path.glob("here/grafana/dashboards/*")]
-    assert len({each["uid"] for each in boards}) == 7
+    assert {each["uid"] for each in boards} == {*BOARDS.values()}
     assert {(each.group, each.name, each.value) for each in built.distribution.entry_points} == {
         ("console_scripts", "otel-ddp", "otel_ddp.cli:main"),
         (

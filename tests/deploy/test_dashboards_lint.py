@@ -12,6 +12,7 @@ import yaml
 from tools.dashboards import names, queries
 from tools.dashboards.queries import FOLDER, panels
 
+from otel_ddp.identity.addresses import BOARDS as ADDRESSES
 from otel_ddp.settings import Settings
 from otel_ddp.vocabulary import catalog
 
@@ -21,7 +22,9 @@ BOARDS: dict[str, Told] = {
     path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")
 }
 SINGLE = {"Run", "Ranks"}
-SEVEN = {"compare", "fleet", "gpus", "pipeline", "ranks", "run", "runs"}
+NAMES = {"compare", "fleet", "goodput", "gpus", "pipeline", "ranks", "run", "runs"}
+# Boards of whole runs: no rank is chosen there.
+OF_RUNS = {"goodput", "runs"}
 
 
 def _targets(panel: Told) -> Iterator[Told]:
@@ -186,6 +189,12 @@ def _variable(board: Told, name: str) -> Told:
     return next(each for each in _variables(board) if each["name"] == name)
 
 
+def queries_of_a_panel_have_names_of_their_own(board: Told) -> Iterator[str]:
+    for _, panel in panels(board):
+        refs = [target["refId"] for target in panel.get("targets", [])]
+        yield from (f"{panel['title']}: {ref}" for ref in set(refs) if refs.count(ref) > 1)
+
+
 LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     the_worst_are_chosen_once,
     the_empty_group_can_be_chosen,
@@ -196,15 +205,17 @@ LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     boards_lead_to_each_other,
     an_empty_panel_of_gpus_says_why,
     parts_have_names_that_every_vendor_knows,
+    queries_of_a_panel_have_names_of_their_own,
 )
 
 
-def test_there_are_seven_boards() -> None:
-    assert set(BOARDS) == SEVEN
-    assert len({board["uid"] for board in BOARDS.values()}) == len(SEVEN)
+def test_each_board_has_a_name_and_an_address_of_its_own() -> None:
+    assert set(BOARDS) == NAMES
+    assert {board["title"]: board["uid"] for board in BOARDS.values()} == ADDRESSES
+    assert len(set(ADDRESSES.values())) == len(NAMES)
 
 
-@pytest.mark.parametrize("board", sorted(SEVEN))
+@pytest.mark.parametrize("board", sorted(NAMES))
 def test_the_boards_have_the_variables_that_mean_something_there(board: str) -> None:
     mission = ["group", "job_type", "run", "node", "rank", "local_rank"]
     there = [each["name"] for each in _variables(BOARDS[board]) if each["name"] in mission]
@@ -213,7 +224,7 @@ def test_the_boards_have_the_variables_that_mean_something_there(board: str) -> 
         # A machine outlives runs, and is not one of their ranks.
         assert there == ["group", "node"]
         return
-    assert there == (mission[:3] if board == "runs" else mission)
+    assert there == (mission[:3] if board in OF_RUNS else mission)
     # One run at a time where ranks stand side by side: those of two runs have the same numbers.
     assert _variable(BOARDS[board], "run")["multi"] is (board not in ("run", "ranks"))
 

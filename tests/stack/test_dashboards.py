@@ -24,11 +24,12 @@ from stack.scenario import (
     WORLD_SIZE,
     scenario,
 )
-from stack.servers import Series
+from stack.servers import Sample, Series
 
 BOARDS = {board.title: board for board in boards()}
 # Of a list of values, so many are chosen by themselves.
 MOST_VALUES = 4
+PAID = ("cost", "trouble")
 # What of all targets may bring nothing: the panel and the letter of the target.
 MAY_BE_EMPTY = {
     "GPUs & nodes": {
@@ -43,6 +44,11 @@ MAY_BE_EMPTY = {
         ("Nodes with most work", "late"),
         # Gloo does not tell which collectives have ended.
         ("Longest without progress", "done"),
+    },
+    "Goodput": {
+        # Where no price is chosen.
+        *((panel, "A") for panel in ("Cost", "Cost of the lost hours", "Cost of trouble")),
+        *((panel, ref) for panel in ("By group", "What the time went to") for ref in PAID),
     },
     "Pipeline": {
         # A collector does not tell of what has never failed.
@@ -288,6 +294,66 @@ def test_the_boards_name_who_is_late_who_hangs_and_what_is_hot(reader: Reader) -
     hung = {"node": NODES[0], "rank": str(HUNG_RANK)}
     assert named(reader, "Ranks", "Held up by", run=(DEBUG.name,)) == hung
     assert named(reader, "GPUs & nodes", "Hottest").items() >= late.items()
+
+
+def test_hours_have_a_cost_where_a_price_is_chosen(reader: Reader) -> None:
+    board = BOARDS["Goodput"]
+    free = reader.opened(board)
+    paid = {**free, "price": "2.50"}
+
+    def told(panel: str, values: Mapping[str, str]) -> dict[str, float]:
+        """By the letter of the query and the labels."""
+        return {
+            f"{each.ref} {sorted(found.labels.items())}": found.value
+            for each in board.questions
+            if each.panel == panel
+            for found in answer(each, values, reader.page)
+            if isinstance(found, Sample)
+        }
+
+    for hours, cost in (
+        ("GPU-hours", "Cost"),
+        ("Lost hours", "Cost of the lost hours"),
+        ("Hours of trouble", "Cost of trouble"),
+    ):
+        (spent,), (costs,) = told(hours, free).values(), told(cost, paid).values()
+        assert costs == pytest.approx(2.5 * spent)
+        assert told(cost, free) == {}
+    for table in ("By group", "What the time went to"):
+        found = told(table, paid)
+        assert not [each for each in told(table, free) if each.startswith(PAID)]
+        for each in (key for key in found if key.startswith("hours ")):
+            assert found[each.replace("hours", "cost", 1)] == pytest.approx(2.5 * found[each])
+
+
+def test_the_causes_of_a_run_are_all_of_its_time_and_its_attempts_are_counted(
+    reader: Reader,
+) -> None:
+    board = BOARDS["Goodput"]
+    values = reader.opened(board, run=(LOW.name,))
+
+    def told(panel: str, ref: str = "A") -> list[Sample | Series]:
+        (asked,) = (e for e in board.questions if e.panel == panel and e.ref == ref)
+        return list(answer(asked, values, reader.page))
+
+    causes = {each.labels["cause"]: each.value for each in told("GPU-hours by cause")}
+    (hours,) = told("GPU-hours")
+    (trouble,) = told("Hours of trouble")
+    (restarts,) = told("Restarts")
+    (attempts,) = told("What the time went to", "attempts")
+
+    # It failed once, and went on from its checkpoint.
+    assert {"productive", "start", "between_attempts"} <= causes.keys()
+    assert sum(causes.values()) == pytest.approx(hours.value)
+    lost = ("late_rank", "hang", "repeated", "between_attempts")
+    assert trouble.value == pytest.approx(sum(causes.get(each, 0.0) for each in lost))
+    # On each of its nodes.
+    assert (attempts.value, restarts.value) == (2, 1)
+    shares: dict[float, float] = {}
+    for each in told("Shares until then"):
+        for at_s, share in each.points:
+            shares[at_s] = shares.get(at_s, 0.0) + share
+    assert [*shares.values()] == pytest.approx([1.0] * len(shares))
 
 
 def test_a_run_is_not_measured_against_itself(reader: Reader) -> None:

@@ -127,7 +127,9 @@ def test_every_series_of_the_cases_is_in_the_catalogue() -> None:
 
 def test_a_recorded_name_says_its_level_and_is_defined_once() -> None:
     assert {name: times for name, times in RECORDED_NAMES.items() if times > 1} == {}
-    levels = "(rank|node|run|gpu|collector)(_(phase|third|name|code|reason|role|cause))?"
+    levels = (
+        "(rank|node|run|group|cluster|gpu|collector)(_(phase|third|name|code|reason|role|cause))?"
+    )
     for name in RECORDED_NAMES:
         assert re.fullmatch(rf"{levels}:[a-z_]+:[a-z0-9_]+", name), name
 

@@ -6,12 +6,13 @@ import difflib
 import sys
 from pathlib import Path
 
-from tools.dashboards import compare, fleet, gpus, pipeline, ranks, run, runs
+from tools.dashboards import compare, fleet, goodput, gpus, pipeline, ranks, run, runs
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 BOARDS = {
     "compare": compare.build,
     "fleet": fleet.build,
+    "goodput": goodput.build,
     "gpus": gpus.build,
     "pipeline": pipeline.build,
     "ranks": ranks.build,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grafana_foundation_sdk.builders import (
+    bargauge,
     common,
     dashboard,
     heatmap,
@@ -28,7 +29,7 @@ from grafana_foundation_sdk.models import heatmap as h
 from grafana_foundation_sdk.models import loki as lo
 from grafana_foundation_sdk.models import prometheus as p
 from grafana_foundation_sdk.models import xychart as x
-from tools.dashboards.looks import NEUTRAL, PALETTE, PHASE_COLOURS, fixed, steps
+from tools.dashboards.looks import NEUTRAL, PALETTE, fixed, steps
 from tools.dashboards.names import mentioned
 from tools.dashboards.variables import LOKI, PROMETHEUS, TEMPO
 
@@ -178,7 +179,7 @@ def lines(
     maximum: float | None = None,
     log: bool = False,
     stacked: bool = False,
-    by_phase: bool = False,
+    colours: Mapping[str, str] = {},
     legend: Sequence[str] = ("lastNotNull", "max"),
     sort: tuple[str, bool] | None = None,
     max_points: int = 1000,
@@ -190,11 +191,12 @@ def lines(
 ) -> Panel:
     """Values over time.
 
-    `faint` is drawn thin; a band goes from its first name to its second; `sort` is a column of the
-    legend and whether the largest comes first, as only the first few names are in sight.
+    `colours` are by name; `faint` is drawn thin; a band goes from its first name to its second;
+    `sort` is a column of the legend and whether the largest comes first, as only the first few
+    names are in sight.
     """
     panel = _valued(_dressed(timeseries.Panel(), text, asked, size), unit, levels, decimals)
-    names = _legend(*legend, right=by_phase)
+    names = _legend(*legend, right=bool(colours))
     if sort is not None:
         names = names.sort_by(sort[0]).sort_desc(sort[1])
     panel = (
@@ -203,7 +205,7 @@ def lines(
         .line_width(1.5)
         .fill_opacity(70 if stacked else 0)
         .show_points(c.VisibilityMode.AUTO)
-        # As many names as there are phases would be hidden below.
+        # As many names as there are phases or causes would be hidden below.
         .legend(names)
         .tooltip(_tooltip())
         # A point every export, at 5 s and more: holes of a few of them are no holes.
@@ -222,8 +224,7 @@ def lines(
         )
     if stacked:
         panel = panel.stacking(common.StackingConfig().mode(c.StackingMode.NORMAL))
-    if by_phase:
-        panel = _in_phase_colours(panel)
+    panel = _painted(panel, colours)
     if faint:
         thin = [
             _set("custom.lineWidth", 1),
@@ -237,10 +238,32 @@ def lines(
     return panel.data_links(_links([link])) if link else panel
 
 
-def _in_phase_colours(panel: Any) -> Any:
-    for phase, colour in PHASE_COLOURS.items():
-        panel = panel.override_by_name(phase, [fixed(colour)])
+def _painted(panel: Any, colours: Mapping[str, str]) -> Any:
+    for name, colour in colours.items():
+        panel = panel.override_by_name(name, [fixed(colour)])
     return panel
+
+
+def bars(
+    text: Text,
+    *asked: Query,
+    unit: str,
+    colours: Mapping[str, str],
+    decimals: int | None = None,
+    nothing: str,
+    size: tuple[int, int],
+) -> Panel:
+    """A bar a series, as long as its value; one below the other."""
+    panel = _valued(_dressed(bargauge.Panel(), text, asked, size), unit, (), decimals)
+    return (
+        _painted(panel, colours)
+        .min(0)
+        .no_value(nothing)
+        .orientation(c.VizOrientation.HORIZONTAL)
+        .display_mode(c.BarGaugeDisplayMode.BASIC)
+        .show_unfilled(False)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+    )
 
 
 def _with_band(panel: Any, top: str, bottom: str) -> Any:
@@ -517,10 +540,8 @@ def log_bars(
     """How many lines there were over time, stacked by what the legend names."""
     panel = _valued(_dressed(timeseries.Panel(), text, (), size), "none", (), 0)
     panel = panel.datasource(LOKI).with_target(_logql(logql).legend_format(legend))
-    for name, colour in colours.items():
-        panel = panel.override_by_name(name, [fixed(colour)])
     return (
-        _coloured(panel)
+        _coloured(_painted(panel, colours))
         .max_data_points(200)
         .draw_style(c.GraphDrawStyle.BARS)
         .fill_opacity(80)

@@ -12,6 +12,7 @@ from tools.dashboards.looks import (
     ABOVE_0_IS_BAD,
     ABOVE_0_IS_ODD,
     BAD,
+    PHASE_COLOURS,
     PHASE_WORDS,
     SEVERITY_COLOURS,
     STATE_WORDS,
@@ -51,6 +52,7 @@ from tools.dashboards.selectors import (
     RUN_BEFORE,
     WHOLE_RUN,
 )
+from tools.dashboards.time_spent import hours_by_cause
 
 QUESTION = "How is this run doing, and is it worth going on?"
 
@@ -374,7 +376,7 @@ def _speed() -> list[Panel]:
             over_time(seconds_per_step(), "{{phase}}"),
             unit="s",
             stacked=True,
-            by_phase=True,
+            colours=PHASE_COLOURS,
             minimum=0,
             size=(21, 8),
             legend=("mean", "lastNotNull"),
@@ -619,6 +621,7 @@ def _events() -> list[Panel]:
     # A bound of 1 is "1" where it was pushed and "1.0" where it was scraped.
     of_length = f'label_replace(rate({lengths}{_RATE}), "le", "$1", "le", "(.*)[.]0")'
     parameters = f"max by (trainable) ({metric('training.parameters', RUN)})"
+    spent = last(metric("otel_ddp.run.time", WHOLE_RUN))
     return [
         lines(
             Text(
@@ -701,12 +704,19 @@ def _events() -> list[Panel]:
             size=(8, 7),
             nothing="not known",
         ),
+        hours_by_cause(
+            f"sum by (cause) (max by (node, cause) ({spent}))",
+            size=(8, 7),
+        ),
         lines(
             Text(
-                "Restarts",
-                "How often the launcher has started the ranks again.",
-                "Each begins at the last checkpoint: look at what ended ranks.",
+                "Attempts and restarts",
+                "How often the run was begun, by any launch under its name, and how often its "
+                "launcher has started the ranks again.",
+                "Each begins at the last checkpoint: look at what ended ranks. The page of the "
+                "run says why each attempt ended, Goodput what it cost.",
             ),
+            over_time(f"max({metric('otel_ddp.run.attempts', WHOLE_RUN)})", "attempts"),
             over_time(f"max({metric('training.restarts', RUN, RANK_0)})", "restarts"),
             levels=ABOVE_0_IS_ODD,
             size=(8, 7),

@@ -1,16 +1,30 @@
-"""The row of the board Runs on time: how much of it moved the runs on, and what took the rest?"""
+"""What the time of runs went to: the row of the board Runs, and parts of the board Goodput."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tools.dashboards.links import of_table
 from tools.dashboards.names import metric, recorded
-from tools.dashboards.panels import Column, Panel, Text, lines, listing, now, over_time, rows, stat
+from tools.dashboards.panels import (
+    Column,
+    Panel,
+    Query,
+    Text,
+    bars,
+    lines,
+    listing,
+    now,
+    over_time,
+    rows,
+    stat,
+)
 from tools.dashboards.roles import IN_RANGE, having_role, last
 from tools.dashboards.selectors import BY_RUN, WHOLE_RUNS
 
-from otel_ddp.vocabulary.words import TIME_CAUSES
+from otel_ddp.vocabulary.words import TIME_CAUSES, TIME_COLOURS
 
-_PRODUCTIVE = 'cause="productive"'
+PRODUCTIVE = 'cause="productive"'
 # Shown by themselves; the others together.
 _COLUMNS = {
     "start": "Start",
@@ -24,15 +38,22 @@ _COLUMNS = {
 
 
 def time_spent() -> list[Panel]:
-    return [_goodput(), _by_cause(), _table()]
+    return [goodput(size=(6, 8)), by_cause(size=(18, 8)), table_of_runs()]
 
 
-def _last(*selectors: str) -> str:
+def spent(*selectors: str) -> str:
+    """The seconds of each run and cause, since the run first began; of ended runs too."""
     found = last(recorded("run_cause:otel_ddp_run_time:sum", WHOLE_RUNS, *selectors))
     return having_role(found, IN_RANGE)
 
 
-def _goodput() -> Panel:
+def attempts() -> str:
+    """How often each run was begun."""
+    found = last(metric("otel_ddp.run.attempts", WHOLE_RUNS))
+    return having_role(f"max by ({BY_RUN}) ({found})", IN_RANGE)
+
+
+def goodput(size: tuple[int, int]) -> Panel:
     return stat(
         Text(
             "Goodput",
@@ -40,56 +61,108 @@ def _goodput() -> Panel:
             "that moved the run on.",
             "The table says which run has lost most, and to what.",
         ),
-        now(f"sum({_last(_PRODUCTIVE)}) / sum({_last()})"),
+        now(f"sum({spent(PRODUCTIVE)}) / sum({spent()})"),
         unit="percentunit",
         decimals=1,
         nothing="not counted",
-        size=(6, 8),
+        size=size,
     )
 
 
-def _by_cause() -> Panel:
-    spent = metric("otel_ddp.run.time", WHOLE_RUNS)
+def by_cause(size: tuple[int, int]) -> Panel:
+    told = having_role(recorded("run_cause:otel_ddp_run_time:rate5m", WHOLE_RUNS))
     return lines(
         Text(
             "What the ranks do",
-            "How many ranks' worth of time goes to each cause now, all chosen runs together.",
+            "How many ranks' worth of time goes to each cause, over five minutes, all chosen runs "
+            "together. The start of a run is counted when its first step has ended, so it is not "
+            "here.",
             "What grows beside `productive` is lost: open the run in which it does.",
         ),
-        over_time(
-            f"sum by (cause) ({having_role(f'rate({spent}[$__rate_interval])')})", "{{cause}}"
-        ),
+        over_time(f"sum by (cause) ({told})", "{{cause}}"),
         minimum=0,
         stacked=True,
-        size=(18, 8),
+        colours=TIME_COLOURS,
+        size=size,
     )
 
 
-def _table() -> Panel:
-    attempts = last(metric("otel_ddp.run.attempts", WHOLE_RUNS))
-    attempts = having_role(f"max by ({BY_RUN}) ({attempts})", IN_RANGE)
-    whole = f"sum by ({BY_RUN}) ({_last()})"
+def hours_by_cause(seconds: str, size: tuple[int, int]) -> Panel:
+    """*seconds*: of each cause."""
+    return bars(
+        Text(
+            "GPU-hours by cause",
+            "What the time of all ranks went to, over all attempts, since the run first began.",
+            "docs/goodput.md says what each cause is. The largest beside `productive` is what to "
+            "mend first.",
+        ),
+        now(f"sort_desc({seconds} / 3600 > 0)", "{{cause}}"),
+        unit="h",
+        decimals=2,
+        colours=TIME_COLOURS,
+        nothing="not counted",
+        size=size,
+    )
 
-    def share(selector: str) -> str:
-        return f"sum by ({BY_RUN}) ({_last(selector)}) / {whole}"
 
-    others = "|".join(each for each in TIME_CAUSES if each not in {"productive", *_COLUMNS})
-    return listing(
+def table_of_runs(*more: Query, columns: Sequence[Column] = ()) -> Panel:
+    """*columns*: of *more*."""
+    return _table(
         Text(
             "What the time went to",
             "Shares of the time of all ranks of a run since it first began, over its attempts.",
             "The largest beside Goodput is what to mend first; `otel-ddp goodput` tells more.",
         ),
+        BY_RUN,
+        [rows(attempts(), "attempts"), *more],
+        [
+            Column("group", width=100),
+            Column("run", width=140, links=[of_table("Run")]),
+            Column("Value #attempts", "Attempts", decimals=0),
+            *columns,
+        ],
+    )
+
+
+def table_of_groups(*more: Query, columns: Sequence[Column] = ()) -> Panel:
+    """*columns*: of *more*."""
+    runs = f"count by (group) (sum by ({BY_RUN}) ({spent()}))"
+    begun = f"sum by (group) ({attempts()})"
+    return _table(
+        Text(
+            "By group",
+            "The same of all chosen runs of a group together.",
+            "Compare groups by Goodput, and find below which run of a group has lost most.",
+        ),
+        "group",
+        [rows(runs, "runs"), rows(begun, "attempts"), *more],
+        [
+            Column("group", width=140),
+            Column("Value #runs", "Runs", decimals=0),
+            Column("Value #attempts", "Attempts", decimals=0),
+            *columns,
+        ],
+    )
+
+
+def _table(text: Text, by: str, asked: Sequence[Query], columns: Sequence[Column]) -> Panel:
+    """*columns*: of *asked*, before those of the time."""
+    whole = f"sum by ({by}) ({spent()})"
+
+    def share(selector: str) -> str:
+        return f"sum by ({by}) ({spent(selector)}) / {whole}"
+
+    others = "|".join(each for each in TIME_CAUSES if each not in {"productive", *_COLUMNS})
+    return listing(
+        text,
         rows(f"{whole} / 3600", "hours"),
-        rows(attempts, "attempts"),
-        rows(share(_PRODUCTIVE), "productive"),
+        *asked,
+        rows(share(PRODUCTIVE), "productive"),
         *(rows(share(f'cause="{each}"'), f"of_{each}") for each in _COLUMNS),
         rows(share(f'cause=~"{others}"'), "others"),
         columns=[
-            Column("group", width=100),
-            Column("run", width=140, links=[of_table("Run")]),
+            *columns,
             Column("Value #hours", "GPU-hours", "h", decimals=1),
-            Column("Value #attempts", "Attempts", decimals=0),
             Column("Value #productive", "Goodput", "percentunit", decimals=1),
             *(
                 Column(f"Value #of_{each}", title, "percentunit", decimals=1)

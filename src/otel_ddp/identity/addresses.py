@@ -23,6 +23,7 @@ BOARDS = {
     "GPUs & nodes": "otel-ddp-gpus",
     "Compare": "otel-ddp-compare",
     "Fleet": "otel-ddp-fleet",
+    "Goodput": "otel-ddp-goodput",
     "Pipeline": "otel-ddp-pipeline",
 }
 # A board begins this long before what it is to show.

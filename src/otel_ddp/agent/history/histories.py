@@ -25,7 +25,7 @@ from otel_ddp.journal.process_state import rank_key
 from otel_ddp.journal.values import described
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind
-from otel_ddp.vocabulary.words import NODE_LABELS, RANK_LABELS, state_word
+from otel_ddp.vocabulary.words import NODE_LABELS, RANK_LABELS, TIME_CAUSES, state_word
 
 if TYPE_CHECKING:
     from otel_ddp.agent.history.incoming import Incoming
@@ -395,8 +395,9 @@ class Collector:
                 continue
             many = float(told.attempts)
             self._ledger.put(catalog.OTEL_DDP_RUN_ATTEMPTS, labels, many, now_ns, told.began_ns)
-            for cause, spent_s in told.seconds.items():
-                where = (*labels, ("cause", cause))
+            # All of them: a series that began above 0 would have no rate.
+            for cause in TIME_CAUSES:
+                where, spent_s = (*labels, ("cause", cause)), told.seconds.get(cause, 0.0)
                 self._ledger.put(catalog.OTEL_DDP_RUN_TIME, where, spent_s, now_ns, told.began_ns)
 
     def _key_and_rank(self, feed: JournalFeed) -> tuple[RunKey, str]:

@@ -1,0 +1,217 @@
+"""The board Goodput: how much of the GPU-hours moved runs on, and what did the rest cost?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tools.dashboards import variables as v
+from tools.dashboards.annotations import marks
+from tools.dashboards.board import Row, board
+from tools.dashboards.links import of_series
+from tools.dashboards.names import recorded
+from tools.dashboards.panels import Column, Panel, Text, lines, now, over_time, rows, stat
+from tools.dashboards.roles import having_role
+from tools.dashboards.selectors import BY_RUN, GROUPS, WHOLE_RUNS
+from tools.dashboards.time_spent import (
+    attempts,
+    by_cause,
+    goodput,
+    hours_by_cause,
+    spent,
+    table_of_groups,
+    table_of_runs,
+)
+
+from otel_ddp.vocabulary.words import TIME_COLOURS
+
+QUESTION = "How much of the GPU-hours moved the runs on, and what did the rest cost?"
+
+# Evaluation is shown, and is no loss.
+_LOST = 'cause!~"productive|evaluation"'
+# What a healthy cluster would not have at all.
+_TROUBLE = 'cause=~"late_rank|hang|repeated|between_attempts"'
+# At 0 there is no price, and no money.
+_PRICED = "* on () group_left () (vector($price) > 0)"
+_NO_PRICE = "no price chosen"
+
+
+def build() -> str:
+    price = v.text(
+        "price",
+        "Price",
+        "0",
+        "Of one hour of one GPU, in any currency: 2.50. With 0 no costs are shown.",
+    )
+    return board(
+        "Goodput",
+        QUESTION,
+        [
+            Row("Of the chosen runs, since each first began", _numbers()),
+            Row("By cause", _causes()),
+            Row("By group and run", _tables()),
+            Row("Over time", _over_time()),
+        ],
+        variables=[v.datasource(), *v.of_runs(), price],
+        annotations=marks(),
+        since="now-7d",
+    )
+
+
+def _hours(*selectors: str) -> str:
+    return f"sum({spent(*selectors)}) / 3600"
+
+
+def _costs(by: str, *selectors: str) -> str:
+    return f"sum by ({by}) ({spent(*selectors)}) / 3600 {_PRICED}"
+
+
+def _numbers() -> list[Panel]:
+    return [
+        goodput(size=(6, 3)),
+        stat(
+            Text(
+                "GPU-hours",
+                "Hours of all ranks of these runs, from the start of their first processes on, "
+                "with the gaps between attempts.",
+                "What was paid for: compare with your bill.",
+            ),
+            now(_hours()),
+            unit="h",
+            decimals=1,
+            nothing="not counted",
+        ),
+        stat(
+            Text(
+                "Lost hours",
+                "GPU-hours that moved no run on and were no evaluation.",
+                "By cause, below, tells what took them.",
+            ),
+            now(_hours(_LOST)),
+            unit="h",
+            decimals=1,
+            nothing="not counted",
+        ),
+        stat(
+            Text(
+                "Hours of trouble",
+                "GPU-hours lost to late ranks, hangs, steps done twice and the gaps between "
+                "attempts: lost seconds times ranks.",
+                "The table of runs says where; Ranks says who, and Run why an attempt ended.",
+            ),
+            now(_hours(_TROUBLE)),
+            unit="h",
+            decimals=1,
+            nothing="not counted",
+        ),
+        stat(
+            Text(
+                "Cost",
+                "The GPU-hours at the price above.",
+                "Choose what an hour of a GPU costs you.",
+            ),
+            now(f"{_hours()} {_PRICED}"),
+            decimals=2,
+            nothing=_NO_PRICE,
+        ),
+        stat(
+            Text(
+                "Cost of the lost hours", "The lost hours at the price above.", "As for the hours."
+            ),
+            now(f"{_hours(_LOST)} {_PRICED}"),
+            decimals=2,
+            nothing=_NO_PRICE,
+        ),
+        stat(
+            Text(
+                "Cost of trouble", "The hours of trouble at the price above.", "As for the hours."
+            ),
+            now(f"{_hours(_TROUBLE)} {_PRICED}"),
+            decimals=2,
+            nothing=_NO_PRICE,
+        ),
+        stat(
+            Text(
+                "Restarts",
+                "Attempts of these runs beyond the first of each.",
+                "The table says which run; its page says why each attempt ended.",
+            ),
+            now(f"sum(({attempts()}) - 1)"),
+            decimals=0,
+            nothing="not counted",
+        ),
+    ]
+
+
+def _causes() -> list[Panel]:
+    told = having_role(recorded("run_cause:otel_ddp_run_time:sum", WHOLE_RUNS))
+    return [
+        hours_by_cause(f"sum by (cause) ({spent()})", size=(8, 9)),
+        lines(
+            Text(
+                "Shares until then",
+                "Of all time until each moment, the share of each cause, of the chosen runs that "
+                "report then. All shares together are 1.",
+                "Where `productive` falls, something was lost: a restart, a hang, a late rank.",
+            ),
+            over_time(f"sum by (cause) ({told}) / on () group_left () sum({told})", "{{cause}}"),
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+            stacked=True,
+            colours=TIME_COLOURS,
+            legend=("lastNotNull",),
+            size=(16, 9),
+        ),
+    ]
+
+
+def _tables() -> list[Panel]:
+    paid = [
+        Column("Value #cost", "Cost", decimals=2),
+        Column("Value #trouble", "Cost of trouble", decimals=2),
+    ]
+
+    def asked(by: str) -> list[Any]:
+        return [rows(_costs(by), "cost"), rows(_costs(by, _TROUBLE), "trouble")]
+
+    return [
+        table_of_groups(*asked("group"), columns=paid),
+        table_of_runs(*asked(BY_RUN), columns=paid),
+    ]
+
+
+def _over_time() -> list[Panel]:
+    of_groups = recorded("group:otel_ddp_run_time:goodput_ratio", GROUPS)
+    of_runs = having_role(recorded("run:otel_ddp_run_time:goodput_ratio", WHOLE_RUNS))
+    of_all = recorded("cluster:otel_ddp_run_time:goodput_ratio")
+    return [
+        by_cause(size=(24, 8)),
+        lines(
+            Text(
+                "Goodput of groups",
+                "Of the runs of a group that report then, each since it first began; and of all "
+                "runs of all groups.",
+                "A group below the others: see what its time goes to.",
+            ),
+            over_time(of_groups, "{{group}}", "groups"),
+            over_time(of_all, "all", "all"),
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+            sort=("Last *", False),
+        ),
+        lines(
+            Text(
+                "Goodput of runs",
+                "Of each run, since it first began.",
+                "It rises as long as a run goes on well. Where it falls, the run was started "
+                "again, or stood still.",
+            ),
+            over_time(f"max by ({BY_RUN}) ({of_runs})", "{{run}}"),
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+            sort=("Last *", False),
+            link=of_series("Run", "run"),
+        ),
+    ]
