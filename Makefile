@@ -77,8 +77,9 @@ docs: $(STAMP)
 	$(BIN)/python -m tools.docs
 
 # A wheel and a source distribution, in dist/.
-dist: $(STAMP)
+dist: .venv/.with-torch,dev,release
 	$(BIN)/python -m hatchling build --clean
+	$(BIN)/python -m twine check --strict dist/*
 
 # Every warning is an error, a link to a page or a heading that is not there among them. What a
 # page loads has to come with it.

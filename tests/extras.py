@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import shutil
+import sys
+from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import pytest
 
@@ -19,7 +23,16 @@ def needed(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError:
-        missing = f"needs {module}: pip install -e '.[{extra}]'"
+        _lack(module, extra)
+
+
+def needed_command(name: str, extra: str) -> str:
+    """The path of a command of this environment; without it as above."""
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or _lack(name, extra)
+
+
+def _lack(what: str, extra: str) -> NoReturn:
+    missing = f"needs {what}: pip install -e '.[{extra}]'"
     if os.environ.get("CI"):
         pytest.fail(missing, pytrace=False)
     pytest.skip(missing)

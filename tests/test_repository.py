@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from extras import needed_command
 from otel_ddp.torch.models import OLDEST
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +44,35 @@ def test_the_workflow_calls_what_is_there() -> None:
     assert [each for each in named if not (ROOT / each).exists()] == []
     assert (ROOT / ".ci" / "run").is_file()
     assert re.search(r"^dist:", (ROOT / "Makefile").read_text(), re.M)
+
+
+@in_a_checkout
+def test_the_workflows_have_no_flaw_that_their_auditor_knows() -> None:
+    command = [needed_command("zizmor", "dev"), "--offline", "--persona=pedantic", "--quiet"]
+    command.append(str(ROOT / ".github" / "workflows"))
+    audited = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert audited.returncode == 0, audited.stdout + audited.stderr
+
+
+@in_a_checkout
+@pytest.mark.stress
+def test_the_workflows_are_written_as_they_must_be(tmp_path: Path) -> None:
+    go = shutil.which("go") or pytest.skip("no Go here")
+    linter = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    checked = subprocess.run([go, "run", linter, *files], capture_output=True, text=True)
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@in_a_checkout
+def test_a_release_is_built_by_the_command_that_people_have_and_keeps_no_secret() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+
+    assert "run: make dist" in text
+    assert "id-token: write" in text
+    assert "secrets." not in text
 
 
 def test_each_extra_that_is_installed_is_one_of_the_package() -> None:
