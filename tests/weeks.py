@@ -22,6 +22,7 @@ BAD_GPU, WAITS = 5, 0.12
 HANGS_AT_S = 1800
 GROUPS = ("pretrain", "sweep", "sft")
 _LOST = "node_cause:training_lost_gpus:rate2m"
+_HELD_BACK = "gpu_reason:otel_ddp_gpu_throttle_active:last"
 
 
 class Run(NamedTuple):
@@ -66,6 +67,12 @@ class Weeks(NamedTuple):
             if run.hangs and run.hangs[0] == node:
                 found["hang"] = found.get("hang", 0.0) + run.hangs[1] * run.ranks
         return found
+
+    def held_back_s(self, node: str) -> float:
+        """As long as it was late; Prometheus alone is told so."""
+        return sum(
+            run.late[2] - run.late[1] for run in self.runs if run.late and run.late[0] == node
+        )
 
 
 def played(ended_s: int, *, nodes: int = 50, days: int = 21, of_run: int = 6) -> Weeks:
@@ -123,7 +130,7 @@ def openmetrics(weeks: Weeks) -> Iterator[str]:
         of_run, span = {"group": run.group, "run": run.name}, (run.began_s, run.ended_s)
         seen = range(*span, _SEEN_EVERY_S)
         recorded.add(
-            "run:training_ranks_running:count", of_run, range(*span, _LOST_EVERY_S), run.ranks
+            "run:training_ranks_together:count", of_run, range(*span, _LOST_EVERY_S), run.ranks
         )
         for node in run.nodes:
             recorded.add("node:training_seen:timestamp", {**of_run, "node": node}, seen, None)
@@ -133,6 +140,9 @@ def openmetrics(weeks: Weeks) -> Iterator[str]:
             late, gpu = {**of_node, "cause": "late"}, {**of_node, "hw_id": f"GPU-{BAD_GPU}"}
             recorded.add(_LOST, late, times, run.lost_gpus())
             recorded.add("gpu:training_straggler_lost_time:rate2m", gpu, times, run.lost_gpus())
+            # The slow GPU is hot: at first so much that its own hardware slows it down as well.
+            for reason, of_these in (("sw_thermal", times), ("hw_thermal", times[:9])):
+                recorded.add(_HELD_BACK, {**gpu, "reason": reason}, of_these, 1)
         if run.hangs:
             node, took_s = run.hangs
             hang, start_s = {**of_run, "node": node, "cause": "hang"}, run.began_s + HANGS_AT_S

@@ -94,6 +94,8 @@ def test_what_each_node_has_cost_is_right(
         of_node = [run for run in weeks.runs if each["node"] in run.nodes]
         assert each["lost_s"] == pytest.approx(weeks.lost_s(each["node"]), rel=0.01), each["node"]
         assert each["runs"] == len(of_node)
+        held_back_s = weeks.held_back_s(each["node"]) if told[0] == "--prometheus" else 0
+        assert each["held_back_s"] == pytest.approx(held_back_s, rel=0.01)
         deaths = sum(run.dies == each["node"] for run in of_node)
         assert each["deaths"] == ({"signal": deaths} if deaths else {})
         late = [run.late for run in of_node if run.late]

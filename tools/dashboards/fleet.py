@@ -52,10 +52,15 @@ def _hours(expr: str) -> str:
     return f"sum_over_time({expr}{IN_RANGE}) {_HOURS}"
 
 
+def _hours_held(held: str, by_gpu: str) -> str:
+    # Several reasons hold at a time. Of each it is the sum over all runs.
+    return f"max by ({by_gpu}) (sum by ({by_gpu}, reason) ({_hours(held)}))"
+
+
 def _now() -> list[Panel]:
     firing = f'ALERTS{{alertname="NodeLateAgain",alertstate="firing",{_MACHINES}}}'
     seen = recorded("node:training_seen:timestamp", _NODES)
-    running = recorded("run:training_ranks_running:count", GROUPS)
+    together = recorded("run:training_ranks_together:count", GROUPS)
     return [
         stat(
             Text(
@@ -90,11 +95,11 @@ def _now() -> list[Panel]:
         stat(
             Text(
                 "Share of all hours",
-                "The same as a share of the hours of all ranks that ran.",
+                "The same as a share of the hours of all ranks that trained.",
                 "Times what the cluster costs: what a good machine more is worth.",
             ),
             now(
-                f"sum(sum_over_time({_lost()}{IN_RANGE})) / sum(sum_over_time({running}{IN_RANGE}))"
+                f"sum(sum_over_time({_lost()}{IN_RANGE})) / sum(sum_over_time({together}{IN_RANGE}))"
             ),
             unit="percentunit",
             decimals=2,
@@ -128,7 +133,7 @@ def _nodes() -> Panel:
         rows(f"sum by (node) (max_over_time({deaths}{IN_RANGE}))", "deaths"),
         rows(f"count by (node) (last_over_time({faults}{IN_RANGE}))", "xids"),
         rows(f"sum by (node) (increase({lost_memory}{IN_RANGE})) > 0", "memory"),
-        rows(f"sum by (node) (max by (node, hw_id) ({_hours(held)}))", "held"),
+        rows(f"sum by (node) ({_hours_held(held, 'node, hw_id')})", "held"),
         columns=[
             Column("node", links=[of_fields("GPUs & nodes", "node")]),
             Column(
@@ -214,7 +219,7 @@ def _gpus() -> Panel:
         ),
         rows(hours, "by_gpu"),
         rows(
-            f"max by ({by_gpu}) ({_hours(held)}) and on ({by_gpu}) {hours}",
+            f"{_hours_held(held, by_gpu)} and on ({by_gpu}) {hours}",
             "held_gpu",
         ),
         columns=[

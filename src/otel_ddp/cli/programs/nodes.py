@@ -147,8 +147,8 @@ _ASKED = {
         f"(sum_over_time(gpu:training_straggler_lost_time:rate2m[{{days}}d])) * {_EVERY_S}",
         "hw_id",
     ),
-    # Each sample would be too many.
-    "since_s": (f"min by (node) (min_over_time(timestamp({_LOST})[{{days}}d:5m]))", ""),
+    # Each sample would be too many, and what is lost is a rate of 2 minutes.
+    "since_s": (f"min by (node) (min_over_time(timestamp({_LOST})[{{days}}d:2m]))", ""),
 }
 
 
