@@ -357,6 +357,19 @@ def test_what_the_ranks_exchange_is_no_wait_for_a_late_rank() -> None:
     assert played.seconds["late_rank"] == pytest.approx(0.4)
 
 
+def test_an_evaluation_is_also_what_it_does_between_two_batches() -> None:
+    played = Played()
+    played.begins(0)
+    played.steps(1, 10, 1)
+    words = ("data", "eval", "other", "data", "eval", "other", "forward", "other", "eval")
+    parts = Parts(BEGAN + 10 * S, bytes(PHASES[word] for word in words), (S,) * 9)
+    whole = step(11, 19, 9)
+    played.time.feed("0", "host", [whole._replace(parts=parts)])
+
+    found = played.seconds
+    assert (found["evaluation"], found["data"]) == (4, pytest.approx(0.9 + 2))
+
+
 def test_the_time_before_the_journal_belongs_to_the_start() -> None:
     played = Played()
     played.begins(30, started_s=0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.history.attempts import Attempts, Placed
@@ -32,6 +33,12 @@ _OF_PHASE = {
 def _causes(codes: bytes) -> tuple[tuple[int, str], ...]:
     """Which parts of a step with these phases are lost, and to which cause."""
     words = [phase_word(code & PHASE_CODE) for code in codes]
+    at_work = [at for at, word in enumerate(words) if word not in ("other", "data")]
+    for one, next_one in pairwise(at_work):
+        if words[one] == words[next_one] == "eval":
+            # What an evaluation does between two batches.
+            for at in range(one + 1, next_one):
+                words[at] = "eval" if words[at] == "other" else words[at]
     return tuple((at, _OF_PHASE[word]) for at, word in enumerate(words) if word in _OF_PHASE)
 
 
