@@ -186,11 +186,12 @@ SPENT_S = {"productive": 60.0, "start": 20.0, "late_rank": 5.0, "repeated": 12.0
 
 
 def two_attempts(began_ns: int, why: str = "rank 1 (node-0) left without a word") -> dict[str, Any]:
-    """Of `about`: a run that was killed after ten seconds, at step 99, and went on from 60."""
+    """Of `about`: a run that was killed after 10 s, at step 99; 7 s later it was there again."""
     killed_ns = began_ns + 10 * S
     first = {"attempt": 1, "began_ns": began_ns, "first_step": 0, "last_step": 99}
     first |= {"ended_ns": killed_ns, "state": "killed", "why": why}
     second = {"attempt": 2, "began_ns": killed_ns + 2 * S, "first_step": 60, "last_step": 199}
+    second["new_ns"] = killed_ns + 7 * S
     late = {"rank 2 (node-0)": 5.0}
     return {
         "time": {"seconds": SPENT_S, "late": late, "ranks": {}},

@@ -16,8 +16,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 PINNED = {
     ("status", 1): "9b7f9fc606f76582",
     ("runs", 1): "f9c6391d476ca850",
-    ("report", 3): "6871326d4771c331",
-    ("goodput", 1): "f6646f44a2fc21c2",
+    ("report", 3): "30d3c755775517ed",
+    ("goodput", 1): "9681ab71b2030c91",
     ("nodes", 1): "66346f21b02673cb",
     ("compare", 2): "08b9abb7886c0770",
     ("stacks", 1): "add94b0d7e572e29",

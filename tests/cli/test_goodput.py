@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from histories import write_history
+from histories import two_attempts, write_history
 from otel_ddp.cli import main
 
 FIRST = {"attempt": 1, "began_ns": 10**18, "first_step": 0, "last_step": 99}
@@ -41,6 +41,18 @@ def test_only_the_last_attempt_may_go_on(capsys: pytest.CaptureFixture[str]) -> 
     first, second = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
     assert first[-4:] == ["0", "99", "-", "-"]
     assert second[-5:] == ["60", "99", "40", "goes", "on"]
+
+
+def test_it_says_how_long_it_took_to_come_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_history(tmp_path, "back", steps=9, about=two_attempts(10**18))
+
+    assert main(["goodput", "back"]) == 0
+
+    heads, first, second = capsys.readouterr().out.splitlines()[-3:]
+    place = slice(heads.index("back after"), heads.index("back after") + len("back after"))
+    assert (first[place].strip(), second[place].strip()) == ("-", "7 s")
 
 
 def test_a_price_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -258,6 +258,9 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_one_run_and_its_time_adds_up(
     first, second = found.attempts
     assert (first["last_step"], second["first_step"], second["last_step"]) == (99, 60, 199)
     assert second["repeated_steps"] == 40
+    # Its first new step begins when that before has ended.
+    back_s = done[0, 60][39] - first["ended_ns"] / 1e9
+    assert second["back_s"] == pytest.approx(back_s, abs=0.1)
     assert "exit code 3" in first["why"]
     # A euro a second.
     assert said["price"]["costs"]["repeated"] == pytest.approx(own["repeated"], abs=0.1)

@@ -70,7 +70,8 @@ def goodput_of(run: WholeRun) -> Goodput | None:
     if not seconds:
         return None
     ordered = {each: seconds[each] for each in TIME_CAUSES if each in seconds}
-    return Goodput(ordered, late, [_plain(each) for each in attempts])
+    before = [{}, *attempts]
+    return Goodput(ordered, late, [*map(_plain, attempts, before)])
 
 
 def costs_of(run: WholeRun, prices: Mapping[str, tuple[float, str]]) -> Costs | None:
@@ -109,10 +110,15 @@ def _gpu(history: History) -> str:
     return models.pop() if len(models) == 1 else ""
 
 
-def _plain(attempt: Mapping[str, Any]) -> dict[str, Any]:
-    """What people and programs are told of it; the rest is for the agent that goes on."""
+def _plain(attempt: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """What people and programs are told of it; the rest is for the agent that goes on.
+
+    *before*: the one before it.
+    """
     keys = ("attempt", "began_ns", "ended_ns", "state", "why", "first_step", "last_step")
     found = {key: attempt[key] for key in keys if key in attempt}
+    if "ended_ns" in before and "new_ns" in attempt:
+        found["back_s"] = round((attempt["new_ns"] - before["ended_ns"]) / 1e9, 3)
     return {**found, "repeated_steps": whole(attempt.get("repeated_steps"))}
 
 

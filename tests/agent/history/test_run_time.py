@@ -111,6 +111,8 @@ def test_each_attempt_is_told_with_its_steps_and_its_end() -> None:
     assert (first["first_step"], first["last_step"], first["state"]) == (0, 99, "killed")
     assert (second["first_step"], second["last_step"], second["state"]) == (60, 199, "finished")
     assert (first.get("repeated_steps"), second["repeated_steps"]) == (None, 40)
+    # When each began a step that was new.
+    assert (first["new_ns"], second["new_ns"]) == (BEGAN + 9 * S, BEGAN + 178.5 * S)
 
 
 def test_an_attempt_ended_for_its_first_reason_as_far_as_that_is_known_by_now() -> None:

@@ -107,6 +107,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ("loss", "accuracy", "lr")
     again = two_attempts(began_ns, why=MARKUP)
     write_history(folder, "again", group="again", ranks=1, began_ns=began_ns, about=again)
+    unseen = two_attempts(began_ns)
+    del unseen["attempts"][0]["ended_ns"], unseen["attempts"][0]["state"]
+    write_history(folder, "unseen", group="again", ranks=1, began_ns=began_ns, about=unseen)
     spent = {"productive": 18.2, "start": 1.9, "data": 0.4, "late_rank": 2.1, "end": 0.2}
     write_history(
         *(folder, "late"),
@@ -335,6 +338,9 @@ def test_a_run_shows_what_its_time_went_to_and_its_attempts(
     page.wait_for_function(f"() => !{MARKS_IN.format('Step time')}.length")
     against_steps = page.evaluate(MARKED)
     check_accessibility(page)
+    window.open("/run/unseen?group=again")
+    rows.first.wait_for()
+    unseen = [each.split("\t")[2:7:4] for each in rows.all_inner_texts()]
     page.goto((tmp_path / "report.html").as_uri())
     page.locator(".causes li").first.wait_for()
     saved, saved_bar = page.locator(".causes").inner_text(), dict(page.evaluate(BAR))
@@ -352,7 +358,9 @@ def test_a_run_shows_what_its_time_went_to_and_its_attempts(
     first, second = attempts
     assert (first[0], *first[2:6], first[7]) == ("1", "", "0", "99", "–", MARKUP)
     assert first[6].startswith("killed ")
-    assert second[0:1] + second[2:] == ["2", "2 s", "60", "199", "40", "goes on", ""]
+    assert second[0:1] + second[2:] == ["2", "7 s", "60", "199", "40", "goes on", ""]
+    # How soon it was back, and how it ended, where no agent saw the end of the first.
+    assert unseen == [["", "–"], ["–", "goes on"]]
     assert [[each[0] for each in picture] for picture in against_time] == [["attempt 2"]] * 2
     assert against_steps == [["attempt 2", 60]]
     assert brief == "#spent"

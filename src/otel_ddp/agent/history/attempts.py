@@ -215,6 +215,9 @@ class Attempts:
             told |= {"shift": numbers.shift, "is_even": numbers.is_even, "teller": numbers.teller}
             if numbers.is_even or "first_step" not in told:
                 told["first_step"] = 1 + numbers.shift
+        new = [each.step.began_ns for each in placed if each.is_repeated is False]
+        if new:
+            told["new_ns"] = min(new[0], told.get("new_ns", new[0]))
         # All ranks do them, from the first step on: each is counted once.
         repeated = [each.step.number or 0 for each in placed if each.is_repeated]
         if repeated:

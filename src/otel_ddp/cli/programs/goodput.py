@@ -99,10 +99,10 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         # The end of an earlier one is not known where no agent was there, nor is its journal.
         ends = ["-"] * (len(attempts) - 1) + ["goes on"]
-        yield from padded([_HEADS, *map(_attempt, attempts, ends)], right=_HEADS[2:5])
+        yield from padded([_HEADS, *map(_attempt, attempts, ends)], right=_HEADS[2:6])
 
 
-_HEADS = ("attempt", "began", "from step", "to step", "done twice", "ended", "why")
+_HEADS = ("attempt", "began", "back after", "from step", "to step", "done twice", "ended", "why")
 
 
 def _attempt(told: Mapping[str, Any], no_end: str) -> tuple[str, ...]:
@@ -113,4 +113,5 @@ def _attempt(told: Mapping[str, Any], no_end: str) -> tuple[str, ...]:
     ended = cell(told.get("state"), no_end)
     if "ended_ns" in told:
         ended += f" {shown_time(told['ended_ns'], now_ns)}"
-    return str(told["attempt"]), began, *words, twice, ended, cell(told.get("why"))
+    back = shown_s(told.get("back_s"))
+    return str(told["attempt"]), began, back, *words, twice, ended, cell(told.get("why"))

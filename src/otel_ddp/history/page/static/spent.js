@@ -45,10 +45,11 @@ function cause({ name, shown, colour, spent_s, share, cost }, told) {
 
 function attemptsTable(attempts) {
   const rows = attempts.map((each, at) => {
-    const before = attempts[at - 1]?.ended_ns;
-    const ended = each.ended_ns ? `${each.state} ${time(each.ended_ns)}` : "goes on";
+    // The end of an earlier one is not known where no agent was there.
+    const open = at === attempts.length - 1 ? "goes on" : "–";
+    const ended = each.ended_ns ? `${each.state} ${time(each.ended_ns)}` : open;
     return [
-      number(String(each.attempt)), number(time(each.began_ns)), number(before ? seconds((each.began_ns - before) / 1e9) : ""),
+      number(String(each.attempt)), number(time(each.began_ns)), number(at ? seconds(each.back_s) : ""),
       number(String(each.first_step ?? "–")), number(String(each.last_step ?? "–")), number(each.repeated_steps ? String(each.repeated_steps) : "–"),
       number(ended), el("td", { class: "long" }, each.why || ""),
     ];
