@@ -79,3 +79,20 @@ def test_where_devices_wait_collectives_have_to_be_timed_and_recorded(
         monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", timing)
 
     assert capabilities._arrivals() == word
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0, 1), (2, 0)])
+def test_of_all_nodes_one_rank_says_what_is_not_measured(
+    place: Here, caplog: pytest.LogCaptureFixture, rank: int, said: int
+) -> None:
+    where = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    os.environ.update(where)
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    otel_ddp.instrument(model)
+
+    for _ in range(30):
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+
+    assert caplog.text.count("Not measured in this run") == said

@@ -619,7 +619,8 @@ class Run:
         options.update(
             every=records.conf.sample_steps,
             leads=not process.global_rank,
-            speaks=not process.local_rank,
+            # Of all ranks of all nodes one: a job of a thousand nodes has one file of output.
+            speaks=self._speaks_for_all(),
             settle=self._settle_by_hooks,
         )
         # Only here: the hooks need a torch that is new enough.
