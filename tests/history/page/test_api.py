@@ -10,6 +10,7 @@ import math
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from histories import S, value_sums, write_history, write_profile
+from histories import S, two_attempts, value_sums, write_history, write_profile
 from history.page.serving import Served
 from otel_ddp.history.page import answers
 from otel_ddp.history.page.app import App
@@ -234,6 +235,27 @@ def test_the_head_has_state_verdicts_gaps_and_configuration(tmp_path: Path, clie
     assert (verdict["step"], verdict["since_step"]) == (100, 60)
     assert found["gaps"] == [{"node": "node-0", **gap}]
     assert found["config"] == {"lr": 0.3, "batch": 32}
+
+
+def test_a_run_that_came_back_is_not_judged_by_what_ended_an_earlier_attempt(
+    tmp_path: Path, client: Client
+) -> None:
+    # Rank 1 is late from the second second on.
+    for run, began_s in (("before", 4), ("since", 1), ("open", 4)):
+        began_ns = time.time_ns() if run == "open" else 5 * S
+        about = two_attempts(began_ns)
+        about["attempts"][1]["began_ns"] = began_ns + began_s * S
+        state = "running" if run == "open" else "finished"
+        write_history(tmp_path, run, began_ns=began_ns, late=1, about=about, state=state)
+
+    rows = {each["run"]: each["verdicts"] for each in client.api("runs").json["runs"]}
+    heads = {run: client.api("run", run=run).json for run in rows}
+
+    assert (rows["before"], heads["before"]["worst"]) == ([], None)
+    for run in ("since", "open"):
+        found = (*rows[run], heads[run]["worst"])
+        assert [each["kind"] for each in found] == ["straggler"] * 2
+    assert [len(each["verdicts"]) for each in heads.values()] == [1, 1, 1]
 
 
 def test_a_run_whose_agent_was_killed_is_said_to_be_silent(tmp_path: Path, client: Client) -> None:

@@ -142,7 +142,10 @@ def _row(history: History) -> dict[str, Any]:
         "began_ns": whole(about.get("began_ns")),
         "seen_ns": whole(about.get("seen_ns")),
         "summary": listed(about.get("summary"))[:_MOST_SUMMARY_IN_LIST],
-        "verdicts": [_told(each) for each in _worst_first(history.verdicts())[:_MOST_SENTENCES]],
+        "verdicts": [
+            _told(each)
+            for each in _worst_first(_of_last_attempt(history.verdicts(), about))[:_MOST_SENTENCES]
+        ],
     }
 
 
@@ -180,6 +183,17 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
 def _worst_first(verdicts: Iterable[Any]) -> list[dict[str, Any]]:
     """Verdicts, those that go on before those that are over; harmless ones come last."""
     return sorted((dict(each) for each in verdicts if isinstance(each, Mapping)), key=_harm)
+
+
+def _of_last_attempt(verdicts: Iterable[Any], about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Without those that a restart has ended: why earlier attempts ended is told with these."""
+    attempts = listed(about.get("attempts"))
+    began_ns = whole(mapping(attempts[-1]).get("began_ns")) if len(attempts) > 1 else 0
+    return [
+        each
+        for each in map(mapping, verdicts)
+        if each.get("until_ns") is None or whole(each.get("since_ns")) >= began_ns
+    ]
 
 
 def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
@@ -224,7 +238,9 @@ def head(run: WholeRun, live: Live, private: bool, prices: Prices) -> dict[str, 
         ],
         "time": time_spent(run, prices, private),
         "verdicts": told,
-        "worst": next((each for each in _worst_first(told) if not each["harmless"]), None),
+        "worst": next(
+            (e for e in _worst_first(_of_last_attempt(told, about)) if not e["harmless"]), None
+        ),
         "gaps": [
             {"node": node, **gap}
             for node, history in zip(run.nodes, run.histories, strict=True)
