@@ -58,6 +58,9 @@ def _hours_held(held: str, by_gpu: str) -> str:
 
 
 def _now() -> list[Panel]:
+    def of_all(expr: str) -> str:
+        return f"sum(sum_over_time({expr}{IN_RANGE}))"
+
     firing = f'ALERTS{{alertname="NodeLateAgain",alertstate="firing",{_MACHINES}}}'
     seen = recorded("node:training_seen:timestamp", _NODES)
     together = recorded("run:training_ranks_together:count", GROUPS)
@@ -98,9 +101,7 @@ def _now() -> list[Panel]:
                 "The same as a share of the hours of all ranks that trained.",
                 "Times what the cluster costs: what a good machine more is worth.",
             ),
-            now(
-                f"sum(sum_over_time({_lost()}{IN_RANGE})) / sum(sum_over_time({together}{IN_RANGE}))"
-            ),
+            now(f"{of_all(_lost())} / {of_all(together)}"),
             unit="percentunit",
             decimals=2,
             nothing="none",
