@@ -16,6 +16,9 @@
 
 namespace device_sim {
 
+// The device is taken in pieces of so many bytes.
+inline constexpr int64_t kSegment = 32 << 20;
+
 // Memory that a tensor has, and kernels that are launched on it. They hold this and no tensor: the
 // last one that lets go of a tensor needs Python's lock, and its host may wait for a full queue
 // with that in hand.
@@ -52,7 +55,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
     count(current_device, [bytes](auto& stats) {
       stats.allocation[0].increase(1);
       stats.allocated_bytes[0].increase(bytes);
-      stats.reserved_bytes[0].increase(bytes);
+      reserve(stats);
     });
     return data;
   }
@@ -60,7 +63,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
     count(block.device.index(), [&block](auto& stats) {
       stats.allocation[0].decrease(1);
       stats.allocated_bytes[0].decrease(block.bytes);
-      stats.reserved_bytes[0].decrease(block.bytes);
+      reserve(stats);
     });
   }
   c10::DeleterFnPtr raw_deleter() const override { return &let_go; }
@@ -87,6 +90,13 @@ struct DeviceMemory final : c10::DeviceAllocator {
   void count(DeviceIndex device, Change&& change) {
     const std::lock_guard lock(mutex_);
     change(stats_.at(device));
+  }
+  // Allocators of real devices take more of them than they give out.
+  static void reserve(c10::CachingDeviceAllocator::DeviceStats& stats) {
+    auto& reserved = stats.reserved_bytes[0];
+    const int64_t segments = (stats.allocated_bytes[0].current + kSegment - 1) / kSegment;
+    const int64_t change = segments * kSegment - reserved.current;
+    change > 0 ? reserved.increase(change) : reserved.decrease(-change);
   }
 
   std::mutex mutex_;

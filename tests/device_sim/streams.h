@@ -2,7 +2,10 @@
 
 #pragma once
 
+#include <sched.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -80,6 +83,20 @@ struct Graph {
 // The one that is being captured. Backward launches from a thread of its own.
 inline std::atomic<Graph*> captured{nullptr};
 
+// How a thread gets a processor, as the kernel takes it: older C libraries have no call for it.
+struct Scheduling {
+  uint32_t size = sizeof(Scheduling);
+  uint32_t policy = SCHED_OTHER;
+  uint64_t flags = 0;
+  int32_t nice = 0;
+  uint32_t priority = 0;
+  uint64_t slice_ns = 0;
+  uint64_t deadline_ns = 0;
+  uint64_t period_ns = 0;
+
+  bool set() const { return syscall(SYS_sched_setattr, 0, this, 0) == 0; }
+};
+
 class Stream {
  public:
   Stream() {
@@ -130,6 +147,8 @@ class Stream {
 
  private:
   void run() {
+    // A device has processors of its own: it gets one at once, or soon where that is not allowed.
+    Scheduling{.policy = SCHED_FIFO, .priority = 1}.set() || Scheduling{.slice_ns = 100'000}.set();
     // A kernel of a given time ends a few microseconds late, not fifty.
     prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
