@@ -73,9 +73,13 @@ if MACHINE.name == "sim":
 BEGINS = 40
 # The program asks for its loss itself, for the last time in the last step.
 ASKS = {"steps": 200, "asks_every": 40}
+# As much as this, and no more than a tensor or two of a small step beside it.
+HOLDS_BYTES, SMALL_BYTES = 64 << 20, 8 << 20
 FAST_S = 0.006 * MACHINE.scale
+# Phases so long that the moment between the program's own event and ours is no part of them.
+STEADY = {"forward_s": FAST_S, "optimizer_s": 0.7 * FAST_S}
 USUAL = {name: s * MACHINE.scale for name, s in (("forward_s", 0.003), ("backward_s", 0.006))}
-LONG = {"forward_s": 4 * USUAL["forward_s"], "backward_s": 4 * USUAL["backward_s"]}
+LONG = {name: 8 * s for name, s in USUAL.items()}
 
 
 class Named(NamedTuple):
@@ -116,9 +120,9 @@ class Even(NamedTuple):
 UNKNOWN_WAITS = "waiting for other ranks cannot be told from work"
 EVEN = {
     "balanced": Even({}, 2_000),
-    "rank 0 asks in each step": Even({"all": LONG, "first": {"asks_every": 1}}),
-    "micro-batches": Even({"all": {"micro_batches": 4}}),
-    "two devices a rank": Even({"all": {"devices": 2}}, boards=4),
+    "rank 0 asks in each step": Even({"all": LONG, "first": {"asks_every": 1}}, 150),
+    "micro-batches": Even({"all": {**STEADY, "micro_batches": 4}}),
+    "two devices a rank": Even({"all": {**STEADY, "devices": 2}}, boards=4),
     "sharded": Even({"all": {"spread": "fsdp2"}}, why=UNKNOWN_WAITS, boards=1),
     # Hooks see the steps before and after, and none of those that are replayed. Whether one before
     # them was timed by the device's clock is chance.
@@ -137,7 +141,7 @@ PLAYED = [
 ]
 SCENARIOS: list[dict[str, Any]] = [
     {"name": "bare", "all": {**ASKS, "is_watched": False}},
-    {"name": "phases", "all": {**ASKS, "forward_s": FAST_S, "optimizer_s": 0.7 * FAST_S}},
+    {"name": "phases", "all": {**ASKS, **STEADY, "holds_bytes": HOLDS_BYTES}},
     *(
         {"name": name, "all": every, "chosen": own, "begins": BEGINS}
         for name, (_, every, own) in LATE.items()
@@ -159,13 +163,12 @@ class Seen(NamedTuple):
     devices: dict[tuple[str, str], dict[str, Any]]
     """What each program saw of its own device, by scenario and rank."""
 
-    def device_s(self, run: str, rank: str) -> dict[str, float]:
-        """By phase, at the end: the device's time of all steps."""
-        told = {"run": run, "rank": rank, "clock": "device"}
+    def told(self, metric: str, by: str = "rank", **labels: str) -> dict[str, float]:
+        """What was sent last of a metric, by one of its labels."""
         return {
-            each.attributes["phase"]: each.value
+            each.attributes[by]: each.value
             for each in self.points
-            if each.metric == "training.phase.time" and told.items() <= each.attributes.items()
+            if each.metric == metric and labels.items() <= each.attributes.items()
         }
 
     def said(self, run: str) -> str:
@@ -189,9 +192,11 @@ def seen() -> Seen:
                 if any(words in why for words in each.meanwhile):
                     (watched.node.root / f"{name}.meanwhile").touch()
                 logged = watched.node.series("training_scalar_step", run=name, name="loss")
-                return min([step for _, step in logged], default=0) >= each.steps and (
-                    each.why in watched.node.insufficient(name)
-                )
+                more = min([step for _, step in logged], default=0) - each.steps
+                if each.why:
+                    return more >= 0 and each.why in why
+                # Where cores are taken, it is unclear for a moment which host is the faster one.
+                return more >= (MOST_STEPS if why else 0)
             if name == "short steps":
                 return watched.was_compared(name, MOST_STEPS)
             return all((watched.node.root / f"{name}.{rank}.device").exists() for rank in "01")
@@ -208,6 +213,11 @@ def seen() -> Seen:
         return Seen(watched, records, watched.points(), reasons, devices)
 
 
+def skip_unless_played(name: str) -> None:
+    if name in EVEN and name not in PLAYED:
+        pytest.skip(f"it takes {EVEN[name].boards} devices for two ranks, and graphs if captured")
+
+
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_nothing_waits_for_the_device_but_the_program(seen: Seen, rank: str) -> None:
     if MACHINE.name != "sim":
@@ -219,10 +229,12 @@ def test_nothing_waits_for_the_device_but_the_program(seen: Seen, rank: str) -> 
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_phases_of_the_device_are_right_within_2_percent(seen: Seen, rank: str) -> None:
-    told = seen.device_s("phases", rank)
+@pytest.mark.parametrize("name", ["phases", "micro-batches", "two devices a rank"])
+def test_phases_of_the_device_are_right_within_2_percent(seen: Seen, name: str, rank: str) -> None:
+    skip_unless_played(name)
+    told = seen.told("training.phase.time", "phase", run=name, rank=rank, clock="device")
     told["backward"] += told.pop("comm_wait")
-    own = seen.devices["phases", rank]
+    own = seen.devices[name, rank]
 
     for phase in ("forward", "backward", "optimizer"):
         # The clock begins within the first steps.
@@ -231,16 +243,14 @@ def test_phases_of_the_device_are_right_within_2_percent(seen: Seen, rank: str) 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_the_memory_of_the_device_is_that_of_its_allocator(seen: Seen, rank: str) -> None:
-    told = {"run": "phases", "rank": rank}
-    found = {
-        each.metric: each.value
-        for each in seen.points
-        if each.metric.startswith("training.device.memory.")
-        and told.items() <= each.attributes.items()
-    }
+    own = seen.devices["phases", rank]["memory"]
 
-    assert found["training.device.memory.peak"] >= found["training.device.memory.allocated"] > 0
-    assert found["training.device.memory.limit"] > found["training.device.memory.reserved"]
+    assert own["peak"] > own["allocated"] + HOLDS_BYTES / 2 > HOLDS_BYTES
+    for name, size in own.items():
+        # It was read within a step, and the program has asked after the last one.
+        metric = f"training.device.memory.{name}"
+        (told,) = seen.told(metric, run="phases", rank=rank).values()
+        assert told == pytest.approx(size, abs=0 if name == "limit" else SMALL_BYTES)
 
 
 @pytest.mark.parametrize("name", LATE)
@@ -263,20 +273,26 @@ def test_a_late_rank_is_named_with_its_phase_and_the_side_that_is_late(
 
 @pytest.mark.parametrize("name", [*EVEN, "phases"])
 def test_of_equal_ranks_none_is_named(seen: Seen, name: str, record_property: Record) -> None:
+    skip_unless_played(name)
     expected = EVEN.get(name, Even({}))
-    if expected.boards > MACHINE.boards or name not in [*PLAYED, "phases"]:
-        pytest.skip(f"it takes {expected.boards} devices for two ranks, and graphs if captured")
     record_property("expected", expected.why or "nothing")
-    record_property("seen", seen.said(name) or seen.watched.seen[name].insufficient or "nothing")
+    why = seen.watched.seen[name].insufficient if name in EVEN else ""
+    record_property("seen", seen.said(name) or why or "nothing")
 
-    assert opened(seen.records, name, *SPEED) == []
+    found = [record.body.string_value for record, _ in opened(seen.records, name, *SPEED)]
+    if found and all("Its core is taken" in each for each in found):
+        pytest.skip(f"other programs took the core of a rank, so it was late: {found}")
+    assert found == []
+    for rank in ("0", "1"):
+        steps = seen.devices[name, rank]["steps"]
+        assert seen.told("training.steps", run=name, rank=rank) == {rank: steps}
     if name not in EVEN:
         return
     if expected.meanwhile:
         reasons = [why for run, why in seen.reasons if run == name]
         assert any(words in why for words in expected.meanwhile for why in reasons)
     if expected.why:
-        assert expected.why in seen.watched.seen[name].insufficient
+        assert expected.why in why
     else:
         assert_nobody_named(seen.watched, name)
 
@@ -290,14 +306,17 @@ def test_the_host_that_asks_alone_is_the_reason_where_that_costs_much(
     record_property("seen", seen.said("short steps") or "nothing")
 
     found = seen.watched.verdicts_of("short steps", *SPEED)
-    if not found:
+    why = seen.watched.seen["short steps"].insufficient
+    if not found and "whether these are faster is not known" not in why:
         assert_nobody_named(seen.watched, "short steps")
     for verdict in found:
         assert verdict["who"]["rank"] == "0"
         assert verdict["phase"] in ("forward", "compute", "mixed")
         assert verdict["evidence"]["side"] in ("host", "unclear")
         assert verdict["evidence"]["waits_for_device"]
-        assert "Its host alone waits for its device in each step" in verdict["sentence"]
+        # On a busy machine its core may be the better advice.
+        said = "Its host alone waits for its device in each step"
+        assert said in verdict["sentence"] or "waited_for_core_s" in verdict["evidence"]
 
 
 HANGS_AT = 60
@@ -342,7 +361,9 @@ def test_what_a_step_costs(record_property: Record) -> None:
             took_s[is_watched].append(said["step_s"])
 
     bare_s, watched_s = statistics.median(took_s[False]), statistics.median(took_s[True])
-    record_property("expected", "at most 30 us a step")
+    if MACHINE.name != "sim":
+        # The streams of our own device are threads on the same cores: there it shows nothing.
+        record_property("expected", "at most 30 us a step")
     more_us = (watched_s - bare_s) * 1e6
     record_property("seen", f"{more_us:.0f} us more than {bare_s * 1e6:.0f} us, medians of five")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import count, pairwise
@@ -27,8 +28,12 @@ import otel_ddp
 
 # Ranks look after every so many steps whether they have been seen enough.
 LOOKS_EVERY = 50
-# What begins with each mark of the program's own.
-MARKED = ("forward", "backward", "optimizer", "between")
+# What the device's own allocator says of its memory.
+MEMORY = {
+    "allocated": "allocated_bytes.all.current",
+    "reserved": "reserved_bytes.all.current",
+    "peak": "allocated_bytes.all.peak",
+}
 # DDP builds its buckets anew after the first step, and its hosts wait for that.
 SETTLED = 10
 
@@ -55,9 +60,11 @@ class Settings(NamedTuple):
     micro_batches: int = 1
     """Of each step; gradients are reduced with the last one."""
     devices: int = 1
-    """Of each rank; the second one has a layer of its own."""
+    """Of each rank; the second one has the last layer, where backward begins."""
     fills_in_s: float = 0.0
     """What it keeps of each step would fill its device in so long; 0: it keeps nothing."""
+    holds_bytes: int = 0
+    """Of its device, from the beginning; and as many again for a moment, before its first step."""
     is_watched: bool = True
     """Whether otel_ddp watches it."""
     steps: int = 0
@@ -108,7 +115,6 @@ class Net(nn.Module):
             outputs = layer(outputs.to(device))
             with DEVICE.module.device(device):
                 DEVICE.busy(settings.forward_s)
-            outputs = outputs.to(inputs.device)
         backward_s = float("inf") if self.step == settings.hangs_at else settings.backward_s
         return Kernel.apply(outputs, backward_s)
 
@@ -127,20 +133,20 @@ class Measured:
     """What the program itself sees of its device: the time of each phase, by events of its own."""
 
     def __init__(self) -> None:
-        self._events: list[Any] = []
+        self._marks: list[tuple[int, str, Any]] = []
 
-    def mark(self) -> None:
-        """A phase begins here."""
+    def mark(self, step: int, phase: str) -> None:
+        """This phase of this step begins here."""
         event = DEVICE.module.Event(enable_timing=True)
         event.record(DEVICE.module.current_stream())
-        self._events.append(event)
+        self._marks.append((step, phase, event))
 
     def seconds(self, since_step: int = 1) -> dict[str, float]:
         """By phase, in all steps from this one on; the device is done with them."""
-        spent = dict.fromkeys(MARKED, 0.0)
-        marked = self._events[(since_step - 1) * len(MARKED) :]
-        for at, (began, ended) in enumerate(pairwise(marked)):
-            spent[MARKED[at % len(MARKED)]] += began.elapsed_time(ended) / 1000
+        spent: dict[str, float] = defaultdict(float)
+        for (step, phase, began), (_, _, ended) in pairwise(self._marks):
+            if step >= since_step:
+                spent[phase] += began.elapsed_time(ended) / 1000
         return spent
 
 
@@ -161,12 +167,17 @@ def spread(net: Net) -> nn.Module:
     return DistributedDataParallel(net, bucket_cap_mb=0.01)
 
 
+def total_memory() -> int:
+    """Of its device, in bytes."""
+    properties = DEVICE.module.get_device_properties(DEVICE.module.current_device())
+    return int(properties.total_memory)
+
+
 class Kept:
     """Device memory that is never given back, and more of it with each step."""
 
     def __init__(self, fills_in_s: float) -> None:
-        properties = DEVICE.module.get_device_properties(DEVICE.module.current_device())
-        self._bytes_per_s = properties.total_memory / fills_in_s if fills_in_s else 0.0
+        self._bytes_per_s = total_memory() / fills_in_s if fills_in_s else 0.0
         self._since_s = time.monotonic()
         self._kept: list[torch.Tensor] = []
 
@@ -179,6 +190,12 @@ class Kept:
             self._kept.append(torch.empty(size, dtype=torch.uint8, device=DEVICE.name))
 
 
+def hold(size: int) -> torch.Tensor:
+    """Device memory; as much of it again is given back at once."""
+    held, _ = (torch.empty(size, dtype=torch.uint8, device=DEVICE.name) for _ in range(2))
+    return held
+
+
 class Step:
     """One step of a training, and what the program itself sees of it."""
 
@@ -187,27 +204,28 @@ class Step:
         self.optimizer = Optimizer(self.model.parameters(), lr=1e-6)
         self.optimizer.busy_s = net.settings.optimizer_s
         self.measured = Measured()
+        self.calls = 0
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """The loss, which the host does not wait for."""
+        self.calls += 1
         last = self.net.settings.micro_batches - 1
         for micro in range(last + 1):
             with self.model.no_sync() if micro < last else nullcontext():
-                self._mark()
+                self._mark("forward")
                 loss = self.model(inputs).sum()
-                self._mark()
+                self._mark("backward")
                 loss.backward()
-        self._mark()
+        self._mark("optimizer")
         self.optimizer.step()
-        self._mark()
+        self._mark("between")
         self.optimizer.zero_grad()
         return loss.detach()
 
-    def _mark(self) -> None:
-        # An event in a graph tells nothing, and of several micro-batches each would need its own.
-        settings = self.net.settings
-        if settings.spread != "captured" and settings.micro_batches == 1:
-            self.measured.mark()
+    def _mark(self, phase: str) -> None:
+        # An event in a graph tells nothing.
+        if self.net.settings.spread != "captured":
+            self.measured.mark(self.net.step, phase)
 
 
 def captured(step: Step, inputs: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -234,6 +252,7 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
     settled: dict[str, int] = {}
     began_s = 0.0
     kept = Kept(net.settings.fills_in_s)
+    held = hold(settings.holds_bytes)
     for number, batch in enumerate(otel_ddp.data(batches(net)), 1):
         net.step = number
         if number == begins:
@@ -265,7 +284,10 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
     took_s = time.monotonic() - began_s
     waits = {why: each - settled.get(why, 0) for why, each in DEVICE.waits().items()}
     DEVICE.module.synchronize()
+    memory = DEVICE.module.memory_stats()
     said = {
+        "steps": made.calls,
+        "memory": {name: memory[key] for name, key in MEMORY.items()} | {"limit": total_memory()},
         "waits": {why: each for why, each in waits.items() if each},
         "step_s": took_s / max(number - SETTLED, 1),
         "seconds": measured.seconds(),
@@ -274,6 +296,7 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
     if run is not None:
         run.finish()
     (folder / f"{name}.{dist.get_rank()}.device").write_text(json.dumps(said))
+    del held
 
 
 def main(folder: Path, scenarios: list[dict[str, Any]]) -> None:
