@@ -47,7 +47,7 @@ MAY_BE_EMPTY = {
     },
     "Goodput": {
         # Where no price is chosen.
-        *((panel, "A") for panel in ("Cost", "Cost of the lost hours", "Cost of trouble")),
+        *((panel, "A") for panel in ("Cost", "Cost of all losses", "Cost of trouble")),
         *((panel, ref) for panel in ("By group", "What the time went to") for ref in PAID),
     },
     "Pipeline": {
@@ -313,8 +313,8 @@ def test_hours_have_a_cost_where_a_price_is_chosen(reader: Reader) -> None:
 
     for hours, cost in (
         ("GPU-hours", "Cost"),
-        ("Lost hours", "Cost of the lost hours"),
-        ("Hours of trouble", "Cost of trouble"),
+        ("Lost to all causes", "Cost of all losses"),
+        ("Lost to trouble", "Cost of trouble"),
     ):
         (spent,), (costs,) = told(hours, free).values(), told(cost, paid).values()
         assert costs == pytest.approx(2.5 * spent)
@@ -338,7 +338,7 @@ def test_the_causes_of_a_run_are_all_of_its_time_and_its_attempts_are_counted(
 
     causes = {each.labels["cause"]: each.value for each in told("GPU-hours by cause")}
     (hours,) = told("GPU-hours")
-    (trouble,) = told("Hours of trouble")
+    (trouble,) = told("Lost to trouble")
     (restarts,) = told("Restarts")
     (attempts,) = told("What the time went to", "attempts")
 

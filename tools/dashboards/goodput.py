@@ -82,7 +82,7 @@ def _numbers() -> list[Panel]:
         ),
         stat(
             Text(
-                "Lost hours",
+                "Lost to all causes",
                 "GPU-hours that moved no run on and were no evaluation.",
                 "By cause, below, tells what took them.",
             ),
@@ -93,7 +93,7 @@ def _numbers() -> list[Panel]:
         ),
         stat(
             Text(
-                "Hours of trouble",
+                "Lost to trouble",
                 "GPU-hours lost to late ranks, hangs, steps done twice and the gaps between "
                 "attempts: lost seconds times ranks.",
                 "The table of runs says where; Ranks says who, and Run why an attempt ended.",
@@ -101,6 +101,16 @@ def _numbers() -> list[Panel]:
             now(_hours(_TROUBLE)),
             unit="h",
             decimals=1,
+            nothing="not counted",
+        ),
+        stat(
+            Text(
+                "Restarts",
+                "Attempts of these runs beyond the first of each.",
+                "The table says which run; its page says why each attempt ended.",
+            ),
+            now(f"sum(({attempts()}) - 1)"),
+            decimals=0,
             nothing="not counted",
         ),
         stat(
@@ -115,7 +125,9 @@ def _numbers() -> list[Panel]:
         ),
         stat(
             Text(
-                "Cost of the lost hours", "The lost hours at the price above.", "As for the hours."
+                "Cost of all losses",
+                "The hours lost to all causes at the price above.",
+                "As for the hours above it.",
             ),
             now(f"{_hours(_LOST)} {_PRICED}"),
             decimals=2,
@@ -123,21 +135,13 @@ def _numbers() -> list[Panel]:
         ),
         stat(
             Text(
-                "Cost of trouble", "The hours of trouble at the price above.", "As for the hours."
+                "Cost of trouble",
+                "The hours lost to trouble at the price above.",
+                "As for the hours above it.",
             ),
             now(f"{_hours(_TROUBLE)} {_PRICED}"),
             decimals=2,
             nothing=_NO_PRICE,
-        ),
-        stat(
-            Text(
-                "Restarts",
-                "Attempts of these runs beyond the first of each.",
-                "The table says which run; its page says why each attempt ended.",
-            ),
-            now(f"sum(({attempts()}) - 1)"),
-            decimals=0,
-            nothing="not counted",
         ),
     ]
 
