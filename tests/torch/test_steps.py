@@ -208,21 +208,35 @@ def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Pla
     assert Journal(place.journals()[0]).progress.step == 2000
 
 
-def test_a_number_that_the_user_logs_is_told_also_where_it_is_ours(
-    run: otel_ddp.Run, place: Place
+@pytest.mark.parametrize(
+    ("before", "during", "told"),
+    [
+        # The first step ended before there was a number.
+        ([], [1, 2, 3], [None, 2, 3]),
+        ([0], [None, None, None], [None, None, None]),
+        ([0], [1, 2, 3], [None, 2, 3]),
+    ],
+)
+def test_a_number_that_the_user_logs_of_a_step_is_told_also_where_it_is_ours(
+    run: otel_ddp.Run,
+    place: Place,
+    before: list[int],
+    during: list[int | None],
+    told: list[int | None],
 ) -> None:
     model, optimizer = watched()
-    for number in (1, 2, 3):
+    for number in before:
+        run.log({"parameters": 1.0}, step=number)
+    for logged in during:
         train(model, optimizer, 1)
-        run.log({"loss": 1.0}, step=number)
+        run.log({"loss": 1.0}, step=logged)
     run.finish()
 
     with closing(JournalReader(place.journals()[0])) as reader:
         stream = StepStream(reader.created_ns)
         records = [each for each in reader.read() if isinstance(each, Steps)]
         found = [step for each in records for step in stream.feed(each)]
-    # The first one ended before there was a number.
-    assert [(each.number, each.logged) for each in found] == [(1, None), (2, 2), (3, 3)]
+    assert [(each.number, each.logged) for each in found] == [*zip((1, 2, 3), told, strict=True)]
 
 
 @pytest.mark.parametrize("value", [0.5, torch.tensor(0.5)])

@@ -268,7 +268,7 @@ class Progress:
             pending.append(word)
         number = steps.end_step()
         pending.append(_NUMBER | steps.count)
-        if number != steps.count or steps.last >= 0:
+        if number != steps.count or steps.last != steps.before_first:
             pending.append(_LOGGED | number)
         self.work.write(pending)
         if skipped:

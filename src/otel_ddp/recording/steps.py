@@ -25,8 +25,8 @@ class StepNumbers:
     """The numbers of a process's steps. Plain attributes, for hooks and `log` go by them."""
 
     __slots__ = (
-        *("_before_step", "_evaluations", "_logged", "_lower", "began", "count", "implied"),
-        *("in_step", "last", "logged_number", "micro_batches", "model_called"),
+        *("_before_step", "_evaluations", "_logged", "_lower", "before_first", "began", "count"),
+        *("implied", "in_step", "last", "logged_number", "micro_batches", "model_called"),
     )
 
     def __init__(self) -> None:
@@ -43,6 +43,8 @@ class StepNumbers:
         # The number of steps is the same on all ranks. The number under which the user logs the
         # last one may differ, and only ranks that log know it.
         self.count = self.logged_number = 0
+        # What had been logged when the first step began: of a model's size, maybe, or of a test.
+        self.before_first = -1
         # What had been logged when the last step ended, and when the present one began.
         self._logged = self._before_step = -1
         # The last step at the time a lower one was logged, and the lower one.
@@ -114,6 +116,8 @@ class StepNumbers:
         if first and self.last == self.implied:
             # No step was logged yet: the steps of the hooks replace the counted calls.
             self.last = self._logged = -1
+        if first:
+            self.before_first = self.last
         self.began = True
         self._before_step = self.last
         return first
