@@ -535,6 +535,42 @@ def test_a_death_counts_for_the_rank_that_ended_first_and_not_for_one_that_was_t
     assert bench.series(catalog.TRAINING_DEATHS) == {("0", "out_of_memory"): 1.0}
 
 
+def test_a_rank_that_dies_again_soon_after_its_restart_has_died_twice(bench: Bench) -> None:
+    bench.join(0, 1)
+    for times in (1.0, 2.0):
+        bench.train(25)
+        bench.ranks[1].alive = False
+        bench.poll(later_s=0.01)
+        bench.poll(later_s=3.0)
+        bench.poll(later_s=3.0)
+        assert bench.series(catalog.TRAINING_DEATHS) == {("1", "unknown"): times}
+        bench.ranks.pop()
+        bench.join(1)
+        bench.poll(later_s=3.0)
+
+
+def test_a_death_that_the_agent_tells_that_leads_is_the_one_that_was_told_here(
+    bench: Bench,
+) -> None:
+    bench.join(0, 1)
+    bench.train(25)
+    bench.ranks[1].alive = False
+    bench.poll(later_s=0.01)
+    bench.poll(later_s=3.0)
+    own = bench.verdict("death")
+
+    def led(**evidence: Any) -> dict[tuple[str, ...], float]:
+        # Its clock is some seconds ahead.
+        told = {**own, "since_ns": own["since_ns"] + 5 * 10**9, "evidence": evidence}
+        judgement = Judgement("node-0", [], [told], Report((), ""), [], compared=0)
+        bench.led[("group", "g"), ("run", "r")] = judgement
+        bench.poll()
+        return bench.series(catalog.TRAINING_DEATHS)
+
+    assert led(cause="out_of_memory") == {("1", "out_of_memory"): 1.0}
+    assert led(cause="out_of_memory", taken_back=True) == {}
+
+
 def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch, backend: str = "gloo") -> None:
     groups = (Group("world", 2, 17, 16, backend), Group("other", 2, 3, 2, "gloo"))
     monkeypatch.setattr(

@@ -59,20 +59,37 @@ class _LostTime:
         return self._total_s
 
 
+class _Told(NamedTuple):
+    """A death of one run."""
+
+    by: str
+    """The node of the agent that says so, if that is another one; its clock is another, too."""
+    labels: Labels
+    since_ns: int
+    evidence: Mapping[str, Any]
+
+
 class _Deaths:
     """Of one rank: when it ended as the first of its run, and by what."""
 
     def __init__(self) -> None:
-        self.causes: dict[int, str] = {}
+        # By whom it was told first, when it was, and the cause.
+        self._told: dict[tuple[str, int], str] = {}
 
-    def note(self, since_ns: int, evidence: Mapping[str, Any]) -> None:
-        """Told again and again, by this agent and by the one that leads, whose clock is another."""
-        near = (each for each in self.causes if abs(each - since_ns) <= FOLLOWS_S * 1e9)
-        since_ns = next(near, since_ns)
-        if evidence.get(TAKEN_BACK):
-            self.causes.pop(since_ns, None)
+    def note(self, told: _Told) -> None:
+        """It is told again and again, and the same by this agent and by the one that leads."""
+        key = told.by, told.since_ns
+        if key not in self._told:
+            others = (each for each in self._told if each[0] != told.by)
+            near = (each for each in others if abs(each[1] - told.since_ns) <= FOLLOWS_S * 1e9)
+            key = next(near, key)
+        if told.evidence.get(TAKEN_BACK):
+            self._told.pop(key, None)
         else:
-            self.causes[since_ns] = str(evidence["cause"])
+            self._told[key] = str(told.evidence["cause"])
+
+    def by_cause(self) -> Mapping[str, int]:
+        return Counter(self._told.values())
 
 
 class VerdictSeries:
@@ -119,11 +136,11 @@ class VerdictSeries:
 
     def _deaths(self, case: RunCase) -> Iterator[_Row]:
         known = self._died.setdefault(case.run, defaultdict(_Deaths))
-        for labels, since_ns, evidence in _told_deaths(case):
-            if "rank" in dict(labels) and case.is_here(labels):
-                known[labels].note(since_ns, evidence)
+        for told in _told_deaths(case):
+            if "rank" in dict(told.labels) and case.is_here(told.labels):
+                known[told.labels].note(told)
         for labels, deaths in known.items():
-            for cause, times in Counter(deaths.causes.values()).items():
+            for cause, times in deaths.by_cause().items():
                 yield _Row(catalog.TRAINING_DEATHS, (*labels, ("cause", cause)), float(times))
 
     def forget(self, run: Labels) -> None:
@@ -138,19 +155,19 @@ def _contained(rows: Callable[[RunCase], Iterable[_Row]], case: RunCase) -> Iter
     return list(rows(case))
 
 
-def _told_deaths(case: RunCase) -> Iterator[tuple[Labels, int, Mapping[str, Any]]]:
+def _told_deaths(case: RunCase) -> Iterator[_Told]:
     """Those that were told of the run, here and by the agent that leads it; newer ones last."""
     reports, led = case.reports, case.judgement
-    others = () if led is None else (*led.past, *led.open)
-    for each in (*reports.past, *others):
+    others = [] if led is None else [(led.by, each) for each in (*led.past, *led.open)]
+    for by, each in (*(("", each) for each in reports.past), *others):
         if each["kind"] == "death":
             who = each["who"]
             labels = tuple((name, who[name]) for name in RANK_LABELS if name in who)
-            yield labels, each["since_ns"], each["evidence"]
+            yield _Told(by, labels, each["since_ns"], each["evidence"])
     for incident in reports.open.values():
         verdict = incident.shown
         if verdict.kind == "death":
-            yield verdict.labels, verdict.since_ns, verdict.evidence
+            yield _Told("", verdict.labels, verdict.since_ns, verdict.evidence)
 
 
 def _compared(case: RunCase) -> Report:
