@@ -117,6 +117,27 @@ def test_the_last_runs_are_those_of_30_days_at_most(
     assert all(f"[{each}d" not in query for query in queries for each in {7, 30, 90} - {days, last})
 
 
+def test_people_see_twenty_nodes_and_those_of_which_nothing_is_known_but_a_death_or_a_fault(
+    prometheus: FakePrometheus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"n{number:02}" for number in range(25)]
+    told = {
+        "lost": [sample("60", node=each, cause="hang") for each in names[:19]],
+        "deaths": [sample("2", node="n19", cause="out_of_memory")],
+        "xids": [sample("1", node="n20", code=code) for code in ("119", "79")],
+        "held": [sample("90", node="n21")],
+    }
+    prometheus.answer = answers(runs=[sample("3", node=each) for each in names], **told)
+
+    assert main(["nodes", "--prometheus", prometheus.url]) == 0
+    _, _, _, *rows, more, _, quiet = capsys.readouterr().out.splitlines()
+
+    assert [row.split()[0] for row in rows] == [*names[:19], "n20"]
+    assert rows[-1].split()[1:] == ["-", "-", "-", "-", "3", "-", "79,", "119", "-", "-", "-"]
+    assert more == "and 2 more: --json lists all"
+    assert quiet == "3 nodes have cost nothing."
+
+
 def test_what_comes_from_runs_is_printed_on_one_line_each(
     prometheus: FakePrometheus, capsys: pytest.CaptureFixture[str]
 ) -> None:

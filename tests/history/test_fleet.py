@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from histories import S, write_history
+from histories import S, value_sums, write_history
+from otel_ddp.history.directory import file_name
 from otel_ddp.history.fleet import DAY_NS, Fleet, LateIn, NodeRecord, fleet_of
+from otel_ddp.history.run_file import RunFile
+from otel_ddp.history.tables import SeriesKey
 
 NOW_NS = 1_800_000_000 * S
 HOUR_S = 3600
@@ -27,6 +30,7 @@ def play(
     nodes: Sequence[str] = ("a", "b"),
     kept: Sequence[str] = (),
     ago_days: float = 1.0,
+    state: str = "finished",
     about: Mapping[str, Any] = {},
 ) -> None:
     """An hour of two ranks a node. *kept*: the nodes whose histories are here, if not all."""
@@ -43,6 +47,7 @@ def play(
             first_rank=RANKS * at,
             steps=1,
             names=(),
+            state=state,
             began_ns=seen_ns - HOUR_S * S,
             about={
                 "seen_ns": seen_ns,
@@ -108,6 +113,12 @@ def test_a_late_rank_costs_the_others_what_its_verdict_says_by_its_gpu(tmp_path:
     assert (found["a"].lost_s, found["a"].late_in, found["a"].since_ns) == ({}, [], 0)
 
 
+def test_a_rank_that_stalls_again_and_again_is_late_too(tmp_path: Path) -> None:
+    play(tmp_path, late("b", 144.0), {**late("b", 6.0), "kind": "recurring"})
+
+    assert nodes_of(tmp_path)["b"].lost_s == {"late": 150.0}
+
+
 def test_of_a_late_node_all_gpus_are_late_alike(tmp_path: Path) -> None:
     play(tmp_path, late("b", 144.0))
 
@@ -140,6 +151,12 @@ def test_a_hang_costs_all_ranks_of_the_run_for_the_node_of_the_culprits(tmp_path
     assert found["b"].lost_s == {"hang": 60.0 * 4}
     assert found["b"].late_in == []
     assert found["a"].lost_s == {}
+
+
+def test_a_hang_that_goes_on_has_lasted_until_the_run_was_last_seen(tmp_path: Path) -> None:
+    play(tmp_path, {**hang("b", HOUR_S - 70), "until_ns": None}, state="running")
+
+    assert nodes_of(tmp_path)["b"].lost_s == {"hang": 70.0 * 4}
 
 
 def test_agents_that_are_not_linked_blame_no_node_for_a_hang_that_is_elsewhere(
@@ -181,6 +198,30 @@ def test_deaths_are_counted_but_for_those_that_were_taken_back(tmp_path: Path) -
 
     assert found["b"].deaths == {"signal": 1, "out_of_memory": 1}
     assert (found["a"].deaths, found["b"].cost_s) == ({}, 0.0)
+
+
+def test_a_gpu_is_held_back_by_the_reason_that_lasts_longest_in_all_runs(tmp_path: Path) -> None:
+    # Of a hundred seconds. The power limit is the ordinary one under load.
+    held = {("0", "hw_thermal"): 0.5, ("0", "sw_thermal"): 0.2, ("1", "hw_slowdown"): 0.1}
+    for run in ("r0", "r1"):
+        play(tmp_path, run=run, nodes=["a"])
+        file = RunFile(tmp_path / file_name("g", run, "a"))
+        values = {}
+        for (gpu, reason), share in {**held, ("0", "sw_power"): 1.0}.items():
+            labels = (("hw.id", f"GPU-{gpu}"), ("reason", reason))
+            key = SeriesKey("node", "otel_ddp.gpu.throttle.active", gpu, labels)
+            points = [(s, s * S, float(s < share * 100)) for s in range(101)]
+            values[key] = value_sums(file, key, points)
+        for code in ("79", "9"):
+            key = SeriesKey("counter", "otel_ddp.gpu.xid.errors", "", (("code", code),))
+            values[key] = value_sums(file, key, [(0, S, 1.0)])
+        file.write(values=values)
+        file.close()
+
+    found = nodes_of(tmp_path)["a"]
+
+    assert found.held_back_s == pytest.approx(2 * (50 + 10), rel=0.02)
+    assert found.xids == ["9", "79"]
 
 
 def test_a_node_whose_history_is_lost_is_known_by_what_the_lead_says_of_it(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from otel_ddp.cli.programs import nodes
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.history import fleet
 from otel_ddp.vocabulary import catalog
@@ -272,11 +273,20 @@ def test_prometheus_takes_the_configuration_that_keeps_months_and_asks_for_what_
 
     (job,) = load(path)["scrape_configs"]
     patterns = re.findall(r'__name__=~"([^"]*)"', " ".join(job["params"]["match[]"]))
+    patterns += job["params"]["match[]"]
     asked = {name for name in RECORDED_NAMES for each in patterns if re.fullmatch(each, name)}
     assert {rule["record"] for rule in rules([PROMETHEUS / "rules" / "fleet.yml"])} - asked == {
         # Of ranks: what nodes and GPUs are made of.
         "rank:training_straggler_lost_time:rate2m"
     }
+    readers = (
+        REPOSITORY / "deploy" / "grafana" / "dashboards" / "fleet.json",
+        Path(nodes.__file__),
+    )
+    for path in readers:
+        needed = set(re.findall(r"\b[a-z_]+:\w+:\w+", path.read_text())) & RECORDED_NAMES.keys()
+        assert needed
+        assert needed <= asked, path.name
 
 
 # -- the same run, judged twice

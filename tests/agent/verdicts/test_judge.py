@@ -558,11 +558,15 @@ def test_a_death_that_the_agent_tells_that_leads_is_the_one_that_was_told_here(
     bench.poll(later_s=0.01)
     bench.poll(later_s=3.0)
     own = bench.verdict("death")
+    # What is told of other nodes, and of no rank, is none of this one.
+    elsewhere = {**own, "who": {**own["who"], "node": "node-2"}}
+    of_node = {**own, "who": {k: own["who"][k] for k in ("group", "run", "node")}}
 
     def led(**evidence: Any) -> dict[tuple[str, ...], float]:
         # Its clock is some seconds ahead.
         told = {**own, "since_ns": own["since_ns"] + 5 * 10**9, "evidence": evidence}
-        judgement = Judgement("node-0", [], [told], Report((), ""), [], compared=0)
+        past = [elsewhere, of_node, told]
+        judgement = Judgement("node-0", [], past, Report((), ""), [], compared=0)
         bench.led[("group", "g"), ("run", "r")] = judgement
         bench.poll()
         return bench.series(catalog.TRAINING_DEATHS)

@@ -137,7 +137,7 @@ class VerdictSeries:
     def _deaths(self, case: RunCase) -> Iterator[_Row]:
         known = self._died.setdefault(case.run, defaultdict(_Deaths))
         for told in _told_deaths(case):
-            if "rank" in dict(told.labels) and case.is_here(told.labels):
+            if "rank" in dict(told.labels):
                 known[told.labels].note(told)
         for labels, deaths in known.items():
             for cause, times in deaths.by_cause().items():
