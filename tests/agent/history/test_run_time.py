@@ -171,6 +171,17 @@ def test_ranks_that_do_not_log_are_told_by_the_one_that_does() -> None:
     assert [each.is_repeated for each in placed] == [True] * 40 + [False] * 11
 
 
+def test_the_step_of_an_attempt_of_one_step_has_the_number_that_it_tells() -> None:
+    attempts = Attempts()
+    attempts.begin(BEGAN)
+    attempts.place("0", "host", [step(n, n) for n in range(1, 101)])
+    attempts.begin(BEGAN + 300 * S)
+    attempts.place("0", "host", [step(1, 301, logged=61)])
+
+    [held] = attempts.release("0", "host")
+    assert (held.number, held.is_repeated) == (61, True)
+
+
 def test_a_step_that_no_rank_has_told_before_its_process_died_may_be_new() -> None:
     attempts = Attempts()
     attempts.begin(BEGAN)

@@ -192,11 +192,15 @@ class Attempts:
 
     def _placed(self, step: Step) -> Placed:
         numbers, ours = self._numbers, step.number or 0
-        if numbers.shift is None:
+        shift = numbers.shift
+        if shift is None and step.logged is not None:
+            # It has made one step.
+            shift = step.logged - ours
+        if shift is None:
             # The program tells no numbers: it may have begun again, or gone on.
             return Placed(step, ours, None if ours <= self._last_place else False)
         if numbers.is_even and self._is_even:
-            number = ours + numbers.shift
+            number = ours + shift
             return Placed(step, number - (self._first_shift or 0), number <= self._before)
         # Its numbers are no places: these steps follow those of the attempts before.
         is_repeated = numbers.first_new is None or ours < numbers.first_new
