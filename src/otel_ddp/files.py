@@ -299,6 +299,15 @@ def lock(fd: int) -> None:
     fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def raise_file_limit() -> None:
+    """Allow this process as many open files as the system lets it have."""
+    import resource
+
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def holder(fd: int) -> int | None:
     """The process that holds a lock on this file; 0 if its PID namespace is another."""
     import fcntl

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from documents import check
 from fake_prometheus import FakePrometheus, sample
+from histories import write_history
 from otel_ddp.cli import main
 
 LOST = "node_cause:training_lost_gpus:rate2m"
@@ -174,3 +177,15 @@ def test_a_folder_that_is_none_is_told_and_an_empty_one_has_no_node(
 
     assert main(["nodes", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("0 nodes in 0 runs since ")
+
+
+def test_a_run_on_more_nodes_than_files_may_be_open_is_read(tmp_path: Path) -> None:
+    for number in range(70):
+        node = {"node": f"n{number}", "ranks": 1, "first_rank": number}
+        write_history(tmp_path, steps=1, names=(), **node)
+    command = [sys.executable, "-m", "otel_ddp", "nodes", str(tmp_path), "--json"]
+    few = ["sh", "-c", 'ulimit -S -n 64 && exec "$@"', "sh"]
+
+    found = json.loads(subprocess.run([*few, *command], check=True, capture_output=True).stdout)
+
+    assert (len(found["nodes"]), found["faults"]) == (70, [])

@@ -24,6 +24,8 @@ _OUR_NAME = re.compile(rf".+-[0-9a-f]{{10}}{re.escape(SUFFIX)}")
 _APPLICATION_AT = 68
 # SQLite's files beside a database that is open.
 _BESIDE = ("-wal", "-shm", "-journal")
+# So many histories of one run are many open files.
+_MANY = 16
 
 
 def default_directory(named: str) -> Path:
@@ -124,7 +126,7 @@ def find_run(words: str, folder: Path) -> WholeRun:
     """
     path = Path(words).expanduser()
     if words and path.is_file():
-        return WholeRun([History(path)])
+        return open_run([path])
     is_folder = bool(words) and path.is_dir()
     if is_folder:
         folder, words = path, ""
@@ -149,7 +151,15 @@ def find_run(words: str, folder: Path) -> WholeRun:
     if len(titles) > 1 and words:
         raise NotFound(f"Several runs are called {words!r}: {_few(titles)}. Give one of these.")
     newest = max(found.values(), key=lambda files: max(files.values()))
-    return WholeRun([History(each) for each in newest])
+    return open_run(newest)
+
+
+def open_run(paths: Collection[Path]) -> WholeRun:
+    """The run of which these are the histories; raises Unreadable."""
+    if len(paths) > _MANY:
+        # With SQLite's own beside them, they may be more than a process may have open by default.
+        files.raise_file_limit()
+    return WholeRun([History(each) for each in paths])
 
 
 def _known(folder: Path) -> dict[tuple[str, str], dict[Path, int]]:

@@ -166,7 +166,7 @@ def _find(path: Path, since_ns: int, runs: defaultdict[RunKey, list[Path]]) -> N
 
 def _add(paths: Sequence[Path], nodes: _Nodes) -> None:
     """One run, and each of its nodes."""
-    with WholeRun([History(path) for path in paths]) as run:
+    with directory.open_run(paths) as run:
         # What may be damaged is read before anything is counted.
         ranks, total_s = _size(run)
         boards = [(set(_xids(each)), _held_back_s(each)) for each in run.histories]

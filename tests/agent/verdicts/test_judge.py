@@ -770,6 +770,25 @@ def test_nothing_is_kept_of_a_run_that_has_ended(bench: Bench) -> None:
     assert bench.series(catalog.TRAINING_NODE_WORK_MAX) == {}
 
 
+def test_the_deaths_of_a_run_that_has_ended_are_none_of_the_next_of_that_name(
+    bench: Bench,
+) -> None:
+    bench.join(0, 1)
+    bench.train(25)
+    bench.ranks[1].alive = False
+    bench.poll()
+    bench.poll()
+    before = bench.series(catalog.TRAINING_DEATHS)
+    bench.ranks.clear()
+    bench.poll()
+    bench.judge.retire(set())
+    bench.join(0, 1)
+    bench.train(25)
+
+    assert before == {("1", "unknown"): 1.0}
+    assert bench.series(catalog.TRAINING_DEATHS) == {}
+
+
 def test_a_process_with_new_labels_is_not_waited_for_under_the_old_ones(
     bench: Bench,
 ) -> None:

@@ -260,7 +260,8 @@ def main(directory: str = "", foreground: bool = False, insecure: bool = False) 
         return 1
     for doubt in settings.doubts(exports=not conf.offline):
         log.warning("%s", doubt)
-    startup.raise_file_limit()
+    # A process costs two, and a node may have many.
+    files.raise_file_limit()
     if not foreground:
         startup.leave_training_alone()
     # From here on a process that finds no agent may start one at once; but an agent that breaks

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import select
 import stat
 import time
@@ -73,13 +72,6 @@ def _locked(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def raise_file_limit() -> None:
-    """Allow as many open files as the system lets us: a process costs two, a node may have many."""
-    with contextlib.suppress(OSError, ValueError):
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def leave_training_alone() -> None:
