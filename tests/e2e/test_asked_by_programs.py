@@ -105,7 +105,8 @@ def is_kept(runs: Runs) -> bool:
 
 def has_all(runs: Runs) -> bool:
     rows = {each["run"]: each for each in runs.rows()[0]}
-    if rows.keys() < {"before", "now"} or rows["before"]["state"] != "finished":
+    # Before its first second is written, a history has the name of its file.
+    if not rows.keys() >= {"before", "now"} or rows["before"]["state"] != "finished":
         return False
     with runs.opened("g", "now") as run:
         losses = [(e, series) for e, series in run.series("value") if series.key.name == "loss"]
