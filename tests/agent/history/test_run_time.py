@@ -115,6 +115,28 @@ def test_each_attempt_is_told_with_its_steps_and_its_end() -> None:
     assert (first["new_ns"], second["new_ns"]) == (BEGAN + 9 * S, BEGAN + 178.5 * S)
 
 
+def test_an_attempt_that_ends_as_the_next_one_makes_steps_has_all_of_its_own() -> None:
+    played = Played()
+    played.begins(0)
+    played.steps(1, 100, 1, logged=0)
+    played.ends(101)
+    played.begins(110)
+    # It dies before it has told which these are.
+    played.steps(1, 2, 111)
+    died = played.process._replace(ended_ns=BEGAN + 113 * S, state="killed", step=61)
+    next_ns = BEGAN + 120 * S
+    played.time.learn([died, died._replace(began_ns=next_ns, ended_ns=0, state="running")])
+    played.time.begin("0", next_ns, next_ns, trains=True)
+    released = played.time.note([], (), next_ns)
+
+    second = played.attempts[1]
+    assert (second["last_step"], second["state"]) == (61, "killed")
+    assert [(*of, len(placed)) for *of, placed in released] == [
+        *(("0", "device", 0), ("0", "host", 2))
+    ]
+    assert sum(played.seconds.values()) == pytest.approx(120)
+
+
 def test_an_attempt_ended_for_its_first_reason_as_far_as_that_is_known_by_now() -> None:
     def death(at_s: float, sentence: str, until_ns: int | None = None) -> dict[str, Any]:
         since_ns = BEGAN + round(at_s * S)

@@ -113,6 +113,7 @@ class RunTime:
         # Whom the ranks wait for now, and since when they hang.
         self._late: _Late | None = None
         self._hangs_since_ns = 0
+        self._released: list[tuple[str, str, list[Placed]]] = []
 
     # -- kept in the history, for the agent that goes on with it
 
@@ -168,6 +169,7 @@ class RunTime:
                 # It may evaluate what was trained.
                 return
             if ended_ns:
+                self._finish_attempt()
                 self.attempts.end(ended_ns, state)
             self.attempts.begin(max(started_ns, ended_ns))
         elif ended_ns:
@@ -273,7 +275,6 @@ class RunTime:
     ) -> list[tuple[str, str, list[Placed]]]:
         """What is known now. The steps that were held until here, with their rank and clock."""
         self._note_verdicts(verdicts)
-        released = []
         for each in processes:
             self.begin(each.rank, each.began_ns, each.started_ns, trains=False)
             known = self._ranks.get(each.rank)
@@ -281,10 +282,7 @@ class RunTime:
                 continue
             if not each.ended_ns and not self._hangs_since_ns:
                 continue
-            for clock in ("device", "host"):
-                placed = self.attempts.release(each.rank, clock)
-                self._count(each.rank, clock, placed)
-                released.append((each.rank, clock, placed))
+            self._release(each.rank)
             if each.ended_ns:
                 self._end(known, each)
             elif known.has_trained:
@@ -294,7 +292,23 @@ class RunTime:
             state, ended_ns = self._last_end()
             if ended_ns:
                 self.attempts.end(ended_ns, state)
+        released, self._released = self._released, []
         return released
+
+    def _release(self, rank: str) -> None:
+        """Count the steps of a rank that still wait for their numbers."""
+        for clock in ("device", "host"):
+            placed = self.attempts.release(rank, clock)
+            self._count(rank, clock, placed)
+            self._released.append((rank, clock, placed))
+
+    def _finish_attempt(self) -> None:
+        """The next one may have made steps before it was noted that this one has ended."""
+        for each in self._ranks.values():
+            process = self._processes.get((each.rank, each.began_ns))
+            if process is not None and process.ended_ns and not each.has_ended:
+                self._release(each.rank)
+                self._end(each, process)
 
     def _end(self, rank: _Rank, process: Process) -> None:
         """Its process has ended."""
