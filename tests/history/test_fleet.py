@@ -224,6 +224,19 @@ def test_a_gpu_is_held_back_by_the_reason_that_lasts_longest_in_all_runs(tmp_pat
     assert found.xids == ["9", "79"]
 
 
+def test_a_gpu_is_not_held_back_between_two_attempts_of_a_run(tmp_path: Path) -> None:
+    play(tmp_path, nodes=["a"])
+    file = RunFile(tmp_path / file_name("g", "r", "a"))
+    labels = (("hw.id", "GPU-0"), ("reason", "hw_thermal"))
+    key = SeriesKey("node", "otel_ddp.gpu.throttle.active", "0", labels)
+    # Ten days lie between them.
+    seconds = [began_s + s for began_s in (0, 864_000) for s in range(0, 1000, 10)]
+    file.write(values={key: value_sums(file, key, [(s, s * S, 1.0) for s in seconds])})
+    file.close()
+
+    assert nodes_of(tmp_path)["a"].held_back_s == pytest.approx(2000, rel=0.05)
+
+
 def test_a_node_whose_history_is_lost_is_known_by_what_the_lead_says_of_it(tmp_path: Path) -> None:
     play(tmp_path, late("b", 144.0), hang("b"), kept=["a"])
 

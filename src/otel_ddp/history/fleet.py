@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ LAST_RUNS, LAST_DAYS, TIMES_LATE, GROUPS = 10, 30, 3, 2
 DAY_NS = 86_400 * 10**9
 # The ordinary limit under load is none.
 _HELD_BACK = frozenset(("hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"))
+# A history is written each few seconds: where nothing is for longer, nothing ran.
+_LONGEST_GAP_NS = 60 * 10**9
 _LATE = frozenset(("straggler", "recurring"))
 
 
@@ -285,12 +288,14 @@ def _held_back_s(history: History) -> float:
     longest_s: dict[str, float] = {}
     for series in history.series("node", catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE.name):
         labels = dict(series.key.labels)
-        buckets = history.sums(series)
-        if labels.get("reason") not in _HELD_BACK or not buckets:
+        if labels.get("reason") not in _HELD_BACK:
             continue
-        seen_s = (max(each.last_ns for each in buckets) - buckets[0].first_ns) / 1e9
-        known = sum(each.finite for each in buckets)
-        held_s = seen_s * sum(each.total for each in buckets) / known if known else 0.0
+        buckets = history.sums(series)
+        held_s = 0.0
+        for each, after in pairwise(buckets):
+            # The run may have gone on days later.
+            until_ns = min(after.first_ns, each.last_ns + _LONGEST_GAP_NS)
+            held_s += (until_ns - each.first_ns) / 1e9 * each.total / max(each.finite, 1)
         gpu = str(labels.get("hw.id") or "")
         longest_s[gpu] = max(longest_s.get(gpu, 0.0), held_s)
     return sum(longest_s.values())
