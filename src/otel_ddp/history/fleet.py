@@ -226,11 +226,12 @@ def _add_verdicts(run: WholeRun, ranks: int, nodes: _Nodes) -> dict[str, float]:
 
 
 def _size(run: WholeRun) -> tuple[int, float]:
-    """Its ranks, and all their time."""
+    """Its ranks, and all their time; between two attempts there are none."""
     ranks = whole(run.world_size) or len(run.ranks)
     if (found := goodput_of(run)) is not None:
+        ran_s = found.total_s - found.seconds.get("between_attempts", 0.0)
         # Nodes whose histories are not here have taken as long.
-        return ranks, found.total_s * max(ranks / max(len(run.ranks), 1), 1.0)
+        return ranks, ran_s * max(ranks / max(len(run.ranks), 1), 1.0)
     took_ns = whole(run.about.get("seen_ns")) - whole(run.about.get("began_ns"))
     return ranks, max(took_ns, 0) / 1e9 * ranks
 
