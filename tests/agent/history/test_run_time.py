@@ -137,6 +137,21 @@ def test_an_attempt_that_ends_as_the_next_one_makes_steps_has_all_of_its_own() -
     assert sum(played.seconds.values()) == pytest.approx(120)
 
 
+def test_an_end_that_was_seen_late_takes_no_time_of_the_next_attempt() -> None:
+    played = Played()
+    played.begins(0)
+    played.steps(1, 100, 1, logged=0)
+    late = played.process._replace(ended_ns=BEGAN + 150 * S, state="killed")
+    next_ns = BEGAN + 120 * S
+    played.time.learn([late, late._replace(began_ns=next_ns, ended_ns=0, state="running")])
+    played.time.begin("0", next_ns, next_ns, trains=True)
+    played.steps(1, 20, 121, logged=60)
+
+    assert played.seconds["repeated"] == pytest.approx(19)
+    assert played.seconds["unknown"] == pytest.approx(20)
+    assert played.attempts[1]["began_ns"] == next_ns
+
+
 def test_an_attempt_ended_for_its_first_reason_as_far_as_that_is_known_by_now() -> None:
     def death(at_s: float, sentence: str, until_ns: int | None = None) -> dict[str, Any]:
         since_ns = BEGAN + round(at_s * S)

@@ -99,6 +99,20 @@ def test_a_process_that_was_dead_when_the_agent_came_ended_when_it_wrote_last(be
     assert created_ns < life.ended_ns <= wrote_ns < life.gone_ns
 
 
+def test_a_process_that_died_while_the_agent_was_paused_ended_when_it_wrote_last(
+    bench: Fed,
+) -> None:
+    bench.rank.state("running")
+    bench.journal.poll(time.time_ns() - 60 * 10**9, alive=True)
+    bench.log({"loss": 1.0}, step=1)
+    wrote_ns = time.time_ns()
+
+    bench.journal.poll(time.time_ns(), alive=False)
+
+    life = bench.journal.life
+    assert bench.writer.created_ns < life.ended_ns <= wrote_ns < life.gone_ns
+
+
 def test_values_that_come_too_fast_for_too_long_are_counted_and_the_last_one_is_shown(
     bench: Fed,
 ) -> None:

@@ -169,7 +169,9 @@ class RunTime:
                 # It may evaluate what was trained.
                 return
             if ended_ns:
-                self._finish_attempt()
+                # An agent that was paused has seen the end late.
+                ended_ns = min(ended_ns, began_ns)
+                self._finish_attempt(began_ns)
                 self.attempts.end(ended_ns, state)
             self.attempts.begin(max(started_ns, ended_ns))
         elif ended_ns:
@@ -302,13 +304,13 @@ class RunTime:
             self._count(rank, clock, placed)
             self._released.append((rank, clock, placed))
 
-    def _finish_attempt(self) -> None:
+    def _finish_attempt(self, next_ns: int) -> None:
         """The next one may have made steps before it was noted that this one has ended."""
         for each in self._ranks.values():
             process = self._processes.get((each.rank, each.began_ns))
             if process is not None and process.ended_ns and not each.has_ended:
                 self._release(each.rank)
-                self._end(each, process)
+                self._end(each, process._replace(ended_ns=min(process.ended_ns, next_ns)))
 
     def _end(self, rank: _Rank, process: Process) -> None:
         """Its process has ended."""

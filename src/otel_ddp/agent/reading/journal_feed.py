@@ -28,6 +28,8 @@ log = logging.getLogger("otel_ddp.agent")
 # Does not export a process without a final identity, such as its rank, for this long.
 _UNSETTLED_S = 60.0
 _SAY_LOST_EVERY_S = 300.0
+# An agent that has not looked for so long does not know when a process died.
+_PAUSED_NS = 5_000_000_000
 
 
 class News(NamedTuple):
@@ -65,8 +67,8 @@ class Life:
         self.gone_ns = 0
         """When the process was first found dead; 0 while it lives."""
         self.ended_ns = 0
-        """When it ended: as it recorded, else when it was found dead; 0 until then. Of one that was
-        dead when this agent came, maybe for hours: when it wrote last."""
+        """When it ended: as it recorded, else when it was found dead; 0 until then. Where no agent
+        looked for a while, maybe for hours: when it wrote last."""
         self._ended_well = ended_well
         self._has_ended_well: bool | None = None
 
@@ -88,12 +90,18 @@ class Life:
             self.ended_at = time.monotonic()
             if progress is not None and progress.state in ENDED:
                 self.ended_ns = progress.state_since_ns
-            elif progress is not None and self.seen_alive_ns == reader.created_ns:
+            elif progress is not None and self._was_unseen(reader):
                 written_ns = [each.time_ns for each in reader.latest()]
                 phase_ns = reader.created_ns + progress.phase_after_ns
-                self.ended_ns = min(self.gone_ns, max([phase_ns, *written_ns]))
+                last_ns = max([self.seen_alive_ns, phase_ns, *written_ns])
+                self.ended_ns = min(self.gone_ns, last_ns)
             else:
                 self.ended_ns = self.gone_ns
+
+    def _was_unseen(self, reader: JournalReader) -> bool:
+        """Whether no agent has seen it alive, or none has looked for long."""
+        unseen_ns = self.gone_ns - self.seen_alive_ns
+        return self.seen_alive_ns == reader.created_ns or unseen_ns > _PAUSED_NS
 
 
 class Ends:
