@@ -125,6 +125,23 @@ def test_of_a_late_node_all_gpus_are_late_alike(tmp_path: Path) -> None:
     assert nodes_of(tmp_path)["b"].gpus == {"GPU-0": 72.0, "GPU-1": 72.0}
 
 
+def test_a_machine_is_called_as_its_ranks_are_and_not_as_their_agent(tmp_path: Path) -> None:
+    for run in ("r0", "r1"):
+        play(
+            tmp_path,
+            late("b", 144.0, rank="1") if run == "r0" else {**hang("b")},
+            run=run,
+            nodes=["b"],
+            about={"node": "host"},
+        )
+
+    found = nodes_of(tmp_path)
+
+    assert [*found] == ["b"]
+    assert (found["b"].runs, found["b"].lost_s) == (2, {"late": 144.0})
+    assert found["b"].gpus == {"GPU-1": 144.0}
+
+
 def test_a_run_in_which_the_others_lost_less_than_a_hundredth_is_none_of_the_late_ones(
     tmp_path: Path,
 ) -> None:

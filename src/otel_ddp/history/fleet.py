@@ -172,22 +172,30 @@ def _add(paths: Sequence[Path], nodes: _Nodes) -> None:
     with directory.open_run(paths) as run:
         # What may be damaged is read before anything is counted.
         ranks, total_s = _size(run)
-        boards = [(set(_xids(each)), _held_back_s(each)) for each in run.histories]
-        late_s = _add_verdicts(run, ranks, nodes)
+        parts = [
+            (_names(each), whole(each.about.get("seen_ns")), set(_xids(each)), _held_back_s(each))
+            for each in run.histories
+        ]
+        late_s = _add_verdicts(run, ranks, {name for names, *_ in parts for name in names}, nodes)
         # The history of a late node may be lost.
         seen_ns = dict.fromkeys(late_s, whole(run.about.get("seen_ns")))
-        for history, name, (xids, held_back_s) in zip(
-            run.histories, run.nodes, boards, strict=True
-        ):
-            seen_ns[name] = whole(history.about.get("seen_ns"))
-            nodes[name].xids |= xids
-            nodes[name].held_back_s += held_back_s
+        for names, last_ns, xids, held_back_s in parts:
+            seen_ns |= dict.fromkeys(names, last_ns)
+            nodes[names[0]].xids |= xids
+            nodes[names[0]].held_back_s += held_back_s
         for name, last_ns in seen_ns.items():
             share = min(late_s.get(name, 0.0) / total_s, 1.0) if total_s else 0.0
             nodes[name].runs.append((last_ns, LateIn(run.group, run.name, round(share, 6))))
 
 
-def _add_verdicts(run: WholeRun, ranks: int, nodes: _Nodes) -> dict[str, float]:
+def _names(history: History) -> list[str]:
+    """The machine, as its ranks are told to call it; or several on one host, its own name first."""
+    own = str(history.about.get("node") or "?")
+    found = {str(mapping(each).get("node") or own) for each in history.ranks.values()} or {own}
+    return sorted(found, key=lambda name: (name != own, name))
+
+
+def _add_verdicts(run: WholeRun, ranks: int, known: set[str], nodes: _Nodes) -> dict[str, float]:
     """What was said of its nodes, and of ranks on them; by how much each was late."""
     late_s: dict[str, float] = {}
     hangs: list[_Hang] = []
@@ -207,7 +215,7 @@ def _add_verdicts(run: WholeRun, ranks: int, nodes: _Nodes) -> dict[str, float]:
             gpus, by_gpu = _gpus(run, name, rank), nodes[name].gpus
             for gpu in gpus:
                 by_gpu[gpu] = by_gpu.get(gpu, 0.0) + lost_s / len(gpus)
-        elif kind in ("stall", "silence") and {*run.nodes} - {name}:
+        elif kind in ("stall", "silence") and known - {name}:
             # Of a run on one node, a hang says nothing of the machine.
             until_ns = whole(verdict.get("until_ns")) or whole(run.about.get("seen_ns"))
             hangs.append(_Hang(since_ns, until_ns, name))
@@ -269,12 +277,12 @@ def _union_s(hangs: Iterable[_Hang]) -> float:
 
 def _gpus(run: WholeRun, node: str, rank: str) -> set[str]:
     """The ids of the GPUs that the rank used, or all ranks of the node; empty if not known."""
+    late = {rank} if rank else {e for e, about in run.ranks.items() if about.get("node") == node}
     found = {
         str(dict(series.key.labels).get("hw.id") or "")
         for history in run.histories
-        if history.about.get("node") == node
         for series in history.series("node", catalog.HW_GPU_UTILIZATION.name)
-        if series.key.rank and rank in ("", series.key.rank)
+        if series.key.rank in late
     }
     return found - {""}
 
