@@ -1,5 +1,9 @@
 """What otel_ddp costs, measured here and now: `make bench` prints the table of docs/performance.md.
 
+    python bench/bench.py               all of it
+    python bench/bench.py log hooks     some parts
+    python bench/bench.py --write       all of it, into docs/performance.md and README.md too
+
 Ratios and limits, not digits: run it on a quiet machine, and name the machine.
 """
 
@@ -468,15 +472,16 @@ def step_ratio() -> list[Row]:
             more = (str(script), str(target), str(node.place.agent_file))
             out = finished(node.start(sys.executable, *launch, *more), 300.0)
         bare, hooks, ours, agent = (float(each) for each in out.split()[-4:])
-        rows.append(
+        name = f"a step of some {target * 1000:g} ms on 2 ranks, with everything on / bare"
+        rows += [
+            (name, f"<= {limit}", f"{ours / bare:.4f} ({(ours - bare) * 1e6:+.0f} us)"),
             (
-                f"a step of {bare * 1000:.1f} ms on 2 ranks, with everything on / bare (hooks and "
-                f"journal {(hooks - bare) * 1e6:+.0f} us; the agent computes {agent * 1e6:.0f} us "
-                f"for each step, on the same two cores)",
-                f"<= {limit}",
-                f"{ours / bare:.4f} ({(ours - bare) * 1e6:+.0f} us)",
-            )
-        )
+                "of that: hooks and journal; what the agent computes for each step, on the same "
+                "two cores; the bare step",
+                "",
+                f"{(hooks - bare) * 1e6:+.0f} us; {agent * 1e6:.0f} us; {bare * 1000:.1f} ms",
+            ),
+        ]
     return rows
 
 
@@ -813,12 +818,31 @@ def main() -> None:
         "sampling": sampling_cost,
         "verdicts": lambda: [*verdict_times(), *detector_cost()],
     }
-    asked = sys.argv[1:] or list(parts)
+    asked = [each for each in sys.argv[1:] if each != "--write"]
     print(f"Measured on {machine()}.\n")
     print("| what | limit | measured |\n|---|---|---|")
-    for part in asked:
+    lines = []
+    for part in asked or parts:
         for row in parts[part]():
-            print("| " + " | ".join(row) + " |", flush=True)
+            lines.append("| " + " | ".join(row) + " |")
+            print(lines[-1], flush=True)
+    if "--write" in sys.argv:
+        _write(lines)
+
+
+def _write(lines: list[str]) -> None:
+    """All rows into docs/performance.md; into README.md those that it has, by what they are of."""
+    page = ROOT / "docs" / "performance.md"
+    head, mark, rest = page.read_text().partition("| what | limit | measured |\n|---|---|---|\n")
+    behind = rest[rest.index("\n\n") :]
+    page.write_text("".join([head, mark, "\n".join(lines), behind]))
+    by_name = {line.split("|")[1]: line for line in lines}
+    readme = ROOT / "README.md"
+    found = [
+        by_name.get(line.split("|")[1], line) if line.startswith("| ") else line
+        for line in readme.read_text().split("\n")
+    ]
+    readme.write_text("\n".join(found))
 
 
 if __name__ == "__main__":
