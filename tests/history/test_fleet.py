@@ -183,6 +183,15 @@ def test_a_hang_that_goes_on_has_lasted_until_the_run_was_last_seen(tmp_path: Pa
     assert nodes_of(tmp_path)["b"].lost_s == {"hang": 70.0 * 4}
 
 
+def test_a_hang_whose_agent_was_killed_is_over_when_the_run_makes_steps_again(
+    tmp_path: Path,
+) -> None:
+    # The steps of these runs are made when they begin.
+    play(tmp_path, {**hang("b", -600), "until_ns": None})
+
+    assert nodes_of(tmp_path)["b"].lost_s == {"hang": 600.0 * 4}
+
+
 def test_agents_that_are_not_linked_blame_no_node_for_a_hang_that_is_elsewhere(
     tmp_path: Path,
 ) -> None:

@@ -218,7 +218,7 @@ def _add_verdicts(run: WholeRun, ranks: int, known: set[str], nodes: _Nodes) -> 
         elif kind in ("stall", "silence") and known - {name}:
             # Of a run on one node, a hang says nothing of the machine.
             until_ns = whole(verdict.get("until_ns")) or whole(run.about.get("seen_ns"))
-            hangs.append(_Hang(since_ns, until_ns, name))
+            hangs.append(_Hang(since_ns, min(until_ns, _moves_ns(run, since_ns)), name))
         elif kind == "death" and rank and not evidence.get(TAKEN_BACK):
             nodes[name].deaths[str(evidence.get("cause") or "unknown")] += 1
     for each in (hangs := [each for each in hangs if each.is_alone(hangs)]):
@@ -244,6 +244,14 @@ def _size(run: WholeRun) -> tuple[int, float]:
     return ranks, max(took_ns, 0) / 1e9 * ranks
 
 
+def _moves_ns(run: WholeRun, since_ns: int) -> float:
+    """When a run that stood still makes steps again: an agent that was killed has not told it."""
+    # The clocks of its nodes may be seconds apart, and these steps some from before.
+    after_ns = since_ns + _LONGEST_GAP_NS
+    began_ns = (each.first_ns for *_, steps in run.step_buckets.values() for each in steps)
+    return min((each for each in began_ns if each > after_ns), default=math.inf)
+
+
 def _seconds(found: Any) -> float:
     is_sane = isinstance(found, (int, float)) and 0 < found < math.inf
     return float(found) if is_sane else 0.0
@@ -253,7 +261,7 @@ class _Hang(NamedTuple):
     """When a node held up its run."""
 
     since_ns: int
-    until_ns: int
+    until_ns: float
     node: str
 
     def is_alone(self, hangs: Iterable[_Hang]) -> bool:
@@ -268,7 +276,7 @@ class _Hang(NamedTuple):
 
 def _union_s(hangs: Iterable[_Hang]) -> float:
     """A hang may be told twice at a time: of the node, and of the run."""
-    total_ns = last_ns = 0
+    total_ns = last_ns = 0.0
     for since_ns, until_ns, _ in sorted(hangs):
         total_ns += max(until_ns - max(since_ns, last_ns), 0)
         last_ns = max(last_ns, until_ns)
