@@ -552,13 +552,14 @@ def test_one_bounded_line_of_an_exception_is_quoted_and_the_evidence_has_it_whol
 )
 def test_a_run_that_is_started_anew_closes_the_incident(gone: list[EndedProcess]) -> None:
     deaths = Deaths()
-    fed(deaths, gone)
+    told = fed(deaths, gone)[-1].verdict.sentence
 
     (change,) = seen_at_work(deaths, 0)
 
     assert not change.opened
     assert change.verdict.key == ("death", labels_of(1))
-    assert "rank 0 (n1) is at work again" in change.verdict.sentence
+    again = "Rank 0 (n1) is at work again: the run was restarted."
+    assert change.verdict.sentence == f"{told} {again}"
     assert seen_at_work(deaths, 1) == []
 
 

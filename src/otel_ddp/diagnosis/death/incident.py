@@ -122,7 +122,9 @@ class Deaths(Detector):
         for incident in [each for each in self._incidents if rank.labels in each.members]:
             self._incidents.remove(incident)
             if incident.verdict is not None:
-                sentence = f"{rank_name(rank.labels)} is at work again: the run was restarted"
+                # A history tells why it died long after that.
+                who, told = capitalized(rank_name(rank.labels)), incident.verdict.sentence
+                sentence = f"{told} {who} is at work again: the run was restarted."
                 self._changes.append(Change(incident.verdict._replace(sentence=sentence), False))
 
     def forget(self, labels: Labels) -> None:
