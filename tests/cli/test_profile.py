@@ -31,7 +31,7 @@ import otel_ddp
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-late = torch.randn(500, 500)
+late = torch.randn(800, 800)
 
 
 class Model(nn.Module):
