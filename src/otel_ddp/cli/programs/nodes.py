@@ -14,6 +14,7 @@ from otel_ddp.cli import fetch
 from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.programs.prometheus import Prometheus
 from otel_ddp.cli.text import cell, mapping, padded, print_answer, print_json
+from otel_ddp.diagnosis.say import plural
 from otel_ddp.history.directory import NotFound, why_not_ours
 from otel_ddp.history.fleet import (
     DAY_NS,
@@ -208,9 +209,10 @@ def _value(series: Mapping[str, Any]) -> float:
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     now_ns, nodes = found["now_ns"], found["nodes"]
     since = time.strftime("%Y-%m-%d", time.localtime(found["since_ns"] / 1e9))
+    runs = range(found["runs"])
     yield (
-        f"{len(nodes)} nodes in {found['runs']} runs since {since}, by what the other ranks lost "
-        f"to each ({cell(found['source'])})"
+        f"{len(nodes)} node{plural(nodes)} in {len(runs)} run{plural(runs)} since {since}, by what "
+        f"the other ranks lost to each ({cell(found['source'])})"
     )
     troubled = [each for each in nodes if _is_troubled(each)]
     if troubled:
