@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tools.stack.build import ROOM
+from tools.stack.go import find
 
 from extras import needed_command
 from otel_ddp.torch.models import OLDEST
@@ -58,7 +59,7 @@ def test_the_workflows_have_no_flaw_that_their_auditor_knows() -> None:
 @in_a_checkout
 @pytest.mark.stress
 def test_the_workflows_are_written_as_they_must_be(tmp_path: Path) -> None:
-    go = shutil.which("go") or pytest.skip("no Go here")
+    go = find(ROOM, lambda _, command: subprocess.run(command, check=True))
     linter = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"
     files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
     checked = subprocess.run([go, "run", linter, *files], capture_output=True, text=True)

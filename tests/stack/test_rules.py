@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from otel_ddp.cli.programs import nodes
+from otel_ddp.cli.programs import recorded
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.history import fleet
 from otel_ddp.vocabulary import catalog
@@ -281,7 +281,7 @@ def test_prometheus_takes_the_configuration_that_keeps_months_and_asks_for_what_
     }
     readers = (
         REPOSITORY / "deploy" / "grafana" / "dashboards" / "fleet.json",
-        Path(nodes.__file__),
+        Path(recorded.__file__),
     )
     for path in readers:
         needed = set(re.findall(r"\b[a-z_]+:\w+:\w+", path.read_text())) & RECORDED_NAMES.keys()

@@ -107,8 +107,8 @@ class VerdictSeries:
     def update_series(self, case: RunCase, now_ns: int) -> None:
         """Write what is true of this run now, and end what no longer is."""
         shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
-        of_time = (self._lost_time, self._deaths)
-        for rows in (*of_time, _speed, _work, _named, _stalls, _own_collectives):
+        summed_up = (self._lost_time, self._deaths)
+        for rows in (*summed_up, _speed, _work, _named, _stalls, _own_collectives):
             for metric, labels, value, stays_at in _contained(rows, case):
                 if case.is_here(labels):
                     self._ledger.put(metric, labels, value, now_ns, self._origin_ns)
