@@ -294,12 +294,16 @@ def test_the_machine_is_suspect_that_was_late_in_three_runs_of_two_groups(tmp_pa
     play(tmp_path, late("c", 1000.0), run="r3", nodes="c")
     for number in range(4, 12):
         play(tmp_path, run=f"r{number}", nodes="c", ago_days=0.5)
+    for number in range(3):
+        # In one group alone it may be what its programs do.
+        play(tmp_path, late("d", 1000.0), run=f"of-g-{number}", nodes="d")
 
     found = nodes_of(tmp_path)
 
     assert [each.node for each in found.values() if each.is_suspect] == ["b"]
     # Good runs have taken the place of the late ones.
     assert (len(found["c"].late_in), found["c"].last_runs, found["c"].runs) == (2, 10, 12)
+    assert len(found["d"].late_in) == 3
 
 
 def test_the_last_runs_are_those_of_30_days_and_of_the_days_that_are_asked_for(
