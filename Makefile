@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Every process of the tests would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo stack loki test stress lint types unit gpu bench peers docs site dist clean
+.PHONY: demo stack loki test stress lint types unit gpu bench peers programs docs site dist clean
 
 .venv/.with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -72,6 +72,11 @@ peers:
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --requirement bench/peers.txt --editable '.[torch,dev]'
 	.venv-peers/bin/python bench/peers.py
+
+# Programs of others, each in an environment of its own: an hour, and 20 GB. Their repositories are
+# fetched. docs/programs.md has what was found.
+programs: .venv/.with-torch,programs
+	$(BIN)/python -m tools.programs
 
 docs: $(STAMP)
 	$(BIN)/python -m tools.docs

@@ -1,0 +1,50 @@
+"""Writes docs/programs.md from what was found of each program."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from tools.programs.judge import Result
+from tools.programs.program import Program
+from tools.programs.trial import RUN
+
+PAGE = Path(__file__).parents[2] / "docs" / "programs.md"
+_FIRST, _LAST = "<!-- found -->", "<!-- end of what was found -->"
+
+
+def keep(result: Result, folder: Path) -> None:
+    """Until the page is written."""
+    (folder / "result.json").write_text(json.dumps(asdict(result), indent=1))
+
+
+def kept(program: Program, root: Path) -> Result | None:
+    """What was found of it the last time."""
+    path = root / program.name / "result.json"
+    return Result(**json.loads(path.read_text())) if path.exists() else None
+
+
+def write(programs: list[Program], root: Path) -> None:
+    """Put the table between its marks."""
+    lines = [
+        "| program | of | ranks | steps | values | settings | late rank named in | step time |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    apart = ["| program | what we changed | what is not shown |", "|---|---|---|"]
+    for program in programs:
+        found = kept(program, root)
+        if found is None or found.faults:
+            raise SystemExit(f"{program.name} is not there, or has faults: run it first.")
+        values = ", ".join(f"`{each}`" for each in found.values) or "-"
+        late = found.late if program.late else ""
+        cost = f"x{found.cost[RUN]:.2f}" if RUN in found.cost else ""
+        lines.append(
+            f"| {program.title} | {program.author} | {program.ranks} | {found.steps} | {values} "
+            f"| {found.settings} | {late} | {cost} |"
+        )
+        apart.append(f"| {program.title} | {program.changed} | {program.lacks} |")
+    text = PAGE.read_text()
+    before, after = text.split(_FIRST)[0], text.split(_LAST)[1]
+    table = "\n".join([*lines, "", *apart])
+    PAGE.write_text(f"{before}{_FIRST}\n{table}\n{_LAST}{after}")
