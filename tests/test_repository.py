@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tools.stack.build import ROOM
-from tools.stack.go import find
 
+import go_modules
 from extras import needed_command
 from otel_ddp.torch.models import OLDEST
 
@@ -58,13 +57,11 @@ def test_the_workflows_have_no_flaw_that_their_auditor_knows() -> None:
 
 @in_a_checkout
 @pytest.mark.stress
-def test_the_workflows_are_written_as_they_must_be(tmp_path: Path) -> None:
-    go = find(ROOM, lambda _, command: subprocess.run(command, check=True))
+def test_the_workflows_are_written_as_they_must_be() -> None:
     linter = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"
     files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-    checked = subprocess.run([go, "run", linter, *files], capture_output=True, text=True)
 
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert go_modules.run(linter, *files) == (0, "")
 
 
 @in_a_checkout

@@ -26,7 +26,11 @@ class _Once(yaml.SafeLoader):
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
-    return list(yaml.load_all(path.read_text(), Loader=_Once))
+    return parsed(path.read_text())
+
+
+def parsed(text: str) -> list[dict[str, Any]]:
+    return [each for each in yaml.load_all(text, Loader=_Once) if each]
 
 
 def tool(name: str) -> str | None:
@@ -66,6 +70,7 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 KUBERNETES = DEPLOY / "kubernetes"
 MANIFESTS = sorted(set(KUBERNETES.glob("*.yaml")) - {KUBERNETES / "kustomization.yaml"})
+EXAMPLES = sorted(KUBERNETES.glob("examples/*.yaml"))
 
 
 def manifests() -> list[dict[str, Any]]:

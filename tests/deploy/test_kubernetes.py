@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from deploy import schemas
 from deploy.files import (
     DEPLOY,
+    EXAMPLES,
     GUIDE,
     KUBERNETES,
     MANIFESTS,
@@ -25,9 +27,7 @@ from deploy.files import (
     unset,
     with_environment,
 )
-from extras import needed
 
-OLDEST_KUBERNETES, NEWEST_KUBERNETES = "1.29", "1.37"
 OPERATORS = "monitoring.coreos.com/v1"
 # A label of ours, so that those of the user's pods are the user's.
 SCRAPE = "otel-ddp.io/scrape"
@@ -38,14 +38,20 @@ def one(kind: str, name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("version", [OLDEST_KUBERNETES, NEWEST_KUBERNETES])
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.name))
+@pytest.mark.parametrize("version", schemas.KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("path", [*MANIFESTS, *EXAMPLES], ids=lambda path: str(path.name))
 def test_a_manifest_is_what_kubernetes_knows(path: Path, version: str) -> None:
-    kubernetes_validate = needed("kubernetes_validate", "schemas")
-
     for manifest in documents(path):
-        if manifest["apiVersion"] != OPERATORS:
-            kubernetes_validate.validate(manifest, version, strict=True)
+        theirs = schemas.of_an_operator(manifest)
+        for each in schemas.pod_templates(manifest) if theirs else [manifest]:
+            schemas.check_with_kubernetes(each, version)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("path", [*MANIFESTS, *EXAMPLES], ids=lambda path: str(path.name))
+def test_a_manifest_is_what_its_operator_knows(path: Path) -> None:
+    for manifest in filter(schemas.of_an_operator, documents(path)):
+        schemas.check_with_operator(manifest)
 
 
 def test_the_gateway_has_every_variable_that_it_needs() -> None:

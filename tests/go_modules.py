@@ -1,0 +1,43 @@
+"""Programs and files out of Go modules, for what only `make stress` looks at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from tools.stack.build import ROOM
+from tools.stack.go import find
+
+
+@cache
+def _go() -> Path:
+    return find(ROOM, lambda _, command: subprocess.run(command, check=True))
+
+
+def run(program: str, *arguments: str | Path, cwd: Path | None = None) -> tuple[int, str]:
+    """The exit status of a program, `<package>@<version>`, and what it prints.
+
+    Go builds it at the first call, which takes minutes for a large one.
+    """
+    command = [_go(), "run", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=_environment())
+    return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
+
+
+def folder(module: str) -> Path:
+    """The files of a module, `<module>@<version>`."""
+    command = [_go(), "mod", "download", "-json", module]
+    # Not the module of a folder that the tests happen to run in.
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), cwd="/")
+    told: Mapping[str, str] = json.loads(done.stdout)
+    assert "Dir" in told, told
+    return Path(told["Dir"])
+
+
+def _environment() -> dict[str, str]:
+    # No newer toolchain fetched behind our back, and none of the user's module settings.
+    return {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
