@@ -159,7 +159,7 @@ def test_the_unpacked_wheel_records_a_value_and_has_its_command(
 def test_the_images_of_the_deployments_have_the_version_of_the_package() -> None:
     deploy = ROOT / "deploy"
     pages = [*(p for p in (deploy / "kubernetes").rglob("*") if p.is_file())]
-    pages += [ROOT / "docs" / "deploy.md"]
+    pages += [deploy / "values.schema.json", ROOT / "docs" / "deploy.md"]
     tags = [
         (path.name, tag)
         for path in pages

@@ -310,13 +310,14 @@ def test_boards_lie_where_grafana_is_told_to_look() -> None:
 
 
 def test_kubernetes_has_every_board_and_can_hold_them() -> None:
-    boards, sources = _yaml("kubernetes", "kustomization.yaml")["configMapGenerator"]
-    files = [GRAFANA / "kubernetes" / name for name in boards["files"]]
+    *boards, sources = _yaml("kubernetes", "kustomization.yaml")["configMapGenerator"]
+    files = [GRAFANA / "kubernetes" / name for each in boards for name in each["files"]]
 
     assert {path.resolve() for path in files} == {path.resolve() for path in FOLDER.iterdir()}
+    assert [each["name"] for each in boards] == [f"otel-ddp-dashboard-{p.stem}" for p in files]
     assert all((GRAFANA / "kubernetes" / name).exists() for name in sources["files"])
-    # A ConfigMap takes no more.
-    assert sum(path.stat().st_size for path in files) < 1024**2
+    # A ConfigMap takes no more, and each has one board.
+    assert all(path.stat().st_size < 1024**2 for path in files)
 
 
 # What the SDK says when it is loaded; its second format is none that Grafana's files take yet.

@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write what is deployed beside the agents, of this very version: configurations of the "
         "collector, rules and alerts of Prometheus, Grafana's boards, and files for Docker "
-        "Compose, Kubernetes, Slurm and systemd. A file that was changed is left as it is: then "
-        "nothing is written."
+        "Compose, Helm, Kubernetes, Slurm and systemd. A file that was changed is left as it is: "
+        "then nothing is written."
     )
     parser.add_argument("directory", metavar="DIR", help="made if it is not there")
     parser.add_argument(

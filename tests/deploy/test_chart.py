@@ -1,0 +1,430 @@
+"""The chart of deploy/: the manifests of deploy/kubernetes, with what a cluster sets in them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import tarfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import go_modules
+import otel_ddp
+from deploy import schemas
+from deploy.files import DEPLOY, GUIDE, KUBERNETES, documents, parsed
+from deploy.schemas import Manifest
+from extras import needed
+
+HELM = "helm.sh/helm/v4/cmd/helm@v4.3.1"
+KUSTOMIZE = "sigs.k8s.io/kustomize/kustomize/v5@v5.8.1"
+VALUES: Manifest = yaml.safe_load((DEPLOY / "values.yaml").read_text())
+SCHEMA: Manifest = json.loads((DEPLOY / "values.schema.json").read_text())
+# The manifests' own image and namespaces, so that nothing but the values' effect differs.
+IMAGE = "registry.example.org/otel-ddp-agent:0.1.0"
+DAEMONSET = {"kind": "DaemonSet", "image": IMAGE}
+SCRAPED = {"OTEL_EXPORTER_PROMETHEUS_HOST": "0.0.0.0", "OTEL_DDP_WEB_CONFIG": "insecure"}
+
+# What clusters set.
+CLUSTERS: dict[str, Manifest] = {
+    "as-it-is": {},
+    "daemonset": {"agent": DAEMONSET},
+    "operator": {
+        "prometheus": {"operator": True, "labels": {"release": "kube-prometheus-stack"}},
+        "agent": {**DAEMONSET, "env": SCRAPED},
+    },
+    "amd": {"agent": {**DAEMONSET, "gpu": "amd", "user": 2000, "namespace": "amd-nodes"}},
+    "intel": {"agent": {**DAEMONSET, "gpu": "intel", "pod": {"priorityClassName": "system"}}},
+    "own-collector": {
+        "collector": {"enabled": False},
+        "agent": {**DAEMONSET, "endpoint": "http://collector.monitoring.svc:4318"},
+        "grafana": {"dashboards": False},
+    },
+    "scraped": {
+        "collector": {"enabled": False},
+        "prometheus": {"operator": True},
+        "agent": {**DAEMONSET, "env": SCRAPED},
+    },
+    "all-of-the-collector": {
+        "collector": {
+            "image": "registry.example.org:5000/otelcol@sha256:" + 64 * "0",
+            "replicas": 3,
+            "env": {
+                "METRICS_URL": "https://mimir.example.org/otlp/v1/metrics",
+                "TRACES_EXPORTER": "otlp_grpc/traces",
+                "TRACES_ENDPOINT": "http://tempo:4317",
+                "LOGS_EXPORTER": "otlp_http/logs",
+                "LOGS_URL": "http://loki:3100/otlp/v1/logs",
+                "QUEUE_BYTES": "8589934592",
+                "MEMORY_LIMIT_MIB": "3200",
+                "GOMEMLIMIT": "2560MiB",
+                "TLS_CLIENT_CA_FILE": "/etc/otelcol/tls/clients.crt",
+            },
+            "storage": "50Gi",
+            "storageClass": "fast",
+            "resources": {"requests": {"cpu": 1, "memory": "4Gi"}, "limits": {"memory": "4Gi"}},
+            "pod": {
+                "imagePullSecrets": [{"name": "registry"}],
+                "nodeSelector": {"pool": "monitoring"},
+                "tolerations": [{"key": "pool", "operator": "Exists"}],
+                "topologySpreadConstraints": [],
+            },
+        },
+        "prometheus": {"namespace": "mimir"},
+    },
+}
+for_each_cluster = pytest.mark.parametrize("cluster", CLUSTERS)
+
+
+# -- what needs no Helm
+
+
+@for_each_cluster
+def test_the_schema_takes_what_clusters_set(cluster: str) -> None:
+    jsonschema = needed("jsonschema", "dev")
+
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    for values in (VALUES, CLUSTERS[cluster]):
+        jsonschema.validate(values, SCHEMA)
+
+
+def test_each_value_is_in_the_schema_and_the_other_way_round() -> None:
+    for part, values in VALUES.items():
+        assert set(values) == set(SCHEMA["properties"][part]["properties"])
+    assert set(SCHEMA["properties"]) == {*VALUES, "global"}
+
+
+def test_the_schema_knows_the_variables_of_the_gateway() -> None:
+    known = set(SCHEMA["properties"]["collector"]["properties"]["env"]["properties"])
+    read = set(
+        re.findall(r"\$\{env:(\w+)", (DEPLOY / "otel-collector" / "gateway.yaml").read_text())
+    )
+    # Where the manifest has its ports, its disk and its Secrets.
+    fixed = {each for each in read if each.endswith(("_PORT", "_HOST", "_FILE", "_DIR", "_TOKEN"))}
+
+    assert known == (read - fixed) | {"GOMEMLIMIT", "TLS_CLIENT_CA_FILE"}
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    (chart,) = documents(DEPLOY / "Chart.yaml")
+
+    assert chart["version"] == otel_ddp.__version__
+
+
+# -- Helm itself
+
+
+def helm(*arguments: str | Path) -> str:
+    status, told = go_modules.run(HELM, *arguments)
+    assert status == 0, told
+    return told
+
+
+def written(folder: Path, values: Manifest) -> Path:
+    path = folder / "values.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Manifest]]:
+    """What the chart makes for a cluster."""
+
+    @cache
+    def text(cluster: str) -> str:
+        values = written(tmp_path_factory.mktemp(cluster), CLUSTERS[cluster])
+        return helm("template", "it", DEPLOY, "-n", "otel-ddp", "--values", values)
+
+    return lambda cluster: parsed(text(cluster))
+
+
+Rendered = Callable[[str], list[Manifest]]
+
+
+def kustomized(folder: Path) -> list[Manifest]:
+    """What `kubectl kustomize` prints for a folder."""
+    status, told = go_modules.run(
+        KUSTOMIZE, "build", "--load-restrictor=LoadRestrictionsNone", folder
+    )
+    assert status == 0, told
+    return parsed(told)
+
+
+def by_name(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
+    found = {(each["kind"], each["metadata"]["name"]): each for each in manifests}
+    assert len(found) == len(manifests)
+    return found
+
+
+def plain(*names: str) -> dict[tuple[str, str], Manifest]:
+    return by_name([each for name in names for each in documents(KUBERNETES / name)])
+
+
+@pytest.mark.stress
+@for_each_cluster
+def test_helm_finds_nothing_to_complain_of(cluster: str, tmp_path: Path) -> None:
+    values = written(tmp_path, CLUSTERS[cluster])
+
+    told = helm("lint", "--strict", DEPLOY, "--values", values)
+
+    assert "[WARNING]" not in told
+
+
+@pytest.mark.stress
+@for_each_cluster
+def test_what_the_chart_makes_is_what_kubernetes_and_the_operator_know(
+    cluster: str, rendered: Rendered
+) -> None:
+    for manifest in rendered(cluster):
+        if schemas.of_an_operator(manifest):
+            schemas.check_with_operator(manifest)
+            continue
+        for version in schemas.KUBERNETES_VERSIONS:
+            schemas.check_with_kubernetes(manifest, version)
+
+
+@pytest.mark.stress
+def test_without_values_the_chart_makes_the_plain_manifests(rendered: Rendered) -> None:
+    made = by_name(rendered("as-it-is"))
+    pod = made["StatefulSet", "otel-ddp-gateway"]["spec"]["template"]
+    # Kustomize begins a gateway anew by the name of its configuration instead.
+    assert list(pod["metadata"].pop("annotations")) == ["otel-ddp.io/configuration"]
+    configuration = made.pop(("ConfigMap", "otel-ddp-gateway"))["data"]
+    rules = made.pop(("ConfigMap", "otel-ddp-rules"))["data"]
+    boards = {name: made.pop((kind, name)) for kind, name in list(made) if kind == "ConfigMap"}
+
+    assert made == plain("gateway.yaml", "network-policy.yaml")
+    assert configuration == {
+        "gateway.yaml": (DEPLOY / "otel-collector" / "gateway.yaml").read_text()
+    }
+    assert rules == {
+        f"{folder}-{path.name}": path.read_text()
+        for folder in ("rules", "alerts")
+        for path in (DEPLOY / "prometheus" / folder).iterdir()
+    }
+    theirs = by_name(kustomized(DEPLOY / "grafana" / "kubernetes"))
+    # The data sources are for a Grafana that has none.
+    del theirs["ConfigMap", "otel-ddp-datasources"]
+    assert boards == {name: each for (_, name), each in theirs.items()}
+
+
+@pytest.mark.stress
+def test_kustomize_makes_the_gateway_with_its_configuration() -> None:
+    manifests = kustomized(KUBERNETES)
+
+    kinds = {each["kind"] for each in manifests}
+    assert {"Namespace", "ConfigMap", "StatefulSet", "NetworkPolicy"} <= kinds
+    for manifest in manifests:
+        for version in schemas.KUBERNETES_VERSIONS:
+            schemas.check_with_kubernetes(manifest, version)
+
+
+@pytest.mark.stress
+def test_the_daemonset_of_the_chart_is_the_plain_one(rendered: Rendered) -> None:
+    theirs = plain("agent-daemonset.yaml")
+    made = by_name(rendered("daemonset"))
+
+    # One variable stands at another place of the list.
+    for manifests in (made, theirs):
+        pod = manifests["DaemonSet", "otel-ddp-agent"]["spec"]["template"]["spec"]
+        pod["containers"][0]["env"].sort(key=lambda each: str(each["name"]))
+    assert {name: made[name] for name in theirs} == theirs
+
+
+@pytest.mark.stress
+def test_monitors_of_the_chart_are_the_plain_ones_under_the_operators_labels(
+    rendered: Rendered,
+) -> None:
+    theirs = plain("monitors.yaml")
+    made = by_name(rendered("operator"))
+    labels = {"release": "kube-prometheus-stack"}
+    rules = {name: each for (kind, name), each in made.items() if kind == "PrometheusRule"}
+
+    assert {name: made[name] for name in theirs} == {
+        name: {**each, "metadata": {**each["metadata"], "labels": labels}}
+        for name, each in theirs.items()
+    }
+    files = sorted((DEPLOY / "prometheus").glob("[ar][lu]*s/*.yml"))
+    assert {name: each["spec"] for name, each in rules.items()} == {
+        f"otel-ddp-{path.parent.name}-{path.stem}": documents(path)[0] for path in files
+    }
+    assert all(each["metadata"]["labels"] == labels for each in rules.values())
+    # Who is not scraped is not asked.
+    assert not [each for each in rendered("as-it-is") if each["kind"].endswith("Monitor")]
+    monitors = [each["kind"] for each in rendered("scraped") if each["kind"].endswith("Monitor")]
+    assert monitors == ["PodMonitor"]
+
+
+def pod_of(manifests: list[Manifest], kind: str) -> Manifest:
+    (found,) = (each for each in manifests if each["kind"] == kind)
+    spec: Manifest = found["spec"]["template"]["spec"]
+    return spec
+
+
+def variables(container: Manifest) -> dict[str, Any]:
+    return {each["name"]: each.get("value", "from elsewhere") for each in container["env"]}
+
+
+@pytest.mark.stress
+def test_nodes_of_other_vendors_have_what_the_manifest_says_of_them(rendered: Rendered) -> None:
+    text = (KUBERNETES / "agent-daemonset.yaml").read_text()
+
+    for vendor in ("amd", "intel"):
+        pod = pod_of(rendered(vendor), "DaemonSet")
+        ((label, value),) = pod["nodeSelector"].items()
+        keys = ", ".join(each["key"] for each in pod["tolerations"])
+        assert re.search(rf'{re.escape(label)}: "{value}" +{re.escape(keys)}\n', text)
+        assert "runtimeClassName" not in pod
+        assert not [name for name in variables(pod["containers"][0]) if "NVIDIA" in name]
+        assert {"name": "dri", "hostPath": {"path": "/dev/dri"}} in pod["volumes"]
+    amd = pod_of(rendered("amd"), "DaemonSet")
+    assert amd["securityContext"]["runAsUser"] == 2000
+    assert variables(amd["containers"][0])["OTEL_DDP_DIR"] == "/run/otel-ddp/2000"
+    assert pod_of(rendered("intel"), "DaemonSet")["priorityClassName"] == "system"
+
+
+@pytest.mark.stress
+def test_agents_take_a_token_only_to_a_collector_with_tls(rendered: Rendered) -> None:
+    for cluster, endpoint in (
+        ("daemonset", "https://otel-ddp-gateway.otel-ddp.svc:4318"),
+        ("own-collector", "http://collector.monitoring.svc:4318"),
+        ("scraped", None),
+    ):
+        pod = pod_of(rendered(cluster), "DaemonSet")
+        env = variables(pod["containers"][0])
+        secrets = [each for each in pod["volumes"] if "secret" in each]
+
+        assert env.get("OTEL_EXPORTER_OTLP_ENDPOINT") == endpoint
+        tls = cluster == "daemonset"
+        assert bool(secrets) is ("GATEWAY_TOKEN" in env) is tls
+        assert ("OTEL_EXPORTER_OTLP_HEADERS" in env) is tls
+    assert "StatefulSet" not in [each["kind"] for each in rendered("own-collector")]
+
+
+@pytest.mark.stress
+def test_the_gateway_has_what_is_set_and_keeps_the_rest(rendered: Rendered) -> None:
+    values = CLUSTERS["all-of-the-collector"]["collector"]
+    made = by_name(rendered("all-of-the-collector"))
+    spec = made["StatefulSet", "otel-ddp-gateway"]["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    (claim,) = spec["volumeClaimTemplates"]
+    policy = made["NetworkPolicy", "otel-ddp-gateway"]["spec"]["ingress"]
+
+    assert spec["replicas"] == values["replicas"]
+    assert container["image"] == values["image"]
+    assert container["resources"] == values["resources"]
+    env = variables(container)
+    assert values["env"].items() <= env.items()
+    assert env["QUEUE_DIR"] == "/var/lib/otelcol/queue"
+    assert claim["spec"]["resources"] == {"requests": {"storage": "50Gi"}}
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert pod["tolerations"] == values["pod"]["tolerations"]
+    assert "topologySpreadConstraints" not in pod
+    (prometheus,) = policy[1]["from"]
+    assert prometheus["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": "mimir"
+    }
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"collectors": {}}, "additional properties 'collectors' not allowed"),
+        ({"agent": {"kind": "Sidecar"}}, "must be one of 'sidecar', 'DaemonSet'"),
+        ({"agent": {"kind": "DaemonSet"}}, "agent.image: no image is published. Build one"),
+        ({"agent": {"image": "registry.example.org/agent"}}, "'/agent/image'"),
+        ({"agent": {"endpoint": "collector:4318"}}, "does not match pattern '^(https?://"),
+        ({"agent": {"env": {"OTLP_ENDPOINT": "x"}}}, "'OTLP_ENDPOINT' not allowed"),
+        ({"agent": {"pod": {"nodeselector": {}}}}, "'nodeselector' not allowed"),
+        ({"collector": {"env": {"METRIC_URL": "http://x"}}}, "'METRIC_URL' not allowed"),
+        ({"collector": {"env": {"QUEUE_BYTES": 1}}}, "got number, want string"),
+        (
+            {"agent": {**DAEMONSET, "endpoint": "https://collector:4318"}},
+            "Leave the endpoint empty, or set collector.enabled=false",
+        ),
+        (
+            {"collector": {"enabled": False}, "agent": DAEMONSET},
+            "Nothing takes what the agents measure: set agent.endpoint",
+        ),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_a_wrong_value_is_refused_by_its_name(values: Manifest, told: str, tmp_path: Path) -> None:
+    status, said = go_modules.run(
+        HELM, "template", "it", DEPLOY, "--values", written(tmp_path, values)
+    )
+
+    assert status != 0
+    assert told in said
+
+
+@pytest.mark.stress
+def test_the_lines_for_a_sidecar_are_those_of_the_example(tmp_path: Path) -> None:
+    """Both in the notes, and for a chart that depends on this one."""
+    (job,) = (d for d in documents(KUBERNETES / "training-job.yaml") if d["kind"] == "Job")
+    spec = job["spec"]["template"]["spec"]
+    chart = tmp_path / "training"
+    (chart / "templates").mkdir(parents=True)
+    dependency = {"name": "otel-ddp", "version": "*", "repository": DEPLOY.as_uri()}
+    named = {"apiVersion": "v2", "name": "training", "version": "1.0.0"}
+    (chart / "Chart.yaml").write_text(yaml.safe_dump({**named, "dependencies": [dependency]}))
+    (chart / "templates" / "pod.yaml").write_text(
+        '{{ include "otel-ddp.sidecar" (index .Subcharts "otel-ddp") }}\n'
+    )
+
+    helm("dependency", "update", chart)
+    included = parsed(
+        helm(
+            *("template", "it", chart, "-n", "otel-ddp"),
+            *("--show-only", "templates/pod.yaml", "--set", "otel-ddp.agent.image=" + IMAGE),
+        )
+    )
+    notes = helm("install", "it", DEPLOY, "-n", "otel-ddp", "--dry-run=client")
+    (lines,) = re.findall(r"lines in its spec:\n\n(.*?)\n\n", notes, re.S)
+
+    for (made,) in (included, parsed(lines)):
+        (agent,), (theirs,) = made["initContainers"], spec["initContainers"]
+        assert variables(agent) == variables(theirs)
+        assert {**agent, "env": []} == {**theirs, "env": []}
+        names = [each["name"] for each in theirs["volumeMounts"]]
+        assert made["volumes"] == [each for each in spec["volumes"] if each["name"] in names]
+        for field in ("runtimeClassName", "securityContext", "shareProcessNamespace"):
+            assert made[field] == spec[field]
+
+
+@pytest.mark.stress
+def test_a_release_fits_into_the_secret_that_helm_keeps_it_in(
+    tmp_path: Path, rendered: Rendered
+) -> None:
+    helm("package", DEPLOY, "--destination", tmp_path)
+    (package,) = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        files = {
+            each.name: base64.b64encode(archive.extractfile(each).read()).decode()
+            for each in archive
+        }
+
+    # Helm writes JSON with each file in base64, compresses it, and writes that in base64 again.
+    release = json.dumps({"chart": files, "manifest": json.dumps(rendered("operator"))})
+    kept = base64.b64encode(gzip.compress(release.encode()))
+
+    assert not [name for name in files if re.search("slurm|systemd|compose|prometheus/tests", name)]
+    assert len(kept) < 0.7 * 1024**2
+
+
+def test_the_guide_installs_the_chart_with_values_that_it_has() -> None:
+    commands = re.findall(r"helm .*?(?<!\\)\n", GUIDE.read_text(), re.S)
+    named = re.findall(r"--set ([\w.]+)=", "".join(commands))
+
+    assert commands
+    for name in named:
+        part, value, *_ = name.split(".")
+        assert value in VALUES[part], name
