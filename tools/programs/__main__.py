@@ -7,6 +7,8 @@ ours, and below `otel-ddp run`; a fourth time with a late rank where its file as
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from pathlib import Path
 
 from tools.programs import table
@@ -27,6 +29,8 @@ def main() -> int:
     if options.write:
         table.write(programs, options.at)
         return 0
+    # Who ends this politely ends the program that runs, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     failed = [each.name for each in programs if not _passes(each, options.at.resolve())]
     print(f"{len(programs) - len(failed)} of {len(programs)} are as they have to be.")
     return 1 if failed else 0

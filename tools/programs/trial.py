@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,34 +48,38 @@ class Seen:
 
 def start(workplace: Workplace, way: str) -> Seen:
     """Run the program to its end in a new folder."""
-    program = workplace.program
     folder = workplace.folder(way.replace(" ", "-"))
     with tempfile.TemporaryDirectory(prefix="otel_ddp-programs-") as kept:
-        witness = Path(kept) / "witness"
-        witness.mkdir()
-        env = {**workplace.env(), **_places(Path(kept)), "STEP_WITNESS": str(witness)}
-        command = ["bash", "-c", program.command]
-        if way in (RUN, LATE):
-            command = ["otel-ddp", "run", "--", *command]
-        if way == LATE:
-            env["STEP_WITNESS_LATE"] = f"{program.late}:{program.late_s}"
-        edits = program.two_lines if way == TWO_LINES else []
-        with workplace.edited(folder, edits), (folder / "output.txt").open("w") as output:
-            exit_code = _ended(command, folder / program.folder, env, output)
-        weights, gaps = _witnessed(witness)
-        text = (folder / "output.txt").read_text(errors="replace")
-        seen: dict[str, Any] = {}
-        if way != BARE:
-            seen = _recorded(workplace, env)
-        said = [each for each in text.splitlines() if "otel_ddp" in each]
-        return Seen(
-            exit_code=exit_code,
-            weights=weights,
-            step_s=statistics.median(gaps) if gaps else None,
-            printed=re.findall(program.printed, text) if program.printed else [],
-            said=said,
-            **seen,
-        )
+        try:
+            return _seen(workplace, way, folder, Path(kept))
+        finally:
+            _end_leftovers(kept)
+
+
+def _seen(workplace: Workplace, way: str, folder: Path, kept: Path) -> Seen:
+    program = workplace.program
+    witness = kept / "witness"
+    witness.mkdir()
+    env = {**workplace.env(), **_places(kept), "STEP_WITNESS": str(witness)}
+    command = ["bash", "-c", program.command]
+    if way in (RUN, LATE):
+        command = ["otel-ddp", "run", "--", *command]
+    if way == LATE:
+        env["STEP_WITNESS_LATE"] = f"{program.late}:{program.late_s}"
+    edits = program.two_lines if way == TWO_LINES else []
+    with workplace.edited(folder, edits), (folder / "output.txt").open("w") as output:
+        exit_code = _ended(command, folder / program.folder, env, output)
+    weights, gaps = _witnessed(witness)
+    text = (folder / "output.txt").read_text(errors="replace")
+    recorded = _recorded(workplace, env) if way != BARE else {}
+    return Seen(
+        exit_code=exit_code,
+        weights=weights,
+        step_s=statistics.median(gaps) if gaps else None,
+        printed=re.findall(program.printed, text) if program.printed else [],
+        said=[each for each in text.splitlines() if "otel_ddp" in each],
+        **recorded,
+    )
 
 
 def _places(kept: Path) -> dict[str, str]:
@@ -91,14 +96,21 @@ def _places(kept: Path) -> dict[str, str]:
 
 
 def _ended(command: list[str], folder: Path, env: dict[str, str], output: Any) -> int:
-    started = subprocess.Popen(
-        command, cwd=folder, env=env, stdout=output, stderr=output, start_new_session=True
-    )
+    started = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output)
     try:
         return started.wait(_LIMIT_S)
     except subprocess.TimeoutExpired:
-        os.killpg(started.pid, signal.SIGKILL)
+        started.kill()
         return started.wait()
+
+
+def _end_leftovers(mark: str) -> None:
+    """A launcher that was ended may leave its workers: they have this mark in their variables."""
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit() and int(each.name) != os.getpid():
+            with suppress(OSError):
+                if mark.encode() in (each / "environ").read_bytes():
+                    os.kill(int(each.name), signal.SIGKILL)
 
 
 def _witnessed(folder: Path) -> tuple[dict[int, list[str]], list[float]]:
