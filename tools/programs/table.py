@@ -28,7 +28,7 @@ def kept(program: Program, root: Path) -> Result | None:
 def write(programs: list[Program], root: Path) -> None:
     """Put the table between its marks."""
     lines = [
-        "| program | of | ranks | steps of all ranks | values | settings | late rank named in | step time |"
+        "| program | of | ranks | steps of all ranks | values | settings | late in | step time |"
     ]
     lines.append("|---|---|---|---|---|---|---|---|")
     apart = ["| program | what we changed | what is not shown |", "|---|---|---|"]
