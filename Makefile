@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Every process of the tests would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo stack loki test stress lint types unit gpu bench peers programs docs site dist clean
+.PHONY: demo stack loki test stress lint types unit gpu bench peers programs docs site dist matrix clean
 
 .venv/.with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -86,6 +86,11 @@ dist: .venv/.with-torch,dev,release
 	$(BIN)/python -m hatchling build --clean
 	$(BIN)/python -m twine check --strict dist/*
 
+# That wheel alone, on every Python that is here and torch old and new: noxfile.py. Half an hour
+# of two cores, 40 GB of the disk.
+matrix: dist
+	$(BIN)/nox $(if $(PYTHONS),--python $(PYTHONS))
+
 # Every warning is an error, a link to a page or a heading that is not there among them. What a
 # page loads has to come with it.
 site: $(SITE_STAMP)
@@ -94,4 +99,4 @@ site: $(SITE_STAMP)
 	@echo "The site is in $(SITE): open $(SITE)/index.html"
 
 clean:
-	rm -rf .venv .venv-gpu .venv-peers dist build
+	rm -rf .nox .venv .venv-gpu .venv-peers dist build

@@ -16,6 +16,7 @@ from otel_ddp.torch.models import OLDEST
 
 ROOT = Path(__file__).parents[1]
 PROJECT = (ROOT / "pyproject.toml").read_text()
+PYTHONS = re.findall(r"Python :: (3\.\d+)", PROJECT)
 # A source distribution does not have it.
 in_a_checkout = pytest.mark.skipif(not (ROOT / ".github").exists(), reason="no checkout")
 
@@ -29,7 +30,7 @@ def test_the_workflow_tests_each_python_that_the_package_names_and_both_ends_of_
     matrix = load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"]
     oldest = ".".join(map(str, OLDEST))
 
-    assert matrix["python"] == re.findall(r"Python :: (3\.\d+)", PROJECT)
+    assert matrix["python"] == PYTHONS
     assert f'requires-python = ">={matrix["python"][0]}"' in PROJECT
     assert matrix["torch"] == [oldest, "newest"]
     assert f'torch = ["torch>={oldest}"]' in PROJECT
@@ -71,6 +72,14 @@ def test_a_release_is_built_by_the_command_that_people_have_and_keeps_no_secret(
     assert "run: make dist" in text
     assert "id-token: write" in text
     assert "secrets." not in text
+
+
+@in_a_checkout
+def test_nothing_is_published_that_was_not_installed_on_each_python_of_the_package() -> None:
+    jobs = load(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
+
+    assert {*PYTHONS} <= {*jobs["try"]["strategy"]["matrix"]["python"]}
+    assert "try" in jobs["publish"]["needs"]
 
 
 def test_each_extra_that_is_installed_is_one_of_the_package() -> None:

@@ -95,7 +95,8 @@ def test_without_torch_nothing_is_started_and_the_error_names_what_to_install(
 
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "not installed for this Python: pip install '.[torch]' in the folder" in printed.err
+    assert "not installed for this Python: pip install 'torch>=2.4'. " in printed.err
+    assert "`--with torch`" in printed.err
 
 
 @pytest.mark.parametrize(

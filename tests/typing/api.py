@@ -27,7 +27,8 @@ def train(model: torch.nn.Module, args: argparse.Namespace) -> None:
     assert_type(run.identity.global_rank, int | None)
 
     assert_type(otel_ddp.config(args), argparse.Namespace)
-    assert_type(run.config({"lr": 0.1, "model": {"layers": 2}})["lr"], object)
+    settings: dict[str, object] = {"lr": 0.1, "model": {"layers": 2}}
+    assert_type(run.config(settings)["lr"], object)
     for step in range(10):
         loss = torch.zeros(())
         run.log({"loss": loss, "lr": 0.1, "scale": np.float32(1), "share": Decimal("0.5")})

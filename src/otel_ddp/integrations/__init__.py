@@ -22,7 +22,7 @@ class OpenPhase:
     """At most one phase at a time. Framework code between the events may raise: no end is owed."""
 
     def __init__(self) -> None:
-        self.name = ""
+        self.name: str = ""
         self._stack = ExitStack()
 
     def begin(self, name: str) -> None:

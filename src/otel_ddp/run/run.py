@@ -92,7 +92,7 @@ class Run:
         self._ending = Ending()
         self._lead = LeadSearch()
         # Whether it was opened for a program that had not asked for it, and may do so yet.
-        self.was_unasked = False
+        self.was_unasked: bool = False
         # As the user says: name -> where its best value lies.
         self._best: dict[str, str] = {}
 

@@ -32,8 +32,8 @@ from otel_ddp.journal.survey import survey
 
 _RUN = "demo"
 _NO_TORCH = (
-    "The demo trains with PyTorch, which is not installed for this Python: pip install '.[torch]' "
-    "in the folder of otel_ddp, or pip install 'torch>=2.4'."
+    "The demo trains with PyTorch, which is not installed for this Python: pip install "
+    "'torch>=2.4'. After `uvx` or `pipx run`, add `--with torch`."
 )
 _PROGRESS_EVERY_S = 5.0
 _SHOWN_S, _LONGER_S = 20.0, 600

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PREFIX = "otel_ddp-demo-"
-_AGENT_STARTS_S = 30.0
+# The first import of torch in a new environment may take a minute.
+_AGENT_STARTS_S = 120.0
 _VERDICT_S = 3.5
 # How long a training may take to see that it is to end, and to end.
 _END_S = 30.0
