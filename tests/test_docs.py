@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
+import itertools
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
 from tools import docs
+
+from otel_ddp.cli import _parse
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 # These are read beside the code, not on the site.
 BESIDE = [*ROOT.glob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+# What they tell to type is right today; the changelog's was.
+COMMANDED = [page for page in [*PAGES, *BESIDE] if page.name != "CHANGELOG.md"]
 
 # What a path on a page may begin at.
 SOURCES = (ROOT, ROOT / "src", ROOT / "src" / "otel_ddp")
@@ -22,6 +32,8 @@ _PATH = re.compile(r"`([a-z_]+/[\w/.-]*(?:\.(?:py|md|yml|yaml|sh)|/))`")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
+_BETWEEN = set(";|&()<>")
+_LACKS = re.compile(r"expected one argument|arguments are required|needs a command")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 
 
@@ -77,12 +89,7 @@ def test_the_index_lists_every_page_once_for_people_and_once_for_the_site() -> N
 
 
 def test_every_file_and_folder_that_a_page_names_is_there() -> None:
-    named = {
-        (page, path)
-        for page in [*PAGES, *BESIDE]
-        if page.name != "CHANGELOG.md"
-        for path in _PATH.findall(page.read_text())
-    }
+    named = {(page, path) for page in COMMANDED for path in _PATH.findall(page.read_text())}
 
     assert named
     assert {
@@ -111,6 +118,83 @@ def test_every_reason_for_silence_on_the_page_of_verdicts_is_one_that_the_agent_
         # Three dots stand for a number, a name or a list.
         if not all(part.strip(" ,") in given for part in reason.split("..."))
     } == set()
+
+
+def fenced(language: str, text: str) -> list[str]:
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+
+
+def split(script: str) -> Iterator[list[str]]:
+    """The commands of a script, as words."""
+    for line in script.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        # An odd quote is no command.
+        with contextlib.suppress(ValueError):
+            for is_between, words in itertools.groupby(lexer, lambda word: set(word) <= _BETWEEN):
+                if not is_between:
+                    yield list(words)
+
+
+def scripts(text: str) -> list[str]:
+    return fenced("(?:ba)?sh", text)
+
+
+def mentions(text: str) -> list[str]:
+    """What a page names within its sentences."""
+    return [each.strip("`") for each in _CODE.findall(_FENCE.sub("", text))]
+
+
+def refused(words: list[str]) -> str:
+    """What the command says if it does not take these words."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+        _parse(words)
+    return said.getvalue()
+
+
+def test_every_command_of_ours_that_a_page_shows_is_one_with_these_options() -> None:
+    asked = [
+        (page.name, words[place + 1 :], is_whole)
+        for page in COMMANDED
+        for is_whole, code in ((True, scripts), (False, mentions))
+        for words in itertools.chain.from_iterable(map(split, code(page.read_text())))
+        for place, word in enumerate(words)
+        # Not the namespace of the same name.
+        if word == "otel-ddp" and words[place - 1 : place] in ([], ["--"])
+        if words[-1] not in ("otel-ddp", "...", "--version")
+    ]
+
+    assert len(asked) > 100
+    assert [
+        (page, words, why)
+        for page, words, is_whole in asked
+        # A sentence may leave out arguments.
+        if (why := refused(words)) and (is_whole or not _LACKS.search(why))
+    ] == []
+
+
+def test_every_target_of_make_that_a_page_shows_is_there() -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    asked = [
+        (page.name, word)
+        for page in COMMANDED
+        for code in (*scripts(page.read_text()), *mentions(page.read_text()))
+        for words in split(code)
+        if words[0] == "make"
+        for word in words[1:]
+        if "=" not in word
+    ]
+
+    assert len(asked) > 5
+    assert [each for each in asked if each[1] not in targets] == []
+
+
+def test_what_a_page_shows_as_json_or_yaml_is_that() -> None:
+    texts = [page.read_text() for page in PAGES]
+
+    assert all(json.loads(each) for text in texts for each in fenced("json", text))
+    assert all(yaml.safe_load(each) for text in texts for each in fenced("yaml", text))
 
 
 def test_the_page_of_calls_is_what_the_docstrings_say() -> None:

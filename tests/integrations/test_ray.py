@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from extras import needed
+from integrations.launch import snippet
 from node import Node, until
 
 PROGRAM = """
@@ -38,6 +39,45 @@ TorchTrainer(
 ).fit()
 """
 
+OF_THE_PAGE = f"""
+import sys
+import ray, ray.train.torch, torch
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+def build(config):
+    return torch.nn.Linear(4, 1)
+
+def train_epoch(model):
+    loss = model(torch.ones(8, 4)).square().mean()
+    loss.backward()
+    return loss.item()
+
+{snippet("Ray Train")}
+ray.init(num_cpus=2, include_dashboard=False)
+TorchTrainer(
+    train_loop,
+    train_loop_config={{"epochs": 2}},
+    scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(name="experiment", storage_path=sys.argv[1]),
+).fit()
+"""
+RAY = {"RAY_TRAIN_V2_ENABLED": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@pytest.mark.stress
+def test_the_function_of_the_page_is_a_run_of_both_workers(tmp_path: Path) -> None:
+    needed("ray", "ray")
+    (tmp_path / "train.py").write_text(OF_THE_PAGE)
+    with Node() as node:
+        ran = node.start(sys.executable, str(tmp_path / "train.py"), str(tmp_path), env=RAY)
+        said, _ = ran.communicate(timeout=900)
+        assert ran.returncode == 0, said
+
+        until(lambda: len(node.series("training_scalar", name="loss")) == 2, "the loss of each")
+        assert [each["state"] for each in node.processes()] == ["finished"] * 2
+        assert {each["group"] for each in node.processes()} == {"experiment"}
+
 
 @pytest.mark.stress
 @pytest.mark.parametrize(("how", "state"), [("returns", "finished"), ("raises", "failed")])
@@ -50,7 +90,7 @@ def test_the_run_of_its_workers_ends_as_the_function_and_has_what_is_reported(
         ran = node.start(
             *(sys.executable, "-m", "otel_ddp", "run", "--", sys.executable),
             *(str(tmp_path / "train.py"), str(tmp_path), how),
-            env={"RAY_TRAIN_V2_ENABLED": "1", "RAY_USAGE_STATS_ENABLED": "0"},
+            env=RAY,
         )
         said, _ = ran.communicate(timeout=900)
         assert bool(ran.returncode) == (how == "raises"), said

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ CASES = sorted(PROMETHEUS.glob("tests/*.yml"))
 # Of the cases, so that a failure is short enough to be read.
 PARTS = 4
 SCRAPES = sorted(PROMETHEUS.glob("scrape-*.yml"))
-RUNBOOKS = REPOSITORY / "docs" / "runbooks"
+DOCS = REPOSITORY / "docs"
+RUNBOOKS = DOCS / "runbooks"
 RECORDED = REPOSITORY / "tests" / "data" / "straggler.txt"
 ALERT_RULES = rules(ALERTS)
 ALERT_NAMES = sorted({rule["alert"] for rule in ALERT_RULES})
@@ -172,7 +173,7 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
 
 
 def test_a_runbook_answers_the_five_questions_with_queries_that_hold(tmp_path: Path) -> None:
-    asked = []
+    asked = {}
     for alert in ALERT_NAMES:
         text = (RUNBOOKS / f"{alert}.md").read_text()
         assert text.startswith(f"# {alert}\n")
@@ -185,15 +186,59 @@ def test_a_runbook_answers_the_five_questions_with_queries_that_hold(tmp_path: P
         ]
         queries = re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
         assert queries, alert
-        assert [strangers(query) for query in queries if strangers(query)] == []
-        asked += [
-            {"record": f"runbook:{alert}:{n}", "expr": query} for n, query in enumerate(queries)
-        ]
+        asked[alert] = queries
+    assert_queries_hold(asked, tmp_path)
 
+
+def test_the_queries_of_the_other_pages_hold(tmp_path: Path) -> None:
+    pages = [*DOCS.glob("*.md"), *DOCS.glob("coming-from/*.md")]
+    asked = {
+        page.stem: [
+            query
+            for block in re.findall(r"```promql\n(.*?)```", page.read_text(), re.S)
+            # A query goes on where a line is indented.
+            for query in re.split(r"\n(?=\w)", block)
+        ]
+        for page in pages
+    }
+
+    assert asked["quickstart"]
+    assert_queries_hold(asked, tmp_path)
+
+
+def assert_queries_hold(asked: Mapping[str, list[str]], folder: Path) -> None:
+    queries = [query for of_one in asked.values() for query in of_one]
+    assert [(each, strangers(each)) for each in queries if strangers(each)] == []
     # As rules, so that one call checks them all.
-    path = tmp_path / "runbooks.yml"
-    path.write_text(yaml.safe_dump({"groups": [{"name": "runbooks", "rules": asked}]}))
+    records = [
+        {"record": f"page:{re.sub('[^a-zA-Z]', '_', name)}:{n}", "expr": query}
+        for name, of_one in asked.items()
+        for n, query in enumerate(of_one)
+    ]
+    path = folder / "pages.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "pages", "rules": records}]}))
     checked = promtool("check", "rules", path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_what_the_pages_show_of_a_configuration_of_prometheus_is_one(tmp_path: Path) -> None:
+    blocks = [
+        yaml.safe_load(each)
+        for page in DOCS.glob("*.md")
+        for each in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.S)
+    ]
+    scraped = [job for each in blocks for job in each.get("scrape_configs", ())]
+    relabelled = [
+        {"job_name": f"relabelled-{n}", **each}
+        for n, each in enumerate(blocks)
+        if "metric_relabel_configs" in each
+    ]
+
+    assert scraped
+    assert relabelled
+    path = tmp_path / "prometheus.yml"
+    path.write_text(yaml.safe_dump({"scrape_configs": [*scraped, *relabelled]}))
+    checked = promtool("check", "config", path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
