@@ -232,6 +232,24 @@ late.validate(model, val_loader, verbose=False)
 ours = [each for each in late.callbacks if isinstance(each, OtelDdpCallback)]
 assert [type(each) for each in ours] == [OtelDdpCallback]
 """
+FABRIC_WITHOUT_A_LINE = """
+from lightning.fabric.loggers import CSVLogger
+
+from otel_ddp.integrations.lightning import OtelDdpLogger
+
+mine = [CSVLogger("logs")]
+fabric = L.Fabric(devices=1, loggers=mine)
+layer, optimizer = fabric.setup(model.layer, torch.optim.SGD(model.parameters(), lr=0.1))
+for number, (batch,) in enumerate(fabric.setup_dataloaders(train_loader), 1):
+    loss = layer(batch).square().mean()
+    fabric.backward(loss)
+    optimizer.step()
+    fabric.log_dict({"train_loss": loss, "epoch": 0}, step=number)
+assert fabric.logger is mine[0] and len(mine) == 1
+assert L.Fabric(devices=1).loggers == []
+logger = OtelDdpLogger()
+assert L.Fabric(devices=1, loggers=logger).loggers == [logger]
+"""
 # Other programs have it imported.
 FORGET_LIGHTNING = """
 import sys

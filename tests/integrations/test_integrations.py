@@ -270,6 +270,17 @@ def test_a_lightning_program_without_a_line_is_measured_and_its_values_are_logge
     assert rank.config["width"] == 4
 
 
+def test_what_a_fabric_without_a_line_logs_is_logged_here_too(frameworks: Frameworks) -> None:
+    ran = frameworks.run(
+        programs.WITHOUT_A_LINE + programs.LIGHTNING + programs.FABRIC_WITHOUT_A_LINE, ranks=1
+    )
+
+    (rank,) = ran.ranks
+    assert rank.total(catalog.TRAINING_STEPS) == 8
+    assert [each.step for each in ran.logged(0)] == list(range(1, 9))
+    assert {name for each in ran.logged(0) for name in each.values} == {"train_loss"}
+
+
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
 def test_an_exception_is_the_end_of_the_run_for_the_logger_and_for_the_callback(
     frameworks: Frameworks, package: str

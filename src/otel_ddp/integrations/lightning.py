@@ -16,9 +16,9 @@ from otel_ddp.recording import values
 from otel_ddp.run import for_frameworks
 
 # The classes of the two packages differ: those of the package that the program has imported.
-_PACKAGE = "lightning.pytorch"
+_PACKAGE, _FABRIC = "lightning.pytorch", "lightning.fabric"
 if _PACKAGE not in sys.modules and "pytorch_lightning" in sys.modules:
-    _PACKAGE = "pytorch_lightning"
+    _PACKAGE, _FABRIC = "pytorch_lightning", "lightning_fabric"
 _Callback: Any = import_module(f"{_PACKAGE}.callbacks").Callback
 _Logger: Any = import_module(f"{_PACKAGE}.loggers.logger").Logger
 _on_rank_zero: Any = import_module(f"{_PACKAGE}.utilities.rank_zero").rank_zero_only
@@ -211,20 +211,32 @@ class _AddedCallback(OtelDdpCallback):
 
 
 def add_to_every_trainer() -> None:
-    """From here on each Trainer has callback and logger, unless the program gives it one."""
-    Trainer = import_module(_PACKAGE).Trainer
-    make = Trainer.__init__
+    """From here on each Trainer and each Fabric has ours, unless the program gives it one."""
+    _add_to_each(import_module(_PACKAGE).Trainer, _add_to_trainer)
+    _add_to_each(import_module(_FABRIC).Fabric, _add_to_fabric)
+
+
+def _add_to_each(kind: Any, add: Callable[[Any], None]) -> None:
+    make = kind.__init__
 
     @functools.wraps(make)
     def make_with_ours(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        _add_ours(self)
+        add(self)
 
-    Trainer.__init__ = make_with_ours
+    kind.__init__ = make_with_ours
 
 
 @errors.contained()
-def _add_ours(trainer: Any) -> None:
+def _add_to_fabric(fabric: Any) -> None:
+    # Without one of the program, `fabric.logger` would be ours.
+    if fabric.loggers and not _is_there(fabric.loggers):
+        # A new list: the old one is the program's own.
+        fabric._loggers = [*fabric.loggers, _AddedLogger(fabric.loggers[0])]
+
+
+@errors.contained()
+def _add_to_trainer(trainer: Any) -> None:
     if _is_there(trainer.callbacks) or _is_there(trainer.loggers):
         return
     # Before the one that saves: a checkpoint is no part of the evaluation before it.
