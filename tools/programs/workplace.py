@@ -40,18 +40,24 @@ class Workplace:
         self._get_ready()
 
     def _fetch(self) -> None:
+        """Bring the program's folder alone: repositories of examples are large."""
+        wanted = f"{self.program.commit} {self.program.folder}"
         stamp = self.root / "fetched"
-        if stamp.exists() and stamp.read_text() == self.program.commit:
+        if stamp.exists() and stamp.read_text() == wanted:
             return
         shutil.rmtree(self._source, ignore_errors=True)
         self._source.mkdir(parents=True)
+        folder = self.program.folder
+        alone = [] if folder == "." else [["sparse-checkout", "set", folder]]
         for words in (
             ["init", "--quiet"],
-            ["fetch", "--quiet", "--depth=1", self.program.repository, self.program.commit],
+            ["remote", "add", "origin", self.program.repository],
+            *alone,
+            ["fetch", "--quiet", "--depth=1", "--filter=blob:none", "origin", self.program.commit],
             ["checkout", "--quiet", "FETCH_HEAD"],
         ):
             subprocess.run(["git", *words], cwd=self._source, check=True)
-        stamp.write_text(self.program.commit)
+        stamp.write_text(wanted)
 
     def _install(self) -> None:
         shutil.rmtree(self.root / "venv", ignore_errors=True)
