@@ -100,7 +100,8 @@ class Workplace:
         ready = self.root / "ready"
         shutil.rmtree(ready, ignore_errors=True)
         if self.program.repository:
-            shutil.copytree(self._source, ready, ignore=shutil.ignore_patterns(".git"))
+            ignored = shutil.ignore_patterns(".git")
+            shutil.copytree(self._source, ready, symlinks=True, ignore=ignored)
         inside = ready / self.program.folder
         inside.mkdir(parents=True, exist_ok=True)
         for name, text in self.program.files.items():
