@@ -400,6 +400,21 @@ class Another(GeneralTracker):
     def log(self, values, step=None, **more):
         self.given.append(values)
 """
+ACCELERATE_WITHOUT_A_LINE = """
+from accelerate import Accelerator
+
+accelerator = Accelerator(log_with=Another(), cpu=True)
+accelerator.init_trackers("vision", config={"lr": 0.1})
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for inputs, targets in loader:
+    loss = criterion(model(inputs), targets)
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    accelerator.log({"loss": loss.item(), "epoch": 0, "note": "text"})
+if accelerator.is_main_process:
+    assert len(Another.given) == 4
+"""
 ACCELERATE_REPORT = """
 import otel_ddp
 

@@ -343,6 +343,18 @@ def test_the_values_of_rank_0_are_those_of_another_tracker(by_accelerate: Ran) -
     assert by_accelerate.ranks[0].config["lr"] == 0.1
 
 
+def test_what_an_accelerator_without_a_line_logs_is_logged_here_too(frameworks: Frameworks) -> None:
+    ran = frameworks.run(
+        programs.WITHOUT_A_LINE + programs.ACCELERATE + programs.ACCELERATE_WITHOUT_A_LINE
+    )
+
+    assert [each.total(catalog.TRAINING_STEPS) for each in ran.ranks] == [4, 4]
+    logged = [(each.step, list(each.values)) for each in ran.logged(0)]
+    assert logged == [(step, ["loss", "epoch"]) for step in (1, 2, 3, 4)]
+    assert ran.logged(1) == []
+    assert ran.ranks[0].config["lr"] == 0.1
+
+
 # -- DeepSpeed
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+from accelerate.accelerator import Accelerator
 from accelerate.tracking import GeneralTracker
 
 import otel_ddp
 from otel_ddp import errors
 from otel_ddp.integrations import checked
+from otel_ddp.run import for_frameworks
 
 
 class OtelDdpTracker(GeneralTracker):  # type: ignore[misc]
@@ -37,9 +40,54 @@ class OtelDdpTracker(GeneralTracker):  # type: ignore[misc]
 
     @errors.contained()
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
-        self._run.log(numbers, step=step, **kwargs)
+        self._run.log(_numbers(values), step=step, **kwargs)
 
     @errors.contained()
     def finish(self) -> None:
         self._run.finish()
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if not isinstance(value, str)}
+
+
+# -- a program without a line of ours
+
+
+def log_every_accelerator() -> None:
+    """From here on what an Accelerator is given is logged here too, unless ours is a tracker."""
+    start, log = Accelerator.init_trackers, Accelerator.log
+
+    @functools.wraps(start)
+    def start_here_too(
+        self: Any, project_name: str, config: Any = None, init_kwargs: Any = None
+    ) -> None:
+        start(self, project_name, config, init_kwargs)
+        _configure(self, config)
+
+    @functools.wraps(log)
+    def log_here_too(self: Any, values: Any, step: Any = None, log_kwargs: Any = None) -> None:
+        log(self, values, step, log_kwargs)
+        _log(self, values, step)
+
+    Accelerator.init_trackers, Accelerator.log = start_here_too, log_here_too
+
+
+@errors.contained()
+def _configure(accelerator: Any, config: dict[str, Any] | None) -> None:
+    if config and _is_ours_to_log(accelerator):
+        for_frameworks.instrument().config(config)
+
+
+@errors.contained()
+def _log(accelerator: Any, values: dict[str, Any], step: int | None) -> None:
+    if _is_ours_to_log(accelerator):
+        otel_ddp.log(_numbers(values), step=step)
+
+
+def _is_ours_to_log(accelerator: Any) -> bool:
+    # Accelerate calls trackers on the first rank only.
+    trackers = accelerator.trackers
+    return accelerator.is_main_process and not any(
+        isinstance(each, OtelDdpTracker) for each in trackers
+    )

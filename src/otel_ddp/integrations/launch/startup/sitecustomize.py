@@ -12,6 +12,7 @@ import sys
 NAMES = {
     "torch": "launch.wait_for_training",
     "transformers.trainer": "transformers.add_to_every_trainer",
+    "accelerate.accelerator": "accelerate.log_every_accelerator",
     "lightning.pytorch": "lightning.add_to_every_trainer",
     "pytorch_lightning": "lightning.add_to_every_trainer",
     "ray.train": "ray.log_every_report",
