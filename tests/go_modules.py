@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tools.stack.build import ROOM
 from tools.stack.go import find
+from tools.stack.versions import OLDEST_GO
 
 
 @cache
@@ -18,13 +19,23 @@ def _go() -> Path:
     return find(ROOM, lambda _, command: subprocess.run(command, check=True))
 
 
-def run(program: str, *arguments: str | Path, cwd: Path | None = None) -> tuple[int, str]:
-    """The exit status of a program, `<package>@<version>`, and what it prints.
+def run(program: str, *arguments: str | Path) -> tuple[int, str]:
+    """The exit status of a program, `<module>@<version>/<folder>`, and what it prints.
 
     Go builds it at the first call, which takes minutes for a large one.
     """
-    command = [_go(), "run", program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=_environment())
+    module, _, rest = program.partition("@")
+    version, _, within = rest.partition("/")
+    # A module of our own that asks for it: `go run <package>@<version>` also asks for the list of
+    # all versions, which a registry may not have.
+    asking = ROOM / "go" / f"{module.replace('/', '_')}@{version}"
+    asking.mkdir(parents=True, exist_ok=True)
+    if not (asking / "go.mod").exists():
+        oldest = ".".join(map(str, OLDEST_GO))
+        asked = f"module asking\n\ngo {oldest}\n\nrequire {module} {version}\n"
+        (asking / "go.mod").write_text(asked)
+    command = [_go(), "run", "-mod=mod", f"{module}/{within}".rstrip("/"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=asking, env=_environment())
     return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
 

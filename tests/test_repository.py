@@ -59,7 +59,7 @@ def test_the_workflows_have_no_flaw_that_their_auditor_knows() -> None:
 @in_a_checkout
 @pytest.mark.stress
 def test_the_workflows_are_written_as_they_must_be() -> None:
-    linter = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"
+    linter = "github.com/rhysd/actionlint@v1.7.12/cmd/actionlint"
     files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
     assert go_modules.run(linter, *files) == (0, "")

@@ -22,7 +22,7 @@ from deploy.files import DEPLOY, GUIDE, KUBERNETES, documents, parsed
 from deploy.schemas import Manifest
 from extras import needed
 
-HELM = "helm.sh/helm/v4/cmd/helm@v4.3.1"
+HELM = "helm.sh/helm/v4@v4.3.1/cmd/helm"
 KUSTOMIZE = "sigs.k8s.io/kustomize/kustomize/v5@v5.8.1"
 VALUES: Manifest = yaml.safe_load((DEPLOY / "values.yaml").read_text())
 SCHEMA: Manifest = json.loads((DEPLOY / "values.schema.json").read_text())

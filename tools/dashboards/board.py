@@ -46,7 +46,7 @@ def board(
         .refresh("30s")
         .time(since, "now")
         .tooltip(DashboardCursorSync.CROSSHAIR)
-        .editable()
+        .readonly()
         .variables(list(variables))
         .annotations(list(annotations))
     )
