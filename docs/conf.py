@@ -1,5 +1,7 @@
 """How Sphinx builds the site of these pages: `make site`."""
 
+from otel_ddp import __version__ as release
+
 project = "otel_ddp"
 copyright = "the otel_ddp authors"
 extensions = ["myst_parser"]
@@ -10,5 +12,5 @@ myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]
 
 html_theme = "furo"
-html_title = "otel_ddp"
+html_title = f"otel_ddp {release}"
 html_copy_source = False
