@@ -94,7 +94,7 @@ def _faults(program: Program, bare: Seen, seen: Seen) -> list[str]:
 def _late(program: Program, seen: Seen) -> tuple[str, list[str]]:
     """The phase in which rank 1 was found to be late, and what is wrong with what was said."""
     named = ""
-    wrong: list[str] = []
+    wrong = [f"it ended with {seen.exit_code}"] if seen.exit_code else []
     for report in seen.reports:
         for each in report["verdicts"]:
             if each["kind"] == "straggler" and str(each["who"].get("rank")) == "1":

@@ -60,7 +60,10 @@ def late(what, seconds):
             time.sleep(seconds)
 
     if what == "optimizer":
-        torch.optim.optimizer.register_optimizer_step_pre_hook(wait)
+        # By its name: torch.optim hides the module.
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        register_optimizer_step_pre_hook(wait)
     elif what == "input":
         from torch.utils.data._utils import fetch
 
