@@ -107,9 +107,8 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        # By the finders that there are by now: others may wait for torch, too.
-        for each in sys.meta_path:
+        # By those after this one. Whether torch is there is often asked before it is imported.
+        for each in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             spec = each.find_spec(name, path, target)
             if spec is not None:
                 break
@@ -118,6 +117,7 @@ class Finder(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def exec_module(module):
+            sys.meta_path.remove(self)
             execute(module)
             watch()
 
