@@ -398,6 +398,32 @@ def test_the_lines_for_a_sidecar_are_those_of_the_example(tmp_path: Path) -> Non
         assert made["volumes"] == [each for each in spec["volumes"] if each["name"] in names]
         for field in ("runtimeClassName", "securityContext", "shareProcessNamespace"):
             assert made[field] == spec[field]
+    (theirs,) = parsed(notes.partition("its own container these:\n\n")[2].partition("\n\n")[0])
+    (training,) = spec["containers"]
+    assert variables(theirs).items() <= variables(training).items()
+    assert theirs["volumeMounts"][0] in training["volumeMounts"]
+
+
+@pytest.mark.stress
+def test_the_lines_for_pods_beside_the_daemonset_lead_to_its_agent(
+    tmp_path: Path, rendered: Rendered
+) -> None:
+    values = written(tmp_path, CLUSTERS["amd"])
+    notes = helm("install", "it", DEPLOY, "--dry-run=client", "--values", values)
+    (lines,) = re.findall(r"are its own:\n\n(.*?)\n\n", notes, re.S)
+
+    agent = pod_of(rendered("amd"), "DaemonSet")
+    (training,) = parsed(lines)
+    (container,) = training["containers"]
+    said, own = variables(container), variables(agent["containers"][0])
+    (place,) = (each for each in agent["volumes"] if each["name"] == "meeting-place")
+
+    assert said == {"OTEL_DDP_AGENT": "external", "OTEL_DDP_DIR": own["OTEL_DDP_DIR"]}
+    assert container["volumeMounts"][0] in agent["containers"][0]["volumeMounts"]
+    assert training["volumes"][0]["hostPath"]["path"] == place["hostPath"]["path"]
+    assert training["securityContext"]["runAsUser"] == agent["securityContext"]["runAsUser"]
+    for field in ("hostNetwork", "dnsPolicy"):
+        assert training[field] == agent[field]
 
 
 @pytest.mark.stress
