@@ -1,4 +1,4 @@
-"""The loss that a model returns, also among other things; where there is none, why."""
+"""The loss that a model returns, or that backward begins at; where there is none, why."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.optim import SGD
 
 import otel_ddp
-from conftest import Here
+from conftest import Here, Journal
 from otel_ddp.torch.readings import between_steps
 from otel_ddp.vocabulary import catalog
 
@@ -87,21 +88,104 @@ def test_the_one_number_with_a_gradient_is_the_loss_or_the_reason_is_reported(
     for step in range(1, 5):
         model(INPUT)
         seen[step] = float(model.loss.detach())
-        model.loss.backward()
+        # No backward of torch's: it would begin at the loss.
+        torch.autograd.grad(model.loss, model.parameters())
         optimizer.step()
     otel_ddp.finish()
 
     journal = place.only()
-    found = {
+    # Asked for after each step, and taken from the next forward.
+    assert losses(journal) == ({} if reason else {step: seen[step] for step in (2, 3, 4)})
+    assert journal.facts["capability"]["loss"] == reason
+    assert journal.total(catalog.TRAINING_MICRO_BATCHES) == 4
+
+
+def losses(journal: Journal) -> dict[int | None, float]:
+    """Those that were read, by step."""
+    return {
         call.step: value
         for call in journal.calls
         for number, value in call.values
         if journal.names[number].text == "loss"
     }
-    # Asked for after each step, and taken from the next forward.
-    assert found == ({} if reason else {step: seen[step] for step in (2, 3, 4)})
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "reason"),
+    [
+        (lambda logits: logits.square().mean(), ""),
+        (lambda logits: functional.mse_loss(logits, torch.zeros(8, 1)), ""),
+        (lambda logits: logits.square().mean() + logits.abs().sum(), ""),
+        # A share of several batches, and what a scaler makes of a loss.
+        (lambda logits: logits.square().mean() / 4, "scaled_loss"),
+        (lambda logits: logits.square().mean() * torch.tensor(65536.0), "scaled_loss"),
+    ],
+)
+def test_the_loss_of_a_plain_loop_is_what_its_backward_begins_at(
+    place: Here, monkeypatch: pytest.MonkeyPatch, loss_of: Any, reason: str
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model)
+
+    seen = {}
+    for step in range(1, 5):
+        loss = loss_of(model(INPUT))
+        seen[step] = float(loss.detach())
+        loss.backward()
+        # What a loop does to its loss later is not our loss.
+        loss.detach().zero_()
+        optimizer.step()
+    otel_ddp.finish()
+
+    journal = place.only()
+    assert losses(journal) == ({} if reason else {step: seen[step] for step in (2, 3, 4)})
     assert journal.facts["capability"]["loss"] == reason
-    assert journal.total(catalog.TRAINING_MICRO_BATCHES) == 4
+
+
+def test_of_several_batches_of_a_step_it_is_the_loss_of_the_first(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model)
+
+    seen = {}
+    for step in range(1, 4):
+        for batch in range(3):
+            loss = model(INPUT * (batch + 1)).square().mean()
+            seen.setdefault(step, float(loss.detach()))
+            loss.backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    assert losses(place.only()) == {step: seen[step] for step in (2, 3)}
+
+
+@pytest.mark.parametrize("critic_steps", [1, 5])
+def test_two_optimizers_in_turn_have_no_loss_that_is_the_loss(
+    place: Here, monkeypatch: pytest.MonkeyPatch, critic_steps: int
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    critic, generator = nn.Linear(4, 1), nn.Linear(4, 4)
+    of_critic = SGD(critic.parameters(), lr=0.01)
+    of_generator = SGD(generator.parameters(), lr=0.01)
+    otel_ddp.instrument(critic)
+    otel_ddp.instrument(generator)
+
+    for step in range(20):
+        critic(generator(INPUT).detach()).mean().backward()
+        of_critic.step()
+        if step % critic_steps == 0:
+            critic(generator(INPUT)).mean().backward()
+            of_generator.step()
+    otel_ddp.finish()
+
+    journal = place.only()
+    assert losses(journal) == {}
+    assert journal.facts["capability"]["loss"] == "several_losses"
 
 
 @pytest.mark.parametrize(
@@ -124,17 +208,17 @@ def test_a_loss_that_is_never_seen_is_worth_one_line(
     run = otel_ddp.instrument(model)
 
     for step in range(steps):
-        loss = model(INPUT).sum()
+        loss = model(INPUT).sum() * 2
         loss.backward()
         optimizer.step()
         if step in logs_at:
             run.log({"nll": loss}, step=step)
     run.finish()
 
-    assert place.only().facts["capability"]["loss"] == "no_loss"
+    assert place.only().facts["capability"]["loss"] == "scaled_loss"
     assert _of_loss(caplog) == said * [
-        "No loss is read: the model does not return it. Log it where you compute it: "
-        "otel_ddp.log({'loss': loss})."
+        "No loss is read: backward begins at a loss that was multiplied or divided at last: "
+        "log it where you compute it: otel_ddp.log({'loss': loss})."
     ]
 
 

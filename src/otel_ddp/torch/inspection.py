@@ -50,6 +50,7 @@ def of_tensor(tensor: Any, name: str) -> Any:
         return getattr(_Base, name).__get__(tensor)
 
 
+_BACKWARD = torch.autograd.backward.__code__
 # The code of torch that every call of a module passes through. Private.
 CALL_MODULE = nn.Module._wrapped_call_impl.__code__
 
@@ -67,6 +68,13 @@ def outward(frame: FrameType | None) -> list[FrameType]:
 def times_called(frame: FrameType | None, code: Any) -> int:
     """How many calls of this code lead to a frame."""
     return [each.f_code for each in outward(frame)].count(code)
+
+
+def roots_of_backward(frame: FrameType | None) -> tuple[Any, ...]:
+    """What the call of `torch.autograd.backward` that leads to a frame begins at."""
+    called = next((each for each in outward(frame) if each.f_code is _BACKWARD), None)
+    roots = called.f_locals.get("tensors", ()) if called is not None else ()
+    return roots if type(roots) is tuple else (roots,)
 
 
 def module_calls(frame: FrameType | None) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,13 +13,14 @@ from torch import nn
 
 from otel_ddp import errors
 from otel_ddp.recording.device_scalars import captures, module_of
+from otel_ddp.torch import inspection
 from otel_ddp.torch.collectives import OwnCollectives, none_so_far
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.readings import capabilities
 from otel_ddp.torch.readings.devices import MemoryReadings, gpu_facts
-from otel_ddp.torch.readings.loss_and_norm import ReturnedLoss, SquareNorm, square_norm
+from otel_ddp.torch.readings.loss_and_norm import SquareNorm, StepLoss, square_norm
 from otel_ddp.torch.readings.model_flops import COUNTED_FORWARD, ModelFlops
 from otel_ddp.torch.steps.sampled import StepListener
 from otel_ddp.torch.steps.stepper import Stepper
@@ -61,7 +63,7 @@ class Readings(StepListener):
         self._options = StepOptions()
         self._optimizer: Callable[[], Any] = _none
         self._flops = ModelFlops(stepper)
-        self._loss = ReturnedLoss()
+        self._loss = StepLoss()
         self._memory: MemoryReadings | None = None
         self._norm: SquareNorm | None = None
         self._reentrant = False
@@ -125,6 +127,17 @@ class Readings(StepListener):
         if self._stepper.sampled.wants_loss:
             self._stepper.sampled.wants_loss = False
             self._loss.read(watched, output, self._stepper.seen.steps)
+            self._stepper.sampled.wants_backward = self._loss.missing == "no_loss"
+
+    def backward_began(self) -> None:
+        """Read the loss that it begins at."""
+        self._stepper.sampled.wants_backward = False
+        if self._device is not None and captures(module_of(self._device)):
+            return
+        # Autograd calls us in a thread of its own, while the loop's waits in its call.
+        frame = sys._current_frames().get(self._stepper.calls.forward_thread)
+        roots = inspection.roots_of_backward(frame)
+        self._loss.read_roots(roots, self._stepper.seen.steps)
 
     def forward_interrupted(self) -> None:
         """Leave nothing of ours behind."""
@@ -227,7 +240,10 @@ class Readings(StepListener):
 
     @errors.contained()
     def _offer_loss(self) -> None:
-        if (found := self._loss.pop()) is not None:
+        found = self._loss.pop()
+        if self._loss.of_backward and self._stepper.step.end.others_step():
+            self._loss.missing = "several_losses"
+        elif found is not None:
             steps_before, loss = found
             since = self._stepper.seen.steps - steps_before - 1
             number = self._stepper.progress.steps.logged_number - since
@@ -255,11 +271,11 @@ class Readings(StepListener):
 
     def _miss_loss(self) -> None:
         """Say that there is no loss, if none is returned and the program logs nothing itself."""
-        missing = self._loss.asked and self._loss.missing == "no_loss"
+        missing = self._loss.asked and self._loss.missing in capabilities.NO_LOSS
         if missing and self._options.speaks and not self._recorder.names.has_users:
             errors.warn_once(
                 "loss",
-                "No loss is read: the model does not return it. Log it where you compute it: "
+                f"No loss is read: {capabilities.REASONS[self._loss.missing]}: "
                 "otel_ddp.log({'loss': loss}).",
             )
 

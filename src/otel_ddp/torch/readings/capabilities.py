@@ -19,7 +19,7 @@ from otel_ddp.torch.process_group import backend, is_up
 from otel_ddp.torch.steps.stepper import Stepper
 
 # Most loops compute their loss outside of the model, and log it: that is known only later.
-_NOT_WARNED = frozenset({"no_loss"})
+NO_LOSS = ("no_loss", "scaled_loss", "several_losses")
 # The name of a node of the graph that is reentrant checkpointing.
 _REENTRANT = "CheckpointFunctionBackward"
 _MOST_NODES = 20_000
@@ -47,7 +47,12 @@ REASONS: Mapping[str, str] = {
     "process group is made",
     "no_recorder": "torch's flight recorder is empty: set TORCH_FR_BUFFER_SIZE=2000, or "
     "TORCH_NCCL_TRACE_BUFFER_SIZE where PyTorch is older",
-    "no_loss": "the model returns no loss that we find, or several: log it",
+    "no_loss": "the model returns none, or several, and backward begins at no single number: log "
+    "it where you compute it",
+    "scaled_loss": "backward begins at a loss that was multiplied or divided at last: log it where "
+    "you compute it",
+    "several_losses": "several optimizers step in turn, with a loss each: log them where you "
+    "compute them",
     "divided_loss": "the model returns its share of a mean over all ranks and batches of the step, "
     "as Hugging Face's Trainer asks it to: log the mean",
     "no_scaler": "float16 without a scaler: pass it as instrument(scaler=...)",
@@ -144,7 +149,7 @@ def sentences(found: Mapping[str, str]) -> Iterator[str]:
     """What is not measured, in sentences for people."""
     reasons: dict[str, list[str]] = {}
     for what, reason in found.items():
-        if reason and reason not in _NOT_WARNED:
+        if reason and reason not in NO_LOSS:
             reasons.setdefault(reason, []).append(what)
     for reason, missing in reasons.items():
         yield f"{', '.join(missing)} ({REASONS[reason]})"

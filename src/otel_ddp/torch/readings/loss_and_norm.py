@@ -1,4 +1,4 @@
-"""Reads the loss that a model returns, and the norm of the gradients, without a collective."""
+"""Reads the loss of a step, and the norm of its gradients, without a collective."""
 
 from __future__ import annotations
 
@@ -13,26 +13,42 @@ from otel_ddp.torch.steps.watched_model import WatchedModel
 
 # How much of a tuple is searched for a loss.
 _MOST_RETURNED = 16
+_SCALING = frozenset({"MulBackward0", "DivBackward0"})
 
 
-class ReturnedLoss:
-    """The loss of the last forward that was asked for one."""
+class StepLoss:
+    """What the last forward that was asked has returned, or what its backward began at."""
 
     def __init__(self) -> None:
         self.asked = False
         """Whether a forward was asked at all."""
         self.missing = ""
         """Why the last forward gave no loss; empty where it gave one."""
+        self.of_backward = False
+        """Whether the last one was none that a model has returned."""
         self._loss: tuple[int, Any] | None = None
 
     def read(self, watched: WatchedModel, output: Any, steps_before: int) -> None:
         """Keep what this forward returns."""
         self.asked = True
+        self.of_backward = False
         # A share of a mean over all ranks is no loss of this one.
         loss = None if watched.divided_loss else loss_of(output)
         self.missing = "divided_loss" if watched.divided_loss else "no_loss" if loss is None else ""
         if loss is not None:
             self._loss = steps_before, loss
+
+    def read_roots(self, roots: tuple[Any, ...], steps_before: int) -> None:
+        """Keep what a backward begins at: the model has returned no loss."""
+        self.of_backward = True
+        # One of a subclass of tensors may be a part of a loss, or its copies a collective.
+        if len(roots) != 1 or type(roots[0]) is not torch.Tensor or not _may_be_a_loss(roots[0]):
+            return
+        if _is_scaled(roots[0]):
+            self.missing = "scaled_loss"
+            return
+        self.missing = ""
+        self._loss = steps_before, roots[0].detach().clone()
 
     def pop(self) -> tuple[int, Any] | None:
         """The loss to record, and the number of steps before its own."""
@@ -73,6 +89,14 @@ def _may_be_a_loss(value: Any) -> bool:
         and value.is_floating_point()
         and bool(value.requires_grad)
     )
+
+
+def _is_scaled(root: torch.Tensor) -> bool:
+    """Whether the last that was done to it may be a scaler's, or a share of several batches.
+
+    By how much is not known any more: autograd has freed what this node has kept.
+    """
+    return root.grad_fn is not None and root.grad_fn.name() in _SCALING
 
 
 def _is_torchs(value: Any) -> bool:

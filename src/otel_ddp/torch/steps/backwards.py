@@ -94,6 +94,8 @@ class Backwards:
             # Runs when the local gradients are done, and before DDP's own finaliser, which is
             # queued later; what that callback queues in turn runs after the finaliser.
             self._queue_callback(self.gradients_done)
+            if self._sampled.wants_backward:
+                self._sampled.notify("backward_began")
         except errors.ANY_ERROR:
             self._failed("backward began")
 

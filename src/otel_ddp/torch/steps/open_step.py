@@ -18,6 +18,8 @@ from otel_ddp.torch.steps.watched_model import WatchedModel
 # Another optimizer ends our steps from here on, once it has stepped so often, with a backward each
 # time, while ours did not.
 _PATIENCE = 10
+# So many steps of ours without one of another optimizer: it has gone.
+_ALONE = 1000
 
 
 class StepEnd:
@@ -25,7 +27,7 @@ class StepEnd:
 
     __slots__ = (
         *("_in_round", "_named", "_optimizer", "_round", "_steps_of_others", "_stepped_round"),
-        *("backwards", "has_model", "scaler_round"),
+        *("_since_others", "backwards", "has_model", "scaler_round"),
     )
 
     def __init__(self) -> None:
@@ -42,6 +44,8 @@ class StepEnd:
         self._optimizer: dict[int, Callable[[], torch.optim.Optimizer | None]] = {}
         self._named = False
         self._steps_of_others = 0
+        # Our steps since the last one of another optimizer; -1: there was none.
+        self._since_others = -1
         # Whether a model that was found since our last step is trained in one round with those
         # before it, as far as is known; None: there is none.
         self._in_round: bool | None = None
@@ -91,6 +95,7 @@ class StepEnd:
         """Whether the step that this optimizer has finished ends ours."""
         if id(optimizer) not in self._optimizer:
             self._steps_of_others += 1
+            self._since_others = 0
             if self._in_round is False and not self._named:
                 self.choose(optimizer)
             elif min(self.backwards, self._steps_of_others) < _PATIENCE or self._named:
@@ -105,6 +110,10 @@ class StepEnd:
         """Whether this optimizer ends our steps."""
         return id(optimizer) in self._optimizer
 
+    def others_step(self) -> bool:
+        """Whether another optimizer makes steps between ours."""
+        return 0 <= self._since_others < _ALONE
+
     def scaler_skipped(self) -> bool:
         """Whether the scaler has ended a round since the last call, and left our step out of it."""
         if self.scaler_round is None:
@@ -116,6 +125,7 @@ class StepEnd:
     def step_ended(self) -> None:
         """A training step has ended."""
         self.backwards = self._steps_of_others = 0
+        self._since_others += self._since_others >= 0
         self._in_round = None
 
 

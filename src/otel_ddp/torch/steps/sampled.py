@@ -32,6 +32,9 @@ class StepListener:
     def forward_ended(self, watched: WatchedModel, module: torch.nn.Module, output: Any) -> None:
         """That forward has ended; *output* is None where it raised."""
 
+    def backward_began(self) -> None:
+        """The first backward since a forward that has returned no loss has begun."""
+
     def forward_interrupted(self) -> None:
         """A forward has ended without its hook, as Ctrl-C makes it."""
 
@@ -59,7 +62,7 @@ class SampledSteps:
 
     __slots__ = (
         *("_count_at", "_every", "_failures", "_within_s", "_work", "counting", "listener"),
-        *("_after_step", "next_change", "sampling", "wants_loss"),
+        *("_after_step", "next_change", "sampling", "wants_backward", "wants_loss"),
     )
 
     def __init__(self, work: Work) -> None:
@@ -73,6 +76,8 @@ class SampledSteps:
         """What the present step is."""
         self.wants_loss = False
         """Whether the listener is told of the next forward, for its loss."""
+        self.wants_backward = False
+        """Whether it is told of the next backward: that forward has returned no loss."""
         self._after_step: Callable[[], None] | None = None
         self.next_change = 0
         """The step at whose begin hooks may have to be wrapped anew."""
