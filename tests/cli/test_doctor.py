@@ -141,6 +141,13 @@ def test_a_torch_that_does_not_suit_the_machine_is_a_warning(
     assert words in the(list(examine(inputs, [machine.torch])), level)
 
 
+def test_without_torch_the_doctor_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As Python has it where a module is not to be found.
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    assert "pip install 'torch>=2.4'" in the(list(examine(Inputs(), [machine.torch])), "warn")
+
+
 def test_a_setting_that_cannot_be_read_fails_and_the_others_hold() -> None:
     os.environ.update(
         OTEL_DDP_STALL_TIMEOUT_S="soon", OTEL_DDP_AGENT="maybe", OTEL_DDP_JOURNAL_BYTES="4M"

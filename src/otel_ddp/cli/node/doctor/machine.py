@@ -147,7 +147,8 @@ def torch(inputs: Inputs) -> Said:
         yield (
             "warn",
             "torch is not installed for this Python: values can be logged, but no training is "
-            "measured; if torch is elsewhere, call otel-ddp with that Python",
+            "measured: pip install 'torch>=2.4'; if torch is elsewhere, call `python -m otel_ddp "
+            "doctor` with that Python",
         )
         return
     says = runpy.run_path(str(Path(found.origin).with_name("version.py")))
