@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def test_values_configuration_and_summary_are_recorded_by_the_names_of_the_scrip
         assert run is wandb.run
         assert run.config.lr == wandb.config["lr"] == 0.1
         wandb.config.update({"lr": 0.2}, allow_val_change=True)
+        wandb.config.update(argparse.Namespace(depth=2))
         wandb.config.seed = 3
         wandb.config.setdefaults({"seed": 4, "epochs": 2})
         wandb.log({"train": {"loss": 2.0}})
@@ -33,6 +35,7 @@ def test_values_configuration_and_summary_are_recorded_by_the_names_of_the_scrip
         run.log({"late": 7.0}, step=9)
         run.summary["best"] = 0.25
         assert run.summary.best == 0.25
+        assert run.summary["train.loss"] == 1.0
 
     assert wandb.run is None
     assert wandb.config == wandb.summary == {}
@@ -43,7 +46,7 @@ def test_values_configuration_and_summary_are_recorded_by_the_names_of_the_scrip
         "group": "g",
         "name": "n",
     }
-    assert journal.config == {"lr": 0.2, "net.a": 1, "seed": 3, "epochs": 2}
+    assert journal.config == {"lr": 0.2, "net.a": 1, "depth": 2, "seed": 3, "epochs": 2}
     assert journal.points == [
         ("train.loss", 2.0),
         ("train.loss", 1.0),
@@ -61,7 +64,14 @@ def test_what_has_no_counterpart_is_named_once_and_does_nothing(
     with wandb.init(entity="team", settings=wandb.Settings(start_method="thread")) as run:
         for step in range(2):
             image = wandb.Image([step], caption="a")
-            run.log({"loss": 1.0, "picture": image, "plot": wandb.plot.confusion_matrix()})
+            run.log(
+                {
+                    "loss": 1.0,
+                    "picture": image,
+                    "several": [image],
+                    "plot": wandb.plot.confusion_matrix(),
+                }
+            )
         run.log_code(".")
         with wandb.Artifact("a").new_file("b") as file:
             file.write("c")
@@ -75,6 +85,7 @@ def test_what_has_no_counterpart_is_named_once_and_does_nothing(
         "Table",
     ]
     assert place.only().points == [("loss", 1.0)] * 2
+    assert "several" not in caplog.text
 
 
 def test_a_script_that_asks_for_a_sweep_or_for_earlier_runs_hears_of_it_at_once() -> None:

@@ -84,7 +84,7 @@ class Settable(dict[str, Any]):
     def update(self, given: Any = (), **more: Any) -> None:  # type: ignore[override]
         """As that of a dict; it takes a Namespace too. What is configured is recorded."""
         more.pop("allow_val_change", None)
-        new = dict(vars(given) if hasattr(given, "__dict__") else given, **more)
+        new = dict(given if isinstance(given, Mapping | tuple) else vars(given), **more)
         super().update(new)
         if self is config:
             otel_ddp.config(new)
@@ -129,6 +129,7 @@ class Run:
     def __init__(self, ours: otel_ddp.Run) -> None:
         self._ours = ours
         self._waiting: dict[str, Any] = {}
+        self._logged: dict[str, Any] = {}
         self.config, self.summary = config, summary
         self.id, self.name = ours.run, ours.identity.name or ours.run
         self.project, self.group, self.url = ours.identity.project, ours.group, ours.url
@@ -150,6 +151,9 @@ class Run:
         self.step = self.step + 1 if step is None else step
         waiting, self._waiting = self._waiting, {}
         self._ours.log(waiting, step=step)
+        # A tensor would keep its graph.
+        self._logged |= {k: v for k, v in waiting.items() if isinstance(v, int | float)}
+        dict.update(summary, self._logged)
 
     @errors.contained()
     def define_metric(self, name: str, summary: str = "", goal: str = "", **_: Any) -> None:
@@ -161,7 +165,7 @@ class Run:
     @errors.contained()
     def watch(self, models: Any, *_: Any, **__: Any) -> None:
         """Measure the steps of these models."""
-        for model in models if isinstance(models, list | tuple) else [models]:
+        for model in _each(models):
             otel_ddp.instrument(model)
 
     def unwatch(self, *_: Any) -> None:
@@ -198,11 +202,12 @@ class Run:
 
     @errors.contained()
     def _flush(self) -> None:
-        """Record what waits for more, and the summary, whose last value counts."""
-        self._waiting |= {f"summary/{name}": value for name, value in _numbers(summary).items()}
-        summary.clear()
+        """Record what waits for more, and what the script has put into the summary."""
+        own = {k: v for k, v in summary.items() if v is not self._logged.get(k)}
+        self._waiting |= {f"summary/{name}": value for name, value in _numbers(own).items()}
         if self._waiting:
             self.log({})
+        summary.clear()
 
     def __enter__(self) -> Run:
         return self
@@ -251,13 +256,18 @@ def _close(ended: Run) -> None:
         run = None
 
 
+def _each(value: Any) -> Any:
+    """Several pictures may be logged under one name."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
 def _numbers(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """One level of names joined by dots, without what has no counterpart."""
     found: dict[str, Any] = {}
     for name, value in data.items():
         if isinstance(value, Mapping):
             found |= _numbers(value, f"{before}{name}.")
-        elif not isinstance(value, _Nothing):
+        elif not any(isinstance(each, _Nothing) for each in _each(value)):
             found[f"{before}{name}"] = value
     return found
 
