@@ -90,6 +90,23 @@ def test_a_program_that_does_not_train_has_no_run_and_pays_for_no_hook(place: He
     assert place.journals() == []
 
 
+def test_a_model_without_weights_that_is_only_counted_is_no_training(place: Here) -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    # As trainers do that count the FLOPs of a step.
+    with torch.device("meta"):
+        net()(torch.ones(8, 4)).sum().backward()
+
+    for _ in range(STEPS):
+        for _ in range(2):
+            model(INPUT).sum().backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    assert place.only().total(catalog.TRAINING_SAMPLES) == 16 * STEPS
+    assert place.only().total(catalog.TRAINING_MICRO_BATCHES) == 2 * STEPS
+
+
 def test_a_loop_without_an_optimizer_is_measured_from_its_second_backward(place: Here) -> None:
     model = net()
     for _ in range(STEPS):

@@ -335,7 +335,8 @@ def trains(module: nn.Module) -> bool:
 
 
 def _may_train(module: nn.Module) -> bool:
-    return any(each.requires_grad for each in module.parameters())
+    # Trainers call a copy on the meta device to count the FLOPs of a step.
+    return any(each.requires_grad and not each.is_meta for each in module.parameters())
 
 
 def _keywords(module: nn.Module) -> Mapping[str, Any] | None:
