@@ -11,6 +11,7 @@ from tools.programs.program import Program
 from tools.programs.trial import RUN
 
 PAGE = Path(__file__).parents[2] / "docs" / "programs.md"
+_MOST_NAMES = 6
 _FIRST, _LAST = "<!-- found -->", "<!-- end of what was found -->"
 
 
@@ -36,7 +37,9 @@ def write(programs: list[Program], root: Path) -> None:
         found = kept(program, root)
         if found is None or found.faults:
             raise SystemExit(f"{program.name} is not there, or has faults: run it first.")
-        values = ", ".join(f"`{each}`" for each in found.values) or "-"
+        values = ", ".join(f"`{each}`" for each in found.values[:_MOST_NAMES]) or "-"
+        if more := len(found.values[_MOST_NAMES:]):
+            values += f" and {more} more"
         late = found.late if program.late else ""
         cost = f"x{found.cost[RUN]:.2f}" if RUN in found.cost else ""
         lines.append(
