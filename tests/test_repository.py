@@ -134,3 +134,14 @@ def test_every_path_that_the_recipes_name_is_there() -> None:
 def test_every_name_that_the_recipes_use_is_defined_where_they_say(name: str, file: str) -> None:
     assert f"`{name}`" in CONTRIBUTING
     assert re.search(rf"^(?:    )?(?:def |class )?{name}\b", (ROOT / file).read_text(), re.M)
+
+
+def test_each_program_of_others_can_be_read_and_has_its_row() -> None:
+    # The list is TOML, which Python reads since 3.11.
+    pytest.importorskip("tomllib")
+    from tools.programs.program import listed
+
+    rows = (ROOT / "docs" / "programs.md").read_text().splitlines()
+    shown = [line.split(" | ")[0].removeprefix("| ") for line in rows if line.startswith("| ")]
+
+    assert [each.title for each in listed() if shown.count(each.title) != 2] == []
