@@ -144,6 +144,31 @@ def test_the_loss_of_a_plain_loop_is_what_its_backward_begins_at(
     assert journal.facts["capability"]["loss"] == reason
 
 
+@pytest.mark.parametrize(("steps", "logs_at", "ours"), [(150, 120, 0), (250, 999, 249)])
+def test_a_loop_that_logs_its_loss_late_has_only_its_own(
+    place: Here, monkeypatch: pytest.MonkeyPatch, steps: int, logs_at: int, ours: int
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    run = otel_ddp.instrument(model)
+
+    for step in range(1, steps + 1):
+        loss = model(INPUT).square().mean()
+        loss.backward()
+        optimizer.step()
+        if step == logs_at:
+            run.log({"loss": loss})
+        if step == 199:
+            # No curve yet, for it may still be the loop's.
+            assert losses(place.only()) == {}
+    run.finish()
+
+    found = losses(place.only())
+    assert len(found) == (ours or 1)
+    assert set(found) == (set(range(2, steps + 1)) if ours else {logs_at})
+
+
 def test_of_several_batches_of_a_step_it_is_the_loss_of_the_first(
     place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,9 +170,12 @@ class Recorder:
             self.totals.refuse("name", "split", f"the split was not recorded: {why}")
             return None
 
-    def record_reading(self, found: Mapping[str, Any], step: int) -> None:
-        """Records values that we read ourselves, unless the user logs a value of that name."""
-        when = When(step, None, time_ns())
+    def record_reading(self, found: Mapping[str, Any], step: int, at_ns: int = 0) -> None:
+        """Records values that we read ourselves, unless the user logs a value of that name.
+
+        *at_ns*: when they were read, if not now.
+        """
+        when = When(step, None, at_ns or time_ns())
         known = {self.names.number(name, of_user=False): value for name, value in found.items()}
         known.pop(0, None)
         for number, value in known.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ _STEPS_TO_KNOW = 3
 _STEPS_TO_WATCH = 20
 # A loop that logs its loss has done so by this step.
 _STEPS_TO_LOG = 1000
+# So long a loss that backward begins at is kept back: most loops log theirs by then, by that name.
+_STEPS_TO_KEEP_BACK = 200
 # Where a scaler keeps what it has found since its last update. Private.
 _ROUND = "_per_optimizer_states"
 
@@ -64,6 +67,8 @@ class Readings(StepListener):
         self._optimizer: Callable[[], Any] = _none
         self._flops = ModelFlops(stepper)
         self._loss = StepLoss()
+        # The loss, its step, and when it was read.
+        self._kept_back: list[tuple[Any, int, int]] = []
         self._memory: MemoryReadings | None = None
         self._norm: SquareNorm | None = None
         self._reentrant = False
@@ -243,11 +248,19 @@ class Readings(StepListener):
         found = self._loss.pop()
         if self._loss.of_backward and self._stepper.step.end.others_step():
             self._loss.missing = "several_losses"
+            self._kept_back.clear()
         elif found is not None:
             steps_before, loss = found
             since = self._stepper.seen.steps - steps_before - 1
             number = self._stepper.progress.steps.logged_number - since
-            self._recorder.record_reading({"loss": loss}, max(0, number))
+            self._kept_back.append((loss, max(0, number), time.time_ns()))
+        if not self._loss.of_backward or self._stepper.seen.steps >= _STEPS_TO_KEEP_BACK:
+            self._record_losses()
+
+    def _record_losses(self) -> None:
+        losses, self._kept_back = self._kept_back, []
+        for loss, number, read_ns in losses:
+            self._recorder.record_reading({"loss": loss}, number, read_ns)
 
     @errors.contained()
     def report(self) -> None:
@@ -306,6 +319,7 @@ class Readings(StepListener):
         self._flops.close()
         # A program that ends because its loss is lost has no further step.
         self._offer_loss()
+        self._record_losses()
         if not self._warned and (self._stepper.seen.forwards or self._stepper.seen.steps):
             self.report()
         if self._clock is not None:
