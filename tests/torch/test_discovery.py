@@ -240,18 +240,25 @@ def test_the_first_step_of_an_optimizer_whose_closure_calls_the_model_is_counted
     assert phase(place, "backward") > 0
 
 
-def test_the_next_model_of_a_trainer_is_found_at_its_second_step(place: Here) -> None:
+@pytest.mark.parametrize(("made", "missed"), [("for each fold", 0), ("all at first", 1)])
+def test_each_fold_is_measured_from_the_first_step_of_an_optimizer_of_its_own(
+    place: Here, made: str, missed: int
+) -> None:
+    torchs_own = torch.optim.Optimizer.__init__
     otel_ddp.instrument()
     first, second = Net(), nn.Linear(4, 1)
+    of_second = None if made == "for each fold" else sgd(second)
     train(first, sgd(first))
     assert not _has_any_global_hook()
 
-    train(second, sgd(second))
+    train(second, of_second or sgd(second))
 
-    # Its first step is how it is known that there is another one.
-    assert totals(place)["training.steps"] == 2 * STEPS - 1
+    # Of an optimizer that was there before, the first step is how it is known to train another one.
+    assert totals(place)["training.steps"] == 2 * STEPS - missed
     assert place.only().facts["model"] == "Linear"
     assert not _has_any_global_hook()
+    otel_ddp.finish()
+    assert torch.optim.Optimizer.__init__ is torchs_own
 
 
 def test_parts_of_a_model_are_called_without_our_hook(place: Here) -> None:

@@ -20,6 +20,7 @@ from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import every_module
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
+from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.inspection import CALL_MODULE, module_calls, times_called
 from otel_ddp.torch.steps.open_calls import outside_of_backward
 from otel_ddp.torch.steps.open_step import Search
@@ -53,7 +54,7 @@ def detach() -> None:
     search, _search = _search, None
     if search is not None:
         search.stepper.step.search = Search()
-        search.pause()
+        search.end()
 
 
 class NamedModel(Search):
@@ -68,7 +69,9 @@ class NamedModel(Search):
 
 
 class _Search(Search):
-    """On from the beginning, and again when an optimizer steps that trains no watched model.
+    """On from the beginning, and again when another optimizer comes.
+
+    That is, when one is made, and when one steps that trains no watched model.
 
     The hook on all modules is off while any thread calls a module: what that module calls is a part
     of it, pays nothing, and may be compiled.
@@ -82,6 +85,8 @@ class _Search(Search):
         self._steps_left = self._calls_left = 0
         self._models = self._unknown_steps = 0
         self._newest = 0
+        # While the search is off.
+        self._next_optimizer: Called | None = None
         # The parameters, by their ids, that are trained while no model is known.
         self._trained: set[int] = set()
         # The threads that are inside an outermost call; and for each thread, the module that still
@@ -95,18 +100,36 @@ class _Search(Search):
         self._reported = False
         self._models = 0
         if not self.on:
+            self._expect_no_optimizer()
             self.on = True
             every_module.set_hook(before_any)
         self.between_calls()
 
     def pause(self) -> None:
         """Do not search until another optimizer comes."""
+        self.end()
+        self._next_optimizer = Called(Optimizer, "__init__", self._optimizer_made)
+
+    def end(self) -> None:
+        """Do not search, and leave torch as it was found."""
+        self._expect_no_optimizer()
         self.on = False
         every_module.set_hook(None)
         self._trained.clear()
         self._inside.clear()
         for thread in list(self._marked):
             self._let_go(thread)
+
+    @errors.contained()
+    def _optimizer_made(self, *_: Any, **__: Any) -> None:
+        # A cross-validation, say: its next model is about to be called for the first time.
+        if self.stepper.alive:
+            self.begin()
+
+    def _expect_no_optimizer(self) -> None:
+        expected, self._next_optimizer = self._next_optimizer, None
+        if expected is not None:
+            expected.take_off()
 
     def between_calls(self) -> None:
         """This thread is in no module: put the hook on, unless another thread is in one."""

@@ -10,7 +10,6 @@ seen. There the training begins with the second step of an optimizer.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.optim import Optimizer
 
 from otel_ddp import errors
 from otel_ddp.torch.hooks import every_module
+from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.models import too_old
 
 _waiting: _Waiting | None = None
@@ -49,28 +49,6 @@ def stop() -> None:
         waiting.end(begins=False)
 
 
-class _Called:
-    """Learns of the calls of one function of torch's, for which torch has no hook."""
-
-    def __init__(self, owner: Any, name: str, called: Callable[..., None]) -> None:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if not is_compiling():
-                called(*args, **kwargs)
-            return result
-
-        self._owner, self._name, self._original, self._ours = owner, name, original, function
-        setattr(owner, name, function)
-
-    def take_off(self) -> None:
-        """Give torch its function back, unless another one has taken the place of ours."""
-        if getattr(self._owner, self._name) is self._ours:
-            setattr(self._owner, self._name, self._original)
-
-
 class _Waiting:
     """First for an announcement, then for the call of a model that trains."""
 
@@ -83,8 +61,8 @@ class _Waiting:
         self._begin = begin
         self._at_once = at_once
         self._looks = False
-        self._announced_by = [_Called(owner, name, self._announced) for owner, name in signs]
-        self._training_mode: _Called | None = None
+        self._announced_by = [Called(owner, name, self._announced) for owner, name in signs]
+        self._training_mode: Called | None = None
         self.stepped = False
 
     def begin(self) -> None:
@@ -148,7 +126,7 @@ class _Waiting:
         """Do not look until a model is put into training mode."""
         every_module.set_hook(None)
         if self._training_mode is None:
-            self._training_mode = _Called(nn.Module, "train", self._mode_set)
+            self._training_mode = Called(nn.Module, "train", self._mode_set)
 
     @errors.contained()
     def _mode_set(self, module: nn.Module, mode: bool = True) -> None:

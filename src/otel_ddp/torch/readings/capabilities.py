@@ -33,8 +33,8 @@ REASONS: Mapping[str, str] = {
     "last, or what is called is a method of it",
     "outputs_unknown": "the model's outputs hold no tensor with a gradient that we find, or "
     "backward is compiled",
-    "no_optimizer": "no optimizer of torch's steps the parameters of this model, nor one "
-    "that it wraps, or all of its step is compiled",
+    "no_optimizer": "no step is counted, as no optimizer of torch's steps the parameters of this "
+    "model, nor one that it wraps, or all of its step is compiled",
     "no_loader": "no DataLoader of torch's is used in the thread that trains: wrap what that one "
     "takes its batches from in otel_ddp.data()",
     "shapes_unknown": "the model's inputs hold no tensor that we find",
