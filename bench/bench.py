@@ -9,6 +9,7 @@ Ratios and limits, not digits: run it on a quiet machine, and name the machine.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import socket
@@ -20,7 +21,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -254,15 +255,40 @@ def unroutable() -> Iterator[str]:
             each.close()
 
 
+# The same hooks of torch as ours, put on in the same way, with nothing in them.
+EMPTY = """
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook as after_step
+from torch.optim.optimizer import register_optimizer_step_pre_hook as before_step
+from otel_ddp.torch.steps.backwards import BackwardHook
+
+queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+def nothing(*args): pass
+def on_done(): queue_callback(nothing)
+def on_gradient(gradient): queue_callback(on_done)
+of_backward = BackwardHook()
+of_backward.call(on_gradient)
+def on_output(module, args, output): of_backward.put_on(output, output.grad_fn)
+
+def of_forward(model, after=nothing):
+    return [
+        model.register_forward_pre_hook(nothing, prepend=True, with_kwargs=True),
+        model.register_forward_hook(after, prepend=True, always_call=True),
+    ]
+
+def of_optimizer():
+    return [before_step(nothing), after_step(nothing)]
+
+def kept(*handles):
+    return lambda: [handle.remove() for handle in handles]
+"""
+
 HOOKS = """
 import logging; logging.getLogger('otel_ddp').setLevel('ERROR')
 import statistics, time
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook as after_step
-from torch.optim.optimizer import register_optimizer_step_pre_hook as before_step
 import otel_ddp
 from otel_ddp.torch import measure
 from otel_ddp.torch.hooks import model as model_hooks
@@ -275,8 +301,6 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 inputs = torch.ones(4, 8)
 run = otel_ddp.init(run="bench")
 clock = time.perf_counter
-queue_callback = torch.autograd.Variable._execution_engine.queue_callback
-
 def block(steps=200):
     took = []
     for _ in range(steps):
@@ -287,35 +311,15 @@ def block(steps=200):
         took.append(clock() - before)
     return statistics.quantiles(took, n=4)[0]
 
-def nothing(*args): pass
-def on_gradient(gradient): queue_callback(on_done)
-def on_done(): queue_callback(nothing)
-def on_output(module, args, output): output.register_hook(on_gradient)
-
-def of_forward(after=nothing):
-    return [
-        model.register_forward_pre_hook(nothing, prepend=True, with_kwargs=True),
-        model.register_forward_hook(after, prepend=True, always_call=True),
-    ]
-
-def of_optimizer():
-    return [before_step(nothing), after_step(nothing)]
-
-def kept(make):
-    def put_on():
-        handles = make()
-        return lambda: [handle.remove() for handle in handles]
-    return put_on
-
 def our_hooks():
     otel_ddp.instrument(model)
     return otel_ddp.uninstrument
 
 kinds = {
     "bare": lambda: nothing,
-    "forward": kept(of_forward),
-    "optimizer": kept(of_optimizer),
-    "empty": kept(lambda: of_forward(on_output) + of_optimizer()),
+    "forward": lambda: kept(*of_forward(model)),
+    "optimizer": lambda: kept(*of_optimizer()),
+    "empty": lambda: kept(*of_forward(model, on_output), *of_optimizer()),
     "ours": our_hooks,
 }
 took = {kind: [] for kind in kinds}
@@ -334,50 +338,63 @@ otel_ddp.instrument(model)
 block()
 ours = measure._current.stepper
 ours.backwards._queue_callback = nothing
-weight, gradient, took = torch.ones(8, 1, requires_grad=True), torch.ones(4, 1), {}
-
-def timed(what, hook, *args):
-    before = clock()
-    hook(*args)
-    took.setdefault(what, []).append(clock() - before)
-
-# The journal is written every tenth of a second: here after so many steps.
-flushed = []
-ours.progress._flush_due_ns = 2**62
-for number in range(3000):
-    if number % 100 == 99:
-        before = clock()
-        ours.progress.flush()
-        flushed.append((clock() - before) / 100)
-        ours.progress._flush_due_ns = 2**62
-    output = inputs @ weight
-    timed("before forward", model_hooks.before_forward, model, (inputs,), {})
-    timed("after forward", model_hooks._after_forward, model, (inputs,), output)
-    timed("first gradient", ours.backwards._gradient_arrived, gradient)
-    timed("gradients done", ours.backwards._gradients_done)
-    timed("backward ended", ours.backwards._ended)
-    timed("before the optimizer", optimizer_hooks._before_step, optimizer, (optimizer,), {})
-    timed("after the optimizer", optimizer_hooks._after_step, optimizer, (optimizer,), {})
+weight, gradient = torch.ones(8, 1, requires_grad=True), torch.ones(4, 1)
+# Larger than the caches of a core: what a forward or a backward leaves of ours.
+memory = torch.ones(16_000_000)
 empty = statistics.median(clock() - clock() for _ in range(1000)) * -1
-print("its share of a flush of 100 steps", statistics.median(flushed) * 1e6, sep=":")
-for what, durations in took.items():
-    print(what, (statistics.median(durations[500:]) - empty) * 1e6, sep=":")
+
+def in_turn(rounds, between=nothing):
+    took = {}
+    def timed(what, hook, *args):
+        between()
+        before = clock()
+        hook(*args)
+        took.setdefault(what, []).append(clock() - before)
+    # The journal is written every quarter of a second: here after so many steps.
+    flushed = []
+    ours.progress._flush_due_ns = 2**62
+    for number in range(rounds):
+        if number % 100 == 99:
+            before = clock()
+            ours.progress.flush()
+            flushed.append((clock() - before) / 100)
+            ours.progress._flush_due_ns = 2**62
+        output = inputs @ weight
+        timed("before forward", model_hooks.before_forward, model, (inputs,), {})
+        timed("after forward", model_hooks._after_forward, model, (inputs,), output)
+        timed("first gradient", ours.backwards._gradient_arrived, gradient)
+        timed("gradients done", ours.backwards._gradients_done)
+        timed("backward ended", ours.backwards._ended)
+        timed("before the optimizer", optimizer_hooks._before_step, optimizer, (optimizer,), {})
+        timed("after the optimizer", optimizer_hooks._after_step, optimizer, (optimizer,), {})
+    medians = {what: statistics.median(each[rounds // 6:]) - empty for what, each in took.items()}
+    return {"its share of a flush of 100 steps": statistics.median(flushed), **medians}
+
+for found in (in_turn(3000), in_turn(200, lambda: memory.mul_(1.0))):
+    print(*(f"{what}:{seconds * 1e6}" for what, seconds in found.items()), sep=";")
 """
+
+
+_COLD = ", each after 64 MB were read and written, as a forward or a backward may do"
+
+
+def _hooks_by_themselves(where: str, printed: str) -> Row:
+    parts = {
+        what: float(us) for what, _, us in (each.partition(":") for each in printed.split(";"))
+    }
+    listed = ", ".join(f"{what} {us:.1f}" for what, us in parts.items())
+    what = f"our hooks of one DDP step, by themselves{where}: {listed}"
+    return what, "" if where else "<= 15 us", f"{sum(parts.values()):.1f} us"
 
 
 def hook_cost() -> list[Row]:
     with Node(OTEL_DDP_AGENT="off") as node:
-        totals, *each = node.run(HOOKS).splitlines()
+        totals, warm, cold = node.run(EMPTY + HOOKS).splitlines()
     bare, *more = (float(part) for part in totals.split())
     forward, optimizer, empty, ours = (each - bare for each in more)
-    parts = {what: float(us) for what, _, us in (line.partition(":") for line in each)}
-    listed = ", ".join(f"{what} {us:.1f}" for what, us in parts.items())
+    rows = [_hooks_by_themselves(where, each) for where, each in (("", warm), (_COLD, cold))]
     return [
-        (
-            f"our hooks of one DDP step, by themselves: {listed}",
-            "<= 15 us",
-            f"{sum(parts.values()):.1f} us",
-        ),
+        *rows,
         (
             f"a DDP step of {bare:.0f} us with our hooks on, in the caches that training has "
             f"filled: torch calls empty hooks for {empty:.0f} us (of forward {forward:.0f}, of the "
@@ -391,8 +408,7 @@ def hook_cost() -> list[Row]:
 
 RATIO = """
 import logging; logging.getLogger('otel_ddp').setLevel('ERROR')
-import json, os, signal, statistics, sys, time
-import torch
+import json, os, resource, signal, statistics, sys, time
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -427,7 +443,7 @@ while True:
     rows = int(rows * min(2.0, max(1.1, target / float(slowest))))
 
 run = otel_ddp.init()
-pid, computed_s, steps = 0, 0.0, int(0.3 / target)
+pid, steps = 0, int(0.3 / target)
 while leads and not os.path.exists(agent_file):
     time.sleep(0.1)
 if leads:
@@ -435,51 +451,129 @@ if leads:
 
 def agent_s():
     spent = [open(f"/proc/{pid}/task/{each}/schedstat").read().split()[0]
-             for each in os.listdir(f"/proc/{pid}/task")]
+             for each in os.listdir(f"/proc/{pid}/task")] if leads else []
     return sum(map(int, spent)) / 1e9
 
-kinds = {"bare": [], "without agent": [], "all": []}
-for number in range(60):
+def spent():
+    used = resource.getrusage(resource.RUSAGE_THREAD)
+    return [time.thread_time(), used.ru_nvcsw + used.ru_nivcsw, used.ru_minflt, agent_s()]
+
+def on():
+    otel_ddp.instrument(model)
+    return otel_ddp.uninstrument
+
+kinds = {
+    "bare": lambda: nothing,
+    "empty": lambda: kept(*of_forward(model, on_output), *of_optimizer()),
+    "without_agent": on,
+    "everything": on,
+}
+rounds = 24
+turns = {kind: [] for kind in kinds}
+for number in range(24):
     names = list(kinds)
-    for kind in names[number % 3:] + names[:number % 3]:
+    for kind in names[number % 4:] + names[:number % 4]:
         if leads:
-            os.kill(pid, signal.SIGCONT if kind == "all" else signal.SIGSTOP)
-        if kind != "bare":
-            otel_ddp.instrument(model)
+            os.kill(pid, signal.SIGCONT if kind == "everything" else signal.SIGSTOP)
+        take_off = kinds[kind]()
         dist.barrier()
         # With the agent on, it catches up meanwhile.
-        block(steps if kind == "all" else 10)
-        before_s = agent_s() if leads else 0.0
-        kinds[kind].append(block(steps))
-        if leads and kind == "all":
-            computed_s += agent_s() - before_s
-        otel_ddp.uninstrument()
+        block(steps if kind == "everything" else 10)
+        before = spent()
+        step_s = block(steps)
+        turns[kind].append([step_s, *((now - then) / steps for now, then in zip(spent(), before))])
+        take_off()
 if leads:
     os.kill(pid, signal.SIGCONT)
-    print(*(statistics.quantiles(each, n=4)[0] for each in kinds.values()), computed_s / steps / 60)
+    print(json.dumps(turns))
 run.finish()
 dist.destroy_process_group()
 """
 
 
+class Spent(NamedTuple):
+    """Of one step of rank 0, in one turn."""
+
+    took_s: float
+    thread_s: float
+    switches: float
+    faults: float
+    agent_s: float
+
+
+class Turns(NamedTuple):
+    """The same steps measured in several ways, by turns."""
+
+    bare: list[Spent]
+    empty: list[Spent]
+    without_agent: list[Spent]
+    everything: list[Spent]
+
+    def of(self, kind: str, what: str) -> float:
+        """The median of what a step takes in one way."""
+        return statistics.median(getattr(each, what) for each in getattr(self, kind))
+
+    def more_us(self, what: str, kind: str, than: str = "bare") -> float:
+        """The median of what it takes more than in another way, in the same turn."""
+        pairs = zip(getattr(self, kind), getattr(self, than), strict=True)
+        return statistics.median(getattr(a, what) - getattr(b, what) for a, b in pairs) * 1e6
+
+
+def _turns(ranks: int, target_s: float) -> Turns:
+    # The memory of tensors stays with the process: its pages would cost as much as our hooks.
+    with Node(MALLOC_MMAP_THRESHOLD_="1000000000", MALLOC_TRIM_THRESHOLD_="1000000000") as node:
+        script = node.root / "ratio.py"
+        script.write_text(EMPTY + RATIO)
+        launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+        more = (str(script), str(target_s), str(node.place.agent_file))
+        out = finished(node.start(sys.executable, *launch, *more), 300.0)
+    found = json.loads(out.splitlines()[-1])
+    return Turns(**{kind: [Spent(*each) for each in turns] for kind, turns in found.items()})
+
+
 def step_ratio() -> list[Row]:
-    rows = []
-    for target, limit in ((0.005, 1.005), (0.002, 1.015)):
-        with Node() as node:
-            script = node.root / "ratio.py"
-            script.write_text(RATIO)
-            launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-            more = (str(script), str(target), str(node.place.agent_file))
-            out = finished(node.start(sys.executable, *launch, *more), 300.0)
-        bare, hooks, ours, agent = (float(each) for each in out.split()[-4:])
-        name = f"a step of some {target * 1000:g} ms on 2 ranks, with everything on / bare"
+    rows: list[Row] = []
+    for ranks, target_s, limit in ((2, 0.005, 1.005), (2, 0.002, 1.015), (1, 0.005, 1.005)):
+        turns = _turns(ranks, target_s)
+        bare_s, whole_us = turns.of("bare", "took_s"), turns.more_us("took_s", "everything")
+        where = "2 ranks" if ranks == 2 else "1 rank, a core left for the agent"
+        parts = (
+            turns.more_us("took_s", "empty"),
+            turns.more_us("took_s", "without_agent", "empty"),
+            turns.more_us("took_s", "everything", "without_agent"),
+        )
+        computed = (
+            turns.more_us("thread_s", "empty"),
+            turns.more_us("thread_s", "without_agent", "empty"),
+            turns.of("everything", "agent_s") * 1e6,
+        )
+        kinds = ("bare", "without_agent", "everything")
         rows += [
-            (name, f"<= {limit}", f"{ours / bare:.4f} ({(ours - bare) * 1e6:+.0f} us)"),
             (
-                "of that: hooks and journal; what the agent computes for each step, on the same "
-                "two cores; the bare step",
+                f"a step of some {target_s * 1000:g} ms on {where}, with everything on / bare",
+                f"<= {limit}",
+                f"{1 + whole_us / 1e6 / bare_s:.4f} ({whole_us:+.0f} us)",
+            ),
+            (
+                f"the parts of these {whole_us:+.0f} us: torch calls empty hooks; ours instead of "
+                "them, and the journal; the agent",
                 "",
-                f"{(hooks - bare) * 1e6:+.0f} us; {agent * 1e6:.0f} us; {bare * 1000:.1f} ms",
+                "; ".join(f"{each:+.0f}" for each in parts) + " us",
+            ),
+            (
+                f"processor time of such a step (bare it takes {bare_s * 1000:.1f} ms and computes "
+                f"{turns.of('bare', 'thread_s') * 1000:.1f}): empty hooks; ours instead of them; "
+                "the agent",
+                "",
+                "; ".join(f"{each:+.0f}" for each in computed) + " us",
+            ),
+            (
+                "its switches of context, and page faults: bare; hooks without agent; everything",
+                "",
+                "; ".join(
+                    f"{turns.of(kind, 'switches'):.1f}, {turns.of(kind, 'faults'):.2f}"
+                    for kind in kinds
+                ),
             ),
         ]
     return rows

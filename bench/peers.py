@@ -16,10 +16,10 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Timer
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -146,6 +146,8 @@ def log(values, step):
     ),
 )
 
+BARE = Logger("bare", "torch", "", "def log(values, step): pass", "tensors", "")
+
 # Torch is there before: a training program has it anyway.
 PROGRAM = """
 import itertools, json, os, statistics, time
@@ -197,7 +199,12 @@ print("ready", flush=True)
 sys.stdin.readline()
 {imports}
 {start}
-for step in range(200):
+log(floats, 0)
+# Helpers that were started are up by then.
+time.sleep(2.0)
+print("started", flush=True)
+sys.stdin.readline()
+for step in range(1, 200):
     log(floats, step)
     time.sleep(0.025)
 print("logged", flush=True)
@@ -206,6 +213,29 @@ began = time.perf_counter()
 {end}
 print("found", (time.perf_counter() - began) * 1000)
 """
+
+
+# One of several ranks that log much. It ends when it is told to.
+BUSY = """
+import os, sys, time
+floats = {{f"metric_{{i}}": i * 0.1 for i in range(5)}}
+tensors = {{}}
+{imports}
+{start}
+log(floats, 0)
+print("ready", flush=True)
+sys.stdin.readline()
+began = time.perf_counter()
+step = 0
+while time.perf_counter() - began < 10.0:
+    step += 1
+    log(floats, step)
+    time.sleep(max(0.0, began + step / 100 - time.perf_counter()))
+print("logged", flush=True)
+sys.stdin.readline()
+{end}
+"""
+RANKS = 8
 
 
 class Follower(NamedTuple):
@@ -285,19 +315,38 @@ def program(node: Node, code: str, folder: str) -> str:
     return lines[-1].partition(" ")[2]
 
 
-def cpu_s(node: Node) -> float:
-    """Of all processes of this node: they have its directory in their environment."""
-    mark, found = f"OTEL_DDP_DIR={node.env['OTEL_DDP_DIR']}".encode(), 0.0
+def _processes(node: Node) -> Iterator[Path]:
+    """They have its directory in their environment."""
+    mark = f"OTEL_DDP_DIR={node.env['OTEL_DDP_DIR']}".encode()
     for each in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (each / "environ").read_bytes():
-                fields = (each / "stat").read_text().rpartition(")")[2].split()
-                found += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+                yield each
+
+
+def cpu_s(node: Node) -> float:
+    """Of all processes of this node."""
+    found = 0.0
+    for each in _processes(node):
+        with contextlib.suppress(OSError):
+            fields = (each / "stat").read_text().rpartition(")")[2].split()
+            found += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     return found
 
 
-def calm(node: Node, logger: Logger, folder: str) -> tuple[float, float]:
-    """The processor time, in s, and how long the end took, in ms."""
+def memory_mb(node: Node) -> float:
+    """Of all processes of this node, what they share counted once."""
+    found = 0.0
+    for each in _processes(node):
+        with contextlib.suppress(OSError):
+            for line in (each / "smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    found += int(line.split()[1]) / 1000
+    return found
+
+
+def calm(node: Node, logger: Logger, folder: str) -> dict[str, float]:
+    """The processor time of the start and of all, in s, and how long the end took, in ms."""
     code = CALM.format(imports=logger.imports, start=logger.start, end=logger.end)
     process = node.start(sys.executable, "-c", f"import os\nos.chdir({folder!r})\n{code}")
 
@@ -319,14 +368,72 @@ def calm(node: Node, logger: Logger, folder: str) -> tuple[float, float]:
         heard("ready")
         before = cpu_s(node)
         go_on()
+        heard("started")
+        start = cpu_s(node) - before
+        go_on()
         heard("logged")
         took = cpu_s(node) - before
         go_on()
-        return took, float(heard("found"))
+        return {"start_cpu": start, "cpu": took, "end": float(heard("found"))}
     except BrokenPipeError:
         raise Failed("it has ended too early") from None
     finally:
         late.cancel()
+
+
+@contextlib.contextmanager
+def _node(endpoint: str, folder: str) -> Iterator[Node]:
+    with Node() as node:
+        node.export_to(endpoint)
+        # Nobody is asked for a name, and nothing is looked for in the network.
+        node.env |= {"WANDB_MODE": "offline", "SWANLAB_MODE": "offline", "HOME": folder}
+        yield node
+
+
+def busy(logger: Logger, endpoint: str, folder: str) -> dict[str, float]:
+    """Of 8 ranks that log 5 values 100 times a second: what all processes take.
+
+    The share of a core, and the memory in MB. What such ranks take by themselves is subtracted.
+    """
+    found = []
+    for each in (BARE, logger):
+        with _node(endpoint, folder) as node:
+            found.append(_busy(node, each, folder))
+    bare, taken = found
+    return {f"busy_{key}": taken[key] - bare[key] for key in taken}
+
+
+def _busy(node: Node, logger: Logger, folder: str) -> dict[str, float]:
+    code = BUSY.format(imports=logger.imports, start=logger.start, end=logger.end)
+    ranks = []
+    for number in range(RANKS):
+        rank = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(RANKS)}
+        os.makedirs(f"{folder}/{number}", exist_ok=True)
+        inside = f"import os\nos.chdir({folder!r} + '/{number}')\n{code}"
+        ranks.append(node.start(sys.executable, "-c", inside, env=rank))
+    late = Timer(2 * _PATIENCE_S, lambda: [each.kill() for each in ranks])
+    late.start()
+    try:
+        for word in ("ready", "logged"):
+            for rank in ranks:
+                if not any(line.startswith(word) for line in rank.stdout or ()):
+                    raise Failed(f"one of {RANKS} ranks did not come to {word!r}")
+            if word == "ready":
+                before = cpu_s(node)
+                for rank in ranks:
+                    _tell(rank)
+        found = {"cpu": (cpu_s(node) - before) * 10.0, "memory": memory_mb(node)}
+        for rank in ranks:
+            _tell(rank)
+            rank.wait(_PATIENCE_S)
+        return found
+    finally:
+        late.cancel()
+
+
+def _tell(process: Any) -> None:
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def measured(names: Sequence[str], failed: dict[str, str]) -> dict[str, dict[str, float]]:
@@ -336,19 +443,19 @@ def measured(names: Sequence[str], failed: dict[str, str]) -> dict[str, dict[str
         for logger in (each for each in LOGGERS if each.name in names):
             if logger.name in failed:
                 continue
-            with Receiver() as receiver, Node() as node, tempfile.TemporaryDirectory() as folder:
-                node.export_to(receiver.start_http())
-                # Nobody is asked for a name, and nothing is looked for in the network.
-                node.env |= {"WANDB_MODE": "offline", "SWANLAB_MODE": "offline", "HOME": folder}
-                found = seen[logger.name]
+            with Receiver() as receiver, tempfile.TemporaryDirectory() as folder:
+                endpoint = receiver.start_http()
                 try:
-                    code = PROGRAM.format(**logger._asdict())
-                    for key, value in json.loads(program(node, code, folder)).items():
-                        found[key].append(value)
-                    for key, value in zip(("cpu", "end"), calm(node, logger, folder), strict=True):
-                        found[key].append(value)
+                    with _node(endpoint, folder) as node:
+                        code = PROGRAM.format(**logger._asdict())
+                        found = json.loads(program(node, code, folder))
+                        found |= calm(node, logger, folder)
+                    found |= busy(logger, endpoint, folder)
                 except Failed as why:
                     failed[logger.name] = str(why)
+                    continue
+            for key, value in found.items():
+                seen[logger.name][key].append(value)
     return {
         name: {key: statistics.median(values) for key, values in of_name.items()}
         for name, of_name in seen.items()
@@ -385,15 +492,26 @@ def is_there(package: str, name: str, failed: dict[str, str]) -> bool:
     return found
 
 
+# What it is called, its unit, its digits, and what we want of ours.
 ROWS = (
-    ("floats", "a call with ten floats", "us", 2),
-    ("tensors", "a call with ten scalar tensors of the CPU", "us", 2),
-    ("import", "its import, after torch's", "ms", 0),
-    ("start", "from there to the first value", "ms", 0),
-    ("end", "the end, after 200 calls in 5 s", "ms", 0),
-    ("cpu", "processor time before that end, helpers included", "s", 2),
-    ("threads", "threads that it adds to the training process", "", 0),
-    ("sockets", "its sockets there", "", 0),
+    ("floats", "a call with ten floats", "us", 2, "x0.4 of prometheus-client"),
+    ("tensors", "a call with ten scalar tensors of the CPU", "us", 2, "5 us"),
+    ("import", "its import, after torch's", "ms", 1, "1 ms"),
+    ("start", "from there to the first value", "ms", 0, "20 ms"),
+    ("start_cpu", "processor time of both and the two seconds after, helpers included", "s", 2, ""),
+    ("end", "the end, after 200 calls in 5 s", "ms", 0, "100 ms"),
+    ("cpu", "processor time before that end, helpers included", "s", 2, ""),
+    (
+        "busy_cpu",
+        f"{RANKS} ranks, 100 calls a second with 5 values each: share of a core beyond the bare "
+        "ranks'",
+        "%",
+        1,
+        "",
+    ),
+    ("busy_memory", "their memory beyond the bare ranks'", "MB", 0, ""),
+    ("threads", "threads that it adds to the training process", "", 0, "0"),
+    ("sockets", "its sockets there", "", 0, "0"),
 )
 
 
@@ -407,10 +525,10 @@ def main() -> None:
     ]
     seen = measured(names, failed)
     shown = [name for name in names if name in seen and name not in failed]
-    print(f"| what | {' | '.join(shown)} |\n|---|{'---|' * len(shown)}")
-    for key, what, unit, digits in ROWS:
+    print(f"| what | ours at most | {' | '.join(shown)} |\n|---|---|{'---|' * len(shown)}")
+    for key, what, unit, digits, limit in ROWS:
         cells = [f"{seen[name][key]:.{digits}f} {unit}".strip() for name in shown]
-        print(f"| {what} | {' | '.join(cells)} |")
+        print(f"| {what} | {limit} | {' | '.join(cells)} |")
     if not sys.argv[1:]:
         steps = of_steps(failed)
         bare = steps.pop("bare")

@@ -122,7 +122,7 @@ def test_what_is_read_is_that_of_its_step(place: Here) -> None:
 
     found = written(place)
     assert found.keys() == {"learning_rate", "loss", "grad_norm", "loss_scale"}
-    # The first step is flushed, and every third is sampled; more only where a tenth of a second
+    # The first step is flushed, and every third is sampled; more only where a quarter of a second
     # has gone by.
     assert found["grad_norm"].keys() == {3, 6, 9}
     assert found["learning_rate"].keys() >= {1, 3, 6, 9}

@@ -71,7 +71,7 @@ def test_a_plain_loop_has_its_steps_samples_and_phases(run: otel_ddp.Run, place:
 
 def test_each_step_is_counted_as_it_ends(run: otel_ddp.Run, place: Place) -> None:
     model, optimizer = watched()
-    # Within much less than the tenth of a second after which the course of the steps is written.
+    # Within much less than the quarter of a second after which the course of the steps is written.
     train(model, optimizer, steps=6)
 
     # A process that hangs or is killed here says no more than this.

@@ -32,9 +32,10 @@ _NUMBER, _LOGGED = layout.STEP_NUMBER << _SHIFT, layout.STEP_LOGGED << _SHIFT
 _SKIPPED = layout.STEP_SKIPPED << _SHIFT | 1
 _PROFILED = layout.STEP_PROFILED << _SHIFT | 1
 
-# Steps are flushed this often at most: a step of a millisecond is too short to flush each one.
-# The state, the phase and the step are written at once.
-_FLUSH_EVERY_NS = 100_000_000
+# Steps are flushed this often at most, which is how often the agent looks: a flush and what is read
+# beside it take as long as the hooks of three or four steps. The state, the phase and the step are
+# written at once.
+_FLUSH_EVERY_NS = 250_000_000
 # A program may train in a thread for each epoch, and there is not room for any number of facts.
 _MOST_RETURNS = 20
 # Very many phases within that time are flushed earlier: memory must not grow.
@@ -105,7 +106,7 @@ class Progress:
     """Written to the journal at each change, and read by the agent after the process has died.
 
     The word for the phase is written at once, and what is counted as each step ends. The words of
-    the steps (one for each change, and some at the end of a step) wait for a tenth of a second at
+    the steps (one for each change, and some at the end of a step) wait for a quarter of a second at
     most. Then they are added up into the times by phase and appended to the ring as they are. Time
     counts for the innermost open phase only, so the phases of a step add up to the step.
 

@@ -132,7 +132,7 @@ class Attempts:
     def reach(self, rank: str, step: int) -> None:
         """The process of this rank has ended, and had come to this step.
 
-        The last tenth of a second before a sudden end may be missing among its steps.
+        The last quarter of a second before a sudden end may be missing among its steps.
         """
         # The others know only how many they have made.
         if self._numbers.shift is None or rank == self._numbers.teller:
