@@ -119,6 +119,14 @@ def losses(journal: Journal) -> dict[int | None, float]:
         # A share of several batches, and what a scaler makes of a loss.
         (lambda logits: logits.square().mean() / 4, "scaled_loss"),
         (lambda logits: logits.square().mean() * torch.tensor(65536.0), "scaled_loss"),
+        # What comes after it does not hide it, unless it is a sum over several.
+        (lambda logits: (logits.square().mean() / 4).mean(), "scaled_loss"),
+        (lambda logits: (logits.square().mean().reshape(1) / 4).squeeze().double(), "scaled_loss"),
+        (lambda logits: sum([logits.square().mean() * 65536.0]), "scaled_loss"),
+        (lambda logits: (logits.square() * 4).mean(), ""),
+        (lambda logits: logits.square().mean() + logits.abs().mean() * 4, ""),
+        # Each begins at its own.
+        (lambda logits: logits.square().mean(0), "no_loss"),
     ],
 )
 def test_the_loss_of_a_plain_loop_is_what_its_backward_begins_at(
@@ -133,7 +141,7 @@ def test_the_loss_of_a_plain_loop_is_what_its_backward_begins_at(
     for step in range(1, 5):
         loss = loss_of(model(INPUT))
         seen[step] = float(loss.detach())
-        loss.backward()
+        loss.backward(torch.ones_like(loss))
         # What a loop does to its loss later is not our loss.
         loss.detach().zero_()
         optimizer.step()
@@ -169,6 +177,24 @@ def test_a_loop_that_logs_its_loss_late_has_only_its_own(
     assert set(found) == (set(range(2, steps + 1)) if ours else {logs_at})
 
 
+def test_slow_steps_show_their_loss_after_some_minutes(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In place of ten minutes.
+    monkeypatch.setattr(between_steps, "_NS_TO_KEEP_BACK", 0)
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    run = otel_ddp.instrument(model)
+
+    for _ in range(4):
+        model(INPUT).square().mean().backward()
+        optimizer.step()
+
+    assert losses(place.only()).keys() == {2, 3, 4}
+    run.finish()
+
+
 def test_of_several_batches_of_a_step_it_is_the_loss_of_the_first(
     place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +213,107 @@ def test_of_several_batches_of_a_step_it_is_the_loss_of_the_first(
     otel_ddp.finish()
 
     assert losses(place.only()) == {step: seen[step] for step in (2, 3)}
+
+
+def penalised(logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    (gradient,) = torch.autograd.grad(logits.sum(), inputs, create_graph=True)
+    return logits.square().mean() + gradient.square().mean()
+
+
+class ForwardInBackward(torch.autograd.Function):
+    """Has its own backward inside of the loop's, as reentrant checkpointing."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, model: nn.Module) -> torch.Tensor:
+        ctx.model = model
+        ctx.save_for_backward(inputs)
+        return model(inputs).square().mean().detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
+        with torch.enable_grad():
+            ctx.model(*ctx.saved_tensors).square().mean().backward(gradient)
+        return None, None
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda model, inputs: penalised(model(inputs), inputs),
+        lambda model, inputs: ForwardInBackward.apply(inputs, model) + 5,
+    ],
+)
+def test_a_backward_before_or_inside_that_of_the_loop_hides_no_loss(
+    place: Here, monkeypatch: pytest.MonkeyPatch, loss_of: Any
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model)
+
+    seen = {}
+    for step in range(1, 5):
+        loss = loss_of(model, INPUT.clone().requires_grad_())
+        seen[step] = float(loss.detach())
+        loss.backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    found = losses(place.only())
+    assert {3, 4} <= found.keys()
+    assert found == {step: seen[step] for step in found}
+
+
+@pytest.mark.parametrize(("forwards", "reason"), [(1, "several_losses"), (2, "")])
+def test_two_backwards_of_one_forward_have_no_loss_that_is_the_loss(
+    place: Here, monkeypatch: pytest.MonkeyPatch, forwards: int, reason: str
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model)
+
+    seen = {}
+    for step in range(1, 4):
+        # Two forwards, as a pipeline makes them, before the backward of the first.
+        logits = [model(INPUT) for _ in range(forwards)]
+        loss = logits[0].square().mean()
+        seen[step] = float(loss.detach())
+        loss.backward(retain_graph=True)
+        logits[-1].abs().sum().backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    journal = place.only()
+    assert losses(journal) == ({} if reason else {step: seen[step] for step in (2, 3)})
+    assert journal.facts["capability"]["loss"] == reason
+
+
+def test_the_losses_of_samples_are_no_loss_and_that_of_a_transformed_model_is(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = Returns(lambda logits, loss: loss)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model)
+
+    seen = {}
+    for step in range(1, 7):
+        weights = {name: each.detach() for name, each in model.named_parameters()}
+        work = torch.func.grad_and_value(lambda w, x: torch.func.functional_call(model, w, (x,)))
+        if step > 3:
+            work = torch.func.vmap(work, in_dims=(None, 0))
+        gradients, loss = work(weights, INPUT)
+        if step <= 3:
+            seen[step] = float(loss)
+        for name, each in model.named_parameters():
+            each.grad = gradients[name].sum(0) if step > 3 else gradients[name]
+        optimizer.step()
+    otel_ddp.finish()
+
+    journal = place.only()
+    assert losses(journal) == {step: seen[step] for step in (2, 3)}
+    assert journal.facts["capability"]["loss"] == "no_loss"
 
 
 @pytest.mark.parametrize("critic_steps", [1, 5])

@@ -71,8 +71,11 @@ def times_called(frame: FrameType | None, code: Any) -> int:
 
 
 def roots_of_backward(frame: FrameType | None) -> tuple[Any, ...]:
-    """What the call of `torch.autograd.backward` that leads to a frame begins at."""
-    called = next((each for each in outward(frame) if each.f_code is _BACKWARD), None)
+    """What the outermost call of `torch.autograd.backward` that leads to a frame begins at.
+
+    Reentrant checkpointing calls it inside of that.
+    """
+    called = next((each for each in outward(frame)[::-1] if each.f_code is _BACKWARD), None)
     roots = called.f_locals.get("tensors", ()) if called is not None else ()
     return roots if type(roots) is tuple else (roots,)
 

@@ -35,6 +35,8 @@ _STEPS_TO_WATCH = 20
 _STEPS_TO_LOG = 1000
 # So long a loss that backward begins at is kept back: most loops log theirs by then, by that name.
 _STEPS_TO_KEEP_BACK = 200
+# At most so long: servers refuse what is hours old, and people look for a curve.
+_NS_TO_KEEP_BACK = 600 * 10**9
 # Where a scaler keeps what it has found since its last update. Private.
 _ROUND = "_per_optimizer_states"
 
@@ -131,18 +133,17 @@ class Readings(StepListener):
         model_hooks.watch_wrapping_ddp(watched, self._stepper)
         if self._stepper.sampled.wants_loss:
             self._stepper.sampled.wants_loss = False
-            self._loss.read(watched, output, self._stepper.seen.steps)
+            self._loss.read(watched, output, self._stepper.seen)
             self._stepper.sampled.wants_backward = self._loss.missing == "no_loss"
 
     def backward_began(self) -> None:
         """Read the loss that it begins at."""
-        self._stepper.sampled.wants_backward = False
-        if self._device is not None and captures(module_of(self._device)):
-            return
-        # Autograd calls us in a thread of its own, while the loop's waits in its call.
-        frame = sys._current_frames().get(self._stepper.calls.forward_thread)
-        roots = inspection.roots_of_backward(frame)
-        self._loss.read_roots(roots, self._stepper.seen.steps)
+        stepper, more = self._stepper, False
+        if self._device is None or not captures(module_of(self._device)):
+            # Autograd calls us in a thread of its own, while the loop's waits in its call.
+            frame = sys._current_frames().get(stepper.calls.forward_thread)
+            more = self._loss.read_roots(inspection.roots_of_backward(frame), stepper.seen)
+        stepper.sampled.wants_backward = more
 
     def forward_interrupted(self) -> None:
         """Leave nothing of ours behind."""
@@ -213,7 +214,7 @@ class Readings(StepListener):
             self._waits_for_collective and not none_so_far()
         ):
             self.report()
-        if stepper.seen.steps == _STEPS_TO_LOG:
+        if stepper.seen.steps >= _STEPS_TO_LOG:
             self._miss_loss()
 
     def no_step_ended(self) -> None:
@@ -254,7 +255,9 @@ class Readings(StepListener):
             since = self._stepper.seen.steps - steps_before - 1
             number = self._stepper.progress.steps.logged_number - since
             self._kept_back.append((loss, max(0, number), time.time_ns()))
-        if not self._loss.of_backward or self._stepper.seen.steps >= _STEPS_TO_KEEP_BACK:
+        kept_ns = time.time_ns() - self._kept_back[0][2] if self._kept_back else 0
+        enough = self._stepper.seen.steps >= _STEPS_TO_KEEP_BACK or kept_ns >= _NS_TO_KEEP_BACK
+        if enough or not self._loss.of_backward:
             self._record_losses()
 
     def _record_losses(self) -> None:

@@ -51,8 +51,8 @@ REASONS: Mapping[str, str] = {
     "it where you compute it",
     "scaled_loss": "backward begins at a loss that was multiplied or divided at last: log it where "
     "you compute it",
-    "several_losses": "several optimizers step in turn, with a loss each: log them where you "
-    "compute them",
+    "several_losses": "several optimizers step in turn, or a step has several backwards of one "
+    "forward, with a loss each: log them where you compute them",
     "divided_loss": "the model returns its share of a mean over all ranks and batches of the step, "
     "as Hugging Face's Trainer asks it to: log the mean",
     "no_scaler": "float16 without a scaler: pass it as instrument(scaler=...)",

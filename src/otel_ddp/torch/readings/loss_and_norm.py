@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from otel_ddp.torch import inspection
+from otel_ddp.torch.steps.open_step import Seen
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
 # How much of a tuple is searched for a loss.
 _MOST_RETURNED = 16
-_SCALING = frozenset({"MulBackward0", "DivBackward0"})
+_SCALING = ("MulBackward", "DivBackward")
+# Such a node makes one number of one number; so does one that was given a single one.
+_ONE_TO_ONE = ("AddBackward", "CloneBackward", "ToCopyBackward")
+_MOST_NODES = 16
+# What a node knows of its begin, also once its tensors are freed.
+_SIZES = "_saved_self_sym_sizes"
+# Private, and looked up by name: a torch without one of them loses only what needs it.
+_functorch = getattr(torch._C, "_functorch", None)
 
 
 class StepLoss:
@@ -27,20 +36,41 @@ class StepLoss:
         self.of_backward = False
         """Whether the last one was none that a model has returned."""
         self._loss: tuple[int, Any] | None = None
+        # The step of the forward that was asked, its number, and the backwards of that step since.
+        self._asked_in = self._asked = self._backwards = 0
 
-    def read(self, watched: WatchedModel, output: Any, steps_before: int) -> None:
+    def read(self, watched: WatchedModel, output: Any, seen: Seen) -> None:
         """Keep what this forward returns."""
         self.asked = True
         self.of_backward = False
+        self._asked_in, self._asked, self._backwards = seen.steps, seen.forwards, 0
         # A share of a mean over all ranks is no loss of this one.
         loss = None if watched.divided_loss else loss_of(output)
         self.missing = "divided_loss" if watched.divided_loss else "no_loss" if loss is None else ""
         if loss is not None:
-            self._loss = steps_before, loss
+            self._loss = seen.steps, loss
 
-    def read_roots(self, roots: tuple[Any, ...], steps_before: int) -> None:
-        """Keep what a backward begins at: the model has returned no loss."""
+    def read_roots(self, roots: tuple[Any, ...], seen: Seen) -> bool:
+        """Keep what a backward begins at: the model has returned no loss.
+
+        True if more backwards of this step are to be read.
+        """
+        if seen.steps != self._asked_in:
+            return False
         self.of_backward = True
+        if not roots:
+            return True  # `torch.autograd.grad`, as a penalty of gradients calls it first
+        self._backwards += 1
+        if self._backwards == 1:
+            self._read_first(roots, seen.steps)
+            return True
+        # Each of several batches has a forward of its own, be they forwarded by turns or at once.
+        if self._backwards > seen.forwards - self._asked + 1:
+            self._loss = None
+            self.missing = "several_losses"
+        return False
+
+    def _read_first(self, roots: tuple[Any, ...], steps_before: int) -> None:
         # One of a subclass of tensors may be a part of a loss, or its copies a collective.
         if len(roots) != 1 or type(roots[0]) is not torch.Tensor or not _may_be_a_loss(roots[0]):
             return
@@ -75,7 +105,7 @@ def loss_of(output: Any) -> torch.Tensor | None:
             scalars = [one for one in islice(each, _MOST_RETURNED) if _may_be_a_loss(one)]
             loss = scalars[0] if len(scalars) == 1 else None
     # A user's subclass of a tensor would be copied by the user's code.
-    if not _is_torchs(loss) or loss.numel() != 1:
+    if not _is_torchs(loss) or loss.numel() != 1 or _is_batched(loss):
         return None
     return loss.detach().clone()
 
@@ -96,7 +126,29 @@ def _is_scaled(root: torch.Tensor) -> bool:
 
     By how much is not known any more: autograd has freed what this node has kept.
     """
-    return root.grad_fn is not None and root.grad_fn.name() in _SCALING
+    node: Any = root.grad_fn
+    for _ in range(_MOST_NODES):
+        if node is None:
+            return False
+        kind = node.name().rstrip("0123456789")
+        if kind in _SCALING:
+            return True
+        # `(loss / 4).mean()` is as scaled as `loss / 4`.
+        before = [each for each, _ in node.next_functions if each is not None]
+        is_one = kind in _ONE_TO_ONE or prod(getattr(node, _SIZES, (0,))) == 1
+        if len(before) != 1 or not is_one:
+            return False
+        node = before[0]
+    return False
+
+
+def _is_batched(value: Any) -> bool:
+    """Whether it is one number of each sample, inside of `vmap`."""
+    while _functorch is not None and _functorch.is_functorch_wrapped_tensor(value):
+        if _functorch.is_batchedtensor(value):
+            return True
+        value = _functorch.get_unwrapped(value)
+    return False
 
 
 def _is_torchs(value: Any) -> bool:

@@ -33,7 +33,7 @@ class StepListener:
         """That forward has ended; *output* is None where it raised."""
 
     def backward_began(self) -> None:
-        """The first backward since a forward that has returned no loss has begun."""
+        """A backward has begun, since a forward that has returned no loss."""
 
     def forward_interrupted(self) -> None:
         """A forward has ended without its hook, as Ctrl-C makes it."""
