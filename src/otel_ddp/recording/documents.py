@@ -154,8 +154,8 @@ class Names:
     @property
     def has_users(self) -> bool:
         """Whether the program itself has logged a value of training."""
-        named = {number for (_, split), number in self._numbers.items() if split == "train"}
-        return not named <= self._of_readings
+        named = list(self._named.items())
+        return any(split == "train" and n not in self._of_readings for n, (_, split) in named)
 
     def _new(self, key: tuple[str, str]) -> int:
         # Another thread may have added it meanwhile.

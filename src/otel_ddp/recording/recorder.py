@@ -72,8 +72,14 @@ class Recorder:
 
     # -- values
 
+    def log_beside(self, metrics: Mapping[str, Any], step: Any) -> None:
+        """Record numbers whose step is not one of the training."""
+        self._log_slowly(metrics, step, None, None, time_ns(), leads=False)
+
     @errors.contained()
-    def _log_slowly(self, metrics: Any, step: Any, epoch: Any, split: Any, now: int) -> None:
+    def _log_slowly(
+        self, metrics: Any, step: Any, epoch: Any, split: Any, now: int, leads: bool = True
+    ) -> None:
         if self.gate.closed:
             if self._successor is not None:
                 self._successor(metrics, step=step, epoch=epoch, split=split)
@@ -112,7 +118,7 @@ class Recorder:
                 continue
             ids.append(number)
         self._write(tuple(ids), numbers, when)
-        if logged is not None and trains:
+        if logged is not None and trains and leads:
             steps.last = logged if logged >= steps.last else steps.after_lower(logged)
         epoch_name = next((n for n, _ in pairs if type(n) is str and n.lower() in _EPOCHS), "")
         self._shapes.remember(metrics, pairs, split, tuple(ids), trains, epoch_name)

@@ -11,6 +11,8 @@ import sys
 # Once one of these has been imported, `launch` calls this function of the integrations.
 NAMES = {
     "torch": "launch.wait_for_training",
+    "torch.utils.tensorboard.writer": "tensorboard.log_every_scalar",
+    "tensorboardX.writer": "tensorboard.log_every_scalar",
     "transformers.trainer": "transformers.add_to_every_trainer",
     "accelerate.accelerator": "accelerate.log_every_accelerator",
     "lightning.pytorch": "lightning.add_to_every_trainer",
