@@ -88,6 +88,65 @@ def test_what_has_no_counterpart_is_named_once_and_does_nothing(
     assert "several" not in caplog.text
 
 
+def test_classes_and_errors_of_wandb_are_classes(place: Here) -> None:
+    class Mine(wandb.Callback):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__(log=True)
+            self.called = 1
+
+    assert Mine().called == 1
+    image = wandb.Image([1])
+    assert isinstance(image, wandb.Image)
+    assert not isinstance(image, wandb.Table)
+    table = wandb.Table(columns=["a"])
+    table.add_data(1)
+    assert (len(table.data), f"{table.data[0]}") == (0, "")
+    assert issubclass(wandb.errors.CommError, wandb.Error)
+    assert not isinstance(ValueError(), wandb.Error)
+    assert int(wandb.__version__.partition(".")[0]) == 0
+    assert len(wandb.util.generate_id(length=5)) == 5
+
+
+def test_arguments_are_taken_by_the_names_and_in_the_places_of_wandb(
+    place: Here, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.pt").write_text("a")
+    run = wandb.init("team", tags=["b", "a"], notes="why", job_type="train", config="config.yaml")
+    wandb.config.update({"lr": 0.1}, True)
+    wandb.config.update([("depth", 2)])
+    artifact = wandb.Artifact("model", "model", description="d")
+    artifact.metadata["loss"] = 1.0
+    artifact.add(wandb.Table(columns=["a"]), "table")
+    artifact.add_file(local_path=str(tmp_path / "a.pt"), name="best.pt")
+    artifact.add_reference(uri="s3://bucket/b.pt")
+    assert run.log_artifact(artifact_or_path=artifact, aliases=["best"]).wait() is artifact
+    wandb.save(glob_str=str(tmp_path / "*.pt"))
+    told = (run.tags, run.notes, run.job_type, run.path)
+    run.name = "late"
+    wandb.finish()
+
+    journal = place.only()
+    assert told == (("a", "b"), "why", "train", f"{run.project}/{run.id}")
+    assert journal.config == {"lr": 0.1, "depth": 2}
+    files = [each.content for each in journal.records if isinstance(each, Document)]
+    named = sorted(each["name"] for each in files if "uri" in each)
+    assert named == ["a.pt", "model/a.pt", "model/b.pt"]
+    for each in ("a file of settings", "an argument of init without its name", "run.name = "):
+        assert f"wandb: {each}" in caplog.text
+
+
+def test_a_script_may_put_its_own_dictionary_in_the_place_of_the_configuration(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"lr": 0.1}
+    monkeypatch.setattr(wandb, "config", own)
+    run = wandb.init(config={"depth": 2})
+    run.finish()
+
+    assert own == {"lr": 0.1}
+    assert place.only().config == {"depth": 2}
+
+
 def test_a_script_that_asks_for_a_sweep_or_for_earlier_runs_hears_of_it_at_once() -> None:
     for name in ("agent", "sweep", "Api"):
         with pytest.raises(AttributeError, match=f"otel_ddp has no wandb.{name}: "):
@@ -139,7 +198,7 @@ def test_files_and_best_values_are_told(place: Here, tmp_path: Path) -> None:
 
 def test_each_init_after_an_end_is_a_run_and_one_that_is_disabled_is_none(place: Here) -> None:
     first = wandb.init(id="one")
-    assert wandb.init(id="two") is first
+    assert wandb.init(id="two") is wandb.init(reinit="return_previous") is first
     wandb.init(id="two", reinit=True).finish(exit_code=1)
     wandb.init(mode="disabled", id="three").log({"loss": 1.0})
     wandb.finish()

@@ -11,13 +11,18 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
-from functools import partial
-from types import TracebackType
+from functools import cache, partial
+from types import SimpleNamespace, TracebackType
 from typing import Any, cast
 
 import otel_ddp
-from otel_ddp import errors
+
+# By another name: a script may catch `wandb.errors.CommError`.
+from otel_ddp import errors as our_errors
 from otel_ddp.run.run import silent
+
+# The version of W&B whose calls these are.
+__version__ = "0.31.0"
 
 # The arguments of `init`, by ours.
 _NAMES = {
@@ -30,6 +35,10 @@ _NAMES = {
     "tags": ("tags",),
 }
 _OTHERS = {"config", "mode", "reinit", "resume", "settings"}
+# As they are given with `init`; what a script says later comes too late.
+_NAMES_OF_A_RUN = {"name", "project", "group", "job_type", "tags", "notes"}
+# The values of `reinit` under which the open run goes on.
+_KEEP_RUN = (None, False, "default", "return_previous")
 # A script that asks for these would go on with nothing, so it hears of it at once.
 _MISSED = {
     "Api": "`otel-ddp runs --json`, `report` and `compare` have the values of earlier runs",
@@ -38,8 +47,16 @@ _MISSED = {
 }
 
 
-class _Nothing:
+class _Asked(type):
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_Nothing(), name)
+
+
+class _Nothing(metaclass=_Asked):
     """What has no counterpart: it can be called, entered, iterated, and asked for more."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
 
     def __call__(self, *args: Any, **kwargs: Any) -> _Nothing:
         return self
@@ -58,13 +75,37 @@ class _Nothing:
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
-    def __bool__(self) -> bool:
-        return False
+    def __getitem__(self, key: Any) -> _Nothing:
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 0
+
+    def __str__(self) -> str:
+        return ""
 
 
 def _nothing(name: str) -> _Nothing:
-    errors.warn_once(f"wandb {name}", "wandb: %s has no counterpart, so it does nothing.", name)
+    our_errors.warn_once(f"wandb {name}", "wandb: %s has no counterpart, so it does nothing.", name)
     return _Nothing()
+
+
+@cache
+def _class(name: str) -> type[_Nothing]:
+    """A script may ask whether something is an `Image`, or have a class of its own under it."""
+    return type(name, (_Nothing,), {})
+
+
+class Error(Exception):
+    """What W&B raises. A script may catch it."""
+
+
+CommError = UsageError = Error
+_ERRORS = ("Error", "CommError", "UsageError", "AuthenticationError", "WaitTimeoutError")
+errors = SimpleNamespace(**dict.fromkeys(_ERRORS, Error))
 
 
 class Settable(dict[str, Any]):
@@ -81,12 +122,15 @@ class Settable(dict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         self.update({name: value})
 
-    def update(self, given: Any = (), **more: Any) -> None:  # type: ignore[override]
+    def update(  # type: ignore[override]
+        self, given: Any = (), allow_val_change: Any = None, **more: Any
+    ) -> None:
         """As that of a dict; it takes a Namespace too. What is configured is recorded."""
-        more.pop("allow_val_change", None)
-        new = dict(given if isinstance(given, Mapping | tuple) else vars(given), **more)
+        if isinstance(given, str):
+            given = _nothing("a file of settings")
+        new = dict(given if hasattr(given, "__iter__") else vars(given), **more)
         super().update(new)
-        if self is config:
+        if self is _config:
             otel_ddp.config(new)
 
     def setdefaults(self, given: Mapping[str, Any]) -> None:
@@ -98,6 +142,8 @@ class Settable(dict[str, Any]):
 
 
 config, summary = Settable(), Settable()
+# A script may put a dictionary of its own in the place of these names.
+_config, _summary = config, summary
 
 
 class AlertLevel:
@@ -109,40 +155,73 @@ class AlertLevel:
 class Artifact:
     """Files under a name, for `log_artifact`."""
 
-    def __init__(self, name: str, type: str = "file", *_: Any, metadata: Any = None, **__: Any):
-        self.name, self.type, self.metadata = name, type, metadata
+    def __init__(
+        self,
+        name: str,
+        type: str = "file",
+        description: str | None = None,
+        metadata: Any = None,
+        **_: Any,
+    ) -> None:
+        self.name, self.type, self.description = name, type, description
+        self.metadata = {} if metadata is None else metadata
         self.paths: list[Any] = []
 
-    def add_file(self, path: Any, *_: Any, **__: Any) -> None:
-        """Add a file, a folder, or an address."""
-        self.paths.append(path)
+    def add_file(self, local_path: Any, *_: Any, **__: Any) -> None:
+        """Add a file."""
+        self.paths.append(local_path)
 
-    add_dir = add_reference = add_file
+    add_dir = add_file
 
-    def __getattr__(self, name: str) -> _Nothing:
+    def add_reference(self, uri: Any, *_: Any, **__: Any) -> None:
+        """Add an address."""
+        self.paths.append(uri)
+
+    def wait(self, *_: Any, **__: Any) -> Artifact:
+        """W&B waits for an upload: here is none."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
         return _nothing(f"Artifact.{name}")
 
 
 class Run:
     """What `wandb.init` returns: a run of ours by the names of W&B."""
 
+    offline = resumed = False
+    sweep_id, entity, starting_step = None, "", 0
+
     def __init__(self, ours: otel_ddp.Run) -> None:
         self._ours = ours
         self._waiting: dict[str, Any] = {}
         self._logged: dict[str, Any] = {}
-        self.config, self.summary = config, summary
-        self.id, self.name = ours.run, ours.identity.name or ours.run
-        self.project, self.group, self.url = ours.identity.project, ours.group, ours.url
+        self.config, self.summary = _config, _summary
+        process = ours.identity
+        self.id, self.name = process.run, process.name or process.run
+        self.project, self.group, self.job_type = process.project, process.group, process.job_type
+        self.tags = tuple(filter(None, process.tags.split(",")))
+        self.notes, self.url = process.description, ours.url
         self.step = 0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _NAMES_OF_A_RUN and name in vars(self):
+            _nothing(f"run.{name} = ... after init")
+        super().__setattr__(name, value)
+
+    @property
+    def path(self) -> str:
+        return f"{self.project}/{self.id}"
 
     @property
     def dir(self) -> str:
         """Where W&B keeps the files of a run."""
-        path = os.path.join("wandb", self.id, "files")
+        path = os.path.abspath(os.path.join("wandb", self.id, "files"))
         os.makedirs(path, exist_ok=True)
         return path
 
-    @errors.contained()
+    @our_errors.contained()
     def log(self, data: Any, step: Any = None, commit: bool | None = None, **_: Any) -> None:
         """Record numbers; those of one step together, where several calls share it."""
         self._waiting |= _numbers(data)
@@ -153,16 +232,16 @@ class Run:
         self._ours.log(waiting, step=step)
         # A tensor would keep its graph.
         self._logged |= {k: v for k, v in waiting.items() if isinstance(v, int | float)}
-        dict.update(summary, self._logged)
+        dict.update(_summary, self._logged)
 
-    @errors.contained()
+    @our_errors.contained()
     def define_metric(self, name: str, summary: str = "", goal: str = "", **_: Any) -> None:
         """Say where the best value of a name lies."""
         where = {"min": "min", "minimize": "min", "max": "max", "maximize": "max"}
         if (best := where.get(goal or summary)) and "*" not in name:
             otel_ddp.init(best={name: cast("Any", best)})
 
-    @errors.contained()
+    @our_errors.contained()
     def watch(self, models: Any, *_: Any, **__: Any) -> None:
         """Measure the steps of these models."""
         for model in _each(models):
@@ -171,28 +250,36 @@ class Run:
     def unwatch(self, *_: Any) -> None:
         """Nothing to do: the hooks end with the run."""
 
-    @errors.contained()
+    @our_errors.contained()
     def alert(self, title: str, text: str = "", level: Any = "info", **_: Any) -> None:
         """Tell people something."""
         self._ours.alert(title, text, level.lower())
 
-    @errors.contained()
-    def save(self, path: Any = None, *_: Any, **__: Any) -> None:
+    @our_errors.contained()
+    def save(self, glob_str: Any = None, *_: Any, **__: Any) -> None:
         """Record the files of a pattern."""
-        for each in glob.glob(os.fspath(path)) if path else ():
+        for each in glob.glob(os.fspath(glob_str)) if glob_str else ():
             self._ours.artifact(each)
 
-    @errors.contained()
-    def log_artifact(self, artifact: Any, name: Any = None, type: Any = "file", **_: Any) -> Any:
+    def log_artifact(
+        self, artifact_or_path: Any, name: Any = None, type: Any = None, *_: Any, **__: Any
+    ) -> Artifact:
         """Record the files of an artifact, or one file."""
+        artifact = artifact_or_path
         if not isinstance(artifact, Artifact):
-            path, artifact = artifact, Artifact(name or os.path.basename(artifact), type)
-            artifact.add_file(path)
-        for path in artifact.paths:
-            one = len(artifact.paths) == 1
-            named = artifact.name if one else f"{artifact.name}/{os.path.basename(path)}"
-            self._ours.artifact(path, name=named, type=artifact.type, metadata=artifact.metadata)
+            artifact = Artifact(name or os.path.basename(str(artifact)), type or "file")
+            artifact.add_file(artifact_or_path)
+        self._record(artifact)
         return artifact
+
+    @our_errors.contained()
+    def _record(self, artifact: Artifact) -> None:
+        paths = [each for each in artifact.paths if not isinstance(each, _Nothing)]
+        for path in paths:
+            named = artifact.name
+            if len(paths) > 1:
+                named += f"/{os.path.basename(path)}"
+            self._ours.artifact(path, name=named, type=artifact.type, metadata=artifact.metadata)
 
     def finish(self, exit_code: int | None = None, **_: Any) -> None:
         """End this run."""
@@ -200,14 +287,14 @@ class Run:
         self._ours.finish("failed" if exit_code else "finished")
         _close(self)
 
-    @errors.contained()
+    @our_errors.contained()
     def _flush(self) -> None:
         """Record what waits for more, and what the script has put into the summary."""
-        own = {k: v for k, v in summary.items() if v is not self._logged.get(k)}
+        own = {k: v for k, v in _summary.items() if v is not self._logged.get(k)}
         self._waiting |= {f"summary/{name}": value for name, value in _numbers(own).items()}
         if self._waiting:
             self.log({})
-        summary.clear()
+        _summary.clear()
 
     def __enter__(self) -> Run:
         return self
@@ -226,11 +313,14 @@ class Run:
 run: Run | None = None
 
 
-def init(**given: Any) -> Run:
+def init(*unnamed: Any, **given: Any) -> Run:
     """Open a run as W&B does; beside torch its steps are measured, too."""
     global run
-    if run is not None and not given.get("reinit"):
+    if run is not None and given.get("reinit") in _KEEP_RUN:
         return run
+    if unnamed:
+        # The first one is a team in W&B, a kind of job in older ones, a project in SwanLab.
+        _nothing("an argument of init without its name")
     if run is not None:
         run.finish()
     for name in given.keys() - _OTHERS - {each for names in _NAMES.values() for each in names}:
@@ -243,7 +333,7 @@ def init(**given: Any) -> Run:
     else:
         ours = (otel_ddp.instrument if "torch" in sys.modules else otel_ddp.init)(**asked)
     run = Run(ours)
-    config.update(given.get("config") or {})
+    _config.update(given.get("config") or {})
     atexit.register(run._flush)
     return run
 
@@ -251,7 +341,7 @@ def init(**given: Any) -> Run:
 def _close(ended: Run) -> None:
     global run
     atexit.unregister(ended._flush)
-    config.clear()
+    _config.clear()
     if run is ended:
         run = None
 
@@ -272,8 +362,11 @@ def _numbers(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-class util:
-    generate_id = staticmethod(partial(secrets.token_hex, 4))
+class util(metaclass=_Asked):
+    @staticmethod
+    def generate_id(length: int = 8) -> str:
+        """A name for a run."""
+        return secrets.token_hex(length)[:length]
 
 
 def _of_the_run(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -285,4 +378,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     if name in _MISSED:
         raise AttributeError(f"otel_ddp has no wandb.{name}: {_MISSED[name]}")
-    return partial(_of_the_run, name) if hasattr(Run, name) else _nothing(name)
+    if hasattr(Run, name):
+        return partial(_of_the_run, name)
+    nothing = _nothing(name)
+    return _class(name) if name[0].isupper() else nothing
