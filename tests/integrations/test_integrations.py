@@ -5,9 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import otel_ddp
+from conftest import Here
 from extras import needed
 from integrations import programs
 from integrations.launch import Frameworks, Ran, Value, imported, snippet
@@ -47,6 +51,39 @@ def test_no_integration_raises_whatever_its_framework_gives_it(frameworks: Frame
 
     assert "OtelDdpCallback.on_log failed; training goes on without it." in ran.printed
     assert [each.state for each in ran.ranks] == ["finished"]
+
+
+def test_what_an_accelerator_is_not_given_is_left_to_its_version(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed("accelerate", "frameworks")
+    from accelerate.accelerator import Accelerator
+
+    from otel_ddp.integrations import accelerate
+
+    given: list[Any] = []
+
+    # As in Accelerate 1.4: None would be an error.
+    def start(self: Any, project_name: str, config: Any = None, init_kwargs: Any = {}) -> None:  # noqa: B006
+        given.append((config, init_kwargs.get("wandb")))
+
+    def log(self: Any, values: Any, step: Any = None, log_kwargs: Any = {}) -> None:  # noqa: B006
+        given.append((values, step, log_kwargs.get("wandb")))
+
+    monkeypatch.setattr(Accelerator, "init_trackers", start)
+    monkeypatch.setattr(Accelerator, "log", log)
+    accelerate.log_every_accelerator()
+    run = otel_ddp.init()
+    accelerator = SimpleNamespace(trackers=[], is_main_process=True)
+    Accelerator.init_trackers(accelerator, "runs", config={"lr": 0.1})
+    Accelerator.log(accelerator, {"loss": 1.0}, step=3)
+    run.finish()
+
+    assert given == [({"lr": 0.1}, None), ({"loss": 1.0}, 3, None)]
+    assert [(call.step, place.only().points) for call in place.only().calls] == [
+        (3, [("loss", 1.0)])
+    ]
+    assert place.only().config == {"lr": 0.1}
 
 
 # -- Hugging Face's Trainer

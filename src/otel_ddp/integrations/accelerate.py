@@ -58,29 +58,32 @@ def log_every_accelerator() -> None:
     """From here on what an Accelerator is given is logged here too, unless ours is a tracker."""
     start, log = Accelerator.init_trackers, Accelerator.log
 
+    # As they are called: the defaults of what is left out differ between versions.
     @functools.wraps(start)
-    def start_here_too(
-        self: Any, project_name: str, config: Any = None, init_kwargs: Any = None
-    ) -> None:
-        start(self, project_name, config, init_kwargs)
-        _configure(self, config)
+    def start_here_too(self: Any, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        _configure(self, *args, **kwargs)
 
     @functools.wraps(log)
-    def log_here_too(self: Any, values: Any, step: Any = None, log_kwargs: Any = None) -> None:
-        log(self, values, step, log_kwargs)
-        _log(self, values, step)
+    def log_here_too(self: Any, *args: Any, **kwargs: Any) -> None:
+        log(self, *args, **kwargs)
+        _log(self, *args, **kwargs)
 
     Accelerator.init_trackers, Accelerator.log = start_here_too, log_here_too
 
 
 @errors.contained()
-def _configure(accelerator: Any, config: dict[str, Any] | None) -> None:
+def _configure(
+    accelerator: Any, project_name: str, config: dict[str, Any] | None = None, *_: Any, **__: Any
+) -> None:
     if config and _is_ours_to_log(accelerator):
         for_frameworks.instrument().config(config)
 
 
 @errors.contained()
-def _log(accelerator: Any, values: dict[str, Any], step: int | None) -> None:
+def _log(
+    accelerator: Any, values: dict[str, Any], step: int | None = None, *_: Any, **__: Any
+) -> None:
     if _is_ours_to_log(accelerator):
         otel_ddp.log(_numbers(values), step=step)
 

@@ -16,12 +16,14 @@ _train: Any = import_module("ray.train")
 _report = _train.report
 
 
-def report(metrics: Any, checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+def report(metrics: Any, *args: Any, **kwargs: Any) -> Any:
     """As `ray.train.report`; the run of this worker logs the metrics as well."""
     _log(metrics)
+    checkpoint = args[0] if args else kwargs.get("checkpoint")
     saves = contextlib.nullcontext() if checkpoint is None else otel_ddp.phase("checkpoint")
     with saves:
-        return _report(metrics, checkpoint, *args, **kwargs)
+        # As it is called: where Ray's first workers are on, a checkpoint has to be named.
+        return _report(metrics, *args, **kwargs)
 
 
 @errors.contained()
