@@ -449,6 +449,8 @@ def measured(names: Sequence[str], failed: dict[str, str]) -> dict[str, dict[str
                     with _node(endpoint, folder) as node:
                         code = PROGRAM.format(**logger._asdict())
                         found = json.loads(program(node, code, folder))
+                    # Another node: an agent that is there already would cost nothing to start.
+                    with _node(endpoint, folder) as node:
                         found |= calm(node, logger, folder)
                     found |= busy(logger, endpoint, folder)
                 except Failed as why:
