@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from torch.compiler import is_compiling
+
+# Functions of ours that are not needed any more. One stays in place as long as another is above it.
+_taken_off: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 class Called:
@@ -18,14 +22,17 @@ class Called:
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if not is_compiling():
+            if not is_compiling() and self._on:
                 called(*args, **kwargs)
             return result
 
-        self._owner, self._name, self._original, self._ours = owner, name, original, function
+        self._owner, self._name, self._ours, self._on = owner, name, function, True
         setattr(owner, name, function)
 
     def take_off(self) -> None:
-        """Give torch its function back, unless another one has taken the place of ours."""
-        if getattr(self._owner, self._name) is self._ours:
-            setattr(self._owner, self._name, self._original)
+        """Be silent, and give torch its function back unless another one has taken our place."""
+        self._on = False
+        _taken_off.add(self._ours)
+        # Below ours may be another of ours, which was taken off before: a pool's worker has two.
+        while (function := getattr(self._owner, self._name)) in _taken_off:
+            setattr(self._owner, self._name, function.__wrapped__)
