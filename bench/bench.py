@@ -468,7 +468,6 @@ kinds = {
     "without_agent": on,
     "everything": on,
 }
-rounds = 24
 turns = {kind: [] for kind in kinds}
 for number in range(24):
     names = list(kinds)
@@ -913,6 +912,8 @@ def main() -> None:
         "verdicts": lambda: [*verdict_times(), *detector_cost()],
     }
     asked = [each for each in sys.argv[1:] if each != "--write"]
+    if asked and "--write" in sys.argv:
+        sys.exit("--write takes the place of the whole table, so it needs all parts: name none.")
     print(f"Measured on {machine()}.\n")
     print("| what | limit | measured |\n|---|---|---|")
     lines = []

@@ -215,9 +215,10 @@ print("found", (time.perf_counter() - began) * 1000)
 """
 
 
-# One of several ranks that log much. It ends when it is told to.
+# One of several ranks that log much. It ends when it is told to. Torch is there before, as above.
 BUSY = """
 import os, sys, time
+import torch
 floats = {{f"metric_{{i}}": i * 0.1 for i in range(5)}}
 tensors = {{}}
 {imports}
@@ -385,7 +386,7 @@ def calm(node: Node, logger: Logger, folder: str) -> dict[str, float]:
 def _node(endpoint: str, folder: str) -> Iterator[Node]:
     with Node() as node:
         node.export_to(endpoint)
-        # Nobody is asked for a name, and nothing is looked for in the network.
+        # No name is asked for, and nothing is looked for in the network.
         node.env |= {"WANDB_MODE": "offline", "SWANLAB_MODE": "offline", "HOME": folder}
         yield node
 
