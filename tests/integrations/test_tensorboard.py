@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -122,6 +125,27 @@ def test_what_is_no_number_is_no_error_and_an_error_of_the_writer_is_the_program
     otel_ddp.finish()
 
     assert [each[:2] for each in points(place.only())] == [("loss", 1.0)]
+
+
+def test_a_thread_that_begins_with_the_method_has_no_error(
+    place: Here, writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Value(float):
+        """The thread lets go of it at its end."""
+
+    raised: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: raised.append(str(args.exc_value)))
+    for_frameworks.instrument(run="one")
+    value, ended = Value(1.0), threading.Event()
+    weakref.finalize(value, ended.set)
+
+    _thread.start_new_thread(writer.add_scalar, ("loss", value, 1))
+    del value
+
+    assert ended.wait(10.0)
+    otel_ddp.finish()
+    assert raised == []
+    assert points(place.only()) == [("loss", 1.0, 1)]
 
 
 PLAIN = """

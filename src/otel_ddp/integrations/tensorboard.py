@@ -38,7 +38,9 @@ def _recorded(method: Callable[..., Any], record: Callable[..., None]) -> Callab
     @functools.wraps(method)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = method(self, *args, **kwargs)
-        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        # There is no frame where a thread begins with this very method.
+        frame = sys._getframe().f_back
+        caller = "" if frame is None else str(frame.f_globals.get("__name__"))
         runs = sys.modules.get(_RUNS)
         if runs is not None and caller.partition(".")[0] not in _RECORDED:
             record(runs, *args, **kwargs)
