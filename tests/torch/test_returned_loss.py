@@ -110,6 +110,14 @@ def losses(journal: Journal) -> dict[int | None, float]:
     }
 
 
+def sampled(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, SGD]:
+    """A model that returns no loss, of which each step is looked at, and its optimizer."""
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    return model, SGD(model.parameters(), lr=0.01)
+
+
 @pytest.mark.parametrize(
     ("loss_of", "reason"),
     [
@@ -132,10 +140,7 @@ def losses(journal: Journal) -> dict[int | None, float]:
 def test_the_loss_of_a_plain_loop_is_what_its_backward_begins_at(
     place: Here, monkeypatch: pytest.MonkeyPatch, loss_of: Any, reason: str
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
-    model = nn.Linear(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-    otel_ddp.instrument(model)
+    model, optimizer = sampled(monkeypatch)
 
     seen = {}
     for step in range(1, 5):
@@ -198,10 +203,7 @@ def test_slow_steps_show_their_loss_after_some_minutes(
 def test_of_several_batches_of_a_step_it_is_the_loss_of_the_first(
     place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
-    model = nn.Linear(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-    otel_ddp.instrument(model)
+    model, optimizer = sampled(monkeypatch)
 
     seen = {}
     for step in range(1, 4):
@@ -246,10 +248,7 @@ class ForwardInBackward(torch.autograd.Function):
 def test_a_backward_before_or_inside_that_of_the_loop_hides_no_loss(
     place: Here, monkeypatch: pytest.MonkeyPatch, loss_of: Any
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
-    model = nn.Linear(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-    otel_ddp.instrument(model)
+    model, optimizer = sampled(monkeypatch)
 
     seen = {}
     for step in range(1, 5):
@@ -268,10 +267,7 @@ def test_a_backward_before_or_inside_that_of_the_loop_hides_no_loss(
 def test_two_backwards_of_one_forward_have_no_loss_that_is_the_loss(
     place: Here, monkeypatch: pytest.MonkeyPatch, forwards: int, reason: str
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
-    model = nn.Linear(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-    otel_ddp.instrument(model)
+    model, optimizer = sampled(monkeypatch)
 
     seen = {}
     for step in range(1, 4):
