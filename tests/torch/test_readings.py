@@ -466,11 +466,11 @@ def test_the_time_that_hooks_take_is_a_part_of_the_loop(
     assert 0 < spent < took
 
 
-def test_a_missing_optimizer_is_reported_after_500_backwards(place: Here) -> None:
+def test_a_missing_optimizer_is_reported_after_512_backwards(place: Here) -> None:
     model = mlp()
     otel_ddp.instrument(model)
 
-    for _ in range(499):
+    for _ in range(511):
         model(INPUT).sum().backward()
     before = place.only().facts
     model(INPUT).sum().backward()

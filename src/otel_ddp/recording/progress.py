@@ -105,10 +105,10 @@ def call_at_thread_end(act: Callable[[], None]) -> None:
 class Progress:
     """Written to the journal at each change, and read by the agent after the process has died.
 
-    The word for the phase is written at once, and what is counted as each step ends. The words of
+    The word for the phase is written at once, and the number of steps as each ends. The words of
     the steps (one for each change, and some at the end of a step) wait for a quarter of a second at
-    most. Then they are added up into the times by phase and appended to the ring as they are. Time
-    counts for the innermost open phase only, so the phases of a step add up to the step.
+    most. Then they are added up into the totals and appended to the ring as they are. Time counts
+    for the innermost open phase only, so the phases of a step add up to the step.
 
     Hooks enter and leave phases on the training thread, ten times a step. Users call `begin` and
     `end` from any thread.
@@ -227,15 +227,13 @@ class Progress:
 
     # -- hooks: training feels every call here, so they are few and short
 
-    def begin_step(self) -> None:
-        """Hooks have seen work: from here on, time outside of any phase belongs to a step."""
-        if self.steps.begin_step():
-            if not self.thread.ident:
-                self.train_in(threading.get_ident())
-            now = self.phases.clock()
-            self._totals.begin(now)
-            self.phases.pending.append(_BEGAN + now - self.phases.origin_ns)
-            self.mark_running()
+    def begin_steps(self) -> None:
+        """The first step begins: from here on, time outside of any phase belongs to a step."""
+        self.steps.begin_step()
+        if not self.thread.ident:
+            self.train_in(threading.get_ident())
+        self.phases.pending.append(_BEGAN + self.phases.now_ns())
+        self.mark_running()
 
     def train_in(self, thread: int) -> None:
         """From here on this thread trains, the present one."""
@@ -256,7 +254,7 @@ class Progress:
         """
         steps, phases = self.steps, self.phases
         if not steps.began:
-            self.begin_step()
+            self.begin_steps()
         now = phases.clock()
         pending, opened = phases.pending, phases.opened
         if phase is not None and opened[-1] is phase:
@@ -275,8 +273,8 @@ class Progress:
         if skipped:
             pending.append(_SKIPPED)
             self.recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, reason="overflow")
-        self._totals.step_ended(now, skipped)
-        self._totals.count(self.work, steps.micro_batches)
+        else:
+            self._totals.step_ended()
         after_ns = now - phases.origin_ns
         pending.append(_ENDED + after_ns)
         words = phases.words
@@ -339,7 +337,7 @@ class Progress:
         count = len(pending)
         words = pending[:count]
         del pending[:count]
-        self._account.add(words, now - phases.origin_ns)
+        self._totals.took(self._account.add(words, now - phases.origin_ns))
         on_device = self.device_times.flush(recorder.documents)
         if amounts := self._account.amounts(on_device, work.gc_ns / 1e9, work.hook_s):
             recorder.totals.raise_all(amounts)

@@ -109,18 +109,16 @@ class StepNumbers:
 
     # -- of hooks
 
-    def begin_step(self) -> bool:
-        """Hooks have seen work; whether this is their first step."""
+    def begin_step(self) -> None:
+        """Hooks have seen work."""
         self.in_step = True
-        first = not self.began
-        if first and self.last == self.implied:
-            # No step was logged yet: the steps of the hooks replace the counted calls.
-            self.last = self._logged = -1
-        if first:
+        if not self.began:
+            self.began = True
+            if self.last == self.implied:
+                # No step was logged yet: the steps of the hooks replace the counted calls.
+                self.last = self._logged = -1
             self.before_first = self.last
-        self.began = True
         self._before_step = self.last
-        return first
 
     def end_step(self) -> int:
         """A step has ended; the number under which the user logs it."""
@@ -146,7 +144,7 @@ class StepNumbers:
 
 
 class Work:
-    """The work of all steps, raised on the training thread alone and counted as each step ends."""
+    """The work of all steps, raised on the training thread alone and counted with each flush."""
 
     __slots__ = (
         *("_gc_written", "_written", "flops", "flops_method", "gc_ns", "hook_s", "retries"),

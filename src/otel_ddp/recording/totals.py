@@ -93,9 +93,10 @@ _NO_PLACE_YET = -2
 
 
 class StepTotals:
-    """Written as each step ends, with plain stores: no lock, and nothing that waits.
+    """The number of steps is written as each ends, with a plain store: no lock, nothing that waits.
 
-    So a process that hangs in the next step, or is killed there, has counted this one.
+    So a process that hangs in the next step, or is killed there, has counted this one. The rest is
+    written with each flush: every word of the journal that a step touches takes a microsecond.
 
     A signal's handler may close the journal between two stores: each looks anew where it goes.
     """
@@ -105,30 +106,30 @@ class StepTotals:
         self._totals = writer.totals
         self._places = [_NO_PLACE_YET] * len(_COUNTED)
         self._durations = _NO_PLACE_YET
-        self._steps = self._began_ns = 0
+        self._steps = 0
         self._flops = 0.0
         self._flops_places: dict[str, int] = {}
 
-    def begin(self, now_ns: int) -> None:
-        """The first step begins."""
-        self._began_ns = now_ns
-
-    def step_ended(self, now_ns: int, skipped: bool = False) -> None:
-        """Counts a step. Its work is for `count`."""
-        took_ns, self._began_ns = now_ns - self._began_ns, now_ns
-        if skipped:
-            return
-        self._steps += 1
-        if took_ns <= 0:
-            return
-        place = self._durations
+    def step_ended(self) -> None:
+        """Counts a step."""
+        self._steps = steps = self._steps + 1
+        place = self._places[0]
         if place == _NO_PLACE_YET:
-            place = self._durations = self._of_process.place(catalog.TRAINING_STEP_DURATION)
+            place = self._places[0] = self._of_process.place(catalog.TRAINING_STEPS)
         if place >= 0:
-            seconds = took_ns / 1e9
-            bucket = place + 1 + bisect_left(_BOUNDS, seconds)
-            self._totals[place] += seconds
-            self._totals[bucket] += 1.0
+            self._totals[place] = steps
+
+    def took(self, durations_ns: Iterable[int]) -> None:
+        """Adds how long the last steps took."""
+        place = self._durations
+        for took_ns in durations_ns:
+            if place == _NO_PLACE_YET:
+                place = self._durations = self._of_process.place(catalog.TRAINING_STEP_DURATION)
+            if place >= 0:
+                seconds = took_ns / 1e9
+                bucket = place + 1 + bisect_left(_BOUNDS, seconds)
+                self._totals[place] += seconds
+                self._totals[bucket] += 1.0
 
     def count(self, work: Work, micro_batches: int) -> None:
         """Writes the work so far: steps, samples, tokens, micro batches and FLOPs."""
@@ -186,14 +187,19 @@ class TimeAccount:
         # The phase up to which time is charged, and when it was.
         self._code, self._charged_ns = _OTHER, 0
         self._steps_began = False
+        # When the present step began, and whether it will leave the weights as they are.
+        self._step_ns, self._skipped = 0, False
         self._by_phase: defaultdict[int, int] = defaultdict(int)
         self._reported = (0.0, 0.0)
 
-    def add(self, words: Sequence[int], now_ns: int) -> None:
-        """Adds the words of some steps, and the time of the present phase until now."""
+    def add(self, words: Sequence[int], now_ns: int) -> list[int]:
+        """Adds the words of some steps, and the time of the present phase until now.
+
+        Returns how long each of these steps took that was not skipped, in nanoseconds.
+        """
         # This runs for each word of each step, on the training thread: no calls.
         code, charged_ns, began = self._code, self._charged_ns, self._steps_began
-        by_phase = self._by_phase
+        by_phase, durations = self._by_phase, []
         for word in words:
             kind = word >> _SHIFT
             if kind < layout.STEPS_BEGAN:
@@ -208,11 +214,20 @@ class TimeAccount:
                 if code == _OTHER:
                     charged_ns = max(charged_ns, word & _VALUE)
                 began = True
+                self._step_ns = word & _VALUE
+            elif kind == layout.STEP_ENDED:
+                took_ns, self._step_ns = (word & _VALUE) - self._step_ns, word & _VALUE
+                if took_ns > 0 and not self._skipped:
+                    durations.append(took_ns)
+                self._skipped = False
+            elif kind == layout.STEP_SKIPPED:
+                self._skipped = True
         if now_ns > charged_ns:
             if code != _OTHER or began:
                 by_phase[code] += now_ns - charged_ns
             charged_ns = now_ns
         self._code, self._charged_ns, self._steps_began = code, charged_ns, began
+        return durations
 
     def amounts(self, on_device: Mapping[int, float], gc_s: float, hook_s: float) -> list[Amount]:
         """By how much each total has grown since the last call."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -135,7 +135,7 @@ def _has_closure(args: Any, kwargs: Any) -> bool:
 
 
 def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: Any) -> None:
-    if is_compiling() and _may_be_one_graph(optimizer):
+    if is_dynamo_compiling() and _may_be_one_graph(optimizer):
         return
     stepper = _stepper
     if stepper is None or not stepper.alive:
@@ -151,11 +151,11 @@ def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: A
 
 
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    if is_compiling() and _may_be_one_graph(optimizer):
+    if is_dynamo_compiling() and _may_be_one_graph(optimizer):
         return
     stepper = _stepper
     if stepper is None or not stepper.alive:
-        if stepper is None and _told is not None and not is_compiling():
+        if stepper is None and _told is not None and not is_dynamo_compiling():
             _told()
         return
     try:

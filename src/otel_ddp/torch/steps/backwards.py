@@ -18,7 +18,7 @@ from otel_ddp.torch.steps.sampled import OFTEN
 _REGISTER = "_register_hook_dict"
 _KEY = "otel_ddp"
 # After so many backwards without a step, no optimizer that we see will make one.
-_LONGEST_ACCUMULATION = 500
+_LONGEST_ACCUMULATION = 32 * OFTEN
 
 
 def _nothing(gradient: torch.Tensor) -> None:
@@ -73,6 +73,7 @@ class Backwards:
         self.hook = BackwardHook()
         self._progress = progress = step.progress
         self._sampled, self._calls, self._step = step.sampled, step.calls, step
+        self._steps = progress.steps
         self._enter, self._leave = progress.phases.enter, progress.phases.leave
         self._failed = failed
         self._wait = progress.phases.of_hooks("comm_wait")
@@ -114,18 +115,20 @@ class Backwards:
         if not self.alive:
             return
         try:
-            calls, step, progress = self._calls, self._step, self._progress
+            calls, step = self._calls, self._step
+            calls.in_backward = False
+            calls.forwards = 0
             # Closes the wait inside it as well.
-            calls.close_backward()
-            progress.steps.micro_batches += 1
-            step.seen.backwards += 1
-            step.end.backwards = since_step = step.end.backwards + 1
-            if step.closure and step.optimizer not in progress.phases.opened:
+            self._leave(calls.backward)
+            self._steps.micro_batches += 1
+            end = step.end
+            end.backwards = since_step = end.backwards + 1
+            if step.closure and step.optimizer not in self._progress.phases.opened:
                 self._enter(step.optimizer)
-            if since_step % OFTEN == 0:
-                progress.flush_if_due()
-            if step.seen.backwards == _LONGEST_ACCUMULATION and not step.seen.steps:
-                self._sampled.listener.no_step_ended()
+            if not since_step % OFTEN:
+                self._progress.flush_if_due()
+                if since_step == _LONGEST_ACCUMULATION and not step.seen.steps:
+                    self._sampled.listener.no_step_ended()
             if step.stepped_in_backward:
                 step.stepped_in_backward = False
                 step.finish()

@@ -11,7 +11,7 @@ import torch
 from otel_ddp.torch.steps.backwards import BackwardHook, Backwards
 from otel_ddp.torch.steps.open_step import OpenStep
 from otel_ddp.torch.steps.sampled import OFTEN
-from otel_ddp.torch.steps.watched_model import WatchedModel, workload
+from otel_ddp.torch.steps.watched_model import WatchedModel
 
 # Hugging Face's Trainer gives a model by this name the number to divide a step's losses by, which
 # counts the items of other ranks and batches too.
@@ -31,7 +31,7 @@ class Forwards:
     def __init__(self, step: OpenStep, backwards: Backwards) -> None:
         self._progress = progress = step.progress
         self._sampled, self._calls, self._step = step.sampled, step.calls, step
-        self._hook = backwards.hook
+        self._seen, self._hook = step.seen, backwards.hook
         self._steps, self._work, self._phases = progress.steps, progress.work, progress.phases
         self._thread = progress.thread
         self._buffers = progress.phases.of_hooks("comm_wait", of_buffers=True)
@@ -51,12 +51,13 @@ class Forwards:
         thread = _get_ident()
         if thread != calls.forward_thread and self._is_beside_step(thread, trains):
             return
-        if calls.in_backward:
-            calls.close_what_raised()
-        if calls.forwards or calls.in_backward:
-            # A model inside a model, or one that is computed again for the backward under way.
-            calls.forwards += 1
-            return
+        if calls.in_backward or calls.forwards:
+            if calls.in_backward:
+                calls.close_what_raised()
+            if calls.in_backward or calls.forwards:
+                # A model inside a model, or one computed again for the backward under way.
+                calls.forwards += 1
+                return
         calls.forwards = 1
         calls.forward_thread = thread
         calls.trains = trains
@@ -78,7 +79,25 @@ class Forwards:
         phases.enter(calls.forward)
         if watched.syncs_buffers and module.will_sync_module_buffers():
             phases.enter(self._buffers)
-        self._count_batch(watched, module, args, kwargs)
+        # Samples, tokens and FLOPs of the step.
+        work = self._work
+        watched.take(args, kwargs)
+        samples, tokens = watched.samples, watched.tokens
+        if watched.found:
+            # The batch is that of the first model that the step calls: an encoder and its decoder
+            # work on one.
+            step.batch_model = step.batch_model or watched
+            watched.counted = step.batch_model is watched
+        if watched.counted:
+            work.samples += samples
+            if tokens:
+                work.tokens += tokens
+        if self._sampled.wants_loss:
+            watched.divided_loss = kwargs is not None and kwargs.get(_DIVISOR) is not None
+        if (each := watched.flops_per_unit) is None:
+            self._sampled.notify("forward_began", watched, module, args, kwargs)
+        elif each:
+            work.flops += each * (samples if watched.by_samples else tokens or samples)
 
     def _is_beside_step(self, thread: int, trains: bool) -> bool:
         """Whether a forward that begins is no part of the step; if it is, it ends an older one."""
@@ -88,34 +107,6 @@ class Forwards:
         if calls.forwards and not calls.in_backward:
             calls.close_forward()
         return False
-
-    def _count_batch(
-        self,
-        watched: WatchedModel,
-        module: torch.nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-    ) -> None:
-        """Add a forward's samples, tokens and FLOPs to those of the step."""
-        work, step = self._work, self._step
-        samples, tokens = workload(args, kwargs)
-        if type(samples) is not int or type(tokens) is not int:
-            samples = tokens = 0  # traced: sizes are tensors, of no number
-        if watched.found:
-            # The batch is that of the first model that the step calls: an encoder and its decoder
-            # work on one.
-            step.batch_model = step.batch_model or watched
-            watched.counted = step.batch_model is watched
-        if watched.counted:
-            work.samples += samples
-            work.tokens += tokens
-        if self._sampled.wants_loss:
-            watched.divided_loss = kwargs is not None and kwargs.get(_DIVISOR) is not None
-        if (each := watched.flops_per_unit) is None:
-            watched.samples, watched.tokens = samples, tokens
-            self._sampled.notify("forward_began", watched, module, args, kwargs)
-        elif each:
-            work.flops += each * (samples if watched.by_samples else tokens or samples)
 
     def evaluated_past_ddp(self, watched: WatchedModel, module: torch.nn.Module) -> bool:
         """Begin an evaluation if the module inside DDP is called directly; whether it is one."""
@@ -141,12 +132,11 @@ class Forwards:
             calls.forwards -= 1
         if calls.forwards or calls.in_backward:
             return None
-        step = self._step
         if calls.trains:
             self._phases.leave(calls.forward)
-            seen = step.seen
-            seen.forwards += 1
-            if not seen.forwards % OFTEN:
+            seen = self._seen
+            seen.forwards = forwards = seen.forwards + 1
+            if not forwards % OFTEN:
                 self._progress.flush_if_due()
             sampled = self._sampled
             if sampled.wants_loss or watched.flops_per_unit is None:
@@ -156,5 +146,5 @@ class Forwards:
         self._progress.flush_if_due()
         if _is_grad_enabled() and not self._steps.model_called:
             # If a step ends before a model is called in training mode, this one is trained.
-            step.evaluated = watched
+            self._step.evaluated = watched
         return None

@@ -12,6 +12,7 @@ import torch
 from otel_ddp import errors
 from otel_ddp.recording.phases import Phase
 from otel_ddp.recording.progress import Progress
+from otel_ddp.recording.steps import StepNumbers
 from otel_ddp.torch.steps.open_calls import OpenCalls
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
@@ -26,8 +27,8 @@ class StepEnd:
     """Knows the optimizer whose step ends a training step: named by the user, or the first seen."""
 
     __slots__ = (
-        *("_in_round", "_named", "_optimizer", "_round", "_steps_of_others", "_stepped_round"),
-        *("_since_others", "backwards", "has_model", "scaler_round"),
+        *("_in_round", "_named", "_round", "_steps_of_others", "_stepped_round"),
+        *("_since_others", "backwards", "has_model", "known", "scaler_round"),
     )
 
     def __init__(self) -> None:
@@ -40,8 +41,9 @@ class StepEnd:
         self.scaler_round: Callable[[], Any] | None = None
         self._round: Any = None
         self._stepped_round: Any = None
-        # By the optimizer's id. Empty while none is known; and once it has gone.
-        self._optimizer: dict[int, Callable[[], torch.optim.Optimizer | None]] = {}
+        self.known: dict[int, Callable[[], torch.optim.Optimizer | None]] = {}
+        """The optimizer whose step ends ours, by its id. Empty while none is known; and once it has
+        gone. Any further one (a GAN's second) is part of the next step, and so it is in each."""
         self._named = False
         self._steps_of_others = 0
         # Our steps since the last one of another optimizer; -1: there was none.
@@ -53,7 +55,7 @@ class StepEnd:
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer whose step ends ours, if one is known and still there."""
-        return next((known() for known in list(self._optimizer.values())), None)
+        return next((known() for known in list(self.known.values())), None)
 
     def choose(self, optimizer: torch.optim.Optimizer, named: bool = False) -> None:
         """From here on this optimizer's step ends ours. *named*: the user has named it."""
@@ -64,7 +66,7 @@ class StepEnd:
         known[id(optimizer)] = errors.attempt(
             lambda: ref(optimizer, partial(known.pop, id(optimizer))), lambda: None
         )
-        self._optimizer = known
+        self.known = known
 
     def model_came(self, found: bool = False) -> None:
         """A model has come, or come again: it may have another optimizer than the last one.
@@ -75,25 +77,16 @@ class StepEnd:
         if found and self.optimizer is not None:
             self._in_round = False
         elif not self._named:
-            self._optimizer = {}
+            self.known = {}
 
     def model_called(self) -> None:
         """A model is called that was known before the last one was found."""
         if self._in_round is not None:
             self._in_round = True
 
-    def begun_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the step that this optimizer begins will end ours; the first one seen does.
-
-        Any further one (a GAN's second) is part of the next step, and so it is in each step.
-        """
-        if not self._optimizer:
-            self.choose(optimizer)
-        return id(optimizer) in self._optimizer
-
     def ended_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the step that this optimizer has finished ends ours."""
-        if id(optimizer) not in self._optimizer:
+        if id(optimizer) not in self.known:
             self._steps_of_others += 1
             self._since_others = 0
             if self._in_round is False and not self._named:
@@ -108,25 +101,28 @@ class StepEnd:
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this optimizer ends our steps."""
-        return id(optimizer) in self._optimizer
+        return id(optimizer) in self.known
 
     def others_step(self) -> bool:
         """Whether another optimizer makes steps between ours."""
         return 0 <= self._since_others < _ALONE
 
     def scaler_skipped(self) -> bool:
-        """Whether the scaler has ended a round since the last call, and left our step out of it."""
-        if self.scaler_round is None:
-            return False
-        before, self._round = self._round, self.scaler_round()
+        """Whether the scaler has ended a round since the last call, and left our step out of it.
+
+        To be asked only where there is one.
+        """
+        before, self._round = self._round, self.scaler_round and self.scaler_round()
         now = self._round
         return self.backwards > 0 and before is not now and before is not self._stepped_round
 
     def step_ended(self) -> None:
         """A training step has ended."""
-        self.backwards = self._steps_of_others = 0
-        self._since_others += self._since_others >= 0
-        self._in_round = None
+        self.backwards = 0
+        if self._since_others >= 0 or self._in_round is not None:
+            self._steps_of_others = 0
+            self._since_others += self._since_others >= 0
+            self._in_round = None
 
 
 def is_infinity(found: Any) -> bool:
@@ -148,14 +144,22 @@ def steps_made(optimizer: torch.optim.Optimizer) -> int:
 class Seen:
     """What was seen at all. Capabilities are read off it."""
 
-    __slots__ = (
-        *("backwards", "compiles", "float16", "forwards", "loads"),
-        "steps",
-    )
+    __slots__ = ("_before", "_steps", "compiles", "float16", "forwards", "loads")
 
-    def __init__(self) -> None:
-        self.forwards = self.backwards = self.steps = self.loads = 0
+    def __init__(self, steps: StepNumbers) -> None:
+        self._steps, self._before = steps, (steps.count, steps.micro_batches)
+        self.forwards = self.loads = 0
         self.compiles = self.float16 = False
+
+    @property
+    def steps(self) -> int:
+        """The steps since these hooks are on."""
+        return self._steps.count - self._before[0]
+
+    @property
+    def backwards(self) -> int:
+        """The backwards since then."""
+        return self._steps.micro_batches - self._before[1]
 
 
 class Search:
@@ -186,7 +190,16 @@ class OpenStep:
     """Begins and ends steps; `end` decides what ends one."""
 
     __slots__ = (
-        *("_wrap_hooks", "batch_model", "calls", "closure", "end", "evaluated", "progress"),
+        *(
+            "_steps",
+            "_wrap_hooks",
+            "batch_model",
+            "calls",
+            "closure",
+            "end",
+            "evaluated",
+            "progress",
+        ),
         *("optimizer", "optimizing", "sampled", "search", "seen"),
         "stepped_in_backward",
     )
@@ -198,7 +211,8 @@ class OpenStep:
         self.progress, self.calls, self.sampled = progress, calls, calls.sampled
         self._wrap_hooks = wrap_hooks
         self.end = StepEnd()
-        self.seen = Seen()
+        self._steps = steps = progress.steps
+        self.seen = Seen(steps)
         self.search = Search()
         self.optimizer = progress.phases.of_hooks("optimizer")
         self.optimizing: int | None = None
@@ -223,13 +237,15 @@ class OpenStep:
             self.progress.phases.leave(self.optimizer)
         # Work begins again after a backward, and no optimizer made a step of it: more of the same
         # step, unless the scaler has seen to it that none was made.
-        if self.end.scaler_skipped():
+        if self.end.scaler_round is not None and self.end.scaler_skipped():
             self.finish(skipped=True)
-        steps = self.progress.steps
+        steps = self._steps
         if not steps.in_step:
-            if not steps.began:
+            if steps.began:
+                steps.begin_step()
+            else:
                 self.sampled.listener.first_step_began()
-            self.progress.begin_step()
+                self.progress.begin_steps()
 
     def finish(self, skipped: bool = False, phase: Phase | None = None) -> None:
         """The step is over, and so is *phase*."""
@@ -237,12 +253,11 @@ class OpenStep:
             self.evaluated.trains_in_eval = True
         self.end.step_ended()
         self.batch_model = None
-        self.seen.steps += 1
         progress, sampled = self.progress, self.sampled
         if progress.step_finished(skipped, phase) or sampled.sampling:
             sampled.run("flush", progress.flush)
             sampled.notify("step_ended")
-        following = progress.steps.count + 1
+        following = self._steps.count + 1
         if following >= sampled.next_change:
             sampled.begin(following)
             self._wrap_hooks()

@@ -63,7 +63,9 @@ class Optimizers:
         # A closure has the loop's own work in it, up to the end of backward.
         if not closure or step.end.backwards:
             self._phases.enter(step.optimizer)
-        if step.end.begun_by(optimizer) and self._sampled.sampling and not closure:
+        if not step.end.known:
+            step.end.choose(optimizer)
+        if self._sampled.sampling and not closure and step.end.is_of(optimizer):
             self._sampled.notify("optimizer_steps", optimizer)
 
     def _ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -81,7 +83,9 @@ class Optimizers:
             self._sampled.notify("optimizer_steps", optimizer)
         step.optimizing = None
         step.closure = False
-        if not step.end.ended_by(optimizer):
+        end = step.end
+        simply = id(optimizer) in end.known and end.scaler_round is None
+        if not simply and not end.ended_by(optimizer):
             self._phases.leave(step.optimizer)
             return
         if not self._steps.count:

@@ -26,7 +26,7 @@ class WatchedModel:
     __slots__ = (
         *("by_samples", "called_past_ddp", "counted", "divided_loss", "flops_per_unit", "forwards"),
         *("found", "inner_hooks", "is_ddp", "model", "samples", "syncs_buffers", "tokens"),
-        "trains_in_eval",
+        *("_batch", "trains_in_eval"),
     )
 
     def __init__(self, model: nn.Module, among: dict[int, WatchedModel]) -> None:
@@ -54,7 +54,27 @@ class WatchedModel:
         self.flops_per_unit: float | None = None
         """None as long as it is not known, 0 where it never will be."""
         self.by_samples = False
-        self.forwards = self.samples = self.tokens = 0
+        self.forwards = 0
+        # What the last forward worked on; and the input that told so, if it was a single one.
+        self.samples = self.tokens = 0
+        self._batch: tuple[torch.Size | None, torch.dtype | None] = None, None
+
+    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
+        """A forward begins: sets its samples and tokens."""
+        # Mostly each batch is like the one before. To ask for the shape is the dearest of all that
+        # hooks do, so it is asked once.
+        only: Any = None
+        if kwargs:
+            only = kwargs.get("input_ids")
+        elif len(args) == 1:
+            only = args[0]
+        shape = only.shape if type(only) is _Tensor else None
+        before, dtype = self._batch
+        if shape is not None and shape == before and only.dtype is dtype and not _in_functorch():
+            return
+        self.samples, self.tokens = workload(args, kwargs)
+        whole = shape is not None and (not kwargs or self.tokens == shape.numel())
+        self._batch = (shape, only.dtype) if whole else (None, None)
 
 
 # The names of a language model's input, whose elements are tokens.
@@ -80,12 +100,14 @@ def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
         only = kwargs.get("input_ids")
     elif len(args) == 1:
         only = args[0]
-    if type(only) is _Tensor and (shape := only.shape):
+    if type(only) is _Tensor and (shape := only.shape) and type(samples := shape[0]) is int:
         if len(shape) == 2 and only.dtype in _WHOLE:
-            return shape[0], shape[0] * shape[1]
+            return samples, samples * shape[1]
         if not kwargs:
-            return shape[0], 0
-    return _searched(args, kwargs)
+            return samples, 0
+    samples, tokens = _searched(args, kwargs)
+    # In a trace, sizes are tensors, of no number.
+    return (samples, tokens) if type(samples) is type(tokens) is int else (0, 0)
 
 
 def shares_its_batch(module: nn.Module) -> bool:
