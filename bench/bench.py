@@ -293,6 +293,7 @@ import otel_ddp
 from otel_ddp.torch import measure
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
+from otel_ddp.torch.steps import usual
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -334,10 +335,11 @@ for turn in range(40):
 print(*(statistics.median(each) * 1e6 for each in took.values()))
 
 # What each of them takes by itself, without torch's calling: a step's sequence, again and again.
+queued = []
+usual.queue_callback = queued.append
 otel_ddp.instrument(model)
-block()
 ours = measure._current.stepper
-ours.backwards._queue_callback = nothing
+ours.backwards._queue_callback = queued.append
 weight, gradient = torch.ones(8, 1, requires_grad=True), torch.ones(4, 1)
 # Larger than the caches of a core: what a forward or a backward leaves of ours.
 memory = torch.ones(16_000_000)
@@ -352,19 +354,19 @@ def in_turn(rounds, between=nothing):
         took.setdefault(what, []).append(clock() - before)
     # The journal is written every quarter of a second: here after so many steps.
     flushed = []
-    ours.progress._flush_due_ns = 2**62
+    ours.progress.flush_due_ns = 2**62
     for number in range(rounds):
         if number % 100 == 99:
             before = clock()
             ours.progress.flush()
             flushed.append((clock() - before) / 100)
-            ours.progress._flush_due_ns = 2**62
+            ours.progress.flush_due_ns = 2**62
         output = inputs @ weight
         timed("before forward", model_hooks.before_forward, model, (inputs,), {})
         timed("after forward", model_hooks._after_forward, model, (inputs,), output)
-        timed("first gradient", ours.backwards._gradient_arrived, gradient)
-        timed("gradients done", ours.backwards._gradients_done)
-        timed("backward ended", ours.backwards._ended)
+        timed("first gradient", ours.backwards.hook.hook, gradient)
+        timed("gradients done", queued.pop())
+        timed("backward ended", queued.pop())
         timed("before the optimizer", optimizer_hooks._before_step, optimizer, (optimizer,), {})
         timed("after the optimizer", optimizer_hooks._after_step, optimizer, (optimizer,), {})
     medians = {what: statistics.median(each[rounds // 6:]) - empty for what, each in took.items()}

@@ -15,8 +15,7 @@ def test_a_thread_that_counted_before_the_last_step_takes_nothing_away() -> None
     of_process: Any = SimpleNamespace(place=lambda *_, **__: next(places))
     writer: Any = SimpleNamespace(totals=written)
     totals = StepTotals(of_process, writer)
-    for _ in range(2):
-        totals.step_ended()
+    totals.steps = 2
 
     totals.count(work(20, 40), 2)
     totals.count(work(10, 20), 1)

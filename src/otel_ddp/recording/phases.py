@@ -50,6 +50,10 @@ class Phase:
         self.base = (code << _SHIFT) - origin_ns
 
 
+def _nothing() -> None:
+    pass
+
+
 class OpenPhases:
     """The open phases, the word for the innermost one, and the words that wait to be flushed.
 
@@ -57,7 +61,8 @@ class OpenPhases:
     """
 
     __slots__ = (
-        *("clock", "device_clock", "enter", "leave", "opened", "origin_ns", "pending", "words"),
+        *("clock", "device_clock", "enter", "leave", "opened", "origin_ns", "pending", "settle"),
+        "words",
     )
 
     def __init__(self, writer: JournalWriter, clock: Callable[[], int] = monotonic_ns) -> None:
@@ -70,6 +75,8 @@ class OpenPhases:
         # The device's clock, if there is one, gets each change on the training thread.
         self.device_clock: DeviceClock | None = None
         self.enter, self.leave = self._made_hooks()
+        self.settle: Callable[[], None] = _nothing
+        """To be called before phases are looked at from outside of the hooks."""
 
     def _made_hooks(self) -> tuple[Callable[[Phase], None], Callable[[Phase], None]]:
         """Closures: training feels every call here, and local names are found soonest."""

@@ -29,7 +29,7 @@ _SHIFT = layout.CODE_SHIFT
 _STEP_WORD = layout.STEP // 8
 _BEGAN, _ENDED = layout.STEPS_BEGAN << _SHIFT, layout.STEP_ENDED << _SHIFT
 _NUMBER, _LOGGED = layout.STEP_NUMBER << _SHIFT, layout.STEP_LOGGED << _SHIFT
-_SKIPPED = layout.STEP_SKIPPED << _SHIFT | 1
+_SKIPPED, _WORK = layout.STEP_SKIPPED << _SHIFT | 1, layout.STEP_WORK << _SHIFT
 _PROFILED = layout.STEP_PROFILED << _SHIFT | 1
 
 # Steps are flushed this often at most, which is how often the agent looks: a flush and what is read
@@ -124,9 +124,11 @@ class Progress:
         self._flushing = self._over = False
         self._deferred: Callable[[], None] | None = None
         self._flushed_words = 0
-        self._flush_due_ns = 0
+        self.flush_due_ns = 0
+        """When the words of the steps are to be written; at the end of a step."""
         self._account = TimeAccount()
         self._totals = StepTotals(recorder.totals, recorder.writer)
+        self.end_step = self._made_end()
         # The phase first: it is not read before there is a state.
         recorder.writer.phase(PHASES["other"], 0, self.phases.now_ns())
         self._set_state("starting")
@@ -146,6 +148,7 @@ class Progress:
         beside = self.steps.began and self.thread.is_another()
         with self.recorder.gate.lock:
             if not beside:
+                self.phases.settle()
                 self.phases.opened.append(phase)
                 self._write_phase()
             self.mark_running()
@@ -154,6 +157,7 @@ class Progress:
     def end(self, phase: Phase, took_s: float) -> None:
         """Leaves a phase. It is the innermost one, unless several threads have opened some."""
         with self.recorder.gate.lock:
+            self.phases.settle()
             opened = self.phases.opened
             was_open = phase in opened
             # In place: hooks use the same list.
@@ -242,6 +246,7 @@ class Progress:
     def _thread_ended(self, thread: int) -> None:
         # Its process may be killed at any moment.
         self.flush()
+        self.phases.settle()
         # In the middle of a step, it has not returned but raised.
         between_steps = len(self.phases.opened) == 1 and not self.steps.model_called
         if thread == self.thread.ident and between_steps:
@@ -265,27 +270,49 @@ class Progress:
         word = opened[-1].base + now
         if phase is not None:
             pending.append(word)
-        number = steps.end_step()
-        pending.append(_NUMBER | steps.count)
-        if number != steps.count or steps.last != steps.before_first:
-            pending.append(_LOGGED | number)
-        self.work.write(pending)
-        if skipped:
-            pending.append(_SKIPPED)
-            self.recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, reason="overflow")
-        else:
-            self._totals.step_ended()
-        after_ns = now - phases.origin_ns
-        pending.append(_ENDED + after_ns)
-        words = phases.words
-        words[PHASE_WORD] = word
+        self.end_step(now, word, skipped)
         if phase is None:
             pending.append(word)
-        words[_STEP_WORD] = number + 1
-        if phases.device_clock is not None:
-            phases.device_clock.mark(word)
-            phases.device_clock.step_finished(steps.count, after_ns)
-        return now >= self._flush_due_ns or len(pending) > _MOST_WORDS
+        return now >= self.flush_due_ns or len(pending) > _MOST_WORDS
+
+    def _made_end(self) -> Callable[[int, int, bool], None]:
+        """A closure, as the hooks of phases are, and for the same reason."""
+        steps, work, phases, totals = self.steps, self.work, self.phases, self._totals
+        write, ended = phases.pending.append, _ENDED - phases.origin_ns
+
+        def end_step(now: int, word: int, skipped: bool) -> None:
+            """Writes the end of a step, from where time counts for the phase of this word."""
+            logged = steps.last
+            same = logged == steps.logged_before
+            number = steps.logged_number + 1 if same else steps.next_logged()
+            steps.logged_number, steps.logged_before = number, logged
+            steps.count = count = steps.count + 1
+            steps.in_step = steps.model_called = False
+            write(_NUMBER | count)
+            if number != count or logged != steps.before_first:
+                write(_LOGGED | number)
+            if work.gc_ns != work.gc_written_ns or work.retries:
+                work.write_stops(phases.pending)
+            done = work.tokens or work.samples
+            if done != work.written:
+                # Less than before: tokens, of which there were none until now.
+                write(_WORK | max(0, done - work.written))
+                work.written = done
+            if skipped:
+                write(_SKIPPED)
+                self.recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, reason="overflow")
+            else:
+                totals.steps = done = totals.steps + 1
+                if totals.place >= 0:
+                    totals.store[totals.place] = done
+            write(ended + now)
+            phases.words[PHASE_WORD] = word
+            phases.words[_STEP_WORD] = number + 1
+            if phases.device_clock is not None:
+                phases.device_clock.mark(word)
+                phases.device_clock.step_finished(count, now - phases.origin_ns)
+
+        return end_step
 
     def mark_profiled(self) -> None:
         """The step that ends next is unusual: it is being profiled."""
@@ -301,7 +328,7 @@ class Progress:
     def flush_if_due(self) -> None:
         """Flushes if that is due or much is pending, also if no step ever ends."""
         phases = self.phases
-        if len(phases.pending) > _MOST_WORDS or phases.clock() >= self._flush_due_ns:
+        if len(phases.pending) > _MOST_WORDS or phases.clock() >= self.flush_due_ns:
             # A process that only evaluates is running, too.
             self.mark_running()
             self.flush()
@@ -331,7 +358,7 @@ class Progress:
     def _flush(self) -> None:
         phases, recorder, work = self.phases, self.recorder, self.work
         now = phases.clock()
-        self._flush_due_ns = now + _FLUSH_EVERY_NS
+        self.flush_due_ns = now + _FLUSH_EVERY_NS
         pending = phases.pending
         # Hooks may go on writing while another thread is here.
         count = len(pending)

@@ -10,7 +10,7 @@ from otel_ddp.journal import layout
 _MOST_ACCUMULATED = 64
 _SHIFT = layout.CODE_SHIFT
 _GC = layout.STEP_GC << _SHIFT
-_RETRIES, _WORK = layout.STEP_RETRIES << _SHIFT, layout.STEP_WORK << _SHIFT
+_RETRIES = layout.STEP_RETRIES << _SHIFT
 
 
 class When(NamedTuple):
@@ -25,8 +25,17 @@ class StepNumbers:
     """The numbers of a process's steps. Plain attributes, for hooks and `log` go by them."""
 
     __slots__ = (
-        *("_before_step", "_evaluations", "_logged", "_lower", "before_first", "began", "count"),
-        *("implied", "in_step", "last", "logged_number", "micro_batches", "model_called"),
+        *("_before_step", "_evaluations", "_lower", "before_first", "began", "count"),
+        *(
+            "forwards",
+            "implied",
+            "in_step",
+            "last",
+            "logged_before",
+            "logged_number",
+            "micro_batches",
+        ),
+        "model_called",
     )
 
     def __init__(self) -> None:
@@ -39,14 +48,14 @@ class StepNumbers:
         self.in_step = False
         self.model_called = False
         """Whether a model was called in this step: waiting for a batch may end an epoch."""
-        self.micro_batches = 0
+        self.forwards = self.micro_batches = 0
         # The number of steps is the same on all ranks. The number under which the user logs the
         # last one may differ, and only ranks that log know it.
         self.count = self.logged_number = 0
         # What had been logged when the first step began: of a model's size, maybe, or of a test.
         self.before_first = -1
         # What had been logged when the last step ended, and when the present one began.
-        self._logged = self._before_step = -1
+        self.logged_before = self._before_step = -1
         # The last step at the time a lower one was logged, and the lower one.
         self._lower = (-1, -1)
         # The step of an evaluation's values before anything trains.
@@ -93,8 +102,8 @@ class StepNumbers:
             # A loop that changes the weights by itself has only these steps.
             return self.micro_batches
         if trains and self.model_called:
-            return self._next_logged()
-        return self.logged_number if self.last == self._logged else self.last
+            return self.next_logged()
+        return self.logged_number if self.last == self.logged_before else self.last
 
     def trace_and_step(self) -> tuple[str, int | None]:
         """The trace and the step of what happens now; empty before the first one.
@@ -116,23 +125,14 @@ class StepNumbers:
             self.began = True
             if self.last == self.implied:
                 # No step was logged yet: the steps of the hooks replace the counted calls.
-                self.last = self._logged = -1
+                self.last = self.logged_before = -1
             self.before_first = self.last
         self._before_step = self.last
 
-    def end_step(self) -> int:
-        """A step has ended; the number under which the user logs it."""
-        logged = self.last
-        number = self.logged_number + 1 if logged == self._logged else self._next_logged()
-        self.logged_number, self._logged = number, logged
-        self.count += 1
-        self.in_step = self.model_called = False
-        return number
-
-    def _next_logged(self) -> int:
+    def next_logged(self) -> int:
         """The number under which the user will log the step that ends next."""
         logged = self.last
-        if logged == self._logged:
+        if logged == self.logged_before:
             return self.logged_number + 1
         # A value logged within a step belongs to it; a value logged after a step belongs to that.
         return logged if self.in_step and logged != self._before_step else logged + 1
@@ -147,26 +147,22 @@ class Work:
     """The work of all steps, raised on the training thread alone and counted with each flush."""
 
     __slots__ = (
-        *("_gc_written", "_written", "flops", "flops_method", "gc_ns", "hook_s", "retries"),
-        *("samples", "tokens"),
+        *("flops", "flops_method", "gc_ns", "gc_written_ns", "hook_s", "retries", "samples"),
+        *("tokens", "written"),
     )
 
     def __init__(self) -> None:
         self.samples = self.tokens = self.gc_ns = self.retries = 0
         self.flops = self.hook_s = 0.0
         self.flops_method = ""
-        self._gc_written = self._written = 0
+        self.gc_written_ns = self.written = 0
+        """Up to where the words of the steps tell of it."""
 
-    def write(self, pending: list[int]) -> None:
-        """Adds the words of the step that ends."""
-        if self.gc_ns != self._gc_written:
-            pending.append(_GC | self.gc_ns - self._gc_written)
-            self._gc_written = self.gc_ns
-        work = self.tokens or self.samples
-        if work != self._written:
-            # Less than before: tokens, of which there were none until now.
-            pending.append(_WORK | max(0, work - self._written))
-            self._written = work
+    def write_stops(self, pending: list[int]) -> None:
+        """Adds the words of the step that ends: for what it was stopped."""
+        if self.gc_ns != self.gc_written_ns:
+            pending.append(_GC | self.gc_ns - self.gc_written_ns)
+            self.gc_written_ns = self.gc_ns
         if self.retries:
             pending.append(_RETRIES | self.retries)
             self.retries = 0

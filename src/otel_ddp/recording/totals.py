@@ -103,21 +103,13 @@ class StepTotals:
 
     def __init__(self, totals: Totals, writer: JournalWriter) -> None:
         self._of_process, self._writer = totals, writer
-        self._totals = writer.totals
+        self.store = writer.totals
+        self.steps, self.place = 0, -1
+        """How many there were, and where their number is stored; -1: nowhere yet."""
         self._places = [_NO_PLACE_YET] * len(_COUNTED)
         self._durations = _NO_PLACE_YET
-        self._steps = 0
         self._flops = 0.0
         self._flops_places: dict[str, int] = {}
-
-    def step_ended(self) -> None:
-        """Counts a step."""
-        self._steps = steps = self._steps + 1
-        place = self._places[0]
-        if place == _NO_PLACE_YET:
-            place = self._places[0] = self._of_process.place(catalog.TRAINING_STEPS)
-        if place >= 0:
-            self._totals[place] = steps
 
     def took(self, durations_ns: Iterable[int]) -> None:
         """Adds how long the last steps took."""
@@ -128,19 +120,20 @@ class StepTotals:
             if place >= 0:
                 seconds = took_ns / 1e9
                 bucket = place + 1 + bisect_left(_BOUNDS, seconds)
-                self._totals[place] += seconds
-                self._totals[bucket] += 1.0
+                self.store[place] += seconds
+                self.store[bucket] += 1.0
 
     def count(self, work: Work, micro_batches: int) -> None:
         """Writes the work so far: steps, samples, tokens, micro batches and FLOPs."""
-        counts = (self._steps, work.samples, work.tokens, micro_batches)
+        counts = (self.steps, work.samples, work.tokens, micro_batches)
         for at, value in enumerate(counts):
             place = self._places[at]
             if place == _NO_PLACE_YET and value:
                 place = self._places[at] = self._of_process.place(_COUNTED[at])
+                self.place = self._places[0] if self.steps else -1
             # A thread that flushes may have counted before the step that has ended meanwhile.
-            if place >= 0 and value > self._totals[place]:
-                self._totals[place] = value
+            if place >= 0 and value > self.store[place]:
+                self.store[place] = value
         flops, method = work.flops, work.flops_method
         if flops != self._flops:
             if method not in self._flops_places:
@@ -148,13 +141,13 @@ class StepTotals:
                 self._flops_places[method] = place
             place = self._flops_places[method]
             if place >= 0:
-                self._totals[place] += flops - self._flops
+                self.store[place] += flops - self._flops
             self._flops = flops
 
     def close(self) -> None:
         """The journal is about to close: writes that come later go nowhere."""
         # The writer's, as it may be closed already.
-        self._totals = memoryview(bytearray(8 * len(self._writer.totals))).cast("d")
+        self.store = memoryview(bytearray(8 * len(self._writer.totals))).cast("d")
 
 
 # -- time by phase

@@ -99,6 +99,7 @@ class _Search(Search):
         self._steps_left, self._calls_left = _STEPS, _CALLS
         self._reported = False
         self._models = 0
+        self.stepper.usual.leave()
         if not self.on:
             self._expect_no_optimizer()
             self.on = True

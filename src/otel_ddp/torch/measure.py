@@ -80,6 +80,7 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
         progress.device_position,
         _profile,
     )
+    current.stepper.usual.leave()
     current.readings.update_options(StepOptions(**options))
     optimizer_hooks.forget(options["optimizer"])
     # Now, not at the first step: an evaluation may compile as well.

@@ -11,20 +11,19 @@ from weakref import ref
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import errors
 from otel_ddp.torch import inspection, models
 from otel_ddp.torch.hooks import every_module
+from otel_ddp.torch.steps.backwards import BackwardHook
 from otel_ddp.torch.steps.stepper import Stepper
-from otel_ddp.torch.steps.watched_model import WatchedModel
+from otel_ddp.torch.steps.watched_model import INNER_HOOK, WatchedModel
 
 _MOST_OUTPUTS, _MOST_OF_ONE = 64, 48
 _Tensor = torch.Tensor
 _is_tracing = torch._C._is_tracing
-# The key of a hook that is taken off and put on again in each forward of DDP.
-_KEY = "otel_ddp"
 
 # Pickle and copy look this up on the object itself, before its class.
 _STATE = "__getstate__"
@@ -32,6 +31,15 @@ _STATE = "__getstate__"
 _KINDS, _MORE = ("_forward_pre_hooks", "_forward_hooks"), ("_with_kwargs", "_always_called")
 
 _stepper: Stepper | None = None
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+# What hooks tell first.
+_usual_began: Callable[..., bool] = _never
+_usual_ended: Callable[..., bool] = _never
 # By id. A replica (of DataParallel, say) carries the hooks along, but is not in here.
 _watched: dict[int, WatchedModel] = {}
 # The modules inside DDP: DDP may wait before one, and a validation may call it directly.
@@ -45,10 +53,12 @@ def attach(module: nn.Module, stepper: Stepper, found: bool = False, in_eval: bo
 
     *in_eval*: it trains in evaluation mode.
     """
-    global _stepper
+    global _stepper, _usual_began, _usual_ended
     _stepper = stepper
+    _usual_began, _usual_ended = stepper.usual.forward_began, stepper.usual.forward_ended
     if id(module) in _watched:
         return False
+    stepper.usual.leave()
     watched = _watched[id(module)] = WatchedModel(module, _watched)
     watched.found, watched.trains_in_eval = found, in_eval
     # A copy has inherited the hooks of the model that it was made of.
@@ -77,7 +87,7 @@ def _attach_inside(ddp: Any, inside: nn.Module, watched: WatchedModel) -> None:
     within = _inner[id(inside)] = WatchedModel(inside, _inner)
     within.syncs_buffers = watched.syncs_buffers or (known is not None and known.syncs_buffers)
     take_off(inside, _before_inner, _after_inner)
-    inside._forward_pre_hooks[_KEY] = _before_inner
+    inside._forward_pre_hooks[INNER_HOOK] = _before_inner
     _keep_out(inside, _ALL)
     if not within.syncs_buffers:
         # A hook that has nothing to do costs microseconds in each forward, taking it off costs a
@@ -100,8 +110,9 @@ def take_off(module: nn.Module, *ours: Any) -> None:
 
 def detach() -> None:
     """Take all hooks off again."""
-    global _stepper
+    global _stepper, _usual_began, _usual_ended
     _stepper = None
+    _usual_began = _usual_ended = _never
     for watched in [*_watched.values(), *_inner.values()]:
         model: Any = watched.model()
         if model is None:
@@ -195,17 +206,21 @@ def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: An
     """The hook before the forward of a watched model."""
     # Traced into a graph this would break it; the compiled model then calls no hook. In
     # torch.jit.trace our variables would give their names to tensors of the graph.
-    if is_compiling() or _is_tracing():
+    if is_dynamo_compiling():
         return
-    stepper, watched = _stepper, _watched.get(id(module))
-    if watched is None or stepper is None or not stepper.alive:
-        return
-    if watched.inner_hooks is not None:
-        watched.inner_hooks.pop(_KEY, None)
+    stepper = _stepper
     try:
+        if _usual_began(module, args, kwargs) or is_compiling() or _is_tracing():
+            return
+        watched = _watched.get(id(module))
+        if watched is None or stepper is None or not stepper.alive:
+            return
+        if watched.inner_hooks is not None:
+            watched.inner_hooks.pop(INNER_HOOK, None)
         stepper.forwards.began(watched, module, args, kwargs)
     except errors.ANY_ERROR:
-        stepper.failed("before forward")
+        if stepper is not None:
+            stepper.failed("before forward")
 
 
 def _before_inner(module: nn.Module, *_: Any) -> None:
@@ -242,17 +257,22 @@ def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any)
 
 
 def _after_forward(module: nn.Module, args: Any = (), output: Any = None, *more: Any) -> None:
-    if is_compiling() or _is_tracing():
+    if is_dynamo_compiling():
         return
-    stepper, watched = _stepper, _watched.get(id(module))
-    if watched is None or stepper is None or not stepper.alive:
+    stepper = _stepper
+    if stepper is None:
         return
-    if watched.inner_hooks is not None:
-        watched.inner_hooks[_KEY] = _before_inner
     if more:
         output = more[-1]
     try:
-        hook = stepper.forwards.ended(watched, module, output)
+        hook: BackwardHook | None = stepper.backwards.hook
+        if not _usual_ended(module, output):
+            watched = _watched.get(id(module))
+            if is_compiling() or _is_tracing() or watched is None or not stepper.alive:
+                return
+            if watched.inner_hooks is not None:
+                watched.inner_hooks[INNER_HOOK] = _before_inner
+            hook = stepper.forwards.ended(watched, module, output)
         if hook is None:
             return
         # No full backward hook: that one wraps the outputs, and in-place changes of them then

@@ -27,14 +27,24 @@ _handles: list[Any] = []
 # Called after each step while no steps are measured yet.
 _told: Callable[[], None] | None = None
 _stepper: Stepper | None = None
+
+
+def _never(optimizer: Optimizer) -> bool:
+    return False
+
+
+# What hooks tell first.
+_usual_began: Callable[[Optimizer], bool] = _never
+_usual_ended: Callable[[Optimizer], bool] = _never
 # By an optimizer's id: whether it trains a watched model, and the reference that removes the entry.
 _known: dict[int, tuple[bool, Any]] = {}
 
 
 def attach(stepper: Stepper) -> None:
     """Put the hooks on all optimizers; those of other models are ignored."""
-    global _stepper
+    global _stepper, _usual_began, _usual_ended
     _stepper = stepper
+    _usual_began, _usual_ended = stepper.usual.optimizer_began, stepper.usual.optimizer_ended
     _put_on()
 
 
@@ -96,8 +106,9 @@ def torchs_own(given: Any) -> Optimizer | None:
 
 def detach() -> None:
     """Take the hooks off."""
-    global _stepper
+    global _stepper, _usual_began, _usual_ended
     _stepper = None
+    _usual_began = _usual_ended = _never
     for handle in _handles:
         handle.remove()
     _handles.clear()
@@ -138,20 +149,23 @@ def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: A
     if is_dynamo_compiling() and _may_be_one_graph(optimizer):
         return
     stepper = _stepper
-    if stepper is None or not stepper.alive:
-        return
     try:
+        # Beside its optimizer, `step` is given a closure; some wrappers give it None.
+        given = len(args) > 1 or bool(kwargs)
+        if (not given and _usual_began(optimizer)) or stepper is None or not stepper.alive:
+            return
         known = _known.get(id(optimizer))
         if known[0] if known is not None else _is_ours(optimizer):
-            # Beside its optimizer, `step` is given a closure; some wrappers give it None.
-            given = len(args) > 1 or bool(kwargs)
             stepper.optimizers.began(optimizer, given and _has_closure(args[1:], kwargs))
     except errors.ANY_ERROR:
-        stepper.failed("before the optimizer")
+        if stepper is not None:
+            stepper.failed("before the optimizer")
 
 
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
     if is_dynamo_compiling() and _may_be_one_graph(optimizer):
+        return
+    if _usual_ended(optimizer):
         return
     stepper = _stepper
     if stepper is None or not stepper.alive:

@@ -75,8 +75,7 @@ class Backwards:
         self._sampled, self._calls, self._step = step.sampled, step.calls, step
         self._steps = progress.steps
         self._enter, self._leave = progress.phases.enter, progress.phases.leave
-        self._failed = failed
-        self._wait = progress.phases.of_hooks("comm_wait")
+        self.failed = failed
         self._queue_callback = Variable._execution_engine.queue_callback
 
     def _gradient_arrived(self, gradient: torch.Tensor) -> None:
@@ -98,17 +97,17 @@ class Backwards:
             if self._sampled.wants_backward:
                 self._sampled.notify("backward_began")
         except errors.ANY_ERROR:
-            self._failed("backward began")
+            self.failed("backward began")
 
     def _gradients_done(self) -> None:
         """The local gradients are there; DDP waits for those of the other ranks."""
         if not self.alive:
             return
         try:
-            self._enter(self._wait)
+            self._enter(self._calls.wait)
             self._queue_callback(self.ended)
         except errors.ANY_ERROR:
-            self._failed("gradients done")
+            self.failed("gradients done")
 
     def _ended(self) -> None:
         """The gradients of all ranks are there."""
@@ -133,4 +132,4 @@ class Backwards:
                 step.stepped_in_backward = False
                 step.finish()
         except errors.ANY_ERROR:
-            self._failed("backward ended")
+            self.failed("backward ended")

@@ -11,11 +11,9 @@ import torch
 from otel_ddp.torch.steps.backwards import BackwardHook, Backwards
 from otel_ddp.torch.steps.open_step import OpenStep
 from otel_ddp.torch.steps.sampled import OFTEN
+from otel_ddp.torch.steps.usual import UsualSteps
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
-# Hugging Face's Trainer gives a model by this name the number to divide a step's losses by, which
-# counts the items of other ranks and batches too.
-_DIVISOR = "num_items_in_batch"
 _is_grad_enabled = torch.is_grad_enabled
 _get_ident = threading.get_ident
 
@@ -28,10 +26,10 @@ class Forwards:
     buffers_arrived: Callable[[], None]
     ended: Callable[[WatchedModel, torch.nn.Module, Any], BackwardHook | None]
 
-    def __init__(self, step: OpenStep, backwards: Backwards) -> None:
+    def __init__(self, step: OpenStep, usual: UsualSteps, backwards: Backwards) -> None:
         self._progress = progress = step.progress
         self._sampled, self._calls, self._step = step.sampled, step.calls, step
-        self._seen, self._hook = step.seen, backwards.hook
+        self._usual, self._hook = usual, backwards.hook
         self._steps, self._work, self._phases = progress.steps, progress.work, progress.phases
         self._thread = progress.thread
         self._buffers = progress.phases.of_hooks("comm_wait", of_buffers=True)
@@ -44,6 +42,7 @@ class Forwards:
         kwargs: dict[str, Any] | None,
     ) -> None:
         """A watched model is called."""
+        self._usual.leave()
         calls = self._calls
         trains = (
             module.training or watched.trains_in_eval or (watched.is_ddp and module.module.training)
@@ -66,6 +65,7 @@ class Forwards:
             phases.enter(calls.eval)
             return
         steps, step = self._steps, self._step
+        calls.model = watched
         steps.model_called = True
         step.evaluated = None
         if thread != self._thread.ident:
@@ -79,25 +79,14 @@ class Forwards:
         phases.enter(calls.forward)
         if watched.syncs_buffers and module.will_sync_module_buffers():
             phases.enter(self._buffers)
-        # Samples, tokens and FLOPs of the step.
-        work = self._work
-        watched.take(args, kwargs)
-        samples, tokens = watched.samples, watched.tokens
         if watched.found:
             # The batch is that of the first model that the step calls: an encoder and its decoder
             # work on one.
             step.batch_model = step.batch_model or watched
             watched.counted = step.batch_model is watched
-        if watched.counted:
-            work.samples += samples
-            if tokens:
-                work.tokens += tokens
-        if self._sampled.wants_loss:
-            watched.divided_loss = kwargs is not None and kwargs.get(_DIVISOR) is not None
-        if (each := watched.flops_per_unit) is None:
+        watched.take(args, kwargs, self._work)
+        if watched.flops_per_unit is None:
             self._sampled.notify("forward_began", watched, module, args, kwargs)
-        elif each:
-            work.flops += each * (samples if watched.by_samples else tokens or samples)
 
     def _is_beside_step(self, thread: int, trains: bool) -> bool:
         """Whether a forward that begins is no part of the step; if it is, it ends an older one."""
@@ -111,6 +100,7 @@ class Forwards:
     def evaluated_past_ddp(self, watched: WatchedModel, module: torch.nn.Module) -> bool:
         """Begin an evaluation if the module inside DDP is called directly; whether it is one."""
         calls = self._calls
+        self._usual.leave()
         if calls.forwards or calls.in_backward or (module.training and _is_grad_enabled()):
             return False
         self.began(watched, module, (), None)
@@ -125,6 +115,7 @@ class Forwards:
         self, watched: WatchedModel, module: torch.nn.Module, output: Any
     ) -> BackwardHook | None:
         """A watched model has returned, or raised; the hook that its outputs are to get."""
+        self._usual.leave()
         calls = self._calls
         if _get_ident() != calls.forward_thread:
             return None
@@ -134,9 +125,9 @@ class Forwards:
             return None
         if calls.trains:
             self._phases.leave(calls.forward)
-            seen = self._seen
-            seen.forwards = forwards = seen.forwards + 1
-            if not forwards % OFTEN:
+            steps = self._steps
+            steps.forwards += 1
+            if not steps.forwards % OFTEN:
                 self._progress.flush_if_due()
             sampled = self._sampled
             if sampled.wants_loss or watched.flops_per_unit is None:

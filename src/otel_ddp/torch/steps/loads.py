@@ -10,6 +10,7 @@ from otel_ddp.torch.inspection import CALL_MODULE, times_called
 from otel_ddp.torch.steps.open_calls import is_another_thread
 from otel_ddp.torch.steps.open_step import OpenStep
 from otel_ddp.torch.steps.sampled import OFTEN
+from otel_ddp.torch.steps.usual import UsualSteps
 
 _get_ident = threading.get_ident
 
@@ -21,9 +22,9 @@ class Loads:
     began: Callable[[], None]
     ended: Callable[[], None]
 
-    def __init__(self, step: OpenStep) -> None:
+    def __init__(self, step: OpenStep, usual: UsualSteps) -> None:
         self._progress, self._calls, self._step = step.progress, step.calls, step
-        self._data = step.progress.phases.of_hooks("data")
+        self._usual = usual
         # The line of ours mostly stands in the thread that trains.
         self._made_in = _get_ident()
         self.thread = 0
@@ -31,14 +32,18 @@ class Loads:
 
     def _began(self) -> None:
         """A loader is asked for the next batch."""
-        step = self._step
+        thread = _get_ident()
+        if self._usual.load_began(thread):
+            self.thread = thread
+            return
+        step, calls = self._step, self._calls
         if not step.end.has_model:
             step.search.batch_wanted()
             return
-        calls, thread = self._calls, _get_ident()
         trains = self._progress.thread.ident
         if trains != thread and is_another_thread(trains or self._made_in, thread):
             return  # a thread fetches ahead: training does not wait for that
+        self._usual.leave()
         if thread != calls.forward_thread and calls.another_thread_works(thread):
             return
         if calls.in_backward:
@@ -55,15 +60,16 @@ class Loads:
                 step.begin()
         self.thread = thread
         step.seen.loads += 1
-        self._progress.phases.enter(self._data)
+        self._progress.phases.enter(self._calls.load)
 
     def _ended(self) -> None:
         """The batch is there."""
-        if _get_ident() == self.thread:
-            self._progress.phases.leave(self._data)
+        if _get_ident() == self.thread and not self._usual.load_ended(self.thread):
+            self._usual.leave()
+            self._progress.phases.leave(self._calls.load)
             if not self._step.seen.loads % OFTEN:
                 self._progress.flush_if_due()
 
     def close(self) -> None:
         """Wait for no batch any more."""
-        self._progress.phases.leave(self._data)
+        self._progress.phases.leave(self._calls.load)

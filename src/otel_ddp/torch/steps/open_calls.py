@@ -11,6 +11,7 @@ import torch
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.inspection import times_called
 from otel_ddp.torch.steps.sampled import SampledSteps
+from otel_ddp.torch.steps.watched_model import WatchedModel
 
 # Private, and looked up by name: a torch without one of them loses only what needs it.
 current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
@@ -41,7 +42,8 @@ class OpenCalls:
 
     __slots__ = (
         *("_leave", "_steps", "_thread", "backward", "backward_id", "eval", "forward"),
-        *("forward_thread", "forwards", "in_backward", "sampled", "trains"),
+        *("forward_thread", "forwards", "in_backward", "load", "model", "sampled", "trains"),
+        "wait",
     )
 
     def __init__(self, progress: Progress, sampled: SampledSteps) -> None:
@@ -52,6 +54,10 @@ class OpenCalls:
         self.forward = phases.of_hooks("forward")
         self.eval = phases.of_hooks("eval")
         self.backward = phases.of_hooks("backward")
+        self.wait = phases.of_hooks("comm_wait")
+        self.load = phases.of_hooks("data")
+        self.model: WatchedModel | None = None
+        """The model of the last training forward."""
         self.forwards = 0
         """Forwards of watched models, one inside the other."""
         self.trains = False

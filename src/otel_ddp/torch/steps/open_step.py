@@ -103,6 +103,11 @@ class StepEnd:
         """Whether this optimizer ends our steps."""
         return id(optimizer) in self.known
 
+    def only_optimizer(self) -> Callable[[], torch.optim.Optimizer | None] | None:
+        """Asks for the optimizer whose step ends ours, if that one and no scaler makes steps."""
+        alone = self._since_others < 0 and self._in_round is None and self.scaler_round is None
+        return next(iter(self.known.values()), None) if alone else None
+
     def others_step(self) -> bool:
         """Whether another optimizer makes steps between ours."""
         return 0 <= self._since_others < _ALONE
@@ -144,11 +149,12 @@ def steps_made(optimizer: torch.optim.Optimizer) -> int:
 class Seen:
     """What was seen at all. Capabilities are read off it."""
 
-    __slots__ = ("_before", "_steps", "compiles", "float16", "forwards", "loads")
+    __slots__ = ("_before", "_steps", "compiles", "float16", "loads")
 
     def __init__(self, steps: StepNumbers) -> None:
-        self._steps, self._before = steps, (steps.count, steps.micro_batches)
-        self.forwards = self.loads = 0
+        self._steps = steps
+        self._before = steps.count, steps.forwards, steps.micro_batches
+        self.loads = 0
         self.compiles = self.float16 = False
 
     @property
@@ -157,9 +163,14 @@ class Seen:
         return self._steps.count - self._before[0]
 
     @property
+    def forwards(self) -> int:
+        """The training forwards since then."""
+        return self._steps.forwards - self._before[1]
+
+    @property
     def backwards(self) -> int:
         """The backwards since then."""
-        return self._steps.micro_batches - self._before[1]
+        return self._steps.micro_batches - self._before[2]
 
 
 class Search:

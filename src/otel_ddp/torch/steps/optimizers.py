@@ -12,6 +12,7 @@ from torch.compiler import is_compiling
 from otel_ddp.torch.inspection import times_called
 from otel_ddp.torch.steps.open_calls import outside_of_backward
 from otel_ddp.torch.steps.open_step import OpenStep, is_infinity, steps_made
+from otel_ddp.torch.steps.usual import UsualSteps
 
 
 def _only_fills_its_state() -> bool:
@@ -33,12 +34,14 @@ class Optimizers:
     began: Callable[[torch.optim.Optimizer, bool], None]
     ended: Callable[[torch.optim.Optimizer], None]
 
-    def __init__(self, step: OpenStep) -> None:
+    def __init__(self, step: OpenStep, usual: UsualSteps) -> None:
         self._steps, self._phases = step.progress.steps, step.progress.phases
         self._sampled, self._calls, self._step = step.sampled, step.calls, step
+        self._usual = usual
 
     def _began(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """An optimizer of a watched model begins its step. *closure*: which calls the model."""
+        self._usual.leave()
         calls, step = self._calls, self._step
         # Asked only where something is open: Dynamo may trace this, and knows no threads.
         if calls.in_backward or calls.forwards:
@@ -70,6 +73,7 @@ class Optimizers:
 
     def _ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of a watched model has finished its step."""
+        self._usual.leave()
         step = self._step
         if self._calls.in_backward:
             # Another thread's may end while this backward is under way.
@@ -92,6 +96,8 @@ class Optimizers:
             self._sampled.run("resume", self._resume, optimizer)
         found = getattr(optimizer, "found_inf", None)
         step.finish(found is not None and is_infinity(found), step.optimizer)
+        if found is None:
+            self._usual.learn()
 
     def _resume(self, optimizer: torch.optim.Optimizer) -> None:
         """The first step is over: a run that was resumed has made others before."""

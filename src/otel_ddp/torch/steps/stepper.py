@@ -16,6 +16,7 @@ from otel_ddp.torch.steps.open_calls import OpenCalls
 from otel_ddp.torch.steps.open_step import OpenStep
 from otel_ddp.torch.steps.optimizers import Optimizers
 from otel_ddp.torch.steps.sampled import SampledSteps
+from otel_ddp.torch.steps.usual import usual_steps
 
 _FAILURES_ALLOWED = 3
 
@@ -30,10 +31,13 @@ class Stepper:
         self.calls = OpenCalls(progress, self.sampled)
         self.step = step = OpenStep(progress, self.calls, self._wrap_hooks)
         self.seen = step.seen
-        self.loads = Loads(step)
         self.backwards = Backwards(step, self.failed)
-        self.forwards = Forwards(step, self.backwards)
-        self.optimizers = Optimizers(step)
+        self.usual = usual = usual_steps(step, self.backwards)
+        self.backwards.hook.call(usual.gradient_arrived)
+        progress.phases.settle = usual.leave
+        self.loads = Loads(step, usual)
+        self.forwards = Forwards(step, usual, self.backwards)
+        self.optimizers = Optimizers(step, usual)
         self._compile = progress.phases.of_hooks("compile")
         self._failures = 0
         self._wrap_hooks()
@@ -46,7 +50,6 @@ class Stepper:
                 # Made once: a bound method is a new object each time it is asked for.
                 hook = self.sampled.wrap(getattr(part, f"_{name}"), lambda: opened[-1].name)
                 setattr(part, name, hook)
-        self.backwards.hook.call(self.backwards.gradient_arrived)
 
     def failed(self, where: str) -> None:
         """A hook of ours raised: after three times all of them are switched off."""
@@ -63,6 +66,7 @@ class Stepper:
     def leave_to_parent(self) -> None:
         """In a forked child, and at the end: measure nothing more."""
         self.alive = self.backwards.alive = False
+        self.usual.leave()
 
     def stop(self) -> None:
         """Measure nothing more, and leave no phase open."""
@@ -79,6 +83,7 @@ class Stepper:
     def compile_began(self, thread: int) -> None:
         """A graph is being compiled, in the middle of whatever needs it."""
         self.seen.compiles = True
+        self.usual.leave()
         calls = self.calls
         # Backward may compile in a thread of autograd's; other threads' compiling is not a step's.
         evaluates = calls.forwards and thread == calls.forward_thread

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from otel_ddp.recording.steps import Work
 from otel_ddp.torch import inspection
 from otel_ddp.torch.inspection import outward
 
@@ -26,7 +27,7 @@ class WatchedModel:
     __slots__ = (
         *("by_samples", "called_past_ddp", "counted", "divided_loss", "flops_per_unit", "forwards"),
         *("found", "inner_hooks", "is_ddp", "model", "samples", "syncs_buffers", "tokens"),
-        *("_batch", "trains_in_eval"),
+        *("batch", "trains_in_eval"),
     )
 
     def __init__(self, model: nn.Module, among: dict[int, WatchedModel]) -> None:
@@ -55,28 +56,35 @@ class WatchedModel:
         """None as long as it is not known, 0 where it never will be."""
         self.by_samples = False
         self.forwards = 0
-        # What the last forward worked on; and the input that told so, if it was a single one.
+        # What the last forward worked on, and its input: if that was a single one, which told so.
         self.samples = self.tokens = 0
-        self._batch: tuple[torch.Size | None, torch.dtype | None] = None, None
+        self.batch: tuple[torch.Size, torch.dtype] | None = None
 
-    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
-        """A forward begins: sets its samples and tokens."""
-        # Mostly each batch is like the one before. To ask for the shape is the dearest of all that
-        # hooks do, so it is asked once.
-        only: Any = None
-        if kwargs:
-            only = kwargs.get("input_ids")
-        elif len(args) == 1:
-            only = args[0]
-        shape = only.shape if type(only) is _Tensor else None
-        before, dtype = self._batch
-        if shape is not None and shape == before and only.dtype is dtype and not _in_functorch():
-            return
+    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, work: Work) -> None:
+        """A training forward begins: adds its samples, tokens and FLOPs to the work."""
+        self.divided_loss = kwargs.get(_DIVISOR) is not None if kwargs else False
         self.samples, self.tokens = workload(args, kwargs)
-        whole = shape is not None and (not kwargs or self.tokens == shape.numel())
-        self._batch = (shape, only.dtype) if whole else (None, None)
+        only: Any = args[0] if len(args) == 1 and not kwargs else None
+        self.batch = None
+        if type(only) is _Tensor and self.samples:
+            self.batch = only.shape, only.dtype
+        if self.counted:
+            work.samples += self.samples
+            work.tokens += self.tokens
+        work.flops += self.flops
+
+    @property
+    def flops(self) -> float:
+        """Of the last forward and its backward; 0 where they are not known."""
+        units = self.samples if self.by_samples else self.tokens or self.samples
+        return (self.flops_per_unit or 0.0) * units
 
 
+# The key of a hook that is taken off and put on again in each forward of DDP.
+INNER_HOOK = "otel_ddp"
+# Hugging Face's Trainer gives a model by this name the number to divide a step's losses by, which
+# counts the items of other ranks and batches too.
+_DIVISOR = "num_items_in_batch"
 # The names of a language model's input, whose elements are tokens.
 _TOKEN_NAMES = ("input_ids", "tokens", "idx")
 _WHOLE = frozenset(
@@ -86,13 +94,13 @@ _MOST = 16
 _Tensor = torch.Tensor
 
 # Private, and looked up by name: a torch without one of them loses only what needs it.
-_in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
     """Samples and tokens of one forward; 0 for what the shapes do not show."""
-    if _in_functorch():
+    if in_functorch():
         return 0, 0  # the batch of `vmap` is in no shape
     # The two ways in which nearly every model is called need no search.
     only: Any = None
