@@ -9,19 +9,25 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import _init_optim_state
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 import otel_ddp
 from measured import Measured
+from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader, Steps
+from otel_ddp.recording.phases import PHASE_WORD
 from otel_ddp.torch import measure
 from otel_ddp.torch.hooks import model as model_hooks
 
@@ -74,7 +80,8 @@ class Program:
         self.progress = self.measured.progress
         torch.manual_seed(0)
         self.model, self.stranger = Model(self), nn.Linear(4, 1)
-        self.optimizer = SGD(self.model.parameters(), lr=0.01)
+        # Fused: it is told of an overflow, and makes its step all the same.
+        self.optimizer = SGD(self.model.parameters(), lr=0.01, fused=True)
         self.of_stranger = SGD(self.stranger.parameters(), lr=0.01)
         self.batches = iter(otel_ddp.data(iter(self.next_batch, None)))
         self.when_loaded: Callable[[], None] = self.spend
@@ -96,7 +103,7 @@ class Program:
         phases, steps = self.progress.phases, self.progress.steps
         self.seen.append(
             (
-                phases.words[64:68].tolist(),
+                phases.words[PHASE_WORD : PHASE_WORD + 4].tolist(),
                 [getattr(steps, name) for name in steps.__slots__],
                 steps.next(True),
             )
@@ -149,7 +156,8 @@ class Program:
             *(self.load_within_phase, self.log, self.log_a_step, self.log_between_batches),
             *(self.log_within, self.own_phase, self.phase_within, self.phase_in_backward),
             *(self.raise_in_backward, self.raise_in_forward, self.raise_then_go_on),
-            *(self.smaller_batch, self.step_again, self.trace, self.train_another),
+            *(self.smaller_batch, self.step_again, self.train_another),
+            *(self.overflow, self.phase_in_forward, self.evaluate_elsewhere_then_again),
             *(self.train_elsewhere, self.two_models, self.vmapped, self.without_gradients),
         ]
 
@@ -339,11 +347,6 @@ class Program:
         self.optimizer.zero_grad()
         _init_optim_state(self.optimizer)
 
-    def trace(self) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.jit.trace(self.model, BATCH)
-
     def closure(self) -> None:
         def again() -> Any:
             loss = self.loss()
@@ -354,6 +357,23 @@ class Program:
 
     def elsewhere(self) -> None:
         in_thread(self.evaluate)
+
+    def evaluate_elsewhere_then_again(self) -> None:
+        self.elsewhere()
+        self.optimizer.step()
+        self.phase_in_forward()
+
+    def phase_in_forward(self) -> None:
+        self.model.within = self.a_phase
+        self.step()
+
+    def overflow(self) -> None:
+        # By a scaler that we are not given.
+        scaler = torch.amp.GradScaler("cpu")
+        self.optimizer.zero_grad()
+        self.backward(scaler.scale(self.loss() * float("inf")))
+        scaler.step(self.optimizer)
+        scaler.update()
 
     def elsewhere_within(self) -> None:
         loss = self.loss()
@@ -435,13 +455,21 @@ def test_programs_are_measured_alike(
     assert sum(began) > PROGRAMS * 10
 
 
-def test_an_export_after_usual_steps_is_none(tmp_path: Path, began: list[bool]) -> None:
+@pytest.mark.parametrize("way", ["exported", "traced"])
+def test_a_model_that_is_traced_after_usual_steps_makes_none(
+    tmp_path: Path, began: list[bool], way: str
+) -> None:
     program = Program(tmp_path, 0, True)
     for _ in range(6):
         program.step()
     samples = program.progress.work.samples
 
-    torch.export.export(program.model, (BATCH,), strict=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if way == "exported":
+            torch.export.export(program.model, (BATCH,), strict=False)
+        else:
+            torch.jit.trace(program.model, BATCH)
     program.step()
 
     assert program.progress.work.samples == samples + len(BATCH)
@@ -463,3 +491,49 @@ def test_an_encoder_and_its_decoder_work_on_one_batch(tmp_path: Path, began: lis
     assert measured.progress.work.samples == 40 * len(BATCH)
     assert any(began)
     measured.close()
+
+
+def test_an_error_of_ours_at_the_end_of_a_usual_step_is_no_users(
+    tmp_path: Path, began: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "raise_failures", False)
+    program = Program(tmp_path, 0, True)
+    for _ in range(6):
+        program.step()
+    program.backward(program.loss())
+    clock: Any = SimpleNamespace(mark=lambda word: None, step_finished=lambda: None)
+    program.progress.phases.device_clock = clock  # it takes no arguments
+
+    program.optimizer.step()
+
+    assert began[-1]
+    assert errors.failures == {"after the optimizer": 1}
+    program.progress.phases.device_clock = None
+    program.end()
+
+
+def test_a_model_that_is_gone_is_not_kept_by_hooks_of_its_own(tmp_path: Path) -> None:
+    class Bound(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 1)
+            self.register_forward_pre_hook(self.look)
+
+        def look(self, *_: Any) -> None:
+            pass
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    measured = Measured(tmp_path)
+    try:
+        ddp = DistributedDataParallel(Bound())
+        inner = ref(ddp.module)
+        measured.instrument(ddp)
+        optimizer = SGD(ddp.parameters(), lr=0.01)
+        for _ in range(6):
+            ddp(BATCH).sum().backward()
+            optimizer.step()
+        del ddp, optimizer
+        gc.collect()
+        assert inner() is None
+    finally:
+        measured.close()
+        dist.destroy_process_group()

@@ -76,7 +76,8 @@ class OpenPhases:
         self.device_clock: DeviceClock | None = None
         self.enter, self.leave = self._made_hooks()
         self.settle: Callable[[], None] = _nothing
-        """To be called before phases are looked at from outside of the hooks."""
+        """To be called before the open phases are looked at: of a usual step only its place is
+        noted."""
 
     def _made_hooks(self) -> tuple[Callable[[Phase], None], Callable[[Phase], None]]:
         """Closures: training feels every call here, and local names are found soonest."""

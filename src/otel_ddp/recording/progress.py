@@ -157,7 +157,6 @@ class Progress:
     def end(self, phase: Phase, took_s: float) -> None:
         """Leaves a phase. It is the innermost one, unless several threads have opened some."""
         with self.recorder.gate.lock:
-            self.phases.settle()
             opened = self.phases.opened
             was_open = phase in opened
             # In place: hooks use the same list.
@@ -246,10 +245,11 @@ class Progress:
     def _thread_ended(self, thread: int) -> None:
         # Its process may be killed at any moment.
         self.flush()
+        if thread != self.thread.ident:
+            return
         self.phases.settle()
         # In the middle of a step, it has not returned but raised.
-        between_steps = len(self.phases.opened) == 1 and not self.steps.model_called
-        if thread == self.thread.ident and between_steps:
+        if len(self.phases.opened) == 1 and not self.steps.model_called:
             self.thread.has_returned()
 
     def step_finished(self, skipped: bool = False, phase: Phase | None = None) -> bool:

@@ -599,7 +599,8 @@ OTEL_DDP_ARTIFACTS_WAITING = _ourselves.gauge("otel_ddp.artifacts.waiting", "{ar
 )
 OTEL_DDP_HOOK_TIME = _ourselves.counter("otel_ddp.hook.time", "s", labels="rank")(
     "Time that our hooks have taken from the rank's training, by their own clock: those of every "
-    "hundredth step (OTEL_DDP_SAMPLE_STEPS) stand for those of all."
+    "hundredth step (OTEL_DDP_SAMPLE_STEPS) stand for those of all, which take two thirds as long "
+    "where nothing is unusual."
 )
 OTEL_DDP_HOOK_ERRORS = _ourselves.counter("otel_ddp.hook.errors", "{error}", labels="rank")(
     "Errors of our own that were kept out of the rank's training."

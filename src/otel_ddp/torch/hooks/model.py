@@ -37,7 +37,7 @@ def _never(*_: Any) -> bool:
     return False
 
 
-# What hooks tell first.
+# What hooks tell first; true: that is all.
 _usual_began: Callable[..., bool] = _never
 _usual_ended: Callable[..., bool] = _never
 # By id. A replica (of DataParallel, say) carries the hooks along, but is not in here.
@@ -92,7 +92,7 @@ def _attach_inside(ddp: Any, inside: nn.Module, watched: WatchedModel) -> None:
     if not within.syncs_buffers:
         # A hook that has nothing to do costs microseconds in each forward, taking it off costs a
         # tenth of that.
-        watched.inner_hooks = inside._forward_pre_hooks
+        watched.inner_hooks = ref(inside._forward_pre_hooks)
 
 
 def take_off(module: nn.Module, *ours: Any) -> None:
@@ -215,8 +215,8 @@ def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: An
         watched = _watched.get(id(module))
         if watched is None or stepper is None or not stepper.alive:
             return
-        if watched.inner_hooks is not None:
-            watched.inner_hooks.pop(INNER_HOOK, None)
+        if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
+            inner.pop(INNER_HOOK, None)
         stepper.forwards.began(watched, module, args, kwargs)
     except errors.ANY_ERROR:
         if stepper is not None:
@@ -270,8 +270,8 @@ def _after_forward(module: nn.Module, args: Any = (), output: Any = None, *more:
             watched = _watched.get(id(module))
             if is_compiling() or _is_tracing() or watched is None or not stepper.alive:
                 return
-            if watched.inner_hooks is not None:
-                watched.inner_hooks[INNER_HOOK] = _before_inner
+            if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
+                inner[INNER_HOOK] = _before_inner
             hook = stepper.forwards.ended(watched, module, output)
         if hook is None:
             return

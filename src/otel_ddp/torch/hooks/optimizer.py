@@ -33,7 +33,7 @@ def _never(optimizer: Optimizer) -> bool:
     return False
 
 
-# What hooks tell first.
+# What hooks tell first; true: that is all.
 _usual_began: Callable[[Optimizer], bool] = _never
 _usual_ended: Callable[[Optimizer], bool] = _never
 # By an optimizer's id: whether it trains a watched model, and the reference that removes the entry.
@@ -165,14 +165,14 @@ def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: A
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
     if is_dynamo_compiling() and _may_be_one_graph(optimizer):
         return
-    if _usual_ended(optimizer):
-        return
     stepper = _stepper
-    if stepper is None or not stepper.alive:
-        if stepper is None and _told is not None and not is_dynamo_compiling():
-            _told()
-        return
     try:
+        if _usual_ended(optimizer):
+            return
+        if stepper is None or not stepper.alive:
+            if stepper is None and _told is not None and not is_dynamo_compiling():
+                _told()
+            return
         known = _known.get(id(optimizer))
         if known[0] if known is not None else _is_ours(optimizer):
             if known is None:
@@ -184,4 +184,5 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
         else:
             stepper.step.search.unknown_optimizer_stepped(optimizer)
     except errors.ANY_ERROR:
-        stepper.failed("after the optimizer")
+        if stepper is not None:
+            stepper.failed("after the optimizer")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from otel_ddp.torch.steps.backwards import BackwardHook, Backwards
+from otel_ddp.torch.steps.open_calls import is_another_thread
 from otel_ddp.torch.steps.open_step import OpenStep
 from otel_ddp.torch.steps.sampled import OFTEN
 from otel_ddp.torch.steps.usual import UsualSteps
@@ -42,12 +43,15 @@ class Forwards:
         kwargs: dict[str, Any] | None,
     ) -> None:
         """A watched model is called."""
-        self._usual.leave()
         calls = self._calls
         trains = (
             module.training or watched.trains_in_eval or (watched.is_ddp and module.module.training)
         ) and _is_grad_enabled()
         thread = _get_ident()
+        beside = not trains and self._steps.in_step and not calls.in_backward
+        if beside and is_another_thread(self._thread.ident, thread):
+            return  # an evaluator, and the step goes on meanwhile
+        self._usual.leave()
         if thread != calls.forward_thread and self._is_beside_step(thread, trains):
             return
         if calls.in_backward or calls.forwards:
@@ -115,10 +119,10 @@ class Forwards:
         self, watched: WatchedModel, module: torch.nn.Module, output: Any
     ) -> BackwardHook | None:
         """A watched model has returned, or raised; the hook that its outputs are to get."""
-        self._usual.leave()
         calls = self._calls
         if _get_ident() != calls.forward_thread:
             return None
+        self._usual.leave()
         if calls.forwards:
             calls.forwards -= 1
         if calls.forwards or calls.in_backward:

@@ -38,7 +38,10 @@ def _backward_runs() -> bool:
 
 
 class OpenCalls:
-    """The calls of models that are open now. Plain attributes, for hooks read them in each step."""
+    """The calls of models that are open now. Plain attributes, for hooks read them in each step.
+
+    Of a usual step they say nothing: `UsualSteps.leave` comes first.
+    """
 
     __slots__ = (
         *("_leave", "_steps", "_thread", "backward", "backward_id", "eval", "forward"),

@@ -77,6 +77,7 @@ class Stepper:
             self.progress.phases.leave(phase)
         self.loads.close()
         self.progress.flush()
+        self.progress.phases.settle = lambda: None
 
     # -- compilation
 

@@ -25,26 +25,27 @@ from otel_ddp.torch.steps.sampled import OFTEN
 from otel_ddp.torch.steps.watched_model import INNER_HOOK, in_functorch
 
 queue_callback = Variable._execution_engine.queue_callback
-# From _LOADED on a forward may begin; between two steps it is _READY.
+# In this order: from _LOADED on a forward may begin. It is _READY between two steps, and after a
+# backward.
 _NOWHERE, _LOADING, _FORWARD, _FORWARDED, _BACKWARD, _WAIT, _OPTIMIZER, _LOADED, _READY = range(9)
 
 
 class UsualSteps(NamedTuple):
-    """What hooks tell first. False: the step is not usual at this place; nothing was done."""
+    """What hooks tell first. True: that is all. False: nothing was done, tell the part."""
 
     forward_began: Callable[[nn.Module, tuple[Any, ...], Any], bool]
     forward_ended: Callable[[nn.Module, Any], bool]
     gradient_arrived: Callable[[torch.Tensor], None]
-    """A hook itself, as the two after it, which it has called."""
+    """A hook of torch's: it tells the part itself, and sees to the end of backward."""
     optimizer_began: Callable[[torch.optim.Optimizer], bool]
-    """That it was given no closure is known."""
+    """To be told only of a step without a closure."""
     optimizer_ended: Callable[[torch.optim.Optimizer], bool]
     load_began: Callable[[int], bool]
     load_ended: Callable[[int], bool]
     learn: Callable[[], None]
-    """A step has ended: those after it may be like it."""
+    """A step has ended the long way: those after it may be usual."""
     leave: Callable[[], None]
-    """Note where the step is: something else looks, or does something."""
+    """Note where the step is, before anything else looks; the rest of it goes the long way."""
 
 
 def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
@@ -59,7 +60,7 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
     backward, wait, optimize = calls.backward.base, calls.wait.base, step.optimizer.base
 
     place = _NOWHERE
-    thread = backward_id = since_step = 0
+    thread = backward_id = backwards_made = 0
     watched: Any = None
     model: Callable[[], Any] = _nothing
     trained_by: Callable[[], Any] = _nothing
@@ -70,28 +71,29 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
     dtype: Any = None
     samples = tokens = 0
     flops = 0.0
-    tensor, in_vmap, is_tracing = torch.Tensor, in_functorch, torch._C._is_tracing
+    tensor, in_transform, is_tracing = torch.Tensor, in_functorch, torch._C._is_tracing
 
     def learn() -> None:
-        nonlocal place, thread, since_step, watched, model, trained_by, inner_hooks
+        nonlocal place, thread, backwards_made, watched, model, trained_by, inner_hooks
         nonlocal shape, dtype, samples, tokens, flops
-        known, found = step.end.only_optimizer(), calls.model
+        optimizer, last = step.end.only_optimizer(), calls.model
         if (
-            known is None
-            or found is None
-            or found.flops_per_unit is None
-            or found.syncs_buffers
-            or not found.counted
+            optimizer is None
+            or last is None
+            or last.flops_per_unit is None
+            or last.syncs_buffers
+            or not last.counted
             or sampled.sampling
             or sampled.counting
             or step.search.on
             or len(opened) > 1
         ):
             return
-        watched, model, inner_hooks = found, found.model, found.inner_hooks
-        trained_by, thread, since_step = known, progress.thread.ident, 0
-        shape, dtype = (None, None) if found.batch is None else found.batch
-        samples, tokens, flops = found.samples, found.tokens, found.flops
+        watched, model, inner_hooks = last, last.model, last.inner_hooks
+        trained_by, thread, backwards_made = optimizer, progress.thread.ident, 0
+        shape, dtype = last.batch or (None, None)
+        samples, tokens, flops = last.samples, last.tokens, last.flops
+        calls.forward_thread = thread
         place = _READY
 
     def leave() -> None:
@@ -103,7 +105,7 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
         calls.trains = True
         calls.in_backward = was in (_BACKWARD, _WAIT)
         calls.backward_id = backward_id
-        step.end.backwards = since_step
+        step.end.backwards = backwards_made
         if was == _OPTIMIZER:
             step.optimizing = id(trained_by())
         if watched.found and steps.model_called:
@@ -121,10 +123,11 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
 
     # Each of these writes its word itself: a function that they share costs a microsecond a time.
 
-    def load_began(by: int) -> bool:
+    def load_began(asking: int) -> bool:
         nonlocal place
-        if place != _READY or by != thread:
+        if place != _READY or asking != thread:
             return False
+        step.seen.loads += 1
         if not steps.in_step:
             steps.begin_step()
         place = _LOADING
@@ -134,9 +137,9 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
             phases.device_clock.mark(word)
         return True
 
-    def load_ended(by: int) -> bool:
+    def load_ended(asking: int) -> bool:
         nonlocal place
-        if place != _LOADING or by != thread:
+        if place != _LOADING or asking != thread:
             return False
         place = _LOADED
         phases.words[PHASE_WORD] = word = other + clock()
@@ -146,7 +149,7 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
         return True
 
     def forward_began(module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> bool:
-        nonlocal place, inner_hook
+        nonlocal place, inner_hook, shape
         if (
             place < _LOADED
             or model() is not module
@@ -157,7 +160,12 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
         ):
             return False
         only: Any = args[0] if len(args) == 1 and not kwargs else None
-        if type(only) is tensor and only.shape == shape and only.dtype is dtype and not in_vmap():
+        if (
+            type(only) is tensor
+            and only.shape == shape
+            and only.dtype is dtype
+            and not in_transform()
+        ):
             work.samples += samples
             if tokens:
                 work.tokens += tokens
@@ -167,8 +175,10 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
             return False
         else:
             watched.take(args, kwargs, work)
+            if watched.divided_loss:
+                shape = None  # each call is asked for its divisor
         if inner_hooks is not None:
-            inner_hook = inner_hooks.pop(INNER_HOOK, None)
+            inner_hook = inner_hooks().pop(INNER_HOOK, None)
         if not steps.in_step:
             steps.begin_step()
         steps.model_called = True
@@ -184,7 +194,7 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
         if place != _FORWARD or model() is not module or get_ident() != thread:
             return False
         if inner_hook is not None:
-            inner_hooks[INNER_HOOK] = inner_hook
+            inner_hooks()[INNER_HOOK] = inner_hook
         steps.forwards += 1
         place = _FORWARDED
         phases.words[PHASE_WORD] = word = other + clock()
@@ -231,11 +241,11 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
             backwards.failed("gradients done")
 
     def backward_ended() -> None:
-        nonlocal place, since_step
+        nonlocal place, backwards_made
         try:
             # Very many backwards without a step are flushed.
-            if place == _WAIT and since_step < OFTEN - 1:
-                since_step += 1
+            if place == _WAIT and backwards_made < OFTEN - 1:
+                backwards_made += 1
                 steps.micro_batches += 1
                 place = _READY
                 phases.words[PHASE_WORD] = word = other + clock()
@@ -250,7 +260,14 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
 
     def optimizer_began(optimizer: torch.optim.Optimizer) -> bool:
         nonlocal place
-        if place < _LOADED or trained_by() is not optimizer:
+        # Before a backward it may be a checkpoint that fills its state. A scaler has left there
+        # whether the step is to be skipped.
+        if (
+            place < _LOADED
+            or not backwards_made
+            or trained_by() is not optimizer
+            or getattr(optimizer, "found_inf", None) is not None
+        ):
             return False
         place = _OPTIMIZER
         phases.words[PHASE_WORD] = word = optimize + clock()
@@ -260,13 +277,13 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
         return True
 
     def optimizer_ended(optimizer: torch.optim.Optimizer) -> bool:
-        nonlocal place, since_step
+        nonlocal place, backwards_made
         if place != _OPTIMIZER or trained_by() is not optimizer:
             return False
         now = clock()
         if now >= progress.flush_due_ns or steps.count + 2 >= sampled.next_change:
             return False
-        since_step = 0
+        backwards_made = 0
         place = _READY
         word = other + now
         write(word)

@@ -6,7 +6,7 @@ Samples and tokens come from the shapes of its inputs: never from values.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
@@ -38,8 +38,9 @@ class WatchedModel:
         """Whether it was found, not named."""
         self.called_past_ddp = False
         """Of a module inside DDP: whether it is being called directly."""
-        self.inner_hooks: dict[Any, Any] | None = None
-        """Of a DDP whose inner module has our hook only for direct calls: that module's hooks."""
+        self.inner_hooks: Callable[[], dict[Any, Any] | None] | None = None
+        """Of a DDP whose inner module has our hook only for direct calls: asks for that module's
+        hooks. Weakly: one of the user's may hold the module."""
         self.syncs_buffers = False
         """Whether it may give every rank the same buffers before a forward."""
         # DDP works as the model inside of it does, and a loop may set the mode of that one alone.
@@ -56,9 +57,10 @@ class WatchedModel:
         """None as long as it is not known, 0 where it never will be."""
         self.by_samples = False
         self.forwards = 0
-        # What the last forward worked on, and its input: if that was a single one, which told so.
+        # What the last forward worked on.
         self.samples = self.tokens = 0
         self.batch: tuple[torch.Size, torch.dtype] | None = None
+        """What its input looked like, if that was one tensor and nothing else."""
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, work: Work) -> None:
         """A training forward begins: adds its samples, tokens and FLOPs to the work."""
