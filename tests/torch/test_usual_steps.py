@@ -512,7 +512,9 @@ def test_an_error_of_ours_at_the_end_of_a_usual_step_is_no_users(
     program.end()
 
 
-def test_a_model_that_is_gone_is_not_kept_by_hooks_of_its_own(tmp_path: Path) -> None:
+def test_a_model_that_is_gone_is_not_kept_by_hooks_of_its_own(
+    tmp_path: Path, began: list[bool]
+) -> None:
     class Bound(nn.Linear):
         def __init__(self) -> None:
             super().__init__(4, 1)
@@ -534,6 +536,16 @@ def test_a_model_that_is_gone_is_not_kept_by_hooks_of_its_own(tmp_path: Path) ->
         del ddp, optimizer
         gc.collect()
         assert inner() is None
+
+        # One without DDP comes after it.
+        model = nn.Linear(4, 1)
+        measured.instrument(model)
+        optimizer = SGD(model.parameters(), lr=0.01)
+        for _ in range(6):
+            model(BATCH).sum().backward()
+            optimizer.step()
+        assert errors.failures == {}
+        assert began[-1]
     finally:
         measured.close()
         dist.destroy_process_group()

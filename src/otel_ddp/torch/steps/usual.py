@@ -74,7 +74,8 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
     tensor, in_transform, is_tracing = torch.Tensor, in_functorch, torch._C._is_tracing
 
     def learn() -> None:
-        nonlocal place, thread, backwards_made, watched, model, trained_by, inner_hooks
+        nonlocal place, thread, backwards_made, watched, model, trained_by
+        nonlocal inner_hooks, inner_hook
         nonlocal shape, dtype, samples, tokens, flops
         optimizer, last = step.end.only_optimizer(), calls.model
         if (
@@ -89,7 +90,7 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
             or len(opened) > 1
         ):
             return
-        watched, model, inner_hooks = last, last.model, last.inner_hooks
+        watched, model, inner_hooks, inner_hook = last, last.model, last.inner_hooks, None
         trained_by, thread, backwards_made = optimizer, progress.thread.ident, 0
         shape, dtype = last.batch or (None, None)
         samples, tokens, flops = last.samples, last.tokens, last.flops
@@ -177,8 +178,8 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
             watched.take(args, kwargs, work)
             if watched.divided_loss:
                 shape = None  # each call is asked for its divisor
-        if inner_hooks is not None:
-            inner_hook = inner_hooks().pop(INNER_HOOK, None)
+        if inner_hooks is not None and (inner := inner_hooks()) is not None:
+            inner_hook = inner.pop(INNER_HOOK, None)
         if not steps.in_step:
             steps.begin_step()
         steps.model_called = True
@@ -193,8 +194,8 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
         nonlocal place
         if place != _FORWARD or model() is not module or get_ident() != thread:
             return False
-        if inner_hook is not None:
-            inner_hooks()[INNER_HOOK] = inner_hook
+        if inner_hook is not None and (inner := inner_hooks()) is not None:
+            inner[INNER_HOOK] = inner_hook
         steps.forwards += 1
         place = _FORWARDED
         phases.words[PHASE_WORD] = word = other + clock()
