@@ -50,10 +50,6 @@ class Phase:
         self.base = (code << _SHIFT) - origin_ns
 
 
-def _nothing() -> None:
-    pass
-
-
 class OpenPhases:
     """The open phases, the word for the innermost one, and the words that wait to be flushed.
 
@@ -75,7 +71,7 @@ class OpenPhases:
         # The device's clock, if there is one, gets each change on the training thread.
         self.device_clock: DeviceClock | None = None
         self.enter, self.leave = self._made_hooks()
-        self.settle: Callable[[], None] = _nothing
+        self.settle: Callable[[], None] = lambda: None
         """To be called before the open phases are looked at: of a usual step only its place is
         noted."""
 

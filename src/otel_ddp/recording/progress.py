@@ -302,9 +302,9 @@ class Progress:
                 write(_SKIPPED)
                 self.recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, reason="overflow")
             else:
-                totals.steps = done = totals.steps + 1
+                totals.steps += 1
                 if totals.place >= 0:
-                    totals.store[totals.place] = done
+                    totals.store[totals.place] = totals.steps
             write(ended + now)
             phases.words[PHASE_WORD] = word
             phases.words[_STEP_WORD] = number + 1

@@ -74,7 +74,7 @@ class Backwards:
         self._progress = progress = step.progress
         self._sampled, self._calls, self._step = step.sampled, step.calls, step
         self._steps = progress.steps
-        self._enter, self._leave = progress.phases.enter, progress.phases.leave
+        self._enter = progress.phases.enter
         self.failed = failed
         self._queue_callback = Variable._execution_engine.queue_callback
 
@@ -115,10 +115,8 @@ class Backwards:
             return
         try:
             calls, step = self._calls, self._step
-            calls.in_backward = False
-            calls.forwards = 0
             # Closes the wait inside it as well.
-            self._leave(calls.backward)
+            calls.close_backward()
             self._steps.micro_batches += 1
             end = step.end
             end.backwards = since_step = end.backwards + 1

@@ -54,13 +54,12 @@ class Forwards:
         self._usual.leave()
         if thread != calls.forward_thread and self._is_beside_step(thread, trains):
             return
+        if calls.in_backward:
+            calls.close_what_raised()
         if calls.in_backward or calls.forwards:
-            if calls.in_backward:
-                calls.close_what_raised()
-            if calls.in_backward or calls.forwards:
-                # A model inside a model, or one computed again for the backward under way.
-                calls.forwards += 1
-                return
+            # A model inside a model, or one that is computed again for the backward under way.
+            calls.forwards += 1
+            return
         calls.forwards = 1
         calls.forward_thread = thread
         calls.trains = trains

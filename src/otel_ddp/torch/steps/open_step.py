@@ -105,7 +105,7 @@ class StepEnd:
 
     def only_optimizer(self) -> Callable[[], torch.optim.Optimizer | None] | None:
         """Asks for the optimizer whose step ends ours, if that one and no scaler makes steps."""
-        alone = self._since_others < 0 and self._in_round is None and self.scaler_round is None
+        alone = not self.others_step() and self._in_round is None and self.scaler_round is None
         return next(iter(self.known.values()), None) if alone else None
 
     def others_step(self) -> bool:
@@ -113,21 +113,18 @@ class StepEnd:
         return 0 <= self._since_others < _ALONE
 
     def scaler_skipped(self) -> bool:
-        """Whether the scaler has ended a round since the last call, and left our step out of it.
-
-        To be asked only where there is one.
-        """
-        before, self._round = self._round, self.scaler_round and self.scaler_round()
+        """Whether the scaler has ended a round since the last call, and left our step out of it."""
+        if self.scaler_round is None:
+            return False
+        before, self._round = self._round, self.scaler_round()
         now = self._round
         return self.backwards > 0 and before is not now and before is not self._stepped_round
 
     def step_ended(self) -> None:
         """A training step has ended."""
-        self.backwards = 0
-        if self._since_others >= 0 or self._in_round is not None:
-            self._steps_of_others = 0
-            self._since_others += self._since_others >= 0
-            self._in_round = None
+        self.backwards = self._steps_of_others = 0
+        self._since_others += self._since_others >= 0
+        self._in_round = None
 
 
 def is_infinity(found: Any) -> bool:
@@ -248,7 +245,7 @@ class OpenStep:
             self.progress.phases.leave(self.optimizer)
         # Work begins again after a backward, and no optimizer made a step of it: more of the same
         # step, unless the scaler has seen to it that none was made.
-        if self.end.scaler_round is not None and self.end.scaler_skipped():
+        if self.end.scaler_skipped():
             self.finish(skipped=True)
         steps = self._steps
         if not steps.in_step:

@@ -87,9 +87,7 @@ class Optimizers:
             self._sampled.notify("optimizer_steps", optimizer)
         step.optimizing = None
         step.closure = False
-        end = step.end
-        simply = id(optimizer) in end.known and end.scaler_round is None
-        if not simply and not end.ended_by(optimizer):
+        if not step.end.ended_by(optimizer):
             self._phases.leave(step.optimizer)
             return
         if not self._steps.count:
