@@ -363,12 +363,12 @@ def in_turn(rounds, between=nothing):
             ours.progress.flush_due_ns = 2**62
         output = inputs @ weight
         timed("before forward", model_hooks.before_forward, model, (inputs,), {})
-        timed("after forward", model_hooks._after_forward, model, (inputs,), output)
+        timed("after forward", model_hooks.after_forward, model, (inputs,), output)
         timed("first gradient", ours.backwards.hook.hook, gradient)
         timed("gradients done", queued.pop())
         timed("backward ended", queued.pop())
-        timed("before the optimizer", optimizer_hooks._before_step, optimizer, (optimizer,), {})
-        timed("after the optimizer", optimizer_hooks._after_step, optimizer, (optimizer,), {})
+        timed("before the optimizer", usual.usual_steps.before_step, optimizer, (optimizer,), {})
+        timed("after the optimizer", usual.usual_steps.after_step, optimizer, (optimizer,), {})
     medians = {what: statistics.median(each[rounds // 6:]) - empty for what, each in took.items()}
     return {"its share of a flush of 100 steps": statistics.median(flushed), **medians}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
 import otel_ddp
-from conftest import Here
-from otel_ddp.torch import measure
+from conftest import Here, Journal
+from measured import Measured
+from otel_ddp.torch import inspection, measure
 from otel_ddp.torch.steps.sampled import SampledSteps
 from otel_ddp.torch.steps.watched_model import shares_its_batch, workload
 from otel_ddp.vocabulary import catalog
@@ -130,6 +132,56 @@ def test_what_is_read_is_that_of_its_step(place: Here) -> None:
     assert found["loss"].keys() >= {2, 4, 7}
     for name, points in found.items():
         assert points == pytest.approx({step: seen.found[name][step] for step in points}), name
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Iterator[Measured]:
+    found = Measured(tmp_path)
+    yield found
+    found.close()
+
+
+def tenths_of_a_second(measured: Measured, model: nn.Module, steps: int) -> None:
+    """Trains: each step takes one, so that every third is flushed. None is sampled."""
+    measured.instrument(model)
+    assert measure._current is not None
+    measure._current.stepper.sampled.sample_every(0)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        model(INPUT).square().mean().backward()
+        measured.now_ns += 10**8
+        optimizer.step()
+
+
+def test_what_changes_slowly_is_read_at_each_flush_and_then_once_a_second(
+    measured: Measured,
+) -> None:
+    tenths_of_a_second(measured, Loss(4, 1), 120)
+
+    journal = Journal(measured.recorder.writer.path)
+    read: dict[str, list[int]] = {}
+    for call in journal.calls:
+        for number, _ in call.values:
+            read.setdefault(journal.names[number].text, []).append(call.step)
+    assert read["learning_rate"] == [*range(1, 60, 3), *range(70, 120, 12)]
+    # The loss is that of the step after each flush: the one in which it is lost has to be known.
+    assert read["loss"] == [*range(2, 118, 3)]
+
+
+def test_a_backward_is_looked_up_once_for_each_loss(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[int] = []
+    look_up = inspection.roots_of_backward
+
+    def counted(frame: Any) -> Any:
+        looked_up.append(measured.progress.steps.count + 1)
+        return look_up(frame)
+
+    monkeypatch.setattr(inspection, "roots_of_backward", counted)
+    tenths_of_a_second(measured, nn.Linear(4, 1), 31)
+
+    assert looked_up == [*range(2, 31, 3)]
 
 
 def test_the_norm_is_torchs_own(place: Here) -> None:

@@ -30,6 +30,7 @@ from otel_ddp.journal.reader import JournalReader, Steps
 from otel_ddp.recording.phases import PHASE_WORD
 from otel_ddp.torch import measure
 from otel_ddp.torch.hooks import model as model_hooks
+from otel_ddp.torch.steps.usual import unusual
 
 PROGRAMS, ACTIONS = 120, 60
 BATCH = torch.ones(8, 4)
@@ -429,15 +430,18 @@ def measured_in(place: Path, seed: int, usual: bool) -> list[Any]:
 def began(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each forward: whether it began a usual step."""
     found: list[bool] = []
-    attach = model_hooks.attach
+    hook, otherwise = model_hooks.before_forward, unusual.before_forward
 
-    def attached(*args: Any, **kwargs: Any) -> bool:
-        done = attach(*args, **kwargs)
-        usual = model_hooks._usual_began
-        model_hooks._usual_began = lambda *given: found.append(usual(*given)) or found[-1]
-        return done
+    def before_forward(*given: Any) -> None:
+        found.append(True)
+        hook(*given)
 
-    monkeypatch.setattr(model_hooks, "attach", attached)
+    def before_unusual(*given: Any) -> None:
+        found[-1] = False
+        otherwise(*given)
+
+    monkeypatch.setattr(model_hooks, "before_forward", before_forward)
+    monkeypatch.setattr(unusual, "before_forward", before_unusual)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import struct
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -87,8 +87,8 @@ class Documents:
     def append_words(self, kind: int, before: int, words: Sequence[int]) -> None:
         """Appends words to a stream; *before* is the number of its earlier words."""
         for at in range(0, len(words), _MOST_WORDS):
-            piece = words[at : at + _MOST_WORDS]
-            payload = struct.pack(f"<{len(piece) + 1}Q", before + at, *piece)
+            # Not `struct`, which reads a format for each number of words.
+            payload = array("Q", [before + at, *words[at : at + _MOST_WORDS]]).tobytes()
             self._gate.write(partial(self._writer.append, kind, payload), False)
 
     def reason(self, text: str) -> None:
@@ -109,7 +109,7 @@ class Names:
         self._numbers: dict[tuple[str, str], int] = {}
         self._named: dict[int, tuple[str, str]] = {}
         # Those of our own readings. A name that the user logs too is the user's from then on.
-        self._of_readings: set[int] = set()
+        self._of_readings: dict[str, int] = {}
         self._phases: dict[str, int] = {}
 
     def of(self, number: int) -> tuple[str, str]:
@@ -121,6 +121,8 @@ class Names:
 
         *of_user*: else it is that of a reading of our own, and 0 where the user logs that name.
         """
+        if not of_user and (known := self._of_readings.get(name)) is not None:
+            return known
         try:
             clean, changed = values.text(name, values.LONGEST_NAME)
         except values.Refused as why:
@@ -130,14 +132,16 @@ class Names:
         key = (clean, values.split_of(clean, split))
         known = self._numbers.get(key)
         if known is not None:
-            if of_user:
-                self._of_readings.discard(known)
-            return known if of_user or known in self._of_readings else 0
+            if not of_user:
+                return 0
+            if self._of_readings.get(clean) == known:
+                del self._of_readings[clean]
+            return known
         known = self._gate.write(lambda: self._new(key), -1)
         if known == 0:
             self._refuse(clean)
         elif known > 0 and not of_user:
-            self._of_readings.add(known)
+            self._of_readings[clean] = known
         elif known > 0 and changed:
             self._totals.count(catalog.OTEL_DDP_VALUES_REFUSED, why="name_changed")
         return max(known, 0)
@@ -155,7 +159,8 @@ class Names:
     def has_users(self) -> bool:
         """Whether the program itself has logged a value of training."""
         named = list(self._named.items())
-        return any(split == "train" and n not in self._of_readings for n, (_, split) in named)
+        ours = self._of_readings.values()
+        return any(split == "train" and n not in ours for n, (_, split) in named)
 
     def _new(self, key: tuple[str, str]) -> int:
         # Another thread may have added it meanwhile.

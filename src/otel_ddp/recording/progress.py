@@ -344,7 +344,7 @@ class Progress:
         """Adds the pending words to the totals, and appends them to the ring."""
         with self.recorder.gate.lock:
             # A signal handler may interrupt this; its words are flushed the next time.
-            if self._flushing or self._over:
+            if self._flushing or self._over or self.recorder.gate.closed:
                 return
             self._flushing = True
             try:
@@ -356,7 +356,7 @@ class Progress:
                     act()
 
     def _flush(self) -> None:
-        phases, recorder, work = self.phases, self.recorder, self.work
+        phases, recorder = self.phases, self.recorder
         now = phases.clock()
         self.flush_due_ns = now + _FLUSH_EVERY_NS
         pending = phases.pending
@@ -364,12 +364,11 @@ class Progress:
         count = len(pending)
         words = pending[:count]
         del pending[:count]
-        self._totals.took(self._account.add(words, now - phases.origin_ns))
-        on_device = self.device_times.flush(recorder.documents)
-        if amounts := self._account.amounts(on_device, work.gc_ns / 1e9, work.hook_s):
-            recorder.totals.raise_all(amounts)
-        # Of a process that evaluates, or has begun a step.
-        self._totals.count(work, self.steps.micro_batches)
+        totals, account = self._totals, self._account
+        totals.took(account.add(words, now - phases.origin_ns))
+        totals.were_in(account.by_phase, self.device_times.flush(recorder.documents))
+        account.by_phase.clear()
+        totals.count(self.work, self.steps.micro_batches)
         if self.steps.began and words:
             recorder.documents.append_words(layout.STEPS, self._flushed_words, words)
             self._flushed_words += len(words)

@@ -14,9 +14,6 @@ from otel_ddp.recording.steps import Work
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, phase_word
 
-# By how much which total grows: its metric, its attributes, the amount.
-Amount = tuple[catalog.Metric, Mapping[str, str], float]
-
 _MOST_WARNINGS = 50
 
 
@@ -42,14 +39,6 @@ class Totals:
     def count(self, metric: catalog.Metric, amount: float = 1.0, **attributes: str) -> None:
         """Raises a cumulative total, if there is room for it."""
         self._gate.write(lambda: self._writer.add(self._place(metric, attributes), amount), None)
-
-    def raise_all(self, amounts: Iterable[Amount]) -> None:
-        """Raises several totals at once."""
-        self._gate.write(lambda: self._raise_all(amounts), None)
-
-    def _raise_all(self, amounts: Iterable[Amount]) -> None:
-        for metric, attributes, amount in amounts:
-            self._writer.add(self._place(metric, attributes), amount)
 
     def place(self, metric: catalog.Metric, **attributes: str) -> int:
         """Where in the totals this one is, or where its histogram begins; -1: there is no room."""
@@ -86,7 +75,7 @@ class Totals:
 
 _COUNTED = (
     *(catalog.TRAINING_STEPS, catalog.TRAINING_SAMPLES, catalog.TRAINING_TOKENS),
-    catalog.TRAINING_MICRO_BATCHES,
+    *(catalog.TRAINING_MICRO_BATCHES, catalog.TRAINING_GC_TIME, catalog.OTEL_DDP_HOOK_TIME),
 )
 _BOUNDS = catalog.TRAINING_STEP_DURATION.bounds
 _NO_PLACE_YET = -2
@@ -110,6 +99,9 @@ class StepTotals:
         self._durations = _NO_PLACE_YET
         self._flops = 0.0
         self._flops_places: dict[str, int] = {}
+        # By the code of the phase: on the host, and on the device.
+        self._host_places: dict[int, int] = {}
+        self._device_places: dict[int, int] = {}
 
     def took(self, durations_ns: Iterable[int]) -> None:
         """Adds how long the last steps took."""
@@ -123,9 +115,35 @@ class StepTotals:
                 self.store[place] += seconds
                 self.store[bucket] += 1.0
 
+    def were_in(self, by_phase: Mapping[int, int], on_device: Mapping[int, float]) -> None:
+        """Adds the time in each phase: of the host in nanoseconds, of the device in seconds."""
+        places = self._host_places
+        for code, nanoseconds in by_phase.items():
+            place = places.get(code)
+            if place is None:
+                place = places[code] = self._place_of_phase(code, "host")
+            if place >= 0:
+                self.store[place] += nanoseconds / 1e9
+        places = self._device_places
+        for code, seconds in on_device.items():
+            if code not in places:
+                places[code] = self._place_of_phase(code, "device")
+            if places[code] >= 0:
+                self.store[places[code]] += seconds
+
+    def _place_of_phase(self, code: int, clock: str) -> int:
+        word = phase_word(code & PHASE_CODE)
+        labels = {"phase": word, "clock": clock}
+        if word == "comm_wait":
+            labels["sync"] = "buffers" if code & layout.OF_BUFFERS else "gradients"
+        return self._of_process.place(catalog.TRAINING_PHASE_TIME, **labels)
+
     def count(self, work: Work, micro_batches: int) -> None:
-        """Writes the work so far: steps, samples, tokens, micro batches and FLOPs."""
-        counts = (self.steps, work.samples, work.tokens, micro_batches)
+        """Writes the work so far, and what stopped it."""
+        counts = (
+            *(self.steps, work.samples, work.tokens, micro_batches),
+            *(work.gc_ns / 1e9, work.hook_s),
+        )
         for at, value in enumerate(counts):
             place = self._places[at]
             if place == _NO_PLACE_YET and value:
@@ -152,25 +170,12 @@ class StepTotals:
 
 # -- time by phase
 
-_OTHER, _COMM_WAIT = PHASES["other"], PHASES["comm_wait"]
+_OTHER = PHASES["other"]
 _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
 
 # Marks the time in a phase of the user's own. Time outside of any phase counts for nothing before
 # the first step.
 NAMED = 0x40
-
-
-def _labels(code: int, clock: str) -> Mapping[str, str]:
-    word = phase_word(code & PHASE_CODE)
-    found = {"phase": word, "clock": clock}
-    if word == "comm_wait":
-        found["sync"] = "buffers" if code & layout.OF_BUFFERS else "gradients"
-    return found
-
-
-_ALL_CODES = (*PHASES.values(), _OTHER | NAMED, _COMM_WAIT | layout.OF_BUFFERS)
-_LABELS = {code: _labels(code, "host") for code in _ALL_CODES}
-_DEVICE_LABELS = {code: _labels(code, "device") for code in _ALL_CODES}
 
 
 class TimeAccount:
@@ -182,8 +187,8 @@ class TimeAccount:
         self._steps_began = False
         # When the present step began, and whether it will leave the weights as they are.
         self._step_ns, self._skipped = 0, False
-        self._by_phase: defaultdict[int, int] = defaultdict(int)
-        self._reported = (0.0, 0.0)
+        self.by_phase: defaultdict[int, int] = defaultdict(int)
+        """The time in each phase that is not told yet, by its code."""
 
     def add(self, words: Sequence[int], now_ns: int) -> list[int]:
         """Adds the words of some steps, and the time of the present phase until now.
@@ -192,7 +197,7 @@ class TimeAccount:
         """
         # This runs for each word of each step, on the training thread: no calls.
         code, charged_ns, began = self._code, self._charged_ns, self._steps_began
-        by_phase, durations = self._by_phase, []
+        by_phase, durations = self.by_phase, []
         for word in words:
             kind = word >> _SHIFT
             if kind < layout.STEPS_BEGAN:
@@ -221,21 +226,3 @@ class TimeAccount:
             charged_ns = now_ns
         self._code, self._charged_ns, self._steps_began = code, charged_ns, began
         return durations
-
-    def amounts(self, on_device: Mapping[int, float], gc_s: float, hook_s: float) -> list[Amount]:
-        """By how much each total has grown since the last call."""
-        by_phase, self._by_phase = self._by_phase, defaultdict(int)
-        (earlier_gc_s, earlier_hook_s), self._reported = self._reported, (gc_s, hook_s)
-        amounts: list[Amount] = [
-            (catalog.TRAINING_PHASE_TIME, _LABELS[code], nanoseconds / 1e9)
-            for code, nanoseconds in by_phase.items()
-        ]
-        amounts += [
-            (catalog.TRAINING_PHASE_TIME, _DEVICE_LABELS[code], seconds)
-            for code, seconds in on_device.items()
-        ]
-        if gc_s != earlier_gc_s:
-            amounts.append((catalog.TRAINING_GC_TIME, {}, gc_s - earlier_gc_s))
-        if hook_s != earlier_hook_s:
-            amounts.append((catalog.OTEL_DDP_HOOK_TIME, {}, hook_s - earlier_hook_s))
-        return amounts

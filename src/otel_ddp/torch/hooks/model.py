@@ -11,19 +11,20 @@ from weakref import ref
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import errors
 from otel_ddp.torch import inspection, models
 from otel_ddp.torch.hooks import every_module
-from otel_ddp.torch.steps.backwards import BackwardHook
 from otel_ddp.torch.steps.stepper import Stepper
+from otel_ddp.torch.steps.usual import unusual, usual_steps
 from otel_ddp.torch.steps.watched_model import INNER_HOOK, WatchedModel
 
 _MOST_OUTPUTS, _MOST_OF_ONE = 64, 48
 _Tensor = torch.Tensor
 _is_tracing = torch._C._is_tracing
+before_forward, after_forward = usual_steps.before_forward, usual_steps.after_forward
 
 # Pickle and copy look this up on the object itself, before its class.
 _STATE = "__getstate__"
@@ -31,15 +32,6 @@ _STATE = "__getstate__"
 _KINDS, _MORE = ("_forward_pre_hooks", "_forward_hooks"), ("_with_kwargs", "_always_called")
 
 _stepper: Stepper | None = None
-
-
-def _never(*_: Any) -> bool:
-    return False
-
-
-# What hooks tell first; true: that is all.
-_usual_began: Callable[..., bool] = _never
-_usual_ended: Callable[..., bool] = _never
 # By id. A replica (of DataParallel, say) carries the hooks along, but is not in here.
 _watched: dict[int, WatchedModel] = {}
 # The modules inside DDP: DDP may wait before one, and a validation may call it directly.
@@ -53,19 +45,18 @@ def attach(module: nn.Module, stepper: Stepper, found: bool = False, in_eval: bo
 
     *in_eval*: it trains in evaluation mode.
     """
-    global _stepper, _usual_began, _usual_ended
+    global _stepper
     _stepper = stepper
-    _usual_began, _usual_ended = stepper.usual.forward_began, stepper.usual.forward_ended
     if id(module) in _watched:
         return False
     stepper.usual.leave()
     watched = _watched[id(module)] = WatchedModel(module, _watched)
     watched.found, watched.trains_in_eval = found, in_eval
     # A copy has inherited the hooks of the model that it was made of.
-    take_off(module, before_forward, _after_forward)
+    take_off(module, before_forward, after_forward)
     module.register_forward_pre_hook(before_forward, prepend=True, with_kwargs=True)
     # Called where forward raises, too: the time after that is not forward.
-    module.register_forward_hook(_after_forward, prepend=True, always_call=True)
+    module.register_forward_hook(after_forward, prepend=True, always_call=True)
     _keep_out(module, _ALL)
     # A scripted module takes no hooks.
     inside = module.module if isinstance(module, DistributedDataParallel) else None
@@ -73,7 +64,7 @@ def attach(module: nn.Module, stepper: Stepper, found: bool = False, in_eval: bo
         _attach_inside(module, inside, watched)
     if id(module) not in _watched:
         # In the middle of this a signal handler has taken all hooks off.
-        take_off(module, before_forward, _after_forward)
+        take_off(module, before_forward, after_forward)
         if inside is not None:
             take_off(inside, _before_inner, _after_inner)
         return False
@@ -110,9 +101,8 @@ def take_off(module: nn.Module, *ours: Any) -> None:
 
 def detach() -> None:
     """Take all hooks off again."""
-    global _stepper, _usual_began, _usual_ended
+    global _stepper
     _stepper = None
-    _usual_began = _usual_ended = _never
     for watched in [*_watched.values(), *_inner.values()]:
         model: Any = watched.model()
         if model is None:
@@ -189,38 +179,26 @@ class _CompiledInPlace:
         try:
             output = self.call(*args, **kwargs)
         except BaseException:
-            _after_forward(module, args, None)
+            after_forward(module, args, None)
             raise
         finally:
             if was_on:
                 every_module.put_on()
-        _after_forward(module, args, output)
+        after_forward(module, args, output)
         return output
 
 
-# Torch's tools may copy these hooks to modules of their own, and forget with which arguments they
-# are called: so each argument has a default, and more of them are no error.
+# Torch's tools may copy hooks to modules of their own, and forget with which arguments they are
+# called: so each argument has a default, and more of them are no error.
 
 
-def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
-    """The hook before the forward of a watched model."""
-    # Traced into a graph this would break it; the compiled model then calls no hook. In
-    # torch.jit.trace our variables would give their names to tensors of the graph.
-    if is_dynamo_compiling():
+def _before_unusual(module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+    stepper, watched = _stepper, _watched.get(id(module))
+    if is_compiling() or watched is None or stepper is None or not stepper.alive:
         return
-    stepper = _stepper
-    try:
-        if _usual_began(module, args, kwargs) or is_compiling() or _is_tracing():
-            return
-        watched = _watched.get(id(module))
-        if watched is None or stepper is None or not stepper.alive:
-            return
-        if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
-            inner.pop(INNER_HOOK, None)
-        stepper.forwards.began(watched, module, args, kwargs)
-    except errors.ANY_ERROR:
-        if stepper is not None:
-            stepper.failed("before forward")
+    if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
+        inner.pop(INNER_HOOK, None)
+    stepper.forwards.began(watched, module, args, kwargs)
 
 
 def _before_inner(module: nn.Module, *_: Any) -> None:
@@ -256,34 +234,22 @@ def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any)
         stepper.failed("after the inner forward")
 
 
-def _after_forward(module: nn.Module, args: Any = (), output: Any = None, *more: Any) -> None:
-    if is_dynamo_compiling():
+def _after_unusual(module: nn.Module, output: Any) -> None:
+    stepper, watched = _stepper, _watched.get(id(module))
+    if is_compiling() or _is_tracing() or watched is None or stepper is None or not stepper.alive:
         return
-    stepper = _stepper
-    if stepper is None:
-        return
-    if more:
-        output = more[-1]
-    try:
-        hook: BackwardHook | None = stepper.backwards.hook
-        if not _usual_ended(module, output):
-            watched = _watched.get(id(module))
-            if is_compiling() or _is_tracing() or watched is None or not stepper.alive:
-                return
-            if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
-                inner[INNER_HOOK] = _before_inner
-            hook = stepper.forwards.ended(watched, module, output)
-        if hook is None:
-            return
-        # No full backward hook: that one wraps the outputs, and in-place changes of them then
-        # raise in the user's code.
-        if type(output) is _Tensor:
-            hook.put_on(output, output.grad_fn)
-        else:
-            for tensor in differentiable(output):
-                hook.put_on(tensor, inspection.of_tensor(tensor, "grad_fn"))
-    except errors.ANY_ERROR:
-        stepper.failed("after forward")
+    if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
+        inner[INNER_HOOK] = _before_inner
+    if stepper.forwards.ended(watched, module, output):
+        _mark_outputs(output)
+
+
+def _mark_outputs(output: Any) -> None:
+    # No full backward hook: that one wraps the outputs, and in-place changes of them then raise in
+    # the user's code.
+    if (stepper := _stepper) is not None:
+        for tensor in differentiable(output):
+            stepper.backwards.hook.put_on(tensor, inspection.of_tensor(tensor, "grad_fn"))
 
 
 def differentiable(output: Any) -> Iterator[torch.Tensor]:
@@ -339,4 +305,6 @@ def _state(module_of: Callable[[], nn.Module | None], hooks: frozenset[Callable[
     return state
 
 
-_ALL = frozenset((before_forward, _after_forward, _before_inner, _after_inner))
+_ALL = frozenset((before_forward, after_forward, _before_inner, _after_inner))
+unusual.before_forward, unusual.after_forward = _before_unusual, _after_unusual
+unusual.mark_outputs = _mark_outputs

@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 from otel_ddp import errors
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.stepper import Stepper
+from otel_ddp.torch.steps.usual import unusual, usual_steps
 
 # Where wrappers keep the optimizer that does their work, and how many objects are looked at.
 _WITHIN = ("optimizer", "_optimizer", "optim", "original_optimizer")
@@ -27,31 +28,21 @@ _handles: list[Any] = []
 # Called after each step while no steps are measured yet.
 _told: Callable[[], None] | None = None
 _stepper: Stepper | None = None
-
-
-def _never(optimizer: Optimizer) -> bool:
-    return False
-
-
-# What hooks tell first; true: that is all.
-_usual_began: Callable[[Optimizer], bool] = _never
-_usual_ended: Callable[[Optimizer], bool] = _never
 # By an optimizer's id: whether it trains a watched model, and the reference that removes the entry.
 _known: dict[int, tuple[bool, Any]] = {}
 
 
 def attach(stepper: Stepper) -> None:
     """Put the hooks on all optimizers; those of other models are ignored."""
-    global _stepper, _usual_began, _usual_ended
+    global _stepper
     _stepper = stepper
-    _usual_began, _usual_ended = stepper.usual.optimizer_began, stepper.usual.optimizer_ended
     _put_on()
 
 
 def _put_on() -> None:
     if not _handles:
-        _handles.append(register_optimizer_step_pre_hook(_before_step))
-        _handles.append(register_optimizer_step_post_hook(_after_step))
+        _handles.append(register_optimizer_step_pre_hook(usual_steps.before_step))
+        _handles.append(register_optimizer_step_post_hook(usual_steps.after_step))
 
 
 def tell_of_steps(told: Callable[[], None] | None) -> None:
@@ -106,9 +97,8 @@ def torchs_own(given: Any) -> Optimizer | None:
 
 def detach() -> None:
     """Take the hooks off."""
-    global _stepper, _usual_began, _usual_ended
+    global _stepper
     _stepper = None
-    _usual_began = _usual_ended = _never
     for handle in _handles:
         handle.remove()
     _handles.clear()
@@ -133,56 +123,35 @@ def _note(optimizer: Optimizer, owned: bool) -> None:
     _known[key] = (owned, ref(optimizer, partial(_known.pop, key)))
 
 
-def _may_be_one_graph(optimizer: Optimizer) -> bool:
-    """Whether its step may be compiled into one graph, which a hook of ours would break.
-
-    That is an error if the user wants one graph. Torch's own optimizers break it by themselves.
-    """
-    return not type(optimizer).__module__.startswith("torch.")
-
-
 def _has_closure(args: Any, kwargs: Any) -> bool:
     return any(each is not None for each in (*args, *(kwargs or {}).values()))
 
 
-def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: Any) -> None:
-    if is_dynamo_compiling() and _may_be_one_graph(optimizer):
+def _before_unusual(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+    stepper, known = _stepper, _known.get(id(optimizer))
+    if stepper is None or not stepper.alive:
         return
-    stepper = _stepper
-    try:
-        # Beside its optimizer, `step` is given a closure; some wrappers give it None.
-        given = len(args) > 1 or bool(kwargs)
-        if (not given and _usual_began(optimizer)) or stepper is None or not stepper.alive:
-            return
-        known = _known.get(id(optimizer))
-        if known[0] if known is not None else _is_ours(optimizer):
-            stepper.optimizers.began(optimizer, given and _has_closure(args[1:], kwargs))
-    except errors.ANY_ERROR:
-        if stepper is not None:
-            stepper.failed("before the optimizer")
+    if known[0] if known is not None else _is_ours(optimizer):
+        # Some wrappers give it None.
+        stepper.optimizers.began(optimizer, _has_closure(args[1:], kwargs))
 
 
-def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    if is_dynamo_compiling() and _may_be_one_graph(optimizer):
-        return
+def _after_unusual(optimizer: Optimizer) -> None:
     stepper = _stepper
-    try:
-        if _usual_ended(optimizer):
-            return
-        if stepper is None or not stepper.alive:
-            if stepper is None and _told is not None and not is_dynamo_compiling():
-                _told()
-            return
-        known = _known.get(id(optimizer))
-        if known[0] if known is not None else _is_ours(optimizer):
-            if known is None:
-                # Its closure was the first call of its model.
-                stepper.optimizers.began(optimizer, False)
-            stepper.optimizers.ended(optimizer)
-            if (search := stepper.step.search).on:
-                search.model_stepped()
-        else:
-            stepper.step.search.unknown_optimizer_stepped(optimizer)
-    except errors.ANY_ERROR:
-        if stepper is not None:
-            stepper.failed("after the optimizer")
+    if stepper is None or not stepper.alive:
+        if stepper is None and _told is not None and not is_dynamo_compiling():
+            _told()
+        return
+    known = _known.get(id(optimizer))
+    if known[0] if known is not None else _is_ours(optimizer):
+        if known is None:
+            # Its closure was the first call of its model.
+            stepper.optimizers.began(optimizer, False)
+        stepper.optimizers.ended(optimizer)
+        if (search := stepper.step.search).on:
+            search.model_stepped()
+    else:
+        stepper.step.search.unknown_optimizer_stepped(optimizer)
+
+
+unusual.before_step, unusual.after_step = _before_unusual, _after_unusual

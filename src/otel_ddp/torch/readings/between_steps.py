@@ -33,6 +33,10 @@ _STEPS_TO_KNOW = 3
 _STEPS_TO_WATCH = 20
 # A loop that logs its loss has done so by this step.
 _STEPS_TO_LOG = 1000
+# What changes slowly is read so many times at each flush, for runs that are short; then once in so
+# long. A reading costs more than the hooks of a step.
+_READINGS_AT_ONCE = 20
+_READ_EVERY_NS = 10**9
 # So long a loss that backward begins at is kept back: most loops log theirs by then, by that name.
 _STEPS_TO_KEEP_BACK = 200
 # At most so long: servers refuse what is hours old, and people look for a curve.
@@ -77,6 +81,7 @@ class Readings(StepListener):
         self._known: dict[str, str] = {}  # the last report of capabilities
         self._warned = False
         self._waits_for_collective = False  # which may change that report
+        self._readings, self._due_ns = 0, 0
         self._device: torch.device | None = None
         self._clock: DeviceClock | None = None
         self._own_collectives = OwnCollectives()
@@ -139,7 +144,9 @@ class Readings(StepListener):
     def backward_began(self) -> None:
         """Read the loss that it begins at."""
         stepper, more = self._stepper, False
-        if self._device is None or not captures(module_of(self._device)):
+        if not self._loss.is_of(stepper.seen):
+            pass  # of a later step
+        elif self._device is None or not captures(module_of(self._device)):
             # Autograd calls us in a thread of its own, while the loop's waits in its call.
             frame = sys._current_frames().get(stepper.calls.forward_thread)
             more = self._loss.read_roots(inspection.roots_of_backward(frame), stepper.seen)
@@ -192,6 +199,13 @@ class Readings(StepListener):
     def step_ended(self) -> None:
         """Record what is read now and then."""
         stepper = self._stepper
+        now = stepper.progress.phases.clock()
+        stepper.sampled.wants_loss = self._options.reads_loss
+        if now < self._due_ns and self._norm is None:
+            self._offer_loss()
+            return
+        self._readings += 1
+        self._due_ns = now + _READ_EVERY_NS if self._readings >= _READINGS_AT_ONCE else 0
         # Inside of compiled code no call is seen, and a search would have it compiled once more.
         if not stepper.seen.forwards and not stepper.seen.compiles:
             stepper.step.search.model_not_called()
@@ -202,7 +216,6 @@ class Readings(StepListener):
         self._offer()
         if self._memory is not None:
             self._memory.poll()
-        stepper.sampled.wants_loss = self._options.reads_loss
         clock_failed = self._clock is not None and self._clock.failed
         watching = (
             stepper.seen.steps <= _STEPS_TO_WATCH

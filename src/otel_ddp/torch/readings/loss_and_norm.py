@@ -50,13 +50,15 @@ class StepLoss:
         if loss is not None:
             self._loss = seen.steps, loss
 
+    def is_of(self, seen: Seen) -> bool:
+        """Whether the step of the forward that was asked is still open."""
+        return seen.steps == self._asked_in
+
     def read_roots(self, roots: tuple[Any, ...], seen: Seen) -> bool:
         """Keep what a backward begins at: the model has returned no loss.
 
         True if more backwards of this step are to be read.
         """
-        if seen.steps != self._asked_in:
-            return False
         self.of_backward = True
         if not roots:
             return True  # `torch.autograd.grad`, as a penalty of gradients calls it first
@@ -78,7 +80,7 @@ class StepLoss:
             self.missing = "scaled_loss"
             return
         self.missing = ""
-        self._loss = steps_before, roots[0].detach().clone()
+        self._loss = steps_before, _kept(roots[0])
 
     def pop(self) -> tuple[int, Any] | None:
         """The loss to record, and the number of steps before its own."""
@@ -86,11 +88,13 @@ class StepLoss:
         return found
 
 
-def loss_of(output: Any) -> torch.Tensor | None:
-    """The loss in what a model returns; None where there is none, or more than one may be it.
+def _kept(loss: torch.Tensor) -> Any:
+    """Its number, or a copy where that is on a device: the loop may change the loss in place."""
+    return loss.item() if loss.device.type == "cpu" else loss.detach().clone()
 
-    It is a copy: the loop may change the loss itself in place.
-    """
+
+def loss_of(output: Any) -> Any:
+    """The loss in what a model returns; None where there is none, or more than one may be it."""
     kind = type(output)
     loss: Any
     if issubclass(kind, torch.Tensor):
@@ -107,7 +111,7 @@ def loss_of(output: Any) -> torch.Tensor | None:
     # A user's subclass of a tensor would be copied by the user's code.
     if not _is_torchs(loss) or loss.numel() != 1 or _is_batched(loss):
         return None
-    return loss.detach().clone()
+    return _kept(loss)
 
 
 def _may_be_a_loss(value: Any) -> bool:

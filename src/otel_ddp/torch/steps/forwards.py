@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from otel_ddp.torch.steps.backwards import BackwardHook, Backwards
+from otel_ddp.torch.steps.backwards import Backwards
 from otel_ddp.torch.steps.open_calls import is_another_thread
 from otel_ddp.torch.steps.open_step import OpenStep
 from otel_ddp.torch.steps.sampled import OFTEN
@@ -25,12 +25,12 @@ class Forwards:
     HOOKS = ("began", "buffers_arrived", "ended")
     began: Callable[..., None]
     buffers_arrived: Callable[[], None]
-    ended: Callable[[WatchedModel, torch.nn.Module, Any], BackwardHook | None]
+    ended: Callable[[WatchedModel, torch.nn.Module, Any], bool]
 
     def __init__(self, step: OpenStep, usual: UsualSteps, backwards: Backwards) -> None:
         self._progress = progress = step.progress
         self._sampled, self._calls, self._step = step.sampled, step.calls, step
-        self._usual, self._hook = usual, backwards.hook
+        self._usual = usual
         self._steps, self._work, self._phases = progress.steps, progress.work, progress.phases
         self._thread = progress.thread
         self._buffers = progress.phases.of_hooks("comm_wait", of_buffers=True)
@@ -114,18 +114,16 @@ class Forwards:
         if _get_ident() == self._calls.forward_thread:
             self._phases.leave(self._buffers)
 
-    def _ended(
-        self, watched: WatchedModel, module: torch.nn.Module, output: Any
-    ) -> BackwardHook | None:
-        """A watched model has returned, or raised; the hook that its outputs are to get."""
+    def _ended(self, watched: WatchedModel, module: torch.nn.Module, output: Any) -> bool:
+        """A watched model has returned, or raised; whether its outputs get the hook of backward."""
         calls = self._calls
         if _get_ident() != calls.forward_thread:
-            return None
+            return False
         self._usual.leave()
         if calls.forwards:
             calls.forwards -= 1
         if calls.forwards or calls.in_backward:
-            return None
+            return False
         if calls.trains:
             self._phases.leave(calls.forward)
             steps = self._steps
@@ -135,10 +133,10 @@ class Forwards:
             sampled = self._sampled
             if sampled.wants_loss or watched.flops_per_unit is None:
                 sampled.notify("forward_ended", watched, module, output)
-            return self._hook
+            return True
         self._phases.leave(calls.eval)
         self._progress.flush_if_due()
         if _is_grad_enabled() and not self._steps.model_called:
             # If a step ends before a model is called in training mode, this one is trained.
             self._step.evaluated = watched
-        return None
+        return False

@@ -16,7 +16,7 @@ from otel_ddp.torch.steps.open_calls import OpenCalls
 from otel_ddp.torch.steps.open_step import OpenStep
 from otel_ddp.torch.steps.optimizers import Optimizers
 from otel_ddp.torch.steps.sampled import SampledSteps
-from otel_ddp.torch.steps.usual import usual_steps
+from otel_ddp.torch.steps.usual import unusual, usual_steps
 
 _FAILURES_ALLOWED = 3
 
@@ -32,7 +32,9 @@ class Stepper:
         self.step = step = OpenStep(progress, self.calls, self._wrap_hooks)
         self.seen = step.seen
         self.backwards = Backwards(step, self.failed)
-        self.usual = usual = usual_steps(step, self.backwards)
+        self.usual = usual = usual_steps
+        usual.measure(step, self.backwards)
+        unusual.failed = self.failed
         self.backwards.hook.call(usual.gradient_arrived)
         progress.phases.settle = usual.leave
         self.loads = Loads(step, usual)

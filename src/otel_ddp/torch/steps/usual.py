@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.autograd import Variable
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from otel_ddp import errors
 from otel_ddp.recording.phases import PHASE_WORD
@@ -30,48 +30,79 @@ queue_callback = Variable._execution_engine.queue_callback
 _NOWHERE, _LOADING, _FORWARD, _FORWARDED, _BACKWARD, _WAIT, _OPTIMIZER, _LOADED, _READY = range(9)
 
 
-class UsualSteps(NamedTuple):
-    """What hooks tell first. True: that is all. False: nothing was done, tell the part."""
+class Unusual:
+    """What the hooks do in all other steps; those on models and on optimizers say it."""
 
-    forward_began: Callable[[nn.Module, tuple[Any, ...], Any], bool]
-    forward_ended: Callable[[nn.Module, Any], bool]
+    before_forward: Callable[[nn.Module, tuple[Any, ...], Any], None]
+    after_forward: Callable[[nn.Module, Any], None]
+    before_step: Callable[[torch.optim.Optimizer, tuple[Any, ...], Any], None]
+    after_step: Callable[[torch.optim.Optimizer], None]
+    mark_outputs: Callable[[Any], None]
+    """Put the hook of backward on all tensors of an output."""
+    failed: Callable[[str], None] = staticmethod(errors.record_failure)
+    """What a hook of forward or of the optimizer that has raised is handed to."""
+
+
+unusual = Unusual()
+
+
+class UsualSteps(NamedTuple):
+    """The hooks, as torch calls them, and what the other parts tell."""
+
+    before_forward: Callable[..., None]
+    after_forward: Callable[..., None]
     gradient_arrived: Callable[[torch.Tensor], None]
-    """A hook of torch's: it tells the part itself, and sees to the end of backward."""
-    optimizer_began: Callable[[torch.optim.Optimizer], bool]
-    """To be told only of a step without a closure."""
-    optimizer_ended: Callable[[torch.optim.Optimizer], bool]
+    before_step: Callable[..., None]
+    after_step: Callable[..., None]
     load_began: Callable[[int], bool]
+    """True: that is all."""
     load_ended: Callable[[int], bool]
     learn: Callable[[], None]
     """A step has ended the long way: those after it may be usual."""
     leave: Callable[[], None]
     """Note where the step is, before anything else looks; the rest of it goes the long way."""
+    measure: Callable[[OpenStep, Backwards], None]
+    """From here on, these steps."""
 
 
-def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
-    """Closures: what they share lies side by side, and local names are found soonest."""
-    progress, sampled, calls = step.progress, step.sampled, step.calls
-    phases, steps, work = progress.phases, progress.steps, progress.work
-    opened, clock, write = phases.opened, phases.clock, phases.pending.append
-    end_step = progress.end_step
+def _made() -> UsualSteps:
+    """Closures: what they share lies side by side, and local names are found soonest.
+
+    One function a hook: each further one that only we call costs a microsecond. They are made once,
+    as models may carry them along.
+    """
+    # Of what is measured.
+    none: Any = None
+    step = backwards = progress = sampled = calls = phases = steps = work = none
+    opened = clock = write = end_step = put_on = queue = none
+    other = load = forward = backward = wait = optimize = 0
     get_ident, is_grad_enabled = threading.get_ident, torch.is_grad_enabled
-    queue = queue_callback
-    other, load, forward = opened[0].base, calls.load.base, calls.forward.base
-    backward, wait, optimize = calls.backward.base, calls.wait.base, step.optimizer.base
+    tensor, in_transform = torch.Tensor, in_functorch
+    # What torch itself asks in each call of a module.
+    trace = torch._C._get_tracing_state
 
     place = _NOWHERE
     thread = backward_id = backwards_made = 0
-    watched: Any = None
+    watched = inner_hooks = inner_hook = none
     model: Callable[[], Any] = _nothing
     trained_by: Callable[[], Any] = _nothing
-    inner_hooks: Any = None
-    inner_hook: Any = None
     # What the last batch looked like, and its work.
-    shape: Any = None
-    dtype: Any = None
+    shape = dtype = none
     samples = tokens = 0
     flops = 0.0
-    tensor, in_transform, is_tracing = torch.Tensor, in_functorch, torch._C._is_tracing
+
+    def measure(of: OpenStep, its_backwards: Backwards) -> None:
+        nonlocal step, backwards, progress, sampled, calls, phases, steps, work
+        nonlocal opened, clock, write, end_step, put_on, queue, place
+        nonlocal other, load, forward, backward, wait, optimize
+        place = _NOWHERE
+        step, backwards = of, its_backwards
+        progress, sampled, calls = step.progress, step.sampled, step.calls
+        phases, steps, work = progress.phases, progress.steps, progress.work
+        opened, clock, write = phases.opened, phases.clock, phases.pending.append
+        end_step, put_on, queue = progress.end_step, backwards.hook.put_on, queue_callback
+        other, load, forward = opened[0].base, calls.load.base, calls.forward.base
+        backward, wait, optimize = calls.backward.base, calls.wait.base, step.optimizer.base
 
     def learn() -> None:
         nonlocal place, thread, backwards_made, watched, model, trained_by
@@ -149,62 +180,80 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
             phases.device_clock.mark(word)
         return True
 
-    def forward_began(module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> bool:
+    def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
         nonlocal place, inner_hook, shape
-        if (
-            place < _LOADED
-            or model() is not module
-            or not module.training
-            or get_ident() != thread
-            or not is_grad_enabled()
-            or is_tracing()
-        ):
-            return False
-        only: Any = args[0] if len(args) == 1 and not kwargs else None
-        if (
-            type(only) is tensor
-            and only.shape == shape
-            and only.dtype is dtype
-            and not in_transform()
-        ):
-            work.samples += samples
-            if tokens:
-                work.tokens += tokens
-            if flops:
-                work.flops += flops
-        elif is_compiling():
-            return False
-        else:
-            watched.take(args, kwargs, work)
-            if watched.divided_loss:
-                shape = None  # each call is asked for its divisor
-        if inner_hooks is not None and (inner := inner_hooks()) is not None:
-            inner_hook = inner.pop(INNER_HOOK, None)
-        if not steps.in_step:
-            steps.begin_step()
-        steps.model_called = True
-        place = _FORWARD
-        phases.words[PHASE_WORD] = word = forward + clock()
-        write(word)
-        if phases.device_clock is not None:
-            phases.device_clock.mark(word)
-        return True
+        # Traced into a graph this would break it; the compiled model then calls no hook. In
+        # torch.jit.trace our variables would give their names to tensors of the graph.
+        if is_dynamo_compiling() or trace() is not None:
+            return
+        try:
+            if (
+                place < _LOADED
+                or model() is not module
+                or not module.training
+                or get_ident() != thread
+                or not is_grad_enabled()
+            ):
+                unusual.before_forward(module, args, kwargs)
+                return
+            only: Any = args[0] if len(args) == 1 and not kwargs else None
+            if (
+                type(only) is tensor
+                and only.shape == shape
+                and only.dtype is dtype
+                and not in_transform()
+            ):
+                work.samples += samples
+                if tokens:
+                    work.tokens += tokens
+                if flops:
+                    work.flops += flops
+            elif is_compiling():
+                unusual.before_forward(module, args, kwargs)
+                return
+            else:
+                watched.take(args, kwargs, work)
+                if watched.divided_loss:
+                    shape = None  # each call is asked for its divisor
+            if inner_hooks is not None and (inner := inner_hooks()) is not None:
+                inner_hook = inner.pop(INNER_HOOK, None)
+            if not steps.in_step:
+                steps.begin_step()
+            steps.model_called = True
+            place = _FORWARD
+            phases.words[PHASE_WORD] = word = forward + clock()
+            write(word)
+            if phases.device_clock is not None:
+                phases.device_clock.mark(word)
+        except errors.ANY_ERROR:
+            unusual.failed("before forward")
 
-    def forward_ended(module: nn.Module, output: Any) -> bool:
+    def after_forward(module: nn.Module, args: Any = (), output: Any = None, *more: Any) -> None:
         nonlocal place
-        if place != _FORWARD or model() is not module or get_ident() != thread:
-            return False
-        if inner_hook is not None and (inner := inner_hooks()) is not None:
-            inner[INNER_HOOK] = inner_hook
-        steps.forwards += 1
-        place = _FORWARDED
-        phases.words[PHASE_WORD] = word = other + clock()
-        write(word)
-        if phases.device_clock is not None:
-            phases.device_clock.mark(word)
-        if sampled.wants_loss:
-            sampled.notify("forward_ended", watched, module, output)
-        return True
+        if is_dynamo_compiling():
+            return
+        if more:
+            output = more[-1]
+        try:
+            if place != _FORWARD or model() is not module or get_ident() != thread:
+                unusual.after_forward(module, output)
+                return
+            if inner_hook is not None and (inner := inner_hooks()) is not None:
+                inner[INNER_HOOK] = inner_hook
+            steps.forwards += 1
+            place = _FORWARDED
+            phases.words[PHASE_WORD] = word = other + clock()
+            write(word)
+            if phases.device_clock is not None:
+                phases.device_clock.mark(word)
+            if sampled.wants_loss:
+                sampled.notify("forward_ended", watched, module, output)
+            if type(output) is tensor:
+                put_on(output, output.grad_fn)
+            else:
+                unusual.mark_outputs(output)
+        except errors.ANY_ERROR:
+            unusual.failed("after forward")
 
     def gradient_arrived(gradient: torch.Tensor) -> None:
         nonlocal place, backward_id
@@ -259,43 +308,69 @@ def usual_steps(step: OpenStep, backwards: Backwards) -> UsualSteps:
         except errors.ANY_ERROR:
             backwards.failed("backward ended")
 
-    def optimizer_began(optimizer: torch.optim.Optimizer) -> bool:
+    def before_step(
+        optimizer: torch.optim.Optimizer, args: Any = (), kwargs: Any = None, *_: Any
+    ) -> None:
         nonlocal place
-        # Before a backward it may be a checkpoint that fills its state. A scaler has left there
-        # whether the step is to be skipped.
-        if (
-            place < _LOADED
-            or not backwards_made
-            or trained_by() is not optimizer
-            or getattr(optimizer, "found_inf", None) is not None
-        ):
-            return False
-        place = _OPTIMIZER
-        phases.words[PHASE_WORD] = word = optimize + clock()
-        write(word)
-        if phases.device_clock is not None:
-            phases.device_clock.mark(word)
-        return True
+        if is_dynamo_compiling() and _may_be_one_graph(optimizer):
+            return
+        try:
+            # Before a backward it may be a checkpoint that fills its state. A scaler has left there
+            # whether the step is to be skipped. Beside its optimizer, `step` is given a closure.
+            if (
+                place < _LOADED
+                or not backwards_made
+                or trained_by() is not optimizer
+                or getattr(optimizer, "found_inf", None) is not None
+                or len(args) > 1
+                or kwargs
+            ):
+                unusual.before_step(optimizer, args, kwargs)
+                return
+            place = _OPTIMIZER
+            phases.words[PHASE_WORD] = word = optimize + clock()
+            write(word)
+            if phases.device_clock is not None:
+                phases.device_clock.mark(word)
+        except errors.ANY_ERROR:
+            unusual.failed("before the optimizer")
 
-    def optimizer_ended(optimizer: torch.optim.Optimizer) -> bool:
+    def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         nonlocal place, backwards_made
-        if place != _OPTIMIZER or trained_by() is not optimizer:
-            return False
-        now = clock()
-        if now >= progress.flush_due_ns or steps.count + 2 >= sampled.next_change:
-            return False
-        backwards_made = 0
-        place = _READY
-        word = other + now
-        write(word)
-        end_step(now, word, False)
-        return True
+        if is_dynamo_compiling() and _may_be_one_graph(optimizer):
+            return
+        try:
+            if place != _OPTIMIZER or trained_by() is not optimizer:
+                unusual.after_step(optimizer)
+                return
+            now = clock()
+            if now >= progress.flush_due_ns or steps.count + 2 >= sampled.next_change:
+                unusual.after_step(optimizer)
+                return
+            backwards_made = 0
+            place = _READY
+            word = other + now
+            write(word)
+            end_step(now, word, False)
+        except errors.ANY_ERROR:
+            unusual.failed("after the optimizer")
 
     return UsualSteps(
-        *(forward_began, forward_ended, gradient_arrived, optimizer_began, optimizer_ended),
-        *(load_began, load_ended, learn, leave),
+        *(before_forward, after_forward, gradient_arrived, before_step, after_step),
+        *(load_began, load_ended, learn, leave, measure),
     )
+
+
+def _may_be_one_graph(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step may be compiled into one graph, which a hook of ours would break.
+
+    That is an error if the user wants one graph. Torch's own optimizers break it by themselves.
+    """
+    return not type(optimizer).__module__.startswith("torch.")
 
 
 def _nothing() -> None:
     pass
+
+
+usual_steps = _made()
