@@ -138,8 +138,9 @@ def _plain_numbers(given: Iterable[Any]) -> list[float] | None:
     numbers = []
     for value in given:
         kind = type(value)
-        # A subclass may do anything when it is asked, and a device would make training wait.
-        if kind is tensor and value.is_cpu and not value.dim():
+        # A subclass may do anything when it is asked, and a device would make training wait. One of
+        # several numbers raises.
+        if kind is tensor and value.is_cpu:
             value = value.item()
             kind = type(value)
         if kind not in PLAIN_TYPES:
