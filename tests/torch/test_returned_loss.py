@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.optim import SGD
 
 import otel_ddp
 from conftest import Here, Journal
+from extras import newer_torch
 from otel_ddp.torch.readings import between_steps
 from otel_ddp.vocabulary import catalog
 
@@ -310,6 +313,46 @@ def test_the_losses_of_samples_are_no_loss_and_that_of_a_transformed_model_is(
     journal = place.only()
     assert losses(journal) == {step: seen[step] for step in (2, 3)}
     assert journal.facts["capability"]["loss"] == "no_loss"
+
+
+@newer_torch("DTensor of that name")
+def test_this_ranks_part_of_a_loss_is_no_loss(place: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial
+
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
+    model = Returns(lambda logits, loss: DTensor.from_local(loss, mesh, [Partial()]))
+    optimizer = SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model)
+
+    for _ in range(3):
+        model(INPUT).to_local().backward()
+        optimizer.step()
+    otel_ddp.finish()
+    dist.destroy_process_group()
+
+    assert losses(place.only()) == {}
+
+
+def test_the_loss_is_read_after_a_model_was_traced(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = Returns(lambda logits, loss: loss)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model)
+
+    for traced in [False, *[True] * 3, False]:
+        if traced:
+            make_fx(model)(INPUT)
+        loss = model(INPUT)
+        loss.backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    assert losses(place.only())[5] == loss.item()
 
 
 @pytest.mark.parametrize("critic_steps", [1, 5])

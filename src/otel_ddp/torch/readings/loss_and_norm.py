@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from otel_ddp import errors
 from otel_ddp.torch import inspection
 from otel_ddp.torch.steps.open_step import Seen
 from otel_ddp.torch.steps.watched_model import WatchedModel
@@ -89,8 +90,16 @@ class StepLoss:
 
 
 def _kept(loss: torch.Tensor) -> Any:
-    """Its number, or a copy where that is on a device: the loop may change the loss in place."""
-    return loss.item() if loss.device.type == "cpu" else loss.detach().clone()
+    """Its number, or a copy: the loop may change the loss in place.
+
+    Of a tensor on a device the number is not there yet. Other kinds of tensors may have none, or
+    one that is not the loss: of a DTensor it may be this rank's part.
+    """
+    number = None
+    if type(loss) is torch.Tensor and loss.device.type == "cpu":
+        # Traced by `make_fx` it raises.
+        number = errors.attempt(loss.item, None)
+    return loss.detach().clone() if number is None else number
 
 
 def loss_of(output: Any) -> Any:
