@@ -81,3 +81,23 @@ def test_a_model_is_traced_also_where_its_operations_are_about_to_be_counted(
     traced = torch.jit.trace(model, INPUT)
 
     assert torch.equal(model(INPUT), traced(INPUT))
+
+
+class CopiesItself(nn.Linear):
+    """As classes that set up what they have copied: of all attributes, our hooks too."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> CopiesItself:
+        made = type(self).__new__(type(self))
+        kept = {name: value for name, value in self.__dict__.items() if name != "__getstate__"}
+        made.__dict__.update(copy.deepcopy(kept, memo))
+        return made
+
+
+def test_a_copy_that_a_class_makes_itself_can_be_pickled(place: Here) -> None:
+    model = CopiesItself(4, 1)
+    otel_ddp.instrument(model)
+
+    loaded = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+
+    assert torch.equal(model(INPUT), loaded(INPUT))
+    otel_ddp.finish()

@@ -374,3 +374,8 @@ def _nothing() -> None:
 
 
 usual_steps = _made()
+# Where a class copies its models itself, the copies have our hooks. Pickle finds these by name.
+before_forward, after_forward = usual_steps.before_forward, usual_steps.after_forward
+_hook: Any
+for _hook in (before_forward, after_forward):
+    _hook.__qualname__ = _hook.__name__
