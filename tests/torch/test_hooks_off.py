@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Iterator
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch.optim import SGD
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import otel_ddp
-from conftest import Here
+from conftest import Here, Journal
 from otel_ddp import errors
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.vocabulary import catalog
@@ -165,3 +166,37 @@ def test_a_scripted_model_gets_a_warning_and_no_hooks(
     assert "RecursiveScriptModule" in said.getMessage()
     assert said.exc_info is None
     assert place.only().points == [("loss", 1.0)]
+
+
+def test_a_graph_of_an_earlier_run_is_of_no_later_one(place: Here) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    train(model)
+    older = model(INPUT).sum()
+    otel_ddp.finish()
+    earlier = set(place.journals())
+    otel_ddp.instrument(model)
+
+    train(model, 3)
+    older.backward()
+    otel_ddp.finish()
+
+    (path,) = set(place.journals()) - earlier
+    totals = {each.metric: each.values[0] for each in Journal(path).all_totals}
+    assert totals["training.micro_batches"] == 3
+
+
+def test_a_scaler_is_freed_once_the_run_is_over(place: Here) -> None:
+    model, scaler = nn.Linear(4, 1), torch.amp.GradScaler("cpu")
+    optimizer = SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model, scaler=scaler)
+    scaler.scale(model(INPUT).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    otel_ddp.finish()
+
+    held = ref(scaler)
+    del scaler
+    gc.collect()
+
+    assert held() is None

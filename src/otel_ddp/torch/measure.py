@@ -127,6 +127,8 @@ def stop(progress: Progress | None) -> None:
         *(garbage.detach, compile_hooks.detach, stack_answers.stop),
     ):
         errors.contained()(act)()
+    if current is not None:
+        current.stepper.let_go()
 
 
 def _after_fork() -> None:

@@ -78,6 +78,11 @@ class Backwards:
         self.failed = failed
         self._queue_callback = Variable._execution_engine.queue_callback
 
+    def close(self) -> None:
+        """Measure nothing more. A graph that lives on has our hook: it may be of no later run."""
+        self.alive = False
+        self.hook.call(_nothing)
+
     def _gradient_arrived(self, gradient: torch.Tensor) -> None:
         """The first gradient of a backward."""
         if not self.alive:

@@ -13,9 +13,9 @@ from otel_ddp.torch.steps.backwards import Backwards
 from otel_ddp.torch.steps.forwards import Forwards
 from otel_ddp.torch.steps.loads import Loads
 from otel_ddp.torch.steps.open_calls import OpenCalls
-from otel_ddp.torch.steps.open_step import OpenStep
+from otel_ddp.torch.steps.open_step import OpenStep, Search, StepEnd
 from otel_ddp.torch.steps.optimizers import Optimizers
-from otel_ddp.torch.steps.sampled import SampledSteps
+from otel_ddp.torch.steps.sampled import SampledSteps, StepListener
 from otel_ddp.torch.steps.usual import unusual, usual_steps
 
 _FAILURES_ALLOWED = 3
@@ -67,7 +67,8 @@ class Stepper:
 
     def leave_to_parent(self) -> None:
         """In a forked child, and at the end: measure nothing more."""
-        self.alive = self.backwards.alive = False
+        self.alive = False
+        self.backwards.close()
         self.usual.leave()
 
     def stop(self) -> None:
@@ -80,6 +81,12 @@ class Stepper:
         self.loads.close()
         self.progress.flush()
         self.progress.phases.settle = lambda: None
+
+    def let_go(self) -> None:
+        """Keep nothing of the user's: the hooks keep this stepper until there is another one."""
+        self.sampled.listener = StepListener()
+        self.step.end = StepEnd()
+        self.step.search = Search()
 
     # -- compilation
 
