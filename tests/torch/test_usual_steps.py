@@ -23,7 +23,7 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 import otel_ddp
-from measured import Measured
+from measured import Measured, Slow
 from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader, Steps
@@ -479,6 +479,33 @@ def test_a_model_that_is_traced_after_usual_steps_makes_none(
     assert program.progress.work.samples == samples + len(BATCH)
     program.end()
     assert any(began)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_closure_after_a_backward_is_a_part_of_its_step(tmp_path: Path, by_name: bool) -> None:
+    measured = Measured(tmp_path)
+    model = Slow(measured)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    measured.instrument(model)
+
+    def closure() -> torch.Tensor:
+        loss = model(BATCH).mean()
+        loss.backward()
+        return loss
+
+    for number in range(9):
+        closure()
+        if number < 6:
+            optimizer.step()
+        elif by_name:
+            optimizer.step(closure=closure)
+        else:
+            optimizer.step(closure)
+
+    totals = measured.totals()
+    measured.close()
+    assert (totals["training.steps"], totals["training.micro_batches"]) == (9, 12)
+    assert (totals["forward"], totals["backward"]) == (12, 24)
 
 
 def test_an_encoder_and_its_decoder_work_on_one_batch(tmp_path: Path, began: list[bool]) -> None:
