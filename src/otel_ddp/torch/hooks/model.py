@@ -1,4 +1,7 @@
-"""The hooks on a model: module-level functions that know their models and ignore copies of them."""
+"""Puts the hooks on models, and says what they do where a step is no usual one.
+
+They are made once a process, know their models, and ignore copies of these.
+"""
 
 from __future__ import annotations
 
