@@ -16,6 +16,7 @@ import otel_ddp
 from conftest import Here
 from loops import INPUT, train
 from measured import Measured, Slow
+from otel_ddp.vocabulary.words import PHASES
 
 
 @pytest.fixture
@@ -208,3 +209,27 @@ def test_a_model_that_fetches_its_batches_is_in_forward_all_the_while(measured: 
         optimizer.step()
 
     assert_seconds(measured, 3, data=3, forward=3, backward=6)
+
+
+def test_the_time_of_a_device_is_told_beside_that_of_its_host(
+    measured: Measured, model: Slow, optimizer: SGD
+) -> None:
+    train(model, optimizer, 1)
+    measured.progress.device_times.add_device_time(PHASES["forward"], 0.25)
+
+    totals = measured.totals()
+
+    assert (totals["forward"], totals["forward/device"]) == (1.0, 0.25)
+
+
+def test_totals_that_find_no_room_are_written_nowhere(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, model: Slow, optimizer: SGD
+) -> None:
+    monkeypatch.setattr(measured.recorder.writer, "counter", lambda *_: -1)
+    monkeypatch.setattr(measured.recorder.writer, "histogram", lambda *_: -1)
+    measured.progress.device_times.add_device_time(PHASES["forward"], 0.25)
+
+    train(model, optimizer, 2)
+    measured.progress.flush()
+
+    assert not any(measured.recorder.writer.totals)

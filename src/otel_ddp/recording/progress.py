@@ -366,8 +366,7 @@ class Progress:
         del pending[:count]
         totals, account = self._totals, self._account
         totals.took(account.add(words, now - phases.origin_ns))
-        totals.were_in(account.by_phase, self.device_times.flush(recorder.documents))
-        account.by_phase.clear()
+        totals.were_in(account.taken(), self.device_times.flush(recorder.documents))
         totals.count(self.work, self.steps.micro_batches)
         if self.steps.began and words:
             recorder.documents.append_words(layout.STEPS, self._flushed_words, words)

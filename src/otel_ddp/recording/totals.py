@@ -187,8 +187,7 @@ class TimeAccount:
         self._steps_began = False
         # When the present step began, and whether it will leave the weights as they are.
         self._step_ns, self._skipped = 0, False
-        self.by_phase: defaultdict[int, int] = defaultdict(int)
-        """The time in each phase that is not told yet, by its code."""
+        self._by_phase: defaultdict[int, int] = defaultdict(int)
 
     def add(self, words: Sequence[int], now_ns: int) -> list[int]:
         """Adds the words of some steps, and the time of the present phase until now.
@@ -197,7 +196,7 @@ class TimeAccount:
         """
         # This runs for each word of each step, on the training thread: no calls.
         code, charged_ns, began = self._code, self._charged_ns, self._steps_began
-        by_phase, durations = self.by_phase, []
+        by_phase, durations = self._by_phase, []
         for word in words:
             kind = word >> _SHIFT
             if kind < layout.STEPS_BEGAN:
@@ -226,3 +225,9 @@ class TimeAccount:
             charged_ns = now_ns
         self._code, self._charged_ns, self._steps_began = code, charged_ns, began
         return durations
+
+    def taken(self) -> Mapping[int, int]:
+        """The time in each phase since the last call, by its code."""
+        # Taken before it is told: what interrupts that must not have it told twice.
+        by_phase, self._by_phase = self._by_phase, defaultdict(int)
+        return by_phase

@@ -191,10 +191,6 @@ class _CompiledInPlace:
         return output
 
 
-# Torch's tools may copy hooks to modules of their own, and forget with which arguments they are
-# called: so each argument has a default, and more of them are no error.
-
-
 def _before_unusual(module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
     stepper, watched = _stepper, _watched.get(id(module))
     if is_compiling() or watched is None or stepper is None or not stepper.alive:

@@ -180,6 +180,9 @@ def _made() -> UsualSteps:
             phases.device_clock.mark(word)
         return True
 
+    # Torch's tools may copy hooks to modules of their own, and forget with which arguments they are
+    # called: so each argument has a default, and more of them are no error.
+
     def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
         nonlocal place, inner_hook, shape
         # Traced into a graph this would break it; the compiled model then calls no hook. In
