@@ -159,7 +159,7 @@ class Names:
     def has_users(self) -> bool:
         """Whether the program itself has logged a value of training."""
         named = list(self._named.items())
-        ours = self._of_readings.values()
+        ours = set(self._of_readings.values())
         return any(split == "train" and n not in ours for n, (_, split) in named)
 
     def _new(self, key: tuple[str, str]) -> int:

@@ -144,9 +144,8 @@ class Readings(StepListener):
     def backward_began(self) -> None:
         """Read the loss that it begins at."""
         stepper, more = self._stepper, False
-        if not self._loss.is_of(stepper.seen):
-            pass  # of a later step
-        elif self._device is None or not captures(module_of(self._device)):
+        capturing = self._device is not None and captures(module_of(self._device))
+        if self._loss.is_of(stepper.seen) and not capturing:
             # Autograd calls us in a thread of its own, while the loop's waits in its call.
             frame = sys._current_frames().get(stepper.calls.forward_thread)
             more = self._loss.read_roots(inspection.roots_of_backward(frame), stepper.seen)

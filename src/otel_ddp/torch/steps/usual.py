@@ -379,6 +379,4 @@ def _nothing() -> None:
 usual_steps = _made()
 # Where a class copies its models itself, the copies have our hooks. Pickle finds these by name.
 before_forward, after_forward = usual_steps.before_forward, usual_steps.after_forward
-_hook: Any
-for _hook in (before_forward, after_forward):
-    _hook.__qualname__ = _hook.__name__
+before_forward.__qualname__, after_forward.__qualname__ = "before_forward", "after_forward"
