@@ -157,7 +157,7 @@ class Program:
             *(self.load_within_phase, self.log, self.log_a_step, self.log_between_batches),
             *(self.log_within, self.own_phase, self.phase_within, self.phase_in_backward),
             *(self.raise_in_backward, self.raise_in_forward, self.raise_then_go_on),
-            *(self.smaller_batch, self.step_again, self.train_another),
+            *(self.smaller_batch, self.step_again, self.train_another, self.train_another_within),
             *(self.overflow, self.phase_in_forward, self.evaluate_elsewhere_then_again),
             *(self.train_elsewhere, self.two_models, self.vmapped, self.without_gradients),
         ]
@@ -244,6 +244,15 @@ class Program:
     def train_another(self) -> None:
         self.stranger(BATCH).sum().backward()
         self.of_stranger.step()
+
+    def train_another_within(self) -> None:
+        def train(*_: Any) -> None:
+            self.spend()
+            self.of_stranger.step()
+            self.spend()
+
+        with self.optimizer.register_step_pre_hook(train):
+            self.step()
 
     def two_models(self) -> None:
         self.backward(self.loss() + self.stranger(BATCH).sum())

@@ -184,7 +184,7 @@ def _made() -> UsualSteps:
     # called: so each argument has a default, and more of them are no error.
 
     def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
-        nonlocal place, inner_hook, shape
+        nonlocal place, inner_hook
         # Traced into a graph this would break it; the compiled model then calls no hook. In
         # torch.jit.trace our variables would give their names to tensors of the graph.
         if is_dynamo_compiling() or trace() is not None:
@@ -216,8 +216,6 @@ def _made() -> UsualSteps:
                 return
             else:
                 watched.take(args, kwargs, work)
-                if watched.divided_loss:
-                    shape = None  # each call is asked for its divisor
             if inner_hooks is not None and (inner := inner_hooks()) is not None:
                 inner_hook = inner.pop(INNER_HOOK, None)
             if not steps.in_step:
@@ -231,12 +229,10 @@ def _made() -> UsualSteps:
         except errors.ANY_ERROR:
             unusual.failed("before forward")
 
-    def after_forward(module: nn.Module, args: Any = (), output: Any = None, *more: Any) -> None:
+    def after_forward(module: nn.Module, args: Any = (), output: Any = None, *_: Any) -> None:
         nonlocal place
         if is_dynamo_compiling():
             return
-        if more:
-            output = more[-1]
         try:
             if place != _FORWARD or model() is not module or get_ident() != thread:
                 unusual.after_forward(module, output)
