@@ -255,37 +255,10 @@ def unroutable() -> Iterator[str]:
             each.close()
 
 
-# The same hooks of torch as ours, put on in the same way, with nothing in them.
-EMPTY = """
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook as after_step
-from torch.optim.optimizer import register_optimizer_step_pre_hook as before_step
-from otel_ddp.torch.steps.backwards import BackwardHook
-
-queue_callback = torch.autograd.Variable._execution_engine.queue_callback
-def nothing(*args): pass
-def on_done(): queue_callback(nothing)
-def on_gradient(gradient): queue_callback(on_done)
-of_backward = BackwardHook()
-of_backward.call(on_gradient)
-def on_output(module, args, output): of_backward.put_on(output, output.grad_fn)
-
-def of_forward(model, after=nothing, before=nothing):
-    return [
-        model.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-        model.register_forward_hook(after, prepend=True, always_call=True),
-    ]
-
-def of_optimizer(each=nothing):
-    return [before_step(each), after_step(each)]
-
-def kept(*handles):
-    return lambda: [handle.remove() for handle in handles]
-"""
-
 HOOKS = """
 import logging; logging.getLogger('otel_ddp').setLevel('ERROR')
 import statistics, time
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -301,37 +274,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 inputs = torch.ones(4, 8)
 run = otel_ddp.init(run="bench")
 clock = time.perf_counter
-def block(steps=200):
-    took = []
-    for _ in range(steps):
-        before = clock()
-        optimizer.zero_grad()
-        model(inputs).sum().backward()
-        optimizer.step()
-        took.append(clock() - before)
-    return statistics.quantiles(took, n=4)[0]
-
-def our_hooks():
-    otel_ddp.instrument(model)
-    return otel_ddp.uninstrument
-
-kinds = {
-    "bare": lambda: nothing,
-    "forward": lambda: kept(*of_forward(model)),
-    "optimizer": lambda: kept(*of_optimizer()),
-    "empty": lambda: kept(*of_forward(model, on_output), *of_optimizer()),
-    "ours": our_hooks,
-}
-took = {kind: [] for kind in kinds}
-block()
-for turn in range(40):
-    names = list(kinds)
-    for kind in names[turn % len(names):] + names[:turn % len(names)]:
-        take_off = kinds[kind]()
-        block(10)
-        took[kind].append(block())
-        take_off()
-print(*(statistics.median(each) * 1e6 for each in took.values()))
+for _ in range(200):
+    optimizer.zero_grad()
+    model(inputs).sum().backward()
+    optimizer.step()
 
 # What each of them takes by itself, without torch's calling: a step's sequence, again and again.
 queued = []
@@ -390,30 +336,22 @@ def _hooks_by_themselves(where: str, printed: str) -> Row:
 
 def hook_cost() -> list[Row]:
     with Node(OTEL_DDP_AGENT="off") as node:
-        totals, warm, cold = node.run(EMPTY + HOOKS).splitlines()
-    bare, *more = (float(part) for part in totals.split())
-    forward, optimizer, empty, ours = (each - bare for each in more)
-    rows = [_hooks_by_themselves(where, each) for where, each in (("", warm), (_COLD, cold))]
-    return [
-        *rows,
-        (
-            f"a DDP step of {bare:.0f} us with our hooks on, in the caches that training has "
-            f"filled: torch calls empty hooks for {empty:.0f} us (of forward {forward:.0f}, of the "
-            f"optimizer {optimizer:.0f}, the rest of backward), ours take "
-            f"{ours - empty:.0f} more",
-            "",
-            f"{ours:+.0f} us",
-        ),
-    ]
+        warm, cold = node.run(HOOKS).splitlines()
+    return [_hooks_by_themselves(where, each) for where, each in (("", warm), (_COLD, cold))]
 
 
 RATIO = """
 import logging; logging.getLogger('otel_ddp').setLevel('ERROR')
 import json, os, resource, signal, statistics, sys, time
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook as after_step
+from torch.optim.optimizer import register_optimizer_step_pre_hook as before_step
 import otel_ddp
+from otel_ddp.torch import measure
+from otel_ddp.torch.steps.backwards import BackwardHook
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -423,45 +361,60 @@ model = DistributedDataParallel(nn.Sequential(*layers))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 clock = time.perf_counter
 
-def block(steps):
-    took = []
+def train(steps):
+    took, in_optimizer = [], []
     for _ in range(steps):
         before = clock()
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
+        updating = clock()
         optimizer.step()
-        took.append(clock() - before)
-    return statistics.quantiles(took, n=4)[0]
+        now = clock()
+        took.append(now - before)
+        in_optimizer.append(now - updating)
+    return took, in_optimizer
 
 rows = 32
 while True:
     inputs = torch.randn(rows, 128)
-    block(20)
-    slowest = torch.tensor(block(60))
+    train(20)
+    slowest = torch.tensor(statistics.quantiles(train(60)[0], n=4)[0])
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     if slowest >= target * 0.9:
         break
     rows = int(rows * min(2.0, max(1.1, target / float(slowest))))
 
 run = otel_ddp.init()
-pid, steps = 0, int(0.3 / target)
 while leads and not os.path.exists(agent_file):
     time.sleep(0.1)
-if leads:
-    pid = json.load(open(agent_file))["pid"]
+pid = json.load(open(agent_file))["pid"] if leads else 0
+
+def agent(number):
+    if leads:
+        os.kill(pid, number)
 
 def agent_s():
     spent = [open(f"/proc/{pid}/task/{each}/schedstat").read().split()[0]
              for each in os.listdir(f"/proc/{pid}/task")] if leads else []
     return sum(map(int, spent)) / 1e9
 
-def spent():
-    used = resource.getrusage(resource.RUSAGE_THREAD)
-    return [time.thread_time(), used.ru_nvcsw + used.ru_nivcsw, used.ru_minflt, agent_s()]
 
-def on():
-    otel_ddp.instrument(model)
-    return otel_ddp.uninstrument
+# The same hooks of torch as ours, put on in the same way, with nothing in them.
+queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+def nothing(*args): pass
+def on_done(): queue_callback(nothing)
+def on_gradient(gradient): queue_callback(on_done)
+of_backward = BackwardHook()
+of_backward.call(on_gradient)
+def on_output(module, args, output): of_backward.put_on(output, output.grad_fn)
+
+def empty(before=nothing, after=on_output, update=nothing):
+    handles = (
+        model.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+        model.register_forward_hook(after, prepend=True, always_call=True),
+        before_step(update), after_step(update),
+    )
+    return lambda: [each.remove() for each in handles]
 
 def writing():
     # The least that ours could do: each stores its word, and keeps it for the next flush.
@@ -480,123 +433,157 @@ def writing():
         write()
         of_backward.put_on(output, output.grad_fn)
     of_backward.call(arrived)
-    take_off = kept(*of_forward(model, returned, write), *of_optimizer(write))
+    take_off = empty(write, returned, write)
     return lambda: (take_off(), of_backward.call(on_gradient))
 
-kinds = {
-    "bare": lambda: nothing,
-    "empty": lambda: kept(*of_forward(model, on_output), *of_optimizer()),
-    "writing": writing,
-    "without_agent": on,
-    "everything": on,
-}
-turns = {kind: [] for kind in kinds}
-for number in range(25):
-    names = list(kinds)
-    for kind in names[number % 5:] + names[:number % 5]:
-        if leads:
-            os.kill(pid, signal.SIGCONT if kind == "everything" else signal.SIGSTOP)
-        take_off = kinds[kind]()
-        dist.barrier()
-        # With the agent on, it catches up meanwhile.
-        block(steps if kind == "everything" else 10)
-        before = spent()
-        step_s = block(steps)
-        turns[kind].append([step_s, *((now - then) / steps for now, then in zip(spent(), before))])
-        take_off()
+def ours():
+    otel_ddp.instrument(model)
+    return otel_ddp.uninstrument
+
+def by_turns(kinds, rounds, measure_one):
+    found = {kind: [] for kind in kinds}
+    for number in range(rounds):
+        at = number % len(kinds)
+        for kind in [*kinds][at:] + [*kinds][:at]:
+            take_off = kinds[kind]()
+            found[kind].append(measure_one(kind))
+            take_off()
+    return found
+
+# The hooks: a few steps each, as the cores change their speed within half a second.
+def group(kind):
+    train(2)
+    before = time.thread_time()
+    took, _ = train(6)
+    return [statistics.median(took), (time.thread_time() - before) / 6]
+
+kinds = {"bare": lambda: nothing, "empty": empty, "writing": writing, "ours": ours}
+agent(signal.SIGSTOP)
+groups = by_turns(kinds, 250, group)
+
+# The agent, and what a rank does four times a second: longer, and all steps count.
+steps, flushes, others = int(0.5 / target), [], []
+
+def block(kind):
+    if kind == "everything":
+        # It catches up meanwhile.
+        agent(signal.SIGCONT)
+        train(steps)
+    train(2)
+    dist.barrier()
+    used, agents = resource.getrusage(resource.RUSAGE_THREAD), agent_s()
+    began, took = clock(), 0
+    while took < steps:
+        took += 1
+        due = 0 if kind == "bare" else measure._current.stepper.progress.flush_due_ns
+        (_,), (updating,) = train(1)
+        if kind == "without_agent":
+            now_due = measure._current.stepper.progress.flush_due_ns
+            (others if due == now_due else flushes).append(updating)
+    step_s, then = (clock() - began) / steps, used
+    used = resource.getrusage(resource.RUSAGE_THREAD)
+    switches = used.ru_nvcsw + used.ru_nivcsw - then.ru_nvcsw - then.ru_nivcsw
+    faults, agents = used.ru_minflt - then.ru_minflt, agent_s() - agents
+    agent(signal.SIGSTOP)
+    return [step_s, switches / steps, faults / steps, agents / steps]
+
+kinds = {"bare": lambda: nothing, "without_agent": ours, "everything": ours}
+blocks = by_turns(kinds, 24, block)
+agent(signal.SIGCONT)
 if leads:
-    os.kill(pid, signal.SIGCONT)
-    print(json.dumps(turns))
+    flush_s = statistics.median(flushes) - statistics.median(others)
+    print(json.dumps({"groups": groups, "blocks": blocks, "flush_s": flush_s}))
 run.finish()
 dist.destroy_process_group()
 """
 
 
-class Spent(NamedTuple):
-    """Of one step of rank 0, in one turn."""
+class More(NamedTuple):
+    """What one way of measuring a step takes more than another, by turns."""
 
-    took_s: float
-    thread_s: float
-    switches: float
-    faults: float
-    agent_s: float
+    us: float
+    error_us: float
 
-
-class Turns(NamedTuple):
-    """The same steps measured in several ways, by turns."""
-
-    bare: list[Spent]
-    empty: list[Spent]
-    writing: list[Spent]
-    without_agent: list[Spent]
-    everything: list[Spent]
-
-    def of(self, kind: str, what: str) -> float:
-        """The median of what a step takes in one way."""
-        return statistics.median(getattr(each, what) for each in getattr(self, kind))
-
-    def more_us(self, what: str, kind: str, than: str = "bare") -> float:
-        """The median of what it takes more than in another way, in the same turn."""
-        pairs = zip(getattr(self, kind), getattr(self, than), strict=True)
-        return statistics.median(getattr(a, what) - getattr(b, what) for a, b in pairs) * 1e6
+    def __str__(self) -> str:
+        return f"{self.us:+.0f} ±{self.error_us:.0f}"
 
 
-def _turns(ranks: int, target_s: float) -> Turns:
+def _more(takes: list[list[float]], than: list[list[float]], column: int) -> More:
+    """The mean of the middle half of all turns, and its error from eight parts of them.
+
+    A median of few turns jumps, and means of all follow each burst of the machine.
+    """
+    pairs = zip(takes, than, strict=True)
+    more_us = [(some[column] - other[column]) * 1e6 for some, other in pairs]
+
+    def middle(turns: list[float]) -> float:
+        cut = len(turns) // 4
+        return statistics.fmean(sorted(turns)[cut : len(turns) - cut])
+
+    parts = [middle(more_us[first::8]) for first in range(8)]
+    return More(middle(more_us), statistics.stdev(parts) / len(parts) ** 0.5)
+
+
+def _turns(ranks: int, target_s: float) -> dict[str, Any]:
     # The memory of tensors stays with the process: its pages would cost as much as our hooks.
     with Node(MALLOC_MMAP_THRESHOLD_="1000000000", MALLOC_TRIM_THRESHOLD_="1000000000") as node:
         script = node.root / "ratio.py"
-        script.write_text(EMPTY + RATIO)
+        script.write_text(RATIO)
         launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
         more = (str(script), str(target_s), str(node.place.agent_file))
-        out = finished(node.start(sys.executable, *launch, *more), 300.0)
-    found = json.loads(out.splitlines()[-1])
-    return Turns(**{kind: [Spent(*each) for each in turns] for kind, turns in found.items()})
+        out = finished(node.start(sys.executable, *launch, *more), 600.0)
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+_STEP, _THREAD, _SWITCHES, _FAULTS, _AGENT = 0, 1, 1, 2, 3
 
 
 def step_ratio() -> list[Row]:
     rows: list[Row] = []
     for ranks, target_s, limit in ((2, 0.005, 1.005), (2, 0.002, 1.015), (1, 0.005, 1.005)):
-        turns = _turns(ranks, target_s)
-        bare_s, whole_us = turns.of("bare", "took_s"), turns.more_us("took_s", "everything")
+        found = _turns(ranks, target_s)
+        groups, blocks = found["groups"], found["blocks"]
+
+        def median(turns: list[list[float]], column: int) -> float:
+            return statistics.median(each[column] for each in turns)
+
+        bare_s = median(blocks["bare"], _STEP)
+        whole = _more(blocks["everything"], blocks["bare"], _STEP)
+        agent = _more(blocks["everything"], blocks["without_agent"], _STEP)
+        flushes_us = found["flush_s"] * 4 * bare_s * 1e6
+        pairs = (("empty", "bare"), ("writing", "empty"), ("ours", "writing"))
+        parts = [_more(groups[kind], groups[than], _STEP) for kind, than in pairs]
+        computing = [_more(groups[kind], groups[than], _THREAD) for kind, than in pairs]
+        together = sum(each.us for each in parts) + flushes_us + agent.us
         where = "2 ranks" if ranks == 2 else "1 rank, a core left for the agent"
-        parts = (
-            turns.more_us("took_s", "empty"),
-            turns.more_us("took_s", "writing", "empty"),
-            turns.more_us("took_s", "without_agent", "writing"),
-            turns.more_us("took_s", "everything", "without_agent"),
-        )
-        computed = (
-            turns.more_us("thread_s", "empty"),
-            turns.more_us("thread_s", "writing", "empty"),
-            turns.more_us("thread_s", "without_agent", "writing"),
-            turns.of("everything", "agent_s") * 1e6,
-        )
-        kinds = ("bare", "without_agent", "everything")
         rows += [
             (
                 f"a step of some {target_s * 1000:g} ms on {where}, with everything on / bare",
                 f"<= {limit}",
-                f"{1 + whole_us / 1e6 / bare_s:.4f} ({whole_us:+.0f} us)",
+                f"{1 + whole.us / 1e6 / bare_s:.4f} ({whole} us)",
             ),
             (
-                f"the parts of these {whole_us:+.0f} us: torch calls empty hooks; hooks that only "
-                "write their word; ours instead of them, and the journal; the agent",
+                f"the parts of these {whole.us:+.0f} us: torch calls empty hooks; they write their "
+                f"word; what ours do besides; four flushes a second, each "
+                f"{found['flush_s'] * 1e6:.0f} us; the agent; all these together",
                 "",
-                "; ".join(f"{each:+.0f}" for each in parts) + " us",
+                "; ".join(map(str, (*parts, f"{flushes_us:+.0f}", agent, f"{together:+.0f} us"))),
             ),
             (
                 f"processor time of such a step (bare it takes {bare_s * 1000:.1f} ms and computes "
-                f"{turns.of('bare', 'thread_s') * 1000:.1f}): empty hooks; hooks that write; ours "
-                "instead of them; the agent",
+                f"{median(groups['bare'], _THREAD) * 1000:.1f}): empty hooks; that they write; "
+                "what ours do besides; the agent",
                 "",
-                "; ".join(f"{each:+.0f}" for each in computed) + " us",
+                "; ".join(map(str, computing))
+                + f"; {median(blocks['everything'], _AGENT) * 1e6:+.0f} us",
             ),
             (
                 "its switches of context, and page faults: bare; hooks without agent; everything",
                 "",
                 "; ".join(
-                    f"{turns.of(kind, 'switches'):.1f}, {turns.of(kind, 'faults'):.2f}"
-                    for kind in kinds
+                    f"{median(each, _SWITCHES):.1f}, {median(each, _FAULTS):.2f}"
+                    for each in blocks.values()
                 ),
             ),
         ]

@@ -262,7 +262,14 @@ def test_a_lower_number_is_that_of_the_step_if_training_goes_on_from_there(
     assert seen == shown
 
 
-def test_each_step_tells_what_it_worked_on(run: otel_ddp.Run, place: Place) -> None:
+@pytest.mark.parametrize("most_words", [7, 1000])
+def test_each_step_tells_what_it_worked_on(
+    most_words: int, run: otel_ddp.Run, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from otel_ddp.recording import documents
+
+    # Of one record: a longer flush writes several.
+    monkeypatch.setattr(documents, "_MOST_WORDS", most_words)
     model, optimizer = watched()
     train(model, optimizer, 3)
     assert run._records is not None
