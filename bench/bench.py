@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,15 @@ from node import Node, finished, until  # noqa: E402
 from nvml_boards import SOURCE, Boards, h100  # noqa: E402
 from otlp_receiver import Receiver  # noqa: E402
 
-Row = tuple[str, str, str]
+Row = tuple[str, ...]
+# By the number of a row's cells, the head of its table.
+HEADS = {
+    3: ("what", "limit", "measured"),
+    8: (
+        *("a step without us", "torch calls empty hooks", "they write their word"),
+        *("ours do besides", "flushes", "the agent", "together", "everything on"),
+    ),
+}
 
 LOG = """
 import gc, time
@@ -459,10 +467,10 @@ def group(kind):
 
 kinds = {"bare": lambda: nothing, "empty": empty, "writing": writing, "ours": ours}
 agent(signal.SIGSTOP)
-groups = by_turns(kinds, 250, group)
+groups = by_turns(kinds, 160, group)
 
-# The agent, and what a rank does four times a second: longer, and all steps count.
-steps, flushes, others = int(0.5 / target), [], []
+# The agent: it wakes four times a second, so longer, and all steps count.
+steps = int(0.5 / target)
 
 def block(kind):
     if kind == "everything":
@@ -471,27 +479,30 @@ def block(kind):
         train(steps)
     train(2)
     dist.barrier()
-    used, agents = resource.getrusage(resource.RUSAGE_THREAD), agent_s()
-    began, took = clock(), 0
-    while took < steps:
-        took += 1
-        due = 0 if kind == "bare" else measure._current.stepper.progress.flush_due_ns
-        (_,), (updating,) = train(1)
-        if kind == "without_agent":
-            now_due = measure._current.stepper.progress.flush_due_ns
-            (others if due == now_due else flushes).append(updating)
-    step_s, then = (clock() - began) / steps, used
+    then, agent_then, began = resource.getrusage(resource.RUSAGE_THREAD), agent_s(), clock()
+    train(steps)
+    step_s = (clock() - began) / steps
     used = resource.getrusage(resource.RUSAGE_THREAD)
     switches = used.ru_nvcsw + used.ru_nivcsw - then.ru_nvcsw - then.ru_nivcsw
-    faults, agents = used.ru_minflt - then.ru_minflt, agent_s() - agents
+    faults, by_agent_s = used.ru_minflt - then.ru_minflt, agent_s() - agent_then
     agent(signal.SIGSTOP)
-    return [step_s, switches / steps, faults / steps, agents / steps]
+    return [step_s, switches / steps, faults / steps, by_agent_s / steps]
 
 kinds = {"bare": lambda: nothing, "without_agent": ours, "everything": ours}
-blocks = by_turns(kinds, 24, block)
+blocks = by_turns(kinds, 20, block)
+
+# The flushes, at the end of a step: after the first twenty of a run they read less.
+ours()
+progress, flushes, others = measure._current.stepper.progress, [], []
+began = clock()
+for _ in range(int(9 / target)):
+    due = progress.flush_due_ns
+    _, (updating,) = train(1)
+    (others if progress.flush_due_ns == due else flushes).append(updating)
+flushes = sorted(flushes[20:])
+flush_s = statistics.fmean(flushes[: -(len(flushes) // 8) or None]) - statistics.median(others)
 agent(signal.SIGCONT)
 if leads:
-    flush_s = statistics.median(flushes) - statistics.median(others)
     print(json.dumps({"groups": groups, "blocks": blocks, "flush_s": flush_s}))
 run.finish()
 dist.destroy_process_group()
@@ -505,7 +516,7 @@ class More(NamedTuple):
     error_us: float
 
     def __str__(self) -> str:
-        return f"{self.us:+.0f} ±{self.error_us:.0f}"
+        return f"{self.us:+.0f}" + (f" ±{self.error_us:.0f}" if self.error_us else "")
 
 
 def _more(takes: list[list[float]], than: list[list[float]], column: int) -> More:
@@ -540,7 +551,8 @@ _STEP, _THREAD, _SWITCHES, _FAULTS, _AGENT = 0, 1, 1, 2, 3
 
 
 def step_ratio() -> list[Row]:
-    rows: list[Row] = []
+    ratios: list[Row] = []
+    apart: list[Row] = []
     for ranks, target_s, limit in ((2, 0.005, 1.005), (2, 0.002, 1.015), (1, 0.005, 1.005)):
         found = _turns(ranks, target_s)
         groups, blocks = found["groups"], found["blocks"]
@@ -551,32 +563,14 @@ def step_ratio() -> list[Row]:
         bare_s = median(blocks["bare"], _STEP)
         whole = _more(blocks["everything"], blocks["bare"], _STEP)
         agent = _more(blocks["everything"], blocks["without_agent"], _STEP)
+        agent_us = median(blocks["everything"], _AGENT) * 1e6
         flushes_us = found["flush_s"] * 4 * bare_s * 1e6
-        pairs = (("empty", "bare"), ("writing", "empty"), ("ours", "writing"))
-        parts = [_more(groups[kind], groups[than], _STEP) for kind, than in pairs]
-        computing = [_more(groups[kind], groups[than], _THREAD) for kind, than in pairs]
-        together = sum(each.us for each in parts) + flushes_us + agent.us
         where = "2 ranks" if ranks == 2 else "1 rank, a core left for the agent"
-        rows += [
+        ratios += [
             (
                 f"a step of some {target_s * 1000:g} ms on {where}, with everything on / bare",
                 f"<= {limit}",
                 f"{1 + whole.us / 1e6 / bare_s:.4f} ({whole} us)",
-            ),
-            (
-                f"the parts of these {whole.us:+.0f} us: torch calls empty hooks; they write their "
-                f"word; what ours do besides; four flushes a second, each "
-                f"{found['flush_s'] * 1e6:.0f} us; the agent; all these together",
-                "",
-                "; ".join(map(str, (*parts, f"{flushes_us:+.0f}", agent, f"{together:+.0f} us"))),
-            ),
-            (
-                f"processor time of such a step (bare it takes {bare_s * 1000:.1f} ms and computes "
-                f"{median(groups['bare'], _THREAD) * 1000:.1f}): empty hooks; that they write; "
-                "what ours do besides; the agent",
-                "",
-                "; ".join(map(str, computing))
-                + f"; {median(blocks['everything'], _AGENT) * 1e6:+.0f} us",
             ),
             (
                 "its switches of context, and page faults: bare; hooks without agent; everything",
@@ -587,7 +581,24 @@ def step_ratio() -> list[Row]:
                 ),
             ),
         ]
-    return rows
+        for column, of_agent, told in (
+            (_STEP, agent, f"{bare_s * 1000:.1f} ms, {where}"),
+            (_THREAD, More(agent_us, 0.0), "the same, processor time"),
+        ):
+            pairs = (("empty", "bare"), ("writing", "empty"), ("ours", "writing"))
+            parts = [_more(groups[kind], groups[than], column) for kind, than in pairs]
+            together = sum(each.us for each in (*parts, of_agent)) + flushes_us
+            apart.append(
+                (
+                    told,
+                    *map(str, parts),
+                    f"{flushes_us:+.0f}",
+                    str(of_agent),
+                    f"{together:+.0f}",
+                    str(whole) if column == _STEP else "",
+                )
+            )
+    return [*ratios, *apart]
 
 
 GROWTH = """
@@ -926,23 +937,38 @@ def main() -> None:
     asked = [each for each in sys.argv[1:] if each != "--write"]
     if asked and "--write" in sys.argv:
         sys.exit("--write takes the place of the whole table, so it needs all parts: name none.")
-    print(f"Measured on {machine()}.\n")
-    print("| what | limit | measured |\n|---|---|---|")
-    lines = []
+    print(f"Measured on {machine()}.")
+    tables: dict[int, list[str]] = {}
+    head = 0
     for part in asked or parts:
         for row in parts[part]():
-            lines.append("| " + " | ".join(row) + " |")
+            lines = tables.setdefault(len(row), [])
+            if len(row) != head:
+                head = len(row)
+                print("\n" + _head(head))
+            lines.append(_line(row))
             print(lines[-1], flush=True)
     if "--write" in sys.argv:
-        _write(lines)
+        _write(tables)
 
 
-def _write(lines: list[str]) -> None:
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _head(cells: int) -> str:
+    return _line(HEADS[cells]) + "\n" + "|---" * cells + "|"
+
+
+def _write(tables: dict[int, list[str]]) -> None:
     """All rows into docs/performance.md; into README.md those that it has, by what they are of."""
     page = ROOT / "docs" / "performance.md"
-    head, mark, rest = page.read_text().partition("| what | limit | measured |\n|---|---|---|\n")
-    behind = rest[rest.index("\n\n") :]
-    page.write_text("".join([head, mark, "\n".join(lines), behind]))
+    text = page.read_text()
+    for cells, lines in tables.items():
+        before, mark, rest = text.partition(_head(cells) + "\n")
+        text = "".join([before, mark, "\n".join(lines), rest[rest.index("\n\n") :]])
+    page.write_text(text)
+    lines = tables[3]
     by_name = {line.split("|")[1]: line for line in lines}
     readme = ROOT / "README.md"
     found = [
