@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tools.programs.judge import Result
 from tools.programs.program import Program
-from tools.programs.trial import RUN
 
 PAGE = Path(__file__).parents[2] / "docs" / "programs.md"
 _MOST_NAMES = 6
@@ -28,10 +27,8 @@ def kept(program: Program, root: Path) -> Result | None:
 
 def write(programs: list[Program], root: Path) -> None:
     """Put the table between its marks."""
-    lines = [
-        "| program | of | ranks | steps of all ranks | values | settings | late in | step time |"
-    ]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    lines = ["| program | of | ranks | steps of all ranks | values | settings | late in |"]
+    lines.append("|---|---|---|---|---|---|---|")
     apart = ["| program | what we changed | what is not shown |", "|---|---|---|"]
     for program in programs:
         found = kept(program, root)
@@ -41,10 +38,9 @@ def write(programs: list[Program], root: Path) -> None:
         if more := len(found.values[_MOST_NAMES:]):
             values += f" and {more} more"
         late = found.late if program.late else ""
-        cost = f"x{found.cost[RUN]:.2f}" if RUN in found.cost else ""
         lines.append(
             f"| {program.title} | {program.author} | {program.ranks} | {found.steps} | {values} "
-            f"| {found.settings} | {late} | {cost} |"
+            f"| {found.settings} | {late} |"
         )
         apart.append(f"| {program.title} | {program.changed} | {program.lacks} |")
     text = PAGE.read_text()
