@@ -594,6 +594,9 @@ def test_a_training_process_holds_no_thread_no_socket_and_no_child(
     heavy = {"opentelemetry", "prometheus_client", "pynvml", "requests", "grpc", "torch"}
     assert set() == heavy & loaded
     assert not any(name.startswith("otel_ddp.agent.") for name in held["modules"])
+    # What only an end needs: each start would wait for it.
+    of_an_end = {"run.end_card", "journal.reader", "journal.process_state"}
+    assert not {f"otel_ddp.{name}" for name in of_an_end} & set(held["modules"])
 
 
 # -- the agent that a process starts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import socket
@@ -62,6 +61,9 @@ def tunnel(page: str, env: Mapping[str, str]) -> str:
 
 
 def _user() -> str:
+    # Imported here: few starts are told a tunnel.
+    import getpass
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -18,7 +18,6 @@ from typing import Any
 from otel_ddp import files
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import JournalReader, Unreadable
 from otel_ddp.journal.writer import JournalWriter, open_journals
 
 # In each line that an agent logs, after the time.
@@ -294,6 +293,9 @@ def _remove_dead_journals(directory: Path, size: int) -> None:
 
 
 def _is_read(path: Path) -> bool:
+    # Imported here: most starts find no journal of a process that is gone.
+    from otel_ddp.journal.reader import JournalReader, Unreadable
+
     try:
         reader = JournalReader(path)
     except Unreadable:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 HIDDEN = "[hidden]"
+# At its first use: a run that has no text need not wait for it at its start.
+_compiled = cache(re.compile)
 
 _OPENS = (
     r"api|access|secret|private|ssh|auth|account|encryption|signing|license|hub|hf|huggingface"
     r"|openai|anthropic|wandb|swanlab|neptune|comet|mlflow|clearml|kaggle|aws|azure|gcp"
 )
 # In the letters of one part of a name, wherever they stand: passWord, aws_access_key_id.
-_SECRET = re.compile(
+_SECRET = (
     rf"password|passwd|passphrase|accesssignature|(?:{_OPENS})key|git(?:hub|lab)pat$"
     rf"|(?:{_OPENS}|github|gitlab|session|security|refresh|bearer|sas|oauth|jwt|slack)tokens?(?!i)"
 )
@@ -31,11 +33,9 @@ _OF_VOCABULARY = frozenset({"bos", "eos", "pad", "unk", "mask", "sep", "cls"})
 # A name that begins or ends so has a count, or the place of a file.
 _COUNTS = frozenset({"num", "n", "count", "max", "min"})
 _PLACES = frozenset({"file", "path", "dir", "directory"})
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+"
 # Letters and digits almost without a separator: a column has no such name.
-_RANDOM = re.compile(
-    r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])(?=.{20})[A-Za-z0-9+=]*[-_]?[A-Za-z0-9+=]{16,}"
-)
+_RANDOM = r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])(?=.{20})[A-Za-z0-9+=]*[-_]?[A-Za-z0-9+=]{16,}"
 _LONGEST_NAME = 200
 _LONGEST_VALUE = 200
 
@@ -75,15 +75,15 @@ def _hides(name: str) -> bool | Callable[[Any], bool]:
 
 
 def _is_random(value: Any) -> bool:
-    return isinstance(value, str) and bool(_RANDOM.fullmatch(value[:_LONGEST_VALUE]))
+    return isinstance(value, str) and bool(_compiled(_RANDOM).fullmatch(value[:_LONGEST_VALUE]))
 
 
 def _words(name: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(name)]
+    return [word.lower() for word in _compiled(_WORD).findall(name)]
 
 
 def _says_so(words: list[str]) -> bool:
-    return bool(_SECRET.search("".join(words)))
+    return bool(_compiled(_SECRET).search("".join(words)))
 
 
 def _is_among(parts: list[str], patterns: Collection[str]) -> bool:
@@ -94,8 +94,7 @@ def _is_among(parts: list[str], patterns: Collection[str]) -> bool:
 
 # A name in a text and what stands before its value. A text may be anything, so each search takes
 # time in proportion to it: a name begins at few places, and no repetition meets another one.
-_NAMED = re.compile(
-    r"""
+_NAMED = r"""(?x)
     (?<![\w.-])(?P<option>-+)?(?P<name>[\w.][\w.-]*)
     (?:
         (?P<quote>\\*["'])?\]?\s*
@@ -104,22 +103,17 @@ _NAMED = re.compile(
         (?P<sign>=>|:=|[=!]?=|:|\((?=["'])|(?(quote),|(?!)))
         | (?(option)(?=\s)|(?!))
     )\s*
-    """,
-    re.VERBOSE,
-)
+"""
 # Its value: within quotation marks, which may be escaped, or up to white space and the like.
-_VALUE = re.compile(
-    r"""
+_VALUE = r"""(?xs)
     (?:(?:[bBrRfFuU]{1,2}|[\w.]*[(\[{]+)?(?:
         "(?:"")?(?P<double>[^"\\]*(?:\\.[^"\\]*)*)
         | '(?:'')?(?P<single>[^'\\]*(?:\\.[^'\\]*)*)
         | \\+["'](?P<escaped>[^"'\\]*)
     ))
     | (?P<plain>[^\s"',;&)\]}\\]+)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_REST_OF_LINE = re.compile(r"[^\"'\n]*")
+"""
+_REST_OF_LINE = r"[^\"'\n]*"
 # How a pair of a name and its value begins.
 _TUPLES = ("('", '("', "(b'", '(b"')
 # Words that stand where a value could: nothing, or the type of a parameter.
@@ -128,48 +122,44 @@ _NO_VALUES = frozenset({"none", "null", "true", "false", "str", "bytes", "int", 
 # What is seen by its form alone.
 _FORMS = (
     # The user information of an address, or for curl.
-    (re.compile(r"//[^\s/\"'<>]*@"), "//"),
+    (r"//[^\s/\"'<>]*@", "//"),
     (
-        re.compile(
-            r"((?<![\w-])-(?:[uU]|-(?:proxy-)?user)(?:[\"'],\s{0,3}[\"']|=|\s{1,3}[\"']?)"
-            r"[\w.@+-]{1,100}:)(?!\d+\b|//)[^\s\"']+"
-        ),
+        r"((?<![\w-])-(?:[uU]|-(?:proxy-)?user)(?:[\"'],\s{0,3}[\"']|=|\s{1,3}[\"']?)"
+        r"[\w.@+-]{1,100}:)(?!\d+\b|//)[^\s\"']+",
         rf"\1{HIDDEN}",
     ),
     # Parameters of an address that is signed.
-    (re.compile(r"([?&][\w-]{0,40}(?:token|signature|sig)=)[^\s&\"'<>]+", re.I), rf"\1{HIDDEN}"),
-    (re.compile(r"\b(bearer(?:\s|%20))(?=[^\s\d]{0,200}\d)[\w+/=.~-]{16,}", re.I), rf"\1{HIDDEN}"),
+    (r"(?i)([?&][\w-]{0,40}(?:token|signature|sig)=)[^\s&\"'<>]+", rf"\1{HIDDEN}"),
+    (r"(?i)\b(bearer(?:\s|%20))(?=[^\s\d]{0,200}\d)[\w+/=.~-]{16,}", rf"\1{HIDDEN}"),
     # Tokens of services that one sees by their beginning; private keys.
     (
-        re.compile(
-            r"(?<![\w-])(?:hf_\w{20,}|sk-(?=[\w-]{0,80}\d)(?=[\w-]{0,80}[A-Z])[\w-]{20,}"
-            r"|sk_live_\w{16,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
-            r"|nvapi-[\w-]{20,}|wandb_v1_\w{20,}|AIza[\w-]{30,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
-            r"|xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,1000}\.[\w-]{8,}\.[\w-]{8,})"
-        ),
+        r"(?<![\w-])(?:hf_\w{20,}|sk-(?=[\w-]{0,80}\d)(?=[\w-]{0,80}[A-Z])[\w-]{20,}"
+        r"|sk_live_\w{16,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
+        r"|nvapi-[\w-]{20,}|wandb_v1_\w{20,}|AIza[\w-]{30,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
+        r"|xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,1000}\.[\w-]{8,}\.[\w-]{8,})",
         HIDDEN,
     ),
-    (re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*", re.DOTALL), HIDDEN),
+    (r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*", HIDDEN),
 )
 
 
 def without_secrets(text: str) -> str:
     """This text without what looks like a secret."""
     for pattern, instead in _FORMS:
-        text = pattern.sub(instead, text)
+        text = _compiled(pattern).sub(instead, text)
     kept: list[str] = []
     end = 0
-    for named in _NAMED.finditer(text):
+    for named in _compiled(_NAMED).finditer(text):
         # A name within a value that is hidden already, or one that would hide no value.
         if named.start() < end or not _hides(named["name"][-_LONGEST_NAME:]):
             continue
         # The beginning of a value tells; only the end of a secret is looked for.
-        value = _VALUE.match(text, named.end(), named.end() + _LONGEST_VALUE)
+        value = _compiled(_VALUE).match(text, named.end(), named.end() + _LONGEST_VALUE)
         if value and _is_named_secret(text, named, value):
             at = value.start(value.lastgroup or 0)
-            whole = _VALUE.match(text, named.end())
+            whole = _compiled(_VALUE).match(text, named.end())
             if value["plain"] and not _HEADERS.isdisjoint(_words(named["name"])):
-                whole = _REST_OF_LINE.match(text, at)
+                whole = _compiled(_REST_OF_LINE).match(text, at)
             kept += text[end:at], HIDDEN
             end = whole.end() if whole else at
     return "".join(kept) + text[end:]

@@ -31,7 +31,7 @@ from otel_ddp.recording.spans import (
     record_event,
     run_facts,
 )
-from otel_ddp.run import announcements, current_run, end_card, opening, statements
+from otel_ddp.run import announcements, current_run, opening, statements
 from otel_ddp.run.announcements import ASK_AGAIN_NS, WhereToLook
 from otel_ddp.run.current_run import Act, Ending
 from otel_ddp.run.lead_search import LeadSearch
@@ -695,6 +695,9 @@ class Run:
         return [*acts, recorder.close, records.place.wake_agent, release, self.go_silent]
 
     def _show_card(self, records: Records, state: str) -> None:
+        # Imported here: one rank of all shows it, at its end, and each start would wait for it.
+        from otel_ddp.run import end_card
+
         conf = records.conf
         kept = conf.agent != "off" and conf.history_bytes
         name = f"{self.group}/{self.run}" if self.group else self.run
