@@ -36,7 +36,7 @@ HEADS = {
     3: ("what", "limit", "measured"),
     8: (
         *("a step without us", "torch calls empty hooks", "they write their word"),
-        *("ours do besides", "flushes", "the agent", "together", "everything on"),
+        *("ours do besides", "flushes", "the agent", "together", "everything on, by the clock"),
     ),
 }
 
@@ -458,12 +458,13 @@ def by_turns(kinds, rounds, measure_one):
             take_off()
     return found
 
-# The hooks: a few steps each, as the cores change their speed within half a second.
+# The hooks: a few steps each, as the cores change their speed within half a second, and by what
+# they compute: what a step takes, its waiting included, differs far more from turn to turn.
 def group(kind):
     train(2)
     before = time.thread_time()
-    took, _ = train(6)
-    return [statistics.median(took), (time.thread_time() - before) / 6]
+    train(6)
+    return [(time.thread_time() - before) / 6]
 
 kinds = {"bare": lambda: nothing, "empty": empty, "writing": writing, "ours": ours}
 agent(signal.SIGSTOP)
@@ -516,7 +517,7 @@ class More(NamedTuple):
     error_us: float
 
     def __str__(self) -> str:
-        return f"{self.us:+.0f}" + (f" ±{self.error_us:.0f}" if self.error_us else "")
+        return f"{self.us:+.0f} ±{self.error_us:.0f}"
 
 
 def _more(takes: list[list[float]], than: list[list[float]], column: int) -> More:
@@ -547,7 +548,12 @@ def _turns(ranks: int, target_s: float) -> dict[str, Any]:
     return found
 
 
-_STEP, _THREAD, _SWITCHES, _FAULTS, _AGENT = 0, 1, 1, 2, 3
+# What `block` returns.
+_STEP, _SWITCHES, _FAULTS, _AGENT = range(4)
+
+
+def _median(turns: list[list[float]], column: int) -> float:
+    return statistics.median(each[column] for each in turns)
 
 
 def step_ratio() -> list[Row]:
@@ -557,14 +563,8 @@ def step_ratio() -> list[Row]:
         found = _turns(ranks, target_s)
         groups, blocks = found["groups"], found["blocks"]
 
-        def median(turns: list[list[float]], column: int) -> float:
-            return statistics.median(each[column] for each in turns)
-
-        bare_s = median(blocks["bare"], _STEP)
+        bare_s = _median(blocks["bare"], _STEP)
         whole = _more(blocks["everything"], blocks["bare"], _STEP)
-        agent = _more(blocks["everything"], blocks["without_agent"], _STEP)
-        agent_us = median(blocks["everything"], _AGENT) * 1e6
-        flushes_us = found["flush_s"] * 4 * bare_s * 1e6
         where = "2 ranks" if ranks == 2 else "1 rank, a core left for the agent"
         ratios += [
             (
@@ -576,28 +576,24 @@ def step_ratio() -> list[Row]:
                 "its switches of context, and page faults: bare; hooks without agent; everything",
                 "",
                 "; ".join(
-                    f"{median(each, _SWITCHES):.1f}, {median(each, _FAULTS):.2f}"
+                    f"{_median(each, _SWITCHES):.1f}, {_median(each, _FAULTS):.2f}"
                     for each in blocks.values()
                 ),
             ),
         ]
-        for column, of_agent, told in (
-            (_STEP, agent, f"{bare_s * 1000:.1f} ms, {where}"),
-            (_THREAD, More(agent_us, 0.0), "the same, processor time"),
-        ):
-            pairs = (("empty", "bare"), ("writing", "empty"), ("ours", "writing"))
-            parts = [_more(groups[kind], groups[than], column) for kind, than in pairs]
-            together = sum(each.us for each in (*parts, of_agent)) + flushes_us
-            apart.append(
-                (
-                    told,
-                    *map(str, parts),
-                    f"{flushes_us:+.0f}",
-                    str(of_agent),
-                    f"{together:+.0f}",
-                    str(whole) if column == _STEP else "",
-                )
+        pairs = (("empty", "bare"), ("writing", "empty"), ("ours", "writing"))
+        hooks = [_more(groups[kind], groups[than], 0) for kind, than in pairs]
+        flushes_us = found["flush_s"] * 4 * bare_s * 1e6
+        agent_us = _median(blocks["everything"], _AGENT) * 1e6
+        together_us = sum(each.us for each in hooks) + flushes_us + agent_us
+        apart.append(
+            (
+                f"{bare_s * 1000:.1f} ms, {where}",
+                *map(str, hooks),
+                *(f"{each:+.0f}" for each in (flushes_us, agent_us, together_us)),
+                str(whole),
             )
+        )
     return [*ratios, *apart]
 
 
