@@ -370,23 +370,20 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 clock = time.perf_counter
 
 def train(steps):
-    took, in_optimizer = [], []
+    took = []
     for _ in range(steps):
         before = clock()
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
-        updating = clock()
         optimizer.step()
-        now = clock()
-        took.append(now - before)
-        in_optimizer.append(now - updating)
-    return took, in_optimizer
+        took.append(clock() - before)
+    return took
 
 rows = 32
 while True:
     inputs = torch.randn(rows, 128)
     train(20)
-    slowest = torch.tensor(statistics.quantiles(train(60)[0], n=4)[0])
+    slowest = torch.tensor(statistics.quantiles(train(60), n=4)[0])
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     if slowest >= target * 0.9:
         break
@@ -470,15 +467,15 @@ kinds = {"bare": lambda: nothing, "empty": empty, "writing": writing, "ours": ou
 agent(signal.SIGSTOP)
 groups = by_turns(kinds, 160, group)
 
-# The agent: it wakes four times a second, so longer, and all steps count.
+# The agent: it wakes four times a second, so longer, and all steps count. Each of these turns is
+# the beginning of what is measured, where flushes read more: by 2 to 5 us a step.
 steps = int(0.5 / target)
 
 def block(kind):
     if kind == "everything":
-        # It catches up meanwhile.
         agent(signal.SIGCONT)
-        train(steps)
-    train(2)
+    # The agent catches up meanwhile.
+    train(steps)
     dist.barrier()
     then, agent_then, began = resource.getrusage(resource.RUSAGE_THREAD), agent_s(), clock()
     train(steps)
@@ -492,19 +489,24 @@ def block(kind):
 kinds = {"bare": lambda: nothing, "without_agent": ours, "everything": ours}
 blocks = by_turns(kinds, 20, block)
 
-# The flushes, at the end of a step: after the first twenty of a run they read less.
+# The flushes, at the end of a step: each with the step after it, beside the two steps before. Less
+# is read at them after the first twenty.
 ours()
-progress, flushes, others = measure._current.stepper.progress, [], []
-began = clock()
-for _ in range(int(9 / target)):
-    due = progress.flush_due_ns
-    _, (updating,) = train(1)
-    (others if progress.flush_due_ns == due else flushes).append(updating)
-flushes = sorted(flushes[20:])
-flush_s = statistics.fmean(flushes[: -(len(flushes) // 8) or None]) - statistics.median(others)
+progress, spent, flushed = measure._current.stepper.progress, [], []
+for number in range(int(12 / target)):
+    due, before = progress.flush_due_ns, time.thread_time()
+    train(1)
+    spent.append(time.thread_time() - before)
+    if progress.flush_due_ns != due:
+        flushed.append(number)
+flushed = [at for at in flushed[20:] if at + 1 < len(spent)]
+flushes = {
+    "ours": [[spent[at] + spent[at + 1]] for at in flushed],
+    "bare": [[spent[at - 1] + spent[at - 2]] for at in flushed],
+}
 agent(signal.SIGCONT)
 if leads:
-    print(json.dumps({"groups": groups, "blocks": blocks, "flush_s": flush_s}))
+    print(json.dumps({"groups": groups, "blocks": blocks, "flushes": flushes}))
 run.finish()
 dist.destroy_process_group()
 """
@@ -521,19 +523,17 @@ class More(NamedTuple):
 
 
 def _more(takes: list[list[float]], than: list[list[float]], column: int) -> More:
-    """The mean of the middle half of all turns, and its error from eight parts of them.
+    """The mean of the middle half of all turns, and its standard error.
 
     A median of few turns jumps, and means of all follow each burst of the machine.
     """
     pairs = zip(takes, than, strict=True)
-    more_us = [(some[column] - other[column]) * 1e6 for some, other in pairs]
-
-    def middle(turns: list[float]) -> float:
-        cut = len(turns) // 4
-        return statistics.fmean(sorted(turns)[cut : len(turns) - cut])
-
-    parts = [middle(more_us[first::8]) for first in range(8)]
-    return More(middle(more_us), statistics.stdev(parts) / len(parts) ** 0.5)
+    more_us = sorted((some[column] - other[column]) * 1e6 for some, other in pairs)
+    cut = len(more_us) // 4
+    middle = more_us[cut : len(more_us) - cut]
+    winsorised = [middle[0]] * cut + middle + [middle[-1]] * cut
+    error_us = statistics.stdev(winsorised) * len(more_us) ** 0.5 / len(middle)
+    return More(statistics.fmean(middle), error_us)
 
 
 def _turns(ranks: int, target_s: float) -> dict[str, Any]:
@@ -583,14 +583,15 @@ def step_ratio() -> list[Row]:
         ]
         pairs = (("empty", "bare"), ("writing", "empty"), ("ours", "writing"))
         hooks = [_more(groups[kind], groups[than], 0) for kind, than in pairs]
-        flushes_us = found["flush_s"] * 4 * bare_s * 1e6
+        flush = _more(found["flushes"]["ours"], found["flushes"]["bare"], 0)
+        flushes = More(flush.us * 4 * bare_s, flush.error_us * 4 * bare_s)
         agent_us = _median(blocks["everything"], _AGENT) * 1e6
-        together_us = sum(each.us for each in hooks) + flushes_us + agent_us
+        together_us = sum(each.us for each in (*hooks, flushes)) + agent_us
         apart.append(
             (
                 f"{bare_s * 1000:.1f} ms, {where}",
-                *map(str, hooks),
-                *(f"{each:+.0f}" for each in (flushes_us, agent_us, together_us)),
+                *map(str, (*hooks, flushes)),
+                *(f"{each:+.0f}" for each in (agent_us, together_us)),
                 str(whole),
             )
         )

@@ -148,7 +148,8 @@ def test_a_verdict_that_grows_has_the_present_figures_and_no_further_record(
     assert last["since_ns"] == first["since_ns"]
     longer = re.search(r"takes (\S+) ms longer", last["sentence"])
     assert longer is not None
-    assert float(longer[1]) > 30
+    # Of the named phase alone, which differs a little from the excess of all.
+    assert float(longer[1]) / 1000 > first["evidence"]["excess_s"]
     states = [
         said["verdict.state"]
         for _, said in played.records

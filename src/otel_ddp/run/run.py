@@ -694,6 +694,7 @@ class Run:
         release = partial(current_run.release, self)
         return [*acts, recorder.close, records.place.wake_agent, release, self.go_silent]
 
+    @errors.contained()
     def _show_card(self, records: Records, state: str) -> None:
         # Imported here: one rank of all shows it, at its end, and each start would wait for it.
         from otel_ddp.run import end_card
