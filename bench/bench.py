@@ -403,7 +403,6 @@ def agent_s():
              for each in os.listdir(f"/proc/{pid}/task")] if leads else []
     return sum(map(int, spent)) / 1e9
 
-
 # The same hooks of torch as ours, put on in the same way, with nothing in them.
 queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 def nothing(*args): pass
@@ -413,7 +412,7 @@ of_backward = BackwardHook()
 of_backward.call(on_gradient)
 def on_output(module, args, output): of_backward.put_on(output, output.grad_fn)
 
-def empty(before=nothing, after=on_output, update=nothing):
+def hooks(before=nothing, after=on_output, update=nothing):
     handles = (
         model.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
         model.register_forward_hook(after, prepend=True, always_call=True),
@@ -438,7 +437,7 @@ def writing():
         write()
         of_backward.put_on(output, output.grad_fn)
     of_backward.call(arrived)
-    take_off = empty(write, returned, write)
+    take_off = hooks(write, returned, write)
     return lambda: (take_off(), of_backward.call(on_gradient))
 
 def ours():
@@ -463,7 +462,7 @@ def group(kind):
     train(6)
     return [(time.thread_time() - before) / 6]
 
-kinds = {"bare": lambda: nothing, "empty": empty, "writing": writing, "ours": ours}
+kinds = {"bare": lambda: nothing, "empty": hooks, "writing": writing, "ours": ours}
 agent(signal.SIGSTOP)
 groups = by_turns(kinds, 160, group)
 
@@ -499,6 +498,7 @@ for number in range(int(12 / target)):
     spent.append(time.thread_time() - before)
     if progress.flush_due_ns != due:
         flushed.append(number)
+share = len(flushed) / len(spent)
 flushed = [at for at in flushed[20:] if at + 1 < len(spent)]
 flushes = {
     "ours": [[spent[at] + spent[at + 1]] for at in flushed],
@@ -506,7 +506,7 @@ flushes = {
 }
 agent(signal.SIGCONT)
 if leads:
-    print(json.dumps({"groups": groups, "blocks": blocks, "flushes": flushes}))
+    print(json.dumps({"groups": groups, "blocks": blocks, "flushes": flushes, "share": share}))
 run.finish()
 dist.destroy_process_group()
 """
@@ -562,7 +562,6 @@ def step_ratio() -> list[Row]:
     for ranks, target_s, limit in ((2, 0.005, 1.005), (2, 0.002, 1.015), (1, 0.005, 1.005)):
         found = _turns(ranks, target_s)
         groups, blocks = found["groups"], found["blocks"]
-
         bare_s = _median(blocks["bare"], _STEP)
         whole = _more(blocks["everything"], blocks["bare"], _STEP)
         where = "2 ranks" if ranks == 2 else "1 rank, a core left for the agent"
@@ -584,7 +583,7 @@ def step_ratio() -> list[Row]:
         pairs = (("empty", "bare"), ("writing", "empty"), ("ours", "writing"))
         hooks = [_more(groups[kind], groups[than], 0) for kind, than in pairs]
         flush = _more(found["flushes"]["ours"], found["flushes"]["bare"], 0)
-        flushes = More(flush.us * 4 * bare_s, flush.error_us * 4 * bare_s)
+        flushes = More(*(each * found["share"] for each in flush))
         agent_us = _median(blocks["everything"], _AGENT) * 1e6
         together_us = sum(each.us for each in (*hooks, flushes)) + agent_us
         apart.append(
