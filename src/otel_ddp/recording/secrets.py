@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 HIDDEN = "[hidden]"
-# At its first use: a run that has no text need not wait for it at its start.
+# A pattern is compiled at its first use: the start of a run without texts waits for none.
 _compiled = cache(re.compile)
 
 _OPENS = (
