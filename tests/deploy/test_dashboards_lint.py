@@ -195,6 +195,17 @@ def queries_of_a_panel_have_names_of_their_own(board: Told) -> Iterator[str]:
         yield from (f"{panel['title']}: {ref}" for ref in set(refs) if refs.count(ref) > 1)
 
 
+def hours_are_never_weeks(board: Told) -> Iterator[str]:
+    """Grafana's own unit of hours shows 168 of them as a week; prices are by the hour."""
+    for _, panel in panels(board):
+        config = panel["fieldConfig"]
+        units = [config["defaults"].get("unit")]
+        for override in config["overrides"]:
+            units += [each["value"] for each in override["properties"] if each["id"] == "unit"]
+        if "h" in units:
+            yield panel["title"]
+
+
 LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     the_worst_are_chosen_once,
     the_empty_group_can_be_chosen,
@@ -206,6 +217,7 @@ LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     an_empty_panel_of_gpus_says_why,
     parts_have_names_that_every_vendor_knows,
     queries_of_a_panel_have_names_of_their_own,
+    hours_are_never_weeks,
 )
 
 

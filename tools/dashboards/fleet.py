@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.dashboards import variables as v
 from tools.dashboards.board import Row, board
 from tools.dashboards.links import of_fields
-from tools.dashboards.looks import ABOVE_0_IS_BAD, BAD, WARN, steps
+from tools.dashboards.looks import ABOVE_0_IS_BAD, BAD, HOURS, WARN, steps
 from tools.dashboards.names import recorded
 from tools.dashboards.panels import Column, Panel, Text, lines, listing, now, over_time, rows, stat
 from tools.dashboards.roles import IN_RANGE, last
@@ -90,7 +90,7 @@ def _now() -> list[Panel]:
                 "The table says for which machine.",
             ),
             now(f"sum({_hours(_lost())})"),
-            unit="h",
+            unit=HOURS,
             decimals=1,
             levels=steps((1, WARN), (24, BAD)),
             nothing="none",
@@ -140,19 +140,19 @@ def _nodes() -> Panel:
             Column(
                 "Value #lost",
                 "Lost",
-                "h",
+                HOURS,
                 decimals=2,
                 levels=steps((1, WARN), (24, BAD)),
             ),
-            Column("Value #late", "To lateness", "h", decimals=2),
-            Column("Value #hang", "To hangs", "h", decimals=2),
+            Column("Value #late", "To lateness", HOURS, decimals=2),
+            Column("Value #hang", "To hangs", HOURS, decimals=2),
             Column("Value #times", "Late in", levels=steps((2, WARN), (3, BAD))),
             Column("Value #groups", "Groups"),
             Column("Value #runs", "Runs", decimals=0),
             Column("Value #deaths", "Deaths", decimals=0),
             Column("Value #xids", "Xid codes", decimals=0),
             Column("Value #memory", "Memory errors", decimals=0, levels=ABOVE_0_IS_BAD),
-            Column("Value #held", "Held back", "h", decimals=1),
+            Column("Value #held", "Held back", HOURS, decimals=1),
         ],
         sort=("Lost", True),
         nothing="no machine was seen: are the rules loaded?",
@@ -227,8 +227,8 @@ def _gpus() -> Panel:
             Column("node", links=[of_fields("GPUs & nodes", "node")]),
             Column("gpu", "GPU"),
             Column("hw_id", "Id"),
-            Column("Value #by_gpu", "Lost", "h", decimals=2, levels=steps((1, WARN), (24, BAD))),
-            Column("Value #held_gpu", "Held back", "h", decimals=1),
+            Column("Value #by_gpu", "Lost", HOURS, decimals=2, levels=steps((1, WARN), (24, BAD))),
+            Column("Value #held_gpu", "Held back", HOURS, decimals=1),
         ],
         sort=("Lost", True),
         size=(12, 9),

@@ -8,6 +8,7 @@ from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.board import Row, board
 from tools.dashboards.links import of_series
+from tools.dashboards.looks import HOURS
 from tools.dashboards.names import recorded
 from tools.dashboards.panels import Column, Panel, Text, lines, now, over_time, rows, stat
 from tools.dashboards.roles import having_role
@@ -76,7 +77,7 @@ def _numbers() -> list[Panel]:
                 "What was paid for: compare with your bill.",
             ),
             now(_hours()),
-            unit="h",
+            unit=HOURS,
             decimals=1,
             nothing="not counted",
         ),
@@ -87,7 +88,7 @@ def _numbers() -> list[Panel]:
                 "By cause, below, tells what took them.",
             ),
             now(_hours(_LOST)),
-            unit="h",
+            unit=HOURS,
             decimals=1,
             nothing="not counted",
         ),
@@ -99,7 +100,7 @@ def _numbers() -> list[Panel]:
                 "The table of runs says where; Ranks says who, and Run why an attempt ended.",
             ),
             now(_hours(_TROUBLE)),
-            unit="h",
+            unit=HOURS,
             decimals=1,
             nothing="not counted",
         ),

@@ -25,6 +25,9 @@ STATE_COLOURS: Mapping[str, str] = {
 # No state by default: green is for what was looked at and found right.
 NEUTRAL, GOOD, WARN, BAD = "text", "green", "orange", "red"
 
+# Grafana's own "h" makes days, weeks and years of hours; prices and quotas are by the hour.
+HOURS = "suffix:h"
+
 # Neighbours differ. By name, two runs may both become a red.
 PALETTE = "palette-classic"
 

@@ -12,6 +12,7 @@ from tools.dashboards.looks import (
     BAD,
     HELD_BACK_WORDS,
     HOLDS_UP_WORDS,
+    HOURS,
     LATE_WORDS,
     PHASE_COLOURS,
     PHASE_WORDS,
@@ -177,7 +178,7 @@ def _now() -> list[Panel]:
                 f"(sum(sum_over_time({lost}[$__range]) > 0) * {RULES_EVERY_S} or "
                 f"sum({_lost_by_rules()})) / 3600"
             ),
-            unit="h",
+            unit=HOURS,
             decimals=2,
             levels=steps((1, WARN), (24, BAD)),
             nothing="none",
@@ -285,7 +286,9 @@ def _late() -> list[Panel]:
             columns=[
                 Column("rank", links=[of_row("GPUs & nodes", "node", "rank")]),
                 Column("node"),
-                Column("Value #lost", "Lost", "h", decimals=2, levels=steps((1, WARN), (24, BAD))),
+                Column(
+                    "Value #lost", "Lost", HOURS, decimals=2, levels=steps((1, WARN), (24, BAD))
+                ),
             ],
             sort=("Lost", True),
             size=(12, 7),

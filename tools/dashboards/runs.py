@@ -6,7 +6,15 @@ from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.board import Row, board
 from tools.dashboards.links import of_series, of_table, of_table_lifetime
-from tools.dashboards.looks import ABOVE_0_IS_BAD, BAD, STALLED_WORDS, STATE_WORDS, WARN, steps
+from tools.dashboards.looks import (
+    ABOVE_0_IS_BAD,
+    BAD,
+    HOURS,
+    STALLED_WORDS,
+    STATE_WORDS,
+    WARN,
+    steps,
+)
 from tools.dashboards.names import metric, recorded
 from tools.dashboards.panels import (
     Column,
@@ -134,7 +142,7 @@ def _now() -> list[Panel]:
                 "Times the price of an hour: what it cost.",
             ),
             now(f"{_integral('run:training_ranks_running:count')} {_HOURS}"),
-            unit="h",
+            unit=HOURS,
             decimals=1,
         ),
         stat(
@@ -144,7 +152,7 @@ def _now() -> list[Panel]:
                 "The table says in which run; Ranks says which rank, and in what.",
             ),
             now(f"{_integral('run:training_straggler_lost_time:rate2m')} {_HOURS}"),
-            unit="h",
+            unit=HOURS,
             decimals=2,
             levels=steps((1, WARN), (24, BAD)),
             nothing="none",
@@ -237,11 +245,11 @@ def _table() -> Panel:
             Column("Value #best_step", "At step", decimals=0, width=90),
             Column("Value #lowest", "Lowest", "short", width=95),
             Column("Value #highest", "Highest", "short", width=100),
-            Column("Value #used", "GPU-hours", "h", decimals=1, width=115),
+            Column("Value #used", "GPU-hours", HOURS, decimals=1, width=115),
             Column(
                 "Value #lost",
                 "Lost",
-                "h",
+                HOURS,
                 decimals=2,
                 levels=steps((1, WARN), (24, BAD)),
                 width=90,

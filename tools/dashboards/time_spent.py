@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tools.dashboards.links import of_table
+from tools.dashboards.looks import HOURS
 from tools.dashboards.names import metric, recorded
 from tools.dashboards.panels import (
     Column,
@@ -97,7 +98,7 @@ def hours_by_cause(seconds: str, size: tuple[int, int]) -> Panel:
             "mend first.",
         ),
         now(f"sort_desc({seconds} / 3600 > 0)", "{{cause}}"),
-        unit="h",
+        unit=HOURS,
         decimals=2,
         colours=TIME_COLOURS,
         nothing="not counted",
@@ -162,7 +163,7 @@ def _table(text: Text, by: str, asked: Sequence[Query], columns: Sequence[Column
         rows(share(f'cause=~"{others}"'), "others"),
         columns=[
             *columns,
-            Column("Value #hours", "GPU-hours", "h", decimals=1),
+            Column("Value #hours", "GPU-hours", HOURS, decimals=1),
             Column("Value #productive", "Goodput", "percentunit", decimals=1),
             *(
                 Column(f"Value #of_{each}", title, "percentunit", decimals=1)
