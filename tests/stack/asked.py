@@ -17,7 +17,8 @@ ALL = "$__all"
 _STEPS_S = (
     *((1.5, 1.0), (3.5, 2.0), (7.5, 5.0), (12.5, 10.0), (17.5, 15.0), (25.0, 20.0), (45.0, 30.0)),
     *((90.0, 60.0), (210.0, 120.0), (450.0, 300.0), (750.0, 600.0), (1050.0, 900.0)),
-    *((1350.0, 1200.0), (2250.0, 1800.0), (5400.0, 3600.0)),
+    *((1500.0, 1200.0), (2700.0, 1800.0), (5400.0, 3600.0), (9000.0, 7200.0), (16200.0, 10800.0)),
+    *((32400.0, 21600.0), (86400.0, 43200.0)),
 )
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::\w+)?\}|\$([A-Za-z_]\w*)")
 _SPECIAL = re.compile(r"[\\^$*+?.()|\[\]{}]")
@@ -50,11 +51,12 @@ def since(told: str, prometheus: Prometheus, *, end_s: float, interval_s: float 
     return Page(prometheus, end_s - span_s, end_s, interval_s)
 
 
-def step_s(page: Page, max_points: int) -> float:
+def step_s(page: Page, question: Question) -> float:
     """How far apart the points of an answer are."""
-    wanted_s = page.span_s / max_points
-    if wanted_s <= page.interval_s:
-        return page.interval_s
+    wanted_s = page.span_s / question.max_points
+    shortest_s = question.shortest_step_s or page.interval_s
+    if wanted_s <= shortest_s:
+        return shortest_s
     return next(step for below, step in _STEPS_S if wanted_s < below)
 
 
@@ -72,7 +74,7 @@ def put_in(text: str, values: Mapping[str, str], page: Page, *, every_s: float) 
 
 def expression(question: Question, values: Mapping[str, str], page: Page) -> str:
     """The query of one target of a panel."""
-    every_s = step_s(page, question.max_points)
+    every_s = step_s(page, question)
     return put_in(question.expr, values, page, every_s=every_s)
 
 
@@ -159,6 +161,6 @@ def answer(
 
 def over_time(question: Question, expr: str, page: Page) -> list[Series]:
     """Over the page's time, from and to whole steps: else each reload would show other points."""
-    every_s = step_s(page, question.max_points)
+    every_s = step_s(page, question)
     start_s, end_s = (math.floor(at / every_s) * every_s for at in (page.start_s, page.end_s))
     return page.prometheus.query_range(expr, start_s=start_s, end_s=end_s, step_s=every_s)

@@ -140,7 +140,7 @@ class Answered(NamedTuple):
 def answered(question: Question, expr: str, page: Page, played: Played) -> Answered:
     """Asked for as many steps as the page has, put close together: so many steps take their time
     where numbers are, and of three hours there are some minutes here."""
-    steps = page.span_s / step_s(page, question.max_points)
+    steps = page.span_s / step_s(page, question)
     prometheus, start_s, end_s, _ = played
     every_s = (end_s - start_s) / steps
 

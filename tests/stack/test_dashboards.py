@@ -88,7 +88,7 @@ class Reader:
         }
 
     def _answer(self, question: Question, values: Mapping[str, str]) -> list[dict[str, str]]:
-        every_s = step_s(self.page, question.max_points)
+        every_s = step_s(self.page, question)
         asked = (expression(question, values, self.page), question.instant, every_s)
         if asked not in self._known:
             found = answer(question, values, self.page)

@@ -6,17 +6,20 @@ import json
 import re
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tools.dashboards.queries import boards
 from tools.stack.build import Binaries
 
 from documents import check
 from node import until
 from otel_ddp.cli import main
+from stack.asked import expression, opened, over_time, since, step_s
 from stack.servers import DEPLOY, Prometheus
 from weeks import BAD_GPU, HANGS_AT_S, Weeks, openmetrics, played, write_histories
 
@@ -121,6 +124,27 @@ def test_the_alert_names_the_bad_node_and_no_other(prometheus: Prometheus, weeks
     assert [(each.labels["alertname"], each.labels["node"]) for each in firing] == [
         ("NodeLateAgain", weeks.bad)
     ]
+
+
+def test_the_board_draws_all_hours_of_weeks_not_those_of_some_moments(
+    prometheus: Prometheus, weeks: Weeks
+) -> None:
+    (board,) = (each for each in boards() if each.title == "Fleet")
+    (question,) = (each for each in board.questions if each.panel == "By cause")
+    page = since(board.since, prometheus, end_s=time.time())
+    every_s = step_s(page, question)
+    expr = expression(question, opened(board, page), page)
+
+    drawn_s = {
+        each.labels["cause"]: sum(ranks for _, ranks in each.points) * every_s
+        for each in over_time(question, expr, page)
+    }
+
+    lost_s: Counter[str] = Counter()
+    for node in {node for run in weeks.runs for node in run.nodes}:
+        lost_s.update(weeks.lost_s(node))
+    # A hang is over before the next step. The last step, which is not over, is not drawn.
+    assert drawn_s == pytest.approx(lost_s, rel=0.02)
 
 
 def test_a_second_prometheus_keeps_what_the_first_has_recorded(

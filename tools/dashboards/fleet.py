@@ -8,7 +8,7 @@ from tools.dashboards.links import of_fields
 from tools.dashboards.looks import ABOVE_0_IS_BAD, BAD, HOURS, WARN, steps
 from tools.dashboards.names import recorded
 from tools.dashboards.panels import Column, Panel, Text, lines, listing, now, over_time, rows, stat
-from tools.dashboards.roles import IN_RANGE, last
+from tools.dashboards.roles import IN_RANGE, SHORTEST_STEP, average, last
 from tools.dashboards.selectors import GROUPS, RULES_EVERY_S
 
 QUESTION = "Which machine costs the others most, and which one is it again?"
@@ -31,8 +31,7 @@ def build() -> str:
         ],
         variables=[
             v.datasource(),
-            v.group(),
-            v.nodes_of_runs(),
+            *v.of_machines(),
             v.numbers("topn", "Nodes drawn", "How many of the worst are drawn.", 10, 5, 25, 50),
         ],
         since="now-30d",
@@ -170,9 +169,12 @@ def _over_time() -> list[Panel]:
                 "A line that comes back with each run is a machine to test; one that ended was "
                 "mended, or is no longer used.",
             ),
-            over_time(f"sum by (node) ({_lost()}) and on (node) {worst}", "{{node}}"),
+            over_time(f"sum by (node) ({average(_lost())}) and on (node) {worst}", "{{node}}"),
             minimum=0,
             stacked=True,
+            max_points=200,
+            shortest_step=SHORTEST_STEP,
+            in_bars=True,
         ),
         lines(
             Text(
@@ -180,9 +182,12 @@ def _over_time() -> list[Panel]:
                 "The same of all machines: waiting for late ones, and hanging for one.",
                 "A step up that stays: what was changed then, in the cluster or in its programs?",
             ),
-            over_time(f"sum by (cause) ({_lost()})", "{{cause}}"),
+            over_time(f"sum by (cause) ({average(_lost())})", "{{cause}}"),
             minimum=0,
             stacked=True,
+            max_points=200,
+            shortest_step=SHORTEST_STEP,
+            in_bars=True,
         ),
     ]
 

@@ -11,7 +11,7 @@ from tools.dashboards.links import of_series
 from tools.dashboards.looks import HOURS
 from tools.dashboards.names import recorded
 from tools.dashboards.panels import Column, Panel, Text, lines, now, over_time, rows, stat
-from tools.dashboards.roles import having_role
+from tools.dashboards.roles import IN_STEP, SHORTEST_STEP, having_role, last
 from tools.dashboards.selectors import BY_RUN, GROUPS, WHOLE_RUNS
 from tools.dashboards.time_spent import (
     attempts,
@@ -148,7 +148,8 @@ def _numbers() -> list[Panel]:
 
 
 def _causes() -> list[Panel]:
-    told = having_role(recorded("run_cause:otel_ddp_run_time:sum", WHOLE_RUNS))
+    recorded_ = recorded("run_cause:otel_ddp_run_time:sum", WHOLE_RUNS)
+    told = having_role(last(recorded_, IN_STEP), IN_STEP)
     return [
         hours_by_cause(f"sum by (cause) ({spent()})", size=(8, 9)),
         lines(
@@ -166,6 +167,8 @@ def _causes() -> list[Panel]:
             colours=TIME_COLOURS,
             legend=("lastNotNull",),
             size=(16, 9),
+            shortest_step=SHORTEST_STEP,
+            nothing="not counted",
         ),
     ]
 
@@ -186,9 +189,11 @@ def _tables() -> list[Panel]:
 
 
 def _over_time() -> list[Panel]:
-    of_groups = recorded("group:otel_ddp_run_time:goodput_ratio", GROUPS)
-    of_runs = having_role(recorded("run:otel_ddp_run_time:goodput_ratio", WHOLE_RUNS))
-    of_all = recorded("cluster:otel_ddp_run_time:goodput_ratio")
+    of_groups, of_runs, of_all = (
+        last(recorded(f"{whose}:otel_ddp_run_time:goodput_ratio", chosen), IN_STEP)
+        for whose, chosen in (("group", GROUPS), ("run", WHOLE_RUNS), ("cluster", ""))
+    )
+    of_runs = having_role(of_runs, IN_STEP)
     return [
         by_cause(size=(24, 8)),
         lines(
@@ -198,12 +203,19 @@ def _over_time() -> list[Panel]:
                 "runs of all groups.",
                 "A group below the others: see what its time goes to.",
             ),
-            over_time(of_groups, "{{group}}", "groups"),
+            # Without a label, Grafana calls a line "Value".
+            over_time(
+                f'label_replace({of_groups}, "group", "(no group)", "group", "")',
+                "{{group}}",
+                "groups",
+            ),
             over_time(of_all, "all", "all"),
             unit="percentunit",
             minimum=0,
             maximum=1,
             sort=("Last *", False),
+            shortest_step=SHORTEST_STEP,
+            nothing="not counted",
         ),
         lines(
             Text(
@@ -217,6 +229,8 @@ def _over_time() -> list[Panel]:
             minimum=0,
             maximum=1,
             sort=("Last *", False),
+            shortest_step=SHORTEST_STEP,
+            nothing="not counted",
             link=of_series("Run", "run"),
         ),
     ]

@@ -188,12 +188,14 @@ def lines(
     band: tuple[str, str] | None = None,
     nothing: str = "",
     link: tuple[str, str] | None = None,
+    shortest_step: str = "",
+    in_bars: bool = False,
 ) -> Panel:
     """Values over time.
 
     `colours` are by name; `faint` is drawn thin; a band goes from its first name to its second;
     `sort` is a column of the legend and whether the largest comes first, as only the first few
-    names are in sight.
+    names are in sight; `in_bars` is for what lasts no longer than a point or two.
     """
     panel = _valued(_dressed(timeseries.Panel(), text, asked, size), unit, levels, decimals)
     names = _legend(*legend, right=bool(colours))
@@ -235,6 +237,10 @@ def lines(
         panel = _with_band(panel, *band)
     if nothing:
         panel = panel.no_value(nothing)
+    if shortest_step:
+        panel = panel.interval(shortest_step)
+    if in_bars:
+        panel = panel.draw_style(c.GraphDrawStyle.BARS)
     return panel.data_links(_links([link])) if link else panel
 
 

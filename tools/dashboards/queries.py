@@ -63,6 +63,8 @@ class Question(NamedTuple):
     """time_series, table or heatmap"""
     max_points: int
     """At most so many steps over the time range."""
+    shortest_step_s: float
+    """No step is shorter; 0 where nothing is said."""
 
 
 class LogQuestion(NamedTuple):
@@ -147,6 +149,7 @@ def _questions(title: str, definition: list[dict[str, Any]]) -> Iterator[Questio
                     target["format"],
                     # What Grafana takes, about, for a panel of the whole width.
                     panel.get("maxDataPoints", 1000),
+                    float(panel.get("interval", "0m").removesuffix("m")) * 60,
                 )
 
 

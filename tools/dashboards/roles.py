@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from tools.dashboards.names import metric, recorded
-from tools.dashboards.selectors import BY_RANK, BY_RUN, RANK_0, RUNS, WHOLE_RUNS
+from tools.dashboards.selectors import BY_RANK, BY_RUN, RANK_0, RULES_EVERY_S, RUNS, WHOLE_RUNS
 
 AT_ONCE, IN_RANGE = "", "[$__range]"
+# From one point of a picture to the next: an hour in one of thirty days.
+IN_STEP, SHORTEST_STEP = "[$__interval]", "1m"
 
 
 def last(expr: str, within: str = IN_RANGE) -> str:
     """The last value; an instant query looks back five minutes, and an ended run would be gone."""
     return f"last_over_time({expr}{within})" if within else expr
+
+
+def average(recorded_: str) -> str:
+    """Of what the rules record over each step of a picture; what is absent counts as 0.
+
+    Moments alone would miss what lasts for less than a step. No step may be shorter than that of
+    the rules: `lines(..., shortest_step=SHORTEST_STEP)`.
+    """
+    return f"sum_over_time({recorded_}{IN_STEP}) * {1000 * RULES_EVERY_S} / $__interval_ms"
 
 
 def having_role(expr: str, within: str = AT_ONCE, ranks: str = RUNS) -> str:

@@ -20,7 +20,7 @@ from tools.dashboards.panels import (
     rows,
     stat,
 )
-from tools.dashboards.roles import IN_RANGE, having_role, last
+from tools.dashboards.roles import IN_RANGE, IN_STEP, SHORTEST_STEP, average, having_role, last
 from tools.dashboards.selectors import BY_RUN, WHOLE_RUNS
 
 from otel_ddp.vocabulary.words import TIME_CAUSES, TIME_COLOURS
@@ -71,7 +71,8 @@ def goodput(size: tuple[int, int]) -> Panel:
 
 
 def by_cause(size: tuple[int, int]) -> Panel:
-    told = having_role(recorded("run_cause:otel_ddp_run_time:rate5m", WHOLE_RUNS))
+    recorded_ = recorded("run_cause:otel_ddp_run_time:rate5m", WHOLE_RUNS)
+    told = having_role(average(recorded_), IN_STEP)
     return lines(
         Text(
             "What the ranks do",
@@ -85,6 +86,8 @@ def by_cause(size: tuple[int, int]) -> Panel:
         stacked=True,
         colours=TIME_COLOURS,
         size=size,
+        shortest_step=SHORTEST_STEP,
+        nothing="nobody in this time",
     )
 
 

@@ -115,8 +115,8 @@ def _one(
     return variable.current(VariableOption(text=first, value=first)) if first else variable
 
 
-def group() -> build.QueryVariable:
-    query = f"label_values({metric('training.run.info')}, group)"
+def group(of: str = metric("training.run.info")) -> build.QueryVariable:
+    query = f"label_values({of}, group)"
     # An empty label is no label to Prometheus, so no query returns it.
     none = VariableOption(text="(no group)", value="")
     variable = _several("group", "Group", query, "The experiment that runs belong to.")
@@ -230,10 +230,14 @@ def nodes_of_agents() -> build.QueryVariable:
     return _several("node", "Node", query, "Machines with an agent.")
 
 
-def nodes_of_runs() -> build.QueryVariable:
-    """Of the whole time: most have no rank at this moment."""
-    query = f"label_values({recorded('node:training_seen:timestamp', GROUPS)}, node)"
-    return _several("node", "Node", query, "Machines on which ranks were seen.")
+def of_machines() -> list[build.QueryVariable]:
+    """Of the whole time: most have no rank at this moment. Asked of what is kept for months."""
+    seen = "node:training_seen:timestamp"
+    query = f"label_values({recorded(seen, GROUPS)}, node)"
+    return [
+        group(recorded(seen)),
+        _several("node", "Node", query, "Machines on which ranks were seen."),
+    ]
 
 
 def name(selector: str) -> build.QueryVariable:
