@@ -195,6 +195,13 @@ def queries_of_a_panel_have_names_of_their_own(board: Told) -> Iterator[str]:
         yield from (f"{panel['title']}: {ref}" for ref in set(refs) if refs.count(ref) > 1)
 
 
+def runs_are_told_apart(board: Told) -> Iterator[str]:
+    """Two groups may have runs of one name."""
+    for _, panel in panels(board):
+        if any("{{run}}" in target["legendFormat"] for target in _targets(panel)):
+            yield panel["title"]
+
+
 def hours_are_never_weeks(board: Told) -> Iterator[str]:
     """Grafana's own unit of hours shows 168 of them as a week; prices are by the hour."""
     for _, panel in panels(board):
@@ -218,6 +225,7 @@ LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     parts_have_names_that_every_vendor_knows,
     queries_of_a_panel_have_names_of_their_own,
     hours_are_never_weeks,
+    runs_are_told_apart,
 )
 
 

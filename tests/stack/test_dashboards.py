@@ -45,6 +45,10 @@ MAY_BE_EMPTY = {
         # Gloo does not tell which collectives have ended.
         ("Longest without progress", "done"),
     },
+    "Fleet": {
+        # They end with the last whole step, in which no time had been lost yet.
+        *((panel, "A") for panel in ("Who is waited for", "By cause")),
+    },
     "Goodput": {
         # Where no price is chosen.
         *((panel, "A") for panel in ("Cost", "Cost of all losses", "Cost of trouble")),

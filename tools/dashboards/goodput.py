@@ -11,7 +11,16 @@ from tools.dashboards.links import of_series
 from tools.dashboards.looks import HOURS
 from tools.dashboards.names import recorded
 from tools.dashboards.panels import Column, Panel, Text, lines, now, over_time, rows, stat
-from tools.dashboards.roles import IN_STEP, SHORTEST_STEP, having_role, last
+from tools.dashboards.roles import (
+    GROUP_NAME,
+    IN_STEP,
+    RUN_NAME,
+    SHORTEST_STEP,
+    each_group,
+    each_run,
+    having_role,
+    last,
+)
 from tools.dashboards.selectors import BY_RUN, GROUPS, WHOLE_RUNS
 from tools.dashboards.time_spent import (
     attempts,
@@ -203,12 +212,7 @@ def _over_time() -> list[Panel]:
                 "runs of all groups.",
                 "A group below the others: see what its time goes to.",
             ),
-            # Without a label, Grafana calls a line "Value".
-            over_time(
-                f'label_replace({of_groups}, "group", "(no group)", "group", "")',
-                "{{group}}",
-                "groups",
-            ),
+            over_time(each_group(of_groups), GROUP_NAME, "groups"),
             over_time(of_all, "all", "all"),
             unit="percentunit",
             minimum=0,
@@ -224,7 +228,7 @@ def _over_time() -> list[Panel]:
                 "It rises as long as a run goes on well. Where it falls, the run was started "
                 "again, or stood still.",
             ),
-            over_time(f"max by ({BY_RUN}) ({of_runs})", "{{run}}"),
+            over_time(each_run(of_runs), RUN_NAME),
             unit="percentunit",
             minimum=0,
             maximum=1,

@@ -18,11 +18,12 @@ from tools.dashboards.panels import (
     rows,
     stat,
 )
-from tools.dashboards.roles import having_role
+from tools.dashboards.roles import RUN_NAME, each_run, having_role
 from tools.dashboards.selectors import (
     AGENTS,
     BY_NODE,
     BY_RANK,
+    BY_RUN,
     RANK_0,
     RANKS_OF_RUNS,
     RUNS,
@@ -342,9 +343,11 @@ def _cost() -> list[Panel]:
                 "Tens of microseconds are usual, whatever the step takes.",
             ),
             over_time(
-                f"max by (run) (rate({hooks}{_RATE})) / on (run)"
-                f" (max by (run) (rate({steps_}{_RATE})) > 0)",
-                "{{run}}",
+                each_run(
+                    f"max by ({BY_RUN}) (rate({hooks}{_RATE}))"
+                    f" / (max by ({BY_RUN}) (rate({steps_}{_RATE})) > 0)"
+                ),
+                RUN_NAME,
             ),
             unit="s",
             minimum=0,

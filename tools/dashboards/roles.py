@@ -32,6 +32,23 @@ def having_role(expr: str, within: str = AT_ONCE, ranks: str = RUNS) -> str:
     return f"({expr}) and on ({BY_RUN}) ({roles} or {of_rank_0})"
 
 
+RUN_NAME = GROUP_NAME = "{{shown}}"
+
+
+def each_run(expr: str, operation: str = "max") -> str:
+    """A line a run, by RUN_NAME: runs of two groups may have one name."""
+    of_runs = f"{operation} by ({BY_RUN}) ({expr})"
+    both = f'label_join({of_runs}, "shown", " · ", "group", "run")'
+    # Of a run without a group, its name alone.
+    return f'label_replace({both}, "shown", "$1", "shown", " · (.*)")'
+
+
+def each_group(of_groups: str) -> str:
+    """A line a group, by GROUP_NAME. Without a name, Grafana calls a line "Value"."""
+    named = f'label_replace({of_groups}, "shown", "$1", "group", "(.*)")'
+    return f'label_replace({named}, "shown", "(no group)", "shown", "")'
+
+
 def training_alone(expr: str, runs: str = WHOLE_RUNS) -> str:
     """Without evaluators and actors beside the training."""
     return f"({expr} unless on ({BY_RANK}) {recorded('rank:training_apart:last', runs)})"

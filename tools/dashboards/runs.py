@@ -28,7 +28,15 @@ from tools.dashboards.panels import (
     stat,
     states,
 )
-from tools.dashboards.roles import IN_RANGE, having_role, info, last, training_alone
+from tools.dashboards.roles import (
+    IN_RANGE,
+    RUN_NAME,
+    each_run,
+    having_role,
+    info,
+    last,
+    training_alone,
+)
 from tools.dashboards.selectors import (
     ALERTS_OF_RUNS,
     ALIVE_S,
@@ -297,7 +305,7 @@ def _over_time() -> list[Panel]:
                 "Optimizer steps of each run, by its rank 0.",
                 "A fall: open the run and see which phase has grown.",
             ),
-            over_time(f"max by (run) ({stepped})", "{{run}}"),
+            over_time(each_run(stepped), RUN_NAME),
             minimum=0,
             link=to_run,
         ),
@@ -307,7 +315,7 @@ def _over_time() -> list[Panel]:
                 "The chosen value of each run, as its rank 0 logged it.",
                 "To see it against steps, open Compare.",
             ),
-            over_time(f"avg by (run) ({value})", "{{run}}"),
+            over_time(each_run(value, "avg"), RUN_NAME),
             unit="short",
             legend=("lastNotNull", "min"),
             link=to_run,
@@ -318,7 +326,7 @@ def _over_time() -> list[Panel]:
                 "The worst state of any rank of each run; without the rules, that of rank 0.",
                 "A hole: nothing was heard of it. Several beginnings: it was started again.",
             ),
-            over_time(f"max by (run) ({state})", "{{run}}"),
+            over_time(each_run(state), RUN_NAME),
             words=STATE_WORDS,
         ),
     ]
@@ -330,7 +338,7 @@ def _taken() -> list[Panel]:
     ) -> Panel:
         return lines(
             Text(title, meaning, action),
-            over_time(f"max by (run) ({having_role(recorded(name, WHOLE_RUNS))})", "{{run}}"),
+            over_time(each_run(having_role(recorded(name, WHOLE_RUNS))), RUN_NAME),
             unit=unit,
             minimum=0,
             nothing=nothing,
