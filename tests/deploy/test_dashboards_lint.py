@@ -202,6 +202,19 @@ def runs_are_told_apart(board: Told) -> Iterator[str]:
             yield panel["title"]
 
 
+def a_run_among_days_is_opened_at_its_own_time(board: Told) -> Iterator[str]:
+    """Within thirty days, a run of some hours is a sliver, and long gone at their end."""
+    if not board["time"]["from"].endswith("d"):
+        return
+    single = tuple(f"/d/{ADDRESSES[title]}?" for title in SINGLE)
+    for _, panel in panels(board):
+        for override in panel["fieldConfig"]["overrides"]:
+            for each in override["properties"]:
+                url = each["value"][0]["url"] if each["id"] == "links" else ""
+                if url.startswith(single) and "&from=${__data.fields.Started" not in url:
+                    yield panel["title"]
+
+
 def hours_are_never_weeks(board: Told) -> Iterator[str]:
     """Grafana's own unit of hours shows 168 of them as a week; prices are by the hour."""
     for _, panel in panels(board):
@@ -226,6 +239,7 @@ LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     queries_of_a_panel_have_names_of_their_own,
     hours_are_never_weeks,
     runs_are_told_apart,
+    a_run_among_days_is_opened_at_its_own_time,
 )
 
 

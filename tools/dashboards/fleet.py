@@ -9,7 +9,7 @@ from tools.dashboards.looks import ABOVE_0_IS_BAD, BAD, HOURS, WARN, steps
 from tools.dashboards.names import recorded
 from tools.dashboards.panels import Column, Panel, Text, lines, listing, now, over_time, rows, stat
 from tools.dashboards.roles import IN_RANGE, SHORTEST_STEP, average, last
-from tools.dashboards.selectors import GROUPS, RULES_EVERY_S
+from tools.dashboards.selectors import GROUPS, RULES_EVERY_S, SEEN_EVERY_S
 
 QUESTION = "Which machine costs the others most, and which one is it again?"
 
@@ -193,18 +193,28 @@ def _over_time() -> list[Panel]:
 
 
 def _late_runs() -> Panel:
+    by = "node, group, run"
+    seen = recorded("node:training_seen:timestamp", _NODES)
+
+    def of_late(seen_s: str) -> str:
+        return f"({seen_s}) * 1000 and on ({by}) {_late()}"
+
     return listing(
         Text(
             "Runs in which a machine was late",
             "Of the last ten runs of each: what share of all time of the run was lost to it.",
             "One group alone: it may be what its programs do on that rank. Several: the machine.",
         ),
-        rows(f"max by (node, group, run) ({_late()})", "share"),
+        rows(f"max by ({by}) ({_late()})", "share"),
+        rows(of_late(f"min by ({by}) (min_over_time({seen}{IN_RANGE})) - {SEEN_EVERY_S}"), "start"),
+        rows(of_late(f"max by ({by}) (max_over_time({seen}{IN_RANGE})) + {SEEN_EVERY_S}"), "until"),
         columns=[
             Column("node", links=[of_fields("GPUs & nodes", "node")]),
             Column("group"),
-            Column("run", links=[of_fields("Ranks", "group", "run")]),
+            Column("run", links=[of_fields("Ranks", "group", "run", lifetime=True)]),
             Column("Value #share", "Lost to it", "percentunit", decimals=1),
+            Column("Value #start", "Started", "dateTimeAsIso", width=170),
+            Column("Value #until", "Until", out_of_sight=True),
         ],
         sort=("Lost to it", True),
         size=(12, 9),

@@ -46,16 +46,14 @@ def of_table(title: str) -> tuple[str, str]:
     )
 
 
+# Of a table with the columns Started and Until.
+_LIFETIME = "from=${__data.fields.Started.numeric}&to=${__data.fields.Until.numeric}"
 _ROW = "var-group=${__data.fields.group}&${job_type:queryparam}&var-run=${__data.fields.run}"
 
 
 def of_table_lifetime(title: str) -> tuple[str, str]:
     """The same, at the time at which the run was there."""
-    return (
-        f"{title}, from start to end",
-        f"{_board(title)}&{_ROW}"
-        "&from=${__data.fields.Started.numeric}&to=${__data.fields.Until.numeric}",
-    )
+    return f"{title}, from start to end", f"{_board(title)}&{_ROW}&{_LIFETIME}"
 
 
 def of_row(title: str, *labels: str) -> tuple[str, str]:
@@ -77,10 +75,10 @@ def of_series(title: str, *labels: str) -> tuple[str, str]:
     )
 
 
-def of_fields(title: str, *labels: str) -> tuple[str, str]:
+def of_fields(title: str, *labels: str, lifetime: bool = False) -> tuple[str, str]:
     """From a row of a table on a board that chooses no runs."""
     chosen = "".join(f"&var-{label}=${{__data.fields.{label}}}" for label in labels)
     return (
         f"{title}: this {' and '.join(labels)}",
-        f"{_board(title)}{chosen}&${{__url_time_range}}",
+        f"{_board(title)}{chosen}&{_LIFETIME if lifetime else '${__url_time_range}'}",
     )

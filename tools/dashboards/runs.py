@@ -48,7 +48,7 @@ from tools.dashboards.selectors import (
     RUNS,
     WHOLE_RUNS,
 )
-from tools.dashboards.time_spent import time_spent
+from tools.dashboards.time_spent import lifetime, time_spent
 
 QUESTION = "What is running, what is healthy, and what did it cost?"
 
@@ -182,7 +182,6 @@ def _now() -> list[Panel]:
 def _table() -> Panel:
     state = metric("training.state", WHOLE_RUNS, RANK_0)
     beat = metric("training.heartbeat.timestamp", WHOLE_RUNS, RANK_0)
-    began = metric("training.run.start.timestamp", WHOLE_RUNS)
     value = metric("training.scalar", WHOLE_RUNS, LOGGED, RANK_0)
     worst = recorded("run:training_state:max", WHOLE_RUNS)
     used = recorded("run:training_ranks_running:count", WHOLE_RUNS)
@@ -223,11 +222,8 @@ def _table() -> Panel:
         rows(by_run("max", f"max_over_time({value}[$__range])"), "highest"),
         rows(by_run("sum", f"sum_over_time({used}[$__range]) {_HOURS}"), "used"),
         rows(by_run("sum", f"sum_over_time({lost}[$__range]) {_HOURS}"), "lost"),
-        # The first one: a run that was resumed has several, and is to be seen from start to end.
-        rows(by_run("min", f"min_over_time({began}[$__range]) * 1000"), "start"),
+        *lifetime(),
         rows(by_run("max", f"{last(beat)} * 1000"), "seen"),
-        # Its last export, with how it ended, comes after its last heartbeat.
-        rows(by_run("max", f"{last(beat)} * 1000 + 60000"), "until"),
         columns=[
             # So narrow that what a run has cost is in sight beside a menu.
             Column("group", width=100),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tools.dashboards.links import of_table
+from tools.dashboards.links import of_table, of_table_lifetime
 from tools.dashboards.looks import HOURS
 from tools.dashboards.names import metric, recorded
 from tools.dashboards.panels import (
@@ -21,7 +21,7 @@ from tools.dashboards.panels import (
     stat,
 )
 from tools.dashboards.roles import IN_RANGE, IN_STEP, SHORTEST_STEP, average, having_role, last
-from tools.dashboards.selectors import BY_RUN, WHOLE_RUNS
+from tools.dashboards.selectors import BY_RUN, RANK_0, WHOLE_RUNS
 
 from otel_ddp.vocabulary.words import TIME_CAUSES, TIME_COLOURS
 
@@ -109,6 +109,16 @@ def hours_by_cause(seconds: str, size: tuple[int, int]) -> Panel:
     )
 
 
+def lifetime() -> list[Query]:
+    """When each run first began, and when all that it sent had come: its last export, with how it
+    ended, comes after its last heartbeat."""
+    began = metric("training.run.start.timestamp", WHOLE_RUNS)
+    beat = metric("training.heartbeat.timestamp", WHOLE_RUNS, RANK_0)
+    first = f"min by ({BY_RUN}) (min_over_time({began}{IN_RANGE}) * 1000)"
+    end = f"max by ({BY_RUN}) ({last(beat)} * 1000 + 60000)"
+    return [rows(having_role(first, IN_RANGE), "start"), rows(having_role(end, IN_RANGE), "until")]
+
+
 def table_of_runs(*more: Query, columns: Sequence[Column] = ()) -> Panel:
     """*columns*: of *more*."""
     return _table(
@@ -118,10 +128,12 @@ def table_of_runs(*more: Query, columns: Sequence[Column] = ()) -> Panel:
             "The largest beside Goodput is what to mend first; `otel-ddp goodput` tells more.",
         ),
         BY_RUN,
-        [rows(attempts(), "attempts"), *more],
+        [rows(attempts(), "attempts"), *lifetime(), *more],
         [
             Column("group", width=100),
-            Column("run", width=140, links=[of_table("Run")]),
+            Column("run", width=140, links=[of_table_lifetime("Run"), of_table("Run")]),
+            Column("Value #start", "Started", out_of_sight=True),
+            Column("Value #until", "Until", out_of_sight=True),
             Column("Value #attempts", "Attempts", decimals=0),
             *columns,
         ],
