@@ -56,6 +56,17 @@ def test_it_says_how_the_run_ended_and_what_it_came_to(tmp_path: Path) -> None:
     assert (loss["best"]["value"], loss["best"]["step"], loss["last"]["value"]) == (0.25, 7, 9.0)
 
 
+def test_it_says_the_last_of_what_only_others_than_rank_0_have_logged(tmp_path: Path) -> None:
+    # The agent keeps the summary of rank 0; processes without a number are no rank 0.
+    here = {"first_rank": 3, "ranks": 2, "names": (), "constants": {"reward": 0.5}}
+    report = gathered(tmp_path, **here, about={"summary": [summary("loss", 0.25)]})
+    told = {each["name"]: (each["last"]["value"], each["best"]) for each in report["values"]}
+    assert told["reward"] == (0.5, None)
+    assert told["loss"][1]["value"] == 0.25
+    text = "\n".join(lines(card_of(report)))
+    assert re.search(r"reward \(train\) +last 0\.5", text)
+
+
 def test_it_says_where_all_ranks_are_shown_unless_that_history_is_here_too(tmp_path: Path) -> None:
     led = {"node": "node-1", "ranks": 2, "first_rank": 2, "about": {"led_by": "node-0"}}
     alone = gathered(tmp_path / "alone", **led)

@@ -74,11 +74,20 @@ class WholeRun:
                 found[key] = choose(times)
         return found
 
-    @property
+    @cached_property
     def summary(self) -> list[Mapping[str, Any]]:
-        """Last and best values, of all nodes."""
-        found = (row for each in self.histories for row in each.about.get("summary") or ())
-        return [row for row in found if isinstance(row, dict)]
+        """Last and best values, of all nodes; of a name that rank 0 has not, the last one alone."""
+        rows = (row for each in self.histories for row in each.about.get("summary") or ())
+        found: list[Mapping[str, Any]] = [row for row in rows if isinstance(row, dict)]
+        told = {(row.get("name"), row.get("split")) for row in found}
+        for each, series in self.series("value"):
+            name, split = _name_and_split(series)
+            if (name, split) not in told and (buckets := each.sums(series)):
+                told.add((name, split))
+                newest = buckets[-1]
+                last = {"value": newest.last, "step": newest.until, "time_ns": newest.last_ns}
+                found.append({"name": name, "split": split, "direction": "", "last": last})
+        return found
 
     @property
     def cost(self) -> dict[str, float]:
@@ -147,7 +156,7 @@ class WholeRun:
         """What was logged, by name and split: of the lowest rank that logged it."""
         found: dict[tuple[str, str], list[Bucket]] = {}
         for each, series in self.series("value"):
-            key = series.key.name, dict(series.key.labels).get("split", "")
+            key = _name_and_split(series)
             if key not in found:
                 found[key] = each.sums(series)
         return found
@@ -186,6 +195,10 @@ def _cell(buckets: Sequence[tuple[str, StepBucket]]) -> Cell:
         not any(each.unusual for each in parts),
         {word: sum(each.phases_ns[word] for each in parts) * each_s for word in PHASES},
     )
+
+
+def _name_and_split(series: Series) -> tuple[str, str]:
+    return series.key.name, dict(series.key.labels).get("split", "")
 
 
 def _identity(verdict: Mapping[str, Any]) -> str:
