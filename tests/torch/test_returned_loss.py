@@ -379,6 +379,32 @@ def test_two_optimizers_in_turn_have_no_loss_that_is_the_loss(
     assert journal.facts["capability"]["loss"] == "several_losses"
 
 
+def test_fits_one_after_another_have_the_loss_of_each(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    otel_ddp.instrument()
+
+    seen, kept = {}, []
+    for fit in range(3):
+        model = nn.Linear(4, 1)
+        optimizer = SGD(model.parameters(), lr=0.01)
+        # A search may keep what it has trained: the last optimizer is still there.
+        kept.append((model, optimizer))
+        for step in range(20 * fit + 1, 20 * fit + 21):
+            loss = model(INPUT).square().mean()
+            seen[step] = float(loss.detach())
+            loss.backward()
+            optimizer.step()
+    otel_ddp.finish()
+
+    journal = place.only()
+    found = losses(journal)
+    assert {2, 20, 30, 40, 50, 60} <= found.keys()
+    assert found == {step: seen[step] for step in found}
+    assert journal.facts["capability"]["loss"] == ""
+
+
 @pytest.mark.parametrize(
     ("steps", "logs_at", "said"),
     [(20, (), 0), (80, (), 1), (80, (40, 70), 0)],

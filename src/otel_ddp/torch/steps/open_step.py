@@ -90,6 +90,8 @@ class StepEnd:
             self._steps_of_others += 1
             self._since_others = 0
             if self._in_round is False and not self._named:
+                # As its model comes in the place of others, so does it: those may step no more.
+                self._since_others = -1
                 self.choose(optimizer)
             elif min(self.backwards, self._steps_of_others) < _PATIENCE or self._named:
                 return False
