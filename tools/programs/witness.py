@@ -7,9 +7,11 @@ far, and when the step began and ended.
 
 import importlib.abc
 import importlib.machinery
+import itertools
 import os
 import sys
 import time
+import weakref
 import zlib
 
 FOLDER = os.environ.get("STEP_WITNESS", "")
@@ -40,12 +42,16 @@ class Steps:
     def __init__(self):
         self.so_far = 0
         self.left_at = time.perf_counter()
-        self.optimizers = {}
+        self.optimizers = weakref.WeakKeyDictionary()
+        self.numbers = itertools.count()
 
     def __call__(self, optimizer, args, kwargs):
         began = time.perf_counter()
         # A wrapper of an optimizer may step as one itself: the one beneath is the one that counts.
-        number = self.optimizers.setdefault(id(optimizer), len(self.optimizers))
+        # Not by its id: the next one may get that of one that is gone.
+        if optimizer not in self.optimizers:
+            self.optimizers[optimizer] = next(self.numbers)
+        number = self.optimizers[optimizer]
         self.so_far = checksum(optimizer, self.so_far)
         with open(os.path.join(FOLDER, f"{rank()}-{os.getpid()}"), "a") as file:
             file.write(f"{number} {self.so_far:08x} {began - self.left_at:.7f}\n")
