@@ -379,6 +379,32 @@ def test_two_optimizers_in_turn_have_no_loss_that_is_the_loss(
     assert journal.facts["capability"]["loss"] == "several_losses"
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_two_optimizers_after_one_backward_have_its_loss(
+    place: Here, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    # As matrices and the rest have it.
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = nn.Linear(4, 1)
+    of_matrix, of_rest = SGD([model.weight], lr=0.01), SGD([model.bias], lr=0.01)
+    otel_ddp.instrument(model, **({"step_optimizer": of_rest} if named else {}))
+
+    seen = {}
+    for step in range(1, 21):
+        loss = model(INPUT).square().mean()
+        seen[step] = float(loss.detach())
+        loss.backward()
+        of_matrix.step()
+        of_rest.step()
+    otel_ddp.finish()
+
+    journal = place.only()
+    found = losses(journal)
+    assert {5, 10, 20} <= found.keys()
+    assert found == {step: seen[step] for step in found}
+    assert journal.facts["capability"]["loss"] == ""
+
+
 def test_fits_one_after_another_have_the_loss_of_each(
     place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

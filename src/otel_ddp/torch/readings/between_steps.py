@@ -259,7 +259,7 @@ class Readings(StepListener):
     @errors.contained()
     def _offer_loss(self) -> None:
         found = self._loss.pop()
-        if self._loss.of_backward and self._stepper.step.end.others_step():
+        if self._loss.of_backward and self._stepper.step.end.has_several_losses():
             self._loss.missing = "several_losses"
             self._kept_back.clear()
         elif found is not None:

@@ -27,8 +27,9 @@ class StepEnd:
     """Knows the optimizer whose step ends a training step: named by the user, or the first seen."""
 
     __slots__ = (
-        *("_in_round", "_named", "_round", "_steps_of_others", "_stepped_round"),
-        *("_since_others", "backwards", "has_model", "known", "scaler_round"),
+        *("_in_round", "_named", "_round", "_steps_of_others", "_stepped_round", "_stepped_after"),
+        *("_losses", "_since_others", "_several_losses", "backwards", "has_model", "known"),
+        "scaler_round",
     )
 
     def __init__(self) -> None:
@@ -48,6 +49,10 @@ class StepEnd:
         self._steps_of_others = 0
         # Our steps since the last one of another optimizer; -1: there was none.
         self._since_others = -1
+        # Since our last step: the backwards by the last step of an optimizer, and how often there
+        # were some between two of them. Each time they are of a loss of its own.
+        self._stepped_after = self._losses = 0
+        self._several_losses = False
         # Whether a model that was found since our last step is trained in one round with those
         # before it, as far as is known; None: there is none.
         self._in_round: bool | None = None
@@ -86,12 +91,15 @@ class StepEnd:
 
     def ended_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the step that this optimizer has finished ends ours."""
+        self._losses += self.backwards > self._stepped_after
+        self._stepped_after = self.backwards
         if id(optimizer) not in self.known:
             self._steps_of_others += 1
             self._since_others = 0
             if self._in_round is False and not self._named:
                 # As its model comes in the place of others, so does it: those may step no more.
-                self._since_others = -1
+                self._since_others, self._several_losses = -1, False
+                self._losses = 1
                 self.choose(optimizer)
             elif min(self.backwards, self._steps_of_others) < _PATIENCE or self._named:
                 return False
@@ -114,6 +122,10 @@ class StepEnd:
         """Whether another optimizer makes steps between ours."""
         return 0 <= self._since_others < _ALONE
 
+    def has_several_losses(self) -> bool:
+        """Whether others do so after a backward of their own: one loss may be that of several."""
+        return self._several_losses and self.others_step()
+
     def scaler_skipped(self) -> bool:
         """Whether the scaler has ended a round since the last call, and left our step out of it."""
         if self.scaler_round is None:
@@ -124,8 +136,9 @@ class StepEnd:
 
     def step_ended(self) -> None:
         """A training step has ended."""
-        self.backwards = self._steps_of_others = 0
         self._since_others += self._since_others >= 0
+        self._several_losses |= self._losses > 1
+        self.backwards = self._steps_of_others = self._stepped_after = self._losses = 0
         self._in_round = None
 
 
