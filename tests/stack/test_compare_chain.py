@@ -329,7 +329,8 @@ def test_a_run_without_what_is_drawn_against_leaves_the_others_alone(past: Past,
 
 def test_a_resumed_run_is_led_to_from_its_first_start(past: Past) -> None:
     runs = board(json.loads((FOLDER / "runs.json").read_text()))
-    (started,) = (each for each in runs.questions if each.ref == "start")
+    started, again = (each for each in runs.questions if each.ref == "start")
+    assert started.expr == again.expr
 
     found = answer(started, opened(runs, past.page), past.page)
 

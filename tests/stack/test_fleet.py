@@ -19,7 +19,7 @@ from tools.stack.build import Binaries
 from documents import check
 from node import until
 from otel_ddp.cli import main
-from stack.asked import expression, opened, over_time, since, step_s
+from stack.asked import expression, opened, over_time, since
 from stack.servers import DEPLOY, Prometheus
 from weeks import BAD_GPU, HANGS_AT_S, Weeks, openmetrics, played, write_histories
 
@@ -132,11 +132,10 @@ def test_the_board_draws_all_hours_of_weeks_not_those_of_some_moments(
     (board,) = (each for each in boards() if each.title == "Fleet")
     (question,) = (each for each in board.questions if each.panel == "By cause")
     page = since(board.since, prometheus, end_s=time.time())
-    every_s = step_s(page, question)
     expr = expression(question, opened(board, page), page)
 
     drawn_s = {
-        each.labels["cause"]: sum(ranks for _, ranks in each.points) * every_s
+        each.labels["cause"]: sum(hours for _, hours in each.points) * 3600
         for each in over_time(question, expr, page)
     }
 

@@ -21,7 +21,9 @@ from tools.dashboards.variables import PROMETHEUS
 _EVERY = "1m"
 
 
-def marks(*, one_run: bool = False, checkpoints: bool = False) -> list[build.AnnotationQuery]:
+def marks(
+    *, one_run: bool = False, starts: bool = True, checkpoints: bool = False
+) -> list[build.AnnotationQuery]:
     """Each can be switched off; checkpoints start as the user configures them."""
     runs, ranks = (WHOLE_RUN, RUN) if one_run else (WHOLE_RUNS, RUNS)
     alerts = ALERTS_OF_RUN if one_run else ALERTS_OF_RUNS
@@ -46,6 +48,7 @@ def marks(*, one_run: bool = False, checkpoints: bool = False) -> list[build.Ann
             "green",
             "{{run}} starts",
             at_value=True,
+            shown=starts,
         ),
         _mark(
             "Checkpoints",

@@ -8,7 +8,7 @@ from tools.dashboards.links import of_fields
 from tools.dashboards.looks import ABOVE_0_IS_BAD, BAD, HOURS, WARN, steps
 from tools.dashboards.names import recorded
 from tools.dashboards.panels import Column, Panel, Text, lines, listing, now, over_time, rows, stat
-from tools.dashboards.roles import IN_RANGE, SHORTEST_STEP, average, last
+from tools.dashboards.roles import IN_RANGE, IN_STEP, SHORTEST_STEP, last
 from tools.dashboards.selectors import GROUPS, RULES_EVERY_S, SEEN_EVERY_S
 
 QUESTION = "Which machine costs the others most, and which one is it again?"
@@ -47,8 +47,8 @@ def _late() -> str:
     return last(recorded("node:training_late:share30d", _NODES), "[10m]")
 
 
-def _hours(expr: str) -> str:
-    return f"sum_over_time({expr}{IN_RANGE}) {_HOURS}"
+def _hours(expr: str, within: str = IN_RANGE) -> str:
+    return f"sum_over_time({expr}{within}) {_HOURS}"
 
 
 def _hours_held(held: str, by_gpu: str) -> str:
@@ -145,12 +145,12 @@ def _nodes() -> Panel:
             ),
             Column("Value #late", "To lateness", HOURS, decimals=2),
             Column("Value #hang", "To hangs", HOURS, decimals=2),
-            Column("Value #times", "Late in", levels=steps((2, WARN), (3, BAD))),
-            Column("Value #groups", "Groups"),
-            Column("Value #runs", "Runs", decimals=0),
-            Column("Value #deaths", "Deaths", decimals=0),
+            Column("Value #times", "Late in", width=95, levels=steps((2, WARN), (3, BAD))),
+            Column("Value #groups", "Groups", width=95),
+            Column("Value #runs", "Runs", decimals=0, width=80),
+            Column("Value #deaths", "Deaths", decimals=0, width=95),
             Column("Value #xids", "Xid codes", decimals=0),
-            Column("Value #memory", "Memory errors", decimals=0, levels=ABOVE_0_IS_BAD),
+            Column("Value #memory", "Memory errors", decimals=0, levels=ABOVE_0_IS_BAD, width=150),
             Column("Value #held", "Held back", HOURS, decimals=1),
         ],
         sort=("Lost", True),
@@ -160,16 +160,20 @@ def _nodes() -> Panel:
 
 
 def _over_time() -> list[Panel]:
+    hours = _hours(_lost(), IN_STEP)
     worst = f"topk($topn, sum by (node) (sum_over_time({_lost()}{IN_RANGE} @ end())))"
     return [
         lines(
             Text(
                 "Who is waited for",
-                "How many ranks' worth of time goes to waiting for each of the worst machines.",
-                "A line that comes back with each run is a machine to test; one that ended was "
+                "GPU-hours that go to waiting for each of the worst machines, until each bar.",
+                "Bars that come back with each run are a machine to test; one that ended was "
                 "mended, or is no longer used.",
             ),
-            over_time(f"sum by (node) ({average(_lost())}) and on (node) {worst}", "{{node}}"),
+            over_time(f"sum by (node) ({hours}) and on (node) {worst}", "{{node}}"),
+            unit=HOURS,
+            legend=("sum",),
+            sort=("Total", True),
             minimum=0,
             stacked=True,
             max_points=200,
@@ -182,7 +186,10 @@ def _over_time() -> list[Panel]:
                 "The same of all machines: waiting for late ones, and hanging for one.",
                 "A step up that stays: what was changed then, in the cluster or in its programs?",
             ),
-            over_time(f"sum by (cause) ({average(_lost())})", "{{cause}}"),
+            over_time(f"sum by (cause) ({hours})", "{{cause}}"),
+            unit=HOURS,
+            legend=("sum",),
+            sort=("Total", True),
             minimum=0,
             stacked=True,
             max_points=200,
@@ -210,9 +217,9 @@ def _late_runs() -> Panel:
         rows(of_late(f"max by ({by}) (max_over_time({seen}{IN_RANGE})) + {SEEN_EVERY_S}"), "until"),
         columns=[
             Column("node", links=[of_fields("GPUs & nodes", "node")]),
-            Column("group"),
+            Column("group", width=95),
             Column("run", links=[of_fields("Ranks", "group", "run", lifetime=True)]),
-            Column("Value #share", "Lost to it", "percentunit", decimals=1),
+            Column("Value #share", "Lost to it", "percentunit", decimals=1, width=115),
             Column("Value #start", "Started", "dateTimeAsIso", width=170),
             Column("Value #until", "Until", out_of_sight=True),
         ],

@@ -62,7 +62,8 @@ def build() -> str:
             Row("Over time", _over_time()),
         ],
         variables=[v.datasource(), *v.of_runs(), price],
-        annotations=marks(),
+        # Of the runs of a week there are too many.
+        annotations=marks(starts=False),
         since="now-7d",
     )
 
@@ -87,7 +88,6 @@ def _numbers() -> list[Panel]:
             ),
             now(_hours()),
             unit=HOURS,
-            decimals=1,
             nothing="not counted",
         ),
         stat(
@@ -98,7 +98,6 @@ def _numbers() -> list[Panel]:
             ),
             now(_hours(_LOST)),
             unit=HOURS,
-            decimals=1,
             nothing="not counted",
         ),
         stat(
@@ -110,7 +109,6 @@ def _numbers() -> list[Panel]:
             ),
             now(_hours(_TROUBLE)),
             unit=HOURS,
-            decimals=1,
             nothing="not counted",
         ),
         stat(
@@ -130,6 +128,7 @@ def _numbers() -> list[Panel]:
                 "Choose what an hour of a GPU costs you.",
             ),
             now(f"{_hours()} {_PRICED}"),
+            unit="locale",
             decimals=2,
             nothing=_NO_PRICE,
         ),
@@ -140,6 +139,7 @@ def _numbers() -> list[Panel]:
                 "As for the hours above it.",
             ),
             now(f"{_hours(_LOST)} {_PRICED}"),
+            unit="locale",
             decimals=2,
             nothing=_NO_PRICE,
         ),
@@ -150,6 +150,7 @@ def _numbers() -> list[Panel]:
                 "As for the hours above it.",
             ),
             now(f"{_hours(_TROUBLE)} {_PRICED}"),
+            unit="locale",
             decimals=2,
             nothing=_NO_PRICE,
         ),
@@ -184,8 +185,8 @@ def _causes() -> list[Panel]:
 
 def _tables() -> list[Panel]:
     paid = [
-        Column("Value #cost", "Cost", decimals=2),
-        Column("Value #trouble", "Cost of trouble", decimals=2),
+        Column("Value #cost", "Cost", "locale", decimals=2),
+        Column("Value #trouble", "Cost of trouble", "locale", decimals=2, width=150),
     ]
 
     def asked(by: str) -> list[Any]:

@@ -298,18 +298,16 @@ _SOURCE = "{{node}} · {{source}}"
 
 
 def _capabilities() -> Panel:
-    missing = metric("otel_ddp.capability", RUNS)
+    of_ranks = f"max by ({BY_RANK}, what, reason) ({metric('otel_ddp.capability', RUNS)})"
     return listing(
         Text(
             "Not measured",
             "What these runs do not measure, with the reason, and on how many ranks.",
             "docs/training.md says for each reason what to do. Panels that need it are empty.",
         ),
-        rows(
-            f"count by (run, what, reason) (max by ({BY_RANK}, what, reason) ({missing}) == 0)",
-            "n",
-        ),
+        rows(f"count by ({BY_RUN}, what, reason) ({of_ranks} == 0)", "n"),
         columns=[
+            Column("group"),
             Column("run"),
             Column("what", "What"),
             Column("reason", "Reason"),

@@ -128,7 +128,7 @@ def _now() -> list[Panel]:
             ),
             now(f"count({late(RUN)}) or vector(0)"),
             levels=ABOVE_0_IS_ODD,
-            size=(2, 4),
+            size=(3, 4),
         ),
         stat(
             Text(
@@ -182,7 +182,7 @@ def _now() -> list[Panel]:
             decimals=2,
             levels=steps((1, WARN), (24, BAD)),
             nothing="none",
-            size=(4, 4),
+            size=(3, 4),
         ),
     ]
 
@@ -451,9 +451,17 @@ def _in_order(ranks: str) -> str:
 
 
 def _spread() -> list[Panel]:
-    node_most = metric("training.node.work.max", WHOLE_RUN, 'node=~"$node"')
-    node_median = metric("training.node.work.median", WHOLE_RUN, 'node=~"$node"')
-    slow = f"topk($topn, max by (node) (avg_over_time({node_most}[$__range] @ end())))"
+    here = f'{WHOLE_RUN},node=~"$node"'
+
+    def of_nodes(by_rule: str, by_agents: str, over: str = "{}") -> str:
+        """Without the rules, of nodes whose agents compare ranks: those of several ranks."""
+        told = recorded(by_rule, here), metric(by_agents, here)
+        return " or ".join(f"max by (node) ({over.format(each)})" for each in told)
+
+    most = "node:training_work:max2m", "training.node.work.max"
+    node_most = of_nodes(*most)
+    node_median = of_nodes("node:training_work:median2m", "training.node.work.median")
+    slow = f"topk($topn, {of_nodes(*most, over='avg_over_time({}[$__range] @ end())')})"
     return [
         lines(
             Text(
@@ -473,12 +481,11 @@ def _spread() -> list[Panel]:
             Text(
                 "Slowest nodes",
                 "Work per step of the slowest and of the median rank, on the nodes where it is "
-                "most, "
-                "as their agents say.",
+                "most.",
                 "Slowest and median both high: the node. Only the slowest: one rank of it.",
             ),
-            over_time(f"max by (node) ({node_most}) and on (node) {slow}", "{{node}}, slowest"),
-            over_time(f"max by (node) ({node_median}) and on (node) {slow}", "{{node}}, median"),
+            over_time(f"({node_most}) and on (node) {slow}", "{{node}}, slowest"),
+            over_time(f"({node_median}) and on (node) {slow}", "{{node}}, median"),
             unit="s",
             minimum=0,
             link=of_series("GPUs & nodes", "node"),

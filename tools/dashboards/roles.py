@@ -49,9 +49,10 @@ def each_group(of_groups: str) -> str:
     return f'label_replace({named}, "shown", "(no group)", "shown", "")'
 
 
-def training_alone(expr: str, runs: str = WHOLE_RUNS) -> str:
+def training_alone(expr: str, runs: str = WHOLE_RUNS, within: str = AT_ONCE) -> str:
     """Without evaluators and actors beside the training."""
-    return f"({expr} unless on ({BY_RANK}) {recorded('rank:training_apart:last', runs)})"
+    apart = last(recorded("rank:training_apart:last", runs), within)
+    return f"({expr} unless on ({BY_RANK}) {apart})"
 
 
 def info(within: str) -> str:

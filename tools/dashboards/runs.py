@@ -348,6 +348,7 @@ def _taken() -> list[Panel]:
             "percentunit",
             "Mean over the GPUs of each run.",
             "Low: the GPUs wait. Open the run and see where the time goes.",
+            "not measured",
         ),
         by_rule(
             "MFU",
@@ -371,6 +372,7 @@ def _taken() -> list[Panel]:
             "watt",
             "Of all GPUs of each run, together.",
             "A fall without an end of the run: it waits.",
+            "not measured",
         ),
         by_rule(
             "GPUs lost to waiting",

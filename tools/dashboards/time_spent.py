@@ -26,15 +26,15 @@ from tools.dashboards.selectors import BY_RUN, RANK_0, WHOLE_RUNS
 from otel_ddp.vocabulary.words import TIME_CAUSES, TIME_COLOURS
 
 PRODUCTIVE = 'cause="productive"'
-# Shown by themselves; the others together.
+# Shown by themselves, so narrow that all are in sight beside a menu; the others together.
 _COLUMNS = {
-    "start": "Start",
-    "data": "Data",
-    "checkpoint": "Saving",
-    "late_rank": "Late rank",
-    "hang": "Hang",
-    "repeated": "Done twice",
-    "between_attempts": "No process",
+    "start": ("Start", 75),
+    "data": ("Data", 75),
+    "checkpoint": ("Saving", 85),
+    "late_rank": ("Late rank", 105),
+    "hang": ("Hang", 75),
+    "repeated": ("Done twice", 110),
+    "between_attempts": ("No process", 115),
 }
 
 
@@ -102,7 +102,6 @@ def hours_by_cause(seconds: str, size: tuple[int, int]) -> Panel:
         ),
         now(f"sort_desc({seconds} / 3600 > 0)", "{{cause}}"),
         unit=HOURS,
-        decimals=2,
         colours=TIME_COLOURS,
         nothing="not counted",
         size=size,
@@ -131,12 +130,12 @@ def table_of_runs(*more: Query, columns: Sequence[Column] = ()) -> Panel:
         [rows(attempts(), "attempts"), *lifetime(), *more],
         [
             Column("group", width=100),
-            Column("run", width=140, links=[of_table_lifetime("Run"), of_table("Run")]),
+            Column("run", width=110, links=[of_table_lifetime("Run"), of_table("Run")]),
             Column("Value #start", "Started", out_of_sight=True),
             Column("Value #until", "Until", out_of_sight=True),
-            Column("Value #attempts", "Attempts", decimals=0),
-            *columns,
+            Column("Value #attempts", "Attempts", decimals=0, width=100),
         ],
+        columns,
     )
 
 
@@ -153,16 +152,22 @@ def table_of_groups(*more: Query, columns: Sequence[Column] = ()) -> Panel:
         "group",
         [rows(runs, "runs"), rows(begun, "attempts"), *more],
         [
-            Column("group", width=140),
-            Column("Value #runs", "Runs", decimals=0),
-            Column("Value #attempts", "Attempts", decimals=0),
-            *columns,
+            Column("group", width=110),
+            Column("Value #runs", "Runs", decimals=0, width=80),
+            Column("Value #attempts", "Attempts", decimals=0, width=100),
         ],
+        columns,
     )
 
 
-def _table(text: Text, by: str, asked: Sequence[Query], columns: Sequence[Column]) -> Panel:
-    """*columns*: of *asked*, before those of the time."""
+def _table(
+    text: Text,
+    by: str,
+    asked: Sequence[Query],
+    columns: Sequence[Column],
+    more: Sequence[Column],
+) -> Panel:
+    """*columns* and *more* are of *asked*, before and after those of the time."""
     whole = f"sum by ({by}) ({spent()})"
 
     def share(selector: str) -> str:
@@ -178,13 +183,14 @@ def _table(text: Text, by: str, asked: Sequence[Query], columns: Sequence[Column
         rows(share(f'cause=~"{others}"'), "others"),
         columns=[
             *columns,
-            Column("Value #hours", "GPU-hours", HOURS, decimals=1),
-            Column("Value #productive", "Goodput", "percentunit", decimals=1),
+            Column("Value #hours", "GPU-hours", HOURS, decimals=2, width=140),
+            Column("Value #productive", "Goodput", "percentunit", decimals=1, width=95),
             *(
-                Column(f"Value #of_{each}", title, "percentunit", decimals=1)
-                for each, title in _COLUMNS.items()
+                Column(f"Value #of_{each}", title, "percentunit", decimals=1, width=width)
+                for each, (title, width) in _COLUMNS.items()
             ),
-            Column("Value #others", "Else", "percentunit", decimals=1),
+            Column("Value #others", "Else", "percentunit", decimals=1, width=65),
+            *more,
         ],
         sort=("GPU-hours", True),
         nothing="no run has counted its time",
