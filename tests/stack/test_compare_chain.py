@@ -373,6 +373,14 @@ def test_run_draws_the_chain_from_the_run_that_wrote_to_the_one_that_read(past: 
     }
 
 
+def test_a_run_of_which_no_file_is_known_has_one_circle_that_says_so(past: Past) -> None:
+    found = asked(past, ATTEMPTS[-1].run, "Where from, where to")
+
+    # Of none at all Grafana makes an error.
+    assert [each["title"] for each in found["nodes"]] == ["no files are named"]
+    assert found["edges"] == []
+
+
 def drawn(past: Past, run: str) -> set[tuple[str, str]]:
     """The arrows between the circles, by what stands in and below these."""
     found = asked(past, run, "Where from, where to")

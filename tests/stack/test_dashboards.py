@@ -360,6 +360,22 @@ def test_the_causes_of_a_run_are_all_of_its_time_and_its_attempts_are_counted(
     assert [*shares.values()] == pytest.approx([1.0] * len(shares))
 
 
+def test_a_run_that_ended_within_the_time_is_shown_as_it_ended(reader: Reader) -> None:
+    board = BOARDS["Run"]
+    # Prometheus looks back for five minutes.
+    later = reader.page._replace(end_s=reader.page.end_s + 600)
+    values = Reader(later).opened(board, run=(LOW.name,))
+
+    state, step = (
+        [each.value for each in answer(question, values, later)]
+        for question in board.questions
+        if question.panel in ("State", "Step")
+    )
+
+    assert state == [2]
+    assert step[0] > 60
+
+
 def test_a_run_is_not_measured_against_itself(reader: Reader) -> None:
     board = BOARDS["Run"]
     (asked,) = (each for each in board.questions if each.panel == "Scaling efficiency")

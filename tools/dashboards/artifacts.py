@@ -103,8 +103,11 @@ def _nodes() -> str:
         _runs(_others("output"), "wrote it"),
         _runs(_others("input"), "read it"),
     )
-    # A run that has read one and written another is one circle.
-    return " or on (id) ".join(parts)
+    # A run that has read one and written another is one circle. The last is there alone: of no
+    # circle at all Grafana makes "An unexpected error happened".
+    none = 'label_replace(vector(0), "id", "none", "", "")'
+    none = f'label_replace({none}, "title", "no files are named", "", "")'
+    return f"({' or on (id) '.join(parts)}) or on () {none}"
 
 
 def _edges() -> str:

@@ -40,7 +40,7 @@ from tools.dashboards.panels import (
     traces,
 )
 from tools.dashboards.phases import LATE, clock, late, per_step, seconds_per_step, step_time
-from tools.dashboards.roles import last, training_alone
+from tools.dashboards.roles import IN_RANGE, last, training_alone
 from tools.dashboards.selectors import (
     ALERTS_OF_RUN,
     BY_RANK,
@@ -104,6 +104,13 @@ def _now() -> list[Panel]:
     saved = metric("training.checkpoint.timestamp", RUN)
     beat = metric("training.heartbeat.timestamp", RUN)
     state = training_alone(metric("training.state", RUN), WHOLE_RUN)
+
+    def newest(name: str, *ranks: str) -> str:
+        """Of a run that has ended: what it was."""
+        told = metric(name, RUN, *ranks)
+        ended = training_alone(last(told), WHOLE_RUN, IN_RANGE)
+        return f"max({training_alone(told, WHOLE_RUN)}) or max({ended})"
+
     return [
         stat(
             Text(
@@ -113,7 +120,7 @@ def _now() -> list[Panel]:
                 "Failed or killed: the row of errors below says what ended it, "
                 "Ranks says which rank went first.",
             ),
-            now(f"max({state})"),
+            now(newest("training.state")),
             words=STATE_WORDS,
             nothing="no such run in this time: is the Pipeline whole?",
         ),
@@ -123,7 +130,7 @@ def _now() -> list[Panel]:
                 "The last optimizer step that any rank finished.",
                 "Compare with where you expect it to be; it must grow.",
             ),
-            now(f"max({training_alone(metric('training.step', RUN, RANK_0), WHOLE_RUN)})"),
+            now(newest("training.step", RANK_0)),
             decimals=0,
         ),
         stat(
@@ -466,7 +473,7 @@ def _balance() -> list[Panel]:
             columns=[
                 Column("rank", links=[of_row("Ranks", "node", "rank")]),
                 Column("node"),
-                Column("Value #work", "Work per step", "s"),
+                Column("Value #work", "Work per step", "s", width=165),
             ],
             sort=("Work per step", True),
             size=(8, 8),
@@ -593,6 +600,7 @@ def _memory() -> list[Panel]:
             over_time(f"min({metric('hw.gpu.memory.limit', RANKS_OF_RUN)})", "smallest GPU"),
             unit="bytes",
             minimum=0,
+            nothing="not measured",
         ),
         lines(
             Text(
