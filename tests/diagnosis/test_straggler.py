@@ -420,6 +420,22 @@ def test_a_second_late_rank_is_not_charged_for_what_the_first_has_been() -> None
     assert lost_s == pytest.approx(1000 * 0.03 * 3, rel=0.03)
 
 
+def test_fast_steps_are_looked_at_about_as_often_as_the_agent_reads() -> None:
+    job, lost_s = Job(4, slower=0.005), set()
+    # Steps of 1.5 ms, of which the three others wait for 1 ms.
+    changes = job.steps(500, {1: {"data": 0.001}})
+    for _ in range(1000):
+        job.steps(1, {1: {"data": 0.001}})
+        lost_s.add(job.report().ranks[1].lost_s)
+
+    (opened,) = changes
+    assert summary(changes) == [("straggler", "1", "data", True)]
+    # It is charged for the steps that show it, of more that came since the look before.
+    assert opened.verdict.evidence["lost_s"] == pytest.approx(90 * 0.001 * 3, rel=0.05)
+    assert 6 <= len(lost_s) <= 8
+    assert max(lost_s) - min(lost_s) == pytest.approx((len(lost_s) - 1) * 134 * 0.003, rel=0.1)
+
+
 # --- The present ----------------------------------------------------------------------------------
 
 

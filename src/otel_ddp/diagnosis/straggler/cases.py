@@ -111,7 +111,7 @@ class Cases:
         self._waiting: dict[Labels, int] = {}
         self.lost_time = LostTime()
         self._world_size = 0
-        self._steps_since_look = 0
+        self._steps_since_look, self._ns_since_look = 0, 0.0
         self._states: Mapping[Labels, RankState] = {}
         self._changes: list[Change] = []
 
@@ -124,7 +124,7 @@ class Cases:
         self.ranks.start_again(ranks_of(ranks), left_out)
         self._nodes.start_again(nodes_of(ranks), left_out)
         self._waiting.clear()
-        self._steps_since_look = 0
+        self._steps_since_look, self._ns_since_look = 0, 0.0
         compared = {unit.labels for unit in (*self.ranks.units, *self._nodes.units)}
         for labels in self._open.keys() - compared:
             self.close(labels)
@@ -146,16 +146,17 @@ class Cases:
         if self._nodes.units:
             self._nodes.append(row, works_ns, step_ns)
         self._steps_since_look += 1
+        self._ns_since_look += step_ns
         if self._is_time_to_look:
             self._judge()
-            self._steps_since_look = 0
+            self._steps_since_look, self._ns_since_look = 0, 0.0
         return excesses_ns
 
     @property
     def _is_time_to_look(self) -> bool:
-        return (
-            self.ranks.is_at_stride or self.ranks.is_any_far_above or self._nodes.is_any_far_above
-        )
+        if self.ranks.is_at_stride and self._ns_since_look >= limits.LOOK_NS:
+            return True
+        return self.ranks.is_any_far_above or self._nodes.is_any_far_above
 
     def poll(self) -> list[Change]:
         """What has changed since the last poll."""
@@ -264,7 +265,7 @@ class Cases:
         table = look.table(late.history, length)
         reading = table.kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
-        steps = self._steps_since_look
+        steps = min(self._steps_since_look, length)
         case.lost_s = self._charge(late, part(labels, opening_s) * left_s, length - steps)
         case.lost_s += self._charge(late, share_s(labels, late_s), steps)
         case.verdict = _with_cost(case)

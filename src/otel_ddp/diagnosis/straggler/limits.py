@@ -28,8 +28,10 @@ LEAST_IN_COMMON = 0.5
 # A clear case shows in three windows of 30 steps; what hides in jitter takes longer windows.
 LENGTHS = (90, 120, 300)
 WINDOWS = 3
-# The rule looks at the steps every so many of them.
+# The rule looks at the steps every so many of them, but not again before this time has passed: the
+# agent reads twice a second, so more looks at fast steps would tell hardly anything sooner.
 STRIDE = 10
+LOOK_NS = 200_000_000
 # Shares of the median step: for a verdict, in each of its three windows, and to end it.
 EXCESS = 0.05
 EXCESS_PER_WINDOW = 0.025
