@@ -466,7 +466,7 @@ kinds = {"bare": lambda: nothing, "empty": hooks, "writing": writing, "ours": ou
 agent(signal.SIGSTOP)
 groups = by_turns(kinds, 160, group)
 
-# The agent: it wakes four times a second, so longer, and all steps count. Each of these turns is
+# The agent: it wakes twice a second, so longer, and all steps count. Each of these turns is
 # the beginning of what is measured, where flushes read more: by 2 to 5 us a step.
 steps = int(0.5 / target)
 
@@ -728,7 +728,7 @@ def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Ro
     from otel_ddp.diagnosis.step_facts import batches_of, facts_of
     from otel_ddp.diagnosis.straggler.detector import Stragglers
 
-    # As the agent reads them: a quarter of a second of one rank, then of the next one.
+    # As the agent reads them: half a second of one rank, then of the next one.
     recorded = list(zip(*simulated(Case(ranks, 0.05, steps=steps)), strict=True))
     best_s = float("inf")
     for _ in range(5):
@@ -736,9 +736,9 @@ def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Ro
         detectors: list[Detector] = [Stalls(), stragglers, Bounds()]
         states = [RankState(labels_of(rank), ranks) for rank in range(ranks)]
         before = time.process_time()
-        for at in range(0, steps, rate // 4):
+        for at in range(0, steps, rate // 2):
             for rank in range(ranks):
-                batches = batches_of(recorded[rank][at : at + rate // 4])
+                batches = batches_of(recorded[rank][at : at + rate // 2])
                 facts = [each for batch in batches for each in facts_of(batch)]
                 seen = Observation(1_000_000_000 * at // rate, batches, facts)
                 for detector in detectors:

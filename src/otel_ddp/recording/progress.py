@@ -32,9 +32,9 @@ _NUMBER, _LOGGED = layout.STEP_NUMBER << _SHIFT, layout.STEP_LOGGED << _SHIFT
 _SKIPPED, _WORK = layout.STEP_SKIPPED << _SHIFT | 1, layout.STEP_WORK << _SHIFT
 _PROFILED = layout.STEP_PROFILED << _SHIFT | 1
 
-# Steps are flushed this often at most, which is how often the agent looks: a flush and what is read
-# beside it take as long as the hooks of three or four steps. The state, the phase and the step are
-# written at once.
+# Steps are flushed this often at most: a flush and what is read beside it take as long as the hooks
+# of three or four steps, and a killed rank lacks what was not flushed. The state, the phase and the
+# step are written at once.
 _FLUSH_EVERY_NS = 250_000_000
 # A program may train in a thread for each epoch, and there is not room for any number of facts.
 _MOST_RETURNS = 20
