@@ -206,6 +206,15 @@ class History:
         )
         return [Bucket(*row) for row in rows]
 
+    def newest(self, series: Series) -> Bucket | None:
+        """The last bucket of a series. It reads no other: thousands may be asked for theirs."""
+        rows = self._rows(
+            f"SELECT start, {', '.join(SUM_COLUMNS)} FROM sums WHERE series = ? "
+            "ORDER BY start DESC LIMIT 1",
+            (series.id,),
+        )
+        return next((Bucket(*row) for row in rows), None)
+
     def steps(self, series: Series) -> list[StepBucket]:
         """All buckets of a series of steps."""
         rows = self._rows(

@@ -82,9 +82,8 @@ class WholeRun:
         told = {(row.get("name"), row.get("split")) for row in found}
         for each, series in self.series("value"):
             name, split = _name_and_split(series)
-            if (name, split) not in told and (buckets := each.sums(series)):
+            if (name, split) not in told and (newest := each.newest(series)):
                 told.add((name, split))
-                newest = buckets[-1]
                 last = {"value": newest.last, "step": newest.until, "time_ns": newest.last_ns}
                 found.append({"name": name, "split": split, "direction": "", "last": last})
         return found

@@ -485,6 +485,7 @@ def test_lines_and_numbers_are_there_without_the_library_of_plots(
         window.page.route("**/lib/**", lambda route: route.abort())
         page = window.open(LATE)
         figure = page.locator("figure[data-picture=loss]")
+        figure.scroll_into_view_if_needed()
         figure.get_by_text("could not be loaded").wait_for()
         # Of train and of val.
         assert figure.locator("polyline").count() == 2
