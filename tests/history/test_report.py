@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from documents import check
 from histories import S, value_sums, write_history
 from otel_ddp.history.directory import find_run
 from otel_ddp.history.page import answers as page_answers
@@ -60,6 +61,7 @@ def test_it_says_the_last_of_what_only_others_than_rank_0_have_logged(tmp_path: 
     # The agent keeps the summary of rank 0; processes without a number are no rank 0.
     here = {"first_rank": 3, "ranks": 2, "names": (), "constants": {"reward": 0.5}}
     report = gathered(tmp_path, **here, about={"summary": [summary("loss", 0.25)]})
+    check("report", report)
     told = {each["name"]: (each["last"]["value"], each["best"]) for each in report["values"]}
     assert told["reward"] == (0.5, None)
     assert told["loss"][1]["value"] == 0.25

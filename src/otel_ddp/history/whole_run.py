@@ -85,7 +85,8 @@ class WholeRun:
             if (name, split) not in told and (newest := each.newest(series)):
                 told.add((name, split))
                 last = {"value": newest.last, "step": newest.until, "time_ns": newest.last_ns}
-                found.append({"name": name, "split": split, "direction": "", "last": last})
+                row = {"name": name, "split": split, "direction": "", "last": last}
+                found.append({**row, "min": None, "max": None})
         return found
 
     @property
