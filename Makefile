@@ -52,9 +52,13 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest -m 'timed and not stress' -n 3 $(BY_FILE) $(TIMED)
 
 # What takes long to show more of what `make test` shows: every moment of a signal, the long fleets.
-stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed,ray,torchtitan
+# torchtitan has an environment of its own: it takes older versions of what transformers takes.
+stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed,ray
 	-$(BIN)/python -m tools.stack build
 	$(BIN)/python -m pytest -m stress
+	test -x .venv-torchtitan/bin/python || $(PYTHON) -m venv .venv-torchtitan
+	.venv-torchtitan/bin/python -m pip install --quiet --editable '.[torch,dev,torchtitan]'
+	.venv-torchtitan/bin/python -m pytest tests/integrations/test_torchtitan.py
 
 # What a device can show, as tables in build/gpu.md: ten minutes. Torch is the machine's own, and the
 # device as well, if it has one.
@@ -99,4 +103,4 @@ site: $(SITE_STAMP)
 	@echo "The site is in $(SITE): open $(SITE)/index.html"
 
 clean:
-	rm -rf .nox .venv .venv-gpu .venv-peers dist build
+	rm -rf .nox .venv .venv-gpu .venv-peers .venv-torchtitan dist build
