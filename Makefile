@@ -53,7 +53,7 @@ unit: $(STAMP)
 
 # What takes long to show more of what `make test` shows: every moment of a signal, the long fleets.
 # torchtitan has an environment of its own: it takes older versions of what transformers takes.
-stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed,ray
+stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed,ray,tensorboard
 	-$(BIN)/python -m tools.stack build
 	$(BIN)/python -m pytest -m stress
 	test -x .venv-torchtitan/bin/python || $(PYTHON) -m venv .venv-torchtitan

@@ -216,7 +216,7 @@ def test_with_the_real_writers_each_value_is_there_once(
     tmp_path: Path, source: str, counts: dict[str, int]
 ) -> None:
     for package in ("tensorboard", "tensorboardX"):
-        needed(package, "torchtitan")
+        needed(package, "tensorboard")
     for package in ("lightning", "transformers", "accelerate"):
         needed(package, "frameworks")
     (tmp_path / "train.py").write_text(source)
