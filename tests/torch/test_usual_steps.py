@@ -517,6 +517,22 @@ def test_a_closure_after_a_backward_is_a_part_of_its_step(tmp_path: Path, by_nam
     assert (totals["forward"], totals["backward"]) == (12, 24)
 
 
+def test_each_of_several_fits_has_usual_steps(tmp_path: Path, began: list[bool]) -> None:
+    measured = Measured(tmp_path)
+    measure.start(None, measured.progress, lambda _: None)
+    # A search may keep what it has trained: the last optimizer is still there.
+    kept = []
+    for _ in range(3):
+        model = nn.Linear(4, 4)
+        optimizer = SGD(model.parameters(), lr=0.01)
+        kept.append((model, optimizer))
+        for _ in range(40):
+            model(BATCH).mean().backward()
+            optimizer.step()
+        assert began[-1]
+    measured.close()
+
+
 def test_an_encoder_and_its_decoder_work_on_one_batch(tmp_path: Path, began: list[bool]) -> None:
     measured = Measured(tmp_path)
     measure.start(None, measured.progress, lambda _: None)

@@ -49,8 +49,8 @@ class StepEnd:
         self._steps_of_others = 0
         # Our steps since the last one of another optimizer; -1: there was none.
         self._since_others = -1
-        # Since our last step: the backwards by the last step of an optimizer, and how often there
-        # were some between two of them. Each time they are of a loss of its own.
+        # Since our last step: the backwards by the last step of an optimizer, and how many steps of
+        # optimizers had backwards just before them. Each of these has a loss of its own.
         self._stepped_after = self._losses = 0
         self._several_losses = False
         # Whether a model that was found since our last step is trained in one round with those
@@ -97,9 +97,8 @@ class StepEnd:
             self._steps_of_others += 1
             self._since_others = 0
             if self._in_round is False and not self._named:
-                # As its model comes in the place of others, so does it: those may step no more.
-                self._since_others, self._several_losses = -1, False
-                self._losses = 1
+                # Its model has come in the place of others, and so has it: those may step no more.
+                self._since_others = -1
                 self.choose(optimizer)
             elif min(self.backwards, self._steps_of_others) < _PATIENCE or self._named:
                 return False
@@ -123,7 +122,7 @@ class StepEnd:
         return 0 <= self._since_others < _ALONE
 
     def has_several_losses(self) -> bool:
-        """Whether others do so after a backward of their own: one loss may be that of several."""
+        """Whether optimizers step between ours, each after a backward: there are several losses."""
         return self._several_losses and self.others_step()
 
     def scaler_skipped(self) -> bool:
