@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,6 +46,11 @@ from otel_ddp.recording.secrets import HIDDEN, is_secret, without_secrets
         ("apiKey", "x"),
         ("my_key", "d41d8cd98f00b204e9800998ecf8427e"),
         ("http.authorization", "Basic x"),
+        ("OTEL_DDP_NOTIFY", "https://example.org/x"),
+        ("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "x-team=x"),
+        ("SLACK_WEBHOOK_URL", "https://example.org/x"),
+        ("alerts.webhooks.team", ["https://example.org/x"]),
+        ("apprise_urls", "json://example.org/x"),
     ],
 )
 def test_these_settings_are_hidden(name: str, value: object) -> None:
@@ -81,6 +88,9 @@ def test_these_settings_are_hidden(name: str, value: object) -> None:
         ("hub_token", None),
         ("password", ""),
         ("git_sha", "d41d8cd98f00b204e9800998ecf8427e00000000"),
+        ("webhook_timeout_s", 5),
+        ("notify", "never"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"),
     ],
 )
 def test_these_settings_are_not(name: str, value: object) -> None:
@@ -164,6 +174,40 @@ def test_texts_lose_what_looks_like_a_secret(text: str, clean: str) -> None:
     assert without_secrets(text) == clean
 
 
+_UUID = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("https://hooks.slack.com/services/T01/B01/S", "https://hooks.slack.com/"),
+        ("404 for url: https://hooks.zapier.com/hooks/catch/1/S", "404 for url: https://hooks.zapier.com/"),
+        ("https://discord.com/api/v10/webhooks/1/S", "https://discord.com/api/v10/webhooks/"),
+        ("https://x.webhook.office.com/webhookb2/S@S/I", "https://x.webhook.office.com/"),
+        (f"https://open.feishu.cn/open-apis/bot/v2/hook/{_UUID}", "https://open.feishu.cn/open-apis/bot/v2/hook/"),
+        ("https://oapi.dingtalk.com/robot/send?access_token=S", "https://oapi.dingtalk.com/robot/send?access_token="),
+        ("https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=S", "https://qyapi.weixin.qq.com/cgi-bin/webhook/"),
+        ("https://api.telegram.org/bot123456789:S/sendMessage", "https://api.telegram.org/bot"),
+        ("https://chat.example.org/hooks/abcdefgh12345678S", "https://chat.example.org/hooks/"),
+        # As urllib3 and requests have it in an error.
+        ("with url: /services/T0123456/B0123456/S", "with url: /services/"),
+        ("with url: /api/webhooks/123456789012345678/S", "with url: /api/webhooks/"),
+        (f"with url: /webhookb2/{_UUID}@S/I", "with url: /webhookb2/"),
+        (f"with url: /open-apis/bot/v2/hook/{_UUID}", "with url: /open-apis/bot/v2/hook/"),
+        (f"with url: /cgi-bin/webhook/send?key={_UUID}", "with url: /cgi-bin/webhook/send?key="),
+        ("with url: /bot123456789:S/sendMessage", "with url: /bot"),
+        # As apprise takes them.
+        ("slack://S/S/S", "slack://"),
+        ("discord://1/S", "discord://"),
+        ("feishu://S", "feishu://"),
+        ("dingtalk://S", "dingtalk://"),
+    ],
+)  # fmt: skip
+def test_the_address_of_a_webhook_ends_where_its_secret_begins(text: str, clean: str) -> None:
+    for before, after in (("", ""), ("refused: ", " (timeout)"), ("['", "', 1]")):
+        assert without_secrets(f"{before}{text}{after}") == f"{before}{clean}{HIDDEN}{after}"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -188,6 +232,9 @@ def test_texts_lose_what_looks_like_a_secret(text: str, clean: str) -> None:
         "docker run -u 1000:1000 image",
         "python -u train.py --password-file /run/secrets/db",
         "def train(self, token: str, lr: float) -> None:",
+        'File "/src/otel_ddp/torch/hooks/model.py", line 3, and /hooks/test_1.py',
+        "https://github.com/x/y/blob/main/hooks/a.py and s3://line/services/T/1",
+        "the webhook: timed out after 5 s",
     ],
 )
 def test_other_texts_stay_as_they_are(text: str) -> None:
@@ -246,6 +293,7 @@ def test_every_form_hides_the_same_names(form: str, name: str, before: str, afte
     [
         *("a", "a-", "a+a.", "://", "a://b", "x://y ", "//a", "@", "?a&", "?-", "_", "api_", "x."),
         *("password=", "password'", "secret ", "bearer ", "bearer", "eyJ", "eyJ-", "eyJaaaaaaaa."),
+        *("https://", "https://hooks.", "//hook/", "/hooks/1", "/services/T", "slack://", "/bot1"),
         *("sk-", "hf_", "-----BEGIN ", "-----BEGIN A PRIVATE KEY", " ", "\n", "ü", '"', "'", "\\"),
         *("token='", "token=", "x_token=", "key=", "'token', ", "('token', '", "--token ", "-u "),
         *(
@@ -276,3 +324,21 @@ def test_the_reason_of_an_end_goes_through_it_too(place: Here) -> None:
     (path,) = place.journals()
     assert b"hunter2" not in path.read_bytes()
     assert f"refused by https://host, password={HIDDEN}".encode() in path.read_bytes()
+
+
+def test_an_environment_as_configuration_and_an_error_tell_no_address(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_NOTIFY", "https://example.org/canary7x slack://canary7x/b/c")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=canary7x")
+    monkeypatch.setenv("ALERTS", "https://hooks.slack.com/services/T01/B01/canary7x")
+
+    run = otel_ddp.init(run="r", config=dict(os.environ))
+    run.alert("refused", "by url: /services/T0123456/B0123456/canary7x")
+    with pytest.raises(OSError, match="canary7x"), run.phase("notify"):
+        raise OSError("404 for url: https://discord.com/api/webhooks/1/canary7x")
+    run.finish("failed", reason="no way to feishu://canary7x")
+
+    (path,) = place.journals()
+    assert b"canary7x" not in path.read_bytes()
+    assert b"OTEL_DDP_NOTIFY" in path.read_bytes()

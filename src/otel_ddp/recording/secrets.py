@@ -24,6 +24,8 @@ _SECRET = (
     rf"password|passwd|passphrase|accesssignature|(?:{_OPENS})key|git(?:hub|lab)pat$"
     rf"|(?:{_OPENS}|github|gitlab|session|security|refresh|bearer|sas|oauth|jwt|slack)tokens?(?!i)"
 )
+# The same of addresses, and of headers that an exporter sends: whoever has one may write there.
+_SENDS = r"webhook|apprise|otelddpnotify|otelexporterotlp\w*headers"
 # Words of a name that hide it, and each name below it. A header of the latter has several words.
 _HEADERS = frozenset({"authorization", "cookie", "cookies"})
 _SECRET_WORDS = frozenset({"secret", "secrets", "credential", "credentials"}) | _HEADERS
@@ -60,6 +62,8 @@ def _hides(name: str) -> bool | Callable[[Any], bool]:
         return False
     if any(_says_so(each) or not _SECRET_WORDS.isdisjoint(each) for each in words):
         return True
+    if any(_compiled(_SENDS).search("".join(each)) for each in words):
+        return lambda value: not isinstance(value, int)
     *before, word = last
     if word == "pwd":
         return lambda value: isinstance(value, str) and not value.startswith("/")
@@ -119,34 +123,62 @@ _TUPLES = ("('", '("', "(b'", '(b"')
 # Words that stand where a value could: nothing, or the type of a parameter.
 _NO_VALUES = frozenset({"none", "null", "true", "false", "str", "bytes", "int", "bool"})
 
-# What is seen by its form alone.
+# The rest of an address.
+_REST = r"[^\s\"'<>]"
+# How the secret in the path of a webhook begins: of Feishu and Teams, Discord, Mattermost.
+_IN_PATH = r"[0-9a-f]{8}-[0-9a-f]{4}-|\d{17}|(?=[a-z]{0,15}\d)[a-z0-9]{16}"
+# Addresses for apprise whose first part may be a token.
+_SERVICES = (
+    r"slack|discord|workflows?|msteams|feishu|lark|dingtalk|wecombot|tgram|gchat|gitter|mmosts?"
+    r"|rockets?|matrixs?|zulip|wxteams|guilded|revolt|ntfys?|pover|pbul|bark|gotifys?|ifttt|join"
+    r"|line|signals?|whatsapp|twilio|sendgrid|mailgun|sparkpost|pagerduty|opsgenie|sns|ses|mqtts?"
+)
+# What is seen by its form alone: what such a text has in it, so that others cost little; the form,
+# and what stands instead.
 _FORMS = (
     # The user information of an address, or for curl.
-    (r"//[^\s/\"'<>]*@", "//"),
+    ("@", r"//[^\s/\"'<>]*@", "//"),
     (
+        ":",
         r"((?<![\w-])-(?:[uU]|-(?:proxy-)?user)(?:[\"'],\s{0,3}[\"']|=|\s{1,3}[\"']?)"
         r"[\w.@+-]{1,100}:)(?!\d+\b|//)[^\s\"']+",
         rf"\1{HIDDEN}",
     ),
+    # The address of a webhook; or its path alone, as an error of urllib3 has it.
+    (
+        "://",
+        rf"(?i)(https?://(?:hooks\.|{_REST}{{0,200}}?webhook)[^\s/?\"'<>]{{0,100}}[/?]){_REST}+",
+        rf"\1{HIDDEN}",
+    ),
+    ("/T", rf"(/(?:services|workflows|triggers)/)(?=T[A-Z0-9]{{6,20}}/){_REST}+", rf"\1{HIDDEN}"),
+    (
+        "hook",
+        rf"(?i)(/(?:web)?hooks?(?:b2)?/(?:send\?key=)?)(?={_IN_PATH}){_REST}+",
+        rf"\1{HIDDEN}",
+    ),
+    ("/bot", rf"(/bot)\d{{6,}}:{_REST}+", rf"\1{HIDDEN}"),
+    ("://", rf"(?i)\b({_SERVICES})://{_REST}+", rf"\1://{HIDDEN}"),
     # Parameters of an address that is signed.
-    (r"(?i)([?&][\w-]{0,40}(?:token|signature|sig)=)[^\s&\"'<>]+", rf"\1{HIDDEN}"),
-    (r"(?i)\b(bearer(?:\s|%20))(?=[^\s\d]{0,200}\d)[\w+/=.~-]{16,}", rf"\1{HIDDEN}"),
+    ("=", r"(?i)([?&][\w-]{0,40}(?:token|signature|sig)=)[^\s&\"'<>]+", rf"\1{HIDDEN}"),
+    ("", r"(?i)\b(bearer(?:\s|%20))(?=[^\s\d]{0,200}\d)[\w+/=.~-]{16,}", rf"\1{HIDDEN}"),
     # Tokens of services that one sees by their beginning; private keys.
     (
+        "",
         r"(?<![\w-])(?:hf_\w{20,}|sk-(?=[\w-]{0,80}\d)(?=[\w-]{0,80}[A-Z])[\w-]{20,}"
         r"|sk_live_\w{16,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
         r"|nvapi-[\w-]{20,}|wandb_v1_\w{20,}|AIza[\w-]{30,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
         r"|xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,1000}\.[\w-]{8,}\.[\w-]{8,})",
         HIDDEN,
     ),
-    (r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*", HIDDEN),
+    ("-----BEGIN", r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*", HIDDEN),
 )
 
 
 def without_secrets(text: str) -> str:
     """This text without what looks like a secret."""
-    for pattern, instead in _FORMS:
-        text = _compiled(pattern).sub(instead, text)
+    for part, pattern, instead in _FORMS:
+        if part in text:
+            text = _compiled(pattern).sub(instead, text)
     kept: list[str] = []
     end = 0
     for named in _compiled(_NAMED).finditer(text):
