@@ -77,7 +77,7 @@ def test_a_name_can_do_nothing_to_the_terminal_and_a_damaged_file_is_told(
 
     assert lines[1].startswith(r"sweep/a\x1b[31m\n  finished")
     assert lines[1].endswith(r"  \x1b -")
-    assert lines[2].startswith(f"! {tmp_path}/bad.sqlite cannot be read")
+    assert lines[2].startswith(f"! {tmp_path}/bad.sqlite is no history of a run")
 
 
 def test_an_empty_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

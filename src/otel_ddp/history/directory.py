@@ -12,7 +12,7 @@ from pathlib import Path
 
 from otel_ddp import files
 from otel_ddp.history.reader import History, Unreadable, whole
-from otel_ddp.history.tables import APPLICATION, SUFFIX
+from otel_ddp.history.tables import SUFFIX, beside, is_history
 from otel_ddp.history.whole_run import WholeRun
 
 log = logging.getLogger("otel_ddp.history")
@@ -20,10 +20,6 @@ log = logging.getLogger("otel_ddp.history")
 _LONGEST_NAME = 100
 # As `file_name` makes them.
 _OUR_NAME = re.compile(rf".+-[0-9a-f]{{10}}{re.escape(SUFFIX)}")
-# Where SQLite writes the id of the application that a file is of.
-_APPLICATION_AT = 68
-# SQLite's files beside a database that is open.
-_BESIDE = ("-wal", "-shm", "-journal")
 # So many histories of one run are many open files.
 _MANY = 16
 
@@ -87,7 +83,7 @@ def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> N
             path.unlink()
         except OSError:
             continue
-        files.remove(*_beside(path))
+        files.remove(*beside(path))
         log.info(
             "the history %s was deleted: all of them together may take %d bytes "
             "(OTEL_DDP_HISTORY_BYTES)",
@@ -98,17 +94,11 @@ def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> N
 
 def _is_ours(path: Path) -> bool:
     files.check_own(path)
-    with open(path, "rb") as file:
-        file.seek(_APPLICATION_AT)
-        return file.read(4) == APPLICATION.to_bytes(4, "big")
-
-
-def _beside(path: Path) -> Iterator[Path]:
-    return (path.with_name(path.name + suffix) for suffix in _BESIDE)
+    return is_history(path)
 
 
 def _size(path: Path) -> int:
-    return sum(each.stat().st_size for each in (path, *_beside(path)) if each.exists())
+    return sum(each.stat().st_size for each in (path, *beside(path)) if each.exists())
 
 
 # -- the run that a user means

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
 import sqlite3
+import stat
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +23,11 @@ from otel_ddp.vocabulary.words import ENDED_STATES, PHASES
 
 # No write takes this long. A file system without locks answers as if another process had one.
 _BUSY_S = 0.5
+# Of one question: SQLite's instructions and time, then rows and their texts. None of ours takes a
+# tenth. A file from elsewhere may have rows without end, or lead to the same long text from each.
+_MOST_STEPS, _STEPS_AT_ONCE, _LONGEST_S = 20_000_000, 10_000, 20.0
+_MOST_ROWS, _MOST_BYTES, _LONGEST_VALUE = 200_000, 128 << 20, 16 << 20
+_NUMBERS = frozenset({int, float, type(None)})
 # In digits: Python refuses to read numbers of thousands.
 _LONGEST_RANK = 20
 # A history whose agent was killed says "running" for ever.
@@ -115,6 +124,8 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._until_s, self._steps = 0.0, 0
+        self._check_kind()
         self._db = self._open("mode=ro")
         try:
             self._rows("SELECT count(*) FROM sqlite_master")
@@ -124,22 +135,44 @@ class History:
             self._db = self._open("immutable=1")
         try:
             version = self._rows("PRAGMA user_version")[0][0]
-            if self._rows("PRAGMA application_id")[0][0] != tables.APPLICATION:
-                raise Unreadable(f"{path} is no history of a run")
             if version > tables.VERSION:
                 later = f"is of a later version ({version}): a newer otel-ddp can read it"
                 raise Unreadable(f"{path} {later}")
+            with self._limits():
+                if not tables.is_as_we_made_it(self._db):
+                    raise Unreadable(f"{path} is no history of a run: it has other tables")
         except Unreadable:
             self._db.close()
             raise
+
+    def _check_kind(self) -> None:
+        """SQLite opens what has a name, and would wait for a fifo."""
+        try:
+            is_ours = tables.is_history(self.path)
+            for each in tables.beside(self.path):
+                if os.path.lexists(each) and not stat.S_ISREG(os.lstat(each).st_mode):
+                    raise Unreadable(f"{self.path} is not read: {each.name} beside it is no file")
+        except OSError as error:
+            raise Unreadable(f"{self.path} cannot be opened: {error.strerror}") from error
+        if not is_ours:
+            raise Unreadable(f"{self.path} is no history of a run")
 
     def _open(self, how: str) -> sqlite3.Connection:
         # Never makes or changes a file.
         try:
             address = f"file:{quote(str(self.path.absolute()))}?{how}"
-            return sqlite3.connect(address, uri=True, timeout=_BUSY_S)
+            database = sqlite3.connect(address, uri=True, timeout=_BUSY_S)
+            database.execute("PRAGMA trusted_schema = OFF")
         except sqlite3.Error as error:
             raise Unreadable(f"{self.path} cannot be opened: {error}") from error
+        if sys.version_info >= (3, 11):
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+        database.set_progress_handler(self._is_too_long, _STEPS_AT_ONCE)
+        return database
+
+    def _is_too_long(self) -> bool:
+        self._steps += _STEPS_AT_ONCE
+        return self._steps > _MOST_STEPS or time.monotonic() > self._until_s
 
     def __enter__(self) -> History:
         return self
@@ -153,8 +186,22 @@ class History:
         self._db.close()
 
     def _rows(self, query: str, arguments: Sequence[Any] = ()) -> list[Any]:
+        rows, size = [], 0
+        with self._limits():
+            for row in self._db.execute(query, arguments):
+                if not _NUMBERS.issuperset(map(type, row)):
+                    size += sum(len(each) for each in row if isinstance(each, (str, bytes)))
+                rows.append(row)
+                if size > _MOST_BYTES or len(rows) > _MOST_ROWS:
+                    raise Unreadable(f"{self.path} is not read: it has more than any history")
+        return rows
+
+    @contextlib.contextmanager
+    def _limits(self) -> Iterator[None]:
+        """For one question. Raises Unreadable."""
+        self._until_s, self._steps = time.monotonic() + _LONGEST_S, 0
         try:
-            return self._db.execute(query, arguments).fetchall()
+            yield
         # SQLite quotes what it found, which may be no text.
         except (sqlite3.Error, UnicodeError) as error:
             raise Unreadable(f"{self.path} cannot be read: {error}") from error

@@ -129,8 +129,6 @@ class RunFile:
     def _prepare(self) -> None:
         execute = self._db.execute
         self._check_version()
-        # Readers then never make us wait. Where a file system lacks what it needs, it stays as is.
-        execute("PRAGMA journal_mode = WAL")
         # A killed agent or a full disk cannot damage it; a power cut may cost the last seconds.
         execute("PRAGMA synchronous = NORMAL")
         execute("BEGIN IMMEDIATE")
@@ -144,6 +142,9 @@ class RunFile:
             execute("ROLLBACK")
             raise
         execute("COMMIT")
+        # Readers then never make us wait. Where a file system lacks what it needs, it stays as is.
+        # Only now: in a write-ahead log the mark of a new file would stand beside it at first.
+        execute("PRAGMA journal_mode = WAL")
         for id, kind, name, rank, labels, width in execute(
             "SELECT id, kind, name, rank, labels, width FROM series"
         ).fetchall():
@@ -155,9 +156,8 @@ class RunFile:
         version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
         if version > tables.VERSION:
             raise Unusable(f"{self.path.name} is of a later version ({version})")
-        (application,) = self._db.execute("PRAGMA application_id").fetchone()
         (count,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if count and application != tables.APPLICATION:
+        if count and not tables.is_as_we_made_it(self._db):
             raise Unusable(f"{self.path.name} is a database of another program")
         return version
 

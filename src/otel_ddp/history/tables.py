@@ -8,10 +8,14 @@ wide, so a file stays small however long its run is. docs/history.md describes t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from otel_ddp import files
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES
 
 VERSION: Final = 1
@@ -19,6 +23,10 @@ VERSION: Final = 1
 # SQLite's application_id: "oddp".
 APPLICATION: Final = 0x6F646470
 SUFFIX: Final = ".sqlite"
+# SQLite's files beside a database that is open.
+_BESIDE = ("-wal", "-shm", "-journal")
+# What a database begins with, and where it has the id of its application.
+_MAGIC, _APPLICATION_AT = b"SQLite format 3\0", 68
 
 # In the order of the columns.
 PHASE_COLUMNS: Final = tuple(f"{word}_ns" for word in PHASES)
@@ -66,6 +74,44 @@ CREATE TABLE verdicts (
   about TEXT NOT NULL
 );
 """
+
+
+def is_history(path: Path) -> bool:
+    """Whether a file is marked as one of ours. SQLite is not asked: it leaves files beside others.
+
+    Raises OSError; a link is not followed, nor a fifo waited for.
+    """
+    head = files.read(path, _APPLICATION_AT + 4)
+    return head.startswith(_MAGIC) and head[_APPLICATION_AT:] == APPLICATION.to_bytes(4, "big")
+
+
+def beside(path: Path) -> Iterator[Path]:
+    """The names that SQLite opens with a database of this name, whatever they lead to."""
+    return (path.with_name(path.name + suffix) for suffix in _BESIDE)
+
+
+def is_as_we_made_it(database: sqlite3.Connection) -> bool:
+    """Whether it has our tables and nothing else: what stands in a table's place may run for ever.
+
+    Raises sqlite3.Error.
+    """
+    return _schema(database) == _own_schema()
+
+
+def _schema(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    # One more than we have is enough to see that it is not ours.
+    query = "SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 100"
+    return sorted(database.execute(query).fetchall(), key=repr)
+
+
+@cache
+def _own_schema() -> list[tuple[Any, ...]]:
+    database = sqlite3.connect(":memory:")
+    try:
+        database.executescript(TABLES)
+        return _schema(database)
+    finally:
+        database.close()
 
 
 RunKey = tuple[str, str]
