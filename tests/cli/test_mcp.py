@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from extras import needed
+from histories import write_history
 from node import PATIENCE_S, Node
 from otel_ddp.cli import main
-from otel_ddp.cli.programs.mcp import answering, shortened
+from otel_ddp.cli.programs.mcp import Questions, answering, shortened
 
 
 def test_without_the_package_one_line_says_how_to_install_it(
@@ -49,6 +52,24 @@ def test_an_answer_has_100_entries_of_a_list_and_counts_the_others() -> None:
         "in": [{"b": [*range(100)]}] * 2,
         "left_out": {"d": 7, "a": 30, "in.b": 3},
     }
+
+
+@pytest.mark.parametrize("path", ["there.sqlite", "folder", "missing"])
+def test_no_question_tells_whether_a_path_exists(tmp_path: Path, path: str) -> None:
+    needed("mcp", "dev")
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    write_history(tmp_path / "folder", "elsewhere", steps=20)
+    (tmp_path / "there.sqlite").write_bytes(next((tmp_path / "folder").iterdir()).read_bytes())
+    os.environ["OTEL_DDP_HISTORY_DIR"] = str(tmp_path / "kept")
+    write_history(tmp_path / "kept", "a", steps=20)
+    ask, name = Questions(""), str(tmp_path / path)
+
+    for question in (ask.run, ask.curves, ask.verdicts, ask.goodput):
+        with pytest.raises(ToolError, match=r"is no run: .* it has a\."):
+            answering(question)(run=name)
+    with pytest.raises(ToolError, match=r"is no run: .* it has a\."):
+        answering(ask.compare)(a="a", b=f"a,{name}")
 
 
 def test_ctrl_c_ends_it_though_its_client_is_silent() -> None:

@@ -105,6 +105,32 @@ def test_a_run_with_any_name_gets_a_folder_here(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["h", "report-_.._x_y"]
 
 
+def test_a_folder_here_does_not_hide_the_run_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_history(tmp_path / "h", "a", steps=60)
+    write_history(tmp_path / "a", "other", steps=60)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OTEL_DDP_HISTORY_DIR", str(tmp_path / "h"))
+
+    assert main(["report", "a", "--card"]) == main(["report", "./a", "--card"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    titles = [line.split()[2] for line in lines if line.startswith("otel_ddp: run ")]
+    assert titles == ["sweep/a", "sweep/other"]
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name", "x" * 5000])
+@pytest.mark.parametrize("command", ["report", "goodput", "page", "replay", "compare"])
+def test_no_name_is_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, name: str
+) -> None:
+    os.environ["OTEL_DDP_HISTORY_DIR"] = str(tmp_path)
+
+    assert main([command, name, *([name] if command == "compare" else [])]) == 2
+    assert "is no" in (said := capsys.readouterr().err) or "cannot be read" in said
+
+
 def test_where_there_is_no_run_it_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

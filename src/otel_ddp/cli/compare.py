@@ -58,13 +58,16 @@ def run(options: argparse.Namespace) -> int:
     return CANNOT if status else OK
 
 
-def compared(a: str, b: str) -> Comparison:
-    """Two sides by the words of a user; raises NotFound or reader.Unreadable."""
+def compared(a: str, b: str, *, paths: bool = True) -> Comparison:
+    """Two sides by the words of a user; raises NotFound or reader.Unreadable.
+
+    *paths*: as in find_run.
+    """
     from otel_ddp.history.compare import result, rows
     from otel_ddp.history.directory import NotFound
 
     folder = history_directory()
-    found = result.compare(*(rows.load(words, folder) for words in (a, b)))
+    found = result.compare(*(rows.load(words, folder, paths=paths) for words in (a, b)))
     if not found.rows:
         raise NotFound("The two runs have neither steps nor a logged value in common.")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     folder = (options.folder or default_directory(conf.history_directory)).absolute()
-    if options.folder and not folder.is_dir():
+    if options.folder and not os.path.isdir(folder):
         print(f"{folder} is no folder.", file=sys.stderr)
         return 2
     app = App(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import blake2s
 from pathlib import Path
 
 from otel_ddp import files
 from otel_ddp.history.reader import History, Unreadable, whole
-from otel_ddp.history.tables import SUFFIX, beside, is_history
+from otel_ddp.history.tables import SUFFIX, RunKey, beside, is_history
 from otel_ddp.history.whole_run import WholeRun
 
 log = logging.getLogger("otel_ddp.history")
@@ -22,6 +23,8 @@ _LONGEST_NAME = 100
 _OUR_NAME = re.compile(rf".+-[0-9a-f]{{10}}{re.escape(SUFFIX)}")
 # So many histories of one run are many open files.
 _MANY = 16
+# In the name of one run.
+_MOST_COMMAS = 50
 
 
 def default_directory(named: str) -> Path:
@@ -108,40 +111,76 @@ class NotFound(Exception):
     """No history is meant by these words, or several are; the text is for the user."""
 
 
-def find_run(words: str, folder: Path) -> WholeRun:
+def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
     """The run of this name (`run` or `group/run`), of this file, or of this folder.
 
-    Without words it is the run that was written to last. Names are looked up in *folder* only where
-    no other user could have put a file.
+    Without words it is the run that was written to last. A name counts before a path. Names are
+    looked up in *folder* only where no other user could have put a file.
+
+    *paths*: False where whoever asks may know the runs in *folder*, and not the files of its user.
     """
-    path = Path(words).expanduser()
-    if words and path.is_file():
-        return open_run([path])
-    is_folder = bool(words) and path.is_dir()
-    if is_folder:
-        folder, words = path, ""
-    elif why := why_not_ours(folder):
-        raise NotFound(f"no history is read: {why}")
-    known = _known(folder)
+    why = why_not_ours(folder)
+    known = {} if why else _known(folder)
     found = {key: each for key, each in known.items() if words in ("", key[1], "/".join(key))}
-    titles = sorted(map("/".join, found))
+    path = _path(words) if paths and not found else None
+    if path is not None:
+        return open_run([path.resolve()]) if path.is_file() else _run_of(path)
+    if why:
+        raise NotFound(f"no history is read: {why}")
     if words and not found:
         has = _few({run for _, run in known})
+        neither = "is no file and no folder, and " if paths else "is no run: "
         raise NotFound(
-            f"{words!r} is no file and no folder, and {folder} has no history of a run with this "
-            f"name{f'; it has {has}' if has else ''}."
+            f"{words[:_LONGEST_NAME]!r} {neither}{folder} has no history of a run with this name"
+            f"{f'; it has {has}' if has else ''}."
         )
     if not found:
-        for each in histories(folder) if is_folder else ():
+        raise NotFound(f"{folder} has no history of a run.")
+    if len(found) > 1 and words:
+        titles = _few(map("/".join, found))
+        raise NotFound(f"Several runs are called {words!r}: {titles}. Give one of these.")
+    return open_run(_newest(found))
+
+
+def names_in(words: str, folder: Path, *, paths: bool = True) -> list[str]:
+    """The runs that *words* name with commas between them. A name may have commas as well."""
+    if "," not in words:
+        return [words]
+    known = {} if why_not_ours(folder) else _known(folder)
+    names = {name for key in known for name in (key[1], "/".join(key))}
+    parts, found = words.split(","), []
+    while parts:
+        for count in range(min(len(parts), _MOST_COMMAS), 0, -1):
+            name = ",".join(parts[:count]).strip()
+            if name in names or (paths and _path(name)):
+                break
+        found += [name] if name else []
+        del parts[:count]
+    return found
+
+
+def _path(words: str) -> Path | None:
+    """The file or folder of this name; None if there is none, or none can have this name."""
+    path = os.path.expanduser(words)
+    return Path(path) if words and os.path.exists(path) else None
+
+
+def _run_of(folder: Path) -> WholeRun:
+    """The only run of a folder."""
+    found = _known(folder)
+    if not found:
+        for each in histories(folder):
             # Raises Unreadable, which says why.
             History(each).close()
         raise NotFound(f"{folder} has no history of a run.")
-    if len(titles) > 1 and is_folder:
-        raise NotFound(f"{folder} has several runs: {_few(titles)}. Name the file of one.")
-    if len(titles) > 1 and words:
-        raise NotFound(f"Several runs are called {words!r}: {_few(titles)}. Give one of these.")
-    newest = max(found.values(), key=lambda files: max(files.values()))
-    return open_run(newest)
+    if len(found) > 1:
+        titles = _few(map("/".join, found))
+        raise NotFound(f"{folder} has several runs: {titles}. Name the file of one.")
+    return open_run(_newest(found))
+
+
+def _newest(found: Mapping[RunKey, Mapping[Path, int]]) -> Collection[Path]:
+    return max(found.values(), key=lambda each: max(each.values()))
 
 
 def open_run(paths: Collection[Path]) -> WholeRun:
@@ -152,9 +191,9 @@ def open_run(paths: Collection[Path]) -> WholeRun:
     return WholeRun([History(each) for each in paths])
 
 
-def _known(folder: Path) -> dict[tuple[str, str], dict[Path, int]]:
+def _known(folder: Path) -> dict[RunKey, dict[Path, int]]:
     """By group and run: its files, and when each was last written to."""
-    found: dict[tuple[str, str], dict[Path, int]] = {}
+    found: dict[RunKey, dict[Path, int]] = {}
     for path in sorted(histories(folder)):
         with contextlib.suppress(Unreadable), History(path) as history:
             about = history.about

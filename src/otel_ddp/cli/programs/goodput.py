@@ -47,10 +47,10 @@ def run(options: argparse.Namespace) -> int:
     return print_json(found) if options.json else print_answer("\n".join(_lines(found)))
 
 
-def document(which: str) -> dict[str, Any]:
-    """For programs; raises ConfigError, NotFound or Unreadable."""
+def document(which: str, *, paths: bool = True) -> dict[str, Any]:
+    """For programs; raises ConfigError, NotFound or Unreadable. *paths*: as in find_run."""
     prices = settings.read().prices()
-    with find_run(which, history_directory()) as run:
+    with find_run(which, history_directory(), paths=paths) as run:
         costs, found = costs_of(run, prices), goodput_of(run)
         of = {"schema": SCHEMA, "group": run.group, "run": run.name, "look": run.look}
     if found is None:

@@ -26,6 +26,7 @@ from otel_ddp.history import report
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.page.exchange import json_text
 from otel_ddp.history.reader import Unreadable
+from otel_ddp.history.whole_run import WholeRun
 
 INSTRUCTIONS = """\
 otel_ddp watches distributed PyTorch training. These tools read what is known of the runs on this \
@@ -133,6 +134,11 @@ def shortened(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**short(document, ""), "left_out": dict(left_out)}
 
 
+def _run(name: str) -> WholeRun:
+    # What a model reads may have told it to ask for a path.
+    return find_run(name, history_directory(), paths=False)
+
+
 class Questions:
     """The tools. What their docstrings say, a model reads."""
 
@@ -158,7 +164,7 @@ class Questions:
 
         Ask `verdicts` for what is wrong with it.
         """
-        with find_run(run, history_directory()) as found:
+        with _run(run) as found:
             return report.gather(found, *beside_of(found))
 
     def curves(
@@ -176,7 +182,7 @@ class Questions:
         lowest and the highest of neighbouring values. `rank`: only the values of this rank.
         `first_step` and `last_step` look closer at a part of the run.
         """
-        with find_run(run, history_directory()) as found:
+        with _run(run) as found:
             return documents.curves(found, names, rank, first_step, last_step)
 
     def verdicts(self, run: str = "") -> dict[str, Any]:
@@ -186,7 +192,7 @@ class Questions:
         `open` are those that hold now, `past` those that are over. `insufficient` says why late
         ranks cannot be found at this moment: with it, no verdict does not mean that all is well.
         """
-        with find_run(run, history_directory()) as found:
+        with _run(run) as found:
             return documents.verdicts(found, self._directory)
 
     def stacks(self, ranks: Sequence[int] = ()) -> dict[str, Any]:
@@ -204,7 +210,7 @@ class Questions:
         Each side is a run, or several with commas between them. `conclusion` is the result in one
         sentence.
         """
-        return compare.document(compare.compared(a, b))
+        return compare.document(compare.compared(a, b, paths=False))
 
     def goodput(self, run: str = "") -> dict[str, Any]:
         """Say what the time of a run went to, of all its ranks and over all its attempts: what
@@ -212,7 +218,7 @@ class Questions:
 
         `share` is what moved it on. `late` says by whom the others waited for.
         """
-        return goodput.document(run)
+        return goodput.document(run, paths=False)
 
     def nodes(self, days: int = nodes.DAYS) -> dict[str, Any]:
         """List the machines by the time that the ranks of other machines and GPUs lost to each, in

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from otel_ddp.history.compare import blocks
 from otel_ddp.history.compare.blocks import Difference
-from otel_ddp.history.directory import NotFound, find_run
+from otel_ddp.history.directory import NotFound, find_run, names_in
 from otel_ddp.history.reader import Bucket
 from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary.words import PHASE, UNUSUAL_PHASES
@@ -65,18 +65,17 @@ class Side(NamedTuple):
     """Where all of its ranks are shown; empty: here."""
 
 
-def load(words: str, folder: Path) -> list[Side]:
+def load(words: str, folder: Path, *, paths: bool = True) -> list[Side]:
     """One run by the words of a user, or several with commas between.
 
-    Raises NotFound or reader.Unreadable.
+    *paths*: as in find_run. Raises NotFound or reader.Unreadable.
     """
-    several = "," in words and not Path(words).expanduser().exists()
-    named = [each.strip() for each in words.split(",") if each.strip()] if several else [words]
+    named = names_in(words, folder, paths=paths)
     if not named:
         raise NotFound(f"{words!r} names no run: give one, or several with commas between.")
     sides = []
     for each in named:
-        with find_run(each, folder) as run:
+        with find_run(each, folder, paths=paths) as run:
             sides.append(of_run(run))
     return sides
 
