@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+import tracemalloc
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,6 +121,21 @@ def test_what_is_refused_or_damaged_keeps_the_others_not_back(tmp_path: Path) ->
     # What was refused is tried again.
     sent(transport, directory)
     assert transport.bodies == [b"a", b"d", b"c"]
+
+
+def test_a_request_that_unpacks_to_more_than_any_of_ours_takes_little_memory(
+    tmp_path: Path,
+) -> None:
+    (packed,) = spool(tmp_path, ("logs", "a", 1)).glob("*.z")
+    packed.write_bytes(zlib.compress(bytes(128 << 20)))
+
+    tracemalloc.start()
+    status, _, _ = sent(FakeTransport(), tmp_path)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert status.dropped_points == {"corrupt": 1}
+    assert most_bytes < 64 << 20
 
 
 def test_a_line_that_a_kill_tore_does_not_count_as_sent(tmp_path: Path) -> None:

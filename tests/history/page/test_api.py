@@ -454,9 +454,35 @@ def test_other_sites_get_no_answer(client: Client) -> None:
     assert client.ask("/api/runs", Sec_Fetch_Site="same-origin").status == 200
     # A link on another site opens the page.
     assert client.ask("/", Sec_Fetch_Site="cross-site").status == 200
-    answer = client.ask("/api/runs", Origin="http://evil.example")
+    answer = client.ask("/", Origin="http://evil.example")
     assert "access-control-allow-origin" not in answer.headers
     assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://evil.example", 403),
+        ("http://localhost:1", 403),
+        ("http://localhost.evil.example", 403),
+        ("null", 403),
+        ("", 403),
+        ("http://LOCALHOST:9464", 200),
+    ],
+)
+def test_a_browser_that_tells_the_origin_alone_is_believed(
+    tmp_path: Path, origin: str, status: int
+) -> None:
+    app = App(tmp_path, live=dict, ask_stacks=lambda *_: [], profiler=Elsewhere())
+    with served(app) as client:
+        named = {"Host": "localhost:9464", "Origin": origin}
+        asked = [
+            client.ask("/api/stacks", "POST", X_Otel_Ddp="page", **named),
+            client.ask("/api/profile?group=g&run=r&rank=1", "POST", X_Otel_Ddp="page", **named),
+            client.ask("/api/runs", **named),
+        ]
+
+    assert [each.status for each in asked] == [status] * 3
 
 
 def test_stacks_are_asked_for_by_our_own_page_alone(tmp_path: Path) -> None:

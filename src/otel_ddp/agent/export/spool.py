@@ -41,6 +41,8 @@ OFFLINE_PREFIX = "offline-"
 LOCK = "lock"
 # A file takes whole blocks: a hundred thousand tiny spans are not as small as they look.
 BLOCK_BYTES = 4096
+# Of one request, packed or not: ours have 1 MB. A copy from elsewhere may unpack to any size.
+_LARGEST = 16 << 20
 
 _NAME = re.compile(r"(\d{20})-(metrics|traces|logs)-(\d+)-(\d+)(-standing)?\.z")
 # Why a request is done with; the last three are losses.
@@ -65,12 +67,17 @@ class Entry:
     """When the oldest point in it was measured, in seconds; 0: not known."""
 
     def read(self) -> bytes | None:
-        """The request; None where the file is damaged; OSError where it cannot be read now."""
-        packed = self.path.read_bytes()
+        """The request; OSError where it cannot be read now.
+
+        None where the file is damaged, or unpacks to more than any request of ours.
+        """
+        packed = files.read(self.path, _LARGEST)
+        unpacking = zlib.decompressobj()
         try:
-            return zlib.decompress(packed)
+            body = unpacking.decompress(packed, _LARGEST)
         except zlib.error:
             return None
+        return body if unpacking.eof else None
 
 
 def list_entries(directory: Path) -> list[Entry]:

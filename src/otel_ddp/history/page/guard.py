@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.message import Message
 from ipaddress import ip_address
 from pathlib import Path
@@ -57,9 +57,18 @@ def check(target: str, headers: Message, *, known_name: str = "", any_name: bool
                 f"{host[:200]!r} is no name of this machine: use localhost, an address of this "
                 f"machine, {socket.gethostname()}, or the name in OTEL_EXPORTER_PROMETHEUS_HOST",
             )
-    site = headers.get("Sec-Fetch-Site", "same-origin")
-    if target.startswith("/api/") and site not in ("same-origin", "none"):
+    if target.startswith("/api/") and _is_foreign(headers, hosts):
         raise Refused(403, "another site may not read this")
+
+
+def _is_foreign(headers: Message, hosts: Sequence[str]) -> bool:
+    """Whether the script of another site asks."""
+    if site := headers.get("Sec-Fetch-Site"):
+        return site not in ("same-origin", "none")
+    # A browser says no more of a page that came unencrypted from another machine.
+    named = [host.strip().lower() for host in hosts]
+    origins = [str(each).strip().lower() for each in headers.get_all("Origin", [])]
+    return any(origin.partition("://")[2] not in named for origin in origins)
 
 
 def check_asked(headers: Mapping[str, str]) -> None:
