@@ -91,8 +91,10 @@ def test_a_damaged_history_is_said(
 def test_markdown_has_the_verdict_and_no_markup_of_a_run(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evil = "</sub>|**x**<script>`[a](b)"
-    path = write_history(tmp_path, evil, ranks=1, steps=60, names=(evil, "loss"))
+    evil = "</sub>|**x**<script>`[a](b)@all"
+    path = write_history(
+        tmp_path, evil, ranks=1, steps=60, names=(evil, "loss"), about={"led_by": f"{evil}-node"}
+    )
 
     assert compare(folder, "a", str(path), "--markdown") == 0
 
@@ -100,6 +102,8 @@ def test_markdown_has_the_verdict_and_no_markup_of_a_run(
     assert written.startswith("### sweep/a → sweep/\\</sub\\>")
     assert "<script>" not in written
     assert "**x**" not in written
+    assert "@all" not in written
+    assert "all ranks of this run are shown on \\</sub\\>" in written
     assert "| step\\_time | " in written
     # Each row of a table has as many cells as its head.
     rows = [line for line in written.splitlines() if line.startswith("|")]

@@ -81,6 +81,27 @@ def test_apprise_sends_it_to_its_own_kind_of_webhook(webhook: Webhook) -> None:
 
 
 @by_apprise
+def test_a_run_cannot_call_the_people_of_a_chat(webhook: Webhook) -> None:
+    needed("apprise", "dev")
+    from apprise.plugins import discord, slack
+
+    forms = ("@everyone", "a@here", "<@&12>", "<@12>", "<!channel>", "!channel>", "<at id=all>")
+    evil = MESSAGE._replace(title=f"run {forms[0]} != 1", text=" ".join(forms))
+
+    outcome = Address(f"json://127.0.0.1:{webhook.port}/hook").send(evil)
+
+    assert outcome == Outcome(True)
+    (posted,) = webhook.posted
+    said = f"{posted.body['title']} {posted.body['message']}"
+    assert said.replace("\u200b", "") == f"{evil.title} {evil.text}\n\n{evil.url}"
+    assert not [form for form in forms if form in said]
+    # What its services look for.
+    assert not discord.USER_ROLE_DETECTION_RE.search(said)
+    found = slack.NotifySlack._re_channel_support.search(said)
+    assert found is None or found["channel"].startswith("\u200b")
+
+
+@by_apprise
 def test_apprise_sends_it_as_mail(mailbox: Mailbox) -> None:
     needed("apprise", "dev")
 

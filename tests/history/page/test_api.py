@@ -222,6 +222,26 @@ def test_a_table_has_each_series_and_no_formula(tmp_path: Path, client: Client) 
     assert [float(row["last"]) for row in rows if row["split"] == "train"] == json_last
 
 
+def test_a_table_of_several_runs_has_the_columns_of_all(tmp_path: Path, client: Client) -> None:
+    write_history(tmp_path, "without", ranks=1, steps=30, names=("loss",))
+    write_history(tmp_path, "with", ranks=1, steps=30, names=("loss", "=key"))
+    write_history(tmp_path, "with", group="other", ranks=1, steps=20, names=("=key",))
+
+    def rows(path: str, **query: Any) -> list[dict[str, str]]:
+        answer = client.api(path, **query, columns=4096)
+        return list(csv.DictReader(io.StringIO(answer.body.decode())))
+
+    asked = {"run": ["without", "with", "with"], "group": ["sweep", "sweep", "other"]}
+    values = [row for row in rows("values.csv", name="=key", **asked) if row["split"] == "train"]
+    steps = [row for row in rows("steps.csv", **asked) if row["rank"] == "mean"]
+
+    assert [row["run"] for row in values] == ["with"] * 50
+    assert [row["x"] for row in values] == [str(at) for at in (*range(30), *range(20))]
+    assert {row["name"] for row in values} == {"'=key"}
+    assert [row["run"] for row in steps] == ["without"] * 30 + ["with"] * 50
+    assert client.api("values.csv", run=["with", "gone"], name="loss").status == 404
+
+
 def test_the_head_has_state_verdicts_gaps_and_configuration(tmp_path: Path, client: Client) -> None:
     gap = {"since_ns": 3 * S, "until_ns": None, "why": "the disk is full"}
     write_history(tmp_path, late=1, about={"gaps": [gap]})

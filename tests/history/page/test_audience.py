@@ -123,6 +123,7 @@ def test_another_user_sees_no_more_than_metrics_tell(endpoint: Endpoint) -> None
                     *("/api/run?run=ended", "/api/postmortems?run=alive", "/api/postmortem?name=x"),
                     *("/api/profiles?run=alive", "/api/trace?run=alive&path=f", "/"),
                     *("/api/compare?run=alive&run=alive", "/api/events.csv?run=alive"),
+                    "/api/values.csv?run=alive&run=ended&name=loss",
                 )
             }
             | {
@@ -147,6 +148,7 @@ def test_another_user_sees_no_more_than_metrics_tell(endpoint: Endpoint) -> None
         "/api/trace?run=alive&path=f": 403,
         "/api/compare?run=alive&run=alive": 403,
         "/api/events.csv?run=alive": 403,
+        "/api/values.csv?run=alive&run=ended&name=loss": 403,
         "stacks": 403,
         "profile": 403,
     }

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -133,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         about={"config": config},
         bound="compute-bound: 75 % of the step",
     )
-    write_history(
+    path = write_history(
         *(folder, f"<b>{MARKUP}"),
         group="",
         ranks=1,
@@ -142,6 +144,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         state="killed",
         about={"cost": {"agent_cpu_s": 2.0}},
     )
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE series SET rank = '<b>0</b>' WHERE kind = 'steps'")
     names = ("learning_rate", "grad_norm", "lr", "train/loss", "loss", "val/grad_norm")
     path = write_history(folder, "read", group="names", ranks=1, steps=60, names=names)
     file = RunFile(path)
@@ -557,7 +561,7 @@ def test_pictures_are_saved_as_numbers_and_as_an_image(
     assert [float(row.split(",")[at]) for row in rows] == buckets
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     runs = [row.split(",")[0] for row in (tmp_path / "both.csv").read_text().splitlines()]
-    assert (runs[0], set(runs[1:]), len(runs)) == ("run", {'"late"', '"other"'}, 661)
+    assert (runs[0], set(runs[1:]), len(runs)) == ("run", {"late", "other"}, 661)
 
 
 def test_markup_in_names_is_text(window: Window) -> None:
@@ -567,6 +571,8 @@ def test_markup_in_names_is_text(window: Window) -> None:
     assert page.locator("main img").count() == 0
     assert "bad" not in page.title().split()
     assert page.get_by_role("heading", level=1).inner_text() == f"<b>{MARKUP}"
+    ranks = window.figure("Own work, rank by step").locator(".ytick text")
+    assert ranks.all_text_contents() == ["<b>0</b>"]
 
 
 def test_a_saved_page_shows_the_run_without_a_network(

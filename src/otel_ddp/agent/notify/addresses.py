@@ -28,6 +28,7 @@ _WEBHOOK = ("http", "https")
 # After any other answer a later try may succeed.
 _REFUSALS = (400, 401, 403, 405, 410, 413, 415, 422)
 _LEVELS = {"info": "info", "warn": "warning", "error": "failure"}
+_MENTION = re.compile(r"[@<!](?=[\w@!#&/])")
 _NEEDS_APPRISE = "it needs the library apprise: pip install 'otel-ddp[notify]'"
 
 
@@ -102,11 +103,18 @@ class Address:
         service = apprise.Apprise(asset=apprise.AppriseAsset(service_timeout=0))
         if not service.add(self._url):
             return Outcome(False, "apprise does not know this form of address", is_final=True)
-        text = "\n\n".join(filter(None, (message.text, message.url))) or message.title
+        title = _without_mentions(message.title)
+        text = _without_mentions(message.text)
+        text = "\n\n".join(filter(None, (text, message.url))) or title
         how = {"notify_type": _LEVELS[message.level], "body_format": "text"}
-        if service.notify(text, title=message.title, **how):
+        if service.notify(text, title=title, **how):
             return Outcome(True)
         return _answered(said.code) if said.code else Outcome(False, "apprise could not send it")
+
+
+def _without_mentions(text: str) -> str:
+    """What a run has named calls nobody: `@everyone` of Discord, `<!channel>` of Slack."""
+    return _MENTION.sub("\\g<0>\u200b", text)
 
 
 def _answered(code: int) -> Outcome:

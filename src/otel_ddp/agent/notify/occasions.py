@@ -207,7 +207,7 @@ def _message(
         id=blake2s(key.encode("utf-8", "replace"), digest_size=8).hexdigest(),
         kind=kind,
         level=level,
-        title=title,
+        title=printable(title),
         text=text,
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         group=labels.get("group", ""),

@@ -12,7 +12,7 @@ from otel_ddp.history.terminal import printable, shown_number, shown_s
 
 _HEADS = ("per step", "A", "B", "change", "99 % interval", "p", "")
 _VALUE_HEADS = ("value, last part", "A", "B", "change", "p", "last A", "last B", "best A", "best B")
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+!|~&$@])")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+!|~&$])")
 _MOST_SETTINGS, _LONGEST_SETTING = 20, 80
 
 
@@ -69,8 +69,8 @@ def text(found: Comparison, kept: Sequence[Kept]) -> Iterator[str]:
         yield ""
         yield from _aligned([heads, *rows])
     yield ""
-    yield from found.notes()
-    yield f"Result: {found.conclusion}"
+    yield from map(printable, found.notes())
+    yield f"Result: {printable(found.conclusion)}"
     yield from (f"  {printable(each.sentence)}" for each in kept)
 
 
@@ -89,7 +89,7 @@ def markdown(found: Comparison, kept: Sequence[Kept]) -> Iterator[str]:
         yield "|" + "---|" + "---:|" * (len(heads) - 1)
         yield from ("| " + " | ".join(map(_plain, row)) + " |" for row in rows)
         yield ""
-    yield "<sub>" + " ".join(found.notes()) + "</sub>"
+    yield "<sub>" + " ".join(map(_plain, found.notes())) + "</sub>"
 
 
 def titles(runs: Sequence[Side]) -> str:
@@ -117,4 +117,5 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _plain(words: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", printable(words))
+    # Whoever is named behind an @ is told, also behind an escaped one.
+    return _MARKDOWN.sub(r"\\\1", printable(words)).replace("@", "@\u200b")

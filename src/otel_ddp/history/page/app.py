@@ -49,6 +49,8 @@ AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
 Recent = Callable[[str, int, bool], Mapping[str, Any]]
 """A process, by its journal: so many of its last steps, and its last values if they are wanted."""
 _MOST_STEPS = 128
+# In one table.
+_MOST_RUNS = 50
 
 
 class Profiler(Protocol):
@@ -174,9 +176,9 @@ class App:
         own = {"now": self._now, "process": self._process, "compare": self._compared}
         if path in own:
             return as_json(200, own[path](question))
-        return self._of_run(name, path != name, question)
+        return self._of_run(name, question) if path == name else self._table(name, question)
 
-    def _of_run(self, name: str, as_table: bool, question: Question) -> Answer:
+    def _of_run(self, name: str, question: Question) -> Answer:
         at = answers.Beside(self._folders(), self._profiles)
         with self._runs.opened(self._shown_group(question), question.text("run")) as run:
             if name == "trace":
@@ -189,20 +191,26 @@ class App:
                 found = {name: answers.BESIDE[name](run, at)}
             else:
                 raise Refused(404, f"there is no {name[:100]!r}")
-        if not as_table:
-            return as_json(200, found)
-        if name == "steps":
-            return as_csv([{"rank": "mean", "columns": found["columns"]}, *found["ranks"]])
-        if name in ("values", "node"):
-            return as_csv(found["series"])
-        raise Refused(404, f"{name} is no table")
+        return as_json(200, found)
+
+    def _table(self, name: str, question: Question) -> Answer:
+        """Of one run, or of several with the run before each row."""
+        if name not in ("steps", "values", "node"):
+            raise Refused(404, f"{name[:100]!r} is no table")
+        asked, found = question.of_each_run(), list[dict[str, Any]]()
+        for each in asked[:_MOST_RUNS]:
+            with self._runs.opened(self._shown_group(each), run := each.text("run")) as opened:
+                told = answers.ANSWERS[name](opened, each)
+            mean = {"rank": "mean", "columns": told.get("columns")}
+            those = [mean, *told["ranks"]] if name == "steps" else told["series"]
+            found += [{"run": run, **row} for row in those] if len(asked) > 1 else those
+        return as_csv(found)
 
     def _compared(self, question: Question) -> dict[str, Any]:
         """What `otel-ddp compare` says of two runs."""
-        groups: list[str | None] = [*question.texts("group"), None, None]
         sides = []
-        for run, group in zip(question.texts("run")[:2], groups, strict=False):
-            with self._runs.opened(group, run) as found:
+        for each in question.of_each_run()[:2]:
+            with self._runs.opened(self._shown_group(each), each.text("run")) as found:
                 sides.append(rows.of_run(found))
         if len(sides) < 2:
             raise Refused(400, "name two runs")

@@ -31,7 +31,7 @@ _SHOWN = [
     for each in PHASE.values()
 ]
 # Of a series, what no label may take the name of.
-_TAKEN = ("name", "rank", "node", "columns")
+_TAKEN = ("run", "name", "rank", "node", "columns")
 
 # Of each rank, by columns of steps.
 _OF_RANK = ("first", "x", "ms", "steps", "low_s", "high_s", "step_s", "work_s", "wait_s")

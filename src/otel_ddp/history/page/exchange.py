@@ -51,6 +51,14 @@ class Question(NamedTuple):
     def texts(self, name: str) -> Sequence[str]:
         return self.query.get(name, ())
 
+    def of_each_run(self) -> list[Question]:
+        """The same about each of several runs; one without a group is the newest of its name."""
+        groups, found = self.texts("group"), []
+        for at, run in enumerate(self.texts("run")):
+            query = {**self.query, "run": [run], "group": groups[at : at + 1]}
+            found.append(self._replace(query={key: each for key, each in query.items() if each}))
+        return found or [self]
+
     def whole(self, name: str, default: int, low: int, high: int) -> int:
         """A whole number within bounds."""
         text = self.text(name)
@@ -98,7 +106,7 @@ def as_csv(series: Iterable[Mapping[str, Any]]) -> Answer:
     columns = list(dict.fromkeys(key for each in rows for key in each["columns"]))
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow([*labels, *columns])
+    writer.writerow(map(_cell, (*labels, *columns)))
     for each in rows:
         before = [_cell(each.get(label)) for label in labels]
         missing = [None] * max(map(len, each["columns"].values()), default=0)

@@ -8,10 +8,6 @@ export class MergedPicture extends Picture {
   constructor({ keys, ...rest }) {
     super(rest);
     this.keys = keys;
-    this.csv.addEventListener("click", (event) => {
-      event.preventDefault();
-      this.saveCsv();
-    });
   }
 
   async load(parameters) {
@@ -21,23 +17,9 @@ export class MergedPicture extends Picture {
     return { parts, series, left_out };
   }
 
+  /** One table, with the run before each row. The last runs of an address may lack their groups. */
   offerCsv(parameters) {
-    this.csvParameters = parameters;
-  }
-
-  /** One table, with the run before each row. */
-  async saveCsv() {
-    const tables = await Promise.all(this.keys.map(async (key) => {
-      const answer = await fetch(csvAddress(this.path, { ...this.csvParameters, ...key }));
-      const [head, ...rows] = (await answer.text()).trimEnd().split("\r\n");
-      const run = `"${key.run.replaceAll('"', '""')}"`;
-      return { head: `run,${head}`, rows: rows.map((row) => `${run},${row}`) };
-    }));
-    const text = [tables[0].head, ...tables.flatMap((each) => each.rows)].join("\r\n");
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-    link.download = "otel_ddp.csv";
-    link.click();
-    URL.revokeObjectURL(link.href);
+    const group = this.keys.map((key) => key.group).filter((each) => each !== null);
+    super.offerCsv({ ...parameters, run: this.keys.map((key) => key.run), group });
   }
 }

@@ -4,7 +4,7 @@ import { seriesColor } from "./colors.js";
 import { positions } from "./curves.js";
 import { el } from "./dom.js";
 import { seconds } from "./format.js";
-import { marks } from "./marks.js";
+import { escaped, marks } from "./marks.js";
 import { Picture } from "./picture.js";
 
 const MOST_LINES = 64;
@@ -69,7 +69,7 @@ function stepTime(answer, kind, run) {
       traces.push({ ...edge, y: columns.high_s, fill: "tonexty", fillcolor: `${color}22` });
     }
     traces.push({
-      x, y: columns.step_s, name: `rank ${each.rank}`, type: "scatter", mode: "lines",
+      x, y: columns.step_s, name: escaped(`rank ${each.rank}`), type: "scatter", mode: "lines",
       line: { color, width: 1.4 }, hovertemplate: "%{fullData.name}: %{y:.4s}s<extra></extra>",
     });
     const total = columns.steps.reduce((sum, count) => sum + count, 0);
@@ -101,7 +101,7 @@ function heatmap(answer, kind, column, colorscale) {
   const told = sorted.slice(0, 8).map(({ rank, mean }) => `rank ${rank}: ${seconds(mean)} a step`);
   return {
     traces: [{
-      type: "heatmap", x, y: answer.ranks.map((each) => each.rank),
+      type: "heatmap", x, y: answer.ranks.map((each) => escaped(each.rank)),
       z: answer.ranks.map((each) => each.columns[column]), colorscale, hoverongaps: false, zmin: low, zmax: high,
       colorbar: { thickness: 10, exponentformat: "SI", ticksuffix: "s" },
       hovertemplate: "rank %{y}, %{x}: %{z:.4s}s<extra></extra>",
