@@ -146,6 +146,8 @@ def test_further_names_and_all_below_them_may_be_hidden() -> None:
         ("authorization=Basic%20dTpw", f"authorization={HIDDEN}"),
         ("Cookie: a=S; b=S", f"Cookie: {HIDDEN}"),
         ("{'Cookie': 'a=S; b=S', 'n': 1}", f"{{'Cookie': '{HIDDEN}', 'n': 1}}"),
+        ("OTEL_DDP_NOTIFY=https://a/S https://b/S", f"OTEL_DDP_NOTIFY={HIDDEN}"),
+        ("OTEL_EXPORTER_OTLP_HEADERS=a=S,b=S", f"OTEL_EXPORTER_OTLP_HEADERS={HIDDEN}"),
         ("X-Token: S", f"X-Token: {HIDDEN}"),
         ("token: S1234567", f"token: {HIDDEN}"),
         ("SharedAccessSignature=S", f"SharedAccessSignature={HIDDEN}"),

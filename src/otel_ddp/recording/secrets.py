@@ -29,6 +29,8 @@ _SENDS = r"webhook|apprise|otelddpnotify|otelexporterotlp\w*headers"
 # Words of a name that hide it, and each name below it. A header of the latter has several words.
 _HEADERS = frozenset({"authorization", "cookie", "cookies"})
 _SECRET_WORDS = frozenset({"secret", "secrets", "credential", "credentials"}) | _HEADERS
+# Words of a name whose value goes on behind white space and commas, if it has no quotation marks.
+_LINES = _HEADERS | {"headers", "notify"}
 # Before `pass` at the end of a name, and before `token` alone below another name.
 _ACCOUNTS = frozenset({"db", "smtp", "user", "mail", "email", "mysql", "postgres", "redis", "ftp"})
 _OF_VOCABULARY = frozenset({"bos", "eos", "pad", "unk", "mask", "sep", "cls"})
@@ -190,7 +192,7 @@ def without_secrets(text: str) -> str:
         if value and _is_named_secret(text, named, value):
             at = value.start(value.lastgroup or 0)
             whole = _compiled(_VALUE).match(text, named.end())
-            if value["plain"] and not _HEADERS.isdisjoint(_words(named["name"])):
+            if value["plain"] and not _LINES.isdisjoint(_words(named["name"])):
                 whole = _compiled(_REST_OF_LINE).match(text, at)
             kept += text[end:at], HIDDEN
             end = whole.end() if whole else at
