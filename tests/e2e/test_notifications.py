@@ -144,6 +144,19 @@ def test_an_agent_whose_training_has_ended_stays_until_its_message_is_taken(
     assert len(webhook.of_kind("alert")) == 1
 
 
+def test_an_agent_that_does_not_linger_still_tells_that_a_run_has_failed(
+    webhook: Webhook,
+) -> None:
+    code = "import otel_ddp; otel_ddp.init(run='r').log({'x': 1.0}); raise ValueError('no data')"
+    with Node(OTEL_DDP_NOTIFY=webhook.url, OTEL_DDP_LINGER_S="0") as node:
+        node.python(code).communicate()
+
+        until(lambda: webhook.attempts and not node.place.agent_is_alive(), "the agent's end")
+    (died,), (ended,) = webhook.of_kind("death"), webhook.of_kind("ended")
+    assert "no data" in died["text"]
+    assert ended["title"].startswith("run r failed after ")
+
+
 def said_of_failure(node: Node) -> str:
     told = str(node.agent()["notify"])
     return told if "last failure" in told else ""

@@ -19,7 +19,7 @@ from otel_ddp.agent.notify.addresses import Address
 from otel_ddp.agent.notify.message import Message
 from otel_ddp.agent.notify.notifier import Notifier
 from otel_ddp.agent.notify.occasions import Occasions
-from otel_ddp.agent.notify.outbox import MOST_OF_A_RUN, Outbox
+from otel_ddp.agent.notify.outbox import MOST_OF_A_KIND, Outbox
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.reports import Incident, RunReports
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
@@ -214,10 +214,15 @@ def test_a_run_that_a_launcher_starts_again_has_not_ended(watched: Watched) -> N
 
 def test_the_end_of_a_run_whose_ranks_are_not_all_known_waits_for_them(watched: Watched) -> None:
     watched.end("finished", world=2)
+    assert watched.kinds() == []
+    # Until it is told, the judge does not forget the run, also while others are at work elsewhere.
+    assert watched.occasions.ending == {RUN}
     watched.case.living = 0
     assert watched.kinds() + watched.kinds(29.0) == []
+    assert watched.occasions.ending == {RUN}
 
     assert watched.kinds(1.0) == ["ended"]
+    assert not watched.occasions.ending
 
 
 @pytest.fixture
@@ -241,8 +246,8 @@ def test_a_rank_that_is_late_a_hundred_times_within_an_hour_makes_the_limit(
         outbox.deliver()
 
     assert made == 100
-    assert len(webhook.posted) == MOST_OF_A_RUN
-    assert len({each.body["id"] for each in webhook.posted}) == MOST_OF_A_RUN
+    assert len(webhook.posted) == MOST_OF_A_KIND
+    assert len({each.body["id"] for each in webhook.posted}) == MOST_OF_A_KIND
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from otel_ddp.agent.notify.addresses import Address
 from otel_ddp.agent.notify.message import Message
-from otel_ddp.agent.notify.outbox import MOST_OF_A_RUN, Outbox
+from otel_ddp.agent.notify.outbox import MOST_OF_A_KIND, Outbox
 from webhook import Webhook
 
 
@@ -40,10 +40,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "spool" / "notify"
 
 
-def message(number: int, run: str = "r") -> Message:
-    return Message(
-        f"{run}{number}", "straggler", "warn", f"title {number}", "text", "now", "g", run
-    )
+def message(number: int, run: str = "r", kind: str = "straggler") -> Message:
+    key = f"{kind}{run}{number}"
+    return Message(key, kind, "warn", f"title {number}", "text", "now", "g", run)
 
 
 def titles(webhook: Webhook) -> list[str]:
@@ -130,17 +129,48 @@ def test_a_rank_that_flaps_a_hundred_times_makes_the_limit_and_the_last_says_so(
         outbox.put(message(number))
     outbox.deliver()
 
-    assert titles(webhook) == [f"title {number}" for number in range(MOST_OF_A_RUN)]
+    assert titles(webhook) == [f"title {number}" for number in range(MOST_OF_A_KIND)]
     texts = [each.body["text"] for each in webhook.posted]
     assert [text for text in texts if "further ones are left out" in text] == texts[-1:]
-    assert outbox.describe().endswith("0 taken, 50 left out beyond 20 a run and hour")
+    assert outbox.describe().endswith("0 taken, 50 left out beyond 20 a kind, run and hour")
 
     outbox.put(message(0, run="other"))
     clock.now += 3600
     outbox.put(message(100))
     outbox.deliver()
 
-    assert titles(webhook)[MOST_OF_A_RUN:] == ["title 0", "title 100"]
+    assert titles(webhook)[MOST_OF_A_KIND:] == ["title 0", "title 100"]
+
+
+def test_a_scripts_alerts_leave_out_neither_death_nor_hang_nor_end_of_its_run(
+    webhook: Webhook, folder: Path, clock: Clock
+) -> None:
+    outbox = Outbox(folder, [Address(webhook.url)], clock)
+    for number in range(30):
+        outbox.put(message(number, kind="alert"))
+
+    for kind in ("death", "stall", "ended"):
+        outbox.put(message(0, kind=kind))
+
+    outbox.deliver()
+    kinds = [each.body["kind"] for each in webhook.posted]
+    assert kinds == [*["alert"] * MOST_OF_A_KIND, "death", "stall", "ended"]
+
+
+def test_of_a_hundred_that_wait_the_oldest_alert_is_given_up_before_a_death(
+    webhook: Webhook, folder: Path, clock: Clock
+) -> None:
+    webhook.code = 503
+    outbox = Outbox(folder, [Address(webhook.url)], clock)
+    outbox.put(message(0, kind="death"))
+    for number in range(100):
+        outbox.put(message(number, run=f"r{number}", kind="alert"))
+    webhook.code = 200
+
+    outbox.deliver()
+
+    assert titles(webhook) == ["title 0", *(f"title {number}" for number in range(1, 100))]
+    assert webhook.posted[0].body["kind"] == "death"
 
 
 def test_an_address_that_is_down_holds_up_no_other(

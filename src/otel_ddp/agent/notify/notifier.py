@@ -16,6 +16,7 @@ from otel_ddp.agent.notify.occasions import Occasions
 from otel_ddp.agent.notify.outbox import Outbox
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.run_case import RunCase
+from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.settings import Settings
 
 _LOOK_EVERY_S = 1.0
@@ -66,6 +67,11 @@ class Notifier:
             self._new.put(message)
             self._wake.set()
 
+    @property
+    def ending(self) -> Collection[Labels]:
+        """The runs that the judge must not forget before their end is told."""
+        return self._occasions.ending
+
     def threads(self) -> Iterator[KeptThread]:
         """The thread that sends, if there is an address."""
         if self._addresses:
@@ -73,7 +79,7 @@ class Notifier:
 
     def busy(self) -> bool:
         """Whether the agent should stay for what waits."""
-        return not self._new.empty() or self._outbox.is_awaited()
+        return bool(self.ending) or not self._new.empty() or self._outbox.is_awaited()
 
     def describe(self) -> str:
         """How it goes, in a sentence without secrets."""

@@ -63,6 +63,8 @@ class Occasions:
         self._grafana = grafana
         self._runs: dict[Labels, _Run] = {}
         self._carded: set[JournalFeed] = set()
+        self.ending: set[Labels] = set()
+        """The runs of which a process has ended, and whose end is not told yet."""
 
     def poll(
         self,
@@ -88,6 +90,11 @@ class Occasions:
                 continue
             yield from self._verdicts(case, run, page, now, leaving)
             yield from self._end(case, run, page, now, over, leaving)
+        self.ending = {
+            case.run
+            for case in cases
+            if case.reports.ended and not self._runs[case.run].end_is_told
+        }
 
     def _read(self, feed: JournalFeed, run: _Run, page: str) -> Iterator[Message]:
         """Alerts; and what the verdict on a death and the end of the run will say."""

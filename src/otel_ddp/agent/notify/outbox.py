@@ -21,16 +21,16 @@ from otel_ddp.history.terminal import shown_time
 
 log = logging.getLogger("otel_ddp.agent")
 
-# Of one run in an hour.
-MOST_OF_A_RUN, _HOUR_S = 20, 3600.0
+# Of one kind, run and hour: a script's alerts must not leave out the run's death.
+MOST_OF_A_KIND, _HOUR_S = 20, 3600.0
 _MOST_WAITING = 100
 _DAY_S = 86400.0
 # An agent whose training has ended stays so long for a message that an address has not taken.
 _STAY_S = 3600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
 _LAST = (
-    f"This is message {MOST_OF_A_RUN} of this run within an hour: further ones are left out. "
-    "`otel-ddp status` shows them."
+    f"This is message {MOST_OF_A_KIND} of this kind and run within an hour: further ones are left "
+    "out. `otel-ddp status` shows them."
 )
 
 
@@ -54,7 +54,7 @@ class Outbox:
         self._addresses = addresses
         self._clock = clock
         self._waiting: list[_Waiting] = []
-        # By id: group and run, and when it was told.
+        # By id: kind, group and run, and when it was told.
         self._told: dict[str, tuple[str, float]] = {}
         # By key: when to try again, and for how long it was left alone last.
         self._pauses: dict[str, tuple[float, float]] = {}
@@ -83,22 +83,22 @@ class Outbox:
                     files.remove(path)
         with contextlib.suppress(TypeError, ValueError):
             told = files.read_mapping(self._folder / "told.json")
-            self._told = {key: (str(run), float(at)) for key, (run, at) in told.items()}
+            self._told = {key: (str(kind), float(at)) for key, (kind, at) in told.items()}
 
     def put(self, message: Message) -> None:
-        """Send it from now on, unless it was told before or there are too many of its run."""
+        """Send it from now on, unless it was told before or there are too many of its kind."""
         now = self._clock()
         self._told = {key: each for key, each in self._told.items() if now - each[1] < _DAY_S}
         if message.id in self._told:
             return
-        run = f"{message.group}/{message.run}"
-        of_run = sum(each == run and now - at < _HOUR_S for each, at in self._told.values())
-        if of_run >= MOST_OF_A_RUN:
+        kind = f"{message.kind}/{message.group}/{message.run}"
+        of_kind = sum(each == kind and now - at < _HOUR_S for each, at in self._told.values())
+        if of_kind >= MOST_OF_A_KIND:
             self.left_out += 1
             return
-        if of_run == MOST_OF_A_RUN - 1:
+        if of_kind == MOST_OF_A_KIND - 1:
             message = message._replace(text=f"{message.text}\n\n{_LAST}".strip())
-        self._told[message.id] = run, now
+        self._told[message.id] = kind, now
         path = self._folder / f"{int(now * 1000):015d}-{message.id}.json"
         waiting = _Waiting(message, [each.key for each in self._addresses], path, now)
         self._waiting.append(waiting)
@@ -106,7 +106,8 @@ class Outbox:
             self._claim()
             files.replace(self._folder / "told.json", json.dumps(self._told))
         self._save(waiting)
-        for each in self._waiting[:-_MOST_WAITING]:
+        alerts_first = sorted(self._waiting, key=lambda each: each.message.kind != "alert")
+        for each in alerts_first[:-_MOST_WAITING]:
             self._drop(each)
 
     def deliver(self, stopping: Callable[[], bool] = lambda: False) -> None:
@@ -190,7 +191,7 @@ class Outbox:
         parts = [f"to {count} address{'es' * (count > 1)} ({addresses}): {self.delivered} taken"]
         for number, word in (
             (len(self._waiting), "wait"),
-            (self.left_out, f"left out beyond {MOST_OF_A_RUN} a run and hour"),
+            (self.left_out, f"left out beyond {MOST_OF_A_KIND} a kind, run and hour"),
             (self.dropped, "given up"),
         ):
             parts += [f"{number} {word}"] if number else []

@@ -110,7 +110,7 @@ class Agent:
             self._update_series()
             for thread in self._front.threads():
                 thread.keep_running()
-            self._watch.forget_ended(self._conf.linger_s)
+            self._watch.forget_ended(self._conf.linger_s, self._notifier.ending)
             self._check_whether_to_stop()
             self._write_file()
         if self._is_due("connect", _CONNECT_EVERY_S):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from otel_ddp.agent.artifacts.artifacts import Artifacts
 from otel_ddp.agent.history.histories import Collector, Histories
@@ -103,10 +103,10 @@ class NodeWatch:
             *self.journals.flush_documents(),
         ]
 
-    def forget_ended(self, linger_s: float) -> None:
-        """Drop what ended long ago."""
+    def forget_ended(self, linger_s: float, keep: Collection[Labels]) -> None:
+        """Drop what ended long ago, but the verdicts on the runs to *keep*."""
         self.journals.forget_ended(linger_s)
-        self.judge.retire({run_labels(labels) for labels in self.journals.labels()})
+        self.judge.retire({*keep, *map(run_labels, self.journals.labels())})
 
     def stop(self) -> None:
         """Sample no more, close the links, and write the histories down."""
