@@ -153,6 +153,16 @@ def refused(words: list[str]) -> str:
     return said.getvalue()
 
 
+def test_nothing_advises_to_time_collectives_without_the_case_in_which_that_does_harm() -> None:
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "deploy").rglob("*.y*ml")]
+    # What was run on a GPU with which variables is no advice.
+    for path in [*sources, *(page for page in COMMANDED if page.name != "gpu.md")]:
+        # A sentence of the code, and a table of a page, is one paragraph.
+        for paragraph in path.read_text().split("\n\n"):
+            if "TORCH_NCCL_ENABLE_TIMING=1" in paragraph:
+                assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in paragraph, (path, paragraph)
+
+
 def test_every_command_of_ours_that_a_page_shows_is_one_with_these_options() -> None:
     asked = [
         (page.name, words[place + 1 :], is_whole)

@@ -148,6 +148,14 @@ def test_without_torch_the_doctor_says_what_to_type(monkeypatch: pytest.MonkeyPa
     assert "pip install 'torch>=2.4'" in the(list(examine(Inputs(), [machine.torch])), "warn")
 
 
+def test_timing_of_collectives_on_one_connection_is_a_warning() -> None:
+    os.environ.update(TORCH_NCCL_ENABLE_TIMING="1", CUDA_DEVICE_MAX_CONNECTIONS="1")
+
+    findings = list(examine(Inputs(), [machine.torch]))
+
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1 is set: unset the first" in the(findings, "warn")
+
+
 def test_a_setting_that_cannot_be_read_fails_and_the_others_hold() -> None:
     os.environ.update(
         OTEL_DDP_STALL_TIMEOUT_S="soon", OTEL_DDP_AGENT="maybe", OTEL_DDP_JOURNAL_BYTES="4M"

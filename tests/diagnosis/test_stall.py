@@ -469,7 +469,8 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
     ),
     "torch times no collectives": (
         *([F, F], [SCHEDULED, SCHEDULED], "backend", ""),
-        "it does not end (all_reduce [[1000]], collective number 9). Set TORCH_NCCL_ENABLE_TIMING",
+        "it does not end (all_reduce [[1000]], collective number 9). To know which devices are in "
+        "it, set TORCH_NCCL_ENABLE_TIMING=1",
     ),
     "hosts wait in their collectives": (
         [W, W],

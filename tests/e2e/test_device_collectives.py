@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from node import Node, finished, until
+from otel_ddp.vocabulary.words import TIME_COLLECTIVES
 from watched import ON_DEVICE
 
 pytestmark = pytest.mark.timed
@@ -150,7 +151,6 @@ def test_a_slow_device_is_named_where_waits_lie_inside_forward_and_backward(
 
 def test_without_times_of_collectives_the_word_is_what_to_set(launch: Launch) -> None:
     assert launch.insufficient.endswith(
-        "on rank 0, 1; torch does not time collectives: set TORCH_NCCL_ENABLE_TIMING=1 before the "
-        "process group is made"
+        f"on rank 0, 1; torch does not time collectives: {TIME_COLLECTIVES}"
     )
     assert not {"straggler", "imbalance", "regression"} & set(launch.untimed_verdicts)

@@ -16,6 +16,7 @@ import otel_ddp
 from conftest import Here
 from otel_ddp.torch.readings import capabilities
 
+TIMED_ON_ONE = "TORCH_NCCL_ENABLE_TIMING", "CUDA_DEVICE_MAX_CONNECTIONS"
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 
@@ -79,6 +80,32 @@ def test_where_devices_wait_collectives_have_to_be_timed_and_recorded(
         monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", timing)
 
     assert capabilities._arrivals() == word
+
+
+@pytest.mark.parametrize(
+    ("timing", "connections", "word"),
+    [("1", "1", "timed"), ("1", "8", None), ("1", None, None), (None, "1", None), ("0", "1", None)],
+)
+def test_collectives_that_are_timed_on_one_connection_do_not_overlap(
+    place: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    timing: str | None,
+    connections: str | None,
+    word: str | None,
+) -> None:
+    monkeypatch.setattr(capabilities, "backend", lambda: "nccl")
+    for name, value in zip(TIMED_ON_ONE, (timing, connections), strict=True):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    otel_ddp.instrument(model)
+
+    for _ in range(30):
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+
+    assert place.only().facts["capability"].get("overlap") == word
 
 
 @pytest.mark.parametrize(("rank", "said"), [(0, 1), (2, 0)])

@@ -16,17 +16,14 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Labels
-from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, WORK_PHASES
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, TIME_COLLECTIVES, WORK_PHASES
 
 # The most steps of one sample: a verdict takes two samples at least.
 _MOST_STEPS = 60
 NOTHING_NEW = "no step is new since the ranks were last asked"
 # Between two ranks, one number does not say which rank waits for which.
 _PAIRS = ("send", "recv")
-NOT_TIMED = (
-    "torch does not time collectives: set TORCH_NCCL_ENABLE_TIMING=1 before the process group is "
-    "made"
-)
+NOT_TIMED = f"torch does not time collectives: {TIME_COLLECTIVES}"
 _INDEX = {PHASES[word]: at for at, word in enumerate(WORK_PHASES)}
 _BACKWARD = WORK_PHASES.index("backward")
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.say import rank_list, rank_order, verb
 from otel_ddp.diagnosis.stall.evidence import Collective, Frame, Group, Suspect
 from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.vocabulary.words import TIME_COLLECTIVES
 
 # These need the same sizes on all ranks. Where one rank's differ, the calls do not match.
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast")
@@ -43,8 +44,7 @@ _ADVICE = {
     "backend": "Look at the network, the backend's log (NCCL and RCCL: NCCL_DEBUG=INFO), "
     "and the GPUs' errors.",
     "unheard": "Look whether the node is still there: its power, its kernel, the network to it.",
-    "untimed": "Set TORCH_NCCL_ENABLE_TIMING=1 before the process group is made: then it is known "
-    "which devices are in it.",
+    "untimed": f"To know which devices are in it, {TIME_COLLECTIVES}.",
     "left": "Its output says why it left, and `otel-ddp stacks` where its threads are. Make those "
     "that need not finish daemons.",
 }

@@ -15,16 +15,16 @@ from torch.nn.parallel import DistributedDataParallel
 from otel_ddp import errors
 from otel_ddp.torch import collectives, inspection
 from otel_ddp.torch.hooks.model import differentiable
+from otel_ddp.torch.models import loses_overlap, times_collectives
 from otel_ddp.torch.process_group import backend, is_up
 from otel_ddp.torch.steps.stepper import Stepper
+from otel_ddp.vocabulary.words import NO_OVERLAP, TIME_COLLECTIVES
 
 # Most loops compute their loss outside of the model, and log it: that is known only later.
 NO_LOSS = ("no_loss", "scaled_loss", "several_losses")
 # The name of a node of the graph that is reentrant checkpointing.
 _REENTRANT = "CheckpointFunctionBackward"
 _MOST_NODES = 20_000
-# As torch reads it.
-_TIMING, _TRUE = "TORCH_NCCL_ENABLE_TIMING", ("1", "y", "yes", "t", "true")
 
 # The word of a reason -> the sentence for people.
 REASONS: Mapping[str, str] = {
@@ -43,8 +43,8 @@ REASONS: Mapping[str, str] = {
     "tensor_parallel": "tensor parallelism waits inside forward and backward",
     "reentrant_checkpoint": "reentrant checkpointing makes DDP wait inside backward",
     "no_ddp": "several ranks and no DistributedDataParallel: waits are inside other phases",
-    "not_timed": "torch does not time collectives: set TORCH_NCCL_ENABLE_TIMING=1 before the "
-    "process group is made",
+    "not_timed": f"torch does not time collectives: {TIME_COLLECTIVES}",
+    "timed": NO_OVERLAP,
     "no_recorder": "torch's flight recorder is empty: set TORCH_FR_BUFFER_SIZE=2000, or "
     "TORCH_NCCL_TRACE_BUFFER_SIZE where PyTorch is older",
     "no_loss": "the model returns none, or several, and backward begins at no single number: log "
@@ -86,6 +86,8 @@ def measured(
     needed = found["comm_wait"] and backward and not collectives.none_so_far()
     if needed and "nccl" in backend() and (reason := _arrivals()):
         found["arrivals"] = reason
+    if "nccl" in backend() and loses_overlap(os.environ):
+        found["overlap"] = "timed"
     # The first batch may be wanted before it is known which thread trains.
     is_own = stepper.seen.loads and stepper.loads.thread == stepper.progress.thread.ident
     found["data"] = "" if is_own else "no_loader"
@@ -115,7 +117,7 @@ def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str
 
 def _arrivals() -> str:
     """What keeps NCCL's recorder from telling how long collectives take."""
-    if os.environ.get(_TIMING, "").lower() not in _TRUE:
+    if not times_collectives(os.environ):
         return "not_timed"
     c10d = getattr(torch._C, "_distributed_c10d", None)
     summary = getattr(c10d, "_dump_nccl_trace_json", lambda **_: b"{}")

@@ -32,7 +32,8 @@ from otel_ddp.identity import identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import place
 from otel_ddp.journal.survey import Survey, survey
-from otel_ddp.torch.models import device_runtime, too_old
+from otel_ddp.torch.models import device_runtime, loses_overlap, too_old
+from otel_ddp.vocabulary.words import NO_OVERLAP
 
 Level = Literal["ok", "warn", "fail"]
 Said = Iterator[tuple[Level, str]]
@@ -161,6 +162,8 @@ def torch(inputs: Inputs) -> Said:
             doubt = f"it uses none of the {vendor} GPUs here; install a build for {wanted}"
     described = f"torch {version}, {build}"
     yield ("warn", f"{described}: {doubt}") if doubt else ("ok", described)
+    if loses_overlap(inputs.env):
+        yield "warn", NO_OVERLAP
 
 
 def _has_gpus(inputs: Inputs) -> bool:
