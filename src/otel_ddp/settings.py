@@ -336,7 +336,7 @@ class Settings:
     directory: str = _setting("OTEL_DDP_DIR", "", _path())
     """Where journals and the agent meet. By default a private directory on tmpfs."""
     node: str = _setting("OTEL_DDP_NODE", "")
-    """The name of this node, where the host name is not it (a DaemonSet, say)."""
+    """The name of this node, where the host name is not it: a pod has that of its machine."""
     journal_bytes: int = _setting(
         "OTEL_DDP_JOURNAL_BYTES", 2 * MIB, _bytes(layout.SMALLEST_FILE, layout.LARGEST_FILE)
     )

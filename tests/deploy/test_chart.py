@@ -418,7 +418,8 @@ def test_the_lines_for_pods_beside_the_daemonset_lead_to_its_agent(
     said, own = variables(container), variables(agent["containers"][0])
     (place,) = (each for each in agent["volumes"] if each["name"] == "meeting-place")
 
-    assert said == {"OTEL_DDP_AGENT": "external", "OTEL_DDP_DIR": own["OTEL_DDP_DIR"]}
+    shared = {name: own[name] for name in ("OTEL_DDP_DIR", "OTEL_DDP_NODE")}
+    assert said == {"OTEL_DDP_AGENT": "external", **shared}
     assert container["volumeMounts"][0] in agent["containers"][0]["volumeMounts"]
     assert training["volumes"][0]["hostPath"]["path"] == place["hostPath"]["path"]
     assert training["securityContext"]["runAsUser"] == agent["securityContext"]["runAsUser"]

@@ -136,6 +136,31 @@ def agents() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     ]
 
 
+def test_whatever_runs_an_agent_or_a_training_names_its_node_by_the_machine() -> None:
+    of_ours = [
+        each
+        for path in sorted(DEPLOY.rglob("*.y*ml"))
+        if "templates" not in path.parts
+        for manifest in documents(path)
+        for pod in schemas.pod_templates(manifest)
+        for kind in ("initContainers", "containers")
+        for each in pod["template"]["spec"].get(kind, ())
+        if any(name.startswith("OTEL_DDP_") for name in environment(each))
+    ]
+    # Helm's template takes its containers from the manifests, but for these lines.
+    notes = (DEPLOY / "templates" / "NOTES.txt").read_text()
+    of_ours += [
+        {"env": yaml.safe_load(re.sub(r"\{\{.*?\}\}", "X", lines))}
+        for lines in re.findall(r"env:\n((?: *- \{name: .*\n)+)", notes)
+    ]
+
+    for each in of_ours:
+        nodes = [one["valueFrom"] for one in each["env"] if one["name"] == "OTEL_DDP_NODE"]
+        assert nodes == [{"fieldRef": {"fieldPath": "spec.nodeName"}}], each
+    # Of the job, its sidecar, and the DaemonSet; of the operators' examples; of the notes.
+    assert len(of_ours) == 3 + 6 + 2
+
+
 def test_agents_send_to_the_gateways_service_under_the_name_in_its_certificate() -> None:
     service = one("Service", "otel-ddp-gateway")
     (host,) = set(re.findall(r"DNS:(\S+\.svc)", GUIDE.read_text()))
