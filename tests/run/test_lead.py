@@ -12,6 +12,8 @@ import otel_ddp
 from conftest import Here
 from otel_ddp import ConfigError
 from otel_ddp.identity import lead
+from otel_ddp.run.lead_search import LeadSearch
+from otel_ddp.settings import Settings
 
 TOKEN = "canary7x-0123456789"
 
@@ -129,3 +131,14 @@ def test_one_of_both_variables_alone_stops_init_with_help(
 
     assert str(raised.value).startswith(needs)
     assert place.journals() == []
+
+
+def test_replica_groups_of_torchft_seek_no_lead_in_stores_that_do_not_know_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert LeadSearch.by(Settings()).is_sought
+    monkeypatch.setenv("REPLICA_GROUP_ID", "0")
+    monkeypatch.setenv("NUM_REPLICA_GROUPS", "2")
+    monkeypatch.setenv("TORCHFT_LIGHTHOUSE", "http://localhost:29510")
+
+    assert not LeadSearch.by(Settings()).is_sought

@@ -82,6 +82,22 @@ def test_where_devices_wait_collectives_have_to_be_timed_and_recorded(
     assert capabilities._arrivals() == word
 
 
+def test_where_replica_groups_of_torchft_wait_is_not_known(place: Here) -> None:
+    os.environ.update(
+        REPLICA_GROUP_ID="1", NUM_REPLICA_GROUPS="2", TORCHFT_LIGHTHOUSE="http://localhost:29510"
+    )
+    # torchft's own DDP is one, and waits in a hook within backward.
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    otel_ddp.instrument(model)
+
+    for _ in range(30):
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+
+    assert place.only().facts["capability"]["comm_wait"] == "replica_groups"
+
+
 @pytest.mark.parametrize(
     ("timing", "connections", "word"),
     [("1", "1", "timed"), ("1", "8", None), ("1", None, None), (None, "1", None), ("0", "1", None)],

@@ -197,7 +197,7 @@ def resolve(
     node_rank = _first(numbers["node_rank"], facts.node_rank)
     local = _first(numbers["local_rank"], facts.local_rank)
     if local is None:
-        master = env.get("MASTER_ADDR", "")
+        master = env.get("MASTER_ADDR", "") if facts.replicas is None else ""
         local = _local_rank(rank, world, node_rank, facts.nodes, master, process.host)
 
     # Name.
@@ -258,13 +258,18 @@ def settle(
     the group leaves open stay as they are and count as settled.
     """
     given = identity.given
+    master = facts.store_host or env.get("MASTER_ADDR", "")
+    if (part := launchers.replicas(env)) is not None:
+        # The process group is one replica group's, and others may be on other machines.
+        numbers, master = part.number(facts.global_rank, facts.world_size), ""
+        facts = facts._replace(global_rank=numbers[0], world_size=numbers[1])
     rank = identity.global_rank if "global_rank" in given else facts.global_rank
     world = identity.world_size if "world_size" in given else facts.world_size
     same_world = identity.world_size in (None, world)
     node_rank = identity.node_rank if same_world or "node_rank" in given else None
     nodes = identity.nodes if same_world else None
     local_world = identity.local_world_size if same_world else None
-    if local_world is None and _is_loopback(facts.store_host or env.get("MASTER_ADDR", "")):
+    if local_world is None and _is_loopback(master):
         # No other machine can reach such an address: all ranks are on this node.
         local_world = world
     launcher = identity.launcher
@@ -275,7 +280,6 @@ def settle(
     same = same_world and identity.global_rank in (None, rank)
     assumed = identity.launcher == "lone" or local == identity.global_rank
     if local is None or (not same and assumed and "local_rank" not in given):
-        master = facts.store_host or env.get("MASTER_ADDR", "")
         local = _local_rank(rank, world, node_rank, nodes, master, identity.host)
 
     run, run_from = identity.run, identity.run_from

@@ -56,6 +56,8 @@ def find(
         return _settled(given, "given")
     if facts.launcher == "pool":
         return _settled(make_id(), "made")
+    if facts.replicas is not None:
+        return _settled(_derived("torchft", facts.replicas.shared), "launcher")
     elastic_id = clean(env.get("TORCHELASTIC_RUN_ID", ""))
     if facts.launcher == "torchrun" and elastic_id not in ("", "none"):
         is_uuid = _UUID.fullmatch(elastic_id)

@@ -7,7 +7,7 @@ import stat
 from typing import Any
 
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity import lead
+from otel_ddp.identity import launchers, lead
 from otel_ddp.identity.identity import GroupFacts
 from otel_ddp.identity.lead import Lead
 from otel_ddp.settings import Settings
@@ -28,7 +28,8 @@ class LeadSearch:
         if conf.lead == "off":
             return cls()
         if not conf.lead and not conf.lead_token_file:
-            return cls(is_sought=True)
+            # The stores of torchft's replica groups know nothing of each other.
+            return cls(is_sought=launchers.replicas(os.environ) is None)
         return cls(_named(conf))
 
     def is_due(self, *, has_synced: bool) -> bool:

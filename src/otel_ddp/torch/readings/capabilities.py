@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import errors
+from otel_ddp.identity.launchers import replicas
 from otel_ddp.torch import collectives, inspection
 from otel_ddp.torch.hooks.model import differentiable
 from otel_ddp.torch.models import loses_overlap, times_collectives
@@ -42,6 +43,8 @@ REASONS: Mapping[str, str] = {
     "sync_batch_norm": "SyncBatchNorm waits inside forward and backward",
     "tensor_parallel": "tensor parallelism waits inside forward and backward",
     "reentrant_checkpoint": "reentrant checkpointing makes DDP wait inside backward",
+    "replica_groups": "torchft's replica groups wait for each other inside backward, and between "
+    "the phases",
     "no_ddp": "several ranks and no DistributedDataParallel: waits are inside other phases",
     "not_timed": f"torch does not time collectives: {TIME_COLLECTIVES}",
     "timed": NO_OVERLAP,
@@ -102,6 +105,8 @@ def measured(
 
 
 def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str:
+    if replicas(os.environ) is not None:
+        return "replica_groups"
     if world_size <= 1:
         return ""
     if any(_is_sharded(each) for model in models for each in model.modules()):
