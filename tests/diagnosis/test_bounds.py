@@ -166,7 +166,8 @@ def test_a_short_change_is_no_other_verdict() -> None:
 
     assert run.steps(120, {**COMPUTE, "data": 45}) == []
     assert run.steps(500, COMPUTE) == []
-    assert phases(run.steps(500, {**COMPUTE, "data": 45})) == [("data", True)]
+    changes = run.steps(500, {**COMPUTE, "data": 45})
+    assert phases(changes) == [("compute", False), ("data", True)]
 
 
 def test_a_share_about_the_limit_does_not_go_to_and_fro() -> None:
@@ -187,7 +188,11 @@ def test_a_run_that_has_no_bound_any_more_or_has_ended_closes_the_verdict(ends: 
     if ends:
         run.told.forget(0)
 
-    assert phases(run.bounds.poll(0) if ends else run.steps(500, even)) == [("data", False)]
+    (change,) = run.bounds.poll(0) if ends else run.steps(500, even)
+
+    assert phases([change]) == [("data", False)]
+    # With the share of its whole time, and not that of the last steps.
+    assert change.verdict.evidence["shares"]["data"] == pytest.approx(0.4, abs=0.05)
 
 
 def test_waits_that_are_not_known_are_mentioned() -> None:

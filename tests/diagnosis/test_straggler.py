@@ -10,6 +10,7 @@ import pytest
 
 from make import labels_of
 from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.diagnosis.say import past_sentence
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.alignment import Alignment
 from otel_ddp.diagnosis.straggler.detector import Stragglers
@@ -377,9 +378,10 @@ def test_a_verdict_has_what_was_lost_since_it_began_and_ends_when_it_was_over() 
 
     # Three others wait 30 ms in each step.
     assert opened.evidence["lost_s"] == pytest.approx(90 * 0.03 * 3, rel=0.15)
-    # Medians follow some 45 steps later.
-    assert 180 < first.evidence["lost_s"] / (0.03 * 3) < 230
-    assert 130 < second.evidence["lost_s"] / (0.03 * 3) < 190
+    # The first 20 steps are left out. The medians of 90 steps are late for 45 more.
+    assert first.evidence["lost_s"] == pytest.approx(180 * 0.03 * 3, rel=0.02)
+    # It is charged for 90 steps when it begins, of which 78 % were late.
+    assert second.evidence["lost_s"] == pytest.approx(130 * 0.03 * 3, rel=0.1)
     total_s = job.report().ranks[1].lost_s
     assert first.evidence["lost_s"] + second.evidence["lost_s"] == pytest.approx(total_s, abs=0.01)
     assert abs(first.until_ns - recovered_ns) < 2 * S
@@ -392,6 +394,22 @@ def test_a_verdict_has_what_was_lost_since_it_began_and_ends_when_it_was_over() 
     total_s += last.evidence["lost_s"]
     lost_s = {each.labels: each.lost_s for each in job.report().ranks}
     assert lost_s[labels_of(1)] == pytest.approx(total_s, abs=0.01)
+
+
+def test_a_verdict_that_is_over_has_the_figures_of_its_whole_time() -> None:
+    job = Job(ranks=2)
+    job.steps(180, {1: {"data": 0.09}})
+    job.steps(80, {1: {"data": 0.03}})
+    ((over, opened),) = job.steps(200)
+
+    # The last steps are those of 30 ms, and the last figures would be of steps of 130 ms.
+    assert not opened
+    whole = 160 * 0.09 + 80 * 0.03
+    assert over.evidence["steps"] == 240
+    assert over.evidence["lost_s"] == pytest.approx(whole, rel=0.02)
+    assert over.evidence["excess_s"] == pytest.approx(whole / 240, rel=0.02)
+    assert over.evidence["step_s"] == pytest.approx(0.1 + whole / 240, rel=0.02)
+    assert "by 41 % of a step of 170 ms, which cost the others 16." in past_sentence(over)
 
 
 def test_two_late_ranks_share_one_waiting() -> None:

@@ -111,6 +111,9 @@ class Bounds(Detector):
         self._ranks: dict[Labels, _Rank] = {}
         self._fed = 0
         self._open: Verdict | None = None
+        # The sums of the shares that the checks found since it was opened, and how many these are.
+        self._sums: Mapping[str, float] = {}
+        self._found = 0
         self._candidate = ""
         self._checks = 0
         self._changes: list[Change] = []
@@ -138,10 +141,9 @@ class Bounds(Detector):
             rest = rest[len(some) :]
 
     def forget(self, labels: Labels) -> None:
+        if self._ranks.keys() == {labels}:
+            self._close()
         self._ranks.pop(labels, None)
-        if not self._ranks and self._open:
-            self._changes.append(Change(self._open, False))
-            self._open = None
 
     def poll(self, now_ns: int) -> list[Change]:
         changes, self._changes = self._changes, []
@@ -207,15 +209,15 @@ class Bounds(Detector):
         self._candidate = leading
         if leading == (self._open.phase if self._open else ""):
             if self._open:
+                self._add(shares)
                 self._open = self._open._replace(**self._figures(leading, shares))
             return
         if self._checks < _CHECKS:
             return
+        self._close()
         if not leading:
-            if self._open:
-                self._changes.append(Change(self._open, False))
-            self._open = None
             return
+        self._add(shares)
         self._open = Verdict(
             "bound",
             run_labels(next(iter(self._ranks))),
@@ -225,6 +227,18 @@ class Bounds(Detector):
             since_ns=facts.ended_ns,
         )
         self._changes.append(Change(self._open, True))
+
+    def _close(self) -> None:
+        """It is over, with the shares of its whole time: the last steps may be of another bound."""
+        if self._open:
+            shares = {word: each / self._found for word, each in self._sums.items()}
+            over = self._open._replace(**self._figures(self._open.phase, shares))
+            self._changes.append(Change(over, False))
+        self._open, self._sums, self._found = None, {}, 0
+
+    def _add(self, shares: Mapping[str, float]) -> None:
+        self._sums = {word: self._sums.get(word, 0.0) + share for word, share in shares.items()}
+        self._found += 1
 
     def _figures(self, leading: str, shares: Mapping[str, float]) -> dict[str, Any]:
         """What of a verdict moves with the shares."""

@@ -122,9 +122,6 @@ class VerdictReporter:
         verdict, ended_with = incident.shown, ""
         if opened:
             told.open[verdict.key] = incident
-            if before is not None and before.since_ns != verdict.since_ns:
-                # Another bound has taken its place.
-                told.past_bounds.append(self._past(before, "", now_ns))
         else:
             ended_with = _ended_with(verdict, sources, ended)
             told.past_of(verdict.kind).append(self._past(verdict, ended_with, now_ns))

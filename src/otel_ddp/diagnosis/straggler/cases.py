@@ -50,6 +50,10 @@ class _Late(NamedTuple):
     def excess_s(self, length: int = 0) -> float:
         return self.history.excess_s(self.i, length or self.length)
 
+    def is_late(self, steps: int, least: float) -> bool:
+        """Whether it was, in the last steps, by this share of them."""
+        return self.excess_s(steps) >= least * self.history.step_s(steps)
+
 
 class _Case:
     """An open verdict."""
@@ -59,10 +63,37 @@ class _Case:
         # With the figures of the last check that found it late enough to be named.
         self.verdict = verdict
         self.lost_s = 0.0
+        # Sums over the steps in which it was late.
+        self._late_steps, self._excess_s, self._step_s = 0, 0.0, 0.0
         # Another kind and phase, and how many checks in a row have found them.
         self.other_reading: tuple[Kind, str] | None = None
         self.checks = 0
         self.steps_since_check = 0
+
+    def add(self, steps: int, excess_s: float, step_s: float, lost_s: float) -> None:
+        """It was late in so many more steps, by so much in each."""
+        self._late_steps += steps
+        self._excess_s += steps * excess_s
+        self._step_s += steps * step_s
+        self.lost_s += lost_s
+
+    def with_cost(self) -> Verdict:
+        """The verdict with what the others have lost since it began."""
+        evidence = {**self.verdict.evidence, "lost_s": round(self.lost_s, 3)}
+        return self.verdict._replace(evidence=evidence)
+
+    def over(self, until_ns: int = 0) -> Verdict:
+        """The verdict when it is over, with the figures of its whole time."""
+        verdict, steps = self.with_cost()._replace(until_ns=until_ns), self._late_steps
+        if not steps:
+            return verdict
+        whole = {
+            "excess_s": round(self._excess_s / steps, 6),
+            "excess": round(self._excess_s / self._step_s, 4),
+            "step_s": round(self._step_s / steps, 6),
+            "steps": steps,
+        }
+        return verdict._replace(evidence={**verdict.evidence, **whole})
 
 
 class _Look:
@@ -266,45 +297,50 @@ class Cases:
         reading = table.kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
         steps = min(self._steps_since_look, length)
-        case.lost_s = self._charge(late, part(labels, opening_s) * left_s, length - steps)
-        case.lost_s += self._charge(late, share_s(labels, late_s), steps)
-        case.verdict = _with_cost(case)
+        lost_s = self._charge(late, part(labels, opening_s) * left_s, length - steps)
+        lost_s += self._charge(late, share_s(labels, late_s), steps)
+        case.add(length, late.excess_s(), late.history.step_s(length), lost_s)
+        case.verdict = case.with_cost()
         self._open[labels] = case
         self._changes.append(Change(case.verdict, True))
 
     def _continue(self, late: _Late, look: _Look) -> None:
         """Charge a late one for the steps since the last look, and check its phase now and then."""
         case = self._open[late.labels]
-        if length := min(case.length, len(late.history)):
-            wait_s = share_s(late.labels, look.excesses_s(length))
-            case.lost_s += self._charge(late, wait_s, self._steps_since_look)
+        steps = min(self._steps_since_look, len(late.history))
+        # Medians over the length of the case are late for half as long again as it was.
+        if steps and late.is_late(steps, limits.EXCESS_OVER):
+            wait_s = share_s(late.labels, look.excesses_s(steps))
+            lost_s = self._charge(late, wait_s, self._steps_since_look)
+            case.add(steps, late.excess_s(steps), late.history.step_s(steps), lost_s)
         case.steps_since_check += self._steps_since_look
         if case.steps_since_check < limits.CHECK_EVERY or len(late.history) < case.length:
             return
+        newest = min(case.steps_since_check, len(late.history))
         case.steps_since_check = 0
-        excess_s = late.excess_s()
-        if excess_s < limits.EXCESS * late.history.step_s(case.length):
+        if not all(late.is_late(each, limits.EXCESS) for each in (newest, case.length)):
             # When the verdict is about to end, what is left says nothing of the phase.
             case.other_reading, case.checks = None, 0
             return
         before = case.verdict
         present = before.kind, before.phase
-        reading = look.table(late.history, case.length).kind_and_phase(late.i, excess_s, present)
+        table = look.table(late.history, case.length)
+        reading = table.kind_and_phase(late.i, late.excess_s(), present)
         if reading == present:
             case.other_reading, case.checks = None, 0
             verdict = self._verdict(late, look, present)
             case.verdict = verdict._replace(since_ns=before.since_ns, step=before.step)
-            case.verdict = _with_cost(case)
+            case.verdict = case.with_cost()
             return
         case.checks = case.checks + 1 if reading == case.other_reading else 1
         case.other_reading = reading
         if case.checks < limits.CHECKS:
             return
         if reading[0] != before.kind:
-            self._changes.append(Change(_with_cost(case), False))
-            case.lost_s = 0.0
+            self._changes.append(Change(case.over(), False))
+            case = self._open[late.labels] = _Case(case.length, before)
         case.verdict = self._verdict(late, look, reading)._replace(since_ns=before.since_ns)
-        case.verdict = _with_cost(case)
+        case.verdict = case.with_cost()
         case.other_reading, case.checks = None, 0
         self._changes.append(Change(case.verdict, True))
 
@@ -355,15 +391,9 @@ class Cases:
     def close(self, labels: Labels, until_ns: int = 0) -> None:
         """The verdict on this rank or node is over, if there is one."""
         if case := self._open.pop(labels, None):
-            self._changes.append(Change(_with_cost(case)._replace(until_ns=until_ns), False))
+            self._changes.append(Change(case.over(until_ns), False))
 
     def close_all(self) -> None:
         """All verdicts are over."""
         for labels in list(self._open):
             self.close(labels)
-
-
-def _with_cost(case: _Case) -> Verdict:
-    """The verdict with what the others have lost since it began."""
-    verdict = case.verdict
-    return verdict._replace(evidence={**verdict.evidence, "lost_s": round(case.lost_s, 3)})
