@@ -152,8 +152,9 @@ def test_a_run_in_which_the_others_lost_less_than_a_hundredth_is_none_of_the_lat
     assert (first.late_in, first.runs, first.last_runs) == ([], 1, 1)
 
 
-def test_the_time_between_two_attempts_is_none_of_the_run(tmp_path: Path) -> None:
-    time = {"seconds": {"productive": float(SPENT_S), "between_attempts": 99.0 * SPENT_S}}
+@pytest.mark.parametrize("gap", ["between_attempts", "between_launches"])
+def test_the_time_between_two_attempts_is_none_of_the_run(tmp_path: Path, gap: str) -> None:
+    time = {"seconds": {"productive": float(SPENT_S), gap: 99.0 * SPENT_S}}
     play(tmp_path, late("b", 144.0), about={"time": time})
 
     assert nodes_of(tmp_path)["b"].late_in == [LateIn("g", "r", 144 / (2 * SPENT_S))]

@@ -42,6 +42,42 @@ def test_each_node_costs_what_its_gpus_cost(tmp_path: Path) -> None:
     assert found.per_hour == pytest.approx(7.3 / 4.2)
 
 
+def test_time_that_nobody_is_known_to_have_paid_for_has_no_price(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weekend = 64 * 3600.0
+    spent = {"productive": 7200.0, "between_attempts": 3600.0, "between_launches": weekend}
+    write_history(tmp_path, "r", ranks=1, steps=9, about={"time": {"seconds": spent}})
+
+    found = costs(tmp_path, {"": (20.0, "EUR")})
+
+    assert found == Costs("EUR", 20.0, {"productive": 40.0, "between_attempts": 20.0})
+    monkeypatch.setenv("OTEL_DDP_HISTORY_DIR", str(tmp_path))
+    monkeypatch.setenv("OTEL_DDP_GPU_HOUR_PRICE", "20 EUR")
+    assert main(["goodput"]) == 0
+    title, *_, gap = capsys.readouterr().out.splitlines()
+    assert title == "sweep/r: 3.0% of 67 hours of all its ranks together moved it on, 60.00 EUR"
+    assert gap.split()[:4] == ["95.5%", "64.0", "h", "-"]
+
+
+def test_amounts_are_added_before_they_are_rounded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A third of a cent each.
+    spent = dict.fromkeys(("productive", "start", "data", "checkpoint", "hang", "end"), 12.0)
+    write_history(tmp_path, "r", ranks=1, steps=9, about={"time": {"seconds": spent}})
+    monkeypatch.setenv("OTEL_DDP_HISTORY_DIR", str(tmp_path))
+    monkeypatch.setenv("OTEL_DDP_GPU_HOUR_PRICE", "1 EUR")
+
+    codes = [main(["goodput", *words]) for words in (["--json"], [])]
+    document, words = capsys.readouterr().out.split("\n}\n")
+
+    assert codes == [0, 0]
+    costs = json.loads(f"{document}}}")["price"]["costs"]
+    assert sum(costs.values()) == pytest.approx(0.02, abs=1e-5)
+    assert "moved it on, 0.02 EUR" in words
+
+
 def test_one_price_is_that_of_any_gpu(tmp_path: Path) -> None:
     two_nodes(tmp_path, "some other")
 

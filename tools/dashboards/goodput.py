@@ -32,7 +32,7 @@ from tools.dashboards.time_spent import (
     table_of_runs,
 )
 
-from otel_ddp.vocabulary.words import TIME_COLOURS
+from otel_ddp.vocabulary.words import TIME_COLOURS, UNPAID_CAUSES
 
 QUESTION = "How much of the GPU-hours moved the runs on, and what did the rest cost?"
 
@@ -40,6 +40,8 @@ QUESTION = "How much of the GPU-hours moved the runs on, and what did the rest c
 _LOST = 'cause!~"productive|evaluation"'
 # What a healthy cluster would not have at all.
 _TROUBLE = 'cause=~"late_rank|hang|repeated|between_attempts"'
+# Hours that nobody is known to have paid for are time, and cost nothing.
+_HELD = f'cause!~"{"|".join(sorted(UNPAID_CAUSES))}"'
 # At 0 there is no price, and no money.
 _PRICED = "* on () group_left () (vector($price) > 0)"
 _NO_PRICE = "no price chosen"
@@ -69,11 +71,11 @@ def build() -> str:
 
 
 def _hours(*selectors: str) -> str:
-    return f"sum({spent(*selectors)}) / 3600"
+    return f"sum({spent(_HELD, *selectors)}) / 3600"
 
 
 def _costs(by: str, *selectors: str) -> str:
-    return f"sum by ({by}) ({spent(*selectors)}) / 3600 {_PRICED}"
+    return f"sum by ({by}) ({spent(_HELD, *selectors)}) / 3600 {_PRICED}"
 
 
 def _numbers() -> list[Panel]:
@@ -83,7 +85,7 @@ def _numbers() -> list[Panel]:
             Text(
                 "GPU-hours",
                 "Hours of all ranks of these runs, from the start of their first processes on, "
-                "with the gaps between attempts.",
+                "with the gaps between attempts of a launch.",
                 "What was paid for: compare with your bill.",
             ),
             now(_hours()),
@@ -104,7 +106,7 @@ def _numbers() -> list[Panel]:
             Text(
                 "Lost to trouble",
                 "GPU-hours lost to late ranks, hangs, steps done twice and the gaps between "
-                "attempts: lost seconds times ranks.",
+                "attempts of a launch: lost seconds times ranks.",
                 "The table of runs says where; Ranks says who, and Run why an attempt ended.",
             ),
             now(_hours(_TROUBLE)),

@@ -237,7 +237,8 @@ def _size(run: WholeRun) -> tuple[int, float]:
     """Its ranks, and all their time; between two attempts there are none."""
     ranks = whole(run.world_size) or len(run.ranks)
     if (found := goodput_of(run)) is not None:
-        ran_s = found.total_s - found.seconds.get("between_attempts", 0.0)
+        gaps_s = (found.seconds.get(each, 0.0) for each in ("between_attempts", "between_launches"))
+        ran_s = found.total_s - sum(gaps_s)
         # Nodes whose histories are not here have taken as long.
         return ranks, ran_s * max(ranks / max(len(run.ranks), 1), 1.0)
     took_ns = whole(run.about.get("seen_ns")) - whole(run.about.get("began_ns"))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from otel_ddp.history.reader import History, listed, mapping, whole
 from otel_ddp.history.terminal import shown_s
 from otel_ddp.history.whole_run import WholeRun
-from otel_ddp.vocabulary.words import TIME_CAUSES
+from otel_ddp.vocabulary.words import TIME_CAUSES, UNPAID_CAUSES
 
 _MOST_SHOWN, _FEWEST_SHOWN = 3, 0.005
 
@@ -48,7 +48,7 @@ class Costs(NamedTuple):
     per_hour: float
     """Of one rank: the mean, where nodes have GPUs of several kinds."""
     of: Mapping[str, float]
-    """By cause."""
+    """By cause; of time that nobody is known to have paid for, nothing."""
 
     @property
     def total(self) -> float:
@@ -90,7 +90,7 @@ def costs_of(run: WholeRun, prices: Mapping[str, tuple[float, str]]) -> Costs | 
                 return None
             continue
         amount, currency = price
-        for cause in TIME_CAUSES.keys() & seconds.keys():
+        for cause in (TIME_CAUSES.keys() - UNPAID_CAUSES) & seconds.keys():
             found[cause] = found.get(cause, 0.0) + seconds[cause] / 3600 * amount
             spent_s += seconds[cause]
     if not spent_s:

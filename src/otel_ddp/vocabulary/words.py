@@ -130,10 +130,13 @@ TIME_CAUSES: Mapping[str, str] = {
     "late_rank": "waiting for a late rank or node",
     "hang": "hanging, until it went on or ended",
     "repeated": "steps done twice, after a restart",
-    "between_attempts": "no process, between two attempts",
+    "between_attempts": "no process, until the launcher started it again",
+    "between_launches": "no process, between two launches",
     "end": "after the last step",
     "unknown": "not known",
 }
+# Nobody is known to have paid for these.
+UNPAID_CAUSES = frozenset({"between_launches"})
 # On boards and on the page: what is a phase too has its colour, and neighbours differ.
 TIME_COLOURS: Mapping[str, str] = {
     "productive": "#73BF69",
@@ -145,6 +148,7 @@ TIME_COLOURS: Mapping[str, str] = {
     "hang": "#F2495C",
     "repeated": "#FF9BBF",
     "between_attempts": "#5F6B7A",
+    "between_launches": "#4E7A7A",
     "end": "#C0A080",
     "unknown": "#B5BAC0",
 }

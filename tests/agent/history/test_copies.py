@@ -69,7 +69,7 @@ def batch(rank: int, first: int, count: int) -> Batch:
         [],
         [],
     )
-    return Batch(RUN, str(rank), f"j{rank}", 1, 1, NAMES, news)
+    return Batch(RUN, str(rank), f"j{rank}", 1, 1, "", NAMES, news)
 
 
 def state(node: str, ranks: tuple[int, ...], step: int) -> State:

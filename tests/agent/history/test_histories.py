@@ -63,7 +63,7 @@ def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0", **mor
         [],
         [],
     )
-    return Batch(RUN, rank, journal, 1, 1, NAMES, news._replace(**more))
+    return Batch(RUN, rank, journal, 1, 1, "", NAMES, news._replace(**more))
 
 
 def kept(path: Path) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -47,10 +48,11 @@ class Played:
             self.time.restore(kept)
         self.process = Process("0", 0, 0, 0, "running")
 
-    def begins(self, at_s: float, started_s: float | None = None) -> None:
+    def begins(self, at_s: float, started_s: float | None = None, by: str = "torchrun-1") -> None:
+        """*by*: what launched it."""
         at_ns = BEGAN + round(at_s * S)
         started_ns = at_ns if started_s is None else BEGAN + round(started_s * S)
-        self.process = Process("0", at_ns, started_ns, 0, "running")
+        self.process = Process("0", at_ns, started_ns, 0, "running", launched_by=by)
         self.notes(at_s)
 
     def ends(self, at_s: float, state: str = "killed") -> None:
@@ -105,6 +107,31 @@ def test_every_second_is_counted_once_and_by_its_cause() -> None:
     assert found["end"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    ("launchers", "cause"),
+    [
+        (("torchrun-1", "torchrun-1"), "between_attempts"),
+        (("torchrun-1", "torchrun-2"), "between_launches"),
+        (("", ""), "between_launches"),
+    ],
+)
+@pytest.mark.parametrize("by_another_agent", [False, True])
+def test_a_gap_is_within_a_launch_only_if_its_launcher_lived_meanwhile(
+    launchers: tuple[str, str], cause: str, by_another_agent: bool
+) -> None:
+    played, (first, second) = Played(), launchers
+    played.begins(0, by=first)
+    played.steps(1, 10, 1, logged=0)
+    played.ends(10)
+    if by_another_agent:
+        played = Played(json.loads(json.dumps(played.time.to_json())))
+    played.begins(200_010, by=second)
+    played.steps(1, 1, 200_020)
+
+    gaps = {"between_attempts", "between_launches"} & played.seconds.keys()
+    assert {each: played.seconds[each] for each in gaps} == {cause: pytest.approx(200_000)}
+
+
 def test_each_attempt_is_told_with_its_steps_and_its_end() -> None:
     first, second = killed_at_100_and_saved_at_60().attempts
 
@@ -126,7 +153,7 @@ def test_an_attempt_that_ends_as_the_next_one_makes_steps_has_all_of_its_own() -
     died = played.process._replace(ended_ns=BEGAN + 113 * S, state="killed", step=61)
     next_ns = BEGAN + 120 * S
     played.time.learn([died, died._replace(began_ns=next_ns, ended_ns=0, state="running")])
-    played.time.begin("0", next_ns, next_ns, trains=True)
+    played.time.begin("0", next_ns, next_ns, "", trains=True)
     released = played.time.note([], (), next_ns)
 
     second = played.attempts[1]
@@ -144,7 +171,7 @@ def test_an_end_that_was_seen_late_takes_no_time_of_the_next_attempt() -> None:
     late = played.process._replace(ended_ns=BEGAN + 150 * S, state="killed")
     next_ns = BEGAN + 120 * S
     played.time.learn([late, late._replace(began_ns=next_ns, ended_ns=0, state="running")])
-    played.time.begin("0", next_ns, next_ns, trains=True)
+    played.time.begin("0", next_ns, next_ns, "", trains=True)
     played.steps(1, 20, 121, logged=60)
 
     assert played.seconds["repeated"] == pytest.approx(19)
@@ -321,10 +348,10 @@ def test_an_attempt_ends_with_the_ranks_of_which_this_agent_knows() -> None:
     before.begins(0)
     before.steps(1, 10, 1)
     gone = Process("1", BEGAN, BEGAN, BEGAN + 5 * S, "killed")
-    before.time.begin("1", BEGAN, BEGAN, trains=True)
+    before.time.begin("1", BEGAN, BEGAN, "", trains=True)
     before.time.feed("1", "host", [step(1, 1)])
     # It has no rank yet.
-    before.time.begin("p123", BEGAN, BEGAN, trains=False)
+    before.time.begin("p123", BEGAN, BEGAN, "", trains=False)
     before.time.note([gone], (), BEGAN + 6 * S)
 
     after = Played(before.time.to_json())
@@ -435,7 +462,7 @@ def test_a_process_that_spawns_the_one_that_trains_is_its_start_and_no_attempt()
     child_ns = BEGAN + 20 * S
     child = parent._replace(began_ns=child_ns, started_ns=child_ns)
     played.time.note([parent, child], (), BEGAN + 25 * S)
-    played.time.begin("0", child_ns, child_ns, trains=True)
+    played.time.begin("0", child_ns, child_ns, "", trains=True)
     played.steps(1, 10, 30)
 
     assert [each["attempt"] for each in played.attempts] == [1]
@@ -451,7 +478,7 @@ def test_a_run_that_ended_well_loses_nothing_until_somebody_goes_on_with_it() ->
     played.begins(5000)
     assert len(played.attempts) == 1
 
-    played.time.begin("0", BEGAN + 5000 * S, BEGAN + 5000 * S, trains=True)
+    played.time.begin("0", BEGAN + 5000 * S, BEGAN + 5000 * S, "", trains=True)
     played.steps(1, 10, 5001, logged=10)
     assert "between_attempts" not in played.seconds
     assert len(played.attempts) == 2
@@ -462,7 +489,7 @@ def test_a_process_that_evaluates_beside_the_training_has_no_part_in_it() -> Non
     played.begins(0)
     played.steps(1, 10, 1)
     before = played.seconds
-    played.time.begin("eval/0", BEGAN, BEGAN, trains=True)
+    played.time.begin("eval/0", BEGAN, BEGAN, "", trains=True)
     played.time.feed("eval/0", "host", [step(1, 5)])
 
     assert played.seconds == before
@@ -471,7 +498,7 @@ def test_a_process_that_evaluates_beside_the_training_has_no_part_in_it() -> Non
 def test_the_numbers_of_what_is_beside_the_training_are_its_own() -> None:
     played = killed_at_100_and_saved_at_60()
     before = played.attempts
-    played.time.begin("critic/0", BEGAN, BEGAN, trains=True)
+    played.time.begin("critic/0", BEGAN, BEGAN, "", trains=True)
     placed = played.time.feed("critic/0", "host", [step(n, n, logged=7 * n) for n in range(1, 300)])
 
     assert [each.number for each in placed] == list(range(1, 300))

@@ -365,7 +365,7 @@ class Collector:
                 key, rank = self._key_and_rank(each)
                 reader = each.reader
                 of = (key, rank, reader.path.name, reader.created_ns, _started_ns(each))
-                self._histories.feed(Batch(*of, reader.names, new))
+                self._histories.feed(Batch(*of, _launched_by(each), reader.names, new))
 
     def feed_states(
         self,
@@ -443,6 +443,7 @@ class Collector:
                 each.life.ended_ns,
                 state_word(each.life.state),
                 None if (progress := each.reader.progress()) is None else progress.step,
+                _launched_by(each),
             )
             for each in sorted(feeds, key=lambda e: e.reader.created_ns)
         ]
@@ -477,6 +478,10 @@ def _started_ns(feed: JournalFeed) -> int:
         return created_ns
     booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return min(booted_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK"), created_ns)
+
+
+def _launched_by(feed: JournalFeed) -> str:
+    return str(feed.identity.get("launched_by") or "")
 
 
 def _totals(feed: JournalFeed) -> dict[str, float]:

@@ -51,6 +51,7 @@ class Batch(NamedTuple):
     began_ns: int
     """When the journal of the process began, and when the process started."""
     started_ns: int
+    launched_by: str
     names: Mapping[int, Name]
     news: News
 
@@ -169,7 +170,8 @@ class KeptRun:
             if document.position > position:
                 self._add_event(rank, document)
         if news.steps:
-            self.time.begin(rank, batch.began_ns, batch.started_ns, trains=True)
+            process = batch.began_ns, batch.started_ns, batch.launched_by
+            self.time.begin(rank, *process, trains=True)
         for clock, steps, after_ns in (
             ("host", news.steps, host_ns),
             ("device", news.device_steps, device_ns),

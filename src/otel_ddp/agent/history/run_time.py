@@ -55,6 +55,8 @@ class Process(NamedTuple):
     state: str
     step: int | None = None
     """Its last one, by the program's number."""
+    launched_by: str = ""
+    """A word for the process that launched it; empty: not known."""
 
 
 class Told(NamedTuple):
@@ -88,9 +90,11 @@ class _Late(NamedTuple):
 class _Rank:
     """The present process of one rank."""
 
-    def __init__(self, rank: str, attempt: int, began_ns: int, until_ns: int) -> None:
+    def __init__(
+        self, rank: str, attempt: int, began_ns: int, until_ns: int, launched_by: str
+    ) -> None:
         self.rank, self.attempt, self.began_ns = rank, attempt, began_ns
-        self.until_ns = until_ns
+        self.until_ns, self.launched_by = until_ns, launched_by
         """Up to then the time of the rank is counted."""
         self.has_trained = self.has_ended = False
         self.clock = "host"
@@ -125,8 +129,8 @@ class RunTime:
         self.attempts = Attempts(attempts)
         self._spent_ns |= {each: round(s * _S) for each, s in kept["seconds"].items()}
         self._late_ns = {each: round(s * _S) for each, s in kept["late"].items()}
-        for rank, (attempt, began_ns, until_ns, trained, ended) in kept["ranks"].items():
-            found = self._ranks[rank] = _Rank(rank, attempt, began_ns, until_ns)
+        for rank, (*process, trained, ended) in kept["ranks"].items():
+            found = self._ranks[rank] = _Rank(rank, *process)
             found.has_trained, found.has_ended = trained, ended
 
     def to_json(self) -> dict[str, Any]:
@@ -134,7 +138,10 @@ class RunTime:
         if not any(self._spent_ns.values()):
             return {}
         ranks = {
-            rank: (each.attempt, each.began_ns, each.until_ns, each.has_trained, each.has_ended)
+            rank: (
+                *(each.attempt, each.began_ns, each.until_ns, each.launched_by),
+                *(each.has_trained, each.has_ended),
+            )
             for rank, each in self._ranks.items()
         }
         seconds = {each: round(ns / _S, 3) for each, ns in self._spent_ns.items() if ns}
@@ -152,7 +159,9 @@ class RunTime:
         self._processes = {key: each for key, each in self._processes.items() if key in kept}
         self._processes |= {(each.rank, each.began_ns): each for each in processes}
 
-    def begin(self, rank: str, began_ns: int, started_ns: int, *, trains: bool) -> None:
+    def begin(
+        self, rank: str, began_ns: int, started_ns: int, launched_by: str, *, trains: bool
+    ) -> None:
         """A process of this rank is there. What is beside the training has no part in this."""
         known, told = self._ranks.get(rank), self.attempts.told
         if "/" in rank or (known is not None and began_ns <= known.began_ns):
@@ -178,9 +187,9 @@ class RunTime:
             self.attempts.go_on()
         until_ns = started_ns
         if known is not None:
-            self._fill_gap(rank, known, started_ns)
+            self._fill_gap(rank, known, started_ns, launched_by)
             until_ns = max(known.until_ns, started_ns)
-        self._ranks[rank] = _Rank(rank, told[-1]["attempt"], began_ns, until_ns)
+        self._ranks[rank] = _Rank(rank, told[-1]["attempt"], began_ns, until_ns, launched_by)
 
     def _is_at_work(self, rank: str, known: _Rank) -> bool:
         process = self._processes.get((rank, known.began_ns))
@@ -200,7 +209,7 @@ class RunTime:
             return "", 0
         return worst_state(each.state for each in ended), max(each.ended_ns for each in ended)
 
-    def _fill_gap(self, rank: str, before: _Rank, started_ns: int) -> None:
+    def _fill_gap(self, rank: str, before: _Rank, started_ns: int, launched_by: str) -> None:
         """From the end of one process of a rank to the start of the next."""
         process = self._processes.get((rank, before.began_ns))
         if not before.has_ended and process is not None and process.ended_ns:
@@ -208,7 +217,10 @@ class RunTime:
         attempts = [each for each in self.attempts.told if each["attempt"] == before.attempt]
         # A run that had finished loses no time until another launch goes on with it.
         if not attempts or attempts[0].get("state") != "finished":
-            self._spend(before, "between_attempts", started_ns)
+            # A launcher that lives meanwhile keeps the node. Nobody may have paid for a weekend
+            # between two launches.
+            is_kept = launched_by and launched_by == before.launched_by
+            self._spend(before, "between_attempts" if is_kept else "between_launches", started_ns)
 
     def feed(self, rank: str, clock: str, steps: Iterable[Step]) -> list[Placed]:
         """The steps of its present process by one clock; those whose places are known by now."""
@@ -278,7 +290,7 @@ class RunTime:
         """What is known now. The steps that were held until here, with their rank and clock."""
         self._note_verdicts(verdicts)
         for each in processes:
-            self.begin(each.rank, each.began_ns, each.started_ns, trains=False)
+            self.begin(each.rank, each.began_ns, each.started_ns, each.launched_by, trains=False)
             known = self._ranks.get(each.rank)
             if known is None or known.began_ns != each.began_ns or known.has_ended:
                 continue

@@ -68,7 +68,8 @@ def _title(of: Mapping[str, Any]) -> str:
 def _priced(costs: Costs | None) -> dict[str, Any] | None:
     if costs is None:
         return None
-    each = {cause: round(amount, 2) for cause, amount in costs.of.items()}
+    # Programs add them up: what is rounded to cents before that is off by a cent a cause.
+    each = {cause: round(amount, 6) for cause, amount in costs.of.items()}
     return {"per_hour": round(costs.per_hour, 6), "currency": costs.currency, "costs": each}
 
 
@@ -87,7 +88,7 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     heads = ("share", "time", *([price["currency"]] if price else []), "what")
     rows = [heads]
     for cause, spent_s in found["seconds"].items():
-        cost = [f"{costs.get(cause, 0.0):.2f}"] if price else []
+        cost = [f"{costs[cause]:.2f}" if cause in costs else "-"] if price else []
         rows.append((f"{spent_s / total_s:.1%}", shown_s(spent_s), *cost, TIME_CAUSES[cause]))
         if cause == "late_rank":
             rows += [
