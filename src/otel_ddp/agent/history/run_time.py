@@ -76,6 +76,10 @@ class _Late(NamedTuple):
     """They do not wait for themselves."""
     share: float
     """How much of a step is lost to them. The rest of a wait is what the ranks exchange."""
+    stall_ns: float = 0.0
+    """Of one that stalls now and then: for how long; other steps lose nothing."""
+    step_ns: float = 0.0
+    """What a step takes without the stall."""
 
     @classmethod
     def of(cls, verdict: Mapping[str, Any]) -> _Late:
@@ -84,7 +88,16 @@ class _Late(NamedTuple):
         name = f"rank {rank} ({node})" if rank else node
         step_s, without_s = (evidence.get(each) for each in ("step_s", "step_without_s"))
         share = 1.0 if not step_s or without_s is None else 1 - without_s / step_s
-        return cls(name, frozenset([rank, *evidence.get("ranks", ())]), max(share, 0.0))
+        ranks = frozenset([rank, *evidence.get("ranks", ())])
+        stall_ns, step_ns = (evidence.get(each, 0.0) * _S for each in ("stall_s", "step_s"))
+        return cls(name, ranks, max(share, 0.0), stall_ns, step_ns)
+
+    def lost_ns(self, took_ns: int) -> float:
+        """What a step that took so long has lost to them, at most."""
+        if not self.stall_ns:
+            return self.share * took_ns
+        longer_ns = took_ns - self.step_ns
+        return longer_ns if longer_ns > self.stall_ns / 2 else 0.0
 
 
 class _Rank:
@@ -263,7 +276,7 @@ class RunTime:
         spent, left_ns = self._spent_ns, step.ended_ns - rank.until_ns
         share = left_ns / step.took_ns
         late = self._late if self._late and rank.rank not in self._late.ranks else None
-        late_ns = round(late.share * left_ns) if late else 0
+        late_ns = round(late.lost_ns(step.took_ns) * share) if late else 0
         codes = step.parts.codes + bytes([code for code, _ in step.rest])
         spans_ns = (*step.parts.spans_ns, *[ns for _, ns in step.rest])
         for at, cause in _causes(codes):
