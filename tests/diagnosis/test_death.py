@@ -134,6 +134,18 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         None,
         "A launcher, a scheduler or a person asked all of them to end",
     ),
+    "all were asked, and two were gone a look before the others": (
+        [[killed(2, **ASKED), killed(3, **ASKED)], [killed(each, 0.6, **ASKED) for each in (0, 1)]],
+        None,
+        "ranks 0, 1, 2 and 3 ended at the same moment (within 0.85 s), in backward at step 1234: "
+        "it is not known which was first; each: SIGTERM. A launcher, a scheduler or a person asked "
+        "all of them to end.",
+    ),
+    "all were asked, and two took long to end": (
+        [[killed(2, **ASKED), killed(3, **ASKED)], [killed(each, 9.0, **ASKED) for each in (0, 1)]],
+        None,
+        "asked all of them to end. Ranks 0 and 1 followed within 9 s.",
+    ),
     "a connection broke": (
         [[failed(0, PEER, -0.1), killed(1)]],
         "1",
@@ -258,6 +270,38 @@ def test_which_rank_is_named(
 
     assert rank(found) == named
     assert words in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        (
+            [[killed(0)], [killed(1, 0.9, **OOM)]],
+            "rank 0 (n1) did not cause the end of the run: rank 1 (n1) was killed in ",
+        ),
+        (
+            [[killed(0)], [killed(1, 0.2)]],
+            "it is not known whether rank 0 (n1) caused the end of the run: ranks 0 and 1 ended ",
+        ),
+        (
+            [[killed(0), killed(1)], [killed(1, signal="SIGSEGV")]],
+            "rank 1 (n1) was killed in backward at step 1234, 1 s into it: SIGSEGV",
+        ),
+        (
+            [[killed(0)], [killed(0)._replace(state="finished", cause={"exit_code": 143})]],
+            "the end of rank 0 (n1) was intended",
+        ),
+    ],
+)
+def test_a_verdict_that_is_taken_back_says_what_is_known_instead(
+    looks: list[list[EndedProcess]], told: str
+) -> None:
+    deaths = Deaths()
+    changes = [change for look in looks for change in fed(deaths, look)]
+
+    (over,) = [each.verdict for each in changes if not each.opened]
+    assert over.evidence["taken_back"] is True
+    assert over.sentence.startswith(told)
 
 
 # -- one

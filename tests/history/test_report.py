@@ -200,7 +200,8 @@ def test_a_card_has_twenty_lines_at_most(tmp_path: Path) -> None:
             "cost": {"agent_cpu_s": 2.0},
         },
     )
-    report["verdicts"] = report["verdicts"] * 30
+    taken_back = {"kind": "death", "sentence": "NONE", "evidence": {"taken_back": True}}
+    report["verdicts"] = [taken_back, *report["verdicts"] * 30]
 
     found = list(lines(card_of(report, ["here"])))
 

@@ -8,10 +8,11 @@ from statistics import fmean, median
 from typing import Any
 
 from otel_ddp.history import goodput
+from otel_ddp.history.reader import mapping
 from otel_ddp.history.terminal import Card, CardValue, shown_bytes, shown_s
 from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, PHASES
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, PHASES, TAKEN_BACK
 
 FORMAT, SCHEMA = "otel_ddp report", 3
 """How report.json calls itself."""
@@ -162,6 +163,7 @@ def card_of(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
             str(each.get("sentence"))
             for each in report["verdicts"]
             if each.get("kind") not in HARMLESS_VERDICTS
+            and not mapping(each.get("evidence")).get(TAKEN_BACK)
         ],
         gpus=list(gpu_words(report["gpus"])),
         cost=cost_words(report["cost"]),

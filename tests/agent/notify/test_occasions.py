@@ -173,9 +173,10 @@ def test_what_another_agent_has_judged_is_not_told_again(watched: Watched) -> No
 
 
 def test_a_run_that_ended_well_is_told_at_once_with_its_card(watched: Watched) -> None:
-    watched.case.reports.past.append(
-        {"kind": "straggler", "sentence": "rank 1 was late.", "since_ns": 1, "until_ns": 2}
-    )
+    late = {"kind": "straggler", "sentence": "rank 1 was late.", "since_ns": 1, "until_ns": 2}
+    taken_back = {"kind": "death", "sentence": "rank 0 did not.", "since_ns": 3, "until_ns": 4}
+    watched.case.reports.past.append({**late, "evidence": {}})
+    watched.case.reports.past.append({**taken_back, "evidence": {"taken_back": True}})
     watched.end("finished")
     assert watched.kinds() == []
 

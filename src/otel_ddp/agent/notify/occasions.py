@@ -20,7 +20,13 @@ from otel_ddp.history.terminal import Card, lines, printable, shown_s, when
 from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import ENDED_STATES, HARMLESS_VERDICTS, Kind, state_word
+from otel_ddp.vocabulary.words import (
+    ENDED_STATES,
+    HARMLESS_VERDICTS,
+    TAKEN_BACK,
+    Kind,
+    state_word,
+)
 
 # Of each kind that is told: its level, what its title says, and how long it must have stood.
 _STOOD_S = 30.0
@@ -170,7 +176,7 @@ def _of_end(
     case: RunCase, run: _Run, ended: Collection[ProcessState], state: str, page: str
 ) -> Message:
     now_ns, lasted_s = time.time_ns(), run.lasted_s
-    past = [each for each in case.reports.past if each["kind"] not in HARMLESS_VERDICTS]
+    past = [each for each in case.reports.past if not each["evidence"].get(TAKEN_BACK)]
     still = [
         each for each in case.reports.open.values() if each.shown.kind not in HARMLESS_VERDICTS
     ]

@@ -79,10 +79,8 @@ class _Incident:
             return
         after = self.verdict = _verdict_of(members, finished, at_work, self)
         if before is not None and (after is None or before.key != after.key):
-            who = rank_name(before.labels) if "rank" in dict(before.labels) else "the run"
-            told = f"{who}: more is known of this end by now"
-            sentence = "the end was intended" if after is None else told
             evidence = {**before.evidence, TAKEN_BACK: True}
+            sentence = _taken_back(before, after)
             yield Change(before._replace(sentence=sentence, evidence=evidence), False)
         if after is not None and after != before:
             yield Change(after, True)
@@ -153,6 +151,19 @@ class Deaths(Detector):
         return changes
 
 
+def _taken_back(before: Verdict, after: Verdict | None) -> str:
+    """What is known by now of an end that was told otherwise."""
+    of_rank = "rank" in dict(before.labels)
+    who = rank_name(before.labels) if of_rank else "the run"
+    if after is None:
+        return f"the end of {who} was intended"
+    if not of_rank:
+        return after.sentence
+    if "rank" in dict(after.labels):
+        return f"{who} did not cause the end of the run: {after.sentence}"
+    return f"it is not known whether {who} caused the end of the run: {after.sentence}"
+
+
 def _is_ready(members: Sequence[EndedProcess], finished: Sequence[EndedProcess]) -> bool:
     """Whether it is time for a verdict, or the next reports may turn it over."""
     manners = set(map(manner, members))
@@ -217,8 +228,8 @@ def _first_ended(members: list[EndedProcess]) -> tuple[list[EndedProcess], _Orde
     soonest = min(each.ended_ns for each in causes)
     # A process was first if it was known to have ended while all others were still seen alive.
     early = [each for each in causes if each.seen_alive_ns < soonest or each.ended_ns == soonest]
-    if len(early) == 1:
-        early += [each for each in causes if _may_share_cause(early[0], each)]
+    later = [each for each in causes if each not in early]
+    early += [each for each in later if any(_may_share_cause(first, each) for first in early)]
     if len(early) == 1:
         earlier = any(each.ended_ns < early[0].seen_alive_ns for each in members)
         return early, "evidence" if earlier else "time"
@@ -296,7 +307,7 @@ def _verdict_of(
         sentence = f"{rank_name(origin.labels)} {how_it_ended(origin)}: {short_cause(origin)}"
         sentence, cause = f"{sentence}{hints(origin)}", cause_word(origin)
     if rest := [each for each in members if each not in first]:
-        sentence += f". {_what_followed(first[0], rest)}"
+        sentence += f". {_what_followed(first, rest)}"
     if incident.stall:
         if incident.under_nccl and {each.cause.get("signal") for each in first} == {"SIGABRT"}:
             sentence += _WATCHDOG
@@ -341,12 +352,14 @@ def _together(first: Sequence[EndedProcess]) -> tuple[str, str]:
         "it is not known which was first"
     )
     causes = {why_it_ended(each, sizes=False) for each in first}
-    if len(causes) == 1:
+    signals = {str(each.cause.get("signal")) for each in first}
+    if signals <= set(REQUESTS):
+        sentence += f"; each: {' or '.join(sorted(signals))}"
+        sentence += ". A launcher, a scheduler or a person asked all of them to end"
+    elif len(causes) == 1:
         sentence += f"; each: {short(causes.pop())}"
     elif reported:
         sentence += f"; {_each_cause(first)}"
-    if {each.cause.get("signal") for each in first} <= set(REQUESTS):
-        sentence += ". A launcher, a scheduler or a person asked all of them to end"
     words = {cause_word(each) for each in first}
     return sentence, words.pop() if reported and len(words) == 1 else "unknown"
 
@@ -421,15 +434,19 @@ def _where(processes: Sequence[EndedProcess]) -> str:
     return f"{where} at step {max(steps)}" if steps else where
 
 
-def _what_followed(origin: EndedProcess, others: list[EndedProcess]) -> str:
+def _what_followed(first: Sequence[EndedProcess], others: list[EndedProcess]) -> str:
     """What became of the other ranks, in a sentence or two."""
     killed = [each for each in others if each.state == "killed"]
     parts = []
     if killed:
-        after_s = (max(each.ended_ns for each in killed) - origin.ended_ns) / 1e9
+        after_s = (max(each.ended_ns for each in killed) - first[0].ended_ns) / 1e9
         when = f" within {about(after_s)}" if after_s > 0 else ""
         text = rank_names(e.labels for e in killed)
-        if all(each.cause.get("signal") in REQUESTS for each in killed):
+        asked = all(each.cause.get("signal") in REQUESTS for each in killed)
+        if asked and len(first) > 1 and not any(map(guilt, first)):
+            # Several were asked at once, and these take longer to end.
+            parts.append(f"{text} followed{when}")
+        elif asked:
             parts.append(f"the launcher ended {text} after it{when}")
         else:
             parts.append(f"{text} ended after it{when}, as a launcher ends the rest of a run")
