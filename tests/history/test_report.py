@@ -86,18 +86,18 @@ def test_what_telemetry_costs_is_added_up_over_ranks_and_nodes(tmp_path: Path) -
             *(tmp_path, "r"), node=f"n{node}", ranks=1, first_rank=node, began_ns=BEGAN_NS
         )
         file = RunFile(path)
-        hooks = {catalog.OTEL_DDP_HOOK_TIME.name: 0.25}
+        hook, step = catalog.OTEL_DDP_HOOK_TIME.name, catalog.TRAINING_STEP_DURATION.name
+        # A process that goes on, and those of the attempts before.
         file.write(
-            ranks={str(node): {"state": "finished", "totals": hooks}},
-            about={"cost": {"hook_s": 9.0, "agent_cpu_s": 1.5}},
+            ranks={str(node): {"state": "finished", "totals": {hook: 0.25, step: 10.0}}},
+            about={"cost": {"agent_cpu_s": 1.5, "earlier": {hook: 0.75, step: 90.0}}},
         )
         file.close()
     with find_run("r", tmp_path) as run:
         report = gather(run)
 
     cost = report["cost"]
-    assert (cost["hook_s"], cost["agent_cpu_s"]) == (0.5, 3.0)
-    assert cost["hook_share"] == pytest.approx(0.25 / report["time"]["steps_s"])
+    assert cost == {"hook_s": 2.0, "agent_cpu_s": 3.0, "hook_share": 0.01}
 
 
 def test_gpus_have_their_mean_and_their_extremes(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def gather(
         "goodput": None if found is None else found.to_json(),
         "verdicts": run.verdicts(),
         "gpus": list(_gpus(run)),
-        "cost": _cost(run, cells),
+        "cost": run.cost,
         "gaps": about.get("gaps") or [],
         "postmortems": list(postmortems[:_MOST_FILES]),
         "profiles": list(profiles[:_MOST_FILES]),
@@ -120,14 +120,6 @@ def _gpus(run: WholeRun) -> Iterator[dict[str, Any]]:
             for name, number in ((f"{key}_mean", mean), (f"{key}_max", max(highs))):
                 row[name] = max(number, row.get(name, number))
     yield from found.values()
-
-
-def _cost(run: WholeRun, cells: Sequence[Cell]) -> dict[str, Any]:
-    """Telemetry's own. The share is of the time that all ranks took for their steps."""
-    steps_s = sum(each.took_s * each.steps for each in cells) * len(run.step_buckets)
-    hook_s = run.cost.get("hook_s")
-    share = None if hook_s is None or not steps_s else hook_s / steps_s
-    return {**run.cost, "hook_share": share}
 
 
 # -- as a card

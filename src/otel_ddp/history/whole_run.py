@@ -14,6 +14,7 @@ from otel_ddp.history.reader import (
     Series,
     StepBucket,
     damaged,
+    mapping,
     rank_order,
     state_of_nodes,
     whole,
@@ -90,16 +91,22 @@ class WholeRun:
         return found
 
     @property
-    def cost(self) -> dict[str, float]:
-        """Telemetry's own: of the hooks in all ranks, and of the agents of all nodes."""
-        hooks = [
-            _number(each.get("totals"), catalog.OTEL_DDP_HOOK_TIME.name)
-            for each in self.ranks.values()
-        ]
-        agents = [_number(each.about.get("cost"), "agent_cpu_s") for each in self.histories]
-        sums = {"hook_s": hooks, "agent_cpu_s": agents}
+    def cost(self) -> dict[str, float | None]:
+        """Telemetry's own: of the hooks in all processes, and their share of the steps of these;
+        and of the agents of all nodes."""
+        costs = [mapping(each.about.get("cost")) for each in self.histories]
+        ranks = [mapping(each) for of in self.histories for each in of.ranks.values()]
+        totals = [mapping(each.get("totals")) for each in ranks]
+        totals += [mapping(each.get("earlier")) for each in costs]
+        sums = {
+            "hook_s": [_number(each, catalog.OTEL_DDP_HOOK_TIME.name) for each in totals],
+            "agent_cpu_s": [_number(each, "agent_cpu_s") for each in costs],
+        }
         known = {key: [one for one in each if one is not None] for key, each in sums.items()}
-        return {key: sum(each) for key, each in known.items() if each}
+        found: dict[str, float | None] = {key: sum(each) for key, each in known.items() if each}
+        steps_s = sum(_number(each, catalog.TRAINING_STEP_DURATION.name) or 0.0 for each in totals)
+        hook_s = found.get("hook_s")
+        return {**found, "hook_share": None if hook_s is None or not steps_s else hook_s / steps_s}
 
     @cached_property
     def ranks(self) -> dict[str, dict[str, Any]]:

@@ -321,6 +321,7 @@ _TOTALS = frozenset(
         *(catalog.TRAINING_STEPS, catalog.TRAINING_STEPS_SKIPPED, catalog.TRAINING_SAMPLES),
         *(catalog.TRAINING_TOKENS, catalog.TRAINING_GC_TIME, catalog.TRAINING_FLOPS),
         *(catalog.TRAINING_OOMS, catalog.OTEL_DDP_HOOK_TIME, catalog.OTEL_DDP_HOOK_ERRORS),
+        catalog.TRAINING_STEP_DURATION,
     )
 )
 
@@ -356,6 +357,8 @@ class Collector:
         # The role of the first process that was seen of a run.
         self._job_types: dict[RunKey, str] = {}
         self._summaries: dict[JournalFeed, tuple[float, list[dict[str, Any]]]] = {}
+        # What this process had needed at the last look.
+        self._cpu_s = 0.0
 
     def feed(self, feeds: Iterable[JournalFeed]) -> None:
         """What the last poll has read: of a rank's processes the earlier first."""
@@ -379,6 +382,11 @@ class Collector:
         for key in dict.fromkeys(self._key_and_rank(each)[0] for each in feeds):
             of_run = [each for each in feeds if self._key_and_rank(each)[0] == key]
             states[key] = self._state(key, of_run, verdicts, taken)
+        # One agent serves all runs of a node: those that live now share what it has needed.
+        cpu_s, self._cpu_s = time.process_time() - self._cpu_s, time.process_time()
+        living = [key for key, state in states.items() if not state.has_ended]
+        for key in living:
+            states[key] = states[key]._replace(agent_cpu_s=cpu_s / len(living))
         self._histories.feed_states(states)
         self._update_time(states)
         self._summaries = {feed: each for feed, each in self._summaries.items() if feed in feeds}
@@ -432,7 +440,6 @@ class Collector:
             "node": self._node,
             "version": __version__,
             "began_ns": min(each.reader.created_ns for each in feeds),
-            "cost": {"agent_cpu_s": round(time.process_time(), 1)},
             "led_by": self._histories.led_by(key),
         }
         processes = [

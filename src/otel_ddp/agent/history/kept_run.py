@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_ddp import errors, files
 from otel_ddp.agent.history.attempts import Placed
+from otel_ddp.agent.history.own_cost import OwnCost
 from otel_ddp.agent.history.run_time import Process, RunTime
 from otel_ddp.agent.reading.journal_feed import News
 from otel_ddp.history.run_file import RunFile
@@ -64,6 +65,8 @@ class State(NamedTuple):
     verdicts: Sequence[Mapping[str, Any]]
     samples: Sequence[Sample]
     processes: Sequence[Process] = ()
+    agent_cpu_s: float = 0.0
+    """What the agent has needed for the run since the state before."""
 
     @property
     def has_ended(self) -> bool:
@@ -77,6 +80,7 @@ class State(NamedTuple):
             about={**before.about, **self.about},
             ranks={**before.ranks, **self.ranks},
             processes=[*found.values()],
+            agent_cpu_s=before.agent_cpu_s + self.agent_cpu_s,
         )
 
 
@@ -123,6 +127,7 @@ class KeptRun:
         self._failing = (0, "")
         self._new = _Unwritten()
         self.time = RunTime()
+        self._cost = OwnCost()
 
     @property
     def waits(self) -> bool:
@@ -144,6 +149,7 @@ class KeptRun:
             self._gaps = [*file.gaps(), *self._gaps]
             self._began_ns = file.began_ns()
             errors.attempt(lambda: self.time.restore(file.kept_time()), None)
+            errors.attempt(lambda: self._cost.restore(*file.kept_cost()), None)
         except BaseException:
             file.close()
             raise
@@ -199,7 +205,8 @@ class KeptRun:
 
     def feed_state(self, state: State) -> None:
         """What is known now."""
-        self._state = state.after(self._unwritten())._replace(processes=())
+        self._cost.add(state.ranks, state.agent_cpu_s)
+        self._state = state.after(self._unwritten())._replace(processes=(), agent_cpu_s=0.0)
         for rank, clock, placed in self.time.note(state.processes, state.verdicts, time.time_ns()):
             self._add_steps(rank, clock, placed)
         for sample in state.samples:
@@ -319,7 +326,8 @@ class KeptRun:
 
     def _write(self, file: RunFile, now_ns: int) -> None:
         state, before = self._state, self._written
-        about = {"seen_ns": now_ns, **state.about, "gaps": self._gaps, **self.time.to_json()}
+        counted = {"gaps": self._gaps, "cost": self._cost.to_json(), **self.time.to_json()}
+        about = {"seen_ns": now_ns, **state.about, **counted}
         if self._began_ns and "began_ns" in about:
             # A launch that is started again is the same run, whose first processes are gone.
             about["began_ns"] = min(self._began_ns, about["began_ns"])
