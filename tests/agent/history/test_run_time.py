@@ -199,6 +199,24 @@ def test_an_attempt_ended_for_its_first_reason_as_far_as_that_is_known_by_now() 
     assert "why" not in second
 
 
+def test_a_death_that_is_taken_back_is_not_why_an_attempt_ended() -> None:
+    first = {"kind": "death", "since_ns": BEGAN + 10 * S, "until_ns": None, "sentence": "rank 0"}
+    over = {**first, "until_ns": BEGAN + 12 * S, "evidence": {"taken_back": True}}
+    cause = {**first, "since_ns": BEGAN + 11 * S, "sentence": "rank 1: out of memory"}
+    played = Played()
+    played.begins(0)
+    played.steps(1, 9, 1)
+    played.notes(11, first)
+    told = [each.get("why") for each in played.attempts]
+    played.notes(12, over, cause)
+    told += [each.get("why") for each in played.attempts]
+
+    assert told == ["rank 0", "rank 1: out of memory"]
+    # The end was intended after all.
+    played.notes(13, over, {**over, "since_ns": cause["since_ns"]})
+    assert "why" not in played.attempts[0]
+
+
 def test_what_a_program_without_numbers_does_twice_is_not_known() -> None:
     found = killed_at_100_and_saved_at_60(tells=False).seconds
 

@@ -147,6 +147,12 @@ class Attempts:
                     each |= {"why": why, "why_ns": time_ns}
                 return
 
+    def take_back(self, time_ns: int) -> None:
+        """What was told of this moment is not why an attempt ended."""
+        for each in self.told:
+            if each.get("why_ns") == time_ns:
+                del each["why"], each["why_ns"]
+
     # -- its steps
 
     def place(self, rank: str, clock: str, steps: Iterable[Step]) -> list[Placed]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from otel_ddp.agent.history.attempts import Attempts, Placed
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.history.reader import worst_state
-from otel_ddp.vocabulary.words import PHASE_CODE, TIME_CAUSES, phase_word
+from otel_ddp.vocabulary.words import PHASE_CODE, TAKEN_BACK, TIME_CAUSES, phase_word
 
 _S = 1_000_000_000
 _LATE = frozenset({"straggler", "imbalance", "recurring"})
@@ -356,7 +356,16 @@ class RunTime:
         self._hangs_since_ns = min(hangs, default=0)
         late = [each for each in is_open if each["kind"] in _LATE]
         self._late = _Late.of(late[0]) if late else None
-        # One that is over tells that the run was started again.
-        deaths = [each for each in is_open if each["kind"] == "death"]
-        for each in sorted(deaths, key=lambda each: each["since_ns"]):
-            self.attempts.explain(each["since_ns"], each["sentence"])
+        deaths = [each for each in verdicts if each["kind"] == "death"]
+        taken_back = [each for each in deaths if (each.get("evidence") or {}).get(TAKEN_BACK)]
+        standing = [each for each in deaths if each not in taken_back]
+        for since_ns in _moments(taken_back) - _moments(standing):
+            self.attempts.take_back(since_ns)
+        for each in sorted(standing, key=lambda each: each["since_ns"]):
+            # One that is over tells that the run was started again.
+            if each in is_open:
+                self.attempts.explain(each["since_ns"], each["sentence"])
+
+
+def _moments(verdicts: Iterable[Mapping[str, Any]]) -> set[int]:
+    return {each["since_ns"] for each in verdicts}
