@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -106,6 +107,41 @@ def test_a_link_and_a_directory_that_others_may_write_to_are_not_read(tmp_path: 
     assert not is_kept(link)
     real.chmod(0o777)
     assert not is_kept(real)
+
+
+@as_root
+@pytest.mark.parametrize("whose", ["directory", "file", "link"])
+def test_what_is_anothers_or_lies_in_their_directory_is_neither_opened_nor_replaced_nor_deleted(
+    whose: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir(0o700)
+    path, fifo = folder / "status", folder / "fifo"
+    path.write_text("{}")
+    os.mkfifo(fifo)
+    if whose == "link":
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+    for each in (folder,) if whose == "directory" else (path, fifo):
+        os.chown(each, OTHER, OTHER)
+    before = sorted(os.listdir(folder))
+
+    for act in (files.open_own, files.read_own, files.lock_holder, files.read_json):
+        with contextlib.suppress(OSError):
+            assert act(path) is None
+    if whose == "file":
+        return
+    acts = (
+        lambda: files.tell(fifo, "where"),
+        lambda: files.replace(path, "ours"),
+        lambda: files.create(folder / "new"),
+    )
+    for change in acts:
+        with pytest.raises(OSError, match=r"belongs to user 65534|Not a directory"):
+            change()
+    files.remove(path)
+    assert sorted(os.listdir(folder)) == before
+    assert path.read_text() == "{}"
 
 
 def nested(depth: int) -> str:

@@ -20,6 +20,7 @@ _PIECE = 1 << 16
 # Ours has ten levels at most. Code that goes through them calls itself once or twice a level.
 _DEEPEST = 64
 _LAST_STANDARD = 2
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 # fcntl.fcntl wants a struct flock: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -35,14 +36,41 @@ def open_private(path: Path | str, flags: int = os.O_RDONLY, dir_fd: int | None 
     return os.open(path, flags | carefully, 0o600, dir_fd=dir_fd)
 
 
-def create(path: Path | str, dir_fd: int | None = None) -> int:
-    """A descriptor of a new file, which is private from its first moment."""
-    return open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, dir_fd)
+def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
+    """As `open_private`: a file of ours, in a directory of ours. Raises OSError for others."""
+    with own_directory(path.parent) as folder:
+        handle = open_private(path.name, flags, folder)
+    try:
+        # Others may have put one there while the directory was open to them.
+        _check_owner(path, os.fstat(handle))
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def create(path: Path) -> int:
+    """A descriptor of a new file in a directory of ours."""
+    return open_own(path, _NEW)
+
+
+def make_fifo(path: Path) -> None:
+    """Makes one in a directory of ours."""
+    with own_directory(path.parent) as folder:
+        os.mkfifo(path.name, 0o600, dir_fd=folder)
 
 
 def read(path: Path | str, most: int = _MOST_BYTES) -> bytes:
     """At most so many bytes from its beginning. Raises OSError."""
-    handle = open_private(path)
+    return _read(open_private(path), most)
+
+
+def read_own(path: Path, most: int = _MOST_BYTES) -> bytes:
+    """As `read`, in a directory of ours."""
+    return _read(open_own(path), most)
+
+
+def _read(handle: int, most: int) -> bytes:
     try:
         pieces = []
         # A file of the kernel comes in pieces of a page.
@@ -63,16 +91,16 @@ def read_text(path: Path | str, most: int = _PIECE) -> str | None:
         return None
 
 
-def read_json(path: Path | str, most: int = _MOST_BYTES) -> Any:
-    """What is in it; None where it cannot be read, or is damaged or longer."""
+def read_json(path: Path, most: int = _MOST_BYTES) -> Any:
+    """A file in a directory of ours; None if it cannot be read, or is damaged or longer."""
     try:
-        return parse_json(read(path, most))
+        return parse_json(read_own(path, most))
     except (OSError, ValueError):
         errors.reraise_foreign()
         return None
 
 
-def read_mapping(path: Path | str, most: int = _MOST_BYTES) -> dict[str, Any]:
+def read_mapping(path: Path, most: int = _MOST_BYTES) -> dict[str, Any]:
     """As `read_json`; empty where it is no mapping."""
     content = read_json(path, most)
     return content if isinstance(content, dict) else {}
@@ -101,43 +129,51 @@ def parse_json(
     raise ValueError("it is nested too deeply")
 
 
-def replace(path: Path, content: str | bytes, mode: int = 0o600) -> None:
-    """Writes aside and renames: no reader sees half of it. Raises OSError, leaves nothing."""
-    half = path.with_name(f"{path.name}.half")
+def replace(path: Path, content: str | bytes) -> None:
+    """Writes a file in a directory of ours, as `replace_in` does."""
     if isinstance(content, str):
         content = content.encode("utf-8", "backslashreplace")
+    with own_directory(path.parent) as folder:
+        replace_in(folder, path.name, content)
+
+
+def replace_in(dir_fd: int, name: str, content: bytes, mode: int = 0o600) -> None:
+    """Writes aside and renames: no reader sees half of it. Raises OSError, leaves nothing."""
+    half = f"{name}.half"
     try:
         try:
-            handle = create(half)
+            handle = open_private(half, _NEW, dir_fd)
         except FileExistsError:
-            remove(half)
-            handle = create(half)
+            os.unlink(half, dir_fd=dir_fd)
+            handle = open_private(half, _NEW, dir_fd)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             if mode != 0o600:
                 os.fchmod(handle, mode)
-        os.rename(half, path)
+        os.rename(half, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except BaseException:
-        remove(half)
+        with contextlib.suppress(OSError):
+            os.unlink(half, dir_fd=dir_fd)
         raise
 
 
 def remove(*paths: Path) -> None:
-    """Deletes what is there and can be deleted."""
+    """Deletes what is there and can be deleted, in directories of ours."""
     for path in paths:
         _remove(path)
 
 
 def _remove(path: Path) -> None:
     try:
-        path.unlink(missing_ok=True)
+        with own_directory(path.parent) as folder:
+            os.unlink(path.name, dir_fd=folder)
     except OSError:
         errors.reraise_foreign()
 
 
 def tell(fifo: Path, line: str) -> None:
     """Writes a line to the reader of a fifo, in one piece. Raises OSError if there is none."""
-    handle = open_private(fifo, os.O_WRONLY)
+    handle = open_own(fifo, os.O_WRONLY)
     try:
         os.write(handle, line.encode())
     finally:
@@ -161,12 +197,33 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
 # -- directories of this user alone
 
 
+@contextlib.contextmanager
+def own_directory(path: Path) -> Iterator[int]:
+    """A descriptor to open files below. Raises OSError unless only this user writes there.
+
+    A path is checked each time: a directory in shared memory may go, as at a logout, and the next
+    one of its name may be another user's.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check_closed(path, os.fstat(handle))
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _check_closed(path: Path, found: os.stat_result) -> None:
+    _check_owner(path, found)
+    if found.st_mode & 0o022:
+        raise PermissionError(1, "other users can write to it", str(path))
+
+
 def private_directory(path: Path, named: bool = False) -> Path:
     """Makes this directory if need be. Raises OSError unless it is ours and closed to others."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
         os.chmod(path, 0o700)  # whatever the umask took away
-    if _own_mode(path) & 0o077:
+    if _of_directory(path).st_mode & 0o077:
         if named:
             # Not ours to change: it may be shared for a reason.
             raise PermissionError(1, "other users can enter it; it must have mode 0700", str(path))
@@ -175,13 +232,13 @@ def private_directory(path: Path, named: bool = False) -> Path:
     return path
 
 
-def _own_mode(path: Path) -> int:
-    """The mode of a directory of ours. Raises OSError for another user's, and for a link."""
+def _of_directory(path: Path) -> os.stat_result:
+    """The status of a directory of ours. Raises OSError for another user's, and for a link."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(20, "is no directory (a link is not followed)", str(path))
     _check_owner(path, found)
-    return found.st_mode
+    return found
 
 
 def default_root(env: Mapping[str, str] | None = None, disk: Path = Path("/var/tmp")) -> Path:
@@ -212,7 +269,7 @@ def _is_free(path: Path) -> bool:
             return False  # another user could put one of theirs in its place at any time
         if not os.path.lexists(path):
             return os.access(above, os.W_OK | os.X_OK, effective_ids=True)
-        _own_mode(path)
+        _of_directory(path)
     except OSError:
         return False
     return True
@@ -239,8 +296,7 @@ def check_kept(path: Path) -> None:
     """Raises OSError if another user may have put into a directory what is there to be read."""
     for each in _with_root(path):
         with contextlib.suppress(FileNotFoundError):
-            if _own_mode(each) & 0o022:
-                raise PermissionError(1, "other users can write to it", str(each))
+            _check_closed(each, _of_directory(each))
 
 
 def is_kept(path: Path) -> bool:
@@ -318,12 +374,12 @@ def holder(fd: int) -> int | None:
 
 
 def lock_holder(path: Path) -> int | None:
-    """The process that holds a lock on the file of this name; 0 if its PID namespace is another.
+    """The process that holds a lock on this file of ours; 0 if its PID namespace is another.
 
     Also 0 if the file cannot be opened for now: that must not make a process count as dead.
     """
     try:
-        fd = open_private(path)
+        fd = open_own(path)
     except OSError as error:
         return 0 if error.errno in _TEMPORARY else None
     try:

@@ -118,13 +118,15 @@ def journals(tmp_path: Path, place: Place) -> Iterator[Journals]:
 
 
 @contextlib.contextmanager
-def one_left_of(files: int) -> Iterator[None]:
+def two_left_of(files: int) -> Iterator[None]:
     """As where many scrape at once."""
     others = []
     with limited_to(files):
         with contextlib.suppress(OSError):
             while True:
                 others.append(os.dup(0))
+        # The directory of a journal is opened before it.
+        os.close(others.pop())
         os.close(others.pop())
         try:
             yield
@@ -142,7 +144,7 @@ def test_a_journal_for_which_no_file_was_left_is_read_later(
 ) -> None:
     first, second = (shutil.copy(journal, place.directory / f"{n}.journal") for n in (1, 2))
 
-    with one_left_of(files):
+    with two_left_of(files):
         journals.find()
         journals.find()
 

@@ -146,6 +146,65 @@ def test_a_place_that_is_removed_in_mid_run_costs_no_value() -> None:
         until(lambda: not os.path.exists(f"/proc/{first}"), "the first agent to leave")
 
 
+# It becomes another user's at its end: the files of this installation may be closed to that one.
+OF_A_STRANGER = """
+import os, pathlib, sys
+import otel_ddp
+run = otel_ddp.init(run="of a stranger")
+run.log({"loss": 1.0}, step=1)
+run.artifact(sys.argv[1])
+place = pathlib.Path(os.environ["OTEL_DDP_DIR"])
+for each in (place, *place.iterdir()):
+    os.chown(each, 65534, 65534)
+place.chmod(0o777)
+os.setuid(65534)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
+def test_where_another_user_takes_a_removed_place_nothing_is_read_or_written() -> None:
+    with Node(OTEL_DDP_LINGER_S="1") as node, Receiver() as receiver:
+        node.export_to(receiver.start_http())
+        os.chmod(node.root, 0o1777)  # as shared memory is
+        secret, store = node.root / "secret", node.root / "store"
+        secret.write_text("of the user alone")
+        secret.chmod(0o600)
+        process = node.start(
+            *(sys.executable, "-c", LOGS_WHEN_TOLD), env={"OTEL_DDP_ARTIFACTS": str(store)}
+        )
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert receiver.wait_for(lambda r: len(_losses(r)) == 1000)
+        first = int(node.agent()["pid"])
+
+        with _stopped(first):
+            shutil.rmtree(node.place.directory)
+            stranger = node.start(
+                *(sys.executable, "-c", OF_A_STRANGER, str(secret)),
+                env={"OTEL_DDP_AGENT": "external"},
+            )
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == "ready\n"
+            theirs = sorted(os.listdir(node.place.directory))
+        log = Path(f"/proc/{first}/fd/2")
+        until(lambda: "processes are read and exported" in log.read_text(), "the agent to see it")
+        # The training looks for its agent meanwhile, and its last values are read.
+        output, _ = process.communicate("\n\n", timeout=60)
+        assert receiver.wait_for(lambda r: len(_losses(r)) == 3000)
+        until(lambda: not os.path.exists(f"/proc/{first}"), "the agent to leave")
+        status = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
+
+        assert sorted(os.listdir(node.place.directory)) == theirs
+        assert not store.exists()
+        histories = [each.name for each in Path(node.env["OTEL_DDP_HISTORY_DIR"]).iterdir()]
+        assert "stranger" not in " ".join([*histories, output, status])
+        assert {p.attributes.get("run") for p in receiver.points()} <= {"kept", None}
+        stranger.kill()
+
+
 def test_files_named_from_the_directory_of_the_training_are_found_by_its_agent(
     tmp_path: Path,
 ) -> None:

@@ -90,6 +90,7 @@ class Elsewhere:
             points.append(str(point))
             kind, _, more = options.partition(":")
             lines.append(f"mount -t {kind} {'-o ' + more if more else ''} none '{point}'")
+            lines.append(f"chmod 700 '{point}'")
         lines += [also, 'exec "$@"']
         command = [*self._namespace, "sh", "-c", "\n".join(lines), "sh"]
         command += [sys.executable, "-c", PREAMBLE + code, str(self._root), *points]
@@ -233,7 +234,7 @@ print(len(list(folder.glob("*.journal"))))
 @pytest.mark.parametrize("code", [FULL_OF_THE_DEAD, FULL_OF_THE_ENDED], ids=["dead", "ended"])
 def test_the_dead_make_room_for_the_living(code: str) -> None:
     script = (
-        'folder=$(mktemp -d) && mount -t tmpfs -o size=40m none "$folder" && '
+        'folder=$(mktemp -d) && mount -t tmpfs -o size=40m,mode=700 none "$folder" && '
         'exec "$0" -c "$1" "$folder"'
     )
 

@@ -199,6 +199,7 @@ def test_a_head_that_contradicts_itself_is_damaged(
 
 
 def test_a_journal_that_cannot_be_opened_now_may_be_opened_later(writer: JournalWriter) -> None:
+    memory = Path(f"/proc/{os.getpid()}/mem")
     free = os.dup(0)
     os.close(free)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -210,11 +211,11 @@ def test_a_journal_that_cannot_be_opened_now_may_be_opened_later(writer: Journal
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with pytest.raises(CannotOpen) as not_read:
         # A regular file that can be opened; nobody can read the beginning of an address space.
-        JournalReader(Path("/proc/self/mem"))
+        JournalReader(memory)
 
     assert str(not_opened.value) == f"{writer.path}: Too many open files"
     assert not_opened.value.errno == errno.EMFILE
-    assert str(not_read.value) == "/proc/self/mem: Input/output error"
+    assert str(not_read.value) == f"{memory}: Input/output error"
     again = JournalReader(writer.path)
     again.close()
     assert free == os.dup(0)

@@ -100,7 +100,11 @@ def _write(folder: Path, name: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # A server that reads it meanwhile gets all of it, and a link is replaced, not its target.
     # The servers run as other users, who have to read it whatever the umask is here.
-    files.replace(path, content, 0o755 if name.suffix == ".sh" else 0o644)
+    into = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        files.replace_in(into, path.name, content, 0o755 if name.suffix == ".sh" else 0o644)
+    finally:
+        os.close(into)
     for inner in name.parents[:-1]:
         _allow(folder / inner, 0o555)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import stat
 from pathlib import Path
 
-from otel_ddp import settings
+from otel_ddp import files, settings
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import default_directory
 from otel_ddp.journal.place import Place, existing
@@ -29,39 +28,35 @@ def _directory(text: str) -> str:
 
 
 def find_places(directory: str) -> tuple[settings.Settings, list[Place], str]:
-    """The settings, the places that exist, and a sentence on a place that does not exist yet.
+    """The settings, the places that exist, and a sentence on a named place that is not used.
 
     Raises ConfigError for a named directory that cannot be read: no output would be taken for
     "nothing runs". The first process that records makes the directory of OTEL_DDP_DIR, so that
     one may be missing. A directory that was typed here must exist.
     """
     conf = settings.read(directory=directory or None)
+    path = Path(conf.directory)
     if not conf.directory:
         return conf, existing("", os.environ), ""
-    path = Path(conf.directory)
     if why := _why_unreadable(path):
-        raise ConfigError(f"{path} {why}.")
-    if not path.exists():
-        if directory:
-            raise ConfigError(f"{path} does not exist.")
-        return conf, [], f"{path} (OTEL_DDP_DIR) does not exist yet: nothing has recorded there"
-    return conf, [Place(path)], ""
+        raise ConfigError(f"{path} cannot be read ({why}).")
+    if path.exists():
+        return conf, [Place(path)], ""
+    if directory:
+        raise ConfigError(f"{path} does not exist.")
+    return conf, [], f"{path} (OTEL_DDP_DIR) does not exist yet: nothing has recorded there"
 
 
 def _why_unreadable(path: Path) -> str:
-    """Why a path cannot be read; empty if it can, or if it does not exist."""
+    """Why a directory cannot be read; empty if it can, or if it does not exist."""
     try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
+        files.check_kept(path)
+        with files.own_directory(path):
+            return ""
+    except FileNotFoundError:
         return ""
     except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    if not stat.S_ISDIR(found.st_mode):
-        return "is no directory"
-    if not os.access(path, os.R_OK | os.X_OK):
-        mode = stat.S_IMODE(found.st_mode)
-        return f"cannot be read (it belongs to user {found.st_uid} and has mode {mode:04o})"
-    return ""
+        return str(error.strerror)
 
 
 def history_directory() -> Path:

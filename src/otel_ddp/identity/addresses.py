@@ -33,7 +33,11 @@ def page(place: Place) -> str:
     """The address of the living agent's endpoint; empty where none lives, or it has none."""
     if not place.agent_is_alive():
         return ""
-    found = _SCRAPE.search(files.read_text(place.agent_file, _BEGINNING_BYTES) or "")
+    try:
+        beginning = files.read_own(place.agent_file, _BEGINNING_BYTES)
+    except OSError:
+        return ""
+    found = _SCRAPE.search(beginning.decode(errors="replace"))
     return found[1].replace("//127.0.0.1:", "//localhost:") if found else ""
 
 

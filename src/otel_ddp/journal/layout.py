@@ -144,7 +144,7 @@ def read_taken(path: Path) -> tuple[int, int, int] | None:
     """The content of a `.taken` file; None if there is no whole one."""
     try:
         # A training process calls this too: not even a fifo in its place may block it.
-        content = files.read(path, TAKEN.size)
+        content = files.read_own(path, TAKEN.size)
     except OSError:
         return None
     if len(content) < TAKEN.size:

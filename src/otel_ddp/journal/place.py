@@ -53,7 +53,7 @@ class Place:
     def delay_start(self, seconds: float) -> None:
         """Keeps all processes from starting an agent for so long; 0 ends that."""
         with contextlib.suppress(OSError):
-            fd = files.open_private(self._start_delay, os.O_WRONLY | os.O_CREAT)
+            fd = files.open_own(self._start_delay, os.O_WRONLY | os.O_CREAT)
             try:
                 os.pwrite(fd, f"{time.monotonic() + seconds:<32.3f}".encode(), 0)
             finally:
@@ -62,7 +62,7 @@ class Place:
     def start_not_before(self) -> float:
         """The moment, on the monotonic clock, from which on an agent may be started."""
         try:
-            moment = float(self._start_delay.read_bytes()[:32])
+            moment = float(files.read_own(self._start_delay, 32))
         except (OSError, ValueError):
             return 0.0
         # A moment in the far future was written before this machine was started.
@@ -70,7 +70,8 @@ class Place:
 
     def journals(self) -> list[Path]:
         try:
-            names = sorted(os.listdir(self.directory))
+            with files.own_directory(self.directory) as folder:
+                names = sorted(os.listdir(folder))
         except OSError:
             return []
         return [
@@ -90,7 +91,7 @@ class Place:
     def last_line(self) -> str:
         """The last line of the log of this place's agents."""
         try:
-            fd = files.open_private(self.agent_log)
+            fd = files.open_own(self.agent_log)
         except OSError:
             return ""
         try:
@@ -115,7 +116,7 @@ class Place:
         try:
             # For reading as well: else an agent that ends just now causes a SIGPIPE, which kills a
             # process that has switched off Python's guard against it.
-            fd = files.open_private(self.doorbell, os.O_RDWR)
+            fd = files.open_own(self.doorbell, os.O_RDWR)
         except OSError:
             return
         try:
@@ -191,7 +192,9 @@ def existing(named: str, env: Mapping[str, str]) -> list[Place]:
     here = (candidates(env, offline=offline) for offline in (False, True))
     paths = [Path(named).absolute()] if named else chain.from_iterable(here)
     # Not path.is_dir(), which raises without permission, as after `su` for XDG_RUNTIME_DIR.
-    return [Place(path) for path in dict.fromkeys(paths) if os.path.isdir(path)]
+    return [
+        Place(each) for each in dict.fromkeys(paths) if os.path.isdir(each) and files.is_kept(each)
+    ]
 
 
 def _usable(path: Path, problems: list[str]) -> Place | None:

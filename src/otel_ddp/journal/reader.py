@@ -303,7 +303,7 @@ class JournalReader:
         self.path = path
         self._file = _File()
         try:
-            self._file.fd = files.open_private(path)
+            self._file.fd = files.open_own(path)
             self._open()
         except OSError as error:
             self.close()
@@ -391,7 +391,7 @@ class JournalReader:
         content += checksum(content, 0).to_bytes(4, "little")
         # If the directory is full or gone, some records may be read again.
         with contextlib.suppress(OSError):
-            fd = files.open_private(self._taken_path, os.O_WRONLY | os.O_CREAT)
+            fd = files.open_own(self._taken_path, os.O_WRONLY | os.O_CREAT)
             try:
                 os.pwrite(fd, content, 0)
             finally:

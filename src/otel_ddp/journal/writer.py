@@ -229,10 +229,11 @@ class JournalWriter:
             self._start(size, identity)
             # Read-only from now on, so that no program truncates it by mistake.
             os.fchmod(self._fd, 0o400)
-            os.rename(hidden, self.path)
+            with files.own_directory(directory) as folder:
+                os.rename(hidden.name, self.path.name, src_dir_fd=folder, dst_dir_fd=folder)
             open_journals.add(self.path)
         except BaseException:
-            hidden.unlink(missing_ok=True)
+            files.remove(hidden)
             if self._fd >= 0:
                 os.close(self._fd)
             raise

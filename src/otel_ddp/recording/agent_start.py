@@ -54,7 +54,7 @@ def ensure_agent(place: Place) -> bool:
 
 
 def _start_once(place: Place) -> bool:
-    fd = files.open_private(place.start_lock, os.O_RDWR | os.O_CREAT)
+    fd = files.open_own(place.start_lock, os.O_RDWR | os.O_CREAT)
     try:
         try:
             files.lock(fd)
@@ -92,7 +92,7 @@ def _start(place: Place) -> bool:
     # working directory, so that it imports no local json.py and keeps no file system busy.
     script = f"cd / && {command} &"
     # Opened here rather than by the shell, which would complain on the training's terminal.
-    log = files.open_private(place.agent_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    log = files.open_own(place.agent_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         # Here rather than in the agent: one that breaks at its start may not come to it.
         if os.fstat(log).st_size > _LOG_BYTES:

@@ -57,9 +57,10 @@ class _StackAnswers:
         self._stopped = False
         # Held while an answer is under way: an exit waits for that alone.
         self._answering = threading.Lock()
-        os.mkfifo(self._ask, 0o600)
+        files.make_fifo(self._ask)
         # Open for writing as well: a read then waits for the next agent instead of ending.
-        self._fd = os.open(self._ask, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._fd = files.open_own(self._ask, os.O_RDWR)
+        os.set_blocking(self._fd, True)
         self._fifo = file_of(self._fd)
         self._arrivals = collectives.Arrivals()
         self._ended = threading.Event()

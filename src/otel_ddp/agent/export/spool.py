@@ -223,7 +223,7 @@ class Spool(Entries):
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.lstat(path), os.fstat(self._lock_file)):
                     return True
-        descriptor = files.open_private(path, os.O_RDWR | os.O_CREAT)
+        descriptor = files.open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             files.lock(descriptor)
         except OSError as error:

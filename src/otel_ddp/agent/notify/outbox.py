@@ -163,7 +163,7 @@ class Outbox:
         files.make_kept(self._folder.parent, ours=True)
         files.private_directory(self._folder)
         if self._lock is None:
-            handle = files.open_private(self._folder / "lock", os.O_RDWR | os.O_CREAT)
+            handle = files.open_own(self._folder / "lock", os.O_RDWR | os.O_CREAT)
             try:
                 files.lock(handle)
             except OSError:

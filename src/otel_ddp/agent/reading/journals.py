@@ -150,7 +150,7 @@ class Journals:
                     time.time() - path.stat().st_mtime > _HIDDEN_S
                     and files.lock_holder(path) is None
                 ):
-                    path.unlink()
+                    files.remove(path)
 
     def poll(self) -> None:
         """Read what is new into the ledger."""

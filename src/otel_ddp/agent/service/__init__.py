@@ -238,7 +238,9 @@ class Agent:
     def _owns_lock(self) -> bool:
         # If the lock file is deleted, a second agent may start: then this one ends.
         try:
-            return os.stat(self._place.agent_lock).st_ino == os.fstat(self._lock).st_ino
+            with files.own_directory(self._place.directory) as folder:
+                found = os.stat(self._place.agent_lock.name, dir_fd=folder)
+            return os.path.samestat(found, os.fstat(self._lock))
         except OSError:
             return False
 

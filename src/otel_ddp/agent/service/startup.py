@@ -57,7 +57,7 @@ def find_place(conf: settings.Settings, foreground: bool) -> Place:
 
 def lock_place(place: Place) -> int | None:
     """Become the agent of this place; None if it has one. Closing the descriptor unlocks it."""
-    fd = files.open_private(place.agent_lock, os.O_RDWR | os.O_CREAT)
+    fd = files.open_own(place.agent_lock, os.O_RDWR | os.O_CREAT)
     deadline = time.monotonic() + _LOCK_PATIENCE_S
     while not _locked(fd):
         if time.monotonic() > deadline:
@@ -102,12 +102,12 @@ def open_doorbell(path: Path) -> int:
     try:
         try:
             if not stat.S_ISFIFO(os.lstat(path).st_mode):
-                path.unlink()
-                os.mkfifo(path, 0o600)
+                files.remove(path)
+                files.make_fifo(path)
         except FileNotFoundError:
-            os.mkfifo(path, 0o600)
+            files.make_fifo(path)
         # Read and write: a fifo whose last writer has left would be readable for ever.
-        return files.open_private(path, os.O_RDWR)
+        return files.open_own(path, os.O_RDWR)
     except OSError as error:
         log.warning("no doorbell (%s): ends of processes are seen a moment later", error)
         return -1
