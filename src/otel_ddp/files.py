@@ -218,18 +218,27 @@ def _check_closed(path: Path, found: os.stat_result) -> None:
         raise PermissionError(1, "other users can write to it", str(path))
 
 
+class OpenToOthers(PermissionError):
+    """A directory of ours that other users can enter."""
+
+
 def private_directory(path: Path, named: bool = False) -> Path:
     """Makes this directory if need be. Raises OSError unless it is ours and closed to others."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
         os.chmod(path, 0o700)  # whatever the umask took away
-    if _of_directory(path).st_mode & 0o077:
+    if is_open_to_others(path):
         if named:
             # Not ours to change: it may be shared for a reason.
-            raise PermissionError(1, "other users can enter it; it must have mode 0700", str(path))
+            raise OpenToOthers(1, "other users can enter it; it must have mode 0700", str(path))
         # Ours, but open to others, by a umask. Close it before anything is put there.
         os.chmod(path, 0o700)
     return path
+
+
+def is_open_to_others(path: Path) -> bool:
+    """Whether others can enter a directory of ours. Raises OSError as `_of_directory` does."""
+    return bool(_of_directory(path).st_mode & 0o077)
 
 
 def _of_directory(path: Path) -> os.stat_result:

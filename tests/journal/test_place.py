@@ -62,14 +62,15 @@ def test_a_default_directory_that_is_open_to_others_is_closed(tmp_path: Path) ->
     assert mode_of(open_one) == 0o700
 
 
-def test_a_named_directory_that_is_open_to_others_is_refused_and_left_alone(
+def test_a_directory_of_an_option_that_is_open_to_others_is_refused_and_left_alone(
     tmp_path: Path,
 ) -> None:
     named = tmp_path / "shared"
     named.mkdir()
     named.chmod(0o755)
 
-    assert complaint(named) == "other users can enter it; it must have mode 0700"
+    with pytest.raises(ConfigError, match="other users can enter it; it must have mode 0700"):
+        find(str(named), {}, given_as="--dir")
     assert mode_of(named) == 0o755
 
 

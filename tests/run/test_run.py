@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import copy
 import dataclasses
+import json
 import logging
 import os
 import sys
@@ -21,6 +22,7 @@ import pytest
 import otel_ddp
 from conftest import Here
 from otel_ddp import ConfigError, errors
+from otel_ddp.cli import main
 from otel_ddp.journal import place as places
 from otel_ddp.recording import agent_start
 from otel_ddp.run import opening
@@ -560,6 +562,30 @@ def test_without_a_writable_directory_one_warning_gives_advice(
 
     (said,) = caplog.messages
     assert said.endswith("is not recorded; name a writable directory in OTEL_DDP_DIR.")
+
+
+def test_a_directory_that_others_can_enter_is_passed_over_in_one_line_by_runs_and_commands(
+    place: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(places, "candidates", lambda env, offline: iter([place.directory]))
+    named = tmp_path / "shared"
+    named.mkdir()
+    named.chmod(0o755)
+    os.environ["OTEL_DDP_DIR"] = str(named)
+
+    otel_ddp.init(run="r").log({"loss": 1.0})
+    assert main(["status", "--json"]) == 0
+
+    why = f"other users can enter {named}, so OTEL_DDP_DIR is not used until `chmod 700` closes it"
+    said = json.loads(capsys.readouterr().out)
+    assert caplog.messages == [f"{why}."]
+    assert place.only().points == [("loss", 1.0)]
+    assert ([each["run"] for each in said["processes"]], said["unreadable"]) == (["r"], [why])
+    assert (list(named.iterdir()), named.stat().st_mode & 0o777) == ([], 0o755)
 
 
 def test_what_a_configuration_says_of_ranks_gives_way_to_the_process_group(place: Here) -> None:

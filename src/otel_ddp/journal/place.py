@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2s
 from itertools import chain
 from pathlib import Path
@@ -151,22 +151,38 @@ def find(
     given_as: str = "OTEL_DDP_DIR",
     offline: bool = False,
 ) -> tuple[list[Place], str]:
-    """The usable places, best first, and a remark; ConfigError if the named one is unusable."""
+    """The usable places, best first, and a remark; ConfigError if the named one is unusable.
+
+    No training ends because OTEL_DDP_DIR is open to others: the default ones take its place.
+    """
     env = os.environ if env is None else env
-    if named:
-        path = Path(named).absolute()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            files.private_directory(path, named=True)
-            if not os.access(path, os.W_OK | os.X_OK):
-                raise PermissionError(13, "is not writable", str(path))
-        except OSError as error:
-            without = "unset it" if given_as == "OTEL_DDP_DIR" else "leave it out"
-            raise ConfigError(
-                f"{given_as} must be a directory that this user can write to, got {named!r} "
-                f"({error.strerror}). Name another one, or {without} for the default."
-            ) from None
-        return [Place(path)], ""
+    if not named:
+        return _find_default(env, offline)
+    path = Path(named).absolute()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.private_directory(path, named=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(13, "is not writable", str(path))
+    except OSError as error:
+        in_variable = given_as == "OTEL_DDP_DIR"
+        if in_variable and isinstance(error, files.OpenToOthers):
+            found, remark = _find_default(env, offline)
+            return found, "; ".join(filter(None, (not_used(path), remark)))
+        without = "unset it" if in_variable else "leave it out"
+        raise ConfigError(
+            f"{given_as} must be a directory that this user can write to, got {named!r} "
+            f"({error.strerror}). Name another one, or {without} for the default."
+        ) from None
+    return [Place(path)], ""
+
+
+def not_used(path: Path) -> str:
+    """What is said of a directory in OTEL_DDP_DIR that others can enter."""
+    return f"other users can enter {path}, so OTEL_DDP_DIR is not used until `chmod 700` closes it"
+
+
+def _find_default(env: Mapping[str, str], offline: bool) -> tuple[list[Place], str]:
     found: list[Place] = []
     problems: list[str] = []
     for path in dict.fromkeys(candidates(env, offline=offline)):
@@ -190,11 +206,22 @@ def find(
 def existing(named: str, env: Mapping[str, str]) -> list[Place]:
     """The places that exist, for commands that only read."""
     here = (candidates(env, offline=offline) for offline in (False, True))
-    paths = [Path(named).absolute()] if named else chain.from_iterable(here)
+    paths: Iterable[Path] = chain.from_iterable(here)
+    if named:
+        path = Path(named).absolute()
+        paths = [path, *paths] if is_passed_over(path) else [path]
     # Not path.is_dir(), which raises without permission, as after `su` for XDG_RUNTIME_DIR.
     return [
         Place(each) for each in dict.fromkeys(paths) if os.path.isdir(each) and files.is_kept(each)
     ]
+
+
+def is_passed_over(named: Path) -> bool:
+    """Whether `find` uses the default directories in place of this one."""
+    try:
+        return files.is_open_to_others(named)
+    except OSError:
+        return False
 
 
 def _usable(path: Path, problems: list[str]) -> Place | None:
