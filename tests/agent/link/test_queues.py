@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from otel_ddp.agent.link.clock_offset import ClockOffset
 from otel_ddp.agent.link.link_pb2 import Report
-from otel_ddp.agent.link.pending import PendingReports
-from otel_ddp.agent.link.waiting import WaitingReports
+from otel_ddp.agent.link.queues import PendingReports, WaitingReports
 
 S = 1_000_000_000
 

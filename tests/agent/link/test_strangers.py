@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import pytest
@@ -116,19 +117,16 @@ def test_a_man_in_the_middle_with_another_key_is_told_nothing(links: Links) -> N
     assert not middle.take()
 
 
-def test_connections_that_say_nothing_are_few_and_closed_within_seconds(links: Links) -> None:
-    lead = links.lead(most_nodes=2)
-    until(lambda: lead.state.startswith("listens"))
+def test_connections_that_say_nothing_are_closed_within_seconds(
+    links: Links, lead: LinkServer
+) -> None:
     silent = [socket.create_connection(("127.0.0.1", links.port)) for _ in range(10)]
     for each in silent:
         each.settimeout(linked.WITHIN_S)
 
-    # The lead holds four. It says nothing to any of them, and closes all.
     assert [each.recv(1) for each in silent] == [b""] * 10
     for each in silent:
         each.close()
-    follower = links.follower()
-    until(lambda: follower.is_connected)
 
 
 def test_the_lead_takes_as_many_nodes_as_it_says(links: Links) -> None:
@@ -163,6 +161,8 @@ def test_a_wrong_clock_of_a_node_does_not_matter() -> None:
 LEAD = """
 import sys
 from agent.link import linked
+from otel_ddp.files import raise_file_limit
+raise_file_limit()
 with linked.links() as links:
     lead = links.lead()
     linked.until(lambda: lead.state.startswith("listens"))
@@ -171,34 +171,59 @@ with linked.links() as links:
 """
 
 
+@contextlib.contextmanager
+def other_process(stderr: IO[str] | None = None) -> Iterator[tuple[int, Callable[[], int]]]:
+    """A lead in a process of its own: its port, and how many files it has open."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LEAD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+    )
+    with process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        yield port, lambda: len(os.listdir(f"/proc/{process.pid}/fd"))
+        process.communicate()
+
+
 def test_handshakes_that_fail_leave_no_line_in_the_log_and_no_descriptor(
     tmp_path: Path, links: Links
 ) -> None:
     log = tmp_path / "log"
-    with log.open("w") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-c", LEAD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
-        )
-    with process:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        files = Path(f"/proc/{process.pid}/fd")
-        before = len(list(files.iterdir()))
+    with log.open("w") as stderr, other_process(stderr) as (port, files):
+        before = files()
         for made in (of_another_run, without_a_certificate, lambda: None):
             with pytest.raises(grpc.RpcError):
                 answers(port, made(), b"")
-        until(lambda: len(list(files.iterdir())) <= before)
+        until(lambda: files() <= before)
         # Nor do links that are there when it ends.
         follower = links.follower(ports=[port])
         until(lambda: follower.is_connected)
-        process.communicate()
 
     assert log.read_text() == ""
+
+
+# One that has spoken takes three descriptors: it is passed on to gRPC.
+@pytest.mark.parametrize(("said", "held"), [(b"", 128), (b"\x16", 128 + 3 * 128)])
+def test_a_lead_holds_few_strangers_and_a_node_gets_past_all_of_them(
+    said: bytes, held: int, links: Links
+) -> None:
+    with other_process() as (port, files), contextlib.ExitStack() as strangers:
+        before = files()
+        for _ in range(600):
+            stranger = socket.create_connection(("127.0.0.1", port))
+            strangers.enter_context(stranger)
+            with contextlib.suppress(OSError):  # those that came later have displaced it
+                stranger.sendall(said)
+        follower = links.follower(ports=[port])
+        until(lambda: follower.is_connected)
+        most = files()
+
+    # Those of the node, and some that are being closed.
+    assert most - before <= held + 8
 
 
 def test_garbage_of_one_agent_with_the_secret_ends_its_stream_and_no_other(

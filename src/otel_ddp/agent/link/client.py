@@ -25,7 +25,7 @@ from otel_ddp.agent.link.answered import Answered
 from otel_ddp.agent.link.clock_offset import ClockOffset
 from otel_ddp.agent.link.link_pb2 import Answer, Report
 from otel_ddp.agent.link.link_thread import LinkThread
-from otel_ddp.agent.link.pending import PendingReports
+from otel_ddp.agent.link.queues import PendingReports
 
 log = logging.getLogger("otel_ddp.agent")
 

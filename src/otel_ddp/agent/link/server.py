@@ -1,7 +1,7 @@
 """The lead's end of the links of one run: a server that the agents of the other nodes connect to.
 
 It listens in the thread of links. A peer without the run's secret gets no further than its
-handshake, and has 5 s for that.
+handshake.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ import contextlib
 import logging
 import resource
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from otel_ddp.agent.link import addresses, credentials, limits
+from otel_ddp.agent.link.acceptor import Acceptor
 from otel_ddp.agent.link.link_thread import LinkThread
 from otel_ddp.agent.link.streams import Streams
 
 log = logging.getLogger("otel_ddp.agent")
 
 _MOST_NODES = 2048
-_HANDSHAKE_WITHIN_MS = 5000
+# A connection, and both ends of the one that passes it on.
+_FILES_EACH = 3
+_LATE_EVERY_S = 0.5
 
 
 class LinkServer:
@@ -72,31 +76,31 @@ class LinkServer:
     async def _listen(self) -> None:
         """Runs in the thread of links; it is called again some seconds after it returned."""
         where = await addresses.to_listen_on(self._hosts)
-        server, port = await self._bound(where)
-        if server is None:
-            taken = ", ".join(map(str, self.ports))
-            self.state = f"cannot listen on {addresses.names(where)}: its ports {taken} are taken"
-            return
-        self.state = f"listens on port {port} of {addresses.names(where)}"
-        log.info("the lead of a run %s", self.state)
+        server = self._made()
+        acceptor = Acceptor(partial(server.add_secure_port, server_credentials=self._credentials))
+        handler = grpc.stream_stream_rpc_method_handler(partial(self._serve, acceptor))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(limits.SERVICE, {limits.METHOD: handler}),)
+        )
         try:
-            await server.wait_for_termination()
+            await server.start()
+            port = acceptor.listen(where, self.ports)
+            if not port:
+                taken = ", ".join(map(str, self.ports))
+                names = addresses.names(where)
+                self.state = f"cannot listen on {names}: its ports {taken} are taken"
+                return
+            self.state = f"listens on port {port} of {addresses.names(where)}"
+            log.info("the lead of a run %s", self.state)
+            try:
+                while True:
+                    await asyncio.sleep(_LATE_EVERY_S)
+                    acceptor.close_late()
+            finally:
+                self.state = "does not listen"
         finally:
-            self.state = "does not listen"
+            await acceptor.close()
             await server.stop(None)
-
-    async def _bound(self, where: Sequence[str]) -> tuple[Any | None, int]:
-        """The server on the first port that is free on all addresses."""
-        for port in self.ports:
-            server = self._made()
-            with contextlib.suppress(RuntimeError):
-                for address in where:
-                    place = addresses.Place(address, port)
-                    server.add_secure_port(str(place), self._credentials)
-                await server.start()
-                return server, port
-            await server.stop(None)
-        return None, 0
 
     def _made(self) -> Any:
         # Journals need descriptors too.
@@ -109,20 +113,15 @@ class LinkServer:
             ("grpc.max_send_message_length", limits.MOST_ANSWER_BYTES + limits.STAMP_BYTES),
             ("grpc.max_metadata_size", 4096),
             ("grpc.max_concurrent_streams", 1),
-            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_WITHIN_MS),
-            # Strangers in their handshakes count as well.
-            ("grpc.max_allowed_incoming_connections", min(2 * self._most_nodes, files // 2)),
-            # Otherwise a second server could listen on the same port.
-            ("grpc.so_reuseport", 0),
+            (
+                "grpc.max_allowed_incoming_connections",
+                min(2 * self._most_nodes, files // (2 * _FILES_EACH)),
+            ),
         )
-        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * self._most_nodes)
-        handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(limits.SERVICE, {limits.METHOD: handler}),)
-        )
-        return server
+        return grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * self._most_nodes)
 
-    async def _serve(self, _requests: Any, context: Any) -> None:
+    async def _serve(self, acceptor: Acceptor, _requests: Any, context: Any) -> None:
+        acceptor.proved(context.peer())
         # gRPC cancels it where the stream or the server ends, and would log a traceback for each.
         with contextlib.suppress(asyncio.CancelledError):
             await self.streams.serve(context)

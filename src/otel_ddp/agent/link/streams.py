@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from otel_ddp.agent.link import limits
 from otel_ddp.agent.link.link_pb2 import Answer, Report
-from otel_ddp.agent.link.waiting import WaitingReports
+from otel_ddp.agent.link.queues import WaitingReports
 
 _MOST_WAITING_BYTES = 32 << 20
 _MOST_ANSWERS = 16
