@@ -195,6 +195,7 @@ def test_a_position_is_the_same_on_the_other_node(position: Position) -> None:
         lambda message: message.numbers.append(1),
         lambda message: message.paced.append(1),
         lambda message: setattr(message, "count", 1 << 30),
+        lambda message: message.CopyFrom(wire.Steps(count=1000)),
         lambda message: setattr(message, "rests", 9),
         lambda message: message.spans_ns.__setitem__(0, 2**64 - 1),
     ],

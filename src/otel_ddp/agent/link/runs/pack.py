@@ -108,7 +108,9 @@ def unpack_state(message: wire.State, labels: Labels, clock_offset_ns: int) -> R
         labels,
         own_world_size=known("own_world_size"),
         waits_known=known("waits_known"),
-        own_collectives=tuple(each for each in message.own_collectives if each in PHASES),
+        own_collectives=tuple(
+            each for each in message.own_collectives[:_MOST_MEMBERS] if each in PHASES
+        ),
         device_clock=known("device_clock"),
         under_nccl=message.under_nccl,
         began_ns=message.began_ns + clock_offset_ns,
@@ -221,16 +223,17 @@ def unpack_steps(messages: Iterable[wire.Steps], clock_offset_ns: int) -> list[S
     """Those of one process, by either clock."""
     found: list[Step] = []
     for each in messages:
+        # Before it is believed: a step takes a byte at least.
+        if not 0 < each.count <= min(each.ByteSize(), _MOST_STEPS - len(found)):
+            raise Senseless("steps")
         found += _unpack_alike(each, clock_offset_ns)
-    if len(found) > _MOST_STEPS:
-        raise Senseless("steps")
     return found
 
 
 def _unpack_alike(message: wire.Steps, clock_offset_ns: int) -> list[Step]:
     count, codes = message.count, message.codes
     parts = len(codes) - message.rests
-    if not 0 < count <= _MOST_STEPS or parts < 0:
+    if parts < 0:
         raise Senseless("steps")
     columns = (
         _column(accumulate(message.numbers), count, None),
