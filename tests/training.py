@@ -6,6 +6,7 @@ the middle. Each lasts until FOLDER has a file NAME.enough.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import otel_ddp
 
 STALL_S = 0.3
+EVALUATES_EVERY = 30
 WIDTH = 8
 
 
@@ -39,6 +41,12 @@ class Settings(NamedTuple):
     """What it needs more for data once FOLDER has a file NAME.grown."""
     stalls_every: int = 0
     """Every so many batches come late; 0: none."""
+    collects_every: int = 0
+    """It collects garbage in every so many steps; 0: when Python does."""
+    evaluates: bool = False
+    """It does so in every EVALUATES_EVERY steps."""
+    evaluated_s: float = 0.0
+    """What it needs more in the four steps after that."""
     samples: int = 4
     buffers: bool = False
     """DDP sends them before each forward."""
@@ -135,16 +143,25 @@ def train(folder: Path, name: str, settings: Settings) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     run = otel_ddp.instrument(model, group="g", run=name)
     stop = Stop(folder, name)
+    held = [[step] for step in range(300_000)] if settings.collects_every else []
     for step, batch in enumerate(otel_ddp.data(batches(settings, folder / f"{name}.grown")), 1):
         last = stop.after(step)
         model(batch).sum().backward()
         if settings.checkpoint_s:
             with run.phase("checkpoint"):
                 time.sleep(settings.checkpoint_s)
+        if settings.evaluates and step % EVALUATES_EVERY == 0:
+            with run.phase("eval"):
+                time.sleep(0.01)
+        elif settings.evaluates and step % EVALUATES_EVERY < 5:
+            time.sleep(settings.evaluated_s)
+        if settings.collects_every and step % settings.collects_every == 0:
+            gc.collect()
         optimizer.step()
         optimizer.zero_grad()
         if last:
             break
+    del held
     run.finish()
 
 

@@ -47,7 +47,9 @@ class Run:
                 self.now_ns += MS * sum(ranks[0].values())
                 for rank, ms in enumerate(ranks):
                     number = self.number + (self.counts_from[rank] if self.counts_from else 0)
-                    reported.setdefault(rank, []).append(step_facts(number, self.now_ns, ms))
+                    collected_ns = ms.get("garbage", 0) * MS
+                    facts = step_facts(number, self.now_ns, ms, garbage_ns=collected_ns)
+                    reported.setdefault(rank, []).append(facts)
             for rank, facts in reported.items():
                 self.told.feed(rank, facts)
             changes += self.bounds.poll(0)
@@ -141,6 +143,24 @@ def test_ranks_that_are_late_in_turn_are_no_communication_bound(
     assert "25 % of the step is waiting for ranks that are late in turn" in (
         changes[0].verdict.sentence
     )
+
+
+@pytest.mark.parametrize(
+    ("turns", "bound", "share"),
+    [("01", "garbage", 0.5), ("b-", "garbage", 1 / 3), ("1-", "compute", 0.0)],
+    ids=["in turn", "in the same steps", "on one rank"],
+)
+def test_collections_of_garbage_bound_a_run_where_all_ranks_have_them(
+    turns: str, bound: str, share: float
+) -> None:
+    collects, waits = {**COMPUTE, "garbage": 100}, {**COMPUTE, "comm_wait": 105}
+    of = {"0": (collects, waits), "1": (waits, collects), "b": (collects, collects)}
+    changes = Run().turns([of.get(each, (COMPUTE, COMPUTE)) for each in turns * 300])
+
+    assert phases(changes) == [(bound, True)]
+    verdict = changes[0].verdict
+    assert verdict.evidence["shares"]["garbage"] == pytest.approx(share, abs=0.01)
+    assert ("gc.freeze()" in verdict.sentence) is (bound == "garbage")
 
 
 def test_waiting_for_one_late_rank_in_collectives_of_the_users_own_is_no_bound() -> None:

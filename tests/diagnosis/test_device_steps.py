@@ -97,12 +97,12 @@ class Ranks:
 
 def test_what_a_step_was_the_host_says_and_how_long_it_took_the_device() -> None:
     joined = DeviceSteps()
-    host = facts(step_of(7, ON_HOST))[0]._replace(unusual=True, work=512)
+    host = facts(step_of(7, ON_HOST))[0]._replace(unusual=True, work=512, garbage_ns=9)
     joined.feed_host([host])
 
     (found,) = joined.feed([step_of(7, {**ON_DEVICE, "comm_wait": 15.0}, {"data": 0.1})])
 
-    assert (found.number, found.work, found.unusual) == (7, 512, True)
+    assert (found.number, found.work, found.unusual, found.garbage_ns) == (7, 512, True, 9)
     assert found.took_ns == pytest.approx(100.1 * MS)
     assert found.wait_ns == 15 * MS
     assert found.phases_ns == (100_000, 25 * MS, 50 * MS, 10 * MS, 0)

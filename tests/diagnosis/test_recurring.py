@@ -109,7 +109,88 @@ def test_what_all_ranks_do_in_the_same_step_or_what_costs_little_is_not_told(
     assert train(Job(4), 20 * every, lambda number: {} if number % every else more) == []
 
 
-def test_steps_that_save_or_collect_garbage_are_no_stalls() -> None:
+def collect(job: Job, steps: int, due: Callable[[int, int], float]) -> list[Change]:
+    """Each rank collects garbage for so many seconds: *due*, of its number and the step's."""
+    changes = []
+    for _ in range(steps):
+        took = {rank: due(rank, job.number + 1) for rank in job.ranks}
+        late = {rank: {"other": took_s} for rank, took_s in took.items()}
+        ns = {rank: round(took_s * 1e9) for rank, took_s in took.items()}
+        given = {rank: {"garbage_ns": each, "unusual": each > 0} for rank, each in ns.items()}
+        changes += job.steps(1, late, given)
+    return changes
+
+
+@pytest.mark.parametrize(("at_random", "steps"), [(False, 90), (True, 600)])
+def test_a_rank_that_collects_garbage_more_often_than_the_others_is_named(
+    at_random: bool, steps: int
+) -> None:
+    job, chance = Job(4), random.Random(7)
+
+    def due(rank: int, number: int) -> float:
+        often = chance.random() < 0.4 if at_random else number % 3 == 0
+        return 0.08 if (often if rank == 1 else number % 6 == 0) else 0.0
+
+    changes = collect(job, steps, due)
+
+    assert recurring(changes) == [("1", "garbage", True)]
+    (verdict,) = job.detector.present()
+    assert "stalls in garbage collection about every " in verdict.sentence
+    assert "gc.freeze()" in verdict.sentence
+    assert verdict.evidence["stall_s"] == pytest.approx(0.08, rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("at_random", [False, True])
+def test_ranks_that_all_collect_as_much_garbage_at_other_steps_are_not_named(
+    ranks: int, at_random: bool
+) -> None:
+    chance = random.Random(5)
+
+    def due(rank: int, number: int) -> float:
+        if at_random:
+            return chance.expovariate(1 / 0.08) if chance.random() < 1 / 8 else 0.0
+        return 0.08 if number % 8 == 2 * rank else 0.0
+
+    assert collect(Job(ranks), 5000, due) == []
+
+
+def test_loaders_that_all_stall_in_other_steps_are_no_fault_of_one_rank() -> None:
+    def trouble(number: int) -> dict[int, dict[str, float]]:
+        return {rank: {"data": 0.6} for rank in range(4) if number % 40 == 10 * rank}
+
+    assert recurring(train(Job(4), 2000, trouble)) == []
+
+
+def evaluate(job: Job, evaluations: int, late: dict[int, dict[str, float]]) -> list[Change]:
+    """After each evaluation, which come at random, five steps are late."""
+    chance, changes = random.Random(3), []
+    for _ in range(evaluations):
+        took = {rank: {"other": chance.uniform(0.5, 1.0)} for rank in job.ranks}
+        word = {"unusual": True, "unusual_ns": {"eval": 10**9}}
+        changes += job.steps(1, took, dict.fromkeys(job.ranks, word))
+        changes += job.steps(5, late)
+        changes += job.steps(chance.randrange(6, 20))
+    return changes
+
+
+def test_a_rank_that_is_late_in_the_steps_after_each_evaluation_is_named_with_that() -> None:
+    job = Job(2)
+    changes = evaluate(job, 10, {1: {"forward": 0.04}})
+
+    assert recurring(changes) == [("1", "forward", True)]
+    (verdict,) = job.detector.present()
+    assert verdict.sentence.startswith("rank 1 (n1) stalls in forward after each evaluation, ")
+    assert "ms longer than the others in 5 steps, " in verdict.sentence
+    assert verdict.evidence["stall_s"] == pytest.approx(0.2, rel=0.05)
+    assert verdict.evidence["recurs_after"] == "eval"
+
+
+def test_evaluations_that_are_long_on_all_ranks_or_unequal_are_no_stalls() -> None:
+    assert evaluate(Job(4), 100, {}) == []
+
+
+def test_steps_that_save_are_no_stalls() -> None:
     job = Job(2)
     for _ in range(15):
         assert job.steps(39) == []

@@ -92,7 +92,10 @@ def test_facts_hold_what_is_unusual_apart_from_work_and_an_unknown_phase_as_othe
 def test_unusual_steps_are_tagged(
     pieces: tuple[tuple[int, int], ...], given: dict[str, Any], unusual: bool
 ) -> None:
-    assert facts_of_one(made(pieces, **given)).unusual is unusual
+    facts = facts_of_one(made(pieces, **given))
+
+    assert facts.unusual is unusual
+    assert facts.garbage_ns == (given.get("gc_s", 0) * S if unusual else 0)
 
 
 def test_a_step_of_very_many_parts_is_counted_to_its_end() -> None:

@@ -44,7 +44,18 @@ SILENT: dict[str, tuple[dict[str, Any], str]] = {
         "waiting for other ranks cannot be told from work on rank 0, 1",
     ),
 }
-AGAIN = {"name": "again", "chosen": {"stalls_every": 20}}
+# What a rank does again and again; the phase, the distance, and what it follows.
+AGAIN: dict[str, tuple[dict[str, Any], str, float, str]] = {
+    "loads": ({"chosen": {"stalls_every": 20}}, "data", 20, ""),
+    "collects": (
+        {"all": {"collects_every": 6}, "chosen": {"collects_every": 3}},
+        *("garbage", 6, ""),
+    ),
+    "evaluates": (
+        {"all": {"evaluates": True}, "chosen": {"evaluated_s": 0.04}},
+        *("other", 30, "eval"),
+    ),
+}
 UNEQUAL = {"name": "unequal", **SLOW, "chosen": {"samples": 8, "work_s": 0.012}}
 # Late by 12 ms of some 30; then by 40 ms.
 GROWS = {"name": "grows", "all": {"data_s": 0.02, "grown_s": 0.02}}
@@ -67,7 +78,7 @@ class Played(NamedTuple):
 
 @pytest.fixture(scope="module")
 def played() -> Played:
-    told = [{"name": name, **did} for name, (did, _) in {**LATE, **SILENT}.items()]
+    told = [{"name": name, **did} for name, (did, *_) in {**LATE, **SILENT, **AGAIN}.items()]
     grown: dict[str, Any] = {}
     with Watched() as watched:
 
@@ -82,7 +93,7 @@ def played() -> Played:
             grown["last"] = verdicts[0]
             return bool(verdicts[0]["evidence"]["excess_s"] > LATE_S)
 
-        watched.play([*told, AGAIN, UNEQUAL, GROWS], enough)
+        watched.play([*told, UNEQUAL, GROWS], enough)
         past = until(lambda: watched.past("grows"), "the verdict to be over")
         shown = list(lines(survey([watched.node.place]), time.time_ns()))
         lost = "training_straggler_lost_time_seconds_total"
@@ -121,14 +132,21 @@ def test_where_nobody_is_late_or_nothing_can_be_said_nobody_is_named(
     assert opened(played.records, name, *SPEED) == []
 
 
-def test_a_loader_that_stalls_in_every_20th_batch_is_named_with_its_cost(played: Played) -> None:
-    (verdict,) = played.watched.verdicts_of("again", *OF_RANKS)
+@pytest.mark.parametrize("name", AGAIN)
+def test_a_rank_that_stalls_again_and_again_is_named_with_what_it_follows(
+    played: Played, name: str
+) -> None:
+    _, phase, every, after = AGAIN[name]
+    (verdict,) = played.watched.verdicts_of(name, *OF_RANKS)
     who = verdict["who"]["rank"], verdict["phase"]
-    assert (verdict["kind"], *who) == ("recurring", played.watched.chosen, "data")
+    assert (verdict["kind"], *who) == ("recurring", played.watched.chosen, phase)
+    evidence = verdict["evidence"]
     # A stall that the machine adds counts as well: of ten or so it makes eleven.
-    assert verdict["evidence"]["recurs_every"] == pytest.approx(20, abs=4)
-    assert verdict["evidence"]["stall_s"] == pytest.approx(0.3, rel=0.2)
-    assert [said["verdict"] for _, said in opened(played.records, "again", *SPEED)] == ["recurring"]
+    assert evidence["recurs_every"] == pytest.approx(every, rel=0.2)
+    assert evidence.get("recurs_after", "") == after
+    if name == "loads":
+        assert evidence["stall_s"] == pytest.approx(0.3, rel=0.2)
+    assert [said["verdict"] for _, said in opened(played.records, name, *SPEED)] == ["recurring"]
 
 
 def test_a_rank_with_twice_the_work_is_no_straggler(played: Played) -> None:

@@ -13,7 +13,7 @@ from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.alignment import shift_by_clock
 from otel_ddp.diagnosis.straggler.host_pace import LaunchNeed
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
-from otel_ddp.vocabulary.words import COMPUTE_PHASES, UNUSUAL_PHASES, WORK_PHASES
+from otel_ddp.vocabulary.words import COMPUTE_PHASES, GARBAGE, UNUSUAL_PHASES, WORK_PHASES
 
 _STEPS = 100
 # Of very many ranks, so many tell where the time of the typical one goes.
@@ -28,6 +28,7 @@ _LIMITS = {
     "data": 0.20,
     "comm_wait": 0.30,
     "late_in_turn": 0.20,
+    GARBAGE: 0.20,
     "saving": 0.20,
     "other": 0.30,
     "compile": 0.20,
@@ -46,6 +47,9 @@ _SENTENCES = {
     "would help.",
     "late_in_turn": "{share} of the step is waiting for ranks that are late in turn: another rank "
     "in each step, as happens where batches differ in length. Sort or bucket them by length.",
+    GARBAGE: "in {share} of the step a rank collects Python's garbage, and all wait for it. Call "
+    "gc.freeze() once all is built: later collections pass that over. Or call gc.disable(), and "
+    "gc.collect() in the same steps on all ranks.",
     "saving": "{share} of the time goes to checkpoints and evaluation. Do them less often, or "
     "save in the background.",
     "other": "{share} of the step lies between the phases: moving batches, losses, logging, "
@@ -173,7 +177,7 @@ class Bounds(Detector):
         for word in {word for rank in ranks for word in rank.state.own_collectives} & shares.keys():
             # A late rank waits least there, and the others wait for it.
             shares[word] = min([each[word] for each in by_rank])
-        return {**shares, **_waits(steps)}
+        return {**shares, **_waits(steps), GARBAGE: _garbage(steps)}
 
     def _same_steps(self) -> list[list[StepFacts]]:
         """For each rank, those of its last steps that all ranks have, in one order."""
@@ -250,6 +254,15 @@ class Bounds(Detector):
         if any(rank.state.waits_known is False for rank in self._ranks.values()):
             sentence += " Waiting for other ranks is inside these phases, and cannot be told apart."
         return {"sentence": sentence, "evidence": {"shares": rounded(shares), "steps": _STEPS}}
+
+
+def _garbage(columns: Sequence[Sequence[StepFacts]]) -> float:
+    """The share of the time in which some rank collects garbage, if the typical rank does."""
+    took_ns = sum([each.took_ns for steps in columns for each in steps]) / len(columns)
+    collected_ns = [[each.garbage_ns for each in steps] for steps in columns]
+    in_turn_ns = sum(map(max, zip(*collected_ns, strict=True)))
+    typical_ns = lower_median(list(map(sum, collected_ns)))
+    return float(min(in_turn_ns, len(columns) * typical_ns) / took_ns)
 
 
 def _waits(columns: Sequence[Sequence[StepFacts]]) -> dict[str, float]:

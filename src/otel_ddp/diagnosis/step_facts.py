@@ -74,6 +74,8 @@ class StepFacts(NamedTuple):
     """On the device's clock: the same phases by the host's."""
     behind_ns: int | None = None
     """By how much the device was behind its host when the step began there; None: not known."""
+    garbage_ns: int = 0
+    """Long collections of garbage, where nothing else was unusual."""
 
     @property
     def work_ns(self) -> int:
@@ -165,15 +167,15 @@ def facts_of(batch: StepBatch) -> list[StepFacts]:
         took_ns = ended_ns - step.began_ns
         if number is None or took_ns <= 0:
             continue
-        unusual = (
-            bool(unusual_ns)
-            or step.skipped
-            or step.profiled
-            or (gc_s > _SMALL_GC_S and gc_s > min(_GC_SHARE * took_ns / 1e9, _LONG_GC_S))
+        unusual = bool(unusual_ns) or step.skipped or step.profiled
+        collects = gc_s > _SMALL_GC_S and gc_s > min(_GC_SHARE * took_ns / 1e9, _LONG_GC_S)
+        facts = StepFacts(
+            *(number, ended_ns, took_ns, wait_ns, phases_ns, unusual_ns),
+            *(unusual or collects, step.work),
         )
-        found.append(
-            StepFacts(number, ended_ns, took_ns, wait_ns, phases_ns, unusual_ns, unusual, step.work)
-        )
+        if collects and not unusual:
+            facts = facts._replace(garbage_ns=round(gc_s * 1e9))
+        found.append(facts)
     return found
 
 
@@ -237,6 +239,7 @@ class DeviceSteps:
                     paced_ns=tuple(paced_ns.values()),
                     host_ns=host.phases_ns,
                     behind_ns=behind_ns if before == facts.number - 1 else None,
+                    garbage_ns=0 if facts.unusual else host.garbage_ns,
                 )
             )
         return found

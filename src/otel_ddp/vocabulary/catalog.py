@@ -388,8 +388,8 @@ TRAINING_IMBALANCE = _diagnosis.gauge("training.imbalance", "", "phase")(
     "have, with the phase in which that takes longer; shown from the first time on."
 )
 TRAINING_RECURRING_STALL = _diagnosis.gauge("training.recurring_stall", "", "phase")(
-    "1 while this rank stalls again and again, each so many steps, with the phase that it stalls "
-    "in; shown from the first time on."
+    "1 while this rank stalls again and again, with the phase that it stalls in, or `garbage`; "
+    "shown from the first time on."
 )
 TRAINING_STRAGGLER_LOST_TIME = _diagnosis.counter("training.straggler.lost_time", "s")(
     "Time that the whole job has lost because of this rank."

@@ -56,6 +56,8 @@ _OF_CODE = {each.code: each.word for each in _PHASES}
 
 # In the order in which people think of a step: what its tables and sums go by.
 WORK_PHASES = ("data", "forward", "backward", "optimizer", "other")
+# Python's collections of garbage: they happen in any phase, and are none themselves.
+GARBAGE = "garbage"
 COMPUTE_PHASES = tuple(word for word in WORK_PHASES if PHASE[word].kind == "compute")
 UNUSUAL_PHASES = tuple(each.word for each in _PHASES if each.kind == "unusual")
 
@@ -101,7 +103,7 @@ Kind = Literal[
     "creep",  # memory that grows without end
     "regression",  # all ranks are slower than they were
     "imbalance",  # one rank has more to do than the others
-    "recurring",  # one rank stalls again and again, each so many steps
+    "recurring",  # one rank stalls again and again
     "bound",  # what most of the step goes to
 ]
 VERDICTS: tuple[Kind, ...] = get_args(Kind)

@@ -147,7 +147,7 @@ class Stragglers(Detector):
         self._cases.start_again(ranks, self._not_compared)
         self._pace.start_again(ranks)
         if self._recurring is not None:
-            self._recurring.start_again(ranks)
+            self._recurring.start_again(ranks, self._not_compared)
 
     # -- steps
 
@@ -165,7 +165,12 @@ class Stragglers(Detector):
             self._pace.follow(facts)
             return
         unusual = [i for i, each in enumerate(facts) if each.unusual]
+        # Of processes that are each a world of one, none waits for another.
+        comparable = len(facts) > 1 and not self._waits_unknown and self._world_size != 1
+        others = max(self._world_size, len(facts)) - 1
         if len(unusual) > limits.UNUSUAL * len(facts):
+            if comparable and self._recurring is not None:
+                self._recurring.feed(row.number, facts, None, others)
             self._unusual_share = 0.99 * self._unusual_share + 0.01
             return
         self._unusual_share *= 0.99
@@ -173,8 +178,7 @@ class Stragglers(Detector):
         stored = kept(facts)
         if self._regression is not None:
             self._changes += self._regression.feed(stored, step_ns, bool(self._cases))
-        # Of processes that are each a world of one, none waits for another.
-        if len(facts) < 2 or self._waits_unknown or self._world_size == 1:
+        if not comparable:
             return
         adjusted = self._pace.adjusted(row)
         if adjusted is not row:
@@ -187,8 +191,7 @@ class Stragglers(Detector):
             all_ns[i] = round(median(all_ns))
         excesses_ns = self._cases.feed(row, all_ns, step_ns, self._ranks, self._world_size)
         if self._recurring is not None:
-            others = max(self._world_size, len(facts)) - 1
-            self._recurring.feed(row.number, facts, excesses_ns, self._not_compared, others)
+            self._recurring.feed(row.number, facts, None if unusual else excesses_ns, others)
 
     def poll(self, now_ns: int) -> list[Change]:
         self._settle()

@@ -110,9 +110,12 @@ WORK_EVERY_NS = 2 * 10**9
 
 # -- stalls that recur
 
-# A stall is an excess above this share of a step, and above so many times what is usual for the
-# rank; what is shorter than this comes from clocks and scheduling.
+# A stall is an excess above this share of a step; what is shorter than this comes from clocks and
+# scheduling. In each of its steps, which are at most so many apart, the rank is above what is usual
+# for it by this share of the step, and by so many times the usual spread.
 RECURS_OF_STEP = 0.5
+RECURS_APART = 3
+RECURS_PART = 0.1
 RECURS_OF_USUAL = 6.0
 RECURS_SHORTEST_NS = 2_000_000
 # It is one where the others waited for this share of it: hosts that run ahead of their devices
@@ -122,12 +125,22 @@ RECURS_USUAL = 100
 RECURS_LEAST_USUAL = 20
 # What is usual is looked at again after so many more steps.
 RECURS_LEARNS = 10
-# A rank that is late in more than one of so many steps is left to the rule for those.
+# Where it stalls in more than one of so many steps, no distance is regular.
 RECURS_LEAST_EVERY = 4.0
 # How alike the distances between the last stalls must be, as standard deviation by mean. Of a
 # million pauses at random one has such distances before it.
 RECURS_ALIKE = ((6, 0.05), (10, 0.12))
-# An open verdict ends where they are less alike than this, or where none came for so long.
+# Where they are not, the rank has to stall by SIGMAS more than the typical other one. That takes 29
+# stalls where that one has none. The last so many count.
+RECURS_KEPT = 200
+# They follow an event where this share of them does: the machine adds stalls of its own.
+RECURS_FOLLOWS = 0.8
+# The stalls of the typical other rank in that phase are at most this share of its own: the first
+# where distances are alike, which is soon seen.
+RECURS_OF_OTHERS_REGULAR, RECURS_OF_OTHERS = 0.1, 0.5
+# An open verdict is looked at over so many stalls at least. It ends where they are less alike than
+# this, or where none came for so many times the longest distance.
+RECURS_FEWEST = 11
 RECURS_ALIKE_STILL = 0.5
 RECURS_OVERDUE = 2.5
 # The share of the time that they take from the others: to be told, and to be told still.
