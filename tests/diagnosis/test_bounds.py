@@ -220,7 +220,7 @@ def test_waits_that_are_not_known_are_mentioned() -> None:
     run.told.know(0, waits_known=False)
     (change,) = run.steps(500, COMPUTE)
 
-    assert "cannot be told apart" in change.verdict.sentence
+    assert "A phase may hold waits for other ranks" in change.verdict.sentence
 
 
 # --- Memory ---------------------------------------------------------------------------------------

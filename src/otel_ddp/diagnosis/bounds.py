@@ -252,7 +252,7 @@ class Bounds(Detector):
         if leading == "comm_wait" and len(nodes) == 1:
             sentence += " If the run has other nodes, a rank there may be late."
         if any(rank.state.waits_known is False for rank in self._ranks.values()):
-            sentence += " Waiting for other ranks is inside these phases, and cannot be told apart."
+            sentence += " A phase may hold waits for other ranks, which cannot be told apart here."
         return {"sentence": sentence, "evidence": {"shares": rounded(shares), "steps": _STEPS}}
 
 

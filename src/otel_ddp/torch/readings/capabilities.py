@@ -45,7 +45,8 @@ REASONS: Mapping[str, str] = {
     "reentrant_checkpoint": "reentrant checkpointing makes DDP wait inside backward",
     "replica_groups": "torchft's replica groups wait for each other inside backward, and between "
     "the phases",
-    "no_ddp": "several ranks and no DistributedDataParallel: waits are inside other phases",
+    "no_ddp": "several ranks and no DistributedDataParallel: they wait in collectives of the "
+    "program's own, and in which of its steps and phases is not known",
     "not_timed": f"torch does not time collectives: {TIME_COLLECTIVES}",
     "timed": NO_OVERLAP,
     "no_recorder": "torch's flight recorder is empty: set TORCH_FR_BUFFER_SIZE=2000, or "
