@@ -8,7 +8,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any, NamedTuple
 
-from node import Labels, Node, finished, until
+from node import PATIENCE_S, Labels, Node, finished, until
 from otel_ddp.journal.survey import survey
 from otlp_receiver import Point, Receiver
 
@@ -55,12 +55,17 @@ class Watched:
             self.world, str(self.program), folder, json.dumps([dict(each) for each in scenarios])
         )
 
-    def play(self, scenarios: Sequence[Scenario], enough: Callable[[str], Any]) -> None:
+    def play(
+        self,
+        scenarios: Sequence[Scenario],
+        enough: Callable[[str], Any],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         """One after the other, each until there was *enough* to see."""
         process = self.start(scenarios)
         for each in scenarios:
             name = each["name"]
-            until(lambda name=name: enough(name), f"{name} to be seen")
+            until(lambda name=name: enough(name), f"{name} to be seen", patience_s)
             self.seen[name] = self.look(name)
             self.enough(name)
         finished(process)

@@ -569,6 +569,54 @@ def test_of_a_run_on_several_nodes_the_one_is_told_that_all_culprits_are_on(
     assert found.node == node
 
 
+# Where tensor parallelism waits, where a script waits for what it has begun, and where one hangs.
+OPERATOR = (Frame("/x/site-packages/torch/_ops.py", 1350, "__call__"), *LAUNCHES)
+OWN_LINE = (Frame("/home/u/train.py", 9, "step"),)
+ASLEEP, BUSY = Kernel("S", True, 0.0), Kernel("R", True, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("of_1", "of_2", "of_3", "culprits"),
+    [
+        ((602, 401), (OPERATOR, ASLEEP), 601, "3"),
+        ((602, 401), (OWN_LINE, ASLEEP), 601, "3"),
+        ((602, 401), (OWN_LINE, BUSY), 601, "2 3"),
+        # Rank 3 has begun to gather before it hung, while rank 1 waits for 0 as that does for 2: by
+        # the numbers each waits for another.
+        ((601, 402), (OPERATOR, ASLEEP), 602, "3"),
+    ],
+)
+def test_a_rank_that_sleeps_in_a_collective_of_another_group_waits(
+    of_1: tuple[int, int], of_2: tuple[Any, Kernel], of_3: int, culprits: str
+) -> None:
+    # Two by two: 0 gathers with 2 and 1 with 3; 0 sums up with 1 and 2 with 3.
+    def rank(number: int, gathered: int, summed: int, stack: Any, kernel: Kernel) -> Suspect:
+        groups = Group(f"g{number % 2}", 2, gathered), Group(f"s{number // 2}", 2, summed)
+        known = Evidence(answered=True, groups=groups, stack=stack, kernel=kernel)
+        return Suspect(Position(labels_of(number), True, "running", 7, "forward", BEGAN), known)
+
+    found = find_culprits(
+        [
+            rank(0, 602, 401, WAITS, ASLEEP),
+            rank(1, *of_1, WAITS, ASLEEP),
+            rank(2, 601, 401, *of_2),
+            rank(3, of_3, 400, OWN_LINE, ASLEEP),
+        ],
+        (),
+        60.0,
+    )
+
+    assert (found.cause, found.culprits) == ("not_reached", tuple(culprits.split()))
+
+
+def test_ranks_that_sleep_in_an_operator_wait_for_the_one_that_died() -> None:
+    here = Position(labels_of(0), True, "running", 7, "forward", BEGAN)
+    gone = Position(labels_of(1), False, "killed", 7, "forward", BEGAN)
+    waits = Suspect(here, Evidence(answered=True, stack=OPERATOR, kernel=ASLEEP))
+
+    assert find_culprits([waits], [Suspect(gone)], 60.0).culprits == ("1",)
+
+
 @pytest.mark.parametrize("backend", ["acme:accl", "cpu:gloo,acme:accl", "cuda:nccl"])
 def test_the_device_that_computes_is_named_and_not_the_host_that_is_least_far_ahead(
     backend: str,

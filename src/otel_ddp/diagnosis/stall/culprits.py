@@ -14,8 +14,6 @@ from otel_ddp.vocabulary.words import TIME_COLLECTIVES
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast")
 # What torch's recorder for nccl says of a collective that its device has not come to, and is in.
 _SCHEDULED, _STARTED = "scheduled", "started"
-# Share of a core. A sleeping thread takes none; a busy one may have to share the core.
-_BUSY = 0.1
 
 # By cause: what a rank that cannot go on does, and what to look at.
 _DISABLED = {
@@ -139,7 +137,7 @@ def _disabled(living: Sequence[Suspect], floor_s: float) -> Findings | None:
     for each, cause in found:
         kernel, more = each.known.kernel, ""
         if cause == "gil":
-            more = f" and {_doing(each) or 'does not return'}"
+            more = f" and {each.doing or 'does not return'}"
         elif cause == "uninterruptible" and kernel is not None and kernel.waits_in:
             more = f" ({kernel.waits_in})"
         why.append(f"{each.name}, {_at(each)}, {_DISABLED[cause][0]}{more}")
@@ -214,8 +212,14 @@ def _behind(living: Sequence[Suspect]) -> Findings | None:
     behind = [each for each in living if each.labels in gaps]
     if not behind:
         return None
-    # A rank that is late because it waits for a later one is not to blame.
-    late = [each for each in behind if not (each.labels in waiting and each.is_waiting)]
+    # A rank that is late because it waits for a later one is not to blame. It may sleep in a line
+    # of its own, `work.wait()`: a wait, if another rank is late and has nothing to wait for.
+    free = any(each.labels not in waiting and not each.is_waiting for each in behind)
+    late = [
+        each
+        for each in behind
+        if each.labels not in waiting or not (each.is_waiting or (free and each.doing == "sleeps"))
+    ]
     culprits = late or behind
     why = [f"{_activity(each)}, {gaps[each.labels]}" for each in culprits]
     why += _waits(living, culprits)
@@ -371,8 +375,8 @@ def _activity(each: Suspect) -> str:
             "waits for its other threads"
         )
     text = f"{each.name} is {_at(each)}{_at_line(each)}"
-    if doing := _doing(each):
-        text += f" and {doing}"
+    if each.doing:
+        text += f" and {each.doing}"
     if known.device_phase not in ("", each.position.phase):
         text += f", its device in {known.device_phase}"
     return text
@@ -402,13 +406,6 @@ def _at(each: Suspect) -> str:
 
 def _after(each: Suspect) -> str:
     return "" if each.position.step is None else f" after step {each.position.step}"
-
-
-def _doing(each: Suspect) -> str:
-    kernel = each.known.kernel
-    if kernel is None or kernel.busy is None:
-        return ""
-    return "computes" if kernel.busy > _BUSY else "sleeps"
 
 
 def _at_line(each: Suspect) -> str:

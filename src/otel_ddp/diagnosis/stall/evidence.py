@@ -144,6 +144,10 @@ class Position(NamedTuple):
         return dict(self.labels).get("rank", "?")
 
 
+# Share of a core. A sleeping thread takes none; a busy one may have to share the core.
+_BUSY = 0.1
+# The innermost file of Python's where one of torch's operators is called by its name.
+_OPERATORS = "/torch/_ops.py"
 # A thread for questions that is silent for so long cannot run: something holds the GIL.
 _SILENT_S, _SHORTEST_SILENCE_S = 5.0, 0.5
 
@@ -176,8 +180,18 @@ class Suspect(NamedTuple):
             return False
         if self.position.phase == "comm_wait" or self.has_full_queue or self.device == "waits":
             return True
-        inside = bool(known.stack) and "torch/distributed/" in known.stack[0].file
-        return inside or any(each.pending for each in known.groups)
+        file = known.stack[0].file if known.stack else ""
+        # An operator computes, unless it waits for a collective: those of tensor parallelism do.
+        asleep = file.endswith(_OPERATORS) and self.doing == "sleeps"
+        return asleep or "torch/distributed/" in file or any(each.pending for each in known.groups)
+
+    @property
+    def doing(self) -> Literal["", "computes", "sleeps"]:
+        """What the thread that trains does, by the kernel's account."""
+        kernel = self.known.kernel
+        if kernel is None or kernel.busy is None:
+            return ""
+        return "computes" if kernel.busy > _BUSY else "sleeps"
 
     @property
     def has_full_queue(self) -> bool:
