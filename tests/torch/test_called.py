@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch.distributed import ProcessGroup
 
 from otel_ddp.torch.hooks.called import Called
 
@@ -46,6 +47,14 @@ def test_the_function_is_back_whichever_of_two_is_taken_off_first(first: int) ->
 
     assert heard == [0, 1, 1 - first]
     assert Maker.make is ORIGINAL
+
+
+def test_a_method_of_a_class_of_c_is_itself_again() -> None:
+    before = vars(ProcessGroup)["send"]
+
+    Called(ProcessGroup, "send", lambda *_: None).take_off()
+
+    assert vars(ProcessGroup)["send"] is before
 
 
 def test_below_another_tool_ours_is_silent_and_goes_when_the_tool_has_gone() -> None:

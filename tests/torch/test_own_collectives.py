@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from threading import Thread
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from otel_ddp.torch import collectives
-from otel_ddp.torch.collectives import OwnCollectives
+from otel_ddp.torch.collectives import SENDS, OwnCollectives
 
 
 def test_the_answer_about_a_phase_is_stable(
@@ -30,6 +35,45 @@ def test_the_answer_about_a_phase_is_stable(
     assert [looked(busy=not number % 2) for number in range(6)] == [["other"]] * 6
     assert [looked(busy=False) for _ in range(6)] == [["other"]] * 6
     assert looked(busy=False) == []
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def send() -> None:
+    dist.send(torch.ones(1), 1)
+
+
+def send_elsewhere() -> None:
+    thread = Thread(target=send)
+    thread.start()
+    thread.join()
+
+
+def exchange() -> None:
+    ways = dist.isend, dist.irecv
+    for work in dist.batch_isend_irecv([dist.P2POp(way, torch.ones(1), 1) for way in ways]):
+        work.wait()
+
+
+@pytest.mark.parametrize(
+    ("act", "seen"), [(send, [SENDS]), (exchange, [SENDS]), (send_elsewhere, [])]
+)
+def test_sends_are_seen_in_counted_steps_and_on_the_training_thread(
+    group: None, act: Callable[[], None], seen: list[str]
+) -> None:
+    before = vars(dist.ProcessGroup)["send"]
+    found = OwnCollectives()
+    found.begin([])
+
+    act()
+
+    assert found.end() == seen
+    assert vars(dist.ProcessGroup)["send"] is before
 
 
 class Ddp(DistributedDataParallel):

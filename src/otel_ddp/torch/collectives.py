@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 import time
 import zlib
 from collections import Counter
@@ -22,6 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import errors
+from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.process_group import is_up
 
 _MOST_GROUPS = 256
@@ -209,6 +211,8 @@ _THEN_EVERY = 101
 # The phases in which DDP starts its own collectives: of gradients, and of buffers.
 _GRADIENTS = "backward"
 _OF_DDP = (_GRADIENTS, "comm_wait")
+# Found beside phases: sends and receives. NCCL's groups do not number them.
+SENDS = "sends"
 
 
 def counted_steps() -> Iterator[int]:
@@ -237,6 +241,8 @@ class OwnCollectives:
         self._in_backward: Counter[int] = Counter()
         self._shared: set[int] = set()
         self._counts: dict[int, int] = {}
+        self._sends: list[Called] = []
+        self._thread = 0
 
     def next_step(self, done: int) -> int:
         """The next step after this one in which they are counted."""
@@ -251,6 +257,9 @@ class OwnCollectives:
                 known = self._of_ddp.get(group, 0)
                 self._of_ddp[group] = None if more is None or known is None else known + more
         self._phases = set()
+        self._thread = threading.get_ident()
+        owner = sys.modules["torch.distributed"].ProcessGroup
+        self._sends = [Called(owner, name, self._sent) for name in ("send", "recv")]
         self._in_backward.clear()
         self._shared.clear()
         self._counts = _counts()
@@ -268,11 +277,23 @@ class OwnCollectives:
             elif phase == _GRADIENTS:
                 self._in_backward[group] += more
 
+    def _sent(self, *_: Any, **__: Any) -> None:
+        # Another thread may copy a checkpoint to a neighbour: the step does not wait for that.
+        if threading.get_ident() == self._thread:
+            self._phases.add(SENDS)
+
+    def take_off(self) -> None:
+        """Leave torch as it was found."""
+        for each in self._sends:
+            each.take_off()
+        self._sends = []
+
     def end(self) -> list[str]:
-        """The phases that had such collectives in most of the counted steps.
+        """The phases that had such collectives in most of the counted steps; SENDS among them.
 
         A phase stays in the answer until few steps had any: each change makes the agent begin anew.
         """
+        self.take_off()
         # A layer that waits for other ranks in forward often does so in backward as well, on the
         # group that DDP uses: there are more collectives than DDP has gradients to reduce.
         for group in self._shared & self._in_backward.keys():

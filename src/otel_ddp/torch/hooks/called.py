@@ -18,6 +18,8 @@ class Called:
 
     def __init__(self, owner: Any, name: str, called: Callable[..., None]) -> None:
         original = getattr(owner, name)
+        # As its class has it: the lookup has taken off what binds a method of C++.
+        kept = vars(owner)[name]
 
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -26,6 +28,7 @@ class Called:
                 called(*args, **kwargs)
             return result
 
+        function.__wrapped__ = kept
         self._owner, self._name, self._ours, self._on = owner, name, function, True
         setattr(owner, name, function)
 

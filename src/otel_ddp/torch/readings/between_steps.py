@@ -15,7 +15,7 @@ from torch import nn
 from otel_ddp import errors
 from otel_ddp.recording.device_scalars import captures, module_of
 from otel_ddp.torch import inspection
-from otel_ddp.torch.collectives import OwnCollectives, none_so_far
+from otel_ddp.torch.collectives import SENDS, OwnCollectives, none_so_far
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import model as model_hooks
@@ -77,7 +77,7 @@ class Readings(StepListener):
         self._kept_back: list[tuple[Any, int, int]] = []
         self._memory: MemoryReadings | None = None
         self._norm: SquareNorm | None = None
-        self._reentrant = False
+        self._reentrant = self._sends = False
         self._known: dict[str, str] = {}  # the last report of capabilities
         self._warned = False
         self._waits_for_collective = False  # which may change that report
@@ -173,7 +173,7 @@ class Readings(StepListener):
         if not self._known:
             self.report()
         several = capabilities.world_size() > 1
-        self._own_collectives.counts = several and self._known.get("comm_wait") == ""
+        self._own_collectives.counts = several and self._known.get("comm_wait") in ("", SENDS)
         if self._own_collectives.counts:
             self._own_collectives.begin(model_hooks.trained())
 
@@ -185,8 +185,13 @@ class Readings(StepListener):
     def counted_step_ended(self) -> None:
         """Record in which phases there were collectives."""
         self._choose_counted_step()
-        if self._own_collectives.counts:
-            self._recorder.documents.facts({"own_collectives": self._own_collectives.end()})
+        if not self._own_collectives.counts:
+            return
+        found = self._own_collectives.end()
+        if self._sends is not (SENDS in found):
+            self._sends = SENDS in found
+            self.report()
+        self._recorder.documents.facts({"own_collectives": [e for e in found if e != SENDS]})
 
     def _choose_counted_step(self) -> None:
         # Hooks that were taken off and put on again go on counting.
@@ -281,7 +286,10 @@ class Readings(StepListener):
     def report(self) -> None:
         """Record what is measured and what is not, as far as the run has shown it."""
         found = capabilities.measured(
-            model_hooks.trained(), self._stepper, capabilities.world_size(), self._reentrant
+            model_hooks.trained(),
+            self._stepper,
+            capabilities.world_size(),
+            SENDS if self._sends else "reentrant_checkpoint" if self._reentrant else "",
         )
         self._correct_work(found)
         if self._loss.asked:
@@ -332,6 +340,7 @@ class Readings(StepListener):
     def close(self) -> None:
         """The hooks come off: report if that was not done, and keep nothing."""
         self._flops.close()
+        self._own_collectives.take_off()
         # A program that ends because its loss is lost has no further step.
         self._offer_loss()
         self._record_losses()

@@ -45,6 +45,7 @@ REASONS: Mapping[str, str] = {
     "reentrant_checkpoint": "reentrant checkpointing makes DDP wait inside backward",
     "replica_groups": "torchft's replica groups wait for each other inside backward, and between "
     "the phases",
+    "sends": "sends and receives, as in a pipeline, make ranks wait in any phase",
     "no_ddp": "several ranks and no DistributedDataParallel: they wait in collectives of the "
     "program's own, and in which of its steps and phases is not known",
     "not_timed": f"torch does not time collectives: {TIME_COLLECTIVES}",
@@ -75,16 +76,19 @@ REASONS: Mapping[str, str] = {
 
 
 def measured(
-    models: list[nn.Module], stepper: Stepper, world_size: int, reentrant: bool
+    models: list[nn.Module], stepper: Stepper, world_size: int, hidden_waits: str
 ) -> dict[str, str]:
-    """What is measured (with an empty reason), and what is not (with the word of its reason)."""
+    """What is measured (with an empty reason), and what is not (with the word of its reason).
+
+    *hidden_waits*: the reason why DDP's waits are not all that there are.
+    """
     found: dict[str, str] = {}
     seen, backward = stepper.seen.forwards > 0, stepper.seen.backwards > 0
     found["optimizer"] = "" if stepper.seen.steps else "no_optimizer"
     found["forward"] = "" if seen else "not_called"
     found["backward"] = "" if backward else "outputs_unknown" if seen else "not_called"
     found["comm_wait"] = (
-        _comm_wait(models, world_size, reentrant) if backward else found["backward"]
+        _comm_wait(models, world_size, hidden_waits) if backward else found["backward"]
     )
     # Where hooks cannot tell waits from work, NCCL's collectives can.
     needed = found["comm_wait"] and backward and not collectives.none_so_far()
@@ -105,7 +109,7 @@ def measured(
     return found
 
 
-def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str:
+def _comm_wait(models: list[nn.Module], world_size: int, hidden_waits: str) -> str:
     if replicas(os.environ) is not None:
         return "replica_groups"
     if world_size <= 1:
@@ -118,7 +122,7 @@ def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str
         return "tensor_parallel"
     if not any(isinstance(e, DistributedDataParallel) for model in models for e in model.modules()):
         return "no_ddp"
-    return "reentrant_checkpoint" if reentrant else ""
+    return hidden_waits
 
 
 def _arrivals() -> str:
