@@ -54,6 +54,8 @@ class Settings(NamedTuple):
     """A layer waits for the other ranks by itself."""
     sharded: bool = False
     """By FSDP2 in place of DDP."""
+    compiled: bool = False
+    """DDP is, and not what is inside of it."""
 
 
 class Pause(torch.autograd.Function):
@@ -100,6 +102,8 @@ class Block(nn.Module):
 
 def model_of(settings: Settings) -> nn.Module:
     net = nn.Sequential(Block(settings), nn.Linear(WIDTH, 1))
+    if settings.compiled:
+        return torch.compile(DistributedDataParallel(net), backend="eager")
     if not settings.sharded:
         return DistributedDataParallel(net)
     from torch.distributed.device_mesh import init_device_mesh

@@ -23,6 +23,7 @@ SLOW = {"all": {"work_s": 0.006}}
 # other phases the simulation shows: tools/diagnosis_cases.py.
 LATE: dict[str, tuple[dict[str, Any], str]] = {
     "backward": ({"chosen": {"backward_s": LATE_S}}, "backward"),
+    "compiled": ({"all": {"compiled": True}, "chosen": {"backward_s": LATE_S}}, "backward"),
     # What waits for them is no work either.
     "behind buffers": ({"all": {"buffers": True}, "chosen": {"data_s": LATE_S}}, "data"),
     "slower": ({"all": {"work_s": 0.01}, "chosen": {"work_s": 0.014}}, "compute"),

@@ -46,12 +46,14 @@ def hooks(module: nn.Module) -> int:
     return sum(len(getattr(module, kind)) for kind in (*kinds, *more))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 def test_a_wrapper_left_in_evaluation_mode_trains_as_its_model_does(
-    place: Here, alone: None
+    place: Here, alone: None, compiled: bool
 ) -> None:
     """As who sets the modes of the model alone leaves it."""
     inner = nn.Linear(4, 1)
-    model = DistributedDataParallel(inner)
+    model: nn.Module = DistributedDataParallel(inner)
+    model = torch.compile(model, backend="eager") if compiled else model
     model.eval()
     inner.train()
     otel_ddp.instrument(model)

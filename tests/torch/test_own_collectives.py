@@ -123,6 +123,21 @@ def test_where_ddps_group_has_other_collectives_backward_is_not_excused(
     assert found.end() == own
 
 
+@pytest.mark.parametrize(("counted", "own"), [(2, ["other"]), (3, ["backward", "other"])])
+def test_a_ddp_inside_of_another_module_is_found_and_counts_once(
+    counted: int, own: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, total = object(), 0
+    monkeypatch.setattr(collectives, "_counts", lambda: {id(group): total})
+    found, part = OwnCollectives(), Ddp(group, TWO_BUCKETS)
+    found.begin([nn.ModuleList([nn.ModuleList([part])]), part])
+    for phase, count in {"other": 1, "backward": counted}.items():
+        total += count
+        found.phase_ended(phase)
+
+    assert found.end() == own
+
+
 def test_ddps_on_one_group_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     group, total = object(), 0
     monkeypatch.setattr(collectives, "_counts", lambda: {id(group): total})

@@ -251,11 +251,10 @@ class OwnCollectives:
     def begin(self, models: list[nn.Module]) -> None:
         """A step begins in which collectives are counted."""
         self._of_ddp = {}
-        for each in models:
-            if isinstance(each, DistributedDataParallel):
-                group, more = id(getattr(each, "process_group", None)), _of_gradients(each)
-                known = self._of_ddp.get(group, 0)
-                self._of_ddp[group] = None if more is None or known is None else known + more
+        for each in {id(ddp): ddp for model in models for ddp in _ddps(model)}.values():
+            group, more = id(getattr(each, "process_group", None)), _of_gradients(each)
+            known = self._of_ddp.get(group, 0)
+            self._of_ddp[group] = None if more is None or known is None else known + more
         self._phases = set()
         self._thread = threading.get_ident()
         owner = sys.modules["torch.distributed"].ProcessGroup
@@ -308,6 +307,15 @@ class OwnCollectives:
             elif 4 * times < self._steps:
                 self._own.discard(phase)
         return sorted(self._own)
+
+
+def _ddps(model: nn.Module) -> Iterator[nn.Module]:
+    """The model if it is DDP, else those inside of it: what wraps them may be torch.compile's."""
+    if isinstance(model, DistributedDataParallel):
+        yield model
+    else:
+        for child in model.children():
+            yield from _ddps(child)
 
 
 def _of_gradients(model: Any) -> int | None:

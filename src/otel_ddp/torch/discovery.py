@@ -350,9 +350,8 @@ def _called_in_step() -> list[Any]:
 
 def trains(module: nn.Module) -> bool:
     """Whether this very call may lead to a backward. A loss has no parameters to train."""
-    inside = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
     return (
-        (module.training or bool(inside.training))
+        (module.training or bool(models.unwrapped(module).training))
         and torch.is_grad_enabled()
         and _may_train(module)
     )

@@ -95,7 +95,7 @@ _LONGEST_NAME = 200
 
 def describe(model: Any) -> dict[str, Any]:
     """The class of a model, and how many of its parameters are trained and frozen."""
-    inner = _unwrapped(model)
+    inner = unwrapped(model)
     counts: dict[str, int] = {}
     for parameter in inner.parameters() if hasattr(inner, "parameters") else ():
         key = "true" if parameter.requires_grad else "false"
@@ -125,7 +125,7 @@ def makes_steps(model: Any) -> bool:
     )
 
 
-def _unwrapped(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
     """The model inside all of its wrappers."""
     for _ in range(_MOST_WRAPPERS):
         inner = _wrapped(model)

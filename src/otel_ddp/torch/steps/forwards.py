@@ -44,9 +44,10 @@ class Forwards:
     ) -> None:
         """A watched model is called."""
         calls = self._calls
-        trains = (
-            module.training or watched.trains_in_eval or (watched.is_ddp and module.module.training)
-        ) and _is_grad_enabled()
+        trains = module.training or watched.trains_in_eval
+        if not trains and (inside := watched.inside()) is not None:
+            trains = bool(inside.training)
+        trains = trains and _is_grad_enabled()
         thread = _get_ident()
         beside = not trains and self._steps.in_step and not calls.in_backward
         if beside and is_another_thread(self._thread.ident, thread):

@@ -14,10 +14,9 @@ from weakref import ref
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp.recording.steps import Work
-from otel_ddp.torch import inspection
+from otel_ddp.torch import inspection, models
 from otel_ddp.torch.inspection import outward
 
 
@@ -26,7 +25,7 @@ class WatchedModel:
 
     __slots__ = (
         *("by_samples", "called_past_ddp", "counted", "divided_loss", "flops_per_unit", "forwards"),
-        *("found", "inner_hooks", "is_ddp", "model", "samples", "syncs_buffers", "tokens"),
+        *("found", "inner_hooks", "inside", "model", "samples", "syncs_buffers", "tokens"),
         *("batch", "trains_in_eval"),
     )
 
@@ -43,8 +42,8 @@ class WatchedModel:
         hooks. Weakly: one of the user's may hold the module."""
         self.syncs_buffers = False
         """Whether it may give every rank the same buffers before a forward."""
-        # DDP works as the model inside of it does, and a loop may set the mode of that one alone.
-        self.is_ddp = isinstance(model, DistributedDataParallel)
+        # A wrapper works as the model inside of it does, and a loop may set the mode of that alone.
+        self.inside = ref(models.unwrapped(model))
         self.divided_loss = False
         """Whether it was given the number to divide its loss by: the items of all ranks' batches.
         """
