@@ -20,7 +20,7 @@ from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import every_module
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
-from otel_ddp.torch.hooks.called import Called
+from otel_ddp.torch.hooks.called import Called, backwards
 from otel_ddp.torch.inspection import CALL_MODULE, module_calls, times_called
 from otel_ddp.torch.steps.open_calls import outside_of_backward
 from otel_ddp.torch.steps.open_step import Search
@@ -35,6 +35,8 @@ _CALLS = 5000
 _MOST_MODELS = 16
 # After so many steps of an optimizer, and no model found, the user is warned.
 _STEPS_WITHOUT_MODEL = 10
+# The same of backwards, where no step is seen: many of them may make one step.
+_BACKWARDS_WITHOUT_MODEL = 100
 
 _search: _Search | None = None
 
@@ -85,6 +87,9 @@ class _Search(Search):
         self._steps_left = self._calls_left = 0
         self._models = self._unknown_steps = 0
         self._newest = 0
+        # While no model is known, and how many there were.
+        self._backwards: list[Called] = []
+        self._unknown_backwards = 0
         # While the search is off.
         self._next_optimizer: Called | None = None
         # The parameters, by their ids, that are trained while no model is known.
@@ -100,6 +105,8 @@ class _Search(Search):
         self._reported = False
         self._models = 0
         self.stepper.usual.leave()
+        if not (self._backwards or self._unknown_backwards or self.stepper.step.end.has_model):
+            self._backwards = backwards(self._backward_done)
         if not self.on:
             self._expect_no_optimizer()
             self.on = True
@@ -114,6 +121,7 @@ class _Search(Search):
     def end(self) -> None:
         """Do not search, and leave torch as it was found."""
         self._expect_no_optimizer()
+        self._expect_no_backward()
         self.on = False
         every_module.set_hook(None)
         self._trained.clear()
@@ -131,6 +139,11 @@ class _Search(Search):
         expected, self._next_optimizer = self._next_optimizer, None
         if expected is not None:
             expected.take_off()
+
+    def _expect_no_backward(self) -> None:
+        for each in self._backwards:
+            each.take_off()
+        self._backwards = []
 
     def between_calls(self) -> None:
         """This thread is in no module: put the hook on, unless another thread is in one."""
@@ -231,6 +244,7 @@ class _Search(Search):
             return False
         self._models += 1
         self._trained.clear()
+        self._expect_no_backward()
         optimizer_hooks.forget_others()
         self.stepper.step.end.model_came(found=True)
         self._newest = id(module)
@@ -285,13 +299,26 @@ class _Search(Search):
             self.begin()
         self.between_calls()
         if self._unknown_steps == _STEPS_WITHOUT_MODEL:
-            errors.warn_once(
-                "discovery",
-                "In %d steps of an optimizer no model was seen that is called and trains, so no "
-                "steps are measured: name the model by otel_ddp.instrument(model), after whatever "
-                "wraps or compiles it.",
-                _STEPS_WITHOUT_MODEL,
-            )
+            self._warn(f"{_STEPS_WITHOUT_MODEL} steps of an optimizer")
+
+    # -- backwards
+
+    @errors.contained()
+    def _backward_done(self, *_: Any, **__: Any) -> None:
+        self._unknown_backwards += 1
+        if self._unknown_backwards == _BACKWARDS_WITHOUT_MODEL:
+            self._expect_no_backward()
+            self._warn(f"{_BACKWARDS_WITHOUT_MODEL} backwards")
+
+    def _warn(self, seen: str) -> None:
+        errors.warn_once(
+            "discovery",
+            "In %s no model was seen that is called and trains, so no steps are measured: name the "
+            "model by otel_ddp.instrument(model), after whatever wraps or compiles it. Where the "
+            "whole step is compiled, compile the model in its place. Optimizers of other processes "
+            "(RPC) are not seen.",
+            seen,
+        )
 
 
 def before_any(module: nn.Module, args: Any = (), *_: Any) -> None:

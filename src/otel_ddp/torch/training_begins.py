@@ -5,12 +5,13 @@ on all modules look for the first call of a model that trains. So a program that
 two functions of torch's replaced, and nothing else.
 
 Some models train in evaluation mode, and of a function that is compiled no call of a module is
-seen. There the training begins with the second step of an optimizer.
+seen. There the training begins with the second step of an optimizer. Where the step is compiled as
+well, or made by a DistributedOptimizer, it begins with the third backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,8 +21,11 @@ from torch.optim import Optimizer
 
 from otel_ddp import errors
 from otel_ddp.torch.hooks import every_module
-from otel_ddp.torch.hooks.called import Called
+from otel_ddp.torch.hooks.called import Called, backwards
 from otel_ddp.torch.models import too_old
+
+# One more than optimizers get: a model that trains in evaluation mode is found by its optimizer.
+_BACKWARDS = 3
 
 _waiting: _Waiting | None = None
 
@@ -30,15 +34,14 @@ def wait(begin: Callable[[], None]) -> None:
     """Call *begin* once, right before the first call of a model that trains."""
     global _waiting
     stop()
-    signs = (Optimizer, "__init__"), (torch.autograd, "backward")
-    _waiting = _Waiting(begin, signs)
+    _waiting = _Waiting(begin)
 
 
 def wait_for_next(begin: Callable[[], None]) -> None:
     """Call *begin* as soon as another optimizer is made."""
     global _waiting
     stop()
-    _waiting = _Waiting(begin, [(Optimizer, "__init__")], at_once=True)
+    _waiting = _Waiting(begin, at_once=True)
 
 
 def stop() -> None:
@@ -52,16 +55,13 @@ def stop() -> None:
 class _Waiting:
     """First for an announcement, then for the call of a model that trains."""
 
-    def __init__(
-        self,
-        begin: Callable[[], None],
-        signs: Iterable[tuple[Any, str]],
-        at_once: bool = False,
-    ) -> None:
+    def __init__(self, begin: Callable[[], None], at_once: bool = False) -> None:
         self._begin = begin
         self._at_once = at_once
         self._looks = False
-        self._announced_by = [Called(owner, name, self._announced) for owner, name in signs]
+        self._optimizer_made = Called(Optimizer, "__init__", self._announced)
+        self._backwards = [] if at_once else backwards(self._backward_done)
+        self._done = 0
         self._training_mode: Called | None = None
         self.stepped = False
 
@@ -74,7 +74,7 @@ class _Waiting:
 
     def end(self, begins: bool) -> None:
         """Take everything off. *begins*: what measures steps takes over the hooks of optimizers."""
-        for each in self._announced_by:
+        for each in (self._optimizer_made, *self._backwards):
             each.take_off()
         if self._training_mode is not None:
             self._training_mode.take_off()
@@ -99,18 +99,26 @@ class _Waiting:
         if self._at_once:
             self.begin()
             return
-        for each in self._announced_by:
+        for each in (self._optimizer_made, *self._backwards):
             each.take_off()
         # Imported here: a process that never trains has no need of them.
         from otel_ddp.torch.hooks import compile as compile_hooks
         from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 
         self._looks = True
-        self._announced_by = []
         optimizer_hooks.tell_of_steps(self._optimizer_stepped)
         # The first optimizer has imported Dynamo.
         compile_hooks.listen(_before_compile, _after_compile)
+        self._backwards = backwards(self._backward_done)
         self._look()
+
+    @errors.contained()
+    def _backward_done(self, *_: Any, **__: Any) -> None:
+        self._done += 1
+        if self._done == 1:
+            self._announced()
+        elif self._done == _BACKWARDS and _waiting is self:
+            self.begin()
 
     @errors.contained()
     def _optimizer_stepped(self) -> None:

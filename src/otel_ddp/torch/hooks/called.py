@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -28,6 +29,9 @@ class Called:
                 called(*args, **kwargs)
             return result
 
+        # Where compiled code calls it outside of a graph, Dynamo would make a graph of this frame.
+        if skip := getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None):
+            skip(function.__code__)  # type: ignore[attr-defined]
         function.__wrapped__ = kept
         self._owner, self._name, self._ours, self._on = owner, name, function, True
         setattr(owner, name, function)
@@ -39,3 +43,11 @@ class Called:
         # Below ours may be another of ours, which was taken off before: a pool's worker has two.
         while (function := getattr(self._owner, self._name)) in _taken_off:
             setattr(self._owner, self._name, function.__wrapped__)
+
+
+def backwards(called: Callable[..., None]) -> list[Called]:
+    """Learns of each backward: of autograd, and of that which spans processes (RPC)."""
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        called = dynamo.disable(called)
+    owners = (sys.modules.get(f"torch.{name}") for name in ("autograd", "distributed.autograd"))
+    return [Called(each, "backward", called) for each in owners if hasattr(each, "backward")]
