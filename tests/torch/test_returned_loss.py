@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import weakref
 from collections import OrderedDict, UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.optim import SGD
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import otel_ddp
 from conftest import Here, Journal
@@ -70,16 +73,15 @@ class Returns(nn.Linear):
         (lambda logits, loss: UserDict(loss=loss), ""),
         (lambda logits, loss: Plain(loss), ""),
         (lambda logits, loss: ModelOutput(loss), ""),
-        # Neither is one that backward could begin at.
         (lambda logits, loss: (loss, loss.detach(), torch.tensor(3)), ""),
-        (lambda logits, loss: (loss, loss * 2), "no_loss"),
+        (lambda logits, loss: (loss, loss * 2), ""),
         (lambda logits, loss: logits, "no_loss"),
         (lambda logits, loss: (logits, None), "no_loss"),
         # What a critic thinks of one state is a vector of one.
         (lambda logits, loss: (logits, loss.reshape(1)), "no_loss"),
     ],
 )
-def test_the_one_number_with_a_gradient_is_the_loss_or_the_reason_is_reported(
+def test_of_the_numbers_that_a_model_returns_the_one_that_backward_begins_at_is_the_loss(
     place: Here, make: Any, reason: str
 ) -> None:
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
@@ -91,7 +93,7 @@ def test_the_one_number_with_a_gradient_is_the_loss_or_the_reason_is_reported(
     for step in range(1, 5):
         model(INPUT)
         seen[step] = float(model.loss.detach())
-        # No backward of torch's: it would begin at the loss.
+        # No backward that adds its gradients up: that one may begin at any number.
         torch.autograd.grad(model.loss, model.parameters())
         optimizer.step()
     otel_ddp.finish()
@@ -101,6 +103,84 @@ def test_the_one_number_with_a_gradient_is_the_loss_or_the_reason_is_reported(
     assert losses(journal) == ({} if reason else {step: seen[step] for step in (2, 3, 4)})
     assert journal.facts["capability"]["loss"] == reason
     assert journal.total(catalog.TRAINING_MICRO_BATCHES) == 4
+
+
+class Temperature(nn.Linear):
+    """Returns its logits and, as CLIP does, by how much they are to be multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.log_scale = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(inputs), self.log_scale.exp()
+
+
+def part(returns: Callable[..., Any] = lambda logits, loss: (logits, loss)) -> nn.Module:
+    """Returns its logits and a number, which may be a part of the loss."""
+    return Returns(returns)
+
+
+@pytest.mark.parametrize(
+    ("made", "root_of", "is_returned"),
+    [
+        # The mean of two losses, each of which uses the temperature.
+        (Temperature, lambda logits, scale: ((logits * scale).mean() + scale.square()) / 2, False),
+        # A VQ-VAE and a mixture of experts.
+        (part, lambda logits, number: logits.abs().mean() + number, False),
+        (part, lambda logits, number: logits.abs().mean() + 0.01 * number, False),
+        (part, lambda logits, number: -number, False),
+        (lambda: part(lambda logits, loss: Plain(loss)), lambda loss: loss + 1.0, False),
+        # Backward begins at a multiple of what was returned, as with accumulation and a scaler.
+        (part, lambda logits, number: number / 4 * 1024.0, True),
+        (part, lambda logits, number: sum([number.double()]) * 2, True),
+    ],
+)
+def test_a_number_that_a_model_returns_is_the_loss_only_if_backward_begins_at_it(
+    place: Here, monkeypatch: pytest.MonkeyPatch, made: Any, root_of: Any, is_returned: bool
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = made()
+    optimizer = SGD(model.parameters(), lr=0.001)
+    otel_ddp.instrument(model)
+
+    seen, freed = {}, []
+    for step in range(1, 5):
+        output = model(INPUT)
+        returned = output if type(output) is tuple else (output.loss,)
+        root = root_of(*returned)
+        seen[step] = float((returned[-1] if is_returned else root).detach())
+        root.backward(retain_graph=True)
+        optimizer.step()
+        freed.append(weakref.ref(returned[0]))
+    del output, returned, root
+    model.loss = model.logits = None
+    otel_ddp.finish()
+
+    assert losses(place.only()) == {step: seen[step] for step in (2, 3, 4)}
+    # What was noted holds no graph.
+    assert [each() for each in freed] == [None] * 4
+
+
+def test_a_loss_that_ends_a_program_before_its_backward_is_recorded(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = part(lambda logits, loss: (logits.sum(), loss))
+    optimizer = SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model)
+
+    for step in range(1, 5):
+        _, loss = model(INPUT * (step if step < 4 else float("nan")))
+        if loss.isnan():
+            break
+        loss.backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    found = losses(place.only())
+    assert found.keys() == {2, 3, 4}
+    assert math.isnan(found[4])
 
 
 def losses(journal: Journal) -> dict[int | None, float]:
@@ -127,13 +207,19 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, SGD]:
         (lambda logits: logits.square().mean(), ""),
         (lambda logits: functional.mse_loss(logits, torch.zeros(8, 1)), ""),
         (lambda logits: logits.square().mean() + logits.abs().sum(), ""),
-        # A share of several batches, and what a scaler makes of a loss.
-        (lambda logits: logits.square().mean() / 4, "scaled_loss"),
+        (lambda logits: logits.square().mean() / 4, ""),
+        # What a scaler makes of a loss.
         (lambda logits: logits.square().mean() * torch.tensor(65536.0), "scaled_loss"),
         # What comes after it does not hide it, unless it is a sum over several.
-        (lambda logits: (logits.square().mean() / 4).mean(), "scaled_loss"),
-        (lambda logits: (logits.square().mean().reshape(1) / 4).squeeze().double(), "scaled_loss"),
+        (lambda logits: (logits.square().mean() * 4).mean(), "scaled_loss"),
+        (
+            lambda logits: (logits.square().mean().reshape(1) * 4 / 2).squeeze().double(),
+            "scaled_loss",
+        ),
         (lambda logits: sum([logits.square().mean() * 65536.0]), "scaled_loss"),
+        (lambda logits: torch.stack([logits.square().mean() * 4]).mean(), "scaled_loss"),
+        # Of two that are learned.
+        (lambda logits: logits.square().mean() * logits.abs().mean(), ""),
         (lambda logits: (logits.square() * 4).mean(), ""),
         (lambda logits: logits.square().mean() + logits.abs().mean() * 4, ""),
         # Each begins at its own.
@@ -218,6 +304,35 @@ def test_of_several_batches_of_a_step_it_is_the_loss_of_the_first(
     otel_ddp.finish()
 
     assert losses(place.only()) == {step: seen[step] for step in (2, 3)}
+
+
+@pytest.mark.parametrize(("ranks", "found"), [(1, [2, 3, 5]), (2, [])])
+def test_of_shares_of_a_step_it_is_their_sum_unless_ranks_may_share_it_too(
+    place: Here, monkeypatch: pytest.MonkeyPatch, ranks: int, found: list[int]
+) -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    model, optimizer = sampled(monkeypatch)
+    # In bfloat16, as most accumulate.
+    precision = torch.autocast("cpu", torch.bfloat16)
+
+    seen = {}
+    # An epoch ends in the fourth step, with too few batches.
+    for step, batches in enumerate([4, 4, 4, 2, 4], 1):
+        seen[step] = 0.0
+        for batch in range(batches):
+            # As in the inner loop of a meta-learner.
+            torch.autograd.grad(model(INPUT).square().sum(), model.parameters())
+            with precision:
+                loss = functional.mse_loss(model(INPUT * (batch + 1)), torch.zeros(8, 1))
+            seen[step] += float(loss.detach()) / 4
+            (loss / 4).backward()
+        optimizer.step()
+    otel_ddp.finish()
+    dist.destroy_process_group()
+
+    journal = place.only()
+    assert losses(journal) == pytest.approx({step: seen[step] for step in found})
+    assert journal.facts["capability"]["loss"] == ("" if found else "scaled_loss")
 
 
 def penalised(logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -433,7 +548,7 @@ def test_fits_one_after_another_have_the_loss_of_each(
 
 @pytest.mark.parametrize(
     ("steps", "logs_at", "said"),
-    [(20, (), 0), (80, (), 1), (80, (40, 70), 0)],
+    [(19, (), 0), (20, (), 1), (80, (), 1), (80, (40, 70), 0)],
 )
 def test_a_loss_that_is_never_seen_is_worth_one_line(
     place: Here,
@@ -460,8 +575,8 @@ def test_a_loss_that_is_never_seen_is_worth_one_line(
 
     assert place.only().facts["capability"]["loss"] == "scaled_loss"
     assert _of_loss(caplog) == said * [
-        "No loss is read: backward begins at a loss that was multiplied or divided at last: "
-        "log it where you compute it: otel_ddp.log({'loss': loss})."
+        "No loss is read: backward begins at a multiple or a share of the loss: log it where you "
+        "compute it: otel_ddp.log({'loss': loss})."
     ]
 
 

@@ -152,9 +152,9 @@ class _Search(Search):
         compile_hooks.attach(self.stepper)
         if self._inside:
             # After Ctrl-C or sys.exit, torch calls no hook for the end of a forward.
-            frames = sys._current_frames()
             for thread in list(self._inside):
-                if not times_called(frames.get(thread), CALL_MODULE):
+                # No local keeps the frames: one of them is this one, and would hold them all.
+                if not times_called(sys._current_frames().get(thread), CALL_MODULE):
                     self._inside.discard(thread)
         if not self._inside:
             every_module.put_on()

@@ -50,7 +50,8 @@ def of_tensor(tensor: Any, name: str) -> Any:
         return getattr(_Base, name).__get__(tensor)
 
 
-_BACKWARD = torch.autograd.backward.__code__
+# What begins a backward, and the name of the argument that it begins at.
+_BEGIN = {torch.autograd.backward.__code__: "tensors", torch.autograd.grad.__code__: "outputs"}
 # The code of torch that every call of a module passes through. Private.
 CALL_MODULE = nn.Module._wrapped_call_impl.__code__
 
@@ -70,14 +71,18 @@ def times_called(frame: FrameType | None, code: Any) -> int:
     return [each.f_code for each in outward(frame)].count(code)
 
 
-def roots_of_backward(frame: FrameType | None) -> tuple[Any, ...]:
-    """What the outermost call of `torch.autograd.backward` that leads to a frame begins at.
+def roots_of_backward(frame: FrameType | None) -> tuple[tuple[Any, ...], bool]:
+    """What the backward that leads to a frame begins at; whether it adds its gradients up.
 
-    Reentrant checkpointing calls it inside of that.
+    It is the outermost one: reentrant checkpointing calls another one inside of it. One of
+    `torch.autograd.grad` returns its gradients.
     """
-    called = next((each for each in outward(frame)[::-1] if each.f_code is _BACKWARD), None)
-    roots = called.f_locals.get("tensors", ()) if called is not None else ()
-    return roots if type(roots) is tuple else (roots,)
+    called = next((each for each in outward(frame)[::-1] if each.f_code in _BEGIN), None)
+    if called is None:
+        return (), False
+    name = _BEGIN[called.f_code]
+    roots = called.f_locals.get(name, ())
+    return tuple(roots) if type(roots) in (tuple, list) else (roots,), name == "tensors"
 
 
 def module_calls(frame: FrameType | None) -> list[dict[str, Any]]:

@@ -21,7 +21,8 @@ from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.readings import capabilities
 from otel_ddp.torch.readings.devices import MemoryReadings, gpu_facts
-from otel_ddp.torch.readings.loss_and_norm import SquareNorm, StepLoss, square_norm
+from otel_ddp.torch.readings.gradient_norm import SquareNorm, square_norm
+from otel_ddp.torch.readings.loss import StepLoss
 from otel_ddp.torch.readings.model_flops import COUNTED_FORWARD, ModelFlops
 from otel_ddp.torch.steps.sampled import StepListener
 from otel_ddp.torch.steps.stepper import Stepper
@@ -138,7 +139,7 @@ class Readings(StepListener):
         model_hooks.watch_wrapping_ddp(watched, self._stepper)
         if self._stepper.sampled.wants_loss:
             self._stepper.sampled.wants_loss = False
-            self._loss.read(watched, output, self._stepper.seen)
+            self._loss.read(watched, output, self._stepper.seen, capabilities.world_size())
             self._stepper.sampled.wants_backward = self._loss.missing == "no_loss"
 
     def backward_began(self) -> None:
@@ -146,9 +147,14 @@ class Readings(StepListener):
         stepper, more = self._stepper, False
         capturing = self._device is not None and captures(module_of(self._device))
         if self._loss.is_of(stepper.seen) and not capturing:
-            # Autograd calls us in a thread of its own, while the loop's waits in its call.
-            frame = sys._current_frames().get(stepper.calls.forward_thread)
-            more = self._loss.read_roots(inspection.roots_of_backward(frame), stepper.seen)
+            # Autograd calls us in a thread of its own, while the loop's waits in its call. No local
+            # keeps the frame: it may be this one, and would hold itself and the graph.
+            more = self._loss.read_roots(
+                *inspection.roots_of_backward(
+                    sys._current_frames().get(stepper.calls.forward_thread)
+                ),
+                stepper.seen,
+            )
         stepper.sampled.wants_backward = more
 
     def forward_interrupted(self) -> None:
@@ -262,8 +268,8 @@ class Readings(StepListener):
         self._offer_loss()
 
     @errors.contained()
-    def _offer_loss(self) -> None:
-        found = self._loss.pop()
+    def _offer_loss(self, ends: bool = False) -> None:
+        found = self._loss.pop(ends)
         if self._loss.of_backward and self._stepper.step.end.has_several_losses():
             self._loss.missing = "several_losses"
             self._kept_back.clear()
@@ -342,10 +348,12 @@ class Readings(StepListener):
         self._flops.close()
         self._own_collectives.take_off()
         # A program that ends because its loss is lost has no further step.
-        self._offer_loss()
+        self._offer_loss(ends=True)
         self._record_losses()
         if not self._warned and (self._stepper.seen.forwards or self._stepper.seen.steps):
             self.report()
+        if self._stepper.seen.steps >= _STEPS_TO_WATCH:
+            self._miss_loss()
         if self._clock is not None:
             self._stepper.progress.phases.device_clock = None
             self._clock.close()

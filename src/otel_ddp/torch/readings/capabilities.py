@@ -52,10 +52,9 @@ REASONS: Mapping[str, str] = {
     "timed": NO_OVERLAP,
     "no_recorder": "torch's flight recorder is empty: set TORCH_FR_BUFFER_SIZE=2000, or "
     "TORCH_NCCL_TRACE_BUFFER_SIZE where PyTorch is older",
-    "no_loss": "the model returns none, or several, and backward begins at no single number: log "
-    "it where you compute it",
-    "scaled_loss": "backward begins at a loss that was multiplied or divided at last: log it where "
-    "you compute it",
+    "no_loss": "backward begins at no single number: log it where you compute it",
+    "scaled_loss": "backward begins at a multiple or a share of the loss: log it where you compute "
+    "it",
     "several_losses": "several optimizers step in turn, or a step has several backwards of one "
     "forward, with a loss each: log them where you compute them",
     "divided_loss": "the model returns its share of a mean over all ranks and batches of the step, "
