@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
 
 import otel_ddp
 from conftest import Here
@@ -84,6 +87,56 @@ def test_what_an_accelerator_is_not_given_is_left_to_its_version(
         (3, [("loss", 1.0)])
     ]
     assert place.only().config == {"lr": 0.1}
+
+
+def wandb_log(values: dict[str, float], step: int) -> None:
+    from otel_ddp.integrations import wandb
+
+    current = otel_ddp.current()
+    assert current is not None
+    wandb.Run(current).log(values, step=step)
+    wandb.summary.clear()
+
+
+def accelerate_log(values: dict[str, float], step: int) -> None:
+    needed("accelerate", "frameworks")
+    from otel_ddp.integrations.accelerate import OtelDdpTracker
+
+    OtelDdpTracker().log(values, step=step)
+
+
+def lightning_log(values: dict[str, float], step: int) -> None:
+    needed("lightning", "frameworks")
+    from otel_ddp.integrations.lightning import OtelDdpLogger
+
+    OtelDdpLogger().log_metrics(values, step=step)
+
+
+@pytest.mark.parametrize("log", [wandb_log, accelerate_log, lightning_log])
+def test_what_a_tracker_is_given_once_an_epoch_lies_at_its_number_and_steps_go_on(
+    place: Here, monkeypatch: pytest.MonkeyPatch, log: Callable[..., None]
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    run = otel_ddp.instrument(model)
+
+    log({"accuracy": 0.1}, step=7)  # before the first step
+    for epoch in range(3):
+        for _ in range(5):
+            model(torch.ones(8, 4)).mean().backward()
+            optimizer.step()
+        log({"accuracy": epoch / 2}, step=epoch)
+    run.finish()
+
+    journal = place.only()
+    steps: dict[str, list[int | None]] = {}
+    for call in journal.calls:
+        for number, _ in call.values:
+            steps.setdefault(journal.names[number].text, []).append(call.step)
+    assert steps["accuracy"] == [7, 0, 1, 2]
+    assert steps["learning_rate"] == [*range(1, 16)]
+    assert journal.progress.step == 15
 
 
 # -- Hugging Face's Trainer

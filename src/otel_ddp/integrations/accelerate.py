@@ -40,7 +40,7 @@ class OtelDdpTracker(GeneralTracker):  # type: ignore[misc]
 
     @errors.contained()
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self._run.log(_numbers(values), step=step, **kwargs)
+        self._run.log_beside(_numbers(values), step, **kwargs)
 
     @errors.contained()
     def finish(self) -> None:
@@ -84,8 +84,8 @@ def _configure(
 def _log(
     accelerator: Any, values: dict[str, Any], step: int | None = None, *_: Any, **__: Any
 ) -> None:
-    if _is_ours_to_log(accelerator):
-        otel_ddp.log(_numbers(values), step=step)
+    if _is_ours_to_log(accelerator) and (run := otel_ddp.current()) is not None:
+        run.log_beside(_numbers(values), step)
 
 
 def _is_ours_to_log(accelerator: Any) -> bool:

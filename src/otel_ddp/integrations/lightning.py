@@ -133,7 +133,9 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
 def _log(metrics: Mapping[str, Any], step: int | None) -> None:
     """As other loggers of Lightning: values that are no mean of all ranks are those of rank 0."""
     numbers = {name: value for name, value in metrics.items() if name != "epoch"}
-    otel_ddp.log(numbers, step=step, epoch=metrics.get("epoch"))
+    # The step is the Trainer's, or what the program logs as `step`: an epoch, mostly.
+    if (run := otel_ddp.current()) is not None:
+        run.log_beside(numbers, step, metrics.get("epoch"))
 
 
 @errors.contained()

@@ -229,7 +229,7 @@ class Run:
             return
         self.step = self.step + 1 if step is None else step
         waiting, self._waiting = self._waiting, {}
-        self._ours.log(waiting, step=step)
+        self._ours.log_beside(waiting, step)
         # A tensor would keep its graph.
         self._logged |= {k: v for k, v in waiting.items() if isinstance(v, int | float)}
         dict.update(_summary, self._logged)

@@ -72,9 +72,11 @@ class Recorder:
 
     # -- values
 
-    def log_beside(self, metrics: Mapping[str, Any], step: Any) -> None:
-        """Record numbers whose step is not one of the training."""
-        self._log_slowly(metrics, step, None, None, time_ns(), leads=False)
+    def log_beside(
+        self, metrics: Mapping[str, Any], step: Any, epoch: Any = None, split: Any = None
+    ) -> None:
+        """Record numbers that a tracker is given: its step is an axis of them, and none of ours."""
+        self._log_slowly(metrics, step, epoch, split, time_ns(), leads=False)
 
     @errors.contained()
     def _log_slowly(
@@ -118,8 +120,11 @@ class Recorder:
                 continue
             ids.append(number)
         self._write(tuple(ids), numbers, when)
-        if logged is not None and trains and leads:
-            steps.last = logged if logged >= steps.last else steps.after_lower(logged)
+        if logged is not None and trains:
+            if leads:
+                steps.last = logged if logged >= steps.last else steps.after_lower(logged)
+            else:
+                steps.logged_beside(logged)
         epoch_name = next((n for n, _ in pairs if type(n) is str and n.lower() in _EPOCHS), "")
         self._shapes.remember(metrics, pairs, split, tuple(ids), trains, epoch_name)
         if now > self.gate.check_due_ns:

@@ -85,6 +85,14 @@ class StepNumbers:
         """Whether a step has ended: with hooks one that they counted."""
         return self.count > 0 if self.began else self.last >= 0
 
+    def logged_beside(self, step: int) -> None:
+        """A tracker was given this step, of frames or epochs: only where no hooks count it is one.
+
+        Hooks that begin later replace it, as they replace counted calls.
+        """
+        if not self.began and step > self.last:
+            self.last = self.implied = step
+
     def after_lower(self, step: int) -> int:
         """The step of training after a call with a lower step than the last one.
 

@@ -411,10 +411,16 @@ class Run:
             announcements.exports_are_unknown(self._choice)
         records.recorder.log(metrics, step=step, epoch=epoch, split=split)
 
-    def log_beside(self, metrics: Mapping[str, Any], step: Any) -> None:
-        """Record numbers of another tracker: our steps do not follow theirs."""
+    def log_beside(
+        self,
+        metrics: Mapping[str, Any],
+        step: Any = None,
+        epoch: float | None = None,
+        split: str | None = None,
+    ) -> None:
+        """Record numbers that a tracker is given: our steps do not follow its own."""
         if (records := self._ready()) is not None:
-            records.recorder.log_beside(metrics, step)
+            records.recorder.log_beside(metrics, step, epoch, split)
 
     def _log_by_run(self) -> None:
         """Makes calls of `log` come to this run again, instead of straight to its recorder."""
