@@ -99,6 +99,28 @@ def test_its_values_have_its_steps_and_those_of_the_training_go_on(
     assert journal.config == {"lr": 0.1, "net": "small"}
 
 
+def test_the_folders_of_writers_tell_their_values_apart(place: Here, writer: Any) -> None:
+    def write(folder: str, tag: str = "loss") -> None:
+        each = type(writer)()
+        # Of torch, and of tensorboardX.
+        setattr(each, "log_dir" if "x" in folder else "logdir", folder)
+        each.add_scalar(tag, 1.0, 1)
+
+    for_frameworks.instrument(run="one")
+    for folder in ("runs/x/train", "runs/x/val", "runs/x/critic", "runs/x", "runs/y/eval"):
+        write(folder)
+    write("runs/x/train", "val_loss")
+    write("runs/x/critic", "test/loss")
+    otel_ddp.finish()
+
+    journal = place.only()
+    found = [journal.names[number] for call in journal.calls for number, _ in call.values]
+    assert [(each.text, each.split) for each in found] == [
+        *(("loss", "train"), ("loss", "val"), ("critic/loss", "train"), ("loss", "train")),
+        *(("y/loss", "val"), ("val_loss", "val"), ("critic/test/loss", "test")),
+    ]
+
+
 def test_a_program_that_opens_its_run_says_by_itself_what_is_recorded(
     place: Here, writer: Any
 ) -> None:

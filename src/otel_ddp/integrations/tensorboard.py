@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from otel_ddp import errors
 
@@ -18,6 +20,8 @@ _RECORDED = {"accelerate", "lightning", "lightning_fabric", "pytorch_lightning",
 _RUNS = "otel_ddp.run.for_frameworks"
 
 _known: set[type] = set()
+# By run: the folder of the first writer that has logged.
+_first_folders: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def log_every_scalar() -> None:
@@ -43,32 +47,73 @@ def _recorded(method: Callable[..., Any], record: Callable[..., None]) -> Callab
         caller = "" if frame is None else str(frame.f_globals.get("__name__"))
         runs = sys.modules.get(_RUNS)
         if runs is not None and caller.partition(".")[0] not in _RECORDED:
-            record(runs, *args, **kwargs)
+            # For the results of hyperparameters a writer makes another one, in a folder of its own.
+            _record(runs.unasked(), None if caller in _WRITERS else self, record, args, kwargs)
         return result
 
     return recorded
 
 
 @errors.contained()
+def _record(run: Any, writer: Any, record: Callable[..., None], args: Any, kwargs: Any) -> None:
+    if run is not None:
+        record(run, *_place(run, writer), *args, **kwargs)
+
+
+def _place(run: Any, writer: Any) -> tuple[str, str]:
+    """What names the values of this writer apart from those of others: a prefix, and a split.
+
+    The split is the last part of its folder, as of `runs/x/val`. The first folder has no prefix.
+    """
+    # Here: a program that trains nothing imports no more of ours than this file.
+    from otel_ddp.recording.values import known_split
+
+    folder = getattr(writer, "log_dir", None) or getattr(writer, "logdir", None)
+    if not folder:
+        return "", ""
+    folder = os.path.abspath(folder)
+    above, last = os.path.split(folder)
+    if split := known_split(last):
+        folder = above
+    first = _first_folders.setdefault(run, folder)
+    if folder == first:
+        return "", split
+    apart = os.path.relpath(folder, os.path.commonpath([first, folder]))
+    return f"{os.path.basename(folder) if apart == os.curdir else apart}/", split
+
+
 def _scalar(
-    runs: Any, tag: Any, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any
+    run: Any,
+    prefix: str,
+    split: str,
+    tag: Any,
+    scalar_value: Any,
+    global_step: Any = None,
+    *_: Any,
+    **__: Any,
 ) -> None:
-    runs.log_beside({tag: scalar_value}, global_step)
+    from otel_ddp.recording.values import split_in
+
+    # A tag may name its split itself.
+    of_value = split_in(str(tag)) or split or None
+    run.log_beside({f"{prefix}{tag}": scalar_value}, global_step, split=of_value)
 
 
-@errors.contained()
 def _scalars(
-    runs: Any,
+    run: Any,
+    prefix: str,
+    split: str,
     main_tag: Any,
     tag_scalar_dict: Mapping[Any, Any],
     global_step: Any = None,
     *_: Any,
     **__: Any,
 ) -> None:
-    values = {f"{main_tag}/{tag}": value for tag, value in tag_scalar_dict.items()}
-    runs.log_beside(values, global_step)
+    values = {f"{prefix}{main_tag}/{tag}": value for tag, value in tag_scalar_dict.items()}
+    run.log_beside(values, global_step, split=split or None)
 
 
-@errors.contained()
-def _settings(runs: Any, hparam_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:
-    runs.configure_beside(hparam_dict)
+def _settings(
+    run: Any, _: str, __: str, hparam_dict: Mapping[str, Any], *___: Any, **____: Any
+) -> None:
+    run.config(hparam_dict)

@@ -129,11 +129,19 @@ def one_line(words: str, longest: int) -> str:
 def split_of(name: str, split: str | None) -> str:
     """The split of a value: the given one, else by a prefix of its name, else train."""
     if split is not None:
-        word = _SPLITS.get(split.lower(), split.lower())
-        return word if word in _KNOWN_SPLITS else split
-    prefix = name.replace("_", "/").replace(".", "/").split("/", 1)[0].lower()
-    word = _SPLITS.get(prefix, prefix)
-    return word if word in _KNOWN_SPLITS else "train"
+        return known_split(split) or split
+    return split_in(name) or "train"
+
+
+def split_in(name: str) -> str:
+    """The split that a name begins with, as `val/loss` does; empty if it begins with none."""
+    return known_split(name.replace("_", "/").replace(".", "/").split("/", 1)[0])
+
+
+def known_split(word: str) -> str:
+    """The split that this word means: `train`, `val` or `test`; empty for any other word."""
+    word = _SPLITS.get(word.lower(), word.lower())
+    return word if word in _KNOWN_SPLITS else ""
 
 
 def attributes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from otel_ddp import errors
@@ -22,23 +21,11 @@ def instrument(model: Any = None, **arguments: Any) -> Run:
     return _instrument(model, arguments) or silent()
 
 
-def log_beside(metrics: Mapping[str, Any], step: Any) -> None:
-    """Record what a program logs elsewhere, if its run is not one that it has opened itself.
+def unasked() -> Run | None:
+    """The run for what a program logs elsewhere, unless it has opened its run itself.
 
-    Such a program says by its own calls what is recorded. The step is where the value is drawn: it
-    may count frames or epochs, so our steps do not follow it.
+    Such a program says by its own calls what is recorded.
     """
-    if (run := _unasked()) is not None:
-        run.log_beside(metrics, step)
-
-
-def configure_beside(settings: Mapping[str, Any]) -> None:
-    """The same for its configuration."""
-    if (run := _unasked()) is not None:
-        run.config(settings)
-
-
-def _unasked() -> Run | None:
     run = api.current()
     return run if run is not None and run.was_unasked else None
 
