@@ -16,6 +16,7 @@ from otel_ddp.torch.hooks import data as data_hooks
 from otel_ddp.torch.hooks import garbage
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
+from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.profile_window import ProfileWindow
 from otel_ddp.torch.readings.between_steps import Readings, StepOptions
 from otel_ddp.torch.steps.stepper import Stepper
@@ -28,9 +29,19 @@ class _Measuring:
         self.stepper = Stepper(progress)
         self.readings = Readings(self.stepper)
         self.window = ProfileWindow(progress, self.stepper.sampled)
+        # All functions of `os` that replace the program call one of these.
+        self.replaces = [Called(os, each, _replaced, before=True) for each in ("execv", "execve")]
 
 
 _current: _Measuring | None = None
+
+
+@errors.contained()
+def _replaced(*_: Any) -> None:
+    """Another program takes the place of this one: what was not written yet would be lost."""
+    # None in a forked child, which has a lock of its parent.
+    if (current := _current) is not None:
+        current.stepper.progress.flush()
 
 
 def start(
@@ -120,6 +131,7 @@ def stop(progress: Progress | None) -> None:
     ours: list[Callable[[], None]] = []
     if current is not None:
         ours = [current.window.close, current.readings.close, current.stepper.stop]
+        ours += [each.take_off for each in current.replaces]
     # Each by itself: one that fails must not keep the others from being done.
     for act in (
         *ours,

@@ -1,4 +1,4 @@
-"""Learns of the calls of a function of torch's that has no hook."""
+"""Learns of the calls of a function that has no hook, of torch's mostly."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ _taken_off: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 class Called:
-    """From its making on, what it is given is called after each call of the function."""
+    """From its making on, what it is given is called after each call of the function.
 
-    def __init__(self, owner: Any, name: str, called: Callable[..., None]) -> None:
+    *before*: it is called before, as of a function that does not return.
+    """
+
+    def __init__(
+        self, owner: Any, name: str, called: Callable[..., None], before: bool = False
+    ) -> None:
         original = getattr(owner, name)
         # As its class has it: the lookup has taken off what binds a method of C++.
         kept = vars(owner)[name]
 
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
+            if before and self._on:
+                called(*args, **kwargs)
             result = original(*args, **kwargs)
-            if not is_compiling() and self._on:
+            if not before and not is_compiling() and self._on:
                 called(*args, **kwargs)
             return result
 
