@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,8 @@ def _faults(program: Program, bare: Seen, seen: Seen) -> list[str]:
     there = {_named(each) for each in report["values"]}
     if lacking := sorted(set(program.values) - there):
         faults.append(f"values are not there: {lacking}; there are {sorted(there)}")
+    if program.loss_within:
+        faults += _strange_losses(report, [float(each) for each in seen.printed], program)
     if lacking := sorted(set(program.config) - set(report["config"])):
         faults.append(f"settings are not there: {lacking}; there are {sorted(report['config'])}")
     faults += [
@@ -89,6 +92,17 @@ def _faults(program: Program, bare: Seen, seen: Seen) -> list[str]:
         if each["kind"] not in _HARMLESS
     ]
     return faults
+
+
+def _strange_losses(
+    report: dict[str, Any], printed: list[float], program: Program
+) -> Iterator[str]:
+    """The recorded losses that the program has not printed."""
+    for each in report["values"]:
+        for key in ("last", "min", "max") if _named(each) == "loss" else ():
+            value = each[key]["value"]
+            if min(abs(one - value) for one in printed) > program.loss_within * abs(value):
+                yield f"{key} of the recorded losses is {value}, which was not printed"
 
 
 def _late(program: Program, seen: Seen) -> tuple[str, list[str]]:

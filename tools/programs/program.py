@@ -53,6 +53,8 @@ class Program:
     config: list[str] = field(default_factory=list)
     # Finds the losses that the program prints.
     printed: str = ""
+    # How far, as a share, a recorded loss may lie from the nearest printed one; 0: not compared.
+    loss_within: float = 0.0
     # What rank 1 is made late in: input, forward or optimizer.
     late: str = ""
     # How long it is late, in seconds a step, and the phase that has to be named.
