@@ -14,6 +14,7 @@ from weakref import ref
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp.recording.steps import Work
 from otel_ddp.torch import inspection, models
@@ -25,8 +26,8 @@ class WatchedModel:
 
     __slots__ = (
         *("by_samples", "called_past_ddp", "counted", "divided_loss", "flops_per_unit", "forwards"),
-        *("found", "inner_hooks", "inside", "model", "samples", "syncs_buffers", "tokens"),
-        *("batch", "trains_in_eval"),
+        *("found", "inner_hooks", "inside", "is_ddp", "model", "samples", "syncs_buffers"),
+        *("batch", "tokens", "trains_in_eval"),
     )
 
     def __init__(self, model: nn.Module, among: dict[int, WatchedModel]) -> None:
@@ -44,6 +45,8 @@ class WatchedModel:
         """Whether it may give every rank the same buffers before a forward."""
         # A wrapper works as the model inside of it does, and a loop may set the mode of that alone.
         self.inside = ref(models.unwrapped(model))
+        # What torch.compile makes of a DDP has it inside.
+        self.is_ddp = isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel)
         self.divided_loss = False
         """Whether it was given the number to divide its loss by: the items of all ranks' batches.
         """
