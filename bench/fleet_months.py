@@ -18,7 +18,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import yaml  # noqa: E402
 
-from otel_ddp.cli.programs import nodes as command  # noqa: E402
 from stack.servers import DEPLOY, Prometheus, binaries  # noqa: E402
 from weeks import openmetrics, played  # noqa: E402
 
@@ -44,11 +43,9 @@ def main(nodes: int) -> None:
         with Prometheus(binaries(), folder, *flags, config=config) as server:
             for group in _evaluated(server):
                 print(f"{group['name']}: {group['evaluationTime']:.2f} s")
-            began = time.perf_counter()
-            found = command.document("", server.url, 30)
-            took_s = time.perf_counter() - began
-            suspects = [each["node"] for each in found["nodes"] if each["suspect"]]
-            print(f"otel-ddp nodes: {took_s:.2f} s; suspected: {suspects}, bad: {weeks.bad}")
+            firing = server.query('ALERTS{alertname="NodeLateAgain"}')
+            named = sorted({each.labels["node"] for each in firing})
+            print(f"NodeLateAgain: {named}, bad: {weeks.bad}")
 
 
 def _evaluated(server: Prometheus) -> list[dict[str, float | str]]:

@@ -18,7 +18,6 @@ PINNED = {
     ("runs", 1): "f9c6391d476ca850",
     ("report", 3): "30d3c755775517ed",
     ("goodput", 1): "9681ab71b2030c91",
-    ("nodes", 1): "66346f21b02673cb",
     ("compare", 2): "08b9abb7886c0770",
     ("stacks", 1): "add94b0d7e572e29",
     ("verdicts", 1): "b6ccb70bd453c0a6",

@@ -1,16 +1,10 @@
-"""Weeks of many runs on a cluster, of which one machine is late again and again, as they are kept.
-
-Once as the rules of Prometheus have recorded them, once as the histories of all nodes.
-"""
+"""Weeks of many runs on a cluster with one bad machine, as the rules of Prometheus record them."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
-
-from histories import S, write_history
 
 HOUR_S, DAY_S = 3600, 86_400
 # The rules of fleet.yml record what is lost each 30 s, and who was seen each 5 min.
@@ -67,12 +61,6 @@ class Weeks(NamedTuple):
             if run.hangs and run.hangs[0] == node:
                 found["hang"] = found.get("hang", 0.0) + run.hangs[1] * run.ranks
         return found
-
-    def held_back_s(self, node: str) -> float:
-        """As long as it was late; Prometheus alone is told so."""
-        return sum(
-            run.late[2] - run.late[1] for run in self.runs if run.late and run.late[0] == node
-        )
 
 
 def played(ended_s: int, *, nodes: int = 50, days: int = 21, of_run: int = 6) -> Weeks:
@@ -155,48 +143,3 @@ def openmetrics(weeks: Weeks) -> Iterator[str]:
         yield f"# TYPE {name} gauge"
         yield from lines
     yield "# EOF"
-
-
-def write_histories(weeks: Weeks, folder: Path) -> None:
-    """One file a node of each run."""
-    for run in weeks.runs:
-        who = {"group": run.group, "run": run.name}
-        verdicts = []
-        if run.late:
-            node, since_s, until_s = run.late
-            rank = GPUS * run.nodes.index(node) + BAD_GPU
-            verdicts.append(
-                {
-                    "kind": "straggler",
-                    "who": {**who, "node": node, "rank": str(rank), "local_rank": str(BAD_GPU)},
-                    "evidence": {"lost_s": (until_s - since_s) * run.lost_gpus()},
-                    "since_ns": since_s * S,
-                    "until_ns": until_s * S,
-                }
-            )
-        if run.hangs:
-            node, took_s = run.hangs
-            since_s = run.began_s + HANGS_AT_S
-            # It is about all ranks of the run.
-            told = {"kind": "stall", "who": who, "evidence": {"cause": "gil", "node": node}}
-            verdicts.append({**told, "since_ns": since_s * S, "until_ns": (since_s + took_s) * S})
-        if run.dies:
-            told = {"kind": "death", "who": {**who, "node": run.dies, "rank": "3"}}
-            verdicts.append({**told, "evidence": {"cause": "signal"}, "since_ns": run.ended_s * S})
-        for at, node in enumerate(run.nodes):
-            write_history(
-                folder,
-                run.name,
-                group=run.group,
-                node=node,
-                ranks=GPUS,
-                first_rank=GPUS * at,
-                steps=1,
-                names=(),
-                began_ns=run.began_s * S,
-                about={
-                    "seen_ns": run.ended_s * S,
-                    "environment": {"world_size": run.ranks},
-                },
-                verdicts=verdicts,
-            )

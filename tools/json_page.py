@@ -15,7 +15,6 @@ ASKED = {
     "runs": ("otel-ddp runs --json", "runs"),
     "report": ("otel-ddp report RUN --json", "run"),
     "goodput": ("otel-ddp goodput RUN --json", "goodput"),
-    "nodes": ("otel-ddp nodes --json", "nodes"),
     "compare": ("otel-ddp compare A B --json", "compare"),
     "stacks": ("otel-ddp stacks --json", "stacks"),
     "verdicts": ("", "verdicts"),

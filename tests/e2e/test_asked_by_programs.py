@@ -56,7 +56,6 @@ COMMANDS = {
     "compare": ("compare", "before", "now", "--fail-if", "step_time:+9999%"),
     "stacks": ("stacks",),
     "goodput": ("goodput", "g/now"),
-    "nodes": ("nodes",),
 }
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "runs": ("runs", {}),
@@ -66,7 +65,6 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "stacks": ("stacks", {"ranks": [1]}),
     "compare": ("compare", {"a": "before", "b": "now"}),
     "goodput": ("goodput", {"run": "g/now"}),
-    "nodes": ("nodes", {"days": 7}),
     "names": ("curves", {"run": "before"}),
     "closer": ("curves", {"run": "now", "names": ["loss"], "rank": "0", "last_step": 9}),
     "one run": ("runs", {"most": 1}),
@@ -170,10 +168,10 @@ def test_what_a_tool_answers_is_what_its_schema_describes(
     check(document, answer(session, document))
 
 
-def test_the_tools_are_the_eight_questions_and_only_read(session: dict[str, Any]) -> None:
+def test_the_tools_are_the_seven_questions_and_only_read(session: dict[str, Any]) -> None:
     tools = {each.name: each for each in session["tools"]}
 
-    questions = {"runs", "run", "curves", "verdicts", "stacks", "compare", "goodput", "nodes"}
+    questions = {"runs", "run", "curves", "verdicts", "stacks", "compare", "goodput"}
     assert {*tools} == questions
     assert all(each.annotations.read_only_hint for each in tools.values())
     assert all(len(each.description) > 100 for each in tools.values())
@@ -228,15 +226,11 @@ def test_an_assistant_reads_a_report_and_compares(session: dict[str, Any]) -> No
     assert {"step_time", "loss"} <= {row["name"] for row in comparison["rows"]}
 
 
-def test_an_assistant_learns_what_the_time_went_to_and_on_which_machines(
-    session: dict[str, Any],
-) -> None:
-    spent, fleet = answer(session, "goodput")["goodput"], answer(session, "nodes")
+def test_an_assistant_learns_what_the_time_went_to(session: dict[str, Any]) -> None:
+    spent = answer(session, "goodput")["goodput"]
 
     assert spent["seconds"].keys() >= {"start", "productive"}
     assert spent["rank_s"] == pytest.approx(sum(spent["seconds"].values()), abs=0.01)
-    (machine,) = fleet["nodes"]
-    assert (fleet["runs"], machine["runs"], machine["suspect"]) == (2, 2, False)
 
 
 @pytest.mark.parametrize(

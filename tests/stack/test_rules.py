@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tools.dashboards import names
 
-from otel_ddp.cli.programs import recorded
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.history import fleet
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import NODE_LABELS
 from stack.rule_files import load, names_in, queries_of, rules, with_needed_rules
@@ -310,32 +307,6 @@ def test_prometheus_takes_the_configuration_with_each_way_of_scraping(
         assert job.get("honor_labels", False) is (not job["job_name"].startswith("otel-collector"))
 
 
-def test_prometheus_takes_the_configuration_that_keeps_months_and_asks_for_what_is_recorded() -> (
-    None
-):
-    path = PROMETHEUS / "months.yml"
-    found = promtool("check", "config", path)
-    assert found.returncode == 0, found.stdout + found.stderr
-
-    (job,) = load(path)["scrape_configs"]
-    patterns = re.findall(r'__name__=~"([^"]*)"', " ".join(job["params"]["match[]"]))
-    patterns += job["params"]["match[]"]
-    asked = {name for name in RECORDED_NAMES for each in patterns if re.fullmatch(each, name)}
-    assert {rule["record"] for rule in rules([PROMETHEUS / "rules" / "fleet.yml"])} - asked == {
-        # Of ranks: what nodes and GPUs are made of.
-        "rank:training_straggler_lost_time:rate2m"
-    }
-    readers = (
-        REPOSITORY / "deploy" / "grafana" / "dashboards" / "fleet.json",
-        Path(recorded.__file__),
-    )
-    for path in readers:
-        # What agents send is not kept: a menu made of it would be empty.
-        needed = set(names.mentioned([path.read_text()])[0])
-        assert needed
-        assert needed <= asked, path.name
-
-
 # -- the same run, judged twice
 
 
@@ -420,16 +391,6 @@ def test_the_rules_have_the_limits_of_the_agent() -> None:
         ("rank:training_late_excess:compute", f"{limits.PHASE_ALIKE} * rank_phase:"),
     ):
         assert written in by_name[name], name
-
-
-def test_the_rules_suspect_a_machine_by_the_numbers_of_the_command() -> None:
-    by_name = {rule["record"]: rule["expr"] for rule in rules(RULES) if "record" in rule}
-    (alert,) = [rule["expr"] for rule in ALERT_RULES if rule["alert"] == "NodeLateAgain"]
-    late = by_name["node:training_late:share30d"]
-
-    assert f">= {fleet.LATE_SHARE}" in late
-    assert f"topk by (node) ({fleet.LAST_RUNS}," in late
-    assert re.findall(r">= (\d+)", alert) == [str(fleet.TIMES_LATE), str(fleet.GROUPS)]
 
 
 # -- who is told

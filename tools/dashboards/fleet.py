@@ -121,8 +121,7 @@ def _nodes() -> Panel:
             "Machines",
             "What each has cost the other ranks of its runs, and what happened on it. Late in: of "
             "its last ten runs within 30 days. Deaths are those that were the first of their run.",
-            "One machine far above the others, in runs of several groups: drain it and test it. "
-            "`otel-ddp nodes` prints the same.",
+            "One machine far above the others, in runs of several groups: drain it and test it.",
         ),
         rows(f"sum by (node) ({_hours(_lost())})", "lost"),
         rows(f"sum by (node) ({_hours(_lost(_LATE))})", "late"),

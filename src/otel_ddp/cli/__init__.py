@@ -18,7 +18,7 @@ COMMANDS = {
         "compare",
         "tell what differs between two runs, and fail a job if it is too much",
     ),
-    "demo": ("demo", "train a small model, show what was recorded, and check that alerts fire"),
+    "demo": ("demo", "train a small model with a fault, and show what was recorded"),
     "deploy": (
         "deploy",
         "write the files of collector, Prometheus and Grafana that fit this version",
@@ -26,7 +26,6 @@ COMMANDS = {
     "doctor": ("node.doctor", "check the whole installation, and tell what to correct"),
     "goodput": ("programs.goodput", "tell what the time of a run went to, over all its attempts"),
     "mcp": ("programs.mcp", "answer an assistant's questions on the runs of this node, over MCP"),
-    "nodes": ("programs.nodes", "tell which machine has cost the ranks of its runs most, again"),
     "notify": ("node.notify", "send a test message to the addresses in OTEL_DDP_NOTIFY"),
     "open": ("open", "open the page of the newest run in the browser"),
     "page": ("page", "show a folder of kept runs in the browser, also without an agent"),

@@ -1,4 +1,4 @@
-"""Gets one answer of an HTTP server: of an agent on this node, or of a Prometheus."""
+"""Gets one answer of an agent on this node over HTTP."""
 
 from __future__ import annotations
 
@@ -37,13 +37,12 @@ def get(
     headers: Mapping[str, str] | None = None,
     *,
     answer_s: float = 5.0,
-    by_proxy: bool = False,
     tls: ssl.SSLContext | None = None,
     method: str = "GET",
 ) -> tuple[int, bytes]:
-    """Status and body; raises NoAnswer. *by_proxy*: as the environment names one."""
-    handlers = [_NoRedirect(), HTTPSHandler(context=tls)]
-    opener = build_opener(*handlers, *([] if by_proxy else [ProxyHandler({})]))
+    """Status and body; raises NoAnswer."""
+    # The proxy of a cluster has another loopback.
+    opener = build_opener(_NoRedirect(), HTTPSHandler(context=tls), ProxyHandler({}))
     try:
         try:
             answer = opener.open(

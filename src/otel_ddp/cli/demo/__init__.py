@@ -1,4 +1,4 @@
-"""otel-ddp demo: trains on the CPU, shows what the node recorded, and checks that alerts fire."""
+"""otel-ddp demo: trains on the CPU and shows what the node recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 
 from otel_ddp import settings
-from otel_ddp.cli.demo.check import PLAYED, WAITS_S, play
 from otel_ddp.cli.demo.injection import (
     FAULTS,
     PHASES,
@@ -22,7 +21,6 @@ from otel_ddp.cli.demo.injection import (
 )
 from otel_ddp.cli.demo.played import Played, end_by_signals
 from otel_ddp.cli.node.status import table
-from otel_ddp.cli.programs.prometheus import Prometheus
 from otel_ddp.cli.text import number
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses
@@ -46,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        help=f"how long to train (default: {_SHOWN_S:g}, on several nodes {_SHOWN_OF_NODES_S:g}); "
-        f"with --check, how long to wait for each alert (default: {WAITS_S:g})",
+        help=f"how long to train (default: {_SHOWN_S:g}, on several nodes {_SHOWN_OF_NODES_S:g})",
     )
     parser.add_argument(
         "--ranks", type=int, default=2, help="how many processes on a node (default: %(default)s)"
@@ -57,12 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         help="how many nodes are played here, each with an agent of its own (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--check",
-        metavar="URL",
-        help="the Prometheus with the alerts: train until the alert on the trouble fires there; "
-        f"without --inject {', '.join(PLAYED)} in turn. PROMETHEUS_TOKEN holds a bearer token",
     )
     parser.add_argument(
         "--inject",
@@ -75,11 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    troubles = PLAYED if options.check and not options.inject else (options.inject,)
     try:
         disabled = settings.read().disabled
-        injected = [_injection(text, options) for text in troubles]
-        server = Prometheus.at(options.check, "--check") if options.check else None
+        injected = _injection(options.inject, options)
     except (ConfigError, ValueError) as why:
         print(why, file=sys.stderr)
         return 2
@@ -90,10 +79,7 @@ def run(options: argparse.Namespace) -> int:
         print(_NO_TORCH, file=sys.stderr)
         return 2
     end_by_signals()
-    if server is None:
-        return _show(options, injected[0])
-    wait_s = options.seconds or WAITS_S
-    return play(server, injected, options.ranks, wait_s, options.nodes)
+    return _show(options, injected)
 
 
 def _injection(text: str, options: argparse.Namespace) -> Injection:

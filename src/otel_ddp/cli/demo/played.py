@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import files
-from otel_ddp.agent.export.otlp import one_line
 from otel_ddp.cli.demo.injection import Injection
 from otel_ddp.cli.text import dated, integer, mappings
 from otel_ddp.journal.place import Place
@@ -29,8 +28,6 @@ _PREFIX = "otel_ddp-demo-"
 # The first import of torch in a new environment may take a minute.
 _AGENT_STARTS_S = 120.0
 _VERDICT_S = 3.5
-# How long a training may take to see that it is to end, and to end.
-_END_S = 30.0
 _AGENT_ENDS_S = 5.0
 # Of several agents each tells a verdict by its own clock; whether it is one.
 _OF_VERDICT, _SAME_NS = ("kind", "who"), 1_000_000_000
@@ -76,11 +73,11 @@ class Played:
     """A training with its trouble, for a `with` block, after which nothing of it is there."""
 
     def __init__(
-        self, run: str, seconds: float, ranks: int, injected: Injection, nodes: int = 1, **env: str
+        self, run: str, seconds: float, ranks: int, injected: Injection, nodes: int = 1
     ) -> None:
         """*ranks*: of each node."""
         self.run, self.injected = run, injected
-        self._seconds, self._ranks, self._count, self._env = seconds, ranks, nodes, env
+        self._seconds, self._ranks, self._count = seconds, ranks, nodes
         self._nodes: list[_Node] = []
 
     def __enter__(self) -> Self:
@@ -88,20 +85,18 @@ class Played:
             self._root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/dev/shm"))
         except OSError:
             self._root = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._end_file = self._root / "end"
         port = _free_port() if self._count > 1 else 0
         for number in range(self._count):
             root, env, meet = self._root, self._environment(), ["--standalone"]
             if self._count > 1:
                 root = self._root / f"node-{number}"
-                name = self._env.get("OTEL_DDP_NODE", "node")
-                env["OTEL_DDP_NODE"] = f"{name}-{number}"
+                env["OTEL_DDP_NODE"] = f"node-{number}"
                 meet = [f"--nnodes={self._count}", f"--node-rank={number}"]
                 meet += ["--master-addr=127.0.0.1", f"--master-port={port}"]
             command = [
                 *(sys.executable, "-m", "torch.distributed.run", *meet),
                 *(f"--nproc-per-node={self._ranks}", "-m", "otel_ddp.cli.demo.training"),
-                *(str(self._seconds), str(self._end_file), self.injected.text),
+                *(str(self._seconds), self.injected.text),
             ]
             self._nodes.append(_Node(root, command, env))
         return self
@@ -128,7 +123,6 @@ class Played:
             # The default of a minute is too long for a demo.
             "OTEL_DDP_STALL_TIMEOUT_S": os.environ.get("OTEL_DDP_STALL_TIMEOUT_S", "5"),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            **self._env,
         }
 
     @property
@@ -145,25 +139,9 @@ class Played:
         """The launcher on rank 0's node; the others end when it does."""
         return self._nodes[0].process
 
-    def end(self) -> None:
-        """Ask the ranks to come to their end: a run that is cut off is another trouble."""
-        self._end_file.touch()
-        for each in self._nodes:
-            try:
-                each.process.wait(0 if self.injected.deadly else _END_S)
-            except subprocess.TimeoutExpired:  # noqa: PERF203
-                # A training that hangs on purpose does not end by itself.
-                each.process.terminate()
-                each.process.wait()
-
     def errors(self) -> str:
         """What the training and its launchers printed as errors."""
         return "".join(each.errors() for each in self._nodes)
-
-    def last_error(self) -> str:
-        """The last line of that."""
-        lines = [line for line in self.errors().splitlines() if line.strip()]
-        return one_line(lines[-1]) if lines else "it printed nothing"
 
     def first_agent(self) -> Mapping[str, Any]:
         """How the agent describes itself; it starts a moment after the first rank."""

@@ -73,7 +73,7 @@ def batches(
         number += 1
 
 
-def main(seconds: float, end_file: Path, injected: Injection) -> None:
+def main(seconds: float, injected: Injection) -> None:
     dist.init_process_group("gloo")
     rank, node = dist.get_rank(), int(os.environ["GROUP_RANK"])
     torch.manual_seed(0)
@@ -119,7 +119,7 @@ def main(seconds: float, end_file: Path, injected: Injection) -> None:
                     with run.phase("checkpoint"):
                         torch.save(model.module.state_dict(), Path(folder) / "model.pt")
                 # All ranks stop at the same step: the clock of one of them decides.
-                go_on[0] = float(time.monotonic() < ends_at and not end_file.exists())
+                go_on[0] = float(time.monotonic() < ends_at)
                 dist.broadcast(go_on, src=0)
                 if not go_on.item():
                     break
@@ -129,4 +129,4 @@ def main(seconds: float, end_file: Path, injected: Injection) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), Path(sys.argv[2]), parse(sys.argv[3]))
+    main(float(sys.argv[1]), parse(sys.argv[2]))

@@ -19,7 +19,7 @@ from otel_ddp import __version__
 from otel_ddp.cli import compare
 from otel_ddp.cli.node import stacks
 from otel_ddp.cli.options import add_directory_option, history_directory
-from otel_ddp.cli.programs import documents, goodput, nodes
+from otel_ddp.cli.programs import documents, goodput
 from otel_ddp.cli.report import beside_of
 from otel_ddp.errors import ConfigError
 from otel_ddp.history import report
@@ -86,7 +86,6 @@ def _server(directory: str) -> Any:
         questions.stacks,
         questions.compare,
         questions.goodput,
-        questions.nodes,
     ):
         server.add_tool(
             answering(ask),
@@ -219,12 +218,3 @@ class Questions:
         `share` is what moved it on. `late` says by whom the others waited for.
         """
         return goodput.document(run, paths=False)
-
-    def nodes(self, days: int = nodes.DAYS) -> dict[str, Any]:
-        """List the machines by the time that the ranks of other machines and GPUs lost to each, in
-        the runs of the last `days` that are kept on this node, and say which are late again and
-        again.
-
-        `suspect` are those that were late in three of their last ten runs, in different groups.
-        """
-        return nodes.document("", "", days)
