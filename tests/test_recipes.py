@@ -11,7 +11,7 @@ import pytest
 
 from conftest import _STRANGE
 from otel_ddp.agent.node.gpu import drivers
-from otel_ddp.agent.node.gpu.kernel_boards import KernelBoards
+from otel_ddp.agent.node.gpu.amd import Amd
 from otel_ddp.identity import launchers
 from otel_ddp.integrations.launch.startup.sitecustomize import NAMES
 from otel_ddp.vocabulary.words import PHASES, VERDICTS
@@ -75,8 +75,8 @@ def test_a_walk_passes_files_that_there_are_and_few_of_them(walk: str, most: int
 def test_every_driver_of_gpus_has_a_home_for_its_library() -> None:
     homes = " ".join(HOMES.values())
 
-    # Those that read files of the kernel have none.
-    for driver in (each for each in drivers.known() if not isinstance(each, KernelBoards)):
+    # AMD's are read from files of the kernel.
+    for driver in (each for each in drivers.known() if not isinstance(each, Amd)):
         module = type(driver).__module__.removeprefix("otel_ddp.").replace(".", "/")
         assert f"{module}.py" in homes
 

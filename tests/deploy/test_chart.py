@@ -39,8 +39,15 @@ CLUSTERS: dict[str, Manifest] = {
         "prometheus": {"operator": True, "labels": {"release": "kube-prometheus-stack"}},
         "agent": {**DAEMONSET, "env": SCRAPED},
     },
-    "amd": {"agent": {**DAEMONSET, "gpu": "amd", "user": 2000, "namespace": "amd-nodes"}},
-    "intel": {"agent": {**DAEMONSET, "gpu": "intel", "pod": {"priorityClassName": "system"}}},
+    "amd": {
+        "agent": {
+            **DAEMONSET,
+            "gpu": "amd",
+            "user": 2000,
+            "namespace": "amd-nodes",
+            "pod": {"priorityClassName": "system"},
+        }
+    },
     "own-collector": {
         "collector": {"enabled": False},
         "agent": {**DAEMONSET, "endpoint": "http://collector.monitoring.svc:4318"},
@@ -272,21 +279,19 @@ def variables(container: Manifest) -> dict[str, Any]:
 
 
 @pytest.mark.stress
-def test_nodes_of_other_vendors_have_what_the_manifest_says_of_them(rendered: Rendered) -> None:
+def test_nodes_with_boards_of_amd_have_what_the_manifest_says_of_them(rendered: Rendered) -> None:
     text = (KUBERNETES / "agent-daemonset.yaml").read_text()
 
-    for vendor in ("amd", "intel"):
-        pod = pod_of(rendered(vendor), "DaemonSet")
-        ((label, value),) = pod["nodeSelector"].items()
-        keys = ", ".join(each["key"] for each in pod["tolerations"])
-        assert re.search(rf'{re.escape(label)}: "{value}" +{re.escape(keys)}\n', text)
-        assert "runtimeClassName" not in pod
-        assert not [name for name in variables(pod["containers"][0]) if "NVIDIA" in name]
-        assert {"name": "dri", "hostPath": {"path": "/dev/dri"}} in pod["volumes"]
-    amd = pod_of(rendered("amd"), "DaemonSet")
-    assert amd["securityContext"]["runAsUser"] == 2000
-    assert variables(amd["containers"][0])["OTEL_DDP_DIR"] == "/run/otel-ddp/2000"
-    assert pod_of(rendered("intel"), "DaemonSet")["priorityClassName"] == "system"
+    pod = pod_of(rendered("amd"), "DaemonSet")
+    ((label, value),) = pod["nodeSelector"].items()
+    (key,) = (each["key"] for each in pod["tolerations"])
+    assert re.search(rf'{re.escape(label)}: "{value}" +{re.escape(key)}\n', text)
+    assert "runtimeClassName" not in pod
+    assert not [name for name in variables(pod["containers"][0]) if "NVIDIA" in name]
+    assert {"name": "dri", "hostPath": {"path": "/dev/dri"}} in pod["volumes"]
+    assert pod["securityContext"]["runAsUser"] == 2000
+    assert variables(pod["containers"][0])["OTEL_DDP_DIR"] == "/run/otel-ddp/2000"
+    assert pod["priorityClassName"] == "system"
 
 
 @pytest.mark.stress

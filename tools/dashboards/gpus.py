@@ -186,8 +186,7 @@ def _wrong() -> list[Panel]:
     return [
         stat(
             Text("GPUs", "GPUs of this selection.", "Fewer than there should be: one has dropped."),
-            # An instance of MIG has no temperature, and Intel's boards tell no memory.
-            now(f"count(max by (node, hw_id) ({memory} or {core})) or vector(0)"),
+            now(f"count(max by (node, hw_id) ({memory})) or vector(0)"),
             size=(4, 4),
         ),
         stat(

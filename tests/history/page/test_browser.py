@@ -21,7 +21,6 @@ import pytest
 from amd_boards import AmdBoards, mi300x
 from histories import SPENT_S, S, two_attempts, value_sums, write_history
 from history.page.serving import Served
-from intel_boards import UUID, IntelBoard
 from otel_ddp.agent.node.gpu.amd import Amd
 from otel_ddp.agent.node.gpu.polling import Gpus
 from otel_ddp.history.directory import find_run
@@ -374,54 +373,44 @@ def test_a_run_shows_what_its_time_went_to_and_its_attempts(
 
 
 def write_boards(file: RunFile, folder: Path) -> None:
-    """A run whose rank 0 has a board of AMD's and whose rank 1 has one of Intel's."""
-    amd, intel = AmdBoards(folder), IntelBoard(folder)
+    """A run whose rank has one of AMD's boards."""
+    amd = AmdBoards(folder)
     amd.write([mi300x()])
-    boards = (Gpus([Amd(sys=amd.sys, dev=amd.dev)]), Gpus([intel.driver()]))
+    gpus = Gpus([Amd(sys=amd.sys, dev=amd.dev)])
     points: dict[SeriesKey, list[tuple[int, int, float]]] = {}
     for second in (0, 600, 1200):
-        for rank, gpus in enumerate(boards):
-            for metric, value, attributes, _ in gpus.read(second * S).devices[0].measurements:
-                # At first no rank has said yet which it uses.
-                key = SeriesKey("node", metric.name, str(rank) if second else "", attributes)
-                points.setdefault(key, []).append((second, second * S, value))
-        intel.now += 600
-        intel.spend(5 + (second + 600) * 150.4321)
+        for metric, value, attributes, _ in gpus.read(second * S).devices[0].measurements:
+            # At first the rank has not said yet which it uses.
+            key = SeriesKey("node", metric.name, "0" if second else "", attributes)
+            points.setdefault(key, []).append((second, second * S, value))
     file.write(
         values={key: value_sums(file, key, found) for key, found in points.items()},
-        about={"run": "both", "node": "n", "began_ns": S, "seen_ns": 1200 * S},
-        ranks={each: {"state": "running", "rank": int(each), "node": "n"} for each in "01"},
+        about={"run": "amd", "node": "n", "began_ns": S, "seen_ns": 1200 * S},
+        ranks={"0": {"state": "running", "rank": 0, "node": "n"}},
     )
 
 
-def test_gpus_have_the_numbers_that_their_vendors_tell(window: Window, tmp_path: Path) -> None:
-    file = RunFile(tmp_path / "both.sqlite")
+def test_a_gpu_has_the_numbers_that_its_vendor_reports(window: Window, tmp_path: Path) -> None:
+    file = RunFile(tmp_path / "amd.sqlite")
     write_boards(file, tmp_path)
     file.close()
 
     with Served(App(tmp_path)) as server:
         page = window.page
-        page.goto(f"{server.url}/run/both")
+        page.goto(f"{server.url}/run/amd")
         devices = page.get_by_role("region", name="Each device")
-        devices.get_by_role("cell", name=UUID).wait_for()
+        devices.get_by_role("cell", name=MI300X).wait_for()
         window.draw_all()
         rows = [each.split("\t") for each in devices.inner_text().splitlines()[2:]]
-        captions = {
-            title: window.figure(title).locator("figcaption").inner_text()
-            for title in ("hw.gpu.utilization", "hw.power")
-        }
+        caption = window.figure("hw.power").locator("figcaption").inner_text()
         content = page.content()
         # The page would go on asking a server that is gone.
         page.goto("about:blank")
 
     assert [[cell.partition(",")[0] for cell in row] for row in rows] == [
         ["0", "n", f"{MI300X} GPU-{mi300x().serial}", "87 %", "64.42 GB", "682 W", "64 °C"],
-        ["1", "n", f"Intel GPU e20b {UUID}", "–", "–", "150.4 W", "61 °C"],
     ]
-    assert [set(re.findall(r"rank \d", each)) for each in captions.values()] == [
-        {"rank 0"},
-        {"rank 0", "rank 1"},
-    ]
+    assert set(re.findall(r"rank \d", caption)) == {"rank 0"}
     assert not re.search("NVIDIA|CUDA|NVLink|Xid", content)
 
 

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from otel_ddp.agent.node.gpu.amd import Amd
 from otel_ddp.agent.node.gpu.driver import Driver, DriverMissing, NothingHere
-from otel_ddp.agent.node.gpu.intel import Intel
 from otel_ddp.agent.node.gpu.nvml import Nvml
 
 
 def known() -> list[Driver]:
     """One for each vendor. None of them is opened, and none imports its library before that."""
-    return [Nvml(), Amd(), Intel()]
+    return [Nvml(), Amd()]
 
 
 def opened(drivers: Sequence[Driver]) -> Driver:

@@ -49,7 +49,7 @@ _PACKAGES = {
 # Accelerators that no driver of ours reads, by the names of their device files.
 _UNREAD = {"Ascend": "davinci[0-9]*", "Gaudi": "hl[0-9]*", "TPU": "accel[0-9]*"}
 # What torch has to be built for, by the vendor with which a driver's version begins.
-_BUILDS = {"NVIDIA": "CUDA", "AMD": "ROCm", "Intel": "XPU"}
+_BUILDS = {"NVIDIA": "CUDA", "AMD": "ROCm"}
 _RANKS = 8
 _MIB = 1024 * 1024
 
@@ -190,7 +190,7 @@ def gpus(inputs: Inputs) -> Said:
         yield (
             "fail",
             f"the GPU driver {found}: check whether the vendor's tool answers (`nvidia-smi`, "
-            "`amd-smi`, `xpu-smi`), and the kernel's log; the agent goes on without GPU metrics",
+            "`amd-smi`), and the kernel's log; the agent goes on without GPU metrics",
         )
     elif "missing" in found:
         here = found.get("here") or (inputs.dev / "nvidiactl").exists()
