@@ -41,7 +41,6 @@ STANDARD = (
     "A file: the certificate that we show.",
     "A file: its key.",
     "`none`: this signal is not exported. `/metrics` is served all the same.",
-    "`cumulative`, `delta` or `lowmemory`: how counters and histograms are exported.",
     "The launcher's span, as W3C Trace Context writes it: the run's span is below it.",
     "`service.name`; the project, or `otel-ddp`.",
     "`key=value,key=value`: further attributes of the resource; they win over ours.",

@@ -490,9 +490,6 @@ STANDARD: Mapping[tuple[str, ...], _Reading] = {
     _own("CLIENT_CERTIFICATE", ""): _Reading(doubt=_doubt_file),
     _own("CLIENT_KEY", ""): _Reading(doubt=_doubt_file),
     ("OTEL_METRICS_EXPORTER", "OTEL_TRACES_EXPORTER", "OTEL_LOGS_EXPORTER"): _Reading(_exporters),
-    ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",): _Reading(
-        _one_of("cumulative", "delta", "lowmemory")
-    ),
     ("TRACEPARENT",): _Reading(_traceparent),
     ("OTEL_SERVICE_NAME",): _Reading(),
     ("OTEL_RESOURCE_ATTRIBUTES",): _Reading(doubt=_doubt_attributes),

@@ -19,11 +19,10 @@ from otel_ddp.agent.export.spool import OFFLINE_PREFIX
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.journal.place import Place
-from otel_ddp.settings import Settings, value
+from otel_ddp.settings import Settings
 
 if TYPE_CHECKING:
     from otel_ddp.agent.export.delivery import Delivery, Sender
-    from otel_ddp.agent.export.render import Preference
     from otel_ddp.agent.export.spool import Spool
     from otel_ddp.journal.reader import Document
 
@@ -72,7 +71,6 @@ class Exporter:
         self._node, self._host = node, host
         self._env = env
         self._signals = exported_signals(env)
-        self._began_ns = time.time_ns()
         self._spool: Spool | None = None
         self._delivery: Delivery | None = None
         self._why_none = "no collector is configured"
@@ -111,13 +109,11 @@ class Exporter:
         from otel_ddp.agent.export.delivery import Delivery
         from otel_ddp.agent.export.otlp import resource
         from otel_ddp.agent.export.otlp.documents import Documents
-        from otel_ddp.agent.export.render import Deltas, Renderer
+        from otel_ddp.agent.export.render import Renderer
         from otel_ddp.agent.export.spool import Spool
 
-        temporality = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"
-        preference: Preference = value(temporality, self._env) or "cumulative"
         attributes = resource.describe(self._node, self._host)
-        renderer = Renderer(attributes, Deltas(preference, self._began_ns))
+        renderer = Renderer(attributes)
         documents = Documents(attributes)
         directory = spool_directory(self._conf, self._place, self._node)
         spool = Spool(directory, self._conf.spool_bytes)

@@ -46,7 +46,6 @@ _NO_NUMBER = b"\x40\x01"
 _NO_HISTOGRAM = b"\x50\x01"
 
 _LONGEST_CACHED = 200
-_DELTA = b"\x10\x01"
 _CUMULATIVE = b"\x10\x02"
 _MONOTONIC = b"\x18\x01"
 
@@ -174,17 +173,15 @@ def metric(
     unit: str,
     kind: MetricKind,
     points: Iterable[bytes],
-    delta: bool = False,
 ) -> bytes:
-    """One metric with its points; sums are cumulative unless they are *delta*."""
+    """One metric with its points; sums are cumulative."""
     content = b"".join(points)
-    temporality = _DELTA if delta else _CUMULATIVE
     if kind == "gauge":
         data = element(5, content)
     elif kind == "histogram":
-        data = element(9, content + temporality)
+        data = element(9, content + _CUMULATIVE)
     elif kind == "counter":
-        data = element(7, content + temporality + _MONOTONIC)
+        data = element(7, content + _CUMULATIVE + _MONOTONIC)
     else:
         data = element(7, content + _CUMULATIVE)
     head = element(1, utf8(name)) + element(2, utf8(description)) + element(3, utf8(unit))
