@@ -386,10 +386,9 @@ class Settings:
     )
     """How the agent speaks OTLP: `http/protobuf` or `grpc`."""
     endpoint: str = _setting("OTEL_EXPORTER_OTLP_ENDPOINT", "", doubt=_doubt_endpoint)
-    """The collector. Nothing set: one that answers on loopback's standard port is used, if it is
-    run by root or by this user; else there is the scrape endpoint only. To its path, HTTP adds
-    `/v1/metrics` and so on. A user and password in it are sent as `Authorization`, unless the
-    headers have one, and are never shown."""
+    """The collector. Nothing set: nothing is sent, and there is the scrape endpoint only. To its
+    path, HTTP adds `/v1/metrics` and so on. A user and password in it are sent as `Authorization`,
+    unless the headers have one, and are never shown."""
     scrape_host: str = _setting("OTEL_EXPORTER_PROMETHEUS_HOST", "127.0.0.1", _host)
     """The address `/metrics` is served on."""
     scrape_port: int = _setting("OTEL_EXPORTER_PROMETHEUS_PORT", 9464, _count(0, 65535))

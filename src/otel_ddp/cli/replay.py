@@ -60,17 +60,14 @@ def run(options: argparse.Namespace) -> int:
         return 2
     # These packages take long to import.
     from otel_ddp.agent.export.delivery import Delivery
-    from otel_ddp.agent.export.otlp.transport import Transport, with_endpoint
+    from otel_ddp.agent.export.otlp import sent_signals
+    from otel_ddp.agent.export.otlp.transport import Transport
 
-    conf_there = with_endpoint(conf)
-    if conf_there is None:
-        sentence = (
-            "No collector is named and none answers on this machine: set "
-            "OTEL_EXPORTER_OTLP_ENDPOINT, to http://collector:4318 for example."
-        )
-        print(sentence, file=sys.stderr)
+    if not sent_signals(conf, os.environ):
+        sentence = "Set OTEL_EXPORTER_OTLP_ENDPOINT, to http://collector:4318 for example."
+        print(f"No collector is named. {sentence}", file=sys.stderr)
         return 2
-    with contextlib.closing(Transport(conf_there)) as transport:
+    with contextlib.closing(Transport(conf)) as transport:
         try:
             kept = KeptRequests(spools, again=options.again)
             # In the order of time, and whatever is in doubt is refused: a person waits.

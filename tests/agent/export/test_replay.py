@@ -213,9 +213,7 @@ def test_without_a_collector_the_error_tells_how_to_name_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     three(tmp_path)
-    # Nothing that happens to listen on this machine's port is asked.
-    os.environ["OTEL_EXPORTER_OTLP_PROTOCOL"] = "grpc"
 
     assert main(["replay", str(tmp_path)]) == 2
 
-    assert "set OTEL_EXPORTER_OTLP_ENDPOINT" in capsys.readouterr().err
+    assert "Set OTEL_EXPORTER_OTLP_ENDPOINT" in capsys.readouterr().err

@@ -7,10 +7,8 @@ import logging
 import os
 import select
 import socket
-import sys
 import threading
 from collections.abc import Iterator
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import pytest
 
 from node import new_certificate
 from otel_ddp import settings
-from otel_ddp.agent.export.otlp import SIGNALS, Outcome, Signal
+from otel_ddp.agent.export.otlp import SIGNALS, Outcome, Signal, sent_signals
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.otlp.encode import (
     attribute_bytes,
@@ -27,12 +25,7 @@ from otel_ddp.agent.export.otlp.encode import (
     number_point,
     resource_bytes,
 )
-from otel_ddp.agent.export.otlp.transport import (
-    Transport,
-    answers_on_loopback,
-    is_trusted,
-    why_none,
-)
+from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 from otlp_receiver import Receiver
@@ -147,6 +140,14 @@ def test_each_signal_arrives_as_it_was_encoded(way: Way) -> None:
     assert (point.time_ns, point.start_ns) == (17, 0)
     assert [span.name for span in way.receiver.spans()] == ["step"]
     assert [record.event_name for record in way.receiver.logs()] == ["run.started"]
+
+
+def test_a_signal_goes_where_a_variable_names_an_endpoint_and_else_nowhere() -> None:
+    own = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318", "OTEL_LOGS_EXPORTER": "none"}
+
+    assert sent_signals(settings.read(), {}) == ()
+    assert sent_signals(settings.read(), own) == ("traces",)
+    assert sent_signals(settings.read(endpoint="http://c:4318"), own) == ("metrics", "traces")
 
 
 @pytest.mark.parametrize(
@@ -528,117 +529,6 @@ def test_a_collector_that_stops_reading_ends_the_attempt_at_the_timeout(http: Wa
 
     assert outcome.kind == "retry"
     assert outcome.why.endswith("within 0.1 s")
-
-
-# --------------------------------------------------------------------------- on loopback
-
-
-@pytest.mark.parametrize("mode", ["ok", 404, "hang", None])
-def test_only_a_collector_on_the_port_is_found(receiver: Receiver, mode: str | int | None) -> None:
-    receiver.set_mode(mode or "ok")
-    port = int(receiver.start_http().rpartition(":")[2]) if mode else closed_port()
-
-    found = answers_on_loopback(port, timeout_s=0.05 if mode == "hang" else 20)
-
-    assert found is (mode == "ok")
-    assert receiver.points() == []
-
-
-@contextlib.contextmanager
-def another_user() -> Iterator[None]:
-    """What is opened meanwhile belongs to another user."""
-    if os.geteuid():
-        pytest.skip("only root can be another user")
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-def to_standard_port(way: Way, endpoint: str) -> Transport:
-    """A transport of an agent for which nobody named a collector."""
-    port = int(endpoint.rpartition(":")[2])
-    conf = settings.read(protocol=way.protocol)
-    way.made.append(Transport(conf, ports={HTTP: port, way.protocol: port}))
-    return way.made[-1]
-
-
-def test_a_collector_that_nobody_named_gets_no_configured_header(way: Way) -> None:
-    way.set(HEADERS="authorization=Bearer%20canary,x-team=ml", TRACES_HEADERS="x-api-key=canary")
-
-    assert send_all(to_standard_port(way, way.start())) == ["delivered"] * 3
-
-    for request in way.receiver.requests:
-        assert "canary" not in str(request.headers)
-        assert "x-team" not in request.headers
-
-
-def test_a_program_of_another_user_that_takes_over_the_port_gets_nothing(way: Way) -> None:
-    with another_user():
-        endpoint = way.start()
-
-    outcome = to_standard_port(way, endpoint).send("metrics", BODY["metrics"])
-
-    assert outcome == Outcome("retry", f"no collector of ours or of root at {endpoint}")
-    assert way.receiver.attempts == []
-
-
-def test_a_collector_of_another_user_is_named_as_the_reason_why_there_is_none(
-    receiver: Receiver,
-) -> None:
-    with another_user():
-        port = int(receiver.start_http().rpartition(":")[2])
-
-    assert f"what listens on 127.0.0.1:{port} belongs to another user" in why_none(port)
-    assert why_none(closed_port()) == "no collector is configured and none answers on loopback"
-
-
-HEAD = (
-    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout\n"
-)
-
-
-def listening(address: str, uid: int, state: str = "0A") -> str:
-    """A line of /proc/net/tcp, as a machine with this byte order has it."""
-    packed = ip_address(address).packed
-    words = [packed[at : at + 4] for at in range(0, len(packed), 4)]
-    shown = "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
-    rest = "0" * len(shown) + ":0000"
-    return f"   0: {shown}:10DE {rest} {state} 00000000:00000000 00:00000000 00000000 {uid} 0 1 1\n"
-
-
-@pytest.mark.parametrize(
-    ("tcp", "tcp6", "trusted"),
-    [
-        ([("127.0.0.1", 0)], [], True),
-        ([("0.0.0.0", os.geteuid())], [], True),
-        ([], [("::", 0)], True),
-        ([], [("::ffff:127.0.0.1", 0)], True),
-        ([("127.0.0.1", 4242)], [], False),
-        ([("0.0.0.0", 0), ("127.0.0.1", 4242)], [], False),
-        ([("127.0.0.1", 0)], [("::", 4242)], False),
-        # They take no connection to 127.0.0.1.
-        ([("127.0.0.1", 0), ("10.0.0.1", 4242)], [("::1", 4242)], True),
-        ([("10.0.0.1", 0)], [], False),
-        ([], [], False),
-        (None, None, False),
-    ],
-)
-def test_only_a_listener_of_ours_or_of_root_is_trusted(
-    tmp_path: Path,
-    tcp: list[tuple[str, int]] | None,
-    tcp6: list[tuple[str, int]] | None,
-    trusted: bool,
-) -> None:
-    for name, sockets in (("tcp", tcp), ("tcp6", tcp6)):
-        if sockets is not None:
-            lines = [listening(*each) for each in sockets]
-            # A connection is no listener.
-            lines.append(listening("127.0.0.1", 4242, state="01"))
-            (tmp_path / name).write_text(HEAD + "".join(lines))
-
-    assert is_trusted(0x10DE, tmp_path) is trusted
 
 
 @pytest.mark.parametrize(

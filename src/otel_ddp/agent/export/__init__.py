@@ -1,4 +1,4 @@
-"""Exports the ledger by OTLP to a configured or a found collector, or else to disk."""
+"""Exports the ledger by OTLP to the configured collector, or to disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from otel_ddp import errors
-from otel_ddp.agent.export.otlp import Request, exported_signals
+from otel_ddp.agent.export.otlp import NO_COLLECTOR, Request, exported_signals, sent_signals
 from otel_ddp.agent.export.report import DeliveryStatus
 from otel_ddp.agent.export.spool import OFFLINE_PREFIX
 from otel_ddp.agent.kept_thread import KeptThread
@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 class Exporter:
-    """Sends nothing until `connect` finds where to send to."""
+    """Sends nothing before `connect`."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class Exporter:
         self._documents = documents
         self._node, self._host = node, host
         self._env = env
-        self._signals = exported_signals(env)
+        self._signals = exported_signals(env) if conf.offline else sent_signals(conf, env)
         self._spool: Spool | None = None
         self._delivery: Delivery | None = None
-        self._why_none = "no collector is configured"
+        self._why_none = NO_COLLECTOR
         self.failed_to_start = False
         """There is a collector to export to, and an error kept us from it; it is tried again."""
         self._render: Callable[[], list[Request]] = list
@@ -83,7 +83,7 @@ class Exporter:
         return self._delivery is not None
 
     def connect(self) -> None:
-        """Begin to export if a collector was named, one answers on loopback, or it is offline."""
+        """Begin to export if a collector is named, or to keep all on disk if it is offline."""
         if not self.connected and self._signals:
             self.failed_to_start = not self._connect()
             if self.failed_to_start:
@@ -93,16 +93,10 @@ class Exporter:
 
     @errors.contained(default=False)
     def _connect(self) -> bool:
-        if self._conf.offline:
-            self._start(None)
-            return True
         # These packages take a fifth of a second to import: only an agent that exports pays.
-        from otel_ddp.agent.export.otlp import transport
+        from otel_ddp.agent.export.otlp.transport import Transport
 
-        if conf := transport.with_endpoint(self._conf, self._env):
-            self._start(transport.Transport(conf))
-        else:
-            self._why_none = transport.why_none()
+        self._start(None if self._conf.offline else Transport(self._conf, self._env))
         return True
 
     def _start(self, sender: Sender | None) -> None:

@@ -1,4 +1,4 @@
-"""Finds out which users own the sockets of loopback, as the kernel lists them in /proc/net."""
+"""Finds out which user holds the other end of a connection on loopback, by /proc/net."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc/net")
-_ESTABLISHED, LISTENS = "01", "0A"
+_ESTABLISHED = "01"
 _ROOT = 0
-# One row takes about 150 bytes.
-_PIECE, _SMALL_PIECE = 65536, 256
+_PIECE = 65536
 
 Address = IPv4Address | IPv6Address
 
@@ -31,11 +30,6 @@ class Socket(NamedTuple):
     inode: int
 
 
-def trusted() -> set[int]:
-    """Root, and our own user."""
-    return {_ROOT, os.geteuid()}
-
-
 def is_own(peer: tuple[str, int], own: tuple[str, int], proc: Path = _PROC) -> bool:
     """Whether our own user or root holds the other end of a connection; False if unknown.
 
@@ -47,7 +41,7 @@ def is_own(peer: tuple[str, int], own: tuple[str, int], proc: Path = _PROC) -> b
         return False
     if not their.is_loopback:
         return False
-    for each in rows(proc, port=own[1]):
+    for each in _rows(proc, own[1]):
         # A socket that its process has closed has no inode, and says that root owns it.
         if (
             each.port == peer[1]
@@ -55,26 +49,21 @@ def is_own(peer: tuple[str, int], own: tuple[str, int], proc: Path = _PROC) -> b
             and (each.state, each.address, each.peer) == (_ESTABLISHED, their, our)
             and each.inode
         ):
-            return each.uid in trusted()
+            return each.uid in (_ROOT, os.geteuid())
     return False
 
 
-def rows(
-    proc: Path = _PROC, *, port: int | None = None, only_listeners: bool = False
-) -> Iterator[Socket]:
-    """All TCP sockets, or those with this port at an end. The kernel lists listeners first."""
+def _rows(proc: Path, port: int) -> Iterator[Socket]:
+    """The TCP sockets with this port at an end."""
     # Most rows of a busy node are of no interest: reading one out takes 20 times as long.
-    wanted = b"" if port is None else b":%04X " % port
-    size = _SMALL_PIECE if only_listeners else _PIECE
+    wanted = b":%04X " % port
     for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(proc / name, "rb", buffering=size) as file:
+        with contextlib.suppress(OSError), open(proc / name, "rb", buffering=_PIECE) as file:
             file.readline()
             for line in file:
                 if wanted not in line:
                     continue
                 fields = line.decode().split()
-                if only_listeners and fields[3] != LISTENS:
-                    break
                 with contextlib.suppress(ValueError, IndexError):
                     yield Socket(
                         *(fields[3], *_end(fields[1]), *_end(fields[2])),

@@ -22,8 +22,7 @@ MOST_BYTES = 900 * 1024
 # A collector that asks for a longer pause is tried again after this one.
 RETRY_AFTER_LIMIT_S = 60.0
 _GENERAL = "OTEL_EXPORTER_OTLP_"
-HTTP = "http/protobuf"
-STANDARD_PORTS = {HTTP: 4318, "grpc": 4317}
+NO_COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT names no collector"
 # What names of headers have in them whose values are secret.
 _SECRET = re.compile("auth|token|key|secret|password|credential|cookie", re.IGNORECASE)
 
@@ -31,6 +30,15 @@ _SECRET = re.compile("auth|token|key|secret|password|credential|cookie", re.IGNO
 def exported_signals(env: Mapping[str, str]) -> tuple[Signal, ...]:
     """The signals that are exported: a standard variable switches each of them off."""
     return tuple(each for each in SIGNALS if value(f"OTEL_{each.upper()}_EXPORTER", env) != "none")
+
+
+def sent_signals(settings: Settings, env: Mapping[str, str]) -> tuple[Signal, ...]:
+    """The exported signals for which a variable names a collector."""
+    return tuple(
+        each
+        for each in exported_signals(env)
+        if settings.endpoint or env.get(f"{_GENERAL}{each.upper()}_ENDPOINT", "").strip()
+    )
 
 
 @dataclass(frozen=True)
@@ -101,13 +109,7 @@ class TlsFiles(NamedTuple):
 class Variables:
     """What OTEL_EXPORTER_OTLP_* say of a signal: where it goes, and how. Its own ones win."""
 
-    def __init__(
-        self,
-        signal: Signal,
-        settings: Settings,
-        env: Mapping[str, str],
-        ports: Mapping[str, int] = STANDARD_PORTS,
-    ) -> None:
+    def __init__(self, signal: Signal, settings: Settings, env: Mapping[str, str]) -> None:
         self.signal = signal
         self._own = f"{_GENERAL}{signal.upper()}_"
         self._settings = settings
@@ -116,12 +118,9 @@ class Variables:
         own = env.get(f"{self._own}ENDPOINT", "").strip()
         self.endpoint_variable = f"{self._own if own else _GENERAL}ENDPOINT"
         endpoint = own or settings.endpoint
-        self.named = bool(endpoint)
-        """Whether people configured the endpoint; else it is the standard port of this machine."""
-        self.endpoint = endpoint or f"http://127.0.0.1:{ports[self.protocol]}"
-        """As the variable has it: a general one has no path yet."""
+        # A general endpoint has no path yet.
         needs_path = not own and self.protocol != "grpc"
-        url = _with_path(self.endpoint, f"/v1/{signal}") if needs_path else self.endpoint
+        url = _with_path(endpoint, f"/v1/{signal}") if needs_path else endpoint
         self.url, self._authorization = take_user(url)
         """Where requests are sent to, and as whom the address says."""
 
@@ -159,10 +158,8 @@ class Variables:
         # Imported here, so that the doctor can say that this package is broken.
         from opentelemetry.util.re import parse_env_headers
 
-        # What was found, and not named, may be any program: it gets none.
-        text = self._read("HEADERS")[1] if self.named else ""
         user = {"authorization": self._authorization} if self._authorization else {}
-        return {**user, **parse_env_headers(text, liberal=True)}
+        return {**user, **parse_env_headers(self._read("HEADERS")[1], liberal=True)}
 
     def doubt(self) -> str:
         """Of a token, or a password in the address, that leaves this machine readable; or empty."""

@@ -8,7 +8,13 @@ from dataclasses import replace
 from http import HTTPStatus
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import Signal, Variables, exported_signals
+from otel_ddp.agent.export.otlp import (
+    NO_COLLECTOR,
+    Signal,
+    Variables,
+    exported_signals,
+    sent_signals,
+)
 from otel_ddp.agent.notify.addresses import Address
 from otel_ddp.cli import fetch
 from otel_ddp.cli.node.doctor.machine import Inputs, Level, Said
@@ -106,22 +112,19 @@ def notify(inputs: Inputs) -> Said:
 def collector(inputs: Inputs) -> Said:
     """Sends an empty request for each signal, and shows the answers."""
     # Imported here: it takes long, and a broken package must not end the other checks.
-    from otel_ddp.agent.export.otlp.transport import Transport, why_none, with_endpoint
+    from otel_ddp.agent.export.otlp.transport import Transport
 
     env, spools = inputs.env, shlex.quote(inputs.conf.spools)
-    conf = with_endpoint(inputs.conf, env)
-    if not (signals := exported_signals(env)):
+    if not exported_signals(env):
         yield "ok", "switched off by OTEL_*_EXPORTER=none: scrape only"
         return
     if inputs.conf.offline:
         yield "ok", f"OTEL_DDP_AGENT=offline: nothing is sent before `otel-ddp replay {spools}`"
         return
-    if conf is None:
-        why = why_none()
-        yield "ok", f"{why}: scrape only; to export as well, set OTEL_EXPORTER_OTLP_ENDPOINT"
+    if not (signals := sent_signals(inputs.conf, env)):
+        yield "ok", f"{NO_COLLECTOR}: scrape only"
         return
-    by_itself = "" if conf is inputs.conf else ", which was found on loopback"
-    conf = replace(conf, timeout_s=min(conf.timeout_s, inputs.answer_s))
+    conf = replace(inputs.conf, timeout_s=min(inputs.conf.timeout_s, inputs.answer_s))
     # A person waits for the answer, so the long timeouts of an export do not count.
     without_timeouts = {name: text for name, text in env.items() if not name.endswith("_TIMEOUT")}
     transport = Transport(conf, without_timeouts)
@@ -132,7 +135,7 @@ def collector(inputs: Inputs) -> Said:
         transport.close()
     accepted = [each for each, outcome in outcomes.items() if outcome.kind == "delivered"]
     if accepted:
-        yield "ok", f"{transport.destination} accepts {', '.join(accepted)}{by_itself}"
+        yield "ok", f"{transport.destination} accepts {', '.join(accepted)}"
     failed: dict[str, list[Signal]] = {}
     for each, outcome in outcomes.items():
         if each not in accepted:
