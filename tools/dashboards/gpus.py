@@ -557,38 +557,22 @@ def _nodes() -> list[Panel]:
 
 def _node_more() -> list[Panel]:
     way = "{{network_io_direction}}"
-    files = "system.filesystem.usage"
-    used = _node(files, 'system_filesystem_state="used"')
-    of_place = "max by (node, system_filesystem_mountpoint, system_filesystem_state)"
-    whole = f"sum by (node, system_filesystem_mountpoint) ({of_place} ({_node(files)}))"
     return [
         _node_lines(
             "Disks",
-            _node_rates("system.disk.io", "system_device", "disk_io_direction"),
+            _node_rates("system.disk.io", "disk_io_direction"),
             "Bps",
             "Bytes read and written; of many nodes, the busiest.",
             "At the disk's limit while data are waited for: cache them, or shard them.",
-            "{{node}} · {{system_device}} · {{disk_io_direction}}",
-        ),
-        _node_lines(
-            "File systems",
-            f"max by (node, system_filesystem_mountpoint) ({used}) / {whole}"
-            f" and on (node) topk($shown, max by (node) (last_over_time({used}[$__range] @ "
-            "end())))",
-            "percentunit",
-            "Share of each file system that is used.",
-            "Above 95 %: the next checkpoint may not fit.",
-            "{{node}} · {{system_filesystem_mountpoint}}",
-            steps((0.85, WARN), (0.95, BAD)),
-            1,
+            "{{node}} · {{disk_io_direction}}",
         ),
         _node_lines(
             "Network",
-            _node_rates("system.network.io", "network_interface_name", "network_io_direction"),
+            _node_rates("system.network.io", "network_io_direction"),
             "Bps",
             "Bytes received and sent, RDMA left out.",
             "Busy while there is InfiniBand: the collectives do not use it.",
-            "{{node}} · {{network_interface_name}} · " + way,
+            "{{node}} · " + way,
         ),
         _node_lines(
             "InfiniBand and RoCE",
@@ -598,14 +582,5 @@ def _node_more() -> list[Panel]:
             "One port without traffic among busy ones: its cable, or NCCL_IB_HCA.",
             "{{node}} · {{hw_id}} · " + way,
             nothing="no such ports",
-        ),
-        _node_lines(
-            "Network errors",
-            _node_rates("system.network.errors", "network_interface_name", "network_io_direction"),
-            "short",
-            "Packets that an interface failed to receive or send.",
-            "A steady rate: cable, port, or driver.",
-            "{{node}} · {{network_interface_name}} · " + way,
-            ABOVE_0_IS_ODD,
         ),
     ]

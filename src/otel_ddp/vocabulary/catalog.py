@@ -549,18 +549,12 @@ SYSTEM_MEMORY_USAGE = _host.updown("system.memory.usage", "By", "system.memory.s
 SYSTEM_MEMORY_LIMIT = _host.updown("system.memory.limit", "By")(
     "Memory that the node, or the container, has."
 )
-SYSTEM_DISK_IO = _host.counter("system.disk.io", "By", "system.device", "disk.io.direction")(
-    "Bytes that were read from and written to a disk of the node."
+SYSTEM_DISK_IO = _host.counter("system.disk.io", "By", "disk.io.direction")(
+    "Bytes that were read from and written to the disks of the node since its agent began."
 )
-SYSTEM_FILESYSTEM_USAGE = _host.updown(
-    "system.filesystem.usage", "By", "system.filesystem.mountpoint", "system.filesystem.state"
-)("Space of a file system of the node, used and free.")
-SYSTEM_NETWORK_IO = _host.counter(
-    "system.network.io", "By", "network.interface.name", "network.io.direction"
-)("Bytes that a network interface of the node has received and sent, RDMA left out.")
-SYSTEM_NETWORK_ERRORS = _host.counter(
-    "system.network.errors", "{error}", "network.interface.name", "network.io.direction"
-)("Packets that a network interface of the node failed to receive or to send.")
+SYSTEM_NETWORK_IO = _host.counter("system.network.io", "By", "network.io.direction")(
+    "Bytes that the node has received and sent since its agent began, RDMA left out."
+)
 HW_NETWORK_IO = _host.counter("hw.network.io", "By", "hw.id", "hw.type", "network.io.direction")(
     "Bytes that an InfiniBand port of the node has received and sent, RDMA included."
 )

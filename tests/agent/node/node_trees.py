@@ -13,6 +13,9 @@ from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Metric
 
 BOOT_S = 1_700_000_000
+# When its agent began.
+BEGAN_NS = (BOOT_S + 60) * 10**9
+_NO_INTERFACE = "Inter-| Receive | Transmit\n face |bytes packets\n"
 GIB = 1 << 30
 
 
@@ -36,8 +39,9 @@ class NodeTree:
         self.memory()
         self.write("proc/self/cgroup", "")
         self.write("proc/self/mountinfo", "22 27 0:21 / /proc rw - proc proc rw\n")
-        self.write("proc/diskstats", "")
-        self.write("proc/net/dev", "Inter-| Receive | Transmit\n face |bytes packets\n")
+        self._disks: dict[str, str] = {}
+        self._interfaces: dict[str, str] = {}
+        self._write_devices()
 
     def host(self) -> Host:
         return Host(
@@ -46,6 +50,7 @@ class NodeTree:
             root=self.root,
             clock=self.clock,
             boot_ns=lambda: BOOT_S * 1_000_000_000,
+            now_ns=lambda: BEGAN_NS,
             cores=lambda: self.online,
         )
 
@@ -112,34 +117,41 @@ class NodeTree:
     def disk(
         self, name: str, *, read: int = 0, written: int = 0, device: bool = True, hidden: str = ""
     ) -> None:
-        """In sectors."""
-        self.add("proc/diskstats", f" 8 0 {name} 7 7 {read} 7 7 7 {written} 7 7 7 7\n")
-        (self.sys / "block" / name).mkdir(parents=True)
+        """In sectors; the same name again is the same disk later."""
+        self._disks[name] = f" 8 0 {name} 7 7 {read} 7 7 7 {written} 7 7 7 7\n"
+        self._write_devices()
+        (self.sys / "block" / name).mkdir(parents=True, exist_ok=True)
         if device:
-            (self.sys / "block" / name / "device").mkdir()
+            (self.sys / "block" / name / "device").mkdir(exist_ok=True)
         if hidden:
             self.write(f"sys/block/{name}/hidden", f"{hidden}\n")
+
+    def remove_disk(self, name: str) -> None:
+        del self._disks[name]
+        self._write_devices()
+
+    def _write_devices(self) -> None:
+        self.write("proc/diskstats", "".join(self._disks.values()))
+        self.write("proc/net/dev", _NO_INTERFACE + "".join(self._interfaces.values()))
 
     def interface(
         self,
         name: str,
         *,
-        counts: Iterable[int] = (0, 0, 0, 0),
+        counts: tuple[int, int] = (0, 0),
         device: bool = False,
         master: str = "",
         files: dict[str, str] | None = None,
     ) -> None:
-        """Bytes and errors received, then sent."""
-        received, errors, sent, failures = counts
-        self.add(
-            "proc/net/dev",
-            f"{name:>6}: {received} 7 {errors} 7 7 7 7 7 {sent} 7 {failures} 7 7 7 7 7\n",
-        )
+        """Bytes received and sent; the same name again is the same interface later."""
+        received, sent = counts
+        self._interfaces[name] = f"{name:>6}: {received} 7 7 7 7 7 7 7 {sent} 7 7 7 7 7 7 7\n"
+        self._write_devices()
         folder = self.sys / "class/net" / name
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if device:
-            (folder / "device").mkdir()
-        if master:
+            (folder / "device").mkdir(exist_ok=True)
+        if master and not (folder / "master").is_symlink():
             (folder / "master").symlink_to(f"../{master}")
         for file, content in (files or {}).items():
             self.write(f"sys/class/net/{name}/{file}", f"{content}\n")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.node.node_trees import BOOT_S, GIB, NodeTree, rows, values
-from otel_ddp.agent.node.devices import FileSystems
+from agent.node.node_trees import BEGAN_NS, BOOT_S, GIB, NodeTree, rows, values
 from otel_ddp.agent.node.host import Host
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind
@@ -82,42 +80,38 @@ def test_memory_is_used_cached_or_free_and_adds_up_to_the_limit(node: NodeTree) 
 def test_whole_disks_with_hardware_behind_them_are_counted_and_nothing_twice(
     node: NodeTree,
 ) -> None:
-    node.disk("nvme0n1", read=10, written=20)
-    node.disk("nvme0c0n1", read=10, written=20, hidden="1")
-    node.disk("sda", read=1, written=2, hidden="0")
-    for inner in ("nvme0n1p1", "dm-0", "md127", "loop0", "ram0", "zram0"):
-        node.disk(inner, read=5, written=5, device=False)
-    for other in ("sr0", "fd0", "mmcblk0boot0"):
-        node.disk(other, read=5)
-
-    measurements = node.host().read()
+    host = node.host()
+    for moved in (0, 10):
+        node.disk("nvme0n1", read=100 + moved, written=200 + 2 * moved)
+        node.disk("nvme0c0n1", read=moved, written=moved, hidden="1")
+        node.disk("sda", read=moved, written=moved, hidden="0")
+        for inner in ("nvme0n1p1", "dm-0", "md127", "loop0", "ram0", "zram0"):
+            node.disk(inner, read=moved, written=moved, device=False)
+        for other in ("sr0", "fd0", "mmcblk0boot0"):
+            node.disk(other, read=moved)
+        measurements = host.read()
 
     assert values(measurements, catalog.SYSTEM_DISK_IO) == {
-        "nvme0n1 read": 5120,
-        "nvme0n1 write": 10240,
-        "sda read": 512,
-        "sda write": 1024,
+        "read": (10 + 10) * 512,
+        "write": (20 + 10) * 512,
     }
 
 
-def test_the_number_of_disks_is_bounded_and_the_rest_is_logged_once(
-    node: NodeTree, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="otel_ddp.agent")
-    for number in range(70):
-        node.disk(f"sd{number:03}")
+def test_a_disk_that_comes_or_goes_moves_nothing(node: NodeTree) -> None:
+    node.disk("sda", read=1000)
+    node.disk("sdb", read=5000)
     host = node.host()
-
     host.read()
-    # Decided anew when another one is plugged in.
-    node.disk("a", read=1)
-    found = values(host.read(), catalog.SYSTEM_DISK_IO)
 
-    assert len(found) == 2 * 64
-    assert found["a read"] == 512
-    assert [record.getMessage() for record in caplog.records] == [
-        f"A number of {node.proc}/diskstats is left out: only 64 of 70 disks are measured."
-    ]
+    node.disk("sda", read=1001)
+    node.disk("sdb", read=5003)
+    node.disk("sdc", read=9000)
+    both = values(host.read(), catalog.SYSTEM_DISK_IO)
+    node.remove_disk("sdb")
+    node.disk("sdc", read=9005)
+    after = values(host.read(), catalog.SYSTEM_DISK_IO)
+
+    assert (both["read"], after["read"]) == (4 * 512, 9 * 512)
 
 
 # -- network
@@ -148,12 +142,14 @@ CONTAINER = {"lo": {}, "tunl0": {}, "eth0": {}, "br0": BRIDGE, "vlan5": VLAN}
 def test_the_interfaces_that_lead_out_of_a_node_are_counted_once(
     shown: dict[str, dict[str, Any]], counted: set[str], node: NodeTree
 ) -> None:
-    for name, described in shown.items():
-        node.interface(name, **described)
+    host = node.host()
+    for moved in (0, 1):
+        for bit, (name, described) in enumerate(shown.items()):
+            node.interface(name, counts=(moved << bit, 0), **described)
+        found = values(host.read(), catalog.SYSTEM_NETWORK_IO)
 
-    found = values(node.host().read(), catalog.SYSTEM_NETWORK_IO)
-
-    assert {key.split()[0] for key in found} == counted
+    expected = sum(1 << bit for bit, name in enumerate(shown) if name in counted)
+    assert found["receive"] == expected
 
 
 # -- InfiniBand
@@ -202,12 +198,12 @@ def test_a_machine_that_shows_nothing_at_all_gives_nothing(tmp_path: Path) -> No
     assert (host.read(), host.errors) == ([], 0)
 
 
-def test_counters_count_since_the_machine_was_started_and_nothing_else_counts(
+def test_counters_count_since_the_machine_or_the_agent_was_started_and_nothing_else_counts(
     node: NodeTree,
 ) -> None:
     node.disk("sda")
-    node.interface("lo", counts=(5, 5, 5, 5))
-    node.interface("eth0", counts=(1000, 3, 2000, 4), device=True)
+    node.interface("lo", counts=(5, 5))
+    node.interface("eth0", counts=(1000, 2000), device=True)
     node.port("mlx5_0", 1, received="1", sent="1")
     node.write("proc/pressure/io", PRESSURE.format(1, 1))
     host = node.host()
@@ -217,20 +213,13 @@ def test_counters_count_since_the_machine_was_started_and_nothing_else_counts(
     node.processors(user=50)
     measurements = host.read()
 
-    told = {each.metric.name for each in measurements}
-    assert told | {catalog.SYSTEM_FILESYSTEM_USAGE.name} == rows("Host")
-    received, errors = (
-        values(measurements, metric)
-        for metric in (catalog.SYSTEM_NETWORK_IO, catalog.SYSTEM_NETWORK_ERRORS)
-    )
-    assert received == {"eth0 receive": 1000, "eth0 transmit": 2000}
-    assert errors == {"eth0 receive": 3, "eth0 transmit": 4}
-
-    counters = {each.metric.name for each in measurements if each.start_ns}
-    assert len(counters) == 5
+    assert {each.metric.name for each in measurements} == rows("Host")
+    assert values(measurements, catalog.SYSTEM_NETWORK_IO) == {"receive": 0, "transmit": 0}
+    totals = (catalog.SYSTEM_DISK_IO, catalog.SYSTEM_NETWORK_IO)
     for each in measurements:
         counts = each.metric.kind is Kind.COUNTER
-        assert each.start_ns == (BOOT_S * 1_000_000_000 if counts else 0)
+        began_ns = BEGAN_NS if each.metric in totals else BOOT_S * 1_000_000_000
+        assert each.start_ns == (began_ns if counts else 0)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +229,7 @@ def test_counters_count_since_the_machine_was_started_and_nothing_else_counts(
         ("stat", f"cpu  1 2 -3 4 5 6 7 8 9\nbtime {BOOT_S}\n", catalog.SYSTEM_CPU_UTILIZATION, 1),
         ("meminfo", "MemTotal\n" + "x" * 5000, catalog.SYSTEM_MEMORY_LIMIT, 6),
         ("diskstats", "8 0 sda 1 1 -5 1 1 1 9e9 1\n", catalog.SYSTEM_DISK_IO, 2),
-        ("net/dev", "eth0: 99999999999999999999 1 -1\n", catalog.SYSTEM_NETWORK_IO, 4),
+        ("net/dev", "eth0: 99999999999999999999 1 -1\n", catalog.SYSTEM_NETWORK_IO, 2),
         ("pressure/io", "some total=\n", catalog.OTEL_DDP_HOST_PRESSURE, 1),
     ],
 )
@@ -257,66 +246,8 @@ def test_a_corrupt_file_costs_only_its_own_numbers(
 
     found = {each.metric.name for each in host.read()}
 
-    family = {"meminfo": "system.memory", "net/dev": "system.network"}.get(path, lost.name)
+    family = {"meminfo": "system.memory"}.get(path, lost.name)
     # Nothing has moved since the first reading, so there is no share of processor time; no port.
-    others = rows("Host") - {"system.cpu.utilization", "hw.network.io", "system.filesystem.usage"}
+    others = rows("Host") - {"system.cpu.utilization", "hw.network.io"}
     assert found == {name for name in others if not name.startswith(family)}
     assert (first_errors, host.errors) == (errors, 2 * errors)
-
-
-# -- file systems
-
-
-def usage(file_systems: FileSystems) -> dict[str, float]:
-    return values(file_systems.read(), catalog.SYSTEM_FILESYSTEM_USAGE)
-
-
-def test_a_file_system_is_measured_once_under_its_mount_point() -> None:
-    here = Path(__file__).parent
-    file_systems = FileSystems(lambda: [here, here.parent], always=())
-
-    measurements = usage(file_systems)
-
-    points = {key.split()[0] for key in measurements}
-    assert len(points) == 1
-    (point,) = points
-    assert os.path.ismount(point)
-    assert os.stat(point).st_dev == here.stat().st_dev
-    assert set(measurements) == {f"{point} used", f"{point} free"}
-
-
-@pytest.mark.parametrize(
-    ("blocks", "left", "errors"),
-    [
-        ((1000, 400, 350), {"used": 600 * 512, "free": 350 * 512}, 0),
-        ((1000, 400, 5000), {"used": 600 * 512}, 1),
-        ((0, 0, 0), {}, 0),
-    ],
-)
-def test_reserved_blocks_are_neither_used_nor_free_and_impossible_space_is_absent(
-    blocks: tuple[int, int, int], left: dict[str, int], errors: int, tmp_path: Path
-) -> None:
-    result = os.statvfs_result((4096, 512, *blocks, 0, 0, 0, 0, 255))
-    file_systems = FileSystems(lambda: [tmp_path], always=(), statvfs=lambda _: result)
-
-    found = {key.split()[-1]: value for key, value in usage(file_systems).items()}
-    assert found == left
-    assert file_systems.errors == errors
-
-
-def test_a_file_system_that_fails_does_not_affect_the_others(tmp_path: Path) -> None:
-    gone, loop = tmp_path / "gone", tmp_path / "loop"
-    loop.symlink_to(loop)
-
-    def dead_unless_root(path: str) -> os.statvfs_result:
-        if path != "/":
-            raise OSError(116, "Stale file handle")
-        return os.statvfs(path)
-
-    file_systems = FileSystems(
-        lambda: [gone, loop, Path("/proc")], always=[Path("/")], statvfs=dead_unless_root
-    )
-
-    assert set(usage(file_systems)) == {"/ used", "/ free"}
-    # The stale one and the loop; a directory that has been removed is no error.
-    assert file_systems.errors == 2

@@ -140,23 +140,21 @@ def test_the_host_has_the_labels_of_a_run_that_is_alone_on_it(bench: Callable[..
     assert [labels for labels, _ in here.told(limit, rank(FIRST), rank(other))] == [{"node": "n"}]
 
 
-def test_the_host_is_limited_by_its_ranks_and_has_the_file_systems_they_work_in(
-    bench: Callable[..., Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_host_is_limited_by_its_ranks(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Callable[[], Any]] = {}
 
     class Watched:
         errors = 0
 
-        def __init__(self, whose: Any, pids: Callable[[], Any] | None = None) -> None:
-            asked.update({"pids": pids} if pids is not None else {"directories": whose})
+        def __init__(self, proc: Path, pids: Callable[[], Any]) -> None:
+            asked["pids"] = pids
 
         def read(self) -> list[Measurement]:
             return []
 
     monkeypatch.setattr(sampling, "Host", Watched)
-    monkeypatch.setattr(sampling, "FileSystems", Watched)
-    monkeypatch.chdir(tmp_path)
     here = bench("host")
 
     assert asked["pids"]() == ["self"]
@@ -165,7 +163,6 @@ def test_the_host_is_limited_by_its_ranks_and_has_the_file_systems_they_work_in(
     here.told(catalog.SYSTEM_MEMORY_LIMIT, rank(FIRST, os.getpid()), *others)
 
     assert asked["pids"]() == [os.getpid(), 2**22 + 1]
-    assert [*asked["directories"]()] == [tmp_path]
 
 
 def test_of_two_processes_with_the_same_labels_the_last_one_is_shown(

@@ -1,4 +1,4 @@
-"""Reads the node: processors, memory, pressure, disks, network. Not file systems: they may hang."""
+"""Reads the node: processors, memory, pressure, disks, network."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from otel_ddp.agent.node import devices
 from otel_ddp.agent.node.cgroups import Cgroups, Limits, Share
+from otel_ddp.agent.node.devices import Disks, Infiniband, Network
 from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, number
 from otel_ddp.errors import contained
 from otel_ddp.vocabulary import catalog
@@ -158,6 +158,7 @@ class Host:
         root: Path = Path("/"),
         clock: Callable[[], float] = time.monotonic,
         boot_ns: Callable[[], int] = boot_ns,
+        now_ns: Callable[[], int] = time.time_ns,
         cores: Callable[[], int | None] = os.cpu_count,
         pids: Callable[[], Collection[int | str]] = lambda: ("self",),
     ) -> None:
@@ -168,8 +169,13 @@ class Host:
         self._limits = Limits(self._files, Cgroups(self._files, proc=proc, root=root), pids)
         self._processors = Processors(self._files, proc=proc, clock=clock)
         self._memory = Memory(self._files, proc=proc)
-        self._devices = devices.moving(self._files, proc, sys)
         self._boot_ns = boot_ns()
+        began_ns = now_ns()
+        self._devices = (
+            Disks(self._files, f"{proc}/diskstats", f"{sys}/block", began_ns),
+            Network(self._files, f"{proc}/net/dev", f"{sys}/class/net", began_ns),
+            Infiniband(self._files, sys, self._boot_ns),
+        )
 
     @property
     def errors(self) -> int:
@@ -181,10 +187,10 @@ class Host:
         return [measurement for part in parts for measurement in self._part(part)]
 
     @contained(default=())
-    def _part(self, read: Callable[[int], list[Measurement]]) -> list[Measurement]:
-        return read(self._boot_ns)
+    def _part(self, read: Callable[[], list[Measurement]]) -> list[Measurement]:
+        return read()
 
-    def _from_limits(self, boot_ns: int) -> list[Measurement]:
+    def _from_limits(self) -> list[Measurement]:
         online = self._cores() or 0
         node = self._memory.node()
         memory = self._limits.memory(node.get("MemTotal"))
@@ -195,10 +201,10 @@ class Host:
         return [
             *self._processors.read(processors, online),
             *self._memory.read(node, memory),
-            *self._pressure(groups, boot_ns),
+            *self._pressure(groups),
         ]
 
-    def _pressure(self, groups: Mapping[str, str], boot_ns: int) -> list[Measurement]:
+    def _pressure(self, groups: Mapping[str, str]) -> list[Measurement]:
         """How long tasks were stalled: of the container, if its cgroup says it, or of the node.
 
         *groups*: resource -> folder of its cgroup; empty for the node.
@@ -219,7 +225,6 @@ class Host:
                     self._files.leave_out(path, f"{line[:50]!r} was not understood")
                     continue
                 attributes = (("resource", resource), ("stall_type", stall_type))
-                measurements.append(
-                    Measurement(catalog.OTEL_DDP_HOST_PRESSURE, total_us / 1e6, attributes, boot_ns)
-                )
+                metric, stalled_s = catalog.OTEL_DDP_HOST_PRESSURE, total_us / 1e6
+                measurements.append(Measurement(metric, stalled_s, attributes, self._boot_ns))
         return measurements

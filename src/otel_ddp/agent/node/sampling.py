@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any, NamedTuple
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger, Series
-from otel_ddp.agent.node.devices import FileSystems
 from otel_ddp.agent.node.gpu.driver import Driver
 from otel_ddp.agent.node.gpu.owners import (
     Ownership,
@@ -26,7 +23,7 @@ from otel_ddp.agent.node.source import Measurement, Sampler
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.vocabulary import catalog
 
-_GPU_S, _HOST_S, _PROCESS_S, _FILE_SYSTEMS_S = 1.0, 5.0, 2.0, 30.0
+_GPU_S, _HOST_S, _PROCESS_S = 1.0, 5.0, 2.0
 _STOP_S = 0.5
 
 
@@ -60,24 +57,18 @@ class Sampling:
         self._gpus = Gpus(drivers)
         self._process_reader = ProcessReader(proc)
         host = Host(proc, pids=self._rank_pids)
-        # Apart from the host: a file server that does not answer blocks this thread alone.
-        file_systems = FileSystems(self._directories)
         self._sources: dict[str, Any] = {
             "gpu": self._gpus,
             "host": host,
-            "file_systems": file_systems,
             "process": self._process_reader,
         }
         every: tuple[tuple[str, Callable[[], Any], float], ...] = (
             ("gpu", lambda: self._gpus.read(time.monotonic_ns()), _GPU_S),
             ("host", host.read, _HOST_S),
-            ("file_systems", file_systems.read, _FILE_SYSTEMS_S),
             ("process", self._read_processes, _PROCESS_S),
         )
         self._samplers = {
-            name: Sampler(name, read, every_s)
-            for name, read, every_s in every
-            if name in sources or (name == "file_systems" and "host" in sources)
+            name: Sampler(name, read, every_s) for name, read, every_s in every if name in sources
         }
         self._ownership = Ownership({}, [], [])
         self._core_use = CoreUse(proc)
@@ -110,12 +101,6 @@ class Sampling:
     def _rank_pids(self) -> Collection[int | str]:
         """The processes whose cgroups limit the node: the agent may run in those of a service."""
         return [each.pid for each in self._ranks if each.pid] or ["self"]
-
-    def _directories(self) -> Iterator[Path]:
-        """The working directories of the ranks."""
-        for rank in self._ranks:
-            with contextlib.suppress(OSError):
-                yield Path(os.readlink(self._proc / str(rank.pid) / "cwd"))
 
     # -- series
 
@@ -153,10 +138,9 @@ class Sampling:
 
     def _labelled(self) -> Iterator[tuple[Labels, Measurement, int]]:
         node_labels = shared_labels([rank.labels for rank in self._ranks], self._node)
-        for name in ("host", "file_systems"):
-            measurements, taken_ns = self._fresh(name)
-            for measurement in measurements or ():
-                yield node_labels, measurement, taken_ns
+        measurements, taken_ns = self._fresh("host")
+        for measurement in measurements or ():
+            yield node_labels, measurement, taken_ns
         sample, taken_ns = self._fresh("process")
         for rank in self._newest() if sample else ():
             for measurement in sample.measurements.get((rank.pid, rank.start_ticks), ()):
