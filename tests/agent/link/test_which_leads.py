@@ -117,6 +117,34 @@ def test_a_link_stays_for_a_minute_after_the_journals_are_gone(process: Made) ->
         links.stop()
 
 
+def test_ranks_that_name_no_lead_are_compared_alone_and_status_says_so(process: Made) -> None:
+    histories: Any = Kept()
+    links = Links("node-0", histories)
+    two = [process(rank, 4, knows=False) for rank in (0, 1)]
+    said = (
+        "2 of 4 ranks are known here and compared with each other alone: they name no lead (no "
+        "process group yet, or OTEL_DDP_LEAD=off)"
+    )
+
+    links.poll(two)
+    assert [each["sentence"] for each in links.describe()] == [said]
+
+    links.poll([*two, *(process(rank, 4, knows=False) for rank in (2, 3))])
+    assert links.describe() == []
+
+
+def test_a_run_of_more_ranks_than_one_agent_compares_has_no_link_and_status_says_so(
+    process: Made,
+) -> None:
+    histories: Any = Kept()
+    links = Links("node-0", histories)
+
+    links.poll([process(0, 10_241)])
+
+    (said,) = (each["sentence"] for each in links.describe())
+    assert said.startswith("this run has 10241 ranks, more than one agent compares (10240)")
+
+
 # -- what an agent that has the secret can make a lead keep
 
 

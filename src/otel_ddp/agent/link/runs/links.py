@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # A link goes on for so long after the last process here has ended: others may end later.
 _AFTER_END_NS = 60_000_000_000
-# What one agent judges within a core and a gigabyte. Beyond it the rules compare.
+# What one agent judges within a core and a gigabyte.
 _MOST_RANKS = 10_240
 # Of larger runs each node keeps its own history: no picture shows so many ranks.
 _MOST_RANKS_OF_HISTORY = 512
@@ -109,7 +109,8 @@ class Links:
         self._thread: LinkThread | None = None
         self._open: dict[Labels, _Open] = {}
         self._at_work_ns: dict[Labels, int] = {}
-        self._too_large: dict[Labels, int] = {}
+        # Why the ranks here are compared with those of no other node, of runs that have more ranks.
+        self._unled: dict[Labels, str] = {}
 
     def threads(self) -> Iterator[KeptThread]:
         """Those that have to run."""
@@ -127,7 +128,7 @@ class Links:
         # More may be known of their ends than their journals say.
         by_run.update({run: [] for run in self._open.keys() - by_run.keys()})
         self._at_work_ns = {run: at for run, at in self._at_work_ns.items() if run in by_run}
-        self._too_large = {run: size for run, size in self._too_large.items() if run in by_run}
+        self._unled = {run: why for run, why in self._unled.items() if run in by_run}
         for run, sources in by_run.items():
             self._update(run, sources, now_ns)
         for run, each in self._open.items():
@@ -145,13 +146,18 @@ class Links:
         if wanted is None:
             # The last attempt had several nodes, and this one has not.
             self._close(run)
+            if why := _unled(sources):
+                self._unled[run] = why
             return
         if known is not None and known.wanted == wanted:
             return
         # The first link of the run; or a new attempt, which may have another lead.
         self._close(run)
         if wanted.world_size > _MOST_RANKS:
-            self._too_large[run] = wanted.world_size
+            self._unled[run] = (
+                f"this run has {wanted.world_size} ranks, more than one agent compares "
+                f"({_MOST_RANKS}): those of this node are compared with each other alone"
+            )
             return
         self._open[run] = _Open(wanted, self._opened(run, wanted))
         self._open[run].link.start()
@@ -180,7 +186,7 @@ class Links:
         return Following(run, client, self._wall_clock, history)
 
     def _close(self, run: Labels) -> None:
-        self._too_large.pop(run, None)
+        self._unled.pop(run, None)
         self._histories.leave_lead(_key(run))
         if (known := self._open.pop(run, None)) is not None:
             known.link.stop()
@@ -237,14 +243,8 @@ class Links:
             {**dict(run), "sentence": each.link.describe(), "look": where_to_look(each.led_by)}
             for run, each in list(self._open.items())
         ]
-        return found + [
-            {
-                **dict(run),
-                "sentence": f"this run has {size} ranks, more than one agent compares "
-                f"({_MOST_RANKS}): the rules in Prometheus compare them",
-            }
-            for run, size in list(self._too_large.items())
-        ]
+        unled = [{**dict(run), "sentence": why} for run, why in list(self._unled.items())]
+        return found + unled
 
     def stop(self) -> None:
         """Close all links."""
@@ -284,6 +284,19 @@ def wanted_by(sources: Collection[JournalSource]) -> Wanted | None:
     # Rank 0 knows best where its own agent is reached.
     facts = [known for each, known in found if each in of_attempt]
     return Wanted(max(facts, key=lambda known: len(known.hosts)), leads, world_size)
+
+
+def _unled(sources: Collection[JournalSource]) -> str:
+    """That these ranks name no lead, if the run has more of them; empty if it has not."""
+    worlds = [(each.state().own_world_size or 0, each) for each in sources if each.is_at_work]
+    world_size = max((size for size, _ in worlds), default=0)
+    here = {each.global_rank for size, each in worlds if size == world_size}
+    if len(here) >= world_size:
+        return ""
+    return (
+        f"{len(here)} of {world_size} ranks are known here and compared with each other alone: "
+        "they name no lead (no process group yet, or OTEL_DDP_LEAD=off)"
+    )
 
 
 def _key(run: Labels) -> tuple[str, str]:
