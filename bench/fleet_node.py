@@ -216,12 +216,8 @@ def _only_elsewhere() -> Iterator[Row]:
     for sync in ("gradients", "buffers"):
         own = {"phase": "comm_wait", "sync": sync, **clock}
         yield row(catalog.TRAINING_PHASE_TIME, "rank", 4.0, 0.03, **own)
-    # This takes a minute of steps.
+    # This takes 90 steps.
     yield row(catalog.TRAINING_COMPARED_RANKS, "node", float(RANKS), 0.0)
-    for third in "123":
-        work = row(catalog.TRAINING_WORK_STEP_TIME, "rank", 0.0225, 0.0, third=third)
-        yield work._replace(always=True)
-    yield row(catalog.TRAINING_WAIT_STEP_TIME, "rank", 0.0076, 0.0)._replace(always=True)
     for port in range(8):
         for way in ("receive", "transmit"):
             own = {"hw_id": f"mlx5_{port}/1", "hw_type": "network", "network_io_direction": way}

@@ -42,8 +42,8 @@ _FILLED_S, _SETTLED_S = 20, 65
 _RANKS_WRITTEN_A_S = 80
 _RULES = DEPLOY / "prometheus"
 _BODY_BYTES = 4 << 20
-# Of the late rank, by phase or metric: what it needs, as a share of what others need.
-_LATE = {"backward": 1.2, "training.work.step_time": 1.2, "training.wait.step_time": 0.5}
+# Of the late rank, by phase: what it needs, as a share of what others need.
+_LATE = {"backward": 1.2, "comm_wait": 0.5}
 # Each rank is a little faster or slower than the others, and logs a loss.
 _SPREAD = 0.01
 _LOGGED = (
@@ -163,7 +163,7 @@ class Ranks:
         elif value.is_integer():
             values = np.full_like(self._since, value)
         else:
-            late = _LATE.get(attributes.get("phase", row.metric), 1.0) if rank == 1 else 1.0
+            late = _LATE.get(attributes.get("phase", ""), 1.0) if rank == 1 else 1.0
             own = value * self._random.normal(late, _SPREAD)
             values = np.full_like(self._since, own)
         return self._put(metric.prometheus, attributes, values)

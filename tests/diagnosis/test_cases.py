@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -91,9 +90,3 @@ def test_the_table_is_on_the_page() -> None:
     table = page.partition("<!-- cases: begin -->")[2].partition("<!-- cases: end -->")[0]
 
     assert table.count("| one rank ") == 8
-
-
-def test_the_recorded_run_names_no_machine() -> None:
-    recorded = Path(__file__).parents[1] / "data" / "straggler.txt"
-
-    assert set(re.findall(r'\bnode="([^"]*)"', recorded.read_text())) == {"node-1"}

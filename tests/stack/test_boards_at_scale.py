@@ -31,9 +31,8 @@ _CPU = "process_cpu_seconds_total"
 PAST_S, OFTEN_S, AHEAD_S = 270.0, 30.0, 90.0
 RULES_EVERY_S, EVALUATIONS = 5, 3
 OF_EVERY_RANK = (
-    *("training_state", "hw_power_watts", "rank:training_rest:per_step"),
+    *("training_state", "hw_power_watts", "rank:training_wait:per_step2m"),
     *("rank:training_work:per_step2m", "gpu:hw_gpu_utilization:last"),
-    'rank_third:training_work:per_step{third="1"}',
 )
 
 BOARDS = list(boards())
@@ -94,7 +93,7 @@ def played(
         assert not lost(collector, prometheus)
         _configure(prometheus, folder, judging)
         # Made of what other groups of rules record: so all of these have been asked before.
-        evaluated = "count_over_time(run:training_compared_step:median[10m])"
+        evaluated = "count_over_time(run:training_work:max2m[10m])"
         until(
             lambda: (
                 any(each.value >= EVALUATIONS for each in prometheus.query(evaluated))

@@ -265,6 +265,7 @@ def test_nobody_is_missing_where_roles_differ_and_an_evaluator_is_beside(reader:
     shown = {"run": (BASE.name,)}
     board = BOARDS["Ranks"]
     (missing,) = (each for each in board.questions if each.panel == "Missing")
+    (compared,) = (each for each in board.questions if each.panel == "Ranks not compared")
     ranks = [each for each in board.questions if each.panel == "Ranks"]
     values = reader.opened(board, **shown)
 
@@ -272,8 +273,8 @@ def test_nobody_is_missing_where_roles_differ_and_an_evaluator_is_beside(reader:
     assert [each.value for q in ranks for each in answer(q, values, reader.page)] == [
         WORLD_SIZE,
         WORLD_SIZE,
-        WORLD_SIZE,
     ]
+    assert [each.value for each in answer(compared, values, reader.page)] == [0]
     fired = f'ALERTS{{alertname="TrainingRanksMissing",run="{BASE.name}"}}'
     within = f"[{round(reader.page.span_s)}s]"
     assert (

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import NODE_LABELS
 from stack.rule_files import load, names_in, queries_of, rules, with_needed_rules
@@ -29,7 +28,6 @@ PARTS = 4
 SCRAPES = sorted(PROMETHEUS.glob("scrape-*.yml"))
 DOCS = REPOSITORY / "docs"
 RUNBOOKS = DOCS / "runbooks"
-RECORDED = REPOSITORY / "tests" / "data" / "straggler.txt"
 ALERT_RULES = rules(ALERTS)
 ALERT_NAMES = sorted({rule["alert"] for rule in ALERT_RULES})
 
@@ -127,9 +125,7 @@ def test_every_series_of_the_cases_is_in_the_catalogue() -> None:
 
 def test_a_recorded_name_says_its_level_and_is_defined_once() -> None:
     assert {name: times for name, times in RECORDED_NAMES.items() if times > 1} == {}
-    levels = (
-        "(rank|node|run|group|cluster|gpu|collector)(_(phase|third|name|code|reason|role|cause))?"
-    )
+    levels = "(rank|node|run|group|cluster|gpu|collector)(_(phase|name|code|reason|role|cause))?"
     for name in RECORDED_NAMES:
         assert re.fullmatch(rf"{levels}:[a-z_]+:[a-z0-9_]+", name), name
 
@@ -305,92 +301,6 @@ def test_prometheus_takes_the_configuration_with_each_way_of_scraping(
     for job in load(path)["scrape_configs"]:
         # Without it a scraper's own `node` would push ours aside. A collector has none.
         assert job.get("honor_labels", False) is (not job["job_name"].startswith("otel-collector"))
-
-
-# -- the same run, judged twice
-
-
-_LINE = re.compile(r"(\w+)\{(.*)\} (\S+) (\d+)")
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
-_OF_VERDICTS = (catalog.TRAINING_STRAGGLER.prometheus, catalog.TRAINING_STRAGGLER_EXCESS.prometheus)
-
-
-def test_the_rule_across_nodes_and_the_agent_agree_on_the_recorded_run(tmp_path: Path) -> None:
-    said: dict[tuple[str, str], float] = {}
-    shares: list[float] = []
-    times: list[int] = []
-    told: dict[str, dict[int, str]] = {}
-    for line in RECORDED.read_text().splitlines():
-        found = _LINE.fullmatch(line)
-        if found is None:
-            continue
-        name, labels, at_ms = found[1], dict(_LABEL.findall(found[2])), int(found[4])
-        times += [at_ms] if at_ms not in times else []
-        if name not in _OF_VERDICTS:
-            told.setdefault(f"{name}{{{found[2]}}}", {})[at_ms] = found[3]
-        elif "phase" in labels and name == _OF_VERDICTS[0]:
-            said[labels["rank"], labels["phase"]] = max(
-                float(found[3]), said.get((labels["rank"], labels["phase"]), 0.0)
-            )
-        elif (labels["rank"], labels["phase"]) == ("1", "all"):
-            shares.append(float(found[3]))
-    played = [
-        {"series": series, "values": " ".join(values.get(at_ms, "_") for at_ms in times)}
-        for series, values in told.items()
-    ]
-    asked = "rank:training_straggler:ratio"
-    # Of the last look: the late steps began in the first seconds.
-    case = {
-        "rule_files": [str(path) for path in RULES],
-        "evaluation_interval": "15s",
-        "tests": [
-            {
-                "interval": "5s",
-                "input_series": played,
-                "promql_expr_test": [
-                    {"expr": asked, "eval_time": f"{5 * (len(times) - 1)}s", "exp_samples": []}
-                ],
-            }
-        ],
-    }
-    (tmp_path / "recorded.yml").write_text(yaml.safe_dump(case))
-
-    # It is asked for nothing, so that it tells what it found instead.
-    found_by_rule = promtool("test", "rules", tmp_path / "recorded.yml")
-
-    series = re.findall(
-        rf'\{{__name__="{asked}", ([^}}]*)\}} (\S+)', found_by_rule.stdout + found_by_rule.stderr
-    )
-    verdicts = [(dict(_LABEL.findall(labels)), float(value)) for labels, value in series]
-    assert [key for key, value in said.items() if value == 1.0] == [("1", "backward")]
-    assert [(labels["rank"], labels["phase"]) for labels, _ in verdicts] == [("1", "backward")]
-    assert verdicts[0][0]["node"] == "node-1"
-    assert verdicts[0][1] == pytest.approx(sorted(shares)[len(shares) // 2], rel=0.1)
-
-
-def test_the_rules_have_the_limits_of_the_agent() -> None:
-    """What stands in Python and in rules is the same number."""
-    by_name = {rule["record"]: rule["expr"] for rule in rules(RULES) if "record" in rule}
-    least_s = limits.EXCESS_NS / 1e9
-    for name, written in (
-        ("run_third:training_work:late_above", f"{limits.EXCESS_PER_WINDOW} * run:"),
-        ("run_third:training_node_work:late_above", f"{limits.EXCESS_PER_WINDOW} * run:"),
-        ("rank:training_suspect_excess:ratio", f"== {limits.WINDOWS}"),
-        ("rank:training_suspect_excess:ratio", f"> {limits.ALIKE} * max"),
-        ("node_third:training_alike_excess:ratio", f">= {limits.NODE_ALIKE} *"),
-        ("node_third:training_alike_excess:ratio", f"({1 - limits.NODE_OTHERS},"),
-        (
-            "node_third:training_alike_excess:ratio",
-            f"* {limits.NODE_OUTNUMBERS} / {limits.NODE_OUTNUMBERS + 1}",
-        ),
-        ("rank:training_late_excess:ratio", f"> {limits.EXCESS}"),
-        ("rank:training_late_excess:ratio", f"> {least_s:f}".rstrip("0")),
-        ("rank:training_late:explained", f">= {limits.PHASE_MOST_OF} *"),
-        ("rank_phase:training_late_excess:most", f"{limits.PHASE_MOST_OF} *"),
-        ("rank:training_late_excess:compute", f">= {limits.PHASE_MOST_OF} *"),
-        ("rank:training_late_excess:compute", f"{limits.PHASE_ALIKE} * rank_phase:"),
-    ):
-        assert written in by_name[name], name
 
 
 # -- who is told

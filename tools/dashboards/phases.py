@@ -63,17 +63,9 @@ def late(selector: str) -> str:
 
     *selector*: of ranks.
     """
-    named = metric("training.straggler", selector, 'phase!=""')
-    excess = metric("training.straggler.excess", selector, 'phase="all"')
-    over_nodes = recorded("rank:training_straggler:ratio", selector)
+    ranks = recorded("rank:training_straggler:ratio", selector)
     nodes = recorded("rank:training_straggler:ratio", WHOLE_RUN, 'rank=""')
-    by_agents = (
-        f"max by (node, rank, phase) ({named} == 1)"
-        f" * on (node, rank) group_left () max by (node, rank) ({excess})"
-    )
-    # A late rank that is alone on its node is seen by the rules only.
-    ranks = f"({by_agents} or on (node, rank) max by (node, rank, phase) ({over_nodes}))"
     return (
-        f'(label_replace({ranks}, "who", "rank $1 · ", "rank", "(.+)")'
+        f'(label_replace(max by (node, rank, phase) ({ranks}), "who", "rank $1 · ", "rank", "(.+)")'
         f" or max by (node, phase) ({nodes}))"
     )

@@ -45,7 +45,6 @@ from tools.dashboards.selectors import (
     RANKS_OF_RUN,
     RULES_EVERY_S,
     RUN,
-    VERDICTS_EVERY_S,
     WHOLE_RUN,
 )
 
@@ -82,10 +81,13 @@ def build() -> str:
 
 def _now() -> list[Panel]:
     lost = recorded("run:training_straggler_lost_time:rate2m", WHOLE_RUN)
-    world = f"max({metric('training.world.size', WHOLE_RUN)})"
+    world = metric("training.world.size", WHOLE_RUN)
     beat = f"time() - {metric('training.heartbeat.timestamp', WHOLE_RUN)} < {ALIVE_S}"
     finished = f"{metric('training.state', WHOLE_RUN)} == 2"
     present = training_alone(f"({beat} or on ({BY_RANK}) {finished})", WHOLE_RUN)
+    running = f"{metric('training.state', WHOLE_RUN)} == 1 and on ({BY_RANK}) ({beat})"
+    together = f"{world} > 1 and on ({BY_RANK}) ({running})"
+    compared = metric("training.compared.ranks", WHOLE_RUN)
     missing = recorded("rank:training_missing:age", WHOLE_RUN)
     holding = recorded("rank:training_holds_up:last", RUN)
     return [
@@ -103,7 +105,7 @@ def _now() -> list[Panel]:
             named=WITH_NAME,
             nothing="nobody",
             link=of_series("GPUs & nodes", "node"),
-            size=(5, 4),
+            size=(4, 4),
         ),
         stat(
             Text(
@@ -128,7 +130,7 @@ def _now() -> list[Panel]:
             ),
             now(f"count({late(RUN)}) or vector(0)"),
             levels=ABOVE_0_IS_ODD,
-            size=(3, 4),
+            size=(2, 4),
         ),
         stat(
             Text(
@@ -140,21 +142,30 @@ def _now() -> list[Panel]:
                 f"count(max by (node, rank) ({metric('training.stalled', RUN)}) == 1) or vector(0)"
             ),
             levels=ABOVE_0_IS_BAD,
-            size=(3, 4),
+            size=(2, 4),
         ),
         stat(
             Text(
                 "Ranks",
-                f"How many ranks are heard of within {ALIVE_S} s or have finished, how many train "
-                "together, and how many the agents compare step by step. Only ranks that call init "
-                "and are exported are heard of.",
-                "Fewer than there are: a strategy, or a script that calls init on rank 0 alone. "
-                "Fewer compared: the rules compare the rest.",
+                f"How many ranks are heard of within {ALIVE_S} s or have finished, and how many "
+                "train together. Only ranks that call init and are exported are heard of.",
+                "Fewer than there are: a strategy, or a script that calls init on rank 0 alone.",
             ),
             now(f"count(count by (rank) ({present})) or vector(0)", "report"),
-            now(world, "of"),
-            now(f"max({metric('training.compared.ranks', WHOLE_RUN)})", "compared"),
+            now(f"max({world})", "of"),
             named=WITH_NAME,
+            size=(3, 4),
+        ),
+        stat(
+            Text(
+                "Ranks not compared",
+                "How many of the ranks that train together the agents do not compare step by step: "
+                "a late one among them, or a late node, is not named.",
+                "`otel-ddp status` on a node says why. If agents do not reach that of rank 0's "
+                "node, open ports 20000 to 29999 between the nodes.",
+            ),
+            now(f"clamp_min(max({together}) - (max({compared}) or vector(0)), 0) or vector(0)"),
+            levels=ABOVE_0_IS_ODD,
             size=(3, 4),
         ),
         stat(
@@ -174,10 +185,7 @@ def _now() -> list[Panel]:
                 "GPU-hours that all other ranks have waited for late ones within this time.",
                 "The table below says which rank cost how much.",
             ),
-            now(
-                f"(sum(sum_over_time({lost}[$__range]) > 0) * {RULES_EVERY_S} or "
-                f"sum({_lost_by_rules()})) / 3600"
-            ),
+            now(f"sum(sum_over_time({lost}[$__range]) > 0) * {RULES_EVERY_S} / 3600"),
             unit=HOURS,
             decimals=2,
             levels=steps((1, WARN), (24, BAD)),
@@ -197,9 +205,6 @@ def _late() -> list[Panel]:
     recurring = metric("training.recurring_stall", RANKS_OF_RUN)
     node = metric("training.node.straggler", WHOLE_RUN)
     unequal_node = metric("training.node.imbalance", WHOLE_RUN)
-    # By the rules, where no agent sees several nodes.
-    nodes = recorded("rank:training_straggler:ratio", WHOLE_RUN, 'rank=""')
-    slowest = f"topk($topn, max by (node) (max_over_time({nodes}[$__range] @ end())))"
 
     def verdicts(found: str) -> str:
         return (
@@ -247,16 +252,12 @@ def _late() -> list[Panel]:
         states(
             Text(
                 "Verdicts",
-                "When an agent, or the rules, found which rank late, or all ranks of which node, "
-                "and in which phase: in most steps, for larger batches, or in each so many steps.",
+                "When an agent found which rank late, or all ranks of which node, and in which "
+                "phase: in most steps, for larger batches, or in each so many steps.",
                 "The beginning of a band is when to look for what changed. Larger batches: how "
                 "they are divided.",
             ),
-            over_time(
-                f"max by (node, phase) ({node})"
-                f" or (max by (node, phase) ({nodes}) ^ 0 and on (node) {slowest})",
-                "{{node}} · {{phase}}",
-            ),
+            over_time(f"max by (node, phase) ({node})", "{{node}} · {{phase}}"),
             over_time(
                 f"max by (node, phase) ({unequal_node})", "{{node}} · {{phase}}, larger batches"
             ),
@@ -265,7 +266,7 @@ def _late() -> list[Panel]:
             over_time(verdicts(recurring), "rank {{rank}} · {{phase}}, again and again"),
             # Without a single band the picture would complain.
             over_time(
-                f"absent(max({named} == 1 or {unequal} == 1 or {recurring} == 1 or {nodes})) - 1",
+                f"absent(max({named} == 1 or {unequal} == 1 or {recurring} == 1)) - 1",
                 "nobody",
             ),
             words=LATE_WORDS,
@@ -274,13 +275,12 @@ def _late() -> list[Panel]:
         listing(
             Text(
                 "GPU-hours lost, by rank",
-                "What the others have waited for each rank: since it was started, as its agent "
-                "found it, or else within this time, as the rules over all nodes did.",
+                "What the others have waited for each rank since it was started, as its agent "
+                "finds it.",
                 "What it is worth to move the rank to another machine.",
             ),
             rows(
-                f"topk($topn, max by (node, rank) (last_over_time({cost}[$__range])) > 0 or "
-                f"{_lost_by_rules()}) / 3600",
+                f"topk($topn, max by (node, rank) (last_over_time({cost}[$__range])) > 0) / 3600",
                 "lost",
             ),
             columns=[
@@ -298,16 +298,6 @@ def _late() -> list[Panel]:
     ]
 
 
-def _lost_by_rules() -> str:
-    """By rank or node, in seconds: all others wait for its excess, a share of each step."""
-    named = recorded("rank:training_straggler:ratio", WHOLE_RUN)
-    world = recorded("run:training_world_size:last", WHOLE_RUN)
-    return (
-        f"max by (node, rank) (sum_over_time({named}[$__range])) * {VERDICTS_EVERY_S} "
-        f"* on () group_left () (max(last_over_time({world}[$__range])) - 1)"
-    )
-
-
 def _worst() -> Panel:
     by = "node, rank, local_rank"
     worst = f"topk($topn, max by ({by}) (last_over_time({_WORK}[$__range])))"
@@ -319,6 +309,7 @@ def _worst() -> Panel:
     clock = metric("otel_ddp.gpu.clock.frequency", RANKS_OF_RUN, 'domain="core"')
     held = metric("otel_ddp.gpu.throttle.active", RANKS_OF_RUN, 'reason=~"hw_.*|sw_thermal"')
     data = recorded("rank_phase:training_phase_time:per_step2m", RANKS_OF_RUN, 'phase="data"')
+    excess = metric("training.straggler.excess", RANKS_OF_RUN, 'phase="all"')
     own = f"max by ({by}, phase) ({metric('training.own_collectives', RANKS_OF_RUN)})"
     median, step = (
         f"max(last_over_time({recorded(name, WHOLE_RUN)}[$__range]))"
@@ -327,13 +318,16 @@ def _worst() -> Panel:
     return listing(
         Text(
             "Ranks with most work",
-            "The slowest ranks at the end of this time, with their hardware. Not compared: so many "
-            "phases, in which the program waits for others in collectives of its own.",
+            "The slowest ranks at the end of this time, with their hardware. Step by step: what "
+            "each needs more than the others in the same steps, as the agents find it. Not "
+            "compared: so many phases, in which the program waits for others in collectives of "
+            "its own.",
             "A low clock or a high temperature: the GPU. Much waiting for data: disk or loader. "
             "Neither: the work itself is unequal.",
         ),
         rows(worst, "work"),
         rows(f"({worst} - on () group_left () {median}) / on () group_left () {step}", "excess"),
+        rows(of_them(excess), "steps"),
         rows(of_them(_WAIT), "wait"),
         rows(of_them(data), "data"),
         rows(of_them(core), "core"),
@@ -353,6 +347,7 @@ def _worst() -> Panel:
                 levels=steps((0.05, WARN), (0.2, BAD)),
                 width=135,
             ),
+            Column("Value #steps", "Step by step", "percentunit", decimals=1, width=135),
             Column("Value #wait", "Waiting", "s"),
             Column("Value #data", "Data", "s"),
             Column("Value #core", "GPU core", "celsius", levels=steps((80, WARN), (88, BAD))),

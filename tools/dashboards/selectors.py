@@ -51,6 +51,5 @@ ALIVE_S = 150
 # What Prometheus evaluates our rules at (deploy/prometheus): a sum over recorded values times this
 # is an integral over time.
 RULES_EVERY_S = 30
-# Those of straggler.yml, and those of fleet.yml that say which runs there are.
-VERDICTS_EVERY_S = 15
+# Those of fleet.yml that say which runs there are.
 SEEN_EVERY_S = 300

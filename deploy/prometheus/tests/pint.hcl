@@ -24,11 +24,10 @@ rule {
   disable = ["promql/impossible"]
 }
 
-# All of these divide by the time of a step, or by that of a phase which only a comparison reads. A comparison drops NaN,
-# and is what makes a rank late before anything is summed.
+# A comparison drops NaN.
 rule {
   match {
-    name = "rank:training_late_excess:per_step2m|rank:training_late_excess:compute|rank:training_explained:per_step2m|node:training_late:share30d"
+    name = "node:training_late:share30d"
   }
   disable = ["promql/nan"]
 }

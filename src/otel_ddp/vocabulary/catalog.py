@@ -403,18 +403,9 @@ TRAINING_NODE_STRAGGLER = _diagnosis.gauge(
 TRAINING_NODE_IMBALANCE = _diagnosis.gauge("training.node.imbalance", "", "phase", labels="node")(
     "The same for more tokens or samples than other nodes have, as in `training.imbalance`."
 )
-TRAINING_WORK_STEP_TIME = _diagnosis.gauge("training.work.step_time", "s", "third")(
-    "What the rank itself needs for an ordinary step, waits for other ranks left out, by which the "
-    "rules compare ranks of all nodes: the median in each `third` of the last minute, or of 90 "
-    "steps and more where these take longer."
-)
-TRAINING_WAIT_STEP_TIME = _diagnosis.gauge("training.wait.step_time", "s")(
-    "What else a step of the rank has, the median in the last third: in it the rank waits for "
-    "others, or may."
-)
 TRAINING_COMPARED_RANKS = _diagnosis.gauge("training.compared.ranks", "{rank}", labels="node")(
     "How many ranks of the run are compared step by step where the verdicts on this node's ranks "
-    "are made; where these are all, the rules leave it to them."
+    "are made: fewer than `training.world.size` if agents do not reach each other."
 )
 TRAINING_NODE_WORK_MAX = _diagnosis.gauge("training.node.work.max", "s", labels="node")(
     "Work time per step of the slowest rank on the node, waiting for other ranks left out."

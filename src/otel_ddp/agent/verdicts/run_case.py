@@ -25,7 +25,6 @@ from otel_ddp.diagnosis.stall.silence import Silence
 from otel_ddp.diagnosis.step_facts import DeviceSteps, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
-from otel_ddp.diagnosis.straggler.work_times import WorkTimes
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.journal.process_state import World, training_world
 
@@ -157,8 +156,6 @@ class RunCase:
         self.stalls = Stalls(floor_s, lambda: silence.unheard)
         self.stragglers = Stragglers(hint)
         self.arrivals = Arrivals(self._processes.living, hint, self._may_ask_when)
-        self.work_times = WorkTimes()
-        """Of the ranks of this node: each agent tells of its own."""
         self._deaths = Deaths(lambda: self.stalls.told, lambda: silence.unheard)
         self._detectors: Sequence[Detector] = (
             *(self._deaths, silence, self.stalls, self.stragglers, self.arrivals),
@@ -197,7 +194,7 @@ class RunCase:
         for gone in self._processes.keep(sources):
             self._has_news = True
             self._world.update(gone, None)
-            for detector in (*self._detectors, self.work_times):
+            for detector in self._detectors:
                 _contained(detector.forget, gone)
 
     def has_new_end(self) -> bool:
@@ -232,13 +229,11 @@ class RunCase:
             asked = labels in self.stalls.suspects
             evidence = source.evidence(now_ns) if asked else Evidence()
             seen = seen._replace(position=source.position(self._origin_ns), evidence=evidence)
-        self._tell(source, rank, seen)
+        self._tell(rank, seen)
 
-    def _tell(self, source: Source, rank: RankState, seen: Observation) -> None:
+    def _tell(self, rank: RankState, seen: Observation) -> None:
         for detector in self._detectors:
             _contained(detector.feed, rank, seen)
-        if source.is_here:
-            _contained(self.work_times.feed, rank, seen)
 
     def is_here(self, labels: Labels) -> bool:
         """Whether this is of this node: series of other nodes are theirs to export."""
@@ -251,7 +246,6 @@ class RunCase:
             for detector in self._detectors:
                 _contained(detector.leave_out, left_out)
         self._feed_ends(now_ns)
-        _contained(self.work_times.poll, now_ns)
         changes = [change for each in self._detectors for change in _contained(each.poll, now_ns)]
         for verdict, opened in changes:
             self.reports.found.pop(verdict.key, None)
@@ -312,7 +306,7 @@ class RunCase:
             self.reports.ended[labels] = source.describe()
             rank = source.state()._replace(world_size=self._world.size)
             ended, position = self._exits.add(source, now_ns), source.position(self._origin_ns)
-            self._tell(source, rank, Observation(now_ns, position=position, ended=ended))
+            self._tell(rank, Observation(now_ns, position=position, ended=ended))
         for ended in self._exits.poll(now_ns):
             seen = Observation(now_ns, ended=ended)
             _contained(self._deaths.feed, RankState(ended.labels), seen)

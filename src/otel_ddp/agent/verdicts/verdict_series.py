@@ -108,7 +108,7 @@ class VerdictSeries:
         """Write what is true of this run now, and end what no longer is."""
         shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
         summed_up = (self._lost_time, self._deaths)
-        for rows in (*summed_up, _speed, _work, _named, _stalls, _own_collectives):
+        for rows in (*summed_up, _speed, _named, _stalls, _own_collectives):
             for metric, labels, value, stays_at in _contained(rows, case):
                 if case.is_here(labels):
                     self._ledger.put(metric, labels, value, now_ns, self._origin_ns)
@@ -208,14 +208,6 @@ def _speed(case: RunCase) -> Iterator[_Row]:
             yield _Row(catalog.TRAINING_COMPARED_RANKS, node, float(compared))
         yield _Row(catalog.TRAINING_NODE_WORK_MAX, node, max(each_s))
         yield _Row(catalog.TRAINING_NODE_WORK_MEDIAN, node, median(each_s))
-
-
-def _work(case: RunCase) -> Iterator[_Row]:
-    for labels, time in case.work_times.now.items():
-        for third, seconds in enumerate(time.thirds_s, 1):
-            where = (*labels, ("third", str(third)))
-            yield _Row(catalog.TRAINING_WORK_STEP_TIME, where, seconds)
-        yield _Row(catalog.TRAINING_WAIT_STEP_TIME, labels, time.rest_s)
 
 
 def _stalls(case: RunCase) -> Iterator[_Row]:

@@ -2,9 +2,7 @@
 
 Those of the rule are chosen, for the reasons that stand beside them. Those of phases, hosts and
 recurring stalls are fitted to recorded trainings: docs/diagnosis.md has the tables, and
-`tools/diagnosis_cases.py` and `tools/device_cases.py` make them. Run both after a change. The rules
-over all nodes, in `deploy/prometheus/rules/straggler.yml`, have the shares of the rule as well:
-`tests/stack/test_rules.py` holds them together.
+`tools/diagnosis_cases.py` and `tools/device_cases.py` make them. Run both after a change.
 """
 
 from __future__ import annotations
@@ -94,19 +92,6 @@ PHASE_ALIKE = 0.5
 # of what others have: where it had next to nothing to do at the beginning, and where it had more.
 PHASE_AFTER_NOTHING, PHASE_AFTER_MORE = (1.0, 1.05), (0.5, 0.75)
 PHASE_TICK_NS = 100_000
-
-# -- what the agent tells for the comparison over all nodes
-
-# Its last minute. More than half of each third is late after 52 s where a step grows from 60 to
-# 80 ms. But no fewer steps than the rule takes, and so many that chance, in one standard deviation,
-# moves the median of a third by no more than half of what counts in it. That is 90 where steps vary
-# by 5 % or less, 300 at 10 %, and 675 at 15 %. Beyond these limits nothing is told.
-WORK_WINDOW_NS = 60 * 10**9
-WORK_CHANCE = EXCESS_PER_WINDOW / 2
-WORK_MOST = 3000
-WORK_LONGEST_NS = 1800 * 10**9
-# A median of thousands of steps takes a millisecond.
-WORK_EVERY_NS = 2 * 10**9
 
 # -- stalls that recur
 
