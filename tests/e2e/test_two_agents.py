@@ -185,28 +185,6 @@ def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(run: TwoNod
         assert "train.py:" in each["sentence"]
 
 
-def test_the_histories_on_the_lead_say_what_the_node_of_the_late_rank_has_cost_the_others(
-    run: TwoNodes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    os.environ["OTEL_DDP_HISTORY_DIR"] = run.nodes[0].env["OTEL_DDP_HISTORY_DIR"]
-
-    def costs() -> dict[str, dict[str, float]] | None:
-        assert main(["nodes", "--json"]) == 0
-        document = json.loads(capsys.readouterr().out)
-        check("nodes", document)
-        found = {each["node"]: each["lost_s"] for each in document["nodes"]}
-        return found if {"late", "hang"} <= found.get("node-1", {}).keys() else None
-
-    found = until(costs, "what node-1 has cost")
-
-    assert found["node-0"] == {}
-    # Four ranks stand still for longer than the limit.
-    assert found["node-1"]["hang"] > 4 * FLOOR_S
-    assert found["node-1"]["late"] > 0
-    assert main(["nodes"]) == 0
-    assert capsys.readouterr().out.splitlines()[3].startswith("node-1 ")
-
-
 def test_the_node_of_the_lead_shows_the_ranks_histories_and_stacks_of_both(
     run: TwoNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
