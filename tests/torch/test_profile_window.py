@@ -404,7 +404,7 @@ def test_an_annotation_that_is_open_between_two_windows_does_not_end_the_process
 
 
 def own_bytes() -> int:
-    """Resident and of no file: a forked child maps libraries anew, in pieces as large as it gets."""
+    """Resident and of no file: a forked child maps libraries anew, in large pieces."""
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
