@@ -144,6 +144,7 @@ def test_the_epilog_ends_no_process_of_another_user_in_the_place_of_this_one() -
 
         node.epilog(4242)
 
+        os.chown(node.place.directory, os.getuid(), -1)
         assert node.place.agent_is_alive()
 
 
