@@ -85,6 +85,15 @@ def test_jobs_that_share_a_node_have_places_of_their_own(tmp_path: Path) -> None
 TRAINING = "import otel_ddp; run = otel_ddp.init(); run.log({'loss': 1.0}, step=0); "
 
 
+HOLDS = """
+from otel_ddp import files
+lock = open({lock!r}, "w")
+files.lock(lock.fileno())
+print("held", flush=True)
+input()
+"""
+
+
 class SlurmNode(Node):
     """A node on which the agent of a job may be left over."""
 
@@ -139,13 +148,17 @@ def test_the_epilog_leaves_an_agent_alone_that_another_job_still_needs() -> None
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_the_epilog_ends_no_process_of_another_user_in_the_place_of_this_one() -> None:
     with SlurmNode("otel_ddp-4242") as node:
-        node.leave_an_agent()
+        node.place.directory.mkdir(mode=0o700)
+        # An agent leaves a place that is another user's by itself.
+        other = node.python(HOLDS.format(lock=str(node.place.agent_lock)))
+        assert other.stdout
+        assert other.stdout.readline() == "held\n"
         os.chown(node.place.directory, 4242, -1)
 
         node.epilog(4242)
 
-        os.chown(node.place.directory, os.getuid(), -1)
-        assert node.place.agent_is_alive()
+        assert other.poll() is None
+        other.communicate("\n")
 
 
 def test_the_epilog_clears_away_what_was_the_jobs_alone() -> None:
