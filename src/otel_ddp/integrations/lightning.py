@@ -108,6 +108,12 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
         run.config({"trainer": _settings(trainer)})
 
     @errors.contained()
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        # A checkpoint is restored by now, and says how many steps there were before.
+        if (run := otel_ddp.current()) is not None:
+            run.resume_from(trainer.global_step)
+
+    @errors.contained()
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._phase.end()
         vars(trainer).pop("save_checkpoint", None)

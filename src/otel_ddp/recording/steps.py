@@ -148,7 +148,7 @@ class StepNumbers:
     def resume_from(self, done: int) -> None:
         """Counts on from the steps before this process; a logged number takes precedence."""
         if not self.count and self.last < 0:
-            self.logged_number = done
+            self.logged_number = max(self.logged_number, done)
 
 
 class Work:

@@ -422,6 +422,11 @@ class Run:
         if (records := self._ready()) is not None:
             records.recorder.log_beside(metrics, step, epoch, split)
 
+    def resume_from(self, done: int) -> None:
+        """Count on from the steps that a framework says were made before this process."""
+        if (records := self._ready()) is not None:
+            records.recorder.steps.resume_from(done)
+
     def _log_by_run(self) -> None:
         """Makes calls of `log` come to this run again, instead of straight to its recorder."""
         vars(self).pop("log", None)
