@@ -83,10 +83,6 @@ class WrittenRank:
         self._words_told += len(words)
         self.writer.step(self.number)
 
-    def lose_steps(self, words: int) -> None:
-        """So many words of steps were written over before anybody read them."""
-        self._words_told += words
-
     def log(
         self, values: Mapping[str, float], step: int, at_ns: int | None = None, split: str = "train"
     ) -> None:

@@ -334,10 +334,10 @@ class Settings:
     """Which ranks' training series leave the node: `all`, `node` (local rank 0 of each), `main`
     (rank 0), or a share such as `0.1`."""
     directory: str = _setting("OTEL_DDP_DIR", "", _path())
-    """Where journals and the agent meet. By default, and if other users can enter this one, a
-    private directory on tmpfs."""
+    """Where journals and the agent meet. Unset, or if other users can enter it: a private directory
+    on tmpfs."""
     node: str = _setting("OTEL_DDP_NODE", "")
-    """The name of this node, where the host name is not it: a pod has that of its machine."""
+    """The name of this node, if not its host name: on Kubernetes the machine's, `spec.nodeName`."""
     journal_bytes: int = _setting(
         "OTEL_DDP_JOURNAL_BYTES", 2 * MIB, _bytes(layout.SMALLEST_FILE, layout.LARGEST_FILE)
     )

@@ -426,7 +426,7 @@ def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
         gpu(index="3", labels={"node": "alpha"}, processes=2),
         {"index": "4:1", "name": "MIG 1g.10gb", "used_bytes": 1 << 30, "power_limit_w": 70},
         # Of a board whose memory is not told it is not known that it is free.
-        {"index": "6", "name": "Intel GPU", "power_w": 150, "processes": 0},
+        {"index": "6", "name": "Other GPU", "power_w": 150, "processes": 0},
     )
 
     assert shown_lines == [
@@ -440,7 +440,7 @@ def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
         "  5    NVIDIA H100  others             87%   60.0/80.0 GiB  411/700 W  64 °C  -",
         "  3    NVIDIA H100  others             87%   60.0/80.0 GiB  411/700 W  64 °C  -",
         "  4:1  MIG 1g.10gb  free               -     1.0 GiB        -/70 W     -      -",
-        "  6    Intel GPU    no rank            -     -              150 W      -      -",
+        "  6    Other GPU    no rank            -     -              150 W      -      -",
     ]
 
 

@@ -57,7 +57,7 @@ AGENT = {
     "gpus": [
         {**GPU, "labels": WHO},
         {**GPU, "index": 6, "used_bytes": 0},
-        {"index": 7, "name": "Intel GPU", "power_w": 150.0},
+        {"index": 7, "name": "Other GPU", "power_w": 150.0},
     ],
 }
 

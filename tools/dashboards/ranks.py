@@ -253,7 +253,7 @@ def _late() -> list[Panel]:
             Text(
                 "Verdicts",
                 "When an agent found which rank late, or all ranks of which node, and in which "
-                "phase: in most steps, for larger batches, or in each so many steps.",
+                "phase: in most steps, for larger batches, or again and again.",
                 "The beginning of a band is when to look for what changed. Larger batches: how "
                 "they are divided.",
             ),

@@ -43,13 +43,12 @@ LOGGED = 'name="$name",split="$split"'
 BY_RUN = "group, run"
 BY_NODE = "group, run, node"
 BY_RANK = "group, run, job_type, node, rank, local_rank"
-BY_GPU = "node, gpu, hw_id, rank"
 
 # Heard of within two exports or scrapes of 60 s, and what they take, as for the rules
 # (deploy/prometheus): a dead rank's last value stays visible for five minutes.
 ALIVE_S = 150
-# What Prometheus evaluates our rules at (deploy/prometheus): a sum over recorded values times this
-# is an integral over time.
+# The interval of the rules that boards integrate: a sum over recorded values times this is an
+# integral over time.
 RULES_EVERY_S = 30
 # Those of fleet.yml that say which runs there are.
 SEEN_EVERY_S = 300

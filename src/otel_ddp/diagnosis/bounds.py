@@ -8,7 +8,7 @@ from typing import Any
 
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.medians import lower_median, median
-from otel_ddp.diagnosis.say import percent, rounded
+from otel_ddp.diagnosis.say import COLLECT_TOGETHER, percent, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.alignment import shift_by_clock
 from otel_ddp.diagnosis.straggler.host_pace import LaunchNeed
@@ -47,9 +47,8 @@ _SENTENCES = {
     "would help.",
     "late_in_turn": "{share} of the step is waiting for ranks that are late in turn: another rank "
     "in each step, as happens where batches differ in length. Sort or bucket them by length.",
-    GARBAGE: "in {share} of the step a rank collects Python's garbage, and all wait for it. Call "
-    "gc.freeze() once all is built: later collections pass that over. Or call gc.disable(), and "
-    "gc.collect() in the same steps on all ranks.",
+    GARBAGE: "in {share} of the step a rank collects Python's garbage, and all wait for it. "
+    f"{COLLECT_TOGETHER}",
     "saving": "{share} of the time goes to checkpoints and evaluation. Do them less often, or "
     "save in the background.",
     "other": "{share} of the step lies between the phases: moving batches, losses, logging, "

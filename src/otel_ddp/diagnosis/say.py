@@ -19,6 +19,13 @@ _PLACES = {
 _EVENTS = {"eval": "evaluation", "checkpoint": "checkpoint", "compile": "compilation"}
 
 
+# Both the bound of all ranks and the verdict on one give it.
+COLLECT_TOGETHER = (
+    "Call gc.freeze() once all is built: later collections pass that over. Or call gc.disable(), "
+    "and gc.collect() in the same steps on all ranks."
+)
+
+
 def place(phase: str) -> str:
     """Where a rank loses its time."""
     return _PLACES.get(phase, phase)

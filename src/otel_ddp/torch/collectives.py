@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import errors
+from otel_ddp.torch import inspection
 from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.process_group import is_up
 
@@ -251,7 +251,9 @@ class OwnCollectives:
     def begin(self, models: list[nn.Module]) -> None:
         """A step begins in which collectives are counted."""
         self._of_ddp = {}
-        for each in {id(ddp): ddp for model in models for ddp in _ddps(model)}.values():
+        for each in {
+            id(ddp): ddp for model in models for ddp in inspection.ddps_in(model)
+        }.values():
             group, more = id(getattr(each, "process_group", None)), _of_gradients(each)
             known = self._of_ddp.get(group, 0)
             self._of_ddp[group] = None if more is None or known is None else known + more
@@ -307,15 +309,6 @@ class OwnCollectives:
             elif 4 * times < self._steps:
                 self._own.discard(phase)
         return sorted(self._own)
-
-
-def _ddps(model: nn.Module) -> Iterator[nn.Module]:
-    """The model if it is DDP, else those inside of it: what wraps them may be torch.compile's."""
-    if isinstance(model, DistributedDataParallel):
-        yield model
-    else:
-        for child in model.children():
-            yield from _ddps(child)
 
 
 def _of_gradients(model: Any) -> int | None:

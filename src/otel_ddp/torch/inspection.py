@@ -13,9 +13,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 _Tensor = torch.Tensor
 _Base = torch._C.TensorBase
+
+
+def ddps_in(model: nn.Module) -> Iterator[nn.Module]:
+    """The model if it is DDP, else those inside of it: what wraps them may be torch.compile's."""
+    if isinstance(model, DistributedDataParallel):
+        yield model
+    else:
+        for child in model.children():
+            yield from ddps_in(child)
 
 
 def attributes(value: Any) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 
 FLOOR_S = 2.0
-HUNG_STEP = 4
 
 # Torch is imported once: each pair of ranks is forked from there.
 PARENT = """

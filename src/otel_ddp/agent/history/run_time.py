@@ -107,8 +107,9 @@ class _Rank:
         self, rank: str, attempt: int, began_ns: int, until_ns: int, launched_by: str
     ) -> None:
         self.rank, self.attempt, self.began_ns = rank, attempt, began_ns
-        self.until_ns, self.launched_by = until_ns, launched_by
+        self.until_ns = until_ns
         """Up to then the time of the rank is counted."""
+        self.launched_by = launched_by
         self.has_trained = self.has_ended = False
         self.clock = "host"
         """Which clock counts: its device's where it has one."""

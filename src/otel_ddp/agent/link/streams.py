@@ -22,7 +22,7 @@ from otel_ddp.agent.link.link_pb2 import Answer, Report
 from otel_ddp.agent.link.queues import WaitingReports
 
 _MOST_WAITING_BYTES = 32 << 20
-# One of five phases takes 19 on the wire, and 580 where it is unpacked.
+# A step of five phases takes 19 bytes on the wire and 580 in memory.
 _LEAST_STEP_BYTES = 16
 _MOST_ANSWERS = 16
 # Twice as many as a follower keeps: it sends all at once after a cut.

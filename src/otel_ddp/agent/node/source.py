@@ -123,7 +123,7 @@ T = TypeVar("T")
 
 
 class Sampler(Generic[T]):
-    """If a driver's call, or a statvfs of a dead file server, never returns, only the age grows.
+    """If a read never returns, as in a hung driver, only the age grows.
 
     Any thread may call these methods; none of them waits for a reading.
     """

@@ -95,16 +95,17 @@ PHASE_TICK_NS = 100_000
 
 # -- stalls that recur
 
-# A stall is an excess above this share of a step; what is shorter than this comes from clocks and
-# scheduling. In each of its steps, which are at most so many apart, the rank is above what is usual
-# for it by this share of the step, and by so many times the usual spread.
+# The least excess of a stall, as a share of a step.
 RECURS_OF_STEP = 0.5
-RECURS_APART = 3
-RECURS_PART = 0.1
-RECURS_OF_USUAL = 6.0
+# What is shorter comes from clocks and scheduling.
 RECURS_SHORTEST_NS = 2_000_000
-# It is one where the others waited for this share of it: hosts that run ahead of their devices
-# stand still in turn, and none waits for another.
+# The most steps between two steps of one stall.
+RECURS_APART = 3
+# In each step of a stall, the least excess above the rank's usual one: as a share of the step, and
+# in usual spreads.
+RECURS_PART, RECURS_OF_USUAL = 0.1, 6.0
+# The least share of a stall for which the others wait: hosts that run ahead of their devices stand
+# still in turn, and none waits for another.
 RECURS_WAITED = 0.5
 RECURS_USUAL = 100
 RECURS_LEAST_USUAL = 20

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.medians import excesses, median
-from otel_ddp.diagnosis.say import duration, place, rank_name, recurs
+from otel_ddp.diagnosis.say import COLLECT_TOGETHER, duration, place, rank_name, recurs
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.excess_history import works_ns
@@ -32,8 +32,7 @@ _ADVICE = {
     "starts workers.",
     "other": "Look at what this rank alone does so often between the phases: logging, saving, "
     'evaluation; say phase("checkpoint") or phase("eval") where it is one.',
-    GARBAGE: "Call gc.freeze() once all is built: later collections pass that over. Or call "
-    "gc.disable(), and gc.collect() in the same steps on all ranks.",
+    GARBAGE: COLLECT_TOGETHER,
 }
 
 
@@ -68,7 +67,7 @@ class RecurringStalls:
         self._not_compared: Sequence[int] = ()
         self._event = Event()
         self._events: Counter[str] = Counter()
-        # By place of a rank: its collection of garbage in the last step, and the others' wait then.
+        # By index of a rank: its collection of garbage in the last step, and the others' wait then.
         self._collected: dict[int, tuple[Stall, float]] = {}
         self._changes: list[Change] = []
         self.lost_s: dict[Labels, float] = {}

@@ -117,5 +117,5 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _plain(words: str) -> str:
-    # Whoever is named behind an @ is told, also behind an escaped one.
+    # GitHub notifies whoever an @ names, even if the @ is escaped.
     return _MARKDOWN.sub(r"\\\1", printable(words)).replace("@", "@\u200b")

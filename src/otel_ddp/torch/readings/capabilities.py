@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import errors
 from otel_ddp.identity.launchers import replicas
@@ -119,7 +118,7 @@ def _comm_wait(models: list[nn.Module], world_size: int, hidden_waits: str) -> s
         return "sync_batch_norm"
     if any(hasattr(each, "placements") for model in models for each in model.parameters()):
         return "tensor_parallel"
-    if not any(isinstance(e, DistributedDataParallel) for model in models for e in model.modules()):
+    if not any(True for model in models for _ in inspection.ddps_in(model)):
         return "no_ddp"
     return hidden_waits
 
