@@ -541,10 +541,10 @@ SYSTEM_MEMORY_LIMIT = _host.updown("system.memory.limit", "By")(
     "Memory that the node, or the container, has."
 )
 SYSTEM_DISK_IO = _host.counter("system.disk.io", "By", "disk.io.direction")(
-    "Bytes that were read from and written to the disks of the node since its agent began."
+    "Bytes that were read from and written to the disks of the node."
 )
 SYSTEM_NETWORK_IO = _host.counter("system.network.io", "By", "network.io.direction")(
-    "Bytes that the node has received and sent since its agent began, RDMA left out."
+    "Bytes that the node has received and sent, RDMA left out."
 )
 HW_NETWORK_IO = _host.counter("hw.network.io", "By", "hw.id", "hw.type", "network.io.direction")(
     "Bytes that an InfiniBand port of the node has received and sent, RDMA included."

@@ -13,8 +13,6 @@ from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Metric
 
 BOOT_S = 1_700_000_000
-# When its agent began.
-BEGAN_NS = (BOOT_S + 60) * 10**9
 _NO_INTERFACE = "Inter-| Receive | Transmit\n face |bytes packets\n"
 GIB = 1 << 30
 
@@ -50,7 +48,6 @@ class NodeTree:
             root=self.root,
             clock=self.clock,
             boot_ns=lambda: BOOT_S * 1_000_000_000,
-            now_ns=lambda: BEGAN_NS,
             cores=lambda: self.online,
         )
 

@@ -22,10 +22,10 @@ _OF_CONTAINER = "eth0"
 
 
 class _Total:
-    """The bytes that all devices of one kind have moved since the agent began, by direction.
+    """The bytes that all devices of one kind have moved, by direction.
 
-    What each device has moved between two reads is added up. The sum of the kernel's counters would
-    fall when a device goes, and Prometheus takes a fall for a new beginning.
+    It begins with what the kernel has counted, and goes on by what each device moves between two
+    reads. The sum of the kernel's counters would fall when a device goes, and jump when it is back.
     """
 
     metric: catalog.Metric
@@ -33,15 +33,15 @@ class _Total:
     columns: ClassVar[Mapping[str, int]] = {}
     """By direction, the word of a device's line that counts it."""
 
-    def __init__(self, files: KernelFiles, path: str, folder: str, began_ns: int) -> None:
+    def __init__(self, files: KernelFiles, path: str, folder: str, boot_ns: int) -> None:
         """*path*: what the kernel counts. *folder*: what it knows of each device."""
         self._files = files
         self._path = path
         self._folder = folder
-        self._began_ns = began_ns
+        self._boot_ns = boot_ns
         self._seen: list[str] = []
         self._counted: list[str] = []
-        self._before: dict[tuple[str, str], float] = {}
+        self._before: dict[tuple[str, str], float] | None = None
         self._moved = dict.fromkeys(self.columns, 0.0)
 
     def read(self) -> list[Measurement]:
@@ -60,11 +60,12 @@ class _Total:
                 else:
                     now[name, direction] = value
         for key, counted in now.items():
-            self._moved[key[1]] += max(counted - self._before.get(key, counted), 0)
+            before = 0 if self._before is None else self._before.get(key, counted)
+            self._moved[key[1]] += max(counted - before, 0)
         self._before = now
         (attribute,) = self.metric.attributes
         return [
-            Measurement(self.metric, moved * self.unit, ((attribute, direction),), self._began_ns)
+            Measurement(self.metric, moved * self.unit, ((attribute, direction),), self._boot_ns)
             for direction, moved in self._moved.items()
             if any(each == direction for _, each in now)
         ]

@@ -158,7 +158,6 @@ class Host:
         root: Path = Path("/"),
         clock: Callable[[], float] = time.monotonic,
         boot_ns: Callable[[], int] = boot_ns,
-        now_ns: Callable[[], int] = time.time_ns,
         cores: Callable[[], int | None] = os.cpu_count,
         pids: Callable[[], Collection[int | str]] = lambda: ("self",),
     ) -> None:
@@ -170,10 +169,9 @@ class Host:
         self._processors = Processors(self._files, proc=proc, clock=clock)
         self._memory = Memory(self._files, proc=proc)
         self._boot_ns = boot_ns()
-        began_ns = now_ns()
         self._devices = (
-            Disks(self._files, f"{proc}/diskstats", f"{sys}/block", began_ns),
-            Network(self._files, f"{proc}/net/dev", f"{sys}/class/net", began_ns),
+            Disks(self._files, f"{proc}/diskstats", f"{sys}/block", self._boot_ns),
+            Network(self._files, f"{proc}/net/dev", f"{sys}/class/net", self._boot_ns),
             Infiniband(self._files, sys, self._boot_ns),
         )
 
