@@ -240,6 +240,79 @@ def gan(**wishes: Any) -> Any:
     return generator, critic
 
 
+def wgan() -> Any:
+    """The critic is called twice a batch; the generator trains after every fifth."""
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    first, second = sgd(critic), sgd(generator)
+    otel_ddp.instrument(generator)
+    otel_ddp.instrument(critic)
+    for number, batch in enumerate(batches(20)):
+        fake = generator(batch).detach()
+        (critic(fake) - critic(batch)).sum().backward()
+        first.step()
+        if number % 5 == 4:
+            critic(generator(batch)).sum().backward()
+            second.step()
+    return generator, critic
+
+
+def dcgan() -> Any:
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    first, second = sgd(critic), sgd(generator)
+    otel_ddp.instrument(generator)
+    otel_ddp.instrument(critic)
+    for batch in batches():
+        critic(batch).sum().backward()
+        fake = generator(batch)
+        critic(fake.detach()).sum().backward()
+        first.step()
+        critic(fake).sum().backward()
+        second.step()
+    return generator, critic
+
+
+def siamese() -> Any:
+    model, optimizer = watched()
+    for batch in batches():
+        (model(batch) + model(batch + 1.0) - model(batch - 1.0)).sum().backward()
+        optimizer.step()
+    return model
+
+
+def micro_batched() -> Any:
+    """As a stage of a pipeline does it, one forward and one backward in turn."""
+    model, optimizer = watched()
+    for batch in batches():
+        parts = list(batch.chunk(4))
+        under_way = [model(parts.pop()), model(parts.pop())]
+        while under_way:
+            under_way.pop(0).sum().backward()
+            if parts:
+                under_way.append(model(parts.pop()))
+        optimizer.step()
+    return model
+
+
+def validated_in_training_mode() -> Any:
+    model, optimizer = watched()
+    for batch in batches():
+        model(batch), model(batch)
+        model(batch).sum().backward()
+        optimizer.step()
+    return model
+
+
+def hidden_and_accumulated() -> Any:
+    model = Hidden(4, 1)
+    optimizer = sgd(model)
+    otel_ddp.instrument(model)
+    for number, batch in enumerate(batches(6)):
+        model(batch)().backward()
+        if number % 2:
+            optimizer.step()
+    return model
+
+
 def several_optimizers() -> Any:
     model = nn.Linear(4, 1)
     weight, bias = SGD([model.weight], lr=0.1), Adam([model.bias])
@@ -450,11 +523,16 @@ ALONE = [
         scaled(lambda parameters: Adam(parameters, fused=True), each=3),
         **{**SCALED, **THREE_TIMES},
     ),
-    Style("scaler, GAN", scaled_gan, steps=3, skipped=1, micro_batches=8, samples=128, scaled=True),
+    # A critic's step that the scaler skips is taken for the generator's.
+    Style("scaler, GAN", scaled_gan, steps=3, skipped=1, micro_batches=8, samples=48, scaled=True),
     Style("float16 without scaler", half_precision, missing={"skipped_steps": "no_scaler"}),
-    # Each forward of a watched model counts its samples: the generator's, and the critic's.
-    Style("GAN", gan, steps=4, micro_batches=6, samples=96),
-    Style("GAN, step_optimizer", lambda: gan(named=True), steps=2, micro_batches=6, samples=96),
+    Style("GAN", gan, steps=4, micro_batches=6, samples=32),
+    Style("GAN, step_optimizer", lambda: gan(named=True), steps=2, micro_batches=6, samples=32),
+    Style("WGAN", wgan, steps=20, micro_batches=24, samples=160),
+    Style("GAN, two backwards of the critic", dcgan, micro_batches=9),
+    Style("siamese", siamese),
+    Style("pipeline by hand", micro_batched, micro_batches=12),
+    Style("validation in training mode", validated_in_training_mode),
     Style("several optimizers", several_optimizers),
     # Each step evaluates twice.
     Style("LBFGS", lbfgs, micro_batches=6, samples=48),
@@ -491,6 +569,14 @@ ALONE = [
         phases="data forward optimizer",
         missing={"backward": "outputs_unknown", "comm_wait": "outputs_unknown"},
     ),
+    Style(
+        "output without a tensor, accumulation",
+        hidden_and_accumulated,
+        micro_batches=0,
+        samples=48,
+        phases="data forward optimizer",
+        missing={"backward": "outputs_unknown", "comm_wait": "outputs_unknown"},
+    ),
     Style("no parameters, optimizer given", without_parameters, missing=UNCOUNTED),
     Style(
         "an optimizer that is none of torch's",
@@ -499,9 +585,8 @@ ALONE = [
         phases="data forward backward comm_wait",
         missing={"optimizer": "no_optimizer"},
     ),
-    # What was computed before the exception was computed.
-    Style("exception in forward", failing("forward"), samples=32),
-    Style("exception in backward", failing("backward"), samples=32),
+    Style("exception in forward", failing("forward")),
+    Style("exception in backward", failing("backward")),
     Style("exception in the optimizer", failing("optimizer"), samples=32, micro_batches=4),
 ]
 

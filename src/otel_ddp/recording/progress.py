@@ -293,7 +293,8 @@ class Progress:
                 write(_LOGGED | number)
             if work.gc_ns != work.gc_written_ns or work.retries:
                 work.write_stops(phases.pending)
-            done = work.tokens or work.samples
+            work.samples_before = samples = work.samples
+            done = work.tokens or samples
             if done != work.written:
                 # Less than before: tokens, of which there were none until now.
                 write(_WORK | max(0, done - work.written))

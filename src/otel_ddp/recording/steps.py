@@ -156,11 +156,12 @@ class Work:
 
     __slots__ = (
         *("flops", "flops_method", "gc_ns", "gc_written_ns", "hook_s", "retries", "samples"),
-        *("tokens", "written"),
+        *("samples_before", "tokens", "written"),
     )
 
     def __init__(self) -> None:
-        self.samples = self.tokens = self.gc_ns = self.retries = 0
+        self.samples = self.samples_before = self.tokens = self.gc_ns = self.retries = 0
+        """*samples_before*: when the last step ended."""
         self.flops = self.hook_s = 0.0
         self.flops_method = ""
         self.gc_written_ns = self.written = 0

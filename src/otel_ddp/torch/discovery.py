@@ -238,9 +238,7 @@ class _Search(Search):
         )
 
     def _adopt(self, module: nn.Module, in_eval: bool = False) -> bool:
-        if self._models >= _MOST_MODELS or not model_hooks.attach(
-            module, self.stepper, found=True, in_eval=in_eval
-        ):
+        if self._models >= _MOST_MODELS or not model_hooks.attach(module, self.stepper, in_eval):
             return False
         self._models += 1
         self._trained.clear()

@@ -43,7 +43,7 @@ _inner: dict[int, WatchedModel] = {}
 _around: dict[int, Callable[[], nn.Module | None]] = {}
 
 
-def attach(module: nn.Module, stepper: Stepper, found: bool = False, in_eval: bool = False) -> bool:
+def attach(module: nn.Module, stepper: Stepper, in_eval: bool = False) -> bool:
     """Watch a model, the outermost object that the training loop calls; False if it is already.
 
     *in_eval*: it trains in evaluation mode.
@@ -54,7 +54,7 @@ def attach(module: nn.Module, stepper: Stepper, found: bool = False, in_eval: bo
         return False
     stepper.usual.leave()
     watched = _watched[id(module)] = WatchedModel(module, _watched)
-    watched.found, watched.trains_in_eval = found, in_eval
+    watched.trains_in_eval = in_eval
     # A copy has inherited the hooks of the model that it was made of.
     take_off(module, before_forward, after_forward)
     module.register_forward_pre_hook(before_forward, prepend=True, with_kwargs=True)

@@ -90,9 +90,7 @@ class ModelFlops:
     def _leave_out(self, watched: WatchedModel) -> None:
         """Each of several ranks would count all of the batch: none does, but for a given figure."""
         watched.forwards += 1
-        if watched.counted:
-            self._work.samples -= watched.samples
-            self._work.tokens -= watched.tokens
+        watched.counted = False
         if self.given_per_sample is not None:
             self._work.flops_method = "given"
             self._work.flops += float(self.given_per_sample) * watched.samples

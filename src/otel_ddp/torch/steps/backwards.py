@@ -123,6 +123,7 @@ class Backwards:
             # Closes the wait inside it as well.
             calls.close_backward()
             self._steps.micro_batches += 1
+            step.batches.backward_ended()
             end = step.end
             end.backwards = since_step = end.backwards + 1
             if step.closure and step.optimizer not in self._progress.phases.opened:

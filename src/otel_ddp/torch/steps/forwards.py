@@ -83,14 +83,13 @@ class Forwards:
         phases.enter(calls.forward)
         if watched.syncs_buffers and module.will_sync_module_buffers():
             phases.enter(self._buffers)
-        if watched.found:
-            # The batch is that of the first model that the step calls: an encoder and its decoder
-            # work on one.
-            step.batch_model = step.batch_model or watched
-            watched.counted = step.batch_model is watched
+        batches = step.batches
+        batches.model = batches.model or watched
+        watched.counted = batches.model is watched
         watched.take(args, kwargs, self._work)
         if watched.flops_per_unit is None:
             self._sampled.notify("forward_began", watched, module, args, kwargs)
+        batches.forward_begins(watched)
 
     def _is_beside_step(self, thread: int, trains: bool) -> bool:
         """Whether a forward that begins is no part of the step; if it is, it ends an older one."""

@@ -13,6 +13,7 @@ from otel_ddp import errors
 from otel_ddp.recording.phases import Phase
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.steps import StepNumbers
+from otel_ddp.torch.steps.batches import Batches
 from otel_ddp.torch.steps.open_calls import OpenCalls
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
@@ -215,7 +216,7 @@ class OpenStep:
         *(
             "_steps",
             "_wrap_hooks",
-            "batch_model",
+            "batches",
             "calls",
             "closure",
             "end",
@@ -233,6 +234,7 @@ class OpenStep:
         self.progress, self.calls, self.sampled = progress, calls, calls.sampled
         self._wrap_hooks = wrap_hooks
         self.end = StepEnd()
+        self.batches = Batches(progress.work)
         self._steps = steps = progress.steps
         self.seen = Seen(steps)
         self.search = Search()
@@ -243,9 +245,6 @@ class OpenStep:
         """Whether that step was given a closure, which calls the model."""
         self.stepped_in_backward = False
         """Whether an optimizer has stepped inside the backward that is under way."""
-        self.batch_model: WatchedModel | None = None
-        """Of several models that were found rather than named: the one whose batch is the step's.
-        """
         self.evaluated: WatchedModel | None = None
         """A model in evaluation mode that was called with gradients on, and none in training mode
         since. Where a step ends, it trains so."""
@@ -273,8 +272,10 @@ class OpenStep:
         """The step is over, and so is *phase*."""
         if self.evaluated is not None:
             self.evaluated.trains_in_eval = True
+        if not self.end.backwards:
+            self.batches.no_backward_seen()
         self.end.step_ended()
-        self.batch_model = None
+        self.batches.step_ends(self.end.others_step())
         progress, sampled = self.progress, self.sampled
         if progress.step_finished(skipped, phase) or sampled.sampling:
             sampled.run("flush", progress.flush)

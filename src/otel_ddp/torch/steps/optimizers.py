@@ -87,7 +87,9 @@ class Optimizers:
             self._sampled.notify("optimizer_steps", optimizer)
         step.optimizing = None
         step.closure = False
-        if not step.end.ended_by(optimizer):
+        ours = step.end.ended_by(optimizer)
+        step.batches.optimizer_stepped(id(optimizer), ours)
+        if not ours:
             self._phases.leave(step.optimizer)
             return
         if not self._steps.count:

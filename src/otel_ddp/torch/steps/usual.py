@@ -140,8 +140,9 @@ def _made() -> UsualSteps:
         step.end.backwards = backwards_made
         if was == _OPTIMIZER:
             step.optimizing = id(trained_by())
-        if watched.found and steps.model_called:
-            step.batch_model = watched
+        if steps.model_called:
+            step.batches.model = watched
+            step.batches.awaits = _FORWARD <= was <= _WAIT
         if was == _LOADING:
             opened.append(calls.load)
         elif was == _FORWARD:
@@ -216,6 +217,8 @@ def _made() -> UsualSteps:
                 return
             else:
                 watched.take(args, kwargs, work)
+                work.samples += watched.samples
+                work.tokens += watched.tokens
             if inner_hooks is not None and (inner := inner_hooks()) is not None:
                 inner_hook = inner.pop(INNER_HOOK, None)
             if not steps.in_step:

@@ -26,7 +26,7 @@ class WatchedModel:
 
     __slots__ = (
         *("by_samples", "called_past_ddp", "counted", "divided_loss", "flops_per_unit", "forwards"),
-        *("found", "inner_hooks", "inside", "is_ddp", "model", "samples", "syncs_buffers"),
+        *("inner_hooks", "inside", "is_ddp", "model", "samples", "syncs_buffers"),
         *("batch", "tokens", "trains_in_eval"),
     )
 
@@ -34,8 +34,6 @@ class WatchedModel:
         # Never the model itself: most of a device's memory hangs on it. The callback is no function
         # of Python's: what a signal handler raises in one is lost.
         self.model = ref(model, partial(among.pop, id(model)))
-        self.found = False
-        """Whether it was found, not named."""
         self.called_past_ddp = False
         """Of a module inside DDP: whether it is being called directly."""
         self.inner_hooks: Callable[[], dict[Any, Any] | None] | None = None
@@ -53,7 +51,7 @@ class WatchedModel:
         self.trains_in_eval = False
         """Whether it trains in evaluation mode, as a model does that keeps its statistics."""
         self.counted = True
-        """Whether the batch of its last forward is the step's."""
+        """Whether the batch of its last forward may be the step's."""
         # Forward and backward, for a token, or for a sample where there are no tokens.
         self.flops_per_unit: float | None = None
         """None as long as it is not known, 0 where it never will be."""
@@ -65,16 +63,13 @@ class WatchedModel:
         """What its input looked like, if that was one tensor and nothing else."""
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, work: Work) -> None:
-        """A training forward begins: adds its samples, tokens and FLOPs to the work."""
+        """A training forward begins: adds its FLOPs to the work."""
         self.divided_loss = kwargs.get(_DIVISOR) is not None if kwargs else False
         self.samples, self.tokens = workload(args, kwargs)
         only: Any = args[0] if len(args) == 1 and not kwargs else None
         self.batch = None
         if type(only) is _Tensor and self.samples:
             self.batch = only.shape, only.dtype
-        if self.counted:
-            work.samples += self.samples
-            work.tokens += self.tokens
         work.flops += self.flops
 
     @property
