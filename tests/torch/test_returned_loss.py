@@ -131,9 +131,9 @@ def part(returns: Callable[..., Any] = lambda logits, loss: (logits, loss)) -> n
         (part, lambda logits, number: logits.abs().mean() + 0.01 * number, False),
         (part, lambda logits, number: -number, False),
         (lambda: part(lambda logits, loss: Plain(loss)), lambda loss: loss + 1.0, False),
-        # Backward begins at a multiple of what was returned, as with accumulation and a scaler.
-        (part, lambda logits, number: number / 4 * 1024.0, True),
-        (part, lambda logits, number: sum([number.double()]) * 2, True),
+        # Backward begins at a share of what was returned, as with accumulation.
+        (part, lambda logits, number: number / 4, True),
+        (part, lambda logits, number: sum([number.double()]) / 2, True),
     ],
 )
 def test_a_number_that_a_model_returns_is_the_loss_only_if_backward_begins_at_it(
@@ -160,6 +160,31 @@ def test_a_number_that_a_model_returns_is_the_loss_only_if_backward_begins_at_it
     assert losses(place.only()) == {step: seen[step] for step in (2, 3, 4)}
     # What was noted holds no graph.
     assert [each() for each in freed] == [None] * 4
+
+
+@pytest.mark.parametrize("scales", [True, False])
+def test_a_multiple_of_what_a_model_returns_is_a_scaled_loss_only_beside_a_scaler(
+    place: Here, monkeypatch: pytest.MonkeyPatch, scales: bool
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    model = part()
+    optimizer = SGD(model.parameters(), lr=0.001)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scales)
+    otel_ddp.instrument(model, scaler=scaler if scales else None)
+
+    seen = {}
+    for step in range(1, 5):
+        _, number = model(INPUT)
+        seen[step] = float(number.detach())
+        # Without a scaler, as an advantage times the logarithm of a probability.
+        (scaler.scale(number) if scales else -2.5 * number).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    otel_ddp.finish()
+
+    journal = place.only()
+    assert losses(journal) == ({step: seen[step] for step in (2, 3, 4)} if scales else {})
+    assert journal.facts["capability"]["loss"] == ("" if scales else "scaled_loss")
 
 
 def test_a_loss_that_ends_a_program_before_its_backward_is_recorded(

@@ -544,7 +544,7 @@ SYSTEM_DISK_IO = _host.counter("system.disk.io", "By", "disk.io.direction")(
     "Bytes that were read from and written to the disks of the node."
 )
 SYSTEM_NETWORK_IO = _host.counter("system.network.io", "By", "network.io.direction")(
-    "Bytes that the node has received and sent, RDMA left out."
+    "Bytes that the node has received and sent, without loopback and RDMA."
 )
 HW_NETWORK_IO = _host.counter("hw.network.io", "By", "hw.id", "hw.type", "network.io.direction")(
     "Bytes that an InfiniBand port of the node has received and sent, RDMA included."

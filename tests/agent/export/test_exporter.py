@@ -31,6 +31,27 @@ class Source:
         pass
 
 
+@pytest.mark.parametrize(
+    ("signals", "why"),
+    [
+        ({}, "OTEL_EXPORTER_OTLP_ENDPOINT names no collector: scrape only"),
+        (
+            {f"OTEL_{each}_EXPORTER": "none" for each in ("METRICS", "TRACES", "LOGS")},
+            "switched off by OTEL_*_EXPORTER=none: scrape only",
+        ),
+    ],
+)
+def test_an_agent_that_sends_nothing_says_why(
+    tmp_path: Path, signals: dict[str, str], why: str
+) -> None:
+    conf, place = settings.read(signals), Place(tmp_path / "place")
+    exporter = Exporter(conf, place, Ledger(), Source(), list, "n", "h", signals)
+
+    exporter.connect()
+
+    assert exporter.describe() == why
+
+
 def test_an_error_at_the_start_keeps_everything_until_the_next_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

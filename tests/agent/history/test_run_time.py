@@ -430,13 +430,16 @@ def test_waiting_for_a_late_rank_is_lost_to_that_rank() -> None:
     assert played.time.to_json()["time"]["late"] == {"rank 3 (node-1)": pytest.approx(1)}
 
 
-def test_a_rank_that_stalls_now_and_then_takes_its_stalls_and_no_other_wait() -> None:
+@pytest.mark.parametrize("stall", [{"stall_s": 0.4}, {"stall_s": 2.0, "stall_steps": 5}])
+def test_a_rank_that_stalls_now_and_then_takes_its_stalls_and_no_other_wait(
+    stall: dict[str, float],
+) -> None:
     verdict = {
         "kind": "recurring",
         "since_ns": BEGAN,
         "until_ns": None,
         "who": {"rank": "7", "node": "node-1"},
-        "evidence": {"step_s": 1.0, "stall_s": 0.4, "recurs_every": 20.0},
+        "evidence": {"step_s": 1.0, "recurs_every": 20.0, **stall},
     }
     played = Played()
     played.begins(0)

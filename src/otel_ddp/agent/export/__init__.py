@@ -175,7 +175,7 @@ class Exporter:
             if lost := status.dropped_points.get("spool_full"):
                 sentence += f"; {lost} points had to make room (OTEL_DDP_SPOOL_BYTES)"
             return sentence
-        if not self._signals:
+        if not exported_signals(self._env):
             return "switched off by OTEL_*_EXPORTER=none: scrape only"
         return f"{self._why_none}: scrape only"
 

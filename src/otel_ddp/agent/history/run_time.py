@@ -77,7 +77,7 @@ class _Late(NamedTuple):
     share: float
     """How much of a step is lost to them. The rest of a wait is what the ranks exchange."""
     stall_ns: float = 0.0
-    """Of one that stalls now and then: for how long; other steps lose nothing."""
+    """Of one that stalls now and then: for how long in a step; other steps lose nothing."""
     step_ns: float = 0.0
     """What a step takes without the stall."""
 
@@ -90,6 +90,7 @@ class _Late(NamedTuple):
         share = 1.0 if not step_s or without_s is None else 1 - without_s / step_s
         ranks = frozenset([rank, *evidence.get("ranks", ())])
         stall_ns, step_ns = (evidence.get(each, 0.0) * _S for each in ("stall_s", "step_s"))
+        stall_ns /= evidence.get("stall_steps") or 1
         return cls(name, ranks, max(share, 0.0), stall_ns, step_ns)
 
     def lost_ns(self, took_ns: int) -> float:

@@ -229,10 +229,12 @@ def _verdict(
     labels: Labels, phase: str, stalls: Sequence[Stall], others: int, lost_s: float
 ) -> Verdict:
     stall_s = median([each.excess_ns for each in stalls]) / 1e9
+    steps = median([each.steps for each in stalls])
     step_s = median([each.step_ns for each in stalls]) / 1e9
     evidence: dict[str, Any] = {
         "recurs_every": round(every(stalls), 1),
         "stall_s": round(stall_s, 6),
+        "stall_steps": round(steps),
         "step_s": round(step_s, 6),
         "stalls": len(stalls),
         "lost_per_s": round(cost(stalls) * others, 4),
@@ -240,7 +242,6 @@ def _verdict(
     }
     if event := after(stalls):
         evidence["recurs_after"] = event
-    steps = median([each.steps for each in stalls])
     longer = f" in {steps:.0f} steps" if steps > 1 else ""
     lose = "the other ranks together lose" if others > 1 else "the other rank loses"
     usual = f"Look at what this rank alone does {'then' if event else 'so often'}."

@@ -154,6 +154,7 @@ class Readings(StepListener):
                     sys._current_frames().get(stepper.calls.forward_thread)
                 ),
                 stepper.seen,
+                has_scaler=self._options.scaler is not None or stepper.seen.float16,
             )
         stepper.sampled.wants_backward = more
 

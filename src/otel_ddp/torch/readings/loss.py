@@ -71,14 +71,22 @@ class StepLoss:
         """Whether the step of the forward that was asked is still open."""
         return seen.steps == self._asked_in
 
-    def read_roots(self, roots: tuple[Any, ...], adds_up: bool, seen: Seen) -> bool:
+    def read_roots(
+        self, roots: tuple[Any, ...], adds_up: bool, seen: Seen, has_scaler: bool
+    ) -> bool:
         """Keep what a backward begins at; true if more of this step are to be read.
 
-        *adds_up*: it is one of `backward`, not of `torch.autograd.grad`.
+        *adds_up*: it is one of `backward`, not of `torch.autograd.grad`. *has_scaler*: a product
+        may be what a scaler makes of a loss.
         """
         # Only a backward that lacks is the end of a program.
         self._numbers = []
         number, missing, place = _begun_at(roots[0] if len(roots) == 1 else None)
+        if place >= 0 and missing and not has_scaler:
+            # What was returned may be a factor of the loss: a logarithm of a probability, say.
+            place = -1
+        elif place >= 0:
+            missing = ""
         if not adds_up:
             if self._backwards:
                 return True
@@ -152,7 +160,6 @@ def _begun_at(root: Any) -> tuple[Any, str, int]:
     The place is that among the numbers that the model has returned, -1 if it is none of them.
 
     By how much it was multiplied is not known any more: autograd has freed what that node has kept.
-    But what a model has returned is the loss even if the root is a multiple of it.
     """
     if not _is_torchs(root):
         return None, "no_loss", -1
@@ -161,7 +168,8 @@ def _begun_at(root: Any) -> tuple[Any, str, int]:
         if output in (noted := node.metadata.get(_NOTED, {})):
             place, number = noted[output]
             # Something may have been added to it.
-            return (_kept(root) if passed and not why else number), "", place
+            multiplied = "scaled_loss" if why == "scaled_loss" else ""
+            return (_kept(root) if passed and not why else number), multiplied, place
         kind = node.name().rstrip("0123456789")
         if kind == _LOCAL:
             return None, "no_loss", -1
