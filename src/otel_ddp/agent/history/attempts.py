@@ -148,7 +148,7 @@ class Attempts:
                 return
 
     def take_back(self, time_ns: int) -> None:
-        """What was told of this moment is not why an attempt ended."""
+        """Withdraw the reason that was recorded for an attempt at this moment."""
         for each in self.told:
             if each.get("why_ns") == time_ns:
                 del each["why"], each["why_ns"]

@@ -382,7 +382,7 @@ class Collector:
         for key in dict.fromkeys(self._key_and_rank(each)[0] for each in feeds):
             of_run = [each for each in feeds if self._key_and_rank(each)[0] == key]
             states[key] = self._state(key, of_run, verdicts, taken)
-        # One agent serves all runs of a node: those that live now share what it has needed.
+        # One agent serves all runs of a node: the living ones share its processor time.
         cpu_s, self._cpu_s = time.process_time() - self._cpu_s, time.process_time()
         living = [key for key, state in states.items() if not state.has_ended]
         for key in living:

@@ -65,7 +65,7 @@ class _Outer(_End):
         self._acceptor = acceptor
         self.came_s = time.monotonic()
         self.name = ""
-        """Of the inner connection, as gRPC tells of its peer."""
+        """The address of the inner connection, as gRPC names its peer."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -132,7 +132,7 @@ class Acceptor:
                 each.transport.abort()
 
     async def close(self) -> None:
-        """Accept no more. What is proved ends with gRPC's server."""
+        """Stop accepting. Authenticated connections end with gRPC's server."""
         for listening in self._listening:
             asyncio.get_running_loop().remove_reader(listening)
             listening.close()
@@ -178,7 +178,7 @@ class Acceptor:
         self._by_name.pop(outer.name, None)
 
     def pass_on(self, outer: _Outer, first: bytes) -> None:
-        """Connect it to gRPC. *first*: what it has said so far."""
+        """Connect it to gRPC. *first*: the bytes received so far."""
         self._silent.pop(outer, None)
         _add(self._speaking, outer)
         self._begin(self._connect(outer, first))

@@ -16,7 +16,7 @@ class _Pending(NamedTuple):
 
 
 class PendingReports:
-    """The agent's loop adds to it. The thread of links sends, and drops what is confirmed.
+    """The agent's loop adds to it. The thread of links sends, and drops confirmed reports.
 
     Of too many the oldest go first, and their steps count.
     """

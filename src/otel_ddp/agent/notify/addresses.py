@@ -113,7 +113,7 @@ class Address:
 
 
 def _without_mentions(text: str) -> str:
-    """What a run has named calls nobody: `@everyone` of Discord, `<!channel>` of Slack."""
+    """Break up mentions in texts of a run: `@everyone` of Discord, `<!channel>` of Slack."""
     return _MENTION.sub("\\g<0>\u200b", text)
 
 

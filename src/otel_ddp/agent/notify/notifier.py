@@ -69,7 +69,7 @@ class Notifier:
 
     @property
     def ending(self) -> Collection[Labels]:
-        """The runs that the judge must not forget before their end is told."""
+        """The runs that the judge keeps until the message on their end is queued."""
         return self._occasions.ending
 
     def threads(self) -> Iterator[KeptThread]:

@@ -70,7 +70,7 @@ class Occasions:
         self._runs: dict[Labels, _Run] = {}
         self._carded: set[JournalFeed] = set()
         self.ending: set[Labels] = set()
-        """The runs of which a process has ended, and whose end is not told yet."""
+        """Runs with an ended process and no message on their end yet."""
 
     def poll(
         self,

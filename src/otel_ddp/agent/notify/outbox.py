@@ -54,7 +54,7 @@ class Outbox:
         self._addresses = addresses
         self._clock = clock
         self._waiting: list[_Waiting] = []
-        # By id: kind, group and run, and when it was told.
+        # By message id: its kind, group and run, and when it was queued.
         self._told: dict[str, tuple[str, float]] = {}
         # By key: when to try again, and for how long it was left alone last.
         self._pauses: dict[str, tuple[float, float]] = {}
