@@ -131,15 +131,23 @@ class Acceptor:
             if each.came_s < since_s:
                 each.transport.abort()
 
-    async def close(self) -> None:
-        """Stop accepting. Authenticated connections end with gRPC's server."""
+    def stop(self) -> None:
+        """Accept no more."""
         for listening in self._listening:
             asyncio.get_running_loop().remove_reader(listening)
             listening.close()
+
+    async def close(self) -> None:
+        """Close what gRPC's server, which has stopped, left open."""
         # Each takes a moment, and one that is cancelled would lose its socket.
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for each in [*self._silent, *self._speaking]:
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for each in [*self._silent, *self._speaking, *self._by_name.values()]:
             each.transport.abort()
+            if each.other is not None:
+                each.other.transport.abort()
+        # The loop closes their sockets in its next round, and may have no other.
+        await asyncio.sleep(0)
         os.close(self._inner)
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> None:

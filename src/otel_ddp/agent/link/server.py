@@ -99,8 +99,9 @@ class LinkServer:
             finally:
                 self.state = "does not listen"
         finally:
-            await acceptor.close()
+            acceptor.stop()
             await server.stop(None)
+            await acceptor.close()
 
     def _made(self) -> Any:
         # Journals need descriptors too.
