@@ -72,12 +72,15 @@ def _seen(workplace: Workplace, way: str, folder: Path, kept: Path) -> Seen:
     weights, gaps = _witnessed(witness)
     text = (folder / "output.txt").read_text(errors="replace")
     recorded = _recorded(workplace, env) if way != BARE else {}
+    lines = text.splitlines()
+    said = [each for each in lines if "otel_ddp" in each]
+    theirs = "\n".join(each for each in lines if each not in said)
     return Seen(
         exit_code=exit_code,
         weights=weights,
         step_s=statistics.median(gaps) if gaps else None,
-        printed=re.findall(program.printed, text) if program.printed else [],
-        said=[each for each in text.splitlines() if "otel_ddp" in each],
+        printed=re.findall(program.printed, theirs) if program.printed else [],
+        said=said,
         **recorded,
     )
 
