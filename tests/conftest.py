@@ -44,9 +44,7 @@ _LONGEST = (
     *("test_examples", "test_dashboards", "test_rules", "test_outages", "test_browser"),
     *("test_integrations", "test_programs", "test_agent", "test_device_cases"),
 )
-_LONGEST_TIMED = ("test_memory_creep", "test_verdicts", "test_whole_run", "test_device_verdicts")
-# What a busy core disturbs most runs when most others have ended.
-_LAST = "test_device_standin"
+_LONGEST_TIMED = ("test_memory_creep", "test_verdicts", "test_whole_run")
 _FIRST = ("stack", "e2e", "torch", "cli", "identity", "journal")
 
 
@@ -75,8 +73,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
-        if item.path.stem == _LAST:
-            return len(order) + 1
         return min(
             order.index(name) if name in order else len(order) for name in (item.path.stem, folder)
         )

@@ -13,7 +13,6 @@ from otel_ddp.journal.survey import survey
 from otlp_receiver import Point, Receiver
 
 PROGRAM = Path(__file__).with_name("training.py")
-ON_DEVICE = Path(__file__).parent / "device_standin" / "train.py"
 
 Scenario = Mapping[str, Any]
 

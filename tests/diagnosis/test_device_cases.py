@@ -51,7 +51,6 @@ def test_one_late_rank(
 def test_a_rank_that_is_late_from_the_beginning_is_named_soon(
     where: str, setting: str, within: int, ranks: int
 ) -> None:
-    # What `tests/e2e/test_device_verdicts.py` trains, which loses steps on a busy machine.
     varied = tool.SETTINGS[setting]._replace(ranks=ranks, jitter=0.02, seed=3)
     trouble = Trouble(1, where, tool.amount(tool.SETTINGS[setting], where, 0.3))
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import gc
 import json
 import os
-import pickle
 import signal
 import stat
 import subprocess
 import threading
 import time
 import weakref
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +23,7 @@ from conftest import threads
 from extras import newer_torch
 from node import until
 from otel_ddp import errors
+from otel_ddp.agent.verdicts.arrivals import parse_answer
 from otel_ddp.recording.progress import DevicePosition
 from otel_ddp.torch import collectives, stack_answers
 from otel_ddp.torch.collectives import Arrivals
@@ -387,15 +385,15 @@ def test_arrivals_are_what_the_flight_recorder_holds(
     ask(journal, "1 when\n")
     said = answer(journal, 1)
 
-    entries = pickle.loads(zlib.decompress(base64.b64decode(said["arrivals"]["packed"])))["entries"]
-    ops = [(each["profiling_name"], each["collective_seq_id"]) for each in entries[-3:]]
-    assert [op for op, _ in ops] == ["gloo:all_reduce"] * 3
-    assert [number - ops[0][1] for _, number in ops] == [0, 1, 2]
-    assert before_ns <= entries[-1]["time_created_ns"] <= said["time_ns"]
-    assert said["time_ns"] - said["monotonic_ns"] == pytest.approx(
-        time.time_ns() - time.monotonic_ns(), abs=1e9
-    )
-    assert [each["size"] for each in said["groups"]] == [1]
+    sample = parse_answer(said).sample
+    assert sample is not None
+    found = sample.arrivals[-3:]
+    assert [each.op for each in found] == ["gloo:all_reduce"] * 3
+    assert [each.number - found[0].number for each in found] == [0, 1, 2]
+    # By wall time in the recorder, and by the clock that all ranks share in the sample.
+    shift_ns = time.time_ns() - time.monotonic_ns()
+    assert before_ns - 1e9 <= found[-1].at_ns + shift_ns <= time.time_ns() + 1e9
+    assert list(sample.sizes.values()) == [1]
     assert "collectives" not in said
 
 
