@@ -2,88 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from typing import Any
 
-import pytest
-
-from node import Node, finished, until
+from node import Node, until
 from otlp_receiver import Receiver
-
-# Logs at 500/s and writes down what it logged; waits for a line where the test wants to act.
-PACED = """
-import json, sys, time
-import otel_ddp
-run = otel_ddp.init(group="g", run="r")
-with run.span("setup", shards=3):
-    run.event("began", lr=0.1)
-told = []
-for step in range(1000):
-    before = time.time_ns()
-    run.log({"loss": step * 0.5}, step=step)
-    told.append((step, before, time.time_ns()))
-    if step in (333, 667):
-        print("third", flush=True)
-        sys.stdin.readline()
-    time.sleep(0.002)
-run.finish()
-print(json.dumps(told), flush=True)
-"""
-
-
-def scalars(receiver: Receiver, metric: str) -> dict[int, float]:
-    """Time and value of each logged point; a point that came twice must be the same twice."""
-    found: dict[int, float] = {}
-    for point in receiver.points():
-        if point.metric == metric and point.attributes.get("name") == "loss":
-            assert found.get(point.time_ns, point.value) == point.value
-            found[point.time_ns] = point.value
-    return found
-
-
-@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_a_thousand_values_arrive_with_their_own_times_though_the_collector_was_away(
-    protocol: str,
-) -> None:
-    start = {"http/protobuf": "start_http", "grpc": "start_grpc"}[protocol]
-    with Node(OTEL_EXPORTER_OTLP_PROTOCOL=protocol) as node:
-        first, second = Receiver(), Receiver()
-        endpoint = getattr(first, start)()
-        port = int(endpoint.rpartition(":")[2])
-        node.export_to(endpoint)
-        process = node.python(PACED)
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        assert process.stdout.readline() == "third\n"
-        assert first.wait_for(lambda r: len(scalars(r, "training_scalar")) > 0 or r.points() != [])
-        first.close()
-        _go_on(process)
-        assert process.stdout.readline() == "third\n"
-        getattr(second, start)(port)
-        _go_on(process)
-        told = json.loads(finished(process))
-
-        def arrived(metric: str) -> dict[int, float]:
-            return {**scalars(first, metric), **scalars(second, metric)}
-
-        try:
-            until(lambda: len(arrived("training.scalar")) >= 1000, "all values")
-        finally:
-            second.close()
-        values, steps = arrived("training.scalar"), arrived("training.scalar.step")
-        assert len(values) == len(steps) == 1000
-        assert sorted(values) == sorted(steps)
-        for (step, before, after), time_ns in zip(told, sorted(values), strict=True):
-            assert values[time_ns] == step * 0.5
-            assert steps[time_ns] == step
-            assert before <= time_ns <= after
-
-
-def _go_on(process: Any) -> None:
-    process.stdin.write("\n")
-    process.stdin.flush()
 
 
 def test_labels_resource_spans_and_events_are_as_the_catalogue_says() -> None:

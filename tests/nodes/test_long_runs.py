@@ -35,17 +35,6 @@ def test_a_slow_node_among_several_is_named_on_each_of_them(nodes: int) -> None:
     assert max(said_s) < 20.0
 
 
-def test_a_late_rank_of_another_node_is_named() -> None:
-    with Rig() as rig:
-        train(rig)
-        began = late(rig, 3)
-
-        said = r"rank 3 \(node-1\) keeps the others waiting: backward takes \S+ ms longer"
-        said_s = [until_said(node, said) - began for node in rig.nodes]
-
-    assert max(said_s) < 20.0
-
-
 def test_verdicts_go_on_after_a_long_cut_and_after_the_death_of_the_agent_that_leads() -> None:
     with Rig() as rig:
         one, other = rig.nodes

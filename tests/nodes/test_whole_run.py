@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,12 +12,10 @@ from nodes.rig import RealNode, Rig, needed
 from otlp_receiver import Receiver
 
 pytestmark = pytest.mark.timed
-STRESS = pytest.mark.stress
 
 LATE_S = 0.02
 # Some steps before the trouble: those that an agent does not compare, and some that it does.
 AT_STEP = 60
-LIMIT_S = 4.0
 SAMPLES = 4
 
 LEADS = "this agent leads the run, with 1 other node: listens on port"
@@ -44,12 +41,6 @@ def until_said(node: RealNode, pattern: str) -> float:
     return time.monotonic()
 
 
-@pytest.fixture
-def two_nodes() -> Iterator[Rig]:
-    with Rig(OTEL_DDP_STALL_TIMEOUT_S=f"{LIMIT_S:g}") as rig:
-        yield rig
-
-
 def train(rig: Rig, *options: str) -> None:
     rig.train(*options)
     rig.until_step(AT_STEP)
@@ -72,38 +63,27 @@ def test_a_slow_node_is_named_on_every_node_and_then_missed_when_its_power_is_cu
         assert missed_s < 15.0
 
 
-def test_a_hang_is_told_on_every_node_with_its_rank_and_line(two_nodes: Rig) -> None:
-    train(two_nodes)
-    began = time.monotonic()
-    two_nodes.trouble(3, "hang")
-
-    told = r"no rank has moved for .*: rank 3 \(node-1\) is in data .* at train.py:\d+ \(look\)"
-    told_s = [until_said(node, told) - began for node in two_nodes.nodes]
-
-    assert max(told_s) < LIMIT_S + 5.0
-
-
-def test_a_cut_cable_between_agents_costs_no_step_and_no_value(two_nodes: Rig) -> None:
-    one, other = two_nodes.nodes
-    with Receiver() as receiver:
-        two_nodes.export_to(receiver)
+def test_a_cut_cable_between_agents_costs_no_step_and_no_value() -> None:
+    with Rig() as rig, Receiver() as receiver:
+        one, other = rig.nodes
+        rig.export_to(receiver)
         # Ranks that wait for those of the other node would have to wait for the cable.
-        train(two_nodes, "--by-node")
+        train(rig, "--by-node")
         until_said(one, LEADS)
         until_said(other, LED)
 
         other.cut()
         until_said(one, "node-1 not heard for")
         until_said(other, ALONE + "(lost|cannot reach)")
-        two_nodes.until_step(max(two_nodes.steps().values()) + 20)
+        rig.until_step(max(rig.steps().values()) + 20)
         other.restore()
         began = time.monotonic()
         assert until_said(other, LED) - began < 20.0
 
-        last = max(two_nodes.steps().values()) + 30
-        two_nodes.stop_at(last)
-        two_nodes.until_ended()
-        for node in two_nodes.nodes:
+        last = max(rig.steps().values()) + 30
+        rig.stop_at(last)
+        rig.until_ended()
+        for node in rig.nodes:
             node.stop_agent()
         # A request whose answer the cable has swallowed is sent again.
         found: dict[str, set[float]] = {}

@@ -25,8 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
 
-folder, step_s = sys.argv[1], float(sys.argv[2])
+folder, step_s, late_rank, late_s = sys.argv[1], *map(float, sys.argv[2:])
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+step_s += late_s * (rank == late_rank)
 torch.set_num_threads(1)
 dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
 
@@ -41,14 +42,6 @@ def last_step():
         return None
 
 
-def late_s():
-    try:
-        with open(f"{folder}/late") as file:
-            return json.load(file).get(str(rank), 0.0)
-    except FileNotFoundError:
-        return 0.0
-
-
 def steps():
     step = 0
     while (last := last_step()) is None or step < last:
@@ -57,7 +50,7 @@ def steps():
             with open(f"{folder}/last_step.new", "w") as file:
                 file.write(str(step + 1))
             os.rename(file.name, f"{folder}/last_step")
-        time.sleep(step_s + late_s())
+        time.sleep(step_s)
         yield step, torch.ones(4, 4)
 
 
@@ -145,14 +138,8 @@ class Training:
         self, *, step_s: float = 0.02, late_rank: int = -1, late_s: float = 0.0, **env: str
     ) -> None:
         """Real ranks, until `end`; one of them is late in each step."""
-        self.make_late(late_rank, late_s=late_s)
-        self._start(_TRAIN, Node.warm, str(step_s), **env)
-
-    def make_late(self, *ranks: int, late_s: float) -> None:
-        """From now on these ranks are late in each step, in data."""
-        told = self._folder / "late.new"
-        told.write_text(json.dumps({str(rank): late_s for rank in ranks}))
-        told.rename(self._folder / "late")
+        told = map(str, (step_s, late_rank, late_s))
+        self._start(_TRAIN, Node.warm, *told, **env)
 
     def log(self, steps: int, **env: str) -> None:
         """Processes that only log, so many steps; then they wait for `end`."""

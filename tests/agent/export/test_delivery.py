@@ -651,7 +651,7 @@ def test_traces_that_are_never_answered_delay_no_metrics(spool: Spool) -> None:
     transport.close()
 
 
-@pytest.mark.parametrize("mode", ["redirect", 404, 500, 503])
+@pytest.mark.parametrize("mode", ["redirect", 401, 404, 500, 503])
 def test_a_route_that_is_wrong_for_a_while_after_an_outage_loses_nothing(
     spool: Spool, mode: str | int, caplog: pytest.LogCaptureFixture
 ) -> None:
