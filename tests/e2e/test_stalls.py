@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+import warm
 from node import Node, until, without_figures
 from otel_ddp.history.directory import histories
 from otel_ddp.history.reader import History
@@ -297,3 +300,138 @@ def test_a_hang_that_is_ended_is_told_as_it_stood(seen: Seen) -> None:
     why = known.partition("): ")[2].partition(". Look")[0]
     end = lasting(f"Before that, no rank had moved for 8 s: {why}.")
     assert lasting(ended.death["sentence"]).endswith(end)
+
+
+# -- side by side: hangs that end with their ranks, and what only looks like one
+
+HANGS = """
+import os, sys, threading, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import otel_ddp
+
+how = sys.argv[1]
+dist.init_process_group("gloo", sys.argv[2], rank=int(os.environ["RANK"]), world_size=2)
+rank = dist.get_rank()
+other = dist.new_group([0, 1])
+model = DistributedDataParallel(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+run = otel_ddp.instrument(model, group="g", run=how)
+
+
+def batches():
+    number = 0
+    while True:
+        number += 1
+        if rank == 1 and number == 5:
+            hang_in_data()
+        yield torch.ones(2, 4)
+
+
+def hang_in_data():
+    if how == "thread":
+        time.sleep(1000)
+    if how == "leaves":
+        threading.Thread(target=uploads, name="uploader").start()
+        raise ValueError("a bad sample")
+
+
+def uploads():
+    time.sleep(1000)
+
+
+def user_collectives(number):
+    value = torch.ones(3)
+    if number != 4 or how not in ("skips", "differs"):
+        dist.all_reduce(value)
+    elif rank == 0:
+        dist.all_reduce(value)
+    elif how == "differs":
+        dist.broadcast(value, src=0)
+    else:
+        dist.barrier(group=other)
+
+
+def train():
+    for number, batch in enumerate(otel_ddp.data(batches())):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number < 4 or how in ("skips", "differs"):
+            user_collectives(number)
+        if number == 4 and how == "moves":
+            # Without a sign that any hook sees.
+            with run.phase("evaluation of mine"):
+                while True:
+                    dist.all_reduce(torch.ones(1), group=other)
+                    time.sleep(0.01)
+
+
+if how == "thread":
+    trains = threading.Thread(target=train)
+    trains.start()
+    trains.join()
+else:
+    train()
+"""
+
+# By the way in which two ranks hang: the cause, who is named, and what is said.
+HOW = {
+    # Of a main thread that only waits, the thread that trains counts.
+    "thread": ("not_reached", ["1"], "(hang_in_data)"),
+    "leaves": ("not_reached", ["1"], "has left its program after step 4, at its end or by an exc"),
+    # Each has entered one that the other has not: in another process group.
+    "skips": ("crossed", ["0", "1"], "the order of their collectives"),
+    "differs": ("different_collectives", ["0", "1"], "rank 1 entered broadcast [[3]]"),
+}
+MOVES = "moves"
+
+
+@pytest.fixture(scope="module")
+def hung() -> dict[str, dict[str, Any]]:
+    """The verdicts by their runs, once each has its words and the last has moved for long."""
+    with Node(OTEL_DDP_STALL_TIMEOUT_S=str(LIMIT_S)) as node:
+        script = node.root / "train.py"
+        script.write_text(HANGS)
+        for how in (*HOW, MOVES):
+            # How Python waits for threads at the end is seen where it starts by itself.
+            python = sys.executable if how == "leaves" else warm.python().executable
+            for rank in RANKS:
+                node.start(
+                    *(python, str(script), how, f"file://{node.root}/{how}"),
+                    env={"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", **warm.python().env},
+                )
+
+        def seen() -> dict[str, dict[str, Any]] | None:
+            found = [each for each in node.agent()["verdicts"] if each["kind"] == "stall"]
+            verdicts = {each["who"]["run"]: each for each in found}
+            said = all(words in str(verdicts.get(how)) for how, (_, _, words) in HOW.items())
+            return verdicts if said and all(map(moves_for_long, node.processes())) else None
+
+        return dict(until(seen, "the verdicts"))
+
+
+def moves_for_long(process: dict[str, Any]) -> bool:
+    """Or is no part of the run that moves."""
+    since_ns = process["phase_since_ns"] + 2 * LIMIT_S * 10**9
+    return process["run"] != MOVES or (
+        process["phase"] == "evaluation of mine" and time.time_ns() > since_ns
+    )
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_ranks_that_hang_each_in_their_way_are_named(
+    hung: dict[str, dict[str, Any]], how: str
+) -> None:
+    evidence = hung[how]["evidence"]
+
+    assert (evidence["cause"], evidence["culprits"]) == HOW[how][:2]
+
+
+def test_a_loop_of_collectives_that_no_hook_sees_is_no_stall(
+    hung: dict[str, dict[str, Any]],
+) -> None:
+    assert MOVES not in hung
