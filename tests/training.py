@@ -37,8 +37,6 @@ class Settings(NamedTuple):
     forward_s: float = 0.0
     backward_s: float = 0.0
     checkpoint_s: float = 0.0
-    grown_s: float = 0.0
-    """What it needs more for data once FOLDER has a file NAME.grown."""
     stalls_every: int = 0
     """Every so many batches come late; 0: none."""
     collects_every: int = 0
@@ -134,9 +132,9 @@ class Stop:
             return False
 
 
-def batches(settings: Settings, grown: Path) -> Iterator[torch.Tensor]:
+def batches(settings: Settings) -> Iterator[torch.Tensor]:
     for step in count(1):
-        time.sleep(settings.grown_s if grown.exists() else settings.data_s)
+        time.sleep(settings.data_s)
         if settings.stalls_every and step % settings.stalls_every == 0:
             time.sleep(STALL_S)
         yield torch.randn(settings.samples, WIDTH)
@@ -148,7 +146,7 @@ def train(folder: Path, name: str, settings: Settings) -> None:
     run = otel_ddp.instrument(model, group="g", run=name)
     stop = Stop(folder, name)
     held = [[step] for step in range(300_000)] if settings.collects_every else []
-    for step, batch in enumerate(otel_ddp.data(batches(settings, folder / f"{name}.grown")), 1):
+    for step, batch in enumerate(otel_ddp.data(batches(settings)), 1):
         last = stop.after(step)
         model(batch).sum().backward()
         if settings.checkpoint_s:

@@ -9,7 +9,6 @@ from subprocess import Popen
 from typing import Any, NamedTuple
 
 from node import PATIENCE_S, Labels, Node, finished, until
-from otel_ddp.journal.survey import survey
 from otlp_receiver import Point, Receiver
 
 PROGRAM = Path(__file__).with_name("training.py")
@@ -107,9 +106,6 @@ class Watched:
     def verdicts_of(self, name: str, *kinds: str) -> list[dict[str, Any]]:
         """Those that stood when there was enough to see."""
         return [each for each in self.seen[name].verdicts if each["kind"] in kinds]
-
-    def past(self, name: str) -> list[dict[str, Any]]:
-        return [each for each in survey([self.node.place]).past if each["who"]["run"] == name]
 
     def points(self) -> list[Point]:
         """Every point of a metric that the agent has sent."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import time
 from typing import Any, NamedTuple
 
 import pytest
 
-from node import until, without_figures
-from otel_ddp.cli.node.status import lines
-from otel_ddp.journal.survey import survey
+from node import without_figures
 from watched import Watched, assert_nobody_named, opened
 
 pytestmark = pytest.mark.timed
@@ -52,9 +48,6 @@ AGAIN: dict[str, tuple[dict[str, Any], str, str]] = {
     "evaluates": ({"all": {"evaluates": True}, "chosen": {"evaluated_s": 0.04}}, "other", "eval"),
 }
 UNEQUAL = {"name": "unequal", **SLOW, "chosen": {"samples": 8, "work_s": 0.012}}
-# Late by 12 ms of some 30; then by 40 ms.
-GROWS = {"name": "grows", "all": {"data_s": 0.02, "grown_s": 0.02}}
-GROWS["chosen"] = {"data_s": 0.032, "grown_s": 0.06}
 SILENT_STEPS = 160
 OF_RANKS = ("straggler", "imbalance", "recurring")
 SPEED = (*OF_RANKS, "regression", "stall")
@@ -65,10 +58,6 @@ class Played(NamedTuple):
 
     watched: Watched
     records: list[tuple[Any, dict[str, str]]]
-    grown: dict[str, Any]
-    past: list[dict[str, Any]]
-    shown: list[str]
-    lost_s: float | None
 
 
 def again(name: str, verdicts: list[dict[str, Any]], chosen: str) -> list[dict[str, Any]]:
@@ -85,7 +74,6 @@ def again(name: str, verdicts: list[dict[str, Any]], chosen: str) -> list[dict[s
 @pytest.fixture(scope="module")
 def played() -> Played:
     told = [{"name": name, **did} for name, (did, *_) in {**LATE, **SILENT, **AGAIN}.items()]
-    grown: dict[str, Any] = {}
     with Watched() as watched:
 
         def enough(name: str) -> bool:
@@ -94,20 +82,10 @@ def played() -> Played:
             verdicts = watched.verdicts(name, *OF_RANKS)
             if name in AGAIN:
                 return bool(again(name, verdicts, watched.chosen))
-            if name != "grows" or not verdicts:
-                return bool(verdicts)
-            (watched.node.root / "grows.grown").touch()
-            grown.setdefault("first", verdicts[0])
-            grown["last"] = verdicts[0]
-            return bool(verdicts[0]["evidence"]["excess_s"] > LATE_S)
+            return bool(verdicts)
 
-        watched.play([*told, UNEQUAL, GROWS], enough)
-        past = until(lambda: watched.past("grows"), "the verdict to be over")
-        shown = list(lines(survey([watched.node.place]), time.time_ns()))
-        lost = "training_straggler_lost_time_seconds_total"
-        lost_s = watched.node.value(lost, run="grows", rank=watched.chosen)
-        records = watched.records()
-    return Played(watched, records, grown, past, shown, lost_s)
+        watched.play([*told, UNEQUAL], enough)
+        return Played(watched, watched.records())
 
 
 @pytest.mark.parametrize("name", LATE)
@@ -161,32 +139,3 @@ def test_a_rank_with_twice_the_work_is_no_straggler(played: Played) -> None:
     assert played.watched.seen["unequal"].named == []
     told = opened(played.records, "unequal", "straggler", "imbalance")
     assert [said["verdict"] for _, said in told] == ["imbalance"]
-
-
-def test_a_verdict_that_grows_has_the_present_figures_and_no_further_record(
-    played: Played,
-) -> None:
-    first, last = played.grown["first"], played.grown["last"]
-    assert first["evidence"]["excess_s"] < LATE_S < last["evidence"]["excess_s"]
-    assert last["since_ns"] == first["since_ns"]
-    longer = re.search(r"takes (\S+) ms longer", last["sentence"])
-    assert longer is not None
-    # Of the named phase alone, which differs a little from the excess of all.
-    assert float(longer[1]) / 1000 > first["evidence"]["excess_s"]
-    states = [
-        said["verdict.state"]
-        for _, said in played.records
-        if (said.get("run"), said.get("verdict")) == ("grows", "straggler")
-    ]
-    assert states == ["opened", "closed"]
-
-
-def test_after_the_end_the_status_says_from_when_to_when_and_what_was_lost(
-    played: Played,
-) -> None:
-    (past,) = played.past
-    assert (past["kind"], past["phase"]) == ("straggler", "data")
-    assert past["since_ns"] == played.grown["last"]["since_ns"] < past["until_ns"]
-    assert past["evidence"]["lost_s"] == pytest.approx(played.lost_s, abs=0.01)
-    shown = "\n".join(played.shown).partition("run grows")[2]
-    assert re.search(r"\n  - (\S+ )?\d\d:\d\d:\d\d to (\S+ )?\d\d:\d\d:\d\d: rank 1 \(", shown)
