@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
-SOURCE = Path(__file__).parent / "kernel_standin" / "kernel.c"
 GIB = 1 << 30
 # A node of the compute driver that is no GPU.
 _PROCESSOR = {"gpu_id": "0", "properties": "cpu_cores_count 64\nlocation_id 0\ndomain 0"}
@@ -87,10 +82,6 @@ class AmdBoards:
         self.root = root
         self.sys, self.dev = root / "sys", root / "dev"
 
-    def environment(self, library: Path) -> dict[str, str]:
-        """For a process that is to see these boards; *library* is that of `standin_kernel`."""
-        return {"KERNEL_STANDIN": str(self.root), "LD_PRELOAD": str(library)}
-
     def write(self, boards: Sequence[AmdBoard]) -> None:
         """Show these boards; a file that there already is gets its new content at once."""
         kfd = "sys/class/kfd/kfd"
@@ -116,16 +107,3 @@ class AmdBoards:
             fresh = path.with_name(f".{path.name}")
             fresh.write_text(f"{content}\n")
             fresh.replace(path)
-
-
-def standin_kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that shows the tree to any program, built once a session."""
-    library = tmp_path_factory.getbasetemp() / "kernel-standin.so"
-    if library.exists():
-        return library
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None:
-        pytest.skip("needs a C compiler, for the stand-in of the kernel's files")
-    fresh = library.with_suffix(".fresh")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", fresh, SOURCE, "-ldl"], check=True)
-    return fresh.replace(library)

@@ -86,19 +86,6 @@ def test_each_gpu_is_told_of_under_its_rank(node: Node) -> None:
     until(lambda: told(node, SENT_TO[3]) == {}, "its GPU to be free")
     assert not node.series("hw_power_watts", rank="3")
 
-    # Another run takes it.
-    rank(node, 0, "second", str(SENT_TO[3]))
-    theirs = {"run": "second", "rank": "0", "local_rank": "0"}
-    until(lambda: told(node, SENT_TO[3]) == theirs, "its GPU to be the other run's")
-
-    # Two ranks of one run on one GPU: it is the run's, and no rank's.
-    rank(node, 8, "first", str(SENT_TO[0]))
-    until(lambda: told(node, SENT_TO[0]) == {"run": "first"}, "a shared GPU")
-
-    # Of two runs: it is nobody's.
-    rank(node, 1, "second", str(SENT_TO[1]))
-    until(lambda: told(node, SENT_TO[1]) == {}, "a GPU of two runs")
-
 
 def test_where_rank_0_alone_is_exported_all_gpus_of_the_node_are_told_of(
     node: Node, boards: Boards

@@ -69,30 +69,3 @@ def test_host_and_processes_are_told_of_on_both_ways(node: Node) -> None:
                 assert run.items() <= point.attributes.items()
                 assert "rank" not in point.attributes
         assert first.poll() is None
-
-
-def test_workers_are_counted_with_their_rank_and_what_is_not_wanted_is_not_read(
-    node: Node,
-) -> None:
-    workers = """
-import os, sys
-import otel_ddp
-otel_ddp.init()
-if os.fork() == 0:
-    while True:
-        sum(range(1000))
-print("there", flush=True)
-sys.stdin.read()
-"""
-    rank(node, 0, workers, OTEL_DDP_SOURCES="process")
-
-    until(lambda: names(node, rank="0") >= OF_PROCESS, "the process")
-    until(lambda: node.value("training_children_count") == 1, "one worker")
-    worked = "training_children_cpu_time_seconds_total"
-    until(
-        lambda: (node.value(worked, cpu_mode="user") or 0) > 0.2,
-        "what it has worked",
-    )
-    sources = {labels["source"] for labels, _ in node.series("otel_ddp_source_age_seconds")}
-    assert sources == {"process"}
-    assert not names(node) & OF_HOST

@@ -102,14 +102,6 @@ def test_a_run_that_ends_is_told_once_with_its_summary_and_an_alert_of_its_scrip
     assert len(webhook.posted) == 2
 
 
-def test_nothing_is_told_where_no_address_is_named(webhook: Webhook) -> None:
-    code = "import otel_ddp; otel_ddp.init(run='r').alert('now'); print('done')"
-    with Node() as node:
-        node.run(code)
-        assert node.agent()["notify"] == "off: OTEL_DDP_NOTIFY names no address"
-        assert not list(node.spool.glob("*/notify"))
-
-
 def test_what_no_receiver_has_taken_is_sent_by_the_next_agent(webhook: Webhook) -> None:
     webhook.code = 503
     code = "import otel_ddp; otel_ddp.init(run='r').alert('now'); print('done')"

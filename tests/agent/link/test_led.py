@@ -378,6 +378,23 @@ def test_the_death_of_a_rank_is_told_also_when_its_journal_is_gone(agents: TwoAg
     assert (steps, len(ended.steps()[0]), going.is_at_work) == (50, 0, True)
 
 
+def test_growing_memory_of_a_device_behind_the_link_is_told_with_its_node(
+    agents: TwoAgents,
+) -> None:
+    writer = agents.led.ranks[1].writer
+    held = writer.counter(catalog.TRAINING_DEVICE_MEMORY_ALLOCATED.name)
+    writer.set(writer.counter(catalog.TRAINING_DEVICE_MEMORY_LIMIT.name), 16 * 2.0**30)
+    for number in range(15 * 6):
+        writer.set(held, 2.0**30 + number * 2.0**23)
+        for each in (agents.lead, agents.led):
+            each.now_ns += 9_000_000_000
+        agents.train(25, late=-1)
+
+    (found,) = agents.lead.of_kind("creep")
+    assert found["evidence"]["memory_of"] == "device"
+    assert found["sentence"].startswith("the memory of the device of rank 3 (node-1) has grown")
+
+
 @pytest.mark.parametrize(
     ("uncertainty_ns", "told"),
     [(0, "rank 3 (node-1) was killed"), (1_000_000_000, "it is not known which was first")],

@@ -1,29 +1,17 @@
-"""A process of another node, told over the link: the judge finds what it would find beside it."""
+"""A process of another node, told over the link: nothing that a judge needs is lost on the way."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from make import MS, WrittenRank, labels_of
-from node import without_figures
-from otel_ddp.agent.ledger import Ledger
+from make import MS, labels_of
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import pack
-from otel_ddp.agent.link.runs.node_source import NodeSource
-from otel_ddp.agent.link.runs.process_report import ProcessReport
-from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.steps import Parts, Step
-from otel_ddp.agent.verdicts.journal_source import JournalSources
-from otel_ddp.agent.verdicts.judge import Judge
-from otel_ddp.agent.verdicts.observe import ExitCauses
-from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
 from otel_ddp.diagnosis.stall.evidence import (
@@ -34,15 +22,10 @@ from otel_ddp.diagnosis.stall.evidence import (
     Kernel,
     Position,
 )
-from otel_ddp.journal import layout
-from otel_ddp.journal.reader import JournalReader
-from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES
 
 AHEAD_NS = 3_000_000_000
 """The clock of the other node is behind the lead's by so much."""
-
-# -- nothing is lost on the way
 
 whole = st.integers(0, 2**53)
 moment = st.integers(10**18, 2 * 10**18)
@@ -210,145 +193,3 @@ def test_steps_that_make_no_sense_are_refused(damage: Any) -> None:
 
     with pytest.raises(pack.Senseless):
         pack.unpack_steps(process.device_steps, 0)
-
-
-# -- two judges of one run: one has all journals, the other has two of four ranks told by the link
-
-
-class Rank(WrittenRank):
-    """A rank of either node, and the way to it of an agent there."""
-
-    def __init__(self, folder: Path, number: int, node: str, ledger: Ledger) -> None:
-        folder.mkdir()
-        super().__init__(folder, number, 128 * 1024, world_size=4)
-        self.rank, self.alive = number, True
-        self.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
-        self.journal = JournalFeed(JournalReader(self.writer.path), ledger, lambda _: node)
-        self.enter("forward")
-        self.state("running")
-
-
-class TwoNodes:
-    """Four ranks on two nodes, and a clock that the test moves."""
-
-    def __init__(self, folder: Path) -> None:
-        self.ledger = Ledger()
-        self.now_ns = time.monotonic_ns()
-        self.ranks = [
-            Rank(folder / str(number), number, f"node-{number // 2}", self.ledger)
-            for number in range(4)
-        ]
-        self.whole, self.lead = (
-            Judge(self.ledger, 60.0, folder / name, clock=lambda: self.now_ns)
-            for name in ("whole", "lead")
-        )
-        self._sources = JournalSources(ExitCauses())
-        self._reports: dict[Source, ProcessReport] = {}
-        self.told: dict[int, NodeSource] = {}
-
-    def poll(self, later_s: float = 1.0) -> None:
-        self.now_ns += int(later_s * 1e9)
-        now_ns = time.time_ns()
-        for rank in self.ranks:
-            if not rank.alive and not rank.journal.life.gone_ns:
-                rank.journal.life.gone_ns = now_ns
-            rank.journal.poll(now_ns, rank.alive)
-        sources = self._sources.of([rank.journal for rank in self.ranks])
-        self.whole.poll(sources)
-        for each in self.told.values():
-            each.forget_news()
-        for source in sources:
-            if dict(source.labels)["node"] == "node-1":
-                self._report(source)
-        here = [each for each in sources if dict(each.labels)["node"] == "node-0"]
-        self.lead.poll([*here, *self.told.values()])
-        self._carry_questions()
-
-    def _report(self, source: Source) -> None:
-        """What the agent of node-1, whose clock is behind, sends to that of node-0."""
-        known = self._reports.setdefault(source, ProcessReport(len(self._reports) + 1, source))
-        known.gather(self.now_ns)
-        message = wire.Process()
-        known.write(message, self.now_ns, time.time_ns() - time.monotonic_ns(), 0)
-        process = sent(message)
-        told = self.told.get(process.id)
-        if told is None:
-            told = self.told[process.id] = NodeSource(process.state, 0)
-        told.feed(process, 0, self.now_ns)
-
-    def _carry_questions(self) -> None:
-        for known in self._reports.values():
-            told = self.told[known.number]
-            for question in told.questions:
-                known.ask(question, self.now_ns)
-            told.questions.clear()
-
-    def train(self, steps: int, late: Mapping[int, float]) -> None:
-        """So many steps; some ranks are late in backward, by so many ms."""
-        for number in range(steps):
-            for rank in self.ranks:
-                own = late.get(rank.rank, 0.0)
-                jitter = (number * 7 + rank.rank * 3) % 5 / 10
-                waits = max(late.values(), default=0.0) - own
-                spent = {"forward": 10.0, "backward": 20.0 + own + jitter, "optimizer": 5.0}
-                rank.step({**spent, "comm_wait": 1.5 + waits - jitter})
-            if number % 25 == 24:
-                self.poll()
-
-
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[TwoNodes]:
-    made = TwoNodes(tmp_path)
-    yield made
-    for rank in made.ranks:
-        rank.journal.reader.close()
-        rank.close()
-
-
-def test_a_late_rank_of_another_node_is_found_as_if_its_journal_were_here(nodes: TwoNodes) -> None:
-    nodes.train(200, late={3: 12.0})
-
-    (found,) = nodes.lead.verdicts()
-
-    assert (found["kind"], found["who"]["rank"], found["phase"]) == ("straggler", "3", "backward")
-    assert found["sentence"].startswith("rank 3 (node-1) keeps the others waiting")
-    assert nodes.lead.verdicts() == nodes.whole.verdicts()
-
-
-def test_growing_memory_of_another_nodes_device_is_found_as_if_its_journal_were_here(
-    nodes: TwoNodes,
-) -> None:
-    writer = nodes.ranks[3].writer
-    held = writer.counter(catalog.TRAINING_DEVICE_MEMORY_ALLOCATED.name)
-    writer.set(writer.counter(catalog.TRAINING_DEVICE_MEMORY_LIMIT.name), 16 * 2.0**30)
-    for number in range(15 * 6):
-        writer.set(held, 2.0**30 + number * 2.0**23)
-        nodes.train(1, late={})
-        nodes.poll(later_s=10)
-
-    (found,) = nodes.lead.verdicts()
-
-    assert found["kind"] == "creep"
-    assert found["sentence"].startswith("the memory of the device of rank 3 (node-1) has grown")
-    assert found["evidence"]["memory_of"] == "device"
-    (beside,) = nodes.whole.verdicts()
-    assert without_figures(found["sentence"]) == without_figures(beside["sentence"])
-
-
-def test_equal_ranks_of_two_nodes_are_compared_and_none_is_named(nodes: TwoNodes) -> None:
-    nodes.train(200, late={})
-
-    assert (nodes.lead.verdicts(), nodes.lead.insufficient()) == ([], [])
-
-
-def test_a_rank_of_another_node_that_dies_is_told_with_its_node(nodes: TwoNodes) -> None:
-    nodes.train(30, late={})
-    nodes.ranks[2].alive = False
-    nodes.poll()
-
-    (found,) = nodes.lead.verdicts()
-
-    assert (found["kind"], found["who"]["node"], found["who"]["rank"]) == ("death", "node-1", "2")
-    # When it was last seen alive is known less precisely: its clock is another one.
-    beside = nodes.whole.verdicts()[0]["sentence"]
-    assert without_figures(found["sentence"]) == without_figures(beside)

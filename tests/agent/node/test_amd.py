@@ -11,7 +11,7 @@ from amd_boards import GIB, AmdBoard, AmdBoards, mi300x, radeon
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.gpu.amd import Amd
 from otel_ddp.agent.node.gpu.driver import DeviceLost, DriverMissing, NothingHere, User
-from otel_ddp.agent.node.gpu.drivers import opened
+from otel_ddp.agent.node.gpu.drivers import known, opened
 from otel_ddp.agent.node.gpu.owners import owners
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus
 from otel_ddp.agent.reading.journals import Rank
@@ -134,6 +134,7 @@ def test_a_container_has_the_boards_that_it_was_given(boards: AmdBoards) -> None
 def test_a_machine_without_such_boards_says_what_was_looked_for(boards: AmdBoards) -> None:
     with pytest.raises(NothingHere, match=r"no AMD GPU to read here \(kernel driver amdgpu\)"):
         opened([amd(boards)])
+    assert Amd in map(type, known())
 
 
 def test_a_board_that_is_taken_away_is_lost_and_the_others_go_on(boards: AmdBoards) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,23 +11,16 @@ from typing import Any
 
 import pytest
 
-from extras import needed
-from make import WrittenRank, labels_of
-from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.notify.addresses import Address
+from make import labels_of
 from otel_ddp.agent.notify.message import Message
 from otel_ddp.agent.notify.notifier import Notifier
 from otel_ddp.agent.notify.occasions import Occasions
-from otel_ddp.agent.notify.outbox import MOST_OF_A_KIND, Outbox
-from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.reports import Incident, RunReports
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
-from otel_ddp.journal import layout
 from otel_ddp.journal.process_state import ProcessState
-from otel_ddp.journal.reader import JournalReader
 from otel_ddp.settings import Settings
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, VERDICTS, Kind
-from webhook import Mailbox, Webhook
+from webhook import Webhook
 
 RANK = labels_of(1)
 RUN = run_labels(RANK)
@@ -230,67 +222,6 @@ def test_the_end_of_a_run_whose_ranks_are_not_all_known_waits_for_them(watched: 
 def webhook() -> Iterator[Webhook]:
     with Webhook() as webhook:
         yield webhook
-
-
-def test_a_rank_that_is_late_a_hundred_times_within_an_hour_makes_the_limit(
-    watched: Watched, webhook: Webhook, tmp_path: Path
-) -> None:
-    outbox = Outbox(tmp_path / "notify", [Address(webhook.url)], lambda: watched.now)
-    made = 0
-    for _ in range(100):
-        watched.open("straggler", **COSTS)
-        for message in (*watched.told(), *watched.told(30.0)):
-            made += 1
-            outbox.put(message)
-        watched.close()
-        watched.told(5.0)
-        outbox.deliver()
-
-    assert made == 100
-    assert len(webhook.posted) == MOST_OF_A_KIND
-    assert len({each.body["id"] for each in webhook.posted}) == MOST_OF_A_KIND
-
-
-@pytest.fixture
-def feed(tmp_path: Path) -> Iterator[JournalFeed]:
-    """A rank of the run whose script has called `run.alert`."""
-    rank = WrittenRank(tmp_path, 1)
-    attributes = {"title": "loss rises", "text": "3.2", "level": "warn"}
-    content = {"name": "training.alert", "time": 1, "attributes": attributes}
-    rank.writer.append(layout.EVENT, json.dumps(content).encode())
-    feed = JournalFeed(JournalReader(rank.writer.path), Ledger(), lambda _: "n1")
-    feed.poll(time.time_ns(), True)
-    yield feed
-    feed.reader.close()
-    rank.close()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_each_kind_arrives_once_at_a_webhook_by_mail_and_by_apprises_json(
-    watched: Watched, webhook: Webhook, feed: JournalFeed, tmp_path: Path
-) -> None:
-    needed("aiosmtpd", "dev")
-    needed("apprise", "dev")
-    for kind, (labels, *_) in TITLES.items():
-        watched.open(kind, labels, **COSTS)
-    case: Any = watched.case
-    told = [*watched.occasions.poll([case], [feed], "", watched.now), *watched.told(30.0)]
-    watched.end("finished", "finished")
-    told += watched.told()
-    wanted = sorted([title for *_, title in TITLES.values()])
-    wanted = sorted([*wanted, "run r: loss rises", "run r finished after 60 s"])
-    with Webhook() as json_hook, Mailbox() as mailbox:
-        ways = (webhook.url, f"json://127.0.0.1:{json_hook.port}", mailbox.url)
-        outbox = Outbox(tmp_path / "notify", [*map(Address, ways)], lambda: watched.now)
-
-        for message in told:
-            outbox.put(message)
-        for _ in range(3):
-            outbox.deliver()
-
-        assert sorted(each.body["title"] for each in webhook.posted) == wanted
-        assert sorted(each.body["title"] for each in json_hook.posted) == wanted
-        assert sorted(mail["Subject"] for _, mail in mailbox.mails) == wanted
 
 
 def test_a_thread_of_the_agent_sends_it_and_each_address_gets_it_once(
