@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 import ssl
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ from tools.stack.server import NotUp, free_port
 
 from deploy.files import SERVICES, with_environment
 from node import Node, new_certificate, until
+from otlp_receiver import Receiver
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus, validated
 from stack.test_rules import COLLECTORS
 
@@ -309,41 +307,6 @@ def test_by_remote_write_the_sender_keeps_what_the_backend_does_not_take(
         assert_right(prometheus)
 
 
-@contextmanager
-def answering(status: int) -> Iterator[str]:
-    """A backend that has one answer to everything."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(status)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@contextmanager
-def knowing_no_service() -> Iterator[str]:
-    """A backend for gRPC that says so, which is an answer for good."""
-    server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.stop(None).wait()
-
-
 def one_point() -> bytes:
     request = metrics_service_pb2.ExportMetricsServiceRequest()
     metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="up")
@@ -430,18 +393,18 @@ def test_what_backends_refuse_is_counted_under_the_names_that_the_rules_ask_for(
     span.resource_spans.add().scope_spans.add().spans.add(trace_id=b"t" * 16, span_id=b"s" * 8)
     record.resource_logs.add().scope_logs.add().log_records.add(severity_number=9)
     with (
-        answering(400) as url,
-        knowing_no_service() as without_service,
+        Receiver() as backend,
         Collector(
             *(binaries, tmp_path / "collector", ALL_IN_ONE),
-            METRICS_URL=url,
+            METRICS_URL=f"{(url := backend.start_http())}/v1/metrics",
             TRACES_EXPORTER="otlp_grpc/traces",
-            TRACES_ENDPOINT=without_service,
+            TRACES_ENDPOINT=backend.start_grpc(),
             LOGS_EXPORTER="otlp_http/logs",
-            LOGS_URL=url,
+            LOGS_URL=f"{url}/v1/logs",
         ) as collector,
         watching(binaries, tmp_path / "prometheus", collector) as prometheus,
     ):
+        backend.set_mode(400)
         for signal, body in (
             ("metrics", one_point()),
             ("traces", span.SerializeToString()),
