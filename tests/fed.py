@@ -24,6 +24,29 @@ IDENTITY: dict[str, Any] = {
 }
 
 
+class ReadRank(WrittenRank):
+    """A process of a run, and the agent's way to it."""
+
+    def __init__(
+        self, folder: Path, rank: int, ledger: Ledger, node: str = "node-1", **identity: Any
+    ) -> None:
+        folder.mkdir()
+        super().__init__(folder, rank, **identity)
+        self.alive = True
+        reader = JournalReader(self.writer.path)
+        self.journal = JournalFeed(reader, ledger, lambda _: node)
+
+    def poll(self) -> None:
+        now_ns = time.time_ns()
+        if not self.alive and not self.journal.life.gone_ns:
+            self.journal.life.gone_ns = now_ns
+        self.journal.poll(now_ns, self.alive)
+
+    def close(self) -> None:
+        self.journal.reader.close()
+        super().close()
+
+
 class Fed:
     """The writer of a journal, and its feed into a ledger."""
 

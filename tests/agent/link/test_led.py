@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from make import WrittenRank
+from fed import ReadRank
 from node import without_figures
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.link import link_pb2 as wire
@@ -19,7 +19,6 @@ from otel_ddp.agent.link.runs import pack, said
 from otel_ddp.agent.link.runs.following import Following
 from otel_ddp.agent.link.runs.leading import Leading
 from otel_ddp.agent.link.runs.wall_clock import WallClock
-from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.journal_source import JournalSource, JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.judgement import Judgement
@@ -27,7 +26,6 @@ from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 
 RUN: Labels = (("group", "g"), ("run", "r"))
@@ -96,25 +94,22 @@ class Agent:
         self.ledger, self.now_ns = Ledger(), time.monotonic_ns()
         self.judge = Judge(self.ledger, 60.0, folder / "incidents", clock=lambda: self.now_ns)
         self.ledger.keep_history = True
-        self.ranks, self.feeds = [], []
-        for rank in (2 * number, 2 * number + 1):
-            (folder / str(rank)).mkdir()
-            made = WrittenRank(folder / str(rank), rank, 128 * 1024, world_size=4)
-            made.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
-            made.state("running")
-            self.ranks.append(made)
-            reader = JournalReader(made.writer.path)
-            self.feeds.append(JournalFeed(reader, self.ledger, lambda _: f"node-{number}"))
+        self.ranks = [
+            ReadRank(folder / str(rank), rank, self.ledger, f"node-{number}", world_size=4)
+            for rank in (2 * number, 2 * number + 1)
+        ]
+        for each in self.ranks:
+            each.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
+            each.state("running")
+        self.seen = [*self.ranks]
+        """Those whose journals are there."""
         self._sources = JournalSources(ExitCauses())
-        self.dead: set[JournalFeed] = set()
 
     def read(self) -> Collection[JournalSource]:
         self.now_ns += 1_000_000_000
-        for each in self.feeds:
-            if each in self.dead and not each.life.gone_ns:
-                each.life.gone_ns = time.time_ns()
-            each.poll(time.time_ns(), each not in self.dead)
-        return self._sources.of(self.feeds)
+        for each in self.seen:
+            each.poll()
+        return self._sources.of([each.journal for each in self.seen])
 
     def late(self) -> list[str]:
         """The ranks that the open verdicts name."""
@@ -198,8 +193,6 @@ def agents(tmp_path: Path) -> Iterator[TwoAgents]:
     made = TwoAgents(tmp_path)
     yield made
     for agent in (made.lead, made.led):
-        for feed in agent.feeds:
-            feed.reader.close()
         for rank in agent.ranks:
             rank.close()
 
@@ -254,7 +247,7 @@ def test_a_death_that_the_lead_has_told_is_not_told_again_once_the_lead_is_gone(
     agents: TwoAgents,
 ) -> None:
     agents.train(50, late=-1)
-    agents.led.dead.add(agents.led.feeds[1])
+    agents.led.ranks[1].alive = False
     for _ in range(5):
         agents.poll()
     assert len(agents.led.of_kind("death")) == 1
@@ -271,7 +264,7 @@ def test_a_death_that_the_lead_has_told_is_not_told_again_once_the_lead_is_gone(
 def test_a_death_that_no_lead_has_told_is_told_here(agents: TwoAgents) -> None:
     agents.train(50, late=-1)
     agents.cable.is_cut = True
-    agents.led.dead.add(agents.led.feeds[1])
+    agents.led.ranks[1].alive = False
     for _ in range(15):
         agents.poll()
 
@@ -362,11 +355,9 @@ def test_a_rank_of_a_silent_node_is_shown_as_not_heard_since_then(agents: TwoAge
 def test_the_death_of_a_rank_is_told_also_when_its_journal_is_gone(agents: TwoAgents) -> None:
     agents.train(50, late=3)
     steps = sum(len(each.steps()[0]) for each in agents.leading.sources())
-    gone = agents.led.feeds[1]
-    agents.led.dead.add(gone)
+    agents.led.ranks[1].alive = False
     agents.poll()
-    agents.led.feeds.remove(gone)
-    gone.reader.close()
+    agents.led.seen.pop()
     agents.poll()
     agents.poll()
 
@@ -404,9 +395,9 @@ def test_of_two_deaths_none_is_the_first_by_clocks_that_are_not_known_well(
 ) -> None:
     agents.cable.clock_uncertainty_ns = uncertainty_ns
     agents.train(50, late=-1)
-    agents.led.dead.add(agents.led.feeds[1])
+    agents.led.ranks[1].alive = False
     agents.poll()
-    agents.lead.dead.add(agents.lead.feeds[0])
+    agents.lead.ranks[0].alive = False
     for _ in range(12):
         agents.poll()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from make import WrittenRank
+from fed import ReadRank
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import leading as leading_module
@@ -18,13 +17,11 @@ from otel_ddp.agent.link.runs import pack
 from otel_ddp.agent.link.runs.leading import Leading
 from otel_ddp.agent.link.runs.links import Links, wanted_by
 from otel_ddp.agent.link.runs.wall_clock import WallClock
-from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.journal_source import JournalSource
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.identity import lead
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import JournalReader
 
 NAMED = lead.of_token("a token of 16 letters or more", "node-0", 4711).as_json()
 RUN: Labels = (("group", "g"), ("run", "r"))
@@ -41,16 +38,12 @@ def process(tmp_path: Path) -> Iterator[Made]:
         rank: int, world_size: int, *, alive: bool = True, knows: bool = True
     ) -> JournalSource:
         folder = tmp_path / str(len(written))
-        folder.mkdir()
-        made = WrittenRank(folder, rank, world_size=world_size)
+        made = ReadRank(folder, rank, Ledger(), "node-0", world_size=world_size)
+        written.append(made)
         made.writer.document(layout.FACTS, {lead.FACT: NAMED} if knows else {})
-        reader = JournalReader(made.writer.path)
-        feed = JournalFeed(reader, Ledger(), lambda _: "node-0")
-        if not alive:
-            feed.life.gone_ns = time.time_ns()
-        feed.poll(time.time_ns(), alive)
-        written.extend((reader, made))
-        return JournalSource(feed, ExitCauses())
+        made.alive = alive
+        made.poll()
+        return JournalSource(made.journal, ExitCauses())
 
     yield make
     for each in written:

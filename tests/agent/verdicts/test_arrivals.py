@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from make import WrittenRank, step_facts
+from fed import ReadRank
+from make import step_facts
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.agent.verdicts.arrivals import Arrivals
 from otel_ddp.agent.verdicts.journal_source import JournalSource
@@ -25,18 +25,16 @@ from otel_ddp.diagnosis.detector import Observation
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of
 from otel_ddp.diagnosis.verdict import Change, Labels
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import JournalReader
 
 MS = 1_000_000
 RING = 400
 
 
-class Rank(WrittenRank):
+class Rank(ReadRank):
     """A journal with steps in it, and a process that answers when the test lets it."""
 
     def __init__(self, folder: Path, rank: int, ledger: Ledger) -> None:
-        super().__init__(folder, rank, 128 * 1024, world_size=None)
-        self.journal = JournalFeed(JournalReader(self.writer.path), ledger, lambda labels: "node-1")
+        super().__init__(folder, rank, ledger, world_size=None)
         self.ask = self.writer.path.with_suffix(layout.ASK_SUFFIX)
         os.mkfifo(self.ask)
         self.fd = os.open(self.ask, os.O_RDWR | os.O_NONBLOCK)
@@ -87,7 +85,6 @@ class Rank(WrittenRank):
 
     def close(self) -> None:
         os.close(self.fd)
-        self.journal.reader.close()
         super().close()
 
 
@@ -101,7 +98,6 @@ class Bench:
         ledger = Ledger()
         self.ranks = []
         for number in range(2):
-            (folder / f"{number}").mkdir()
             self.ranks.append(Rank(folder / f"{number}", number, ledger))
         # Both begin at one moment, in a journal that one of them has had for longer.
         began_ns = [rank.journal.reader.created_monotonic_ns for rank in self.ranks]

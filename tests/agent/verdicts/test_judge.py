@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from make import WrittenRank
+from fed import ReadRank
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts import run_case as run_case_module
 from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.journal_source import JournalSource, JournalSources
@@ -29,37 +28,27 @@ from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
-from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STALL_REASONS, STATES
 
-SMALL = 128 * 1024
 FLOOR_S = 60.0
 
 
-class Rank(WrittenRank):
-    """A process that writes down what a training would, and the agent's way to it."""
+class Rank(ReadRank):
+    """One that runs, and whose waits are known."""
 
     def __init__(self, bench: Bench, number: int, node: str = "node-1", **more: Any) -> None:
-        folder = bench.folder / f"{next(bench.numbers)}"
-        folder.mkdir()
-        super().__init__(folder, number, SMALL, **more)
+        super().__init__(
+            bench.folder / f"{next(bench.numbers)}", number, bench.ledger, node, **more
+        )
         self.rank = number
         self.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
-        self.journal = JournalFeed(
-            JournalReader(self.writer.path), bench.ledger, lambda labels: node
-        )
-        self.alive = True
         self.enter("forward")
         self.writer.state(STATES["running"], 0)
 
     def spend(self, **spent_ms: float) -> None:
         """One more step, of these phases."""
         self.step(spent_ms)
-
-    def close(self) -> None:
-        self.journal.reader.close()
-        super().close()
 
 
 class Bench:
@@ -93,10 +82,7 @@ class Bench:
         """What the agent's loop does, so much later."""
         self.now_ns += int(later_s * 1e9)
         for rank in self.ranks:
-            now_ns = time.time_ns()
-            if not rank.alive and not rank.journal.life.gone_ns:
-                rank.journal.life.gone_ns = now_ns
-            rank.journal.poll(now_ns, rank.alive)
+            rank.poll()
         self.judge.poll(self.sources.of([rank.journal for rank in self.ranks]), self.led)
         with self.ledger.lock:
             self.judge.update_series(time.time_ns())
