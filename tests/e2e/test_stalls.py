@@ -23,7 +23,7 @@ LIMIT_S, STEPS, ODD = 2, 10, 1
 RANKS = ("0", "1")
 
 TRAIN = """
-import ctypes, os, signal, sys
+import ctypes, os, signal, sys, threading, time
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -32,27 +32,38 @@ from torch.nn.parallel import DistributedDataParallel
 import otel_ddp
 
 STEPS, ODD = 10, 1
-names = sys.argv[1].split(",")
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
+other = dist.new_group([0, 1])
 # What ends a sleep that the test wants to end.
 signal.signal(signal.SIGUSR1, lambda *_: None)
 
 
 def batches(name):
     for step in range(STEPS + 2):
-        if name == "data" and (rank, step) == (ODD, STEPS):
-            signal.pause()
+        if (rank, step) == (ODD, STEPS):
+            if name == "data":
+                signal.pause()
+            if name == "thread":
+                time.sleep(1000)
+            if name == "leaves":
+                threading.Thread(target=time.sleep, args=(1000,)).start()
+                raise ValueError("a bad sample")
         yield torch.randn(4, 8)
 
 
 def synchronise(name, mine):
     if name in ("late", "ended") and mine:
         signal.pause()
-    dist.all_reduce(torch.ones(1))
+    if name == "skips" and mine:
+        dist.barrier(group=other)
+    elif name == "differs" and mine:
+        dist.broadcast(torch.ones(1), src=0)
+    else:
+        dist.all_reduce(torch.ones(1))
 
 
-for name in names:
+def train(name):
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     run = otel_ddp.instrument(model, group="g", run=name)
@@ -69,9 +80,39 @@ for name in names:
             os.kill(os.getpid(), signal.SIGSTOP)
         optimizer.step()
         optimizer.zero_grad()
+        if name == "moves" and step == STEPS:
+            # Without a sign that any hook sees.
+            with run.phase("evaluation of mine"):
+                while True:
+                    dist.all_reduce(torch.ones(1), group=other)
+                    time.sleep(0.01)
     run.finish()
+
+
+for name in sys.argv[1].split(","):
+    if name == "thread":
+        trains = threading.Thread(target=train, args=(name,))
+        trains.start()
+        trains.join()
+    else:
+        train(name)
 dist.destroy_process_group()
 """
+
+
+def start(node: Node, names: str, python: str = "") -> None:
+    """Two ranks that hang in these ways, one after the other.
+
+    Without a launcher: its workers would outlive it, and these cannot end by themselves.
+    """
+    script = node.root / "train.py"
+    script.write_text(TRAIN)
+    executable, more = warm.python()
+    for rank in RANKS:
+        node.start(
+            *(python or executable, str(script), names, f"file://{node.root}/{names}"),
+            env={"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", **more},
+        )
 
 
 class Stall(NamedTuple):
@@ -88,14 +129,7 @@ class Ward:
 
     def __init__(self, node: Node, receiver: Receiver, names: list[str]) -> None:
         self._node, self._receiver = node, receiver
-        script = node.root / "train.py"
-        script.write_text(TRAIN)
-        # Without a launcher: its workers would outlive it, and these cannot end by themselves.
-        for rank in RANKS:
-            node.warm(
-                *(str(script), ",".join(names), f"file://{node.root}/store"),
-                env={"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"},
-            )
+        start(node, ",".join(names))
 
     def stall(self, run: str) -> Stall:
         """The stall of this run, once it is seen everywhere."""
@@ -304,88 +338,14 @@ def test_a_hang_that_is_ended_is_told_as_it_stood(seen: Seen) -> None:
 
 # -- side by side: hangs that end with their ranks, and what only looks like one
 
-HANGS = """
-import os, sys, threading, time
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-import otel_ddp
-
-how = sys.argv[1]
-dist.init_process_group("gloo", sys.argv[2], rank=int(os.environ["RANK"]), world_size=2)
-rank = dist.get_rank()
-other = dist.new_group([0, 1])
-model = DistributedDataParallel(nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-run = otel_ddp.instrument(model, group="g", run=how)
-
-
-def batches():
-    number = 0
-    while True:
-        number += 1
-        if rank == 1 and number == 5:
-            hang_in_data()
-        yield torch.ones(2, 4)
-
-
-def hang_in_data():
-    if how == "thread":
-        time.sleep(1000)
-    if how == "leaves":
-        threading.Thread(target=uploads, name="uploader").start()
-        raise ValueError("a bad sample")
-
-
-def uploads():
-    time.sleep(1000)
-
-
-def user_collectives(number):
-    value = torch.ones(3)
-    if number != 4 or how not in ("skips", "differs"):
-        dist.all_reduce(value)
-    elif rank == 0:
-        dist.all_reduce(value)
-    elif how == "differs":
-        dist.broadcast(value, src=0)
-    else:
-        dist.barrier(group=other)
-
-
-def train():
-    for number, batch in enumerate(otel_ddp.data(batches())):
-        model(batch).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if number < 4 or how in ("skips", "differs"):
-            user_collectives(number)
-        if number == 4 and how == "moves":
-            # Without a sign that any hook sees.
-            with run.phase("evaluation of mine"):
-                while True:
-                    dist.all_reduce(torch.ones(1), group=other)
-                    time.sleep(0.01)
-
-
-if how == "thread":
-    trains = threading.Thread(target=train)
-    trains.start()
-    trains.join()
-else:
-    train()
-"""
-
 # By the way in which two ranks hang: the cause, who is named, and what is said.
 HOW = {
     # Of a main thread that only waits, the thread that trains counts.
-    "thread": ("not_reached", ["1"], "(hang_in_data)"),
-    "leaves": ("not_reached", ["1"], "has left its program after step 4, at its end or by an exc"),
+    "thread": ("not_reached", ["1"], "(batches)"),
+    "leaves": ("not_reached", ["1"], "has left its program after step 10, at its end or by an exc"),
     # Each has entered one that the other has not: in another process group.
     "skips": ("crossed", ["0", "1"], "the order of their collectives"),
-    "differs": ("different_collectives", ["0", "1"], "rank 1 entered broadcast [[3]]"),
+    "differs": ("different_collectives", ["0", "1"], "rank 1 entered broadcast [[1]]"),
 }
 MOVES = "moves"
 
@@ -394,16 +354,9 @@ MOVES = "moves"
 def hung() -> dict[str, dict[str, Any]]:
     """The verdicts by their runs, once each has its words and the last has moved for long."""
     with Node(OTEL_DDP_STALL_TIMEOUT_S=str(LIMIT_S)) as node:
-        script = node.root / "train.py"
-        script.write_text(HANGS)
         for how in (*HOW, MOVES):
             # How Python waits for threads at the end is seen where it starts by itself.
-            python = sys.executable if how == "leaves" else warm.python().executable
-            for rank in RANKS:
-                node.start(
-                    *(python, str(script), how, f"file://{node.root}/{how}"),
-                    env={"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", **warm.python().env},
-                )
+            start(node, how, sys.executable if how == "leaves" else "")
 
         def seen() -> dict[str, dict[str, Any]] | None:
             found = [each for each in node.agent()["verdicts"] if each["kind"] == "stall"]
