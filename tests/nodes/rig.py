@@ -7,10 +7,7 @@ start them. It needs root, and says where it cannot be: `nodes.rig.needed()`.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -65,12 +62,6 @@ class RealNode(Node):
     def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         return super().start(*self.namespace.command, *command, env=env)
 
-    def warm(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        # Only a program that is started anew has the clock.
-        if "LD_PRELOAD" in self.env:
-            return self.start(sys.executable, *arguments, env=env)
-        return super().warm(*arguments, env=env)
-
     def _answer(self, request: urllib.request.Request) -> bytes:
         return self.namespace.inside(lambda: super(RealNode, self)._answer(request))
 
@@ -100,16 +91,6 @@ class RealNode(Node):
             }
             self.warm(*program, env={**{k: str(v) for k, v in said.items()}, **env})
 
-    def torchrun(self, ranks: int, *program: str) -> subprocess.Popen[str]:
-        """Start this node's torchrun of a job on all nodes of the rig."""
-        self.env.update(GLOO_SOCKET_IFNAME="eth0", PYTHONPATH=str(HERE.parent))
-        return self.warm(
-            *("-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-            *("--nnodes", str(len(self._rig.nodes)), "--node-rank", str(self.number)),
-            *("--master-addr", address(0), "--master-port", _PORT),
-            *program,
-        )
-
     def cut(self) -> None:
         """From now on, no packet comes through: also none that says that a process has ended."""
         # The port is taken out of the switch, as a switch further on would do: this end stays up.
@@ -123,19 +104,6 @@ class RealNode(Node):
         self.cut()
         leftovers.end(leftovers.NODE, self.root.name)
 
-    def pin(self, *cores: int) -> None:
-        """Let everything that runs here now share these cores, or all of them again."""
-        allowed = set(cores) or os.sched_getaffinity(0)
-        for pid in leftovers.living(leftovers.NODE, self.root.name):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.sched_setaffinity(int(thread), allowed)
-
-    def busy(self, core: int) -> subprocess.Popen[str]:
-        """A process that never leaves that core alone, until it is killed."""
-        code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-        return self.start(sys.executable, "-S", "-c", code)
-
     def close(self) -> None:
         self.namespace.close()
 
@@ -143,19 +111,11 @@ class RealNode(Node):
 class Rig:
     """So many nodes on one switch."""
 
-    def __init__(
-        self,
-        nodes: int = 2,
-        ranks: int = 2,
-        *,
-        delay_s: float = 0.0,
-        ahead_s: Mapping[int, float] | None = None,
-        **env: str,
-    ) -> None:
-        """*ranks* on each node; *delay_s* of each packet; by node, how far its clock is ahead."""
-        self.count, self.ranks, self.delay_s = nodes, ranks, delay_s
+    def __init__(self, nodes: int = 2, ranks: int = 2, **env: str) -> None:
+        """*ranks* on each node."""
+        self.count, self.ranks = nodes, ranks
         self.nodes: list[RealNode] = []
-        self._ahead_s, self._env = ahead_s or {}, env
+        self._env = env
         self._life = contextlib.ExitStack()
 
     def __enter__(self) -> Rig:
@@ -173,9 +133,7 @@ class Rig:
                 life.callback(node.close)
                 life.enter_context(node)
                 self.nodes.append(node)
-                if number in self._ahead_s:
-                    node.env.update(self._clock(self._ahead_s[number]))
-            self._lay_cables(life)
+            self._lay_cables()
             self._life = life.pop_all()
         return self
 
@@ -187,35 +145,14 @@ class Rig:
     ) -> None:
         self._life.__exit__(kind, error, trace)
 
-    def _lay_cables(self, life: contextlib.ExitStack) -> None:
-        if self.delay_s:
-            # On the way from one node to another it passes two.
-            pids = [each.namespace.pid for each in self.nodes]
-            said = (self.delay_s / 2, self.switch.pid, *pids)
-            cables = subprocess.Popen(
-                (sys.executable, "-S", HERE / "cable.py", *map(str, said)),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            life.callback(cables.communicate)
-            assert cables.stdout is not None
-            assert cables.stdout.readline() == b"ready\n"
+    def _lay_cables(self) -> None:
         for node in self.nodes:
             port = f"cable{node.number}"
-            if not self.delay_s:
-                ends = f"{port} type veth peer name eth0 netns {node.namespace.pid}"
-                self.switch.ip(f"link add {ends}")
+            ends = f"{port} type veth peer name eth0 netns {node.namespace.pid}"
+            self.switch.ip(f"link add {ends}")
             self.switch.ip(f"link set {port} master lan", f"link set {port} up")
             here = f"{node.address}/{_LAN_BITS}"
             node.namespace.ip(f"addr add {here} dev eth0", "link set eth0 up")
-
-    def _clock(self, ahead_s: float) -> dict[str, str]:
-        library, compiler = self.folder / "clock_ahead.so", shutil.which("cc")
-        if compiler is None:
-            pytest.skip("no C compiler here: a node's clock cannot be set")
-        command = (compiler, "-shared", "-fPIC", "-o", library, HERE / "clock_ahead.c")
-        subprocess.run(command, check=True)
-        return {"LD_PRELOAD": str(library), "CLOCK_AHEAD_NS": str(round(ahead_s * 1e9))}
 
     def train(self, *options: str, **env: str) -> None:
         """Start the ranks of all nodes; they train until `stop_at`."""

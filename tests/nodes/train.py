@@ -30,10 +30,10 @@ class Trouble:
     """What is wrong with this rank; the model's layer asks for `work_s` and the next two."""
 
     buffers = own_layer = False
+    work_s = WORK_S
 
-    def __init__(self, file: Path, work_s: float) -> None:
+    def __init__(self, file: Path) -> None:
         self._file = file
-        self.work_s = work_s
         self.late_s: dict[str, float] = {}
 
     @property
@@ -60,10 +60,10 @@ class Trouble:
             return ""
 
 
-def batches(trouble: Trouble, data_s: float) -> Iterator[torch.Tensor]:
+def batches(trouble: Trouble) -> Iterator[torch.Tensor]:
     while True:
         trouble.look()
-        time.sleep(data_s + trouble.late_s.get("data", 0.0))
+        time.sleep(DATA_S + trouble.late_s.get("data", 0.0))
         yield torch.randn(4, WIDTH)
 
 
@@ -78,7 +78,7 @@ def ranks_of_this_node() -> dist.ProcessGroup:
 
 def main(said: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
-    trouble = Trouble(said.folder / f"trouble-{dist.get_rank()}", WORK_S * said.pace)
+    trouble = Trouble(said.folder / f"trouble-{dist.get_rank()}")
     net = nn.Sequential(Block(trouble), nn.Linear(WIDTH, 1))
     model = DistributedDataParallel(
         net, process_group=ranks_of_this_node() if said.by_node else None
@@ -86,7 +86,7 @@ def main(said: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     run = otel_ddp.instrument(model, strategy="all")
     stop = Stop(said.folder, "run")
-    for step, batch in enumerate(otel_ddp.data(batches(trouble, DATA_S * said.pace)), 1):
+    for step, batch in enumerate(otel_ddp.data(batches(trouble)), 1):
         last = stop.after(step)
         model(batch).square().mean().backward()
         optimizer.step()
@@ -101,7 +101,4 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser()
     options.add_argument("folder", type=Path)
     options.add_argument("--by-node", action="store_true")
-    options.add_argument(
-        "--pace", type=float, default=1.0, help="a step takes so many times as long"
-    )
     main(options.parse_args())
