@@ -13,7 +13,6 @@ import pytest
 
 import documents
 import warm
-from extras import needed
 from node import Node, finished, until
 from otel_ddp.history.directory import histories
 from otel_ddp.history.goodput import Goodput, goodput_of
@@ -70,100 +69,6 @@ run.finish()
 dist.destroy_process_group()
 """
 
-TRANSFORMERS = """
-import os
-import sys
-import time
-
-import torch
-from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback
-from transformers import TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
-
-from otel_ddp.integrations.transformers import OtelDdpCallback
-
-
-class Tiny(PreTrainedModel):
-    config_class = PretrainedConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.layer = nn.Linear(4, 1)
-        self.post_init()
-
-    def forward(self, x, labels=None):
-        out = self.layer(x).squeeze(-1)
-        return {"loss": (out - labels).square().mean(), "logits": out}
-
-
-class Killed(TrainerCallback):
-    def on_step_end(self, arguments, state, control, **more):
-        time.sleep(0.02)
-        if state.global_step == 25 and last is None:
-            os._exit(3)
-
-
-arguments = TrainingArguments(
-    output_dir=sys.argv[1],
-    report_to="none",
-    max_steps=40,
-    save_steps=15,
-    logging_steps=5,
-)
-last = get_last_checkpoint(sys.argv[1])
-train_set = [{"x": torch.randn(4), "labels": torch.randn(())} for _ in range(64)]
-model, callbacks = Tiny(PretrainedConfig()), [OtelDdpCallback(run="again"), Killed()]
-trainer = Trainer(model, arguments, train_dataset=train_set, callbacks=callbacks)
-trainer.train(resume_from_checkpoint=last)
-"""
-
-LIGHTNING = """
-import os
-import sys
-import time
-from pathlib import Path
-
-import lightning as L
-import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, TensorDataset
-
-from otel_ddp.integrations.lightning import OtelDdpCallback, OtelDdpLogger
-
-
-class Tiny(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
-    def training_step(self, batch, number):
-        loss = self.layer(batch[0]).square().mean()
-        self.log("loss", loss)
-        return loss
-
-    def on_train_batch_end(self, *more):
-        time.sleep(0.02)
-        if self.trainer.global_step == 25 and last is None:
-            os._exit(3)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-found = sorted(Path(sys.argv[1]).glob("*.ckpt"))
-last = str(found[-1]) if found else None
-trainer = L.Trainer(
-    max_steps=40,
-    accelerator="cpu",
-    logger=OtelDdpLogger(run="again"),
-    callbacks=[OtelDdpCallback(run="again"), ModelCheckpoint(sys.argv[1], every_n_train_steps=15)],
-    enable_progress_bar=False,
-    log_every_n_steps=5,
-)
-trainer.fit(Tiny(), DataLoader(TensorDataset(torch.randn(64, 4)), 8), ckpt_path=last)
-"""
-
 
 def asked(node: Node, *arguments: str) -> str:
     """What the command says of the newest run."""
@@ -182,10 +87,6 @@ class Ran(NamedTuple):
     """The steps of rank 0."""
     total_s: float
     """From the start of the first launch to the end of the last."""
-
-
-def run_twice(node: Node, *command: str) -> Ran:
-    return launched(node, command, fails=(True, False))
 
 
 def launched(node: Node, command: Sequence[str], fails: Sequence[bool]) -> Ran:
@@ -233,7 +134,8 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_one_run_and_its_time_adds_up(
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     with Node() as node, warm.with_imported("torch.distributed.run") as python:
         node.env |= python.env
-        ran = run_twice(node, python.executable, *launcher, str(program), str(tmp_path))
+        command = (python.executable, *launcher, str(program), str(tmp_path))
+        ran = launched(node, command, fails=(True, False))
         node.env["OTEL_DDP_GPU_HOUR_PRICE"] = "3600 EUR"
         said, in_words = json.loads(asked(node, "--json")), asked(node)
     documents.check("goodput", said)
@@ -292,23 +194,3 @@ def test_an_attempt_that_torchrun_starts_again_is_one_of_the_same_run(tmp_path: 
     assert sum(found.seconds.values()) == pytest.approx(both_s, abs=1)
     assert sum(map(found.share, found.seconds)) == pytest.approx(1)
     assert ran.places == list(range(1, 201))
-
-
-@pytest.mark.parametrize("framework", ["transformers", "lightning"])
-def test_what_a_framework_does_twice_is_told(tmp_path: Path, framework: str) -> None:
-    needed(framework, "frameworks")
-    program, saved = tmp_path / "train.py", tmp_path / "saved"
-    program.write_text({"transformers": TRANSFORMERS, "lightning": LIGHTNING}[framework])
-    saved.mkdir()
-    env = {"HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    with Node(**env) as node:
-        modules = {"transformers": "transformers.trainer", "lightning": "lightning.pytorch"}
-        with warm.with_imported(modules[framework]) as python:
-            node.env |= python.env
-            ran = run_twice(node, python.executable, str(program), str(saved))
-
-    first, second = ran.goodput.attempts
-    assert (first["last_step"], second["last_step"]) == (25, 40)
-    assert second["repeated_steps"] == 10
-    assert ran.places == list(range(1, 41))
-    assert {"productive", "repeated", "start", "between_attempts"} <= ran.goodput.seconds.keys()

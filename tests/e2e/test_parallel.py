@@ -1,60 +1,71 @@
-"""Ranks that differ by nature, or wait in several groups: no false name, and the true reason."""
+"""A rank that hangs where ranks wait in several groups: it is named alone."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from node import until
-from watched import Watched, opened
+from node import Node, until
 
 pytestmark = pytest.mark.timed
 
-PROGRAM = Path(__file__).parents[1] / "parallel.py"
-UNKNOWN = "insufficient data: waiting for other ranks cannot be told from work on rank 0, 1, 2, 3"
-SILENT = {
-    "pipeline of 2": UNKNOWN,
-    "pipeline of 4": UNKNOWN,
-    "tp_fsdp": UNKNOWN,
-    "experts": "insufficient data: collectives of your own in `forward`, `backward`",
-}
-OF_RANKS = ("straggler", "imbalance", "recurring", "stall")
-
-
-@pytest.fixture
-def watched() -> Any:
-    with Watched(program=PROGRAM, world=4, OTEL_DDP_STALL_TIMEOUT_S="2") as watched:
-        yield watched
-
-
-@pytest.mark.parametrize(
-    ("names", "steps"),
-    [
-        (("pipeline of 2",), 200),
-        pytest.param(tuple(SILENT), 2_000, marks=pytest.mark.stress),
-    ],
+# Two by two under tensor parallelism, and FSDP2 over both pairs; rank 3 stays away from step 20 on.
+PROGRAM = """
+import signal
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, parallelize_module
 )
-def test_where_stages_and_experts_differ_by_nature_no_rank_is_ever_named(
-    watched: Watched, names: tuple[str, ...], steps: int
-) -> None:
-    def enough(name: str) -> bool:
-        return watched.was_compared(name, steps)
+import otel_ddp
 
-    watched.play([{"name": each} for each in names], enough, patience_s=0.3 * steps + 180)
-
-    for name in names:
-        assert watched.seen[name].insufficient.startswith(SILENT[name])
-    records = watched.records()
-    assert [opened(records, name, *OF_RANKS) for name in names] == [[] for _ in names]
+steps = 0
 
 
-def test_of_ranks_that_wait_in_two_groups_the_one_that_hangs_is_named_alone(
-    watched: Watched,
-) -> None:
-    watched.start([{"name": "tp_fsdp", "hangs": 20}])
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
 
-    (verdict,) = until(lambda: watched.verdicts("tp_fsdp", "stall"), "the verdict")
+    def forward(self, inputs):
+        if steps == 20 and dist.get_rank() == 3:
+            signal.pause()
+        return inputs + self.down(torch.relu(self.up(inputs)))
+
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+net = nn.Sequential(Block(), Block())
+for block in net:
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    parallelize_module(block, mesh["tensor"], plan)
+    fully_shard(block, mesh=mesh["data"])
+model = fully_shard(net, mesh=mesh["data"])
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+otel_ddp.instrument(model, group="g", run="tp_fsdp")
+while True:
+    steps += 1
+    model(torch.randn(8, 8)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_of_ranks_that_wait_in_two_groups_the_one_that_hangs_is_named_alone() -> None:
+    with Node(OTEL_DDP_STALL_TIMEOUT_S="2") as node:
+        (script := node.root / "train.py").write_text(PROGRAM)
+        node.torchrun(4, str(script))
+
+        def stalls() -> list[dict[str, Any]]:
+            found = [each for each in node.agent()["verdicts"] if each["kind"] == "stall"]
+            # The ranks have been asked where they are.
+            return [each for each in found if "wait for it" in each["sentence"]]
+
+        (verdict,) = until(stalls, "the verdict")
+
     assert (verdict["evidence"]["cause"], verdict["evidence"]["culprits"]) == ("not_reached", ["3"])
     assert "ranks 0, 1, 2 wait for it" in verdict["sentence"]
