@@ -60,34 +60,9 @@ def reasons() -> dict[str, dict[str, int]]:
     }
 
 
-def overtaken() -> list[float]:
-    """What a copy carries that its host has overwritten since: page-locked memory, and other."""
-    found = []
-    for source in (torch.ones(1, pin_memory=True), torch.ones(1)):
-        torch.sim.busy(50 * MS)
-        copied = source.to(sim.NAME, non_blocking=True)
-        source.fill_(2)
-        found.append(copied.item())
-    return found
-
-
-def failed() -> str:
-    weights = torch.ones(2, 2, device=sim.NAME)
-    torch.nn.functional.embedding(torch.tensor([7]).to(sim.NAME), weights)
-    try:
-        torch.sim.synchronize()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
 def main(folder: Path) -> None:
     sim.install()
-    trials = (
-        *(runs_behind, full_queue, reasons, overtaken),
-        # A device that has failed stays so.
-        failed,
-    )
+    trials = (runs_behind, full_queue, reasons)
     (folder / "seen").write_text(json.dumps({each.__name__: each() for each in trials}))
     torch.sim.busy(float("inf"))
 

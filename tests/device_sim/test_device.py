@@ -43,11 +43,3 @@ def test_what_the_host_waits_for_is_counted_by_its_reason(seen: dict[str, Any]) 
         "sizes by data": {"fallback": 1, "aten::nonzero": 1},
         "stream": {"stream": 1},
     }
-
-
-def test_a_copy_reads_page_locked_memory_when_the_device_comes_to_it(seen: dict[str, Any]) -> None:
-    assert seen["overtaken"] == [2.0, 1.0]
-
-
-def test_a_kernel_that_fails_is_told_where_the_host_waits(seen: dict[str, Any]) -> None:
-    assert seen["failed"] == "a kernel has failed: index out of range in self"

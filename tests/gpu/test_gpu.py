@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.vocabulary.words import PHASES
-
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
@@ -21,7 +19,7 @@ from torch.optim import SGD  # noqa: E402
 
 import otel_ddp  # noqa: E402
 from conftest import Here, Journal  # noqa: E402
-from node import Node, finished  # noqa: E402
+from node import Node  # noqa: E402
 from otel_ddp.journal import layout  # noqa: E402
 from otel_ddp.journal.writer import scratch_words  # noqa: E402
 from otel_ddp.torch.device_clock import DeviceClock  # noqa: E402
@@ -76,21 +74,6 @@ def train(model: nn.Module, optimizer: Any, batch: torch.Tensor, steps: int = ST
         optimizer.step()
 
 
-def nap_s() -> float:
-    """How long one nap takes on this device, at the clock that it has when it works."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(10 * CYCLES)
-    began.record()
-    torch.cuda._sleep(10 * CYCLES)
-    ended.record()
-    torch.cuda.synchronize()
-    return float(began.elapsed_time(ended)) / 10_000
-
-
-def phase(place: Here, name: str, clock: str = "device") -> float:
-    return place.only().total(catalog.TRAINING_PHASE_TIME, phase=name, clock=clock)
-
-
 @pytest.fixture
 def run(place: Here) -> Iterator[otel_ddp.Run]:
     opened = otel_ddp.init()
@@ -107,33 +90,6 @@ def busy(run: otel_ddp.Run) -> tuple[Busy, SGD, torch.Tensor]:
     torch.cuda.synchronize()
     otel_ddp.instrument(model)
     return model, optimizer, batch
-
-
-def settle(model: Busy, optimizer: Any, batch: torch.Tensor) -> None:
-    """Let the device come to an end, and two more steps tell of the last one."""
-    torch.cuda.synchronize()
-    model.cycles = 0
-    train(model, optimizer, batch, 3)
-    torch.cuda.synchronize()
-
-
-def test_the_device_has_a_clock_of_its_own_and_its_phases_add_up(
-    place: Here, busy: tuple[Busy, SGD, torch.Tensor]
-) -> None:
-    model, optimizer, batch = busy
-    nap = nap_s()
-
-    began = time.perf_counter()
-    train(model, optimizer, batch)
-    torch.cuda.synchronize()
-    took = time.perf_counter() - began
-    settle(model, optimizer, batch)
-
-    assert phase(place, "forward") == pytest.approx(STEPS * nap, rel=0.2)
-    assert phase(place, "backward") == pytest.approx(2 * STEPS * nap, rel=0.2)
-    assert phase(place, "forward", "host") < phase(place, "forward") / 4
-    assert phase(place, "optimizer") < phase(place, "forward") / 4
-    assert sum(phase(place, name) for name in PHASES) == pytest.approx(took, rel=0.2)
 
 
 def test_nothing_waits_for_the_device(
@@ -217,7 +173,7 @@ def test_a_step_can_be_captured_in_a_graph(run: otel_ddp.Run, place: Here, whole
     for with_us, without in zip(trained(True), trained(False), strict=True):
         assert torch.equal(with_us, without)
     # The steps around the graph are measured all the same.
-    assert phase(place, "forward") > 0
+    assert spent(place.only(), "forward") > 0
 
 
 @pytest.fixture
@@ -300,48 +256,6 @@ wrapped = DistributedDataParallel
     (journal,) = journals(node).values()
     for name in ("forward", "backward", "comm_wait", "optimizer"):
         assert spent(journal, name) > 0, name
-
-
-def test_the_wait_for_a_late_rank_is_on_the_clock_of_the_device(node: Node) -> None:
-    # Gloo, since NCCL does not let two ranks share a device.
-    script = node.root / "train.py"
-    script.write_text("""
-import time
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-import otel_ddp
-
-dist.init_process_group("gloo")
-model = DistributedDataParallel(nn.Linear(64, 1).cuda())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-run = otel_ddp.instrument(model)
-batch = torch.ones(32, 64, device="cuda")
-for _ in range(24):
-    if dist.get_rank() == 1:
-        time.sleep(0.05)
-    optimizer.zero_grad()
-    model(batch).sum().backward()
-    optimizer.step()
-run.finish()
-dist.destroy_process_group()
-""")
-    finished(
-        node.start(
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", str(script)),
-        ),
-        110.0,
-    )
-
-    ranks = journals(node)
-    early, late = (
-        ranks[rank].total(catalog.TRAINING_PHASE_TIME, phase="comm_wait", clock="device")
-        for rank in (0, 1)
-    )
-    # Twenty of 24, and not to the millisecond: the two ranks take turns on the device.
-    assert early - late > 20 * 0.05 * 0.7
 
 
 def test_neither_import_nor_init_makes_a_context(node: Node) -> None:

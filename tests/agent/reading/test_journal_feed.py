@@ -334,6 +334,7 @@ def step_spans(*numbers: int) -> list[tuple[str, int]]:
 
 
 def test_steps_leave_as_spans_with_the_six_labels(bench: Fed) -> None:
+    bench.writer.document(layout.FACTS, {"span": {"id": "5a" * 8, "trace": f"id/{'4f' * 16}"}})
     bench.steps(99, 100, 101)
 
     bench.poll()
@@ -351,6 +352,9 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Fed) -> None:
     own = spans[0].span_id
     assert [span.parent_span_id for span in spans] == [whole.span_id, own, own]
     assert (whole.name, whole.parent_span_id) == ("global step", b"")
+    # From a step to the span of its run.
+    (link,) = spans[0].links
+    assert (link.trace_id.hex(), link.span_id.hex()) == ("4f" * 16, "5a" * 8)
 
 
 @pytest.mark.parametrize(
