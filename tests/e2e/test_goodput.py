@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -21,6 +20,8 @@ from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary.words import TIME_CAUSES
 
 pytestmark = pytest.mark.timed
+
+TIME = "otel_ddp_run_time_seconds_total"
 
 # It saves at 60, loses rank 1 after step 99, and goes on from 60 to the end. By its own clock each
 # rank notes when each step was done.
@@ -79,8 +80,6 @@ class Ran(NamedTuple):
     """Two attempts of one run."""
 
     goodput: Goodput
-    node: dict[str, float]
-    """By cause, on the node's endpoint."""
     loss: list[tuple[int, int]]
     """The steps of the logged loss, and how many values each has."""
     places: list[int]
@@ -89,17 +88,17 @@ class Ran(NamedTuple):
     """From the start of the first launch to the end of the last."""
 
 
-def launched(node: Node, command: Sequence[str], fails: Sequence[bool]) -> Ran:
-    """*fails*: of each launch, whether it does."""
+def launched_twice(node: Node, *command: str) -> Ran:
+    """The first launch fails."""
     began = time.monotonic()
-    for each in fails:
+    for fails in (True, False):
         process = node.start(*command)
         printed = process.communicate()[0]
-        assert bool(process.returncode) == each, printed
+        assert bool(process.returncode) == fails, printed
     total_s = time.monotonic() - began
 
     def told() -> dict[str, float]:
-        found = [(labels, v) for name, labels, v in node.scrape() if name == METRIC]
+        found = [(labels, v) for name, labels, v in node.scrape() if name == TIME]
         return {labels["cause"]: value for labels, value in found if labels["run"] == "again"}
 
     def ended() -> Ran | None:
@@ -113,16 +112,9 @@ def launched(node: Node, command: Sequence[str], fails: Sequence[bool]) -> Ran:
         by_cause = told()
         every = {**dict.fromkeys(TIME_CAUSES, 0.0), **found.seconds}
         same = by_cause == pytest.approx(every, abs=0.002)
-        return Ran(found, by_cause, counts, places, total_s) if same else None
+        return Ran(found, counts, places, total_s) if same else None
 
-    return dict_of(until(ended, "the end of the second attempt"))
-
-
-METRIC = "otel_ddp_run_time_seconds_total"
-
-
-def dict_of(found: Any) -> Ran:
-    assert isinstance(found, Ran)
+    found: Ran = until(ended, "the end of the second attempt")
     return found
 
 
@@ -134,8 +126,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_one_run_and_its_time_adds_up(
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     with Node() as node, warm.with_imported("torch.distributed.run") as python:
         node.env |= python.env
-        command = (python.executable, *launcher, str(program), str(tmp_path))
-        ran = launched(node, command, fails=(True, False))
+        ran = launched_twice(node, python.executable, *launcher, str(program), str(tmp_path))
         node.env["OTEL_DDP_GPU_HOUR_PRICE"] = "3600 EUR"
         said, in_words = json.loads(asked(node, "--json")), asked(node)
     documents.check("goodput", said)
@@ -170,27 +161,4 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_one_run_and_its_time_adds_up(
     assert "exit code 3" in in_words.splitlines()[-2]
     # The curve has each step once, and so has the picture of the phases.
     assert ran.loss == [(step, 1) for step in range(200)]
-    assert ran.places == list(range(1, 201))
-
-
-def test_an_attempt_that_torchrun_starts_again_is_one_of_the_same_run(tmp_path: Path) -> None:
-    program = tmp_path / "train.py"
-    program.write_text(LOOP)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    # Else PyTorch 2.15 has one store for all attempts: the second finds the first one's addresses.
-    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    with Node(**env) as node, warm.with_imported("torch.distributed.run") as python:
-        node.env |= python.env
-        command = (python.executable, *torchrun, "--max-restarts", "1", str(program))
-        ran = launched(node, (*command, str(tmp_path)), fails=[False])
-
-    found = ran.goodput
-    first, second = found.attempts
-    assert (first["last_step"], second["first_step"], second["last_step"]) == (99, 60, 199)
-    assert (first["repeated_steps"], second["repeated_steps"]) == (0, 40)
-    assert {"productive", "repeated", "start", "between_attempts"} <= found.seconds.keys()
-    # Both ranks were there from the first one's start to the last one's end, but for a moment.
-    both_s = 2 * (second["ended_ns"] - first["began_ns"]) / 1e9
-    assert sum(found.seconds.values()) == pytest.approx(both_s, abs=1)
-    assert sum(map(found.share, found.seconds)) == pytest.approx(1)
     assert ran.places == list(range(1, 201))

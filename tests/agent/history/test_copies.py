@@ -11,23 +11,17 @@ from typing import Any
 
 import pytest
 
+from agent.history.batches import MS, RUN, S, batch
 from otel_ddp.agent.history import incoming, outgoing, part_pb2
 from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.history.incoming import Senseless, parse
-from otel_ddp.agent.history.kept_run import Batch, Sample, State
-from otel_ddp.agent.reading.journal_feed import News
-from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.agent.history.kept_run import Sample, State
 from otel_ddp.history import run_file, tables
 from otel_ddp.history.directory import file_name, find_run
 from otel_ddp.history.reader import History
 from otel_ddp.history.tables import SeriesKey
-from otel_ddp.journal.layout import EVENT
-from otel_ddp.journal.reader import Document, Name, Scalars
 from otel_ddp.settings import MIB
 
-RUN = ("g", "r")
-S, MS = 10**9, 10**6
-NAMES = {1: Name("loss", "train")}
 VERDICT = {
     "kind": "straggler",
     "who": {"group": "g", "run": "r", "rank": "2", "node": "node-1"},
@@ -44,32 +38,6 @@ TABLES = {
     "sums": "true",
     "steps": "true",
 }
-
-
-def batch(rank: int, first: int, count: int) -> Batch:
-    """So many steps of 10 ms, each with a value and a line."""
-    numbers = range(first, first + count)
-    news = News(
-        [Scalars((n + 1) * S, n, None, ((1, n / 3),), 100 * n + 1) for n in numbers],
-        [
-            Step(
-                n,
-                n * 10 * MS,
-                (n + 1) * 10 * MS,
-                Parts(n * 10 * MS, bytes([2, 4]), (7 * MS, 3 * MS)),
-                *((), 0.0, False, 0),
-            )
-            for n in numbers
-        ],
-        [],
-        [
-            Document(EVENT, {"time": n, "body": f"line {n}", "step": n}, 100 * n + 2)
-            for n in numbers
-        ],
-        [],
-        [],
-    )
-    return Batch(RUN, str(rank), f"j{rank}", 1, 1, "", NAMES, news)
 
 
 def state(node: str, ranks: tuple[int, ...], step: int) -> State:
@@ -92,7 +60,7 @@ class Node:
 
     def train(self, first: int, count: int) -> None:
         for rank in self.ranks:
-            self.kept.feed(batch(rank, first, count))
+            self.kept.feed(batch(first, count, journal=f"j{rank}", rank=str(rank)))
         self.kept.feed_states({RUN: state(self.name, self.ranks, first + count)})
         self.kept._write_all()
 
@@ -158,7 +126,7 @@ def test_the_lead_has_what_the_node_has_and_reads_both_as_one_run(two: tuple[Nod
         assert run.nodes == ["node-0", "node-1"]
         assert [*run.ranks] == ["0", "1", "2", "3"]
         assert {rank: len(buckets) for rank, (_, _, buckets) in run.step_buckets.items()} == (
-            dict.fromkeys("0123", 20)
+            dict.fromkeys("0123", 19)
         )
         # Both have written it.
         assert [each["sentence"] for each in run.verdicts()] == [VERDICT["sentence"]]
@@ -239,7 +207,7 @@ def test_copies_leave_half_of_the_room_to_what_is_ours(
     other.train(10, 10)
     other.tell(lead)
 
-    assert {row[6] for row in lead.rows(other)["steps"]} == {*range(10)}
+    assert {row[6] for row in lead.rows(other)["steps"]} == {*range(1, 10)}
 
 
 def test_only_so_many_nodes_are_copied(

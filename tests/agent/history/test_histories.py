@@ -14,59 +14,27 @@ from typing import Any
 
 import pytest
 
+from agent.history.batches import RUN, S, batch
 from fed import IDENTITY, Fed
 from otel_ddp.agent.history import histories as module
 from otel_ddp.agent.history import kept_run
 from otel_ddp.agent.history.histories import Collector, Histories
-from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
+from otel_ddp.agent.history.kept_run import KeptRun, State
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.journal_feed import News
-from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.history import directory
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.reader import History
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.layout import EVENT
-from otel_ddp.journal.reader import Document, Name, Scalars
+from otel_ddp.journal.reader import Document
 from otel_ddp.settings import MIB
 from otel_ddp.vocabulary import catalog
 
-RUN = ("g", "r")
 HOOK, STEP_DURATION = catalog.OTEL_DDP_HOOK_TIME.name, catalog.TRAINING_STEP_DURATION.name
-S = 10**9
-MS = 10**6
-NAMES = {1: Name("loss", "train")}
 NOTHING = State({}, {}, (), ())
 OTHER = 65534
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
-
-
-def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0", **more: Any) -> Batch:
-    """So many steps of 10 ms, each with a value and a line; *more*: other news."""
-    numbers = range(first, first + count)
-    news = News(
-        [Scalars((n + 1) * S, n, None, ((1, float(n)),), 100 * n + 1) for n in numbers],
-        [
-            Step(
-                n,
-                n * 10 * MS,
-                (n + 1) * 10 * MS,
-                Parts(n * 10 * MS, bytes([2, 4]), (7 * MS, 3 * MS)),
-                *((), 0.0, False, 0),
-            )
-            for n in numbers
-            if n
-        ],
-        [],
-        [
-            Document(EVENT, {"time": n, "name": "", "body": f"line {n}", "step": n}, 100 * n + 2)
-            for n in numbers
-        ],
-        [],
-        [],
-    )
-    return Batch(RUN, rank, journal, 1, 1, "", NAMES, news._replace(**more))
 
 
 def kept(path: Path) -> tuple[int, int, int]:

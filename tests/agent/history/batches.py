@@ -1,0 +1,42 @@
+"""What an agent has read of a rank, as its history takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from otel_ddp.agent.history.kept_run import Batch
+from otel_ddp.agent.reading.journal_feed import News
+from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.journal.layout import EVENT
+from otel_ddp.journal.reader import Document, Name, Scalars
+
+RUN = ("g", "r")
+S, MS = 10**9, 10**6
+NAMES = {1: Name("loss", "train")}
+
+
+def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0", **more: Any) -> Batch:
+    """So many steps of 10 ms, each with a value and a line; *more*: other news."""
+    numbers = range(first, first + count)
+    news = News(
+        [Scalars((n + 1) * S, n, None, ((1, n / 3),), 100 * n + 1) for n in numbers],
+        [
+            Step(
+                n,
+                n * 10 * MS,
+                (n + 1) * 10 * MS,
+                Parts(n * 10 * MS, bytes([2, 4]), (7 * MS, 3 * MS)),
+                *((), 0.0, False, 0),
+            )
+            for n in numbers
+            if n
+        ],
+        [],
+        [
+            Document(EVENT, {"time": n, "name": "", "body": f"line {n}", "step": n}, 100 * n + 2)
+            for n in numbers
+        ],
+        [],
+        [],
+    )
+    return Batch(RUN, rank, journal, 1, 1, "", NAMES, news._replace(**more))
