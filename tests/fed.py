@@ -30,7 +30,7 @@ class ReadRank(WrittenRank):
     def __init__(
         self, folder: Path, rank: int, ledger: Ledger, node: str = "node-1", **identity: Any
     ) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         super().__init__(folder, rank, **identity)
         self.alive = True
         reader = JournalReader(self.writer.path)

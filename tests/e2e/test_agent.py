@@ -201,16 +201,10 @@ def test_demo_shows_both_ranks_and_leaves_nothing() -> None:
     executable, more = warm.python()
     with Node() as node:
         output = subprocess.run(
-            [
+            (
                 executable,
-                "-m",
-                "otel_ddp",
-                "demo",
-                "--inject",
-                "backward:1:30ms",
-                "--seconds",
-                "12",
-            ],
+                *["-m", "otel_ddp", "demo", "--inject", "backward:1:30ms", "--seconds", "12"],
+            ),
             env={**node.env, **more},
             capture_output=True,
             text=True,

@@ -102,25 +102,6 @@ def test_a_run_that_ends_is_told_once_with_its_summary_and_an_alert_of_its_scrip
     assert len(webhook.posted) == 2
 
 
-def test_what_no_receiver_has_taken_is_sent_by_the_next_agent(webhook: Webhook) -> None:
-    webhook.code = 503
-    code = "import otel_ddp; otel_ddp.init(run='r').alert('now'); print('done')"
-    with Node(OTEL_DDP_NOTIFY=webhook.url, OTEL_DDP_RUN="r") as node:
-        node.run(code)
-        until(lambda: webhook.attempts, "a try")
-        assert "503" in until(lambda: said_of_failure(node), "the failure")
-        node.stop_agent()
-        assert webhook.posted == []
-
-        webhook.code = 200
-        node.run("import otel_ddp; otel_ddp.init(run='q').log({'x': 1.0})")
-
-        until(lambda: webhook.of_kind("alert"), "the message")
-        node.stop_agent()
-    (told,) = webhook.of_kind("alert")
-    assert told["title"] == "run r: now"
-
-
 def test_an_agent_whose_training_has_ended_stays_until_its_message_is_taken(
     webhook: Webhook,
 ) -> None:

@@ -114,32 +114,6 @@ def test_nothing_waits_for_the_device(
     assert not last.query()
 
 
-def test_scalars_of_the_device_land_with_their_step(
-    run: otel_ddp.Run, place: Here, busy: tuple[Busy, SGD, torch.Tensor]
-) -> None:
-    model, optimizer, batch = busy
-    model.cycles = CYCLES // 10
-    losses = []
-    for step in range(50):
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        run.log({"loss": loss}, step=step)
-        losses.append(loss.detach().clone())
-
-    expected = [(step, loss.item()) for step, loss in enumerate(losses)]
-    run.finish()
-
-    journal = place.only()
-    assert expected == [
-        (call.step, value)
-        for call in journal.calls
-        for number, value in call.values
-        if journal.names[number].text == "loss"
-    ]
-
-
 @pytest.mark.parametrize("whole", [False, True], ids=["forward and backward", "whole step"])
 def test_a_step_can_be_captured_in_a_graph(run: otel_ddp.Run, place: Here, whole: bool) -> None:
     def trained(watched: bool) -> list[torch.Tensor]:

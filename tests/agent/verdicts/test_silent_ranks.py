@@ -9,25 +9,19 @@ from typing import Any
 
 import pytest
 
+from fed import ReadRank
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
-from otel_ddp.identity.identity import Identity
-from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.writer import JournalWriter
-from otel_ddp.vocabulary.words import STATES
 
 MINUTE_NS = 61 * 10**9
-IDENTITY = Identity(
-    group="g",
-    run="r",
-    host="h",
-    world_size=4,
-    local_world_size=2,
-    run_settled=True,
-    rank_settled=True,
-    launched_by="torchrun-1",
-).to_dict()
+IDENTITY = {
+    "world_size": 4,
+    "local_world_size": 2,
+    "run_settled": True,
+    "rank_settled": True,
+    "launched_by": "torchrun-1",
+}
 
 
 class Node:
@@ -36,23 +30,20 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.silent = SilentRanks()
-        self.writers: list[JournalWriter] = []
+        self.ranks: list[ReadRank] = []
         self.journals: list[JournalFeed] = []
 
     def rank(self, number: int, state: str = "running", **more: Any) -> JournalFeed:
-        identity = {**IDENTITY, "global_rank": number, "local_rank": number % 2, "settled": True}
-        identity |= {"strategy": "all", "exported": True, **more}
-        writer = JournalWriter(self.folder, 128 * 1024, identity)
-        writer.state(STATES[state], time.time_ns() // 1000)
-        journal = JournalFeed(JournalReader(writer.path), Ledger(), lambda labels: "h")
-        journal.poll(time.time_ns(), alive=True)
-        self.writers.append(writer)
-        self.journals.append(journal)
-        return journal
+        identity: dict[str, Any] = {**IDENTITY, "local_rank": number % 2, **more}
+        made = ReadRank(self.folder, number, Ledger(), "h", **identity)
+        made.state(state)
+        made.poll()
+        self.ranks.append(made)
+        self.journals.append(made.journal)
+        return made.journal
 
     def end(self, journal: JournalFeed) -> None:
         """It has ended, and its journal was taken away."""
-        journal.reader.close()
         self.journals.remove(journal)
 
     def sentences(self, later_ns: int = MINUTE_NS) -> list[str]:
@@ -65,10 +56,8 @@ class Node:
 def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path)
     yield node
-    for journal in node.journals:
-        journal.reader.close()
-    for writer in node.writers:
-        writer.close()
+    for each in node.ranks:
+        each.close()
 
 
 ONE = (
