@@ -27,10 +27,7 @@ except OSError:
 run.finish()
 """
     said = "team=vision,host.name=renamed"
-    with (
-        Node(OTEL_RESOURCE_ATTRIBUTES=said, OTEL_DDP_LOGS="info") as node,
-        Receiver() as receiver,
-    ):
+    with Node(OTEL_RESOURCE_ATTRIBUTES=said, OTEL_DDP_LOGS="info") as node, Receiver() as receiver:
         node.export_to(receiver.start_http())
         node.run(code)
 

@@ -117,9 +117,7 @@ def test_an_agent_whose_training_has_ended_stays_until_its_message_is_taken(
     assert len(webhook.of_kind("alert")) == 1
 
 
-def test_an_agent_that_does_not_linger_still_tells_that_a_run_has_failed(
-    webhook: Webhook,
-) -> None:
+def test_an_agent_that_does_not_linger_still_tells_that_a_run_has_failed(webhook: Webhook) -> None:
     code = "import otel_ddp; otel_ddp.init(run='r').log({'x': 1.0}); raise ValueError('no data')"
     with Node(OTEL_DDP_NOTIFY=webhook.url, OTEL_DDP_LINGER_S="0") as node:
         node.python(code).communicate()

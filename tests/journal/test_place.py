@@ -19,13 +19,7 @@ from otel_ddp import files
 from otel_ddp.errors import ConfigError
 from otel_ddp.files import private_directory
 from otel_ddp.journal import place
-from otel_ddp.journal.place import (
-    Place,
-    candidates,
-    existing,
-    find,
-    is_in_memory,
-)
+from otel_ddp.journal.place import Place, candidates, existing, find, is_in_memory
 
 NOBODY = 65534
 
@@ -162,9 +156,7 @@ def test_the_candidates_are_shared_memory_the_session_and_temporary(tmp_path: Pa
     assert len(list(candidates({}))) == 2
 
 
-def test_offline_runs_have_a_place_of_their_own_and_status_finds_both(
-    tmp_path: Path,
-) -> None:
+def test_offline_runs_have_a_place_of_their_own_and_status_finds_both(tmp_path: Path) -> None:
     env = {"XDG_RUNTIME_DIR": str(tmp_path / "session"), "TMPDIR": str(tmp_path)}
     sent, kept = (set(candidates(env, offline=offline)) for offline in (False, True))
     (tmp_path / "session").mkdir()

@@ -37,10 +37,7 @@ from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape
 
 SMALLEST = 128 * 1024
 QUIET = settings(
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
+    deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 COUNTS = (1, 2, 3, 7, 8, 13, 39, 40)
 BOUNDS = (0.1, 1.0, 10.0)

@@ -15,14 +15,7 @@ from pathlib import Path
 import pytest
 
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import (
-    CannotOpen,
-    Document,
-    JournalReader,
-    Scalars,
-    Steps,
-    Unreadable,
-)
+from otel_ddp.journal.reader import CannotOpen, Document, JournalReader, Scalars, Steps, Unreadable
 from otel_ddp.journal.writer import JournalWriter, Shape
 
 SMALLEST = 128 * 1024

@@ -48,9 +48,7 @@ class Played(NamedTuple):
 
 
 @pytest.fixture(
-    scope="module",
-    params=[16, pytest.param(125, marks=pytest.mark.stress)],
-    ids="{} nodes".format,
+    scope="module", params=[16, pytest.param(125, marks=pytest.mark.stress)], ids="{} nodes".format
 )
 def played(
     binaries: Binaries, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest

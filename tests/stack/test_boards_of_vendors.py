@@ -50,9 +50,7 @@ FAULTY = {**SERIES[H100], "otel_ddp_gpu_xid_errors_total": ('code="79"', 1.0)}
     ids=["NVIDIA", "NVIDIA with a fault", "AMD", "all"],
 )
 def test_a_number_is_shown_where_a_board_tells_it(
-    series: dict[str, dict[str, tuple[str, float]]],
-    shown: tuple[float | None, ...],
-    tmp_path: Path,
+    series: dict[str, dict[str, tuple[str, float]]], shown: tuple[float | None, ...], tmp_path: Path
 ) -> None:
     asked = {each.panel: each.expr for each in BOARD.questions if each.panel in PANELS}
     given = [

@@ -94,10 +94,7 @@ def assert_right(prometheus: Prometheus) -> None:
     assert [step * 0.5 for step in range(LOGS)] == [points[time] for time in sorted(points)]
     (series,) = prometheus.raw('training_scalar{name="loss"}[1h]')
     assert series.labels.items() >= {**LABELS, "name": "loss", "split": "train"}.items()
-    assert series.labels.keys() == {
-        *(*LABELS, "node", "name", "split"),
-        *("job", "instance"),
-    }
+    assert series.labels.keys() == {*(*LABELS, "node", "name", "split"), *("job", "instance")}
     # Another kind of metric, with a suffix that is made of unit and type.
     until(lambda: prometheus.query("training_heartbeat_timestamp_seconds"), "the heartbeat")
 
@@ -164,9 +161,7 @@ def test_every_name_is_valid_in_the_oldest_collector_that_is_promised() -> None:
 
 
 @pytest.mark.parametrize("path", [AGENT, GATEWAY, ALL_IN_ONE], ids=lambda path: path.stem)
-def test_whatever_is_queued_lies_on_disk_is_never_given_up_and_keeps_its_order(
-    path: Path,
-) -> None:
+def test_whatever_is_queued_lies_on_disk_is_never_given_up_and_keeps_its_order(path: Path) -> None:
     config: dict[str, Any] = yaml.safe_load(path.read_text())
     sending = [each for name, each in config["exporters"].items() if name.startswith("otlp_")]
 
@@ -213,10 +208,7 @@ def test_what_is_logged_arrives_through_agent_and_gateway(
     ) as gateway:
         for_agent = {"GATEWAY_URL": gateway.http, "GATEWAY_TOKEN": "secret"}
         for_agent["GATEWAY_CA_FILE"] = tls["TLS_CERT_FILE"]
-        with (
-            Collector(binaries, tmp_path / "agent", AGENT, **for_agent) as agent,
-            Node() as node,
-        ):
+        with Collector(binaries, tmp_path / "agent", AGENT, **for_agent) as agent, Node() as node:
             train(node, agent)
 
             assert_right(prometheus)

@@ -72,9 +72,7 @@ def sent(
     return Sent(delivery.status(), kept.entries, pauses)
 
 
-def test_spools_of_several_nodes_are_sent_by_time_and_each_in_its_own_order(
-    tmp_path: Path,
-) -> None:
+def test_spools_of_several_nodes_are_sent_by_time_and_each_in_its_own_order(tmp_path: Path) -> None:
     # What was logged long before it was read is sent where it was put, not sooner.
     spool(tmp_path / "offline-a", ("metrics", "a1", 10), ("metrics", "a2", 30), ("logs", "a3", 5))
     spool(tmp_path / "offline-b", ("metrics", "b1", 20), ("metrics", "b2", 40))

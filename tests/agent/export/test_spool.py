@@ -179,9 +179,7 @@ def test_a_directory_of_another_user_is_refused(
     assert spool.problem == f"{directory}: belongs to user {os.getuid()}, not to us"
 
 
-def test_a_full_disk_is_no_exception_and_leaves_no_half_file(
-    directory: Path,
-) -> None:
+def test_a_full_disk_is_no_exception_and_leaves_no_half_file(directory: Path) -> None:
     # A limit on file size is the full disk that needs no root: the write comes back short.
     script = (
         "import os, resource, signal, sys; from pathlib import Path\n"

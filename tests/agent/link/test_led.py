@@ -286,9 +286,7 @@ def test_a_node_whose_link_is_cut_is_left_out_and_comes_back(agents: TwoAgents) 
     assert "is judged by the agent of node-0: connected; " in agents.following.describe()
 
 
-def test_a_node_that_was_left_out_is_missed_once_the_others_wait_for_it(
-    agents: TwoAgents,
-) -> None:
+def test_a_node_that_was_left_out_is_missed_once_the_others_wait_for_it(agents: TwoAgents) -> None:
     agents.train(250, late=-1)
     agents.cable.is_cut = True
     agents.train(25 * 30, late=-1)
@@ -459,9 +457,7 @@ def test_what_a_lead_says_without_sense_is_refused(content: bytes) -> None:
     "damage",
     [{"step": "7"}, {"step": 2**63}, {"since_ns": 2**63}, {"until_ns": "now"}, {"who": {}}],
 )
-def test_a_verdict_of_a_lead_that_no_history_could_keep_is_left_out(
-    damage: dict[str, Any],
-) -> None:
+def test_a_verdict_of_a_lead_that_no_history_could_keep_is_left_out(damage: dict[str, Any]) -> None:
     judgement = Judgement("node-0", [VERDICT], [{**VERDICT, **damage}], Report((), ""), [], 0)
 
     found = said.unpack(said.Said(judgement).to("node-1"), RUN, [])

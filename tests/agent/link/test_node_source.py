@@ -14,14 +14,7 @@ from otel_ddp.agent.link.runs import pack
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
-from otel_ddp.diagnosis.stall.evidence import (
-    Collective,
-    Evidence,
-    Frame,
-    Group,
-    Kernel,
-    Position,
-)
+from otel_ddp.diagnosis.stall.evidence import Collective, Evidence, Frame, Group, Kernel, Position
 from otel_ddp.vocabulary.words import STATES
 
 AHEAD_NS = 3_000_000_000

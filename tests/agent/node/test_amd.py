@@ -46,9 +46,7 @@ def numbers(boards: AmdBoards, *shown: AmdBoard) -> tuple[dict[str, float], Devi
     return found, sample
 
 
-def test_a_board_answers_under_the_names_and_in_the_units_of_all_vendors(
-    boards: AmdBoards,
-) -> None:
+def test_a_board_answers_under_the_names_and_in_the_units_of_all_vendors(boards: AmdBoards) -> None:
     found, (device, _, _) = numbers(boards, mi300x(), mi300x(1))
 
     assert found == {

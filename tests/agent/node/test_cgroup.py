@@ -149,10 +149,7 @@ def test_memory_beyond_a_lowered_limit_leaves_nothing_free(node: NodeTree) -> No
     assert usage == {"used": 0, "cached": 5 * GIB, "free": 0}
 
 
-@pytest.mark.parametrize(
-    ("path", "top"),
-    [("/../other", "/"), ("/docker/abcd", "/docker/abc")],
-)
+@pytest.mark.parametrize(("path", "top"), [("/../other", "/"), ("/docker/abcd", "/docker/abc")])
 def test_an_invisible_cgroup_limits_nothing(path: str, top: str, node: NodeTree) -> None:
     node.version_2(path, top=top)
     for other in ("/other", "d", "/../other"):

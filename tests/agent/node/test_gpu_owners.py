@@ -117,9 +117,7 @@ ZEROS = "00000000-0000-0000-0000-000000000000"
     ],
 )
 def test_a_device_has_the_labels_of_the_ranks_that_use_it(
-    claims: Sequence[Rank],
-    users: Mapping[Device, Sequence[tuple[int, int | None]]],
-    expected: str,
+    claims: Sequence[Rank], users: Mapping[Device, Sequence[tuple[int, int | None]]], expected: str
 ) -> None:
     ownership = decide(claims, users)
 
@@ -177,10 +175,7 @@ def test_memory_is_that_of_the_process(claims: Any, users: Any, expected: Any) -
             {BOARDS[0]: [(900, MIB)], BOARDS[1]: [(901, None)]},
         ),
         # One process that has written the journals of two ranks.
-        (
-            [claim(0, UUIDS[0]), claim(1, UUIDS[1], pid=100)],
-            {BOARDS[0]: [(100, MIB)]},
-        ),
+        ([claim(0, UUIDS[0]), claim(1, UUIDS[1], pid=100)], {BOARDS[0]: [(100, MIB)]}),
     ],
     ids=[
         *("two strangers", "two ranks", "not declared"),

@@ -65,12 +65,7 @@ def test_memory_is_used_cached_or_free_and_adds_up_to_the_limit(node: NodeTree) 
 
     found = values(measurements, catalog.SYSTEM_MEMORY_USAGE)
     # Shared memory is in the kernel's cache, and cannot be given back like one.
-    assert found == {
-        "free": 40 * GIB,
-        "buffers": GIB,
-        "cached": 11 * GIB,
-        "used": 12 * GIB,
-    }
+    assert found == {"free": 40 * GIB, "buffers": GIB, "cached": 11 * GIB, "used": 12 * GIB}
     assert values(measurements, catalog.SYSTEM_MEMORY_LIMIT) == {"": sum(found.values())}
 
 
@@ -173,9 +168,7 @@ def test_an_infiniband_port_counts_in_words_of_four_bytes(node: NodeTree) -> Non
 PRESSURE = "some avg10=0.05 avg60=0.37 total={}\nfull avg10=0.00 avg60=0.00 total={}\n"
 
 
-def test_pressure_is_in_seconds_and_a_node_has_no_full_stall_of_processors(
-    node: NodeTree,
-) -> None:
+def test_pressure_is_in_seconds_and_a_node_has_no_full_stall_of_processors(node: NodeTree) -> None:
     for resource, totals in {"cpu": (3_000_000, 0), "memory": (10, 5), "io": (7, 2)}.items():
         node.write(f"proc/pressure/{resource}", PRESSURE.format(*totals))
 

@@ -13,16 +13,7 @@ import pynvml
 import pytest
 
 from agent.node.node_trees import rows
-from nvml_boards import (
-    GIB,
-    Board,
-    Boards,
-    Instance,
-    a100_mig,
-    h100,
-    show_here,
-    standin_library,
-)
+from nvml_boards import GIB, Board, Boards, Instance, a100_mig, h100, show_here, standin_library
 from nvml_boards import t4 as tesla_t4
 from otel_ddp.agent.node.gpu.driver import (
     Device,
@@ -48,9 +39,7 @@ class Seen:
         self.shown = shown
         self.now_s = 100.0
         self.driver = Nvml(
-            clock=lambda: self.now_s,
-            wall_ns=lambda: NOW_NS,
-            boot_ns=lambda: BOOT_S * 10**9,
+            clock=lambda: self.now_s, wall_ns=lambda: NOW_NS, boot_ns=lambda: BOOT_S * 10**9
         )
         self.boards: list[Board] = []
 

@@ -78,9 +78,7 @@ def bench() -> Iterator[Callable[..., Bench]]:
             pass
 
 
-def test_a_board_has_the_labels_of_its_rank_run_or_node(
-    bench: Callable[..., Bench],
-) -> None:
+def test_a_board_has_the_labels_of_its_rank_run_or_node(bench: Callable[..., Bench]) -> None:
     here = bench("gpu")
     declared = {"boards": [{"index": 0, "uuid": "1234"}]}
     power = catalog.HW_POWER

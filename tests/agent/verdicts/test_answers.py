@@ -99,8 +99,7 @@ def _unread(fd: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["[]", '{"question": "x"}', "[" * 100_000, '{"question": 9e400, "threads": 1}'],
+    "content", ["[]", '{"question": "x"}', "[" * 100_000, '{"question": 9e400, "threads": 1}']
 )
 def test_an_answer_of_odd_contents_is_none(tmp_path: Path, content: str) -> None:
     journal, fifo = tmp_path / "x.journal", tmp_path / "x.ask"

@@ -171,9 +171,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         rank.close()
 
 
-def test_a_late_rank_is_named_after_several_samples_and_let_go_when_it_is_not(
-    bench: Bench,
-) -> None:
+def test_a_late_rank_is_named_after_several_samples_and_let_go_when_it_is_not(bench: Bench) -> None:
     reported = [bench.sample(late_ms=30) for _ in range(4)]
 
     assert (reported[0], reported[2:]) == ([], [[], []])
