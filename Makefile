@@ -35,6 +35,7 @@ test: lint types unit
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
+	$(BIN)/python -m tools.totals
 
 types: $(STAMP)
 	$(BIN)/mypy --no-error-summary
