@@ -393,10 +393,9 @@ class Settings:
     """The address `/metrics` is served on."""
     scrape_port: int = _setting("OTEL_EXPORTER_PROMETHEUS_PORT", 9464, _count(0, 65535))
     """The port of `/metrics`; taken, the next free one is used. 0 lets the system choose."""
-    web_config: str = _setting("OTEL_DDP_WEB_CONFIG", "", _path(or_else="insecure"))
-    """Who may read `/metrics` from other machines: a web configuration file as of Prometheus'
-    exporters (TLS, a token), or `insecure`: everyone, unencrypted. Without either it is served on
-    loopback only."""
+    scrape_token_file: str = _setting("OTEL_DDP_SCRAPE_TOKEN_FILE", "", _path(or_else="insecure"))
+    """A file with the token that `/metrics` and the page ask for, or `insecure`: everyone may read
+    them. Without either they are served on loopback only ([endpoint](endpoint.md))."""
     spool_directory: str = _setting("OTEL_DDP_SPOOL_DIR", "", _expanded)
     """Where what could not be delivered waits, and what offline runs leave. By default a private
     directory in /var/tmp."""

@@ -379,7 +379,7 @@ def test_a_port_that_is_taken_is_a_warning_and_an_open_address_a_failure(place: 
     free = found(agent.endpoint)
     os.environ["OTEL_EXPORTER_PROMETHEUS_HOST"] = "203.0.113.7"
     open_to_all = found(agent.endpoint)
-    os.environ["OTEL_DDP_WEB_CONFIG"] = "insecure"
+    os.environ["OTEL_DDP_SCRAPE_TOKEN_FILE"] = "insecure"
     strange = found(agent.endpoint)
 
     assert "the next free port" in the(findings, "warn")

@@ -22,10 +22,9 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
-from node import Node, finished, new_certificate, until
+from node import Node, finished, until
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journals import Journals
-from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.cli import main
 from otel_ddp.cli.node import top
@@ -74,8 +73,8 @@ class Ranks:
         self._says = said.pop("agent", {})
         self._journals = Journals(self.place, Ledger(), "")
         app = App(place, live=self._live, recent=self._journals.recent)
-        rules = web_config.read(Path(said["rules"])) if "rules" in said else None
-        self._endpoint = Endpoint(Ledger(), "127.0.0.1", 0, app, rules=rules)
+        token = said.pop("token", b"")
+        self._endpoint = Endpoint(Ledger(), "127.0.0.1", 0, app, token=token)
         self._endpoint.start()
         said["agent"] = {"scrape": self._endpoint.url}
         self._process = node.start(sys.executable, str(PROGRAM), str(place), json.dumps(said))
@@ -229,26 +228,17 @@ def test_new_steps_and_an_end_are_followed_and_stay_while_no_agent_answers(make:
     assert "no agent" in frame.above(view, Choice())[0]
 
 
-def test_a_token_goes_to_the_agent_that_wants_it_and_to_no_other_certificate(
+def test_an_agent_that_wants_a_token_is_shown_it(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "token").write_text("abc")
-    for name in ("tls", "other"):
-        new_certificate(tmp_path, name)
-        (tmp_path / f"{name}.yml").write_text(
-            "bearer_token_file: token\n"
-            f"tls_server_config: {{cert_file: {name}.crt, key_file: {name}.key}}\n"
-        )
-    ranks = make(ranks=1, rules=str(tmp_path / "tls.yml"))
+    (tmp_path / "token").write_text("abc\n")
+    ranks = make(ranks=1, token=b"abc")
 
     (asked,) = ranks.watch().look().notes
-    monkeypatch.setenv("OTEL_DDP_WEB_CONFIG", str(tmp_path / "other.yml"))
-    (refused,) = ranks.watch().look().notes
-    monkeypatch.setenv("OTEL_DDP_WEB_CONFIG", str(tmp_path / "tls.yml"))
+    monkeypatch.setenv("OTEL_DDP_SCRAPE_TOKEN_FILE", str(tmp_path / "token"))
     admitted = ranks.watch().look()
 
-    assert "wants a token: set OTEL_DDP_WEB_CONFIG" in asked
-    assert "CERTIFICATE_VERIFY_FAILED" in refused
+    assert "wants a token: set OTEL_DDP_SCRAPE_TOKEN_FILE" in asked
     assert (len(admitted.ranks), admitted.notes) == (1, ())
     ranks.leave()
 

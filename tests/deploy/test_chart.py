@@ -29,7 +29,7 @@ SCHEMA: Manifest = json.loads((DEPLOY / "values.schema.json").read_text())
 # The manifests' own image and namespaces, so that nothing but the values' effect differs.
 IMAGE = "registry.example.org/otel-ddp-agent:0.1.0"
 DAEMONSET = {"kind": "DaemonSet", "image": IMAGE}
-SCRAPED = {"OTEL_EXPORTER_PROMETHEUS_HOST": "0.0.0.0", "OTEL_DDP_WEB_CONFIG": "insecure"}
+SCRAPED = {"OTEL_EXPORTER_PROMETHEUS_HOST": "0.0.0.0", "OTEL_DDP_SCRAPE_TOKEN_FILE": "insecure"}
 
 # What clusters set.
 CLUSTERS: dict[str, Manifest] = {

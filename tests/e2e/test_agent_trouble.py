@@ -287,7 +287,7 @@ def test_a_process_with_other_settings_gets_an_agent_of_its_own_terms_unless_it_
         ("0.0.0.0", {}, "0.0.0.0 is reached from other ", ""),
         (
             "203.0.113.7",
-            {"OTEL_DDP_WEB_CONFIG": "insecure"},
+            {"OTEL_DDP_SCRAPE_TOKEN_FILE": "insecure"},
             "203.0.113.7 cannot be bound (",
             "set OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine, or to 0.0.0.0",
         ),

@@ -12,11 +12,6 @@ from otel_ddp.journal.place import find
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_directory_option(parser)
-    parser.add_argument(
-        "--insecure",
-        action="store_true",
-        help="serve /metrics beyond loopback to everyone, unencrypted",
-    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,4 +24,4 @@ def run(options: argparse.Namespace) -> int:
         except ConfigError as error:
             print(error, file=sys.stderr)
             return 2
-    return main(options.dir, foreground=True, insecure=options.insecure)
+    return main(options.dir, foreground=True)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import http.client
-import ssl
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import (
     HTTPRedirectHandler,
-    HTTPSHandler,
     ProxyHandler,
     Request,
     build_opener,
@@ -37,12 +34,11 @@ def get(
     headers: Mapping[str, str] | None = None,
     *,
     answer_s: float = 5.0,
-    tls: ssl.SSLContext | None = None,
     method: str = "GET",
 ) -> tuple[int, bytes]:
     """Status and body; raises NoAnswer."""
     # The proxy of a cluster has another loopback.
-    opener = build_opener(_NoRedirect(), HTTPSHandler(context=tls), ProxyHandler({}))
+    opener = build_opener(_NoRedirect(), ProxyHandler({}))
     try:
         try:
             answer = opener.open(
@@ -56,11 +52,3 @@ def get(
         why = error.reason if isinstance(error, URLError) else error
         late = isinstance(why, TimeoutError)
         raise NoAnswer("no answer in time" if late else printable(str(why))) from None
-
-
-@cache
-def unverified() -> ssl.SSLContext:
-    """For our own agent: whether others trust its certificate is their matter."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context

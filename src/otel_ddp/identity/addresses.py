@@ -13,7 +13,7 @@ from otel_ddp.journal.place import Place
 
 # The agent's file begins with what is short; what follows may be long.
 _BEGINNING_BYTES = 4096
-_SCRAPE = re.compile(r'"scrape": "(https?://[^"\\]+)/metrics"')
+_SCRAPE = re.compile(r'"scrape": "(http://[^"\\]+)/metrics"')
 # As in deploy/grafana/dashboards, by their titles.
 BOARDS = {
     "Runs": "otel-ddp-runs",

@@ -117,3 +117,16 @@ def test_a_client_whose_answer_is_being_made_keeps_its_place(
             assert third.recv(1) == b""
         answering.set()
         assert [each.recv(15) for each in (first, second)] == [b"HTTP/1.0 200 OK"] * 2
+
+
+def test_clients_for_whom_there_is_no_thread_are_answered_one_after_the_other(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Short(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(servers, "_MOST_CLIENTS", 2)
+    monkeypatch.setattr("socketserver.threading.Thread", Short)
+
+    assert [scrape(endpoint) for _ in range(4)] == [200] * 4

@@ -11,7 +11,6 @@ import pytest
 
 from agent.scrape.serving import serving
 from history.page.serving import Served
-from otel_ddp.agent.scrape import web_config
 from otel_ddp.history.page import guard
 from otel_ddp.history.page.app import App
 
@@ -98,12 +97,8 @@ def test_the_name_that_it_is_served_on_is_answered(monkeypatch: pytest.MonkeyPat
         assert ask(endpoint.port, "/metrics", "Host: node8.cluster.example:9464")[0] == 403
 
 
-def test_any_name_is_answered_by_rules_that_no_other_site_meets(tmp_path: Path) -> None:
-    pytest.importorskip("yaml", reason="the extra web is not installed")
-    (tmp_path / "token").write_text("abc")
-    (tmp_path / "web.yml").write_text("bearer_token_file: token")
-    rules = web_config.read(tmp_path / "web.yml")
-    with serving(histories=tmp_path, rules=rules) as endpoint:
+def test_any_name_is_answered_with_a_token_that_no_other_site_has(tmp_path: Path) -> None:
+    with serving(histories=tmp_path, token=b"abc") as endpoint:
         token = "Authorization: Bearer abc"
         assert ask(endpoint.port, "/metrics", "Host: alias.example", token)[0] == 200
         assert ask(endpoint.port, "/api/runs", "Host: alias.example", token)[0] == 200

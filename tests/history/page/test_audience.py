@@ -16,7 +16,6 @@ from histories import two_attempts, write_history
 from history.page.serving import Served
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.node import socket_owners
-from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.history.page.app import App
 from otel_ddp.journal.process_state import ProcessState
@@ -157,7 +156,7 @@ def test_another_user_sees_no_more_than_metrics_tell(endpoint: Endpoint) -> None
     assert spent["causes"][0]["share"] == 0.6
     assert spent["attempts"][0]["last_step"] == 99
     assert {spent["cost"], *(each["cost"] for each in spent["causes"])} == {None}
-    assert "OTEL_DDP_WEB_CONFIG" in json.loads(answers["/api/runs"][1])["hidden"]
+    assert "OTEL_DDP_SCRAPE_TOKEN_FILE" in json.loads(answers["/api/runs"][1])["hidden"]
     everything = " ".join(body for _, body in answers.values())
     for word in ("secret", "is slow in", "batch", "training begins"):
         assert word not in everything
@@ -174,12 +173,8 @@ def test_a_folder_shows_another_user_nothing(tmp_path: Path) -> None:
 
 
 def test_a_token_admits_to_everything(tmp_path: Path) -> None:
-    pytest.importorskip("yaml", reason="the extra web is not installed")
-    write_history(tmp_path / "runs")
-    (tmp_path / "token").write_text("abc")
-    (tmp_path / "web.yml").write_text("bearer_token_file: token")
-    rules = web_config.read(tmp_path / "web.yml")
-    served = Endpoint(Ledger(), "127.0.0.1", 0, App(tmp_path / "runs"), rules=rules)
+    write_history(tmp_path)
+    served = Endpoint(Ledger(), "127.0.0.1", 0, App(tmp_path), token=b"abc")
     served.start()
     try:
         port = served.port

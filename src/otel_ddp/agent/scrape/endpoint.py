@@ -19,8 +19,8 @@ from prometheus_client.samples import Exemplar as ShownExemplar
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series
+from otel_ddp.agent.scrape import access
 from otel_ddp.agent.scrape.server import Handler, bind
-from otel_ddp.agent.scrape.web_config import WebConfig
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.exchange import Answer, as_text
 from otel_ddp.vocabulary import catalog
@@ -110,19 +110,17 @@ class Endpoint:
         page: App,
         idle_s: Callable[[], float] = lambda: 0.0,
         problems: Callable[[], Sequence[str]] = list,
-        rules: WebConfig | None = None,
+        token: bytes = b"",
     ) -> None:
         """*idle_s*: for how long the agent's loop, which runs in another thread, has not moved.
 
         *problems*: what else does not run in the agent.
-        *rules*: who may read it, and how; None: everyone, without encryption.
+        *token*: what a request has to show; empty: nothing.
         """
         registry = CollectorRegistry(auto_describe=False)
         registry.register(LedgerCollector(ledger))
-        handler = _handler(registry, page, idle_s, problems, rules, host)
-        tls = None if rules is None else rules.tls
-        self._server = bind(host, port, handler, tls)
-        self._scheme = "http" if tls is None else "https"
+        handler = _handler(registry, page, idle_s, problems, token, host)
+        self._server = bind(host, port, handler)
         self.thread = KeptThread("endpoint", lambda: self._server.serve_forever(_POLL_S))
 
     @property
@@ -135,7 +133,7 @@ class Endpoint:
         if host in ("0.0.0.0", "::"):
             host = socket.gethostname()
         shown = f"[{host}]" if ":" in host else host
-        return f"{self._scheme}://{shown}:{self.port}/metrics"
+        return f"http://{shown}:{self.port}/metrics"
 
     def start(self) -> None:
         self.thread.keep_running()
@@ -164,26 +162,26 @@ def _handler(
     page: App,
     idle_s: Callable[[], float],
     problems: Callable[[], Sequence[str]],
-    rules: WebConfig | None,
+    token: bytes,
     host: str,
 ) -> type[Handler]:
     rendering = threading.Lock()
 
     class EndpointHandler(Handler):
         known_name = host
-        any_name = rules is not None
+        any_name = bool(token)
 
         def answer(self) -> Answer:
             path = self.path.split("?", 1)[0]
             # A probe has no token, and learns only whether the agent is well.
             if path == "/healthz" and self.command != "POST":
                 return self._health()
-            if rules is not None and not rules.admits(self.headers.get("Authorization") or ""):
+            if not access.admits(token, self.headers.get("Authorization") or ""):
                 asks = {"WWW-Authenticate": 'Basic realm="otel-ddp", charset="UTF-8"'}
                 return as_text(401, "name yourself\n", asks)
             if path == "/metrics" and self.command != "POST":
                 return self._metrics()
-            return self.page_answer(page, is_known=rules is not None and bool(rules.token))
+            return self.page_answer(page, is_known=bool(token))
 
         def _metrics(self) -> Answer:
             encoder, kind = choose_encoder(self.headers.get("Accept") or "")

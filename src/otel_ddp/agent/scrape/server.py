@@ -7,7 +7,6 @@ import errno
 import functools
 import socket
 import socketserver
-import ssl
 import threading
 import time
 from dataclasses import dataclass
@@ -46,11 +45,9 @@ class BoundedServer(ThreadingHTTPServer):
         family: socket.AddressFamily,
         address: tuple[Any, ...],
         handler: type[BaseHTTPRequestHandler],
-        tls: ssl.SSLContext | None,
     ) -> None:
         self.address_family = family
         self.answering: WeakSet[threading.Thread] = WeakSet()
-        self._tls = tls
         self._clients: dict[Any, _Client] = {}
         super().__init__(address, handler)
 
@@ -72,9 +69,6 @@ class BoundedServer(ThreadingHTTPServer):
         if len(self._clients) >= _MOST_CLIENTS and not self._make_room():
             self.shutdown_request(request)
             return
-        if tls := self._tls:
-            # The handshake waits for the client, so it belongs to the client's own thread.
-            request = tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
         now = time.monotonic()
         self._clients[request] = _Client(now, now)
         try:
@@ -82,20 +76,9 @@ class BoundedServer(ThreadingHTTPServer):
         except RuntimeError:
             # No thread could be started, and `/healthz` has to say so: one client after the other.
             self.process_request_thread(request, client_address)
-        except BaseException:
-            # Our caller only knows the socket that TLS has replaced.
-            self.shutdown_request(request)
-            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         self.answering.add(threading.current_thread())
-        if isinstance(request, ssl.SSLSocket):
-            try:
-                request.settimeout(CLIENT_TIMEOUT_S)
-                request.do_handshake()
-            except OSError:
-                self.shutdown_request(request)
-                return
         super().process_request_thread(request, client_address)
 
     def has_asked(self, request: Any) -> None:
@@ -201,23 +184,18 @@ class Handler(BaseHTTPRequestHandler):
         """Requests are not logged."""
 
 
-def bind(
-    host: str,
-    port: int,
-    handler: type[BaseHTTPRequestHandler],
-    tls: ssl.SSLContext | None = None,
-) -> BoundedServer:
+def bind(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> BoundedServer:
     """A server on this port, or on the next one that is free; on any port for 0."""
     family, address = _resolve(host)
     for attempt in range(port, min(port + _PORTS_TO_TRY, 65536)) if port else ():
         try:
-            return BoundedServer(family, (address[0], attempt, *address[2:]), handler, tls)
+            return BoundedServer(family, (address[0], attempt, *address[2:]), handler)
         except OSError as error:  # noqa: PERF203
             # Another error, such as an address of another machine, is the same for every port.
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
     # Any free port.
-    return BoundedServer(family, (address[0], 0, *address[2:]), handler, tls)
+    return BoundedServer(family, (address[0], 0, *address[2:]), handler)
 
 
 def _resolve(host: str) -> tuple[socket.AddressFamily, tuple[Any, ...]]:

@@ -245,12 +245,11 @@ class Agent:
             return False
 
 
-def main(directory: str = "", foreground: bool = False, insecure: bool = False) -> int:
+def main(directory: str = "", foreground: bool = False) -> int:
     """Run the agent of a place to its end; the exit status."""
     startup.log_to_stderr()
     try:
-        web_config = "insecure" if insecure else None
-        conf = settings.read(directory=directory or None, web_config=web_config)
+        conf = settings.read(directory=directory or None)
         place = startup.find_place(conf, foreground)
         lock = startup.lock_place(place)
     except (ConfigError, OSError) as error:

@@ -66,7 +66,7 @@ class Front:
 
     def serve(self) -> None:
         """Open the endpoint; where that is not possible, a remark says why."""
-        from otel_ddp.agent.scrape import web_config
+        from otel_ddp.agent.scrape import access
         from otel_ddp.agent.scrape.endpoint import Endpoint
 
         host, port = self._conf.scrape_host, self._conf.scrape_port
@@ -74,10 +74,10 @@ class Front:
             self._endpoint = Endpoint(
                 *(self._watch.ledger, host, port, self._page()),
                 idle_s=lambda: time.monotonic() - self.moved_at,
-                rules=web_config.find(self._conf.web_config, host),
+                token=access.find_token(self._conf.scrape_token_file, host),
                 problems=self._problems,
             )
-        except web_config.Refused as why:
+        except access.Refused as why:
             self.remarks["endpoint"] = f"no scrape endpoint: {why}"
         except OSError as error:
             self.remarks["endpoint"] = (

@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 import http.client
-import ssl
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlencode
 
 from otel_ddp import files
-from otel_ddp.agent.scrape import web_config
+from otel_ddp.agent.scrape import access
 from otel_ddp.cli import fetch
 from otel_ddp.history.page.guard import ASKED
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 
 
-class Credentials(NamedTuple):
-    """The token of a web configuration, and how its agent's certificate is checked."""
-
-    headers: Mapping[str, str] = {}
-    tls: ssl.SSLContext | None = None
-    """None: it is not."""
-
-
-def credentials(named: str) -> Credentials:
-    """Those of OTEL_DDP_WEB_CONFIG."""
-    if named in ("", web_config.INSECURE):
-        return Credentials()
+def credentials(named: str) -> Mapping[str, str]:
+    """The headers that show the token of OTEL_DDP_SCRAPE_TOKEN_FILE."""
     try:
-        rules = web_config.read(Path(named))
-        token = rules.token.decode()
-    except (web_config.Refused, ValueError):
+        token = access.find_token(named, "localhost").decode()
+    except (access.Refused, ValueError):
         token = ""  # the agent says what is wrong with it
-    if not token:
-        return Credentials()
-    # A token goes to the server of the agent's own certificate alone: after the agent's end its
-    # port may be another's.
-    tls = ssl.create_default_context(cafile=rules.certificate or None)
-    tls.check_hostname = False
-    tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    return Credentials({"Authorization": f"Bearer {token}"}, tls)
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def ask(
     place: Place,
-    allowed: Credentials,
+    allowed: Mapping[str, str],
     path: str,
     *,
     post: bool = False,
@@ -58,18 +38,16 @@ def ask(
         return "no agent runs: `otel-ddp status` reads the journals without one"
     if not (base := addresses.page(place)):
         return "the agent has no endpoint: `otel-ddp doctor` says why"
-    headers = {**allowed.headers, ASKED: "page"} if post else allowed.headers
-    tls = allowed.tls or fetch.unverified()
+    headers = {**allowed, ASKED: "page"} if post else allowed
     try:
         url = f"{base}/api/{path}?{urlencode(query)}"
-        status, body = fetch.get(
-            url, headers, answer_s=answer_s, tls=tls, method="POST" if post else "GET"
-        )
+        method = "POST" if post else "GET"
+        status, body = fetch.get(url, headers, answer_s=answer_s, method=method)
         found = files.parse_json(body) if status == http.client.OK else None
     except (fetch.NoAnswer, ValueError) as why:
         return f"the agent at {base} does not answer ({why})"
     if status == http.client.UNAUTHORIZED:
-        return f"{base} wants a token: set OTEL_DDP_WEB_CONFIG as its agent has it"
+        return f"{base} wants a token: set OTEL_DDP_SCRAPE_TOKEN_FILE as its agent has it"
     if not isinstance(found, dict):
         return f"the agent at {base} answers {status}: is it of another version?"
     return found

@@ -99,7 +99,7 @@ def _row_here(process: AskedProcess) -> dict[str, Any]:
 def _of_other_nodes(
     conf: settings.Settings, places: list[Place], ranks: Collection[int]
 ) -> Iterator[dict[str, Any]]:
-    allowed = agent_page.credentials(conf.web_config)
+    allowed = agent_page.credentials(conf.scrape_token_file)
     for place in places:
         living = [each for each in survey([place]).processes if not each.ended]
         for each in living:

@@ -41,7 +41,7 @@ _LOOK_EVERY_S = 0.25
 HIDDEN = (
     "Ended runs, log lines, sentences of verdicts, configuration, stacks and post-mortems are "
     "hidden: they are shown to the user of the agent and to root on this node, and to those whom "
-    "OTEL_DDP_WEB_CONFIG admits by its token."
+    "have the token of OTEL_DDP_SCRAPE_TOKEN_FILE."
 )
 
 AskStacks = Callable[[str, str, str], list[dict[str, Any]]]

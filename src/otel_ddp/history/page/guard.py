@@ -38,7 +38,7 @@ def check(target: str, headers: Message, *, known_name: str = "", any_name: bool
     served. The name in the request gives that away.
 
     *known_name*: what else this machine is called.
-    *any_name*: where another site's script has neither the token nor a certificate.
+    *any_name*: if a token is asked for, which another site's script does not have.
     """
     if not target.startswith("/") or target.startswith("//"):
         raise Refused(400, "ask for a path on this machine, such as /metrics")

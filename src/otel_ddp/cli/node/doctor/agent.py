@@ -63,7 +63,7 @@ def endpoint(inputs: Inputs) -> Said:
 
 def _scraped(url: str, answer_s: float) -> tuple[Level, str]:
     try:
-        status, _ = fetch.get(url, answer_s=answer_s, tls=fetch.unverified())
+        status, _ = fetch.get(url, answer_s=answer_s)
     except fetch.NoAnswer as why:
         return "fail", (
             f"{url} does not answer ({why}): the agent hangs, or is in another container with a "
@@ -77,12 +77,12 @@ def _scraped(url: str, answer_s: float) -> tuple[Level, str]:
 
 
 def _bound(inputs: Inputs) -> tuple[Level, str]:
-    from otel_ddp.agent.scrape import web_config
+    from otel_ddp.agent.scrape import access
 
     host, port = inputs.conf.scrape_host, inputs.conf.scrape_port
     try:
-        web_config.find(inputs.conf.web_config, host)
-    except web_config.Refused as refused:
+        access.find_token(inputs.conf.scrape_token_file, host)
+    except access.Refused as refused:
         return "fail", f"/metrics will not be served: {refused}"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"No folder for the traces: {error}.", file=sys.stderr)
         return 2
-    allowed = agent_page.credentials(conf.web_config)
+    allowed = agent_page.credentials(conf.scrape_token_file)
     windows = [_window(each, folder, allowed) for each in chosen.ranks]
     if not options.json:
         print(f"profile of run {cell(chosen.ranks[0].process.run)}: {chosen.why}")
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     return _report(folder, chosen, windows, options.steps, asked_ns, as_json=options.json)
 
 
-def _window(rank: Candidate, folder: Path, allowed: agent_page.Credentials) -> Window:
+def _window(rank: Candidate, folder: Path, allowed: Mapping[str, str]) -> Window:
     if rank.is_here:
         return WindowHere(rank, folder)
     ask = partial(agent_page.ask, rank.place, allowed, "profile", post=True, answer_s=_ANSWER_S)

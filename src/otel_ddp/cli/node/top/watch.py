@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.reading.steps import StepWork
-from otel_ddp.cli.node.agent_page import Credentials, ask, credentials
+from otel_ddp.cli.node.agent_page import ask, credentials
 from otel_ddp.cli.options import find_places
 from otel_ddp.cli.text import cell, integer, mapping, mappings, marked, named_ranks, number
 from otel_ddp.journal.place import Place
@@ -78,7 +78,7 @@ class Watch:
 
     def __init__(self, directory: str = "") -> None:
         self._directory = directory
-        self._credentials = Credentials()
+        self._credentials: Mapping[str, str] = {}
         self._last = View(0)
 
     def look(self) -> View:
@@ -87,7 +87,7 @@ class Watch:
         Raises ConfigError where a place that was named cannot be read.
         """
         conf, places, missing = find_places(self._directory)
-        self._credentials = credentials(conf.web_config)
+        self._credentials = credentials(conf.scrape_token_file)
         found: list[tuple[Place, Mapping[str, Any]]] = []
         notes = [missing]
         for place in places:

@@ -1,0 +1,56 @@
+"""Who may read the endpoint: on loopback everyone, beyond it whoever has the token."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hmac
+from pathlib import Path
+
+INSECURE = "insecure"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Refused(Exception):
+    """The endpoint cannot be served like this; the text says why."""
+
+
+def find_token(setting: str, host: str) -> bytes:
+    """The token that an endpoint on this host asks for, empty if none. Raises Refused."""
+    if setting.lower() == INSECURE:
+        return b""
+    if setting:
+        return read_token(Path(setting))
+    if host in _LOOPBACK:
+        return b""
+    raise Refused(
+        f"{host} is reached from other machines: set OTEL_DDP_SCRAPE_TOKEN_FILE to a file with a "
+        f"token (docs/endpoint.md), or to {INSECURE} if everyone may read what is served"
+    )
+
+
+def read_token(path: Path) -> bytes:
+    """The token of a file; raises Refused."""
+    try:
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise Refused(f"{path} cannot be read: {error.strerror}") from None
+    if not token:
+        raise Refused(f"{path} is empty")
+    return token
+
+
+def admits(token: bytes, authorization: str) -> bool:
+    """Whether a request with this header may be answered."""
+    kind, _, given = authorization.partition(" ")
+    return not token or hmac.compare_digest(_given_token(kind.lower(), given), token)
+
+
+def _given_token(kind: str, given: str) -> bytes:
+    if kind == "bearer":
+        return given.strip().encode()
+    # A browser asks a person for a name and a password: the token is the password.
+    if kind == "basic":
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(given.strip(), validate=True).partition(b":")[2]
+    return b""
