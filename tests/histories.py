@@ -58,7 +58,6 @@ def write_history(
     about: Mapping[str, Any] = {},
     bound: str = "",
     constants: Mapping[str, float] = {},
-    gpu: str = "H100",
     verdicts: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """A run: of *late*, forward takes 1.5 times as long; *slower* are factors of all, by phase.
@@ -111,7 +110,7 @@ def write_history(
                     for step in range(0, steps, 1 if split == "train" else 10)
                 ]
                 values[key] = value_sums(file, key, points)
-        device = (("gpu", str(rank)), ("hw.id", f"GPU-{rank}"), ("hw.model", gpu))
+        device = (("gpu", str(rank)), ("hw.id", f"GPU-{rank}"), ("hw.model", "H100"))
         key = SeriesKey("node", "hw.gpu.utilization", label, (*device, ("hw.type", "gpu")))
         seconds = range(now_ns // S, at_ns[-1] // S + 1)
         values[key] = value_sums(file, key, [(s, s * S, chance.uniform(0.7, 0.9)) for s in seconds])

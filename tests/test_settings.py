@@ -78,28 +78,12 @@ def test_a_value_that_means_nothing_is_told_before_the_first_step(
     assert variable not in FREE or caplog.messages == []
 
 
-def test_a_price_is_of_any_gpu_or_of_each_that_a_file_names(tmp_path: Path) -> None:
-    file, link = tmp_path / "prices.json", tmp_path / "link.json"
-    file.write_text('{"NVIDIA H100 80GB HBM3": "2.10 EUR", "L4": "0.5 EUR"}')
-    link.symlink_to(file)
+def test_a_price_is_a_number_and_a_currency() -> None:
+    prices = {"3$": (3.0, "$"), "2.10 EUR": (2.1, "EUR"), "": None}
 
-    alone, named, none = (
-        settings.read({"OTEL_DDP_GPU_HOUR_PRICE": text}).prices() for text in ("3$", str(link), "")
-    )
-
-    assert (alone, none) == ({"": (3.0, "$")}, {})
-    assert named == {"NVIDIA H100 80GB HBM3": (2.1, "EUR"), "L4": (0.5, "EUR")}
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "{}", "[]", '{"L4": 0.5}', '{"L4": "1 EUR", "T4": "cheap"}', '{"a": "1 EUR", "b": "1 $"}'],
-)
-def test_a_file_of_prices_that_means_nothing_is_told(tmp_path: Path, content: str) -> None:
-    (file := tmp_path / "prices.json").write_text(content)
-
-    with pytest.raises(ConfigError, match=r"must be JSON such as .*, all in one currency\.$"):
-        settings.read({"OTEL_DDP_GPU_HOUR_PRICE": str(file)}).prices()
+    assert {
+        text: settings.read({"OTEL_DDP_GPU_HOUR_PRICE": text}).gpu_hour_price for text in prices
+    } == prices
 
 
 STANDARD = [each for each in sorted(settings.names()) if not each.startswith("OTEL_DDP_")]

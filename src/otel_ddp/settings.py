@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from otel_ddp import files
@@ -93,20 +92,11 @@ def _web_page(variable: str, text: str) -> str:
     return text
 
 
-def _price(variable: str, text: str) -> tuple[float, str] | str:
-    """A price, or the path of a file of prices."""
-    if price := _amount(text):
-        return price
-    if os.path.isabs(path := _expanded(variable, text)):
-        return path
-    file = "the path of a file of prices, which begins with / or ~"
-    raise _wrong(variable, f"a number and a currency, as in 2.50 EUR, or {file}", text)
-
-
-def _amount(text: object) -> tuple[float, str] | None:
-    form = r"(\d{1,9}(?:\.\d{1,6})?) ?([A-Za-z]{1,10}|\W)"
-    found = re.fullmatch(form, text.strip()) if isinstance(text, str) else None
-    return (float(found[1]), found[2]) if found else None
+def _price(variable: str, text: str) -> tuple[float, str]:
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?) ?([A-Za-z]{1,10}|\W)", text)
+    if found is None:
+        raise _wrong(variable, "a number and a currency, as in 2.50 EUR", text)
+    return float(found[1]), found[2]
 
 
 def _host(variable: str, text: str) -> str:
@@ -366,9 +356,6 @@ class Settings:
     sample_steps: int = _setting("OTEL_DDP_SAMPLE_STEPS", 100, _count(0, 1_000_000_000))
     """Every so many steps one is looked at closely: its spans are sent, the norm of its gradients
     is taken. Steps out of the ordinary are sent in any case. 0: only those."""
-    baseline: str = _setting("OTEL_DDP_BASELINE", "")
-    """The run that this one is measured against on the board Run: its samples per rank and second
-    count as 1. Mostly the same training on one GPU, or on one node."""
     stall_timeout_s: float = _setting("OTEL_DDP_STALL_TIMEOUT_S", 60.0, _seconds)
     """How long a rank stands still at least before it may count as stalled; more where its own
     steps and phases are longer."""
@@ -414,12 +401,9 @@ class Settings:
     grafana_url: str = _setting("OTEL_DDP_GRAFANA_URL", "", _web_page)
     """The Grafana with the boards, as a browser reaches it: `https://grafana.example.org`.
     `run.url`, `otel-ddp status` and every verdict then have the address of the board."""
-    gpu_hour_price: tuple[float, str] | str | None = _setting(
-        "OTEL_DDP_GPU_HOUR_PRICE", None, _price
-    )
-    """What an hour of one rank costs, with its currency: `2.50 EUR`; or the path of a file with the
-    [price of each GPU](goodput.md#the-price). `otel-ddp goodput` and the page then tell what each
-    cause has cost."""
+    gpu_hour_price: tuple[float, str] | None = _setting("OTEL_DDP_GPU_HOUR_PRICE", None, _price)
+    """What an hour of one rank costs, with its currency: `2.50 EUR`. `otel-ddp goodput` and the
+    page then tell what [each cause has cost](goodput.md#the-price)."""
     notify: tuple[str, ...] = _setting("OTEL_DDP_NOTIFY", (), _addresses)
     """Who is told that a run has ended, died, hangs and so on, with spaces between the addresses:
     `https://` or `http://` for a webhook, any other form as the library apprise has it
@@ -441,29 +425,6 @@ class Settings:
     def starts_agent(self) -> bool:
         """Whether the first process of a run starts the node agent."""
         return self.agent in ("auto", "offline")
-
-    def prices(self) -> Mapping[str, tuple[float, str]]:
-        """What an hour of a rank costs, by the name of its GPU; by an empty name: whatever it has.
-
-        Raises ConfigError where the file of prices cannot be read.
-        """
-        said = self.gpu_hour_price
-        if not isinstance(said, str):
-            return {"": said} if said else {}
-        of = f"OTEL_DDP_GPU_HOUR_PRICE: {said}"
-        try:
-            # It may be a link, as all files of a ConfigMap are.
-            content = files.parse_json(Path(said).read_bytes())
-        except OSError as error:
-            raise ConfigError(f"{of} cannot be read: {error.strerror}.") from None
-        except ValueError:
-            content = None
-        named = content.items() if isinstance(content, dict) else ()
-        found = {name: price for name, text in named if (price := _amount(text))}
-        if not found or len(found) < len(named) or len({each for _, each in found.values()}) > 1:
-            wanted = '{"NVIDIA H100 80GB HBM3": "2.10 EUR"}'
-            raise ConfigError(f"{of} must be JSON such as {wanted}, all in one currency.")
-        return found
 
     @property
     def spools(self) -> str:

@@ -31,10 +31,9 @@ def test_it_tells_what_time_has_cost_and_refuses_a_price_that_means_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_history(tmp_path, "a", steps=20, about=two_attempts(S))
-    prices = tmp_path / "prices.json"
-    monkeypatch.setenv("OTEL_DDP_GPU_HOUR_PRICE", str(prices))
+    monkeypatch.setenv("OTEL_DDP_GPU_HOUR_PRICE", "EUR 360")
     refused = main(["page", str(tmp_path)])
-    prices.write_text('{"H100": "360 EUR"}')
+    monkeypatch.setenv("OTEL_DDP_GPU_HOUR_PRICE", "360 EUR")
     command = [sys.executable, "-m", "otel_ddp", "page", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stdout is not None
@@ -44,5 +43,5 @@ def test_it_tells_what_time_has_cost_and_refuses_a_price_that_means_nothing(
         process.kill()
 
     assert refused == 2
-    assert f"{prices} cannot be read" in capsys.readouterr().err
+    assert "OTEL_DDP_GPU_HOUR_PRICE must be a number and a currency" in capsys.readouterr().err
     assert (told["currency"], told["cost"]) == ("EUR", pytest.approx(10.0))

@@ -114,12 +114,9 @@ def ended(path: Path) -> bool:
         return found.state in ("finished", "failed", "killed")
 
 
-@pytest.mark.parametrize(("price", "currency"), [("3600 EUR", "EUR"), ("/no/such/file", "")])
-def test_the_page_tells_what_time_has_cost_and_no_wrong_price_keeps_the_agent_from_it(
-    price: str, currency: str
-) -> None:
+def test_the_page_tells_what_time_has_cost() -> None:
     train = TRAIN.replace("    if step == 200", "    if step == 1000")
-    with Node(OTEL_DDP_GPU_HOUR_PRICE=price) as node:
+    with Node(OTEL_DDP_GPU_HOUR_PRICE="3600 EUR") as node:
         finished(node.warm("-c", train, env={"RANK": "0"}))
         until(lambda: about(node, "kept"), "the history of the run")
 
@@ -128,14 +125,10 @@ def test_the_page_tells_what_time_has_cost_and_no_wrong_price_keeps_the_agent_fr
             return head["time"] if head["state"] == "finished" else None
 
         told = until(ended, "the end on the page")
-        log = node.place.agent_log.read_text()
 
-    assert told["currency"] == currency
     # A euro a second.
-    assert told["cost"] == (pytest.approx(told["rank_s"]) if currency else None)
+    assert (told["currency"], told["cost"]) == ("EUR", pytest.approx(told["rank_s"]))
     assert [each["name"] for each in told["causes"]][:2] == ["productive", "start"]
-    said = "the page shows no costs: OTEL_DDP_GPU_HOUR_PRICE: /no/such/file cannot be read"
-    assert (said in log) == (not currency)
 
 
 def test_a_run_that_no_agent_watched_ended_when_it_says_so() -> None:

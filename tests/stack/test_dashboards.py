@@ -380,8 +380,8 @@ def test_a_run_that_ended_within_the_time_is_shown_as_it_ended(reader: Reader) -
 def test_a_run_is_not_measured_against_itself(reader: Reader) -> None:
     board = BOARDS["Run"]
     (asked,) = (each for each in board.questions if each.panel == "Scaling efficiency")
-    itself = reader.opened(board, run=(BASE.name,), baseline=(BASE.name,))
-    another = reader.opened(board, run=(HIGH.name,), baseline=(BASE.name,))
+    itself = reader.opened(board, run=(BASE.name,), before=(BASE.name,))
+    another = reader.opened(board, run=(HIGH.name,), before=(BASE.name,))
 
     assert answer(asked, itself, reader.page) == []
     (found,) = answer(asked, another, reader.page)

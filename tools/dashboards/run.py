@@ -88,7 +88,6 @@ def build() -> str:
                 [(each, each) for each in ("1m", "5m", "30m", "2h")],
                 "Over how long the thick line of a value is averaged.",
             ),
-            v.baseline(),
             v.numbers("topn", "Ranks shown", "How many of the worst are drawn.", 5, 10, 25),
             v.traces(),
             v.logs(),
@@ -438,25 +437,25 @@ def _speed() -> list[Panel]:
         lines(
             Text(
                 "Scaling efficiency",
-                "Samples a second of a rank, beside what a rank of $baseline did in the median of "
+                "Samples a second of a rank, beside what a rank of $before did in the median of "
                 "the last 30 days: 1 is no loss by scaling. Not drawn beside the run itself.",
                 "Falls with more ranks: see who waits for whom, and whether gradients are "
                 "exchanged while backward runs.",
             ),
-            over_time(_scaling(), "beside $baseline"),
+            over_time(_scaling(), "beside $before"),
             unit="percentunit",
             minimum=0,
-            nothing="no samples known, or no other run to compare with: choose Baseline",
+            nothing="no samples known, or no other run to compare with: choose Before",
         ),
     ]
 
 
 def _scaling() -> str:
     name = "run:training_rank_samples:rate2m"
-    before = recorded(name, 'run="$baseline"')
-    # The baseline may be long over; asked for once, not at each moment.
+    before = recorded(name, 'run="$before"')
+    # That run may be long over; asked for once, not at each moment.
     typical = f"max(quantile_over_time(0.5, {before}[30d] @ end()))"
-    other = recorded(name, WHOLE_RUN, 'run!="$baseline"')
+    other = recorded(name, WHOLE_RUN, 'run!="$before"')
     return f"max({other}) / on () {typical}"
 
 

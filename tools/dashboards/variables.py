@@ -174,7 +174,7 @@ def before() -> build.QueryVariable:
         f"or max by (run) ({this}) - 1e10 or max by (run) ({began}) - 2e10"
     )
     query = f"query_result(sort_desc({_named(f'({query})')}))"
-    description = "The run that this one is compared with in the row Overview."
+    description = "The run that settings and scaling efficiency are compared with."
     return _one("before", "Before", query, description, sort=_AS_IS).regex(_RUN_OF_RESULT)
 
 
@@ -185,17 +185,6 @@ def newest() -> build.QueryVariable:
         "newest", "Newest run", _runs_newest_first(WHOLE_RUNS, RUNS), description, sort=_AS_IS
     )
     return variable.regex(_RUN_OF_RESULT).hide(VariableHide.HIDE_VARIABLE)
-
-
-def baseline() -> build.QueryVariable:
-    """A run to measure this one against: the one that its setting names comes first."""
-    named = last(metric("training.run.info", WHOLE_RUN, 'baseline!=""'))
-    others = last(metric("training.run.info", GROUPS))
-    other = f'label_replace({others}, "baseline", "$1", "run", "(.+)")'
-    query = f"query_result(group by (baseline) ({named}) or group by (baseline) ({other}))"
-    description = "Whose samples per rank and second are 1: OTEL_DDP_BASELINE, or any run."
-    found = _one("baseline", "Baseline", query, description, sort=_AS_IS)
-    return found.regex(r'/baseline="(.+)"\}/')
 
 
 def places(selector: str, *, first_rank: str = "") -> list[build.QueryVariable]:

@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     try:
         conf = settings.read()
-        prices = conf.prices()
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -46,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         folder,
         ours=not options.folder,
         postmortem_folders=[postmortem.directory(conf.postmortem_directory)],
-        prices=prices,
+        price=conf.gpu_hour_price,
     )
     try:
         server = bind(_HOST, options.port, page_handler(app))

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
             out = options.out or Path(f"report-{name}")
             html = out / "report.html"
             shown = "\n".join(lines(report.card_of(told, [str(html.absolute())])))
-            content = answers.saved(run, *lies_beside, settings.read().prices())
+            content = answers.saved(run, *lies_beside, settings.read().gpu_hour_price)
     except (ConfigError, NotFound, Unreadable) as why:
         print(f"otel-ddp report: {why}", file=sys.stderr)
         return 2

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp.history.reader import History, listed, mapping, whole
+from otel_ddp.history.reader import listed, mapping, whole
 from otel_ddp.history.terminal import shown_s
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary.words import TIME_CAUSES, UNPAID_CAUSES
+
+Price = tuple[float, str]
+"""Of an hour of one rank, with its currency."""
 
 _MOST_SHOWN, _FEWEST_SHOWN = 3, 0.005
 
@@ -46,7 +49,7 @@ class Costs(NamedTuple):
 
     currency: str
     per_hour: float
-    """Of one rank: the mean, where nodes have GPUs of several kinds."""
+    """Of one rank."""
     of: Mapping[str, float]
     """By cause; of time that nobody is known to have paid for, nothing."""
 
@@ -74,40 +77,17 @@ def goodput_of(run: WholeRun) -> Goodput | None:
     return Goodput(ordered, late, [*map(_plain, attempts, before)])
 
 
-def costs_of(run: WholeRun, prices: Mapping[str, tuple[float, str]]) -> Costs | None:
-    """None where the time of some node has no price.
-
-    *prices*: of an hour of one rank with its currency, by the name of its GPU; by an empty name:
-    whatever it has.
-    """
-    found: dict[str, float] = {}
-    spent_s, currency = 0.0, ""
-    for history in run.histories if prices else ():
-        seconds = mapping(mapping(history.about.get("time")).get("seconds"))
-        price = prices.get("") or prices.get(_gpu(history))
-        if price is None:
-            if seconds:
-                return None
-            continue
-        amount, currency = price
-        for cause in (TIME_CAUSES.keys() - UNPAID_CAUSES) & seconds.keys():
-            found[cause] = found.get(cause, 0.0) + seconds[cause] / 3600 * amount
-            spent_s += seconds[cause]
-    if not spent_s:
+def costs_of(found: Goodput, price: Price | None) -> Costs | None:
+    """None where no price is set."""
+    if price is None:
         return None
-    ordered = {each: found[each] for each in TIME_CAUSES if each in found}
-    return Costs(currency, sum(found.values()) / spent_s * 3600, ordered)
-
-
-def _gpu(history: History) -> str:
-    """The name of the GPUs under the ranks of this node; empty where they differ or have none."""
-    models = {
-        dict(each.key.labels).get("hw.model", "")
-        for each in history.series("node")
-        if each.key.rank
+    per_hour, currency = price
+    paid = {
+        cause: spent_s / 3600 * per_hour
+        for cause, spent_s in found.seconds.items()
+        if cause not in UNPAID_CAUSES
     }
-    models.discard("")
-    return models.pop() if len(models) == 1 else ""
+    return Costs(currency, per_hour, paid)
 
 
 def _plain(attempt: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

@@ -237,7 +237,6 @@ class Run:
                 "sample_steps": conf.sample_steps,
                 "span": recorder.run_span,
                 **({"best": self._best.copy()} if self._best else {}),
-                **({"baseline": conf.baseline} if conf.baseline else {}),
                 **self._lead.facts(),
             }
         )

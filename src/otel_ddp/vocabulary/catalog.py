@@ -182,7 +182,6 @@ TRAINING_RUN_INFO = _run.gauge(
     "torch",
     "device_runtime",
     "git_sha",
-    "baseline",
 )(
     "Always 1; its labels describe the run, with the scalars of its configuration as "
     "`config_<key>`, as far as the limit on their number goes."

@@ -56,7 +56,7 @@ def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
     spent = two_attempts(10**18, why="secret")
     write_history(tmp_path, "alive", late=1, state="running", about=spent)
     write_history(tmp_path, "ended")
-    app = App(tmp_path, live=live, ask_stacks=lambda *_: [], prices={"": (360.0, "EUR")})
+    app = App(tmp_path, live=live, ask_stacks=lambda *_: [], price=(360.0, "EUR"))
     served = Endpoint(Ledger(), "127.0.0.1", 0, app)
     served.start()
     yield served

@@ -33,7 +33,7 @@ from otel_ddp.journal.process_state import ProcessState
 from stack.browser import chromium
 
 PATIENCE_MS = 60_000
-PRICES = {"H100": (360.0, "EUR")}
+PRICE = (360.0, "EUR")
 LATE = "/run/late?group=sweep"
 BOTH = "/compare?run=late&group=sweep&run=other&group=sweep"
 MARKUP = "<img src=x onerror=document.title='bad'>"
@@ -158,7 +158,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Served]:
-    with Served(App(folder, live=live, ask_stacks=stacks, prices=PRICES)) as served:
+    with Served(App(folder, live=live, ask_stacks=stacks, price=PRICE)) as served:
         yield served
 
 

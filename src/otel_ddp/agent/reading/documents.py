@@ -120,7 +120,7 @@ TEXTS = ("project", "name", "description", "tags")
 _OF_IDENTITY = ("world_size", "nodes", "strategy", "launcher")
 _INFO_OF_IDENTITY = (*TEXTS, "world_size", "nodes", "strategy")
 _INFO_OF_PROGRAM = (
-    *("script", "model", "backend", "precision", "torch", "device_runtime", "git_sha", "baseline"),
+    *("script", "model", "backend", "precision", "torch", "device_runtime", "git_sha"),
 )
 _OF_PROGRAM = ("script", "model", "backend", "precision", "git_sha")
 _OF_ENVIRONMENT = (

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import __version__, files
@@ -15,7 +14,6 @@ from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.notify.notifier import Notifier
 from otel_ddp.agent.service.node_watch import NodeWatch
 from otel_ddp.agent.verdicts import answers, postmortem
-from otel_ddp.errors import ConfigError
 from otel_ddp.journal import process_state
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
@@ -113,15 +111,8 @@ class Front:
             profiler=self._watch.links,
             recent=self._watch.journals.recent,
             postmortem_folders=[postmortem.directory(self._conf.postmortem_directory)],
-            prices=self._prices(),
+            price=self._conf.gpu_hour_price,
         )
-
-    def _prices(self) -> Mapping[str, tuple[float, str]]:
-        try:
-            return self._conf.prices()
-        except ConfigError as why:
-            log.warning("the page shows no costs: %s", why)
-            return {}
 
     def _ask_stacks(self, group: str, run: str, rank: str) -> list[dict[str, Any]]:
         """The stacks of a run's processes, for the page; of another node those of one rank."""

@@ -49,16 +49,16 @@ def run(options: argparse.Namespace) -> int:
 
 def document(which: str, *, paths: bool = True) -> dict[str, Any]:
     """For programs; raises ConfigError, NotFound or Unreadable. *paths*: as in find_run."""
-    prices = settings.read().prices()
+    price = settings.read().gpu_hour_price
     with find_run(which, history_directory(), paths=paths) as run:
-        costs, found = costs_of(run, prices), goodput_of(run)
+        found = goodput_of(run)
         of = {"schema": SCHEMA, "group": run.group, "run": run.name, "look": run.look}
     if found is None:
         raise NotFound(
             f"{_title(of)} has no time that was counted: it made no step, or an earlier version of "
             "otel_ddp has kept it."
         )
-    return {**of, "goodput": found.to_json(), "price": _priced(costs)}
+    return {**of, "goodput": found.to_json(), "price": _priced(costs_of(found, price))}
 
 
 def _title(of: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from otel_ddp import errors, files
 from otel_ddp.history import beside
 from otel_ddp.history.compare import render, result, rows
+from otel_ddp.history.goodput import Price
 from otel_ddp.history.page import answers, guard, runs
 from otel_ddp.history.page.exchange import (
     PACKED,
@@ -27,7 +28,6 @@ from otel_ddp.history.page.exchange import (
 )
 from otel_ddp.history.page.runs import Live, Runs
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
-from otel_ddp.history.page.time_spent import Prices
 from otel_ddp.history.reader import Unreadable
 from otel_ddp.journal.layout import MOST_PROFILED_STEPS
 
@@ -78,13 +78,12 @@ class App:
         profiler: Profiler | None = None,
         postmortem_folders: Sequence[Path] = (),
         profile_folder: Path | None = None,
-        prices: Prices | None = None,
+        price: Price | None = None,
     ) -> None:
         """*live*: None where there is no agent, but a folder alone.
 
         *ours*: the folder is read only while it is closed to other users; else whatever is there.
         *disk_hangs*: whether a thread that reads the folder may wait for long.
-        *prices*: what an hour of a rank costs, by the name of its GPU.
         *profile_folder*: None for where `otel-ddp profile` writes without `--out`.
         """
         self._runs = Runs(folder, ours)
@@ -97,7 +96,7 @@ class App:
         self._named_folders = [] if ours else [folder]
         self._profiles = profile_folder or beside.profile_directory()
         self._files = StaticFiles()
-        self._prices = prices or {}
+        self._price = price
 
     def answer(self, question: Question) -> Answer:
         """The answer, whatever is asked; raises nothing."""
@@ -184,7 +183,7 @@ class App:
             if name == "trace":
                 return answers.trace(run, question, at)
             if name == "run":
-                found = runs.head(run, self._now_known(), question.is_private(), self._prices)
+                found = runs.head(run, self._now_known(), question.is_private(), self._price)
             elif name in answers.ANSWERS:
                 found = answers.ANSWERS[name](run, question)
             elif name in answers.BESIDE:

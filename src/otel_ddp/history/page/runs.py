@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp.history import directory
+from otel_ddp.history.goodput import Price
 from otel_ddp.history.page.exchange import Refused
-from otel_ddp.history.page.time_spent import Prices, time_spent
+from otel_ddp.history.page.time_spent import time_spent
 from otel_ddp.history.reader import (
     History,
     Unreadable,
@@ -210,7 +211,7 @@ def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
 # -- one run
 
 
-def head(run: WholeRun, live: Live, private: bool, prices: Prices) -> dict[str, Any]:
+def head(run: WholeRun, live: Live, private: bool, price: Price | None) -> dict[str, Any]:
     """State, ranks, what its time went to, verdicts, gaps, configuration."""
     about, of_run, state = run.about, (run.group, run.name), run.state
     seen_ns = whole(about.get("seen_ns"))
@@ -236,7 +237,7 @@ def head(run: WholeRun, live: Live, private: bool, prices: Prices) -> dict[str, 
             {key: each[key] for key in shown if key in each} | {"rank": rank}
             for rank, each in sorted(ranks.items(), key=lambda one: rank_order(one[0]))
         ],
-        "time": time_spent(run, prices, private),
+        "time": time_spent(run, price, private),
         "verdicts": told,
         "worst": next(
             (e for e in _worst_first(_of_last_attempt(told, about)) if not e["harmless"]), None

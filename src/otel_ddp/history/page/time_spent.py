@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from otel_ddp.history.goodput import costs_of, goodput_of
+from otel_ddp.history.goodput import Price, costs_of, goodput_of
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary.words import TIME_CAUSES, TIME_COLOURS
 
-Prices = Mapping[str, tuple[float, str]]
-"""As for `costs_of`."""
 
-
-def time_spent(run: WholeRun, prices: Prices, private: bool) -> dict[str, Any] | None:
+def time_spent(run: WholeRun, price: Price | None, private: bool) -> dict[str, Any] | None:
     """None where nothing was counted. *private*: with costs, and why attempts ended."""
     found = goodput_of(run)
     if found is None:
         return None
-    costs = costs_of(run, prices) if private else None
+    costs = costs_of(found, price) if private else None
     return {
         "causes": [
             {
