@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from otel_ddp import files
 from otel_ddp.errors import ConfigError
@@ -20,8 +20,6 @@ MIB = 1024 * 1024
 SOURCES = ("gpu", "host", "process")
 _ADVICE = "Correct it, or unset it for the default."
 
-# What the official exporters take for a header.
-_HEADER = re.compile(r"[!#-'*+\-.0-9A-Z^-z|~]+[ \t]*=[ !#-+\--:<-\[\]-~]*")
 # W3C Trace Context: version, trace, span, flags. Versions to come may add fields.
 _TRACEPARENT = re.compile(
     "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
@@ -32,7 +30,6 @@ _OTLP = "OTEL_EXPORTER_OTLP_"
 SIGNALS = ("", "METRICS_", "TRACES_", "LOGS_")
 
 _Parse = Callable[[str, str], Any]
-_Doubt = Callable[[str, str, Mapping[str, str]], Iterator[str]]
 _T = TypeVar("_T")
 
 
@@ -182,13 +179,9 @@ def _bytes(low: int, high: int = 2**63) -> Callable[[str, str], int]:
     return parse
 
 
-def _words(variable: str, text: str) -> frozenset[str]:
-    return frozenset(word.strip().lower() for word in text.split(",")) - {""}
-
-
 def _some_of(*words: str) -> Callable[[str, str], frozenset[str]]:
     def parse(variable: str, text: str) -> frozenset[str]:
-        chosen = _words(variable, text)
+        chosen = frozenset(word.strip().lower() for word in text.split(",")) - {""}
         if chosen == {"none"}:
             return frozenset()
         if not chosen or not chosen <= set(words):
@@ -250,60 +243,11 @@ def _traceparent(variable: str, text: str) -> str:
     return text
 
 
-# -- values that are valid, and cannot be meant
-
-
-def _no_doubt(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
-    yield from ()
-
-
-def _doubt_endpoint(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
-    protocols = (variable.replace("ENDPOINT", "PROTOCOL"), f"{_OTLP}PROTOCOL")
-    grpc = next(filter(None, (value(each, env) for each in protocols)), "") == "grpc"
-    if not grpc and not re.match("https?://", text, re.IGNORECASE):
-        # Without the part that may be a password.
-        host = text.rpartition("@")[2]
-        lost = "nothing can be sent that way"
-        yield f"{variable} must begin with http:// or https://, got {host!r}: {lost}"
-
-
-def _doubt_entries(form: re.Pattern[str], wanted: str) -> _Doubt:
-    """Of entries with commas between them, each that has not this form."""
-
-    def doubt(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
-        for number, entry in enumerate(text.split(","), start=1):
-            if entry.strip() and not form.fullmatch(entry.strip()):
-                # Never the entry itself: it may be a token that lost its name.
-                yield f"{variable}: entry {number} is not {wanted}"
-
-    return doubt
-
-
-_doubt_headers = _doubt_entries(_HEADER, "name=value and is left out")
-_doubt_attributes = _doubt_entries(
-    re.compile(".*=.*", re.DOTALL), "key=value and is left out; in a value, a comma is %2C"
-)
-
-
-def _doubt_file(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
-    try:
-        os.close(os.open(text, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-    except OSError as error:
-        yield f"{variable} cannot be read: {text}: {error.strerror}: nothing is sent that needs it"
-
-
 # -- the settings
 
 
-class _Reading(NamedTuple):
-    """How a variable is read."""
-
-    parse: _Parse = _text
-    doubt: _Doubt = _no_doubt
-
-
-def _setting(variable: str, default: _T, parse: _Parse = _text, doubt: _Doubt = _no_doubt) -> _T:
-    metadata = {"variable": variable, "reading": _Reading(parse, doubt)}
+def _setting(variable: str, default: _T, parse: _Parse = _text) -> _T:
+    metadata = {"variable": variable, "parse": parse}
     found: _T = field(default=default, metadata=metadata)
     return found
 
@@ -332,11 +276,6 @@ class Settings:
         "OTEL_DDP_JOURNAL_BYTES", 2 * MIB, _bytes(layout.SMALLEST_FILE, layout.LARGEST_FILE)
     )
     """Size of a process's journal. More bridges a longer absence of the agent."""
-    max_names: int = _setting("OTEL_DDP_MAX_NAMES", 1000, _count(1, 1_000_000))
-    """How many different names one process may log; further ones are refused and counted."""
-    hidden_names: frozenset[str] = _setting("OTEL_DDP_HIDE", frozenset(), _words)
-    """Further names of a configuration whose values are never recorded, with commas between them
-    and `*` as wildcard: `internal_*,data.source`. SECURITY.md says which are hidden in any case."""
     logs: str = _setting("OTEL_DDP_LOGS", "", _log_words)
     """Record what the program logs by Python's `logging`, from this level on: `info`. It is the
     level of rank 0; the others begin at `warning`, or at a second level: `info,info`. Further words
@@ -372,7 +311,7 @@ class Settings:
         "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", _one_of("http/protobuf", "grpc")
     )
     """How the agent speaks OTLP: `http/protobuf` or `grpc`."""
-    endpoint: str = _setting("OTEL_EXPORTER_OTLP_ENDPOINT", "", doubt=_doubt_endpoint)
+    endpoint: str = _setting("OTEL_EXPORTER_OTLP_ENDPOINT", "")
     """The collector. Nothing set: nothing is sent, and there is the scrape endpoint only. To its
     path, HTTP adds `/v1/metrics` and so on. A user and password in it are sent as `Authorization`,
     unless the headers have one, and are never shown."""
@@ -438,26 +377,26 @@ def _own(name: str, *parts: str) -> tuple[str, ...]:
 
 
 # Standard variables, read in `agent/`, or by the resource detector there.
-STANDARD: Mapping[tuple[str, ...], _Reading] = {
-    _own("ENDPOINT"): _Reading(doubt=_doubt_endpoint),
-    _own("PROTOCOL"): _Reading(_one_of("http/protobuf", "grpc")),
-    _own("TIMEOUT"): _Reading(_milliseconds),
-    _own("HEADERS", ""): _Reading(doubt=_doubt_headers),
-    _own("COMPRESSION", ""): _Reading(_one_of("none", "gzip")),
-    _own("INSECURE", ""): _Reading(_truth),
-    _own("CERTIFICATE", ""): _Reading(doubt=_doubt_file),
-    _own("CLIENT_CERTIFICATE", ""): _Reading(doubt=_doubt_file),
-    _own("CLIENT_KEY", ""): _Reading(doubt=_doubt_file),
-    ("OTEL_METRICS_EXPORTER", "OTEL_TRACES_EXPORTER", "OTEL_LOGS_EXPORTER"): _Reading(_exporters),
-    ("TRACEPARENT",): _Reading(_traceparent),
-    ("OTEL_SERVICE_NAME",): _Reading(),
-    ("OTEL_RESOURCE_ATTRIBUTES",): _Reading(doubt=_doubt_attributes),
+STANDARD: Mapping[tuple[str, ...], _Parse] = {
+    _own("ENDPOINT"): _text,
+    _own("PROTOCOL"): _one_of("http/protobuf", "grpc"),
+    _own("TIMEOUT"): _milliseconds,
+    _own("HEADERS", ""): _text,
+    _own("COMPRESSION", ""): _one_of("none", "gzip"),
+    _own("INSECURE", ""): _truth,
+    _own("CERTIFICATE", ""): _text,
+    _own("CLIENT_CERTIFICATE", ""): _text,
+    _own("CLIENT_KEY", ""): _text,
+    ("OTEL_METRICS_EXPORTER", "OTEL_TRACES_EXPORTER", "OTEL_LOGS_EXPORTER"): _exporters,
+    ("TRACEPARENT",): _traceparent,
+    ("OTEL_SERVICE_NAME",): _text,
+    ("OTEL_RESOURCE_ATTRIBUTES",): _text,
 }
 
-_READINGS: Mapping[str, _Reading] = {
-    **{name: _Reading() for names in VARIABLES.values() for name in names},
-    **{each.metadata["variable"]: each.metadata["reading"] for each in fields(Settings)},
-    **{name: reading for names, reading in STANDARD.items() for name in names},
+_PARSERS: Mapping[str, _Parse] = {
+    **{name: _text for names in VARIABLES.values() for name in names},
+    **{each.metadata["variable"]: each.metadata["parse"] for each in fields(Settings)},
+    **{name: parse for names, parse in STANDARD.items() for name in names},
 }
 
 
@@ -480,7 +419,7 @@ def value(variable: str, env: Mapping[str, str]) -> Any:
     if not (text := env.get(variable, "").strip()):
         return None
     try:
-        return _READINGS[variable].parse(variable, text)
+        return _PARSERS[variable](variable, text)
     except ConfigError:
         # A standard variable may be meant for other programs; ours are meant for us.
         if variable.startswith("OTEL_DDP_"):
@@ -490,7 +429,7 @@ def value(variable: str, env: Mapping[str, str]) -> Any:
 
 def names() -> set[str]:
     """All variables that are ours or that we read."""
-    return set(_READINGS)
+    return set(_PARSERS)
 
 
 def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
@@ -508,18 +447,17 @@ def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
 
 
 def doubts(env: Mapping[str, str] | None = None, exports: bool = True) -> Iterator[str]:
-    """One sentence for each value of a standard variable that cannot be meant.
+    """One sentence for each standard variable that counts as unset: its value means nothing.
 
     These are no errors: a job must not end over them. *exports*: whether an agent of ours sends, so
     that the variables of OTLP count.
     """
     env = os.environ if env is None else env
-    for variable, reading in _READINGS.items():
+    for variable, parse in _PARSERS.items():
         text = env.get(variable, "").strip()
         unused = variable.startswith(_OTLP) and not exports
         if text and not unused and not variable.startswith("OTEL_DDP_"):
-            yield from reading.doubt(variable, text, env)
             try:
-                reading.parse(variable, text)
+                parse(variable, text)
             except ConfigError as error:
                 yield f"{str(error).removesuffix(f'. {_ADVICE}')}; it counts as unset"

@@ -97,28 +97,6 @@ def test_these_settings_are_not(name: str, value: object) -> None:
     assert not is_secret(name, value)
 
 
-def test_further_names_and_all_below_them_may_be_hidden() -> None:
-    config = {
-        "data": {"source": {"url": "s3"}, "rows": 3},
-        "internal_url": {"a": 1.5},
-        "internal_flag": True,
-        "lr": 0.1,
-    }
-    names = {"internal_*", "data.source"}
-
-    assert values.flat(config, hidden=names) == {
-        "data.source.url": HIDDEN,
-        "data.rows": 3,
-        "internal_url.a": HIDDEN,
-        "internal_flag": HIDDEN,
-        "lr": 0.1,
-    }
-    assert values.attributes({"internal_x": 1, "y": 2}, hidden=names) == {
-        "internal_x": HIDDEN,
-        "y": 2,
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "clean"),
     [

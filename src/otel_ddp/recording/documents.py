@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,17 +18,15 @@ from otel_ddp.vocabulary import catalog
 _LONGEST_REASON = 4000
 # Of a stream in one record; the smallest ring takes a record of 18 kB.
 _MOST_WORDS = 1000
+# Each is a series of each rank: 1,000 names of 10,000 ranks are 30 million series.
+_MOST_NAMES = 1000
 
 
 class Documents:
     """Written when it changes; only what is new is written."""
 
-    def __init__(
-        self, gate: Gate, writer: JournalWriter, totals: Totals, hidden_names: Collection[str]
-    ) -> None:
+    def __init__(self, gate: Gate, writer: JournalWriter, totals: Totals) -> None:
         self._gate, self._writer, self._totals = gate, writer, totals
-        self.hidden_names = hidden_names
-        """Names of the user's whose values are not recorded."""
         self._identity: Mapping[str, Any] = {}
         self._config: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
@@ -103,9 +101,8 @@ class Documents:
 class Names:
     """Numbers of names, from 1 on; 0 is that of none."""
 
-    def __init__(self, gate: Gate, writer: JournalWriter, totals: Totals, most: int) -> None:
+    def __init__(self, gate: Gate, writer: JournalWriter, totals: Totals) -> None:
         self._gate, self._writer, self._totals = gate, writer, totals
-        self._most = most
         self._numbers: dict[tuple[str, str], int] = {}
         self._named: dict[int, tuple[str, str]] = {}
         # Those of our own readings. A name that the user logs too is the user's from then on.
@@ -151,7 +148,7 @@ class Names:
         return self._gate.write(lambda: self._phase(text), 0)
 
     def _phase(self, text: str) -> int:
-        if text not in self._phases and len(self._phases) < self._most:
+        if text not in self._phases and len(self._phases) < _MOST_NAMES:
             self._phases[text] = self._writer.name(text)
         return self._phases.get(text, 0)
 
@@ -167,7 +164,7 @@ class Names:
         known = self._numbers.get(key)
         if known is not None:
             return known
-        if len(self._numbers) >= self._most:
+        if len(self._numbers) >= _MOST_NAMES:
             return 0
         number = self._writer.name(*key)
         if number:
@@ -181,10 +178,10 @@ class Names:
             self._totals.count(catalog.OTEL_DDP_VALUES_REFUSED, why="names_full")
             return
         count = len(self._numbers)
-        setting = "OTEL_DDP_MAX_NAMES" if count >= self._most else "OTEL_DDP_JOURNAL_BYTES"
+        limit = ", the most" if count >= _MOST_NAMES else " (OTEL_DDP_JOURNAL_BYTES)"
         self._totals.refuse(
             "names_full",
             "names",
             f"{values.shown(clean)} and further new names are not recorded: this process has "
-            f"logged {count} different ones ({setting})",
+            f"logged {count} different ones{limit}",
         )

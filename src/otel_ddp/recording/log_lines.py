@@ -275,13 +275,12 @@ class LogHandler(logging.Handler):
         self._recorder.documents.append(layout.EVENT, content | moment(self._recorder))
 
     def _content(self, record: logging.LogRecord) -> dict[str, Any]:
-        hidden = self._recorder.documents.hidden_names
         try:
-            return log_records.from_line(record, hidden)
+            return log_records.from_line(record)
         except errors.ANY_ERROR:
             errors.reraise_foreign()
             # As every handler does: prints, if `logging.raiseExceptions` is set, and goes on.
             self.handleError(record)
             bare = errors.attempt(lambda: str(record.msg), type(record.msg).__name__)
             plain = logging.makeLogRecord({**vars(record), "args": (), "msg": bare})
-            return log_records.from_line(plain, hidden)
+            return log_records.from_line(plain)

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -39,10 +39,10 @@ def severity_number(level: int) -> int:
     return max(1, min(24, 5 + (level - 10) * 4 // 10))
 
 
-def from_line(record: logging.LogRecord, hidden: Collection[str]) -> dict[str, Any]:
-    """A line of a logger. *hidden*: further names whose values are not recorded."""
+def from_line(record: logging.LogRecord) -> dict[str, Any]:
+    """A line of a logger."""
     extras = {key: v for key, v in vars(record).items() if key not in _OF_EVERY_RECORD}
-    attributes = values.attributes(extras, _LONGEST_EXTRA, _MOST_EXTRAS, hidden)
+    attributes = values.attributes(extras, _LONGEST_EXTRA, _MOST_EXTRAS)
     attributes["code.file.path"] = record.pathname
     attributes["code.line.number"] = record.lineno
     attributes["code.function.name"] = record.funcName

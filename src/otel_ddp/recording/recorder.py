@@ -34,9 +34,9 @@ class Recorder:
         self.writer = writer
         self.gate = Gate()
         self.totals = Totals(self.gate, writer)
-        self.documents = Documents(self.gate, writer, self.totals, conf.hidden_names)
+        self.documents = Documents(self.gate, writer, self.totals)
         self.steps = StepNumbers()
-        self.names = Names(self.gate, writer, self.totals, conf.max_names)
+        self.names = Names(self.gate, writer, self.totals)
         # The id, trace and parent of the span of the whole run.
         self.run_span: Mapping[str, str] = {"id": "", "trace": "", "parent": ""}
         # Called with the time: every few seconds of logging, and at the first value.

@@ -6,8 +6,7 @@ SECURITY.md says what is found, and what is not.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
-from fnmatch import fnmatchcase
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
 
@@ -44,10 +43,8 @@ _LONGEST_NAME = 200
 _LONGEST_VALUE = 200
 
 
-def is_secret(name: str, value: Any, more: Collection[str] = ()) -> bool:
-    """Whether this setting must not be recorded. *more*: further names, with `*` as wildcard."""
-    if more and _is_among(name[:_LONGEST_NAME].split("."), more):
-        return True
+def is_secret(name: str, value: Any) -> bool:
+    """Whether this setting must not be recorded."""
     if value is None or isinstance(value, (bool, float)) or (isinstance(value, str) and not value):
         return False
     hides = _hides(name[:_LONGEST_NAME])
@@ -90,12 +87,6 @@ def _words(name: str) -> list[str]:
 
 def _says_so(words: list[str]) -> bool:
     return bool(_compiled(_SECRET).search("".join(words)))
-
-
-def _is_among(parts: list[str], patterns: Collection[str]) -> bool:
-    lower = [part.lower() for part in parts]
-    names = {*lower, *(".".join(lower[:count]) for count in range(1, len(lower) + 1))}
-    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 # A name in a text and what stands before its value. A text may be anything, so each search takes

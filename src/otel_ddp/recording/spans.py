@@ -188,7 +188,7 @@ class OpenSpan:
             "end": self._started_ns + int(took_s * 1e9),
             "step": self._inside["step"],
             "error": "" if raised is None else values.error_line(raised),
-            "attributes": values.attributes(attributes, hidden=recorder.documents.hidden_names),
+            "attributes": values.attributes(attributes),
         }
         if raised is not None:
             content["exception"] = values.exception_names(raised)
@@ -202,7 +202,7 @@ def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -
         "name": clean,
         "time": time.time_ns(),
         **moment(recorder),
-        "attributes": values.attributes(attributes, hidden=recorder.documents.hidden_names),
+        "attributes": values.attributes(attributes),
     }
     recorder.documents.append(layout.EVENT, content)
 
@@ -262,9 +262,7 @@ def record_artifact(
         "uri": uri,
         "time": time.time_ns(),
         **here,
-        "metadata": values.attributes(
-            more, _LONGEST_METADATA, _MOST_METADATA, recorder.documents.hidden_names
-        ),
+        "metadata": values.attributes(more, _LONGEST_METADATA, _MOST_METADATA),
     }
     recorder.documents.append(layout.ARTIFACT, content)
 

@@ -6,7 +6,7 @@ import re
 import reprlib
 import sys
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2s
 from itertools import islice
@@ -144,36 +144,20 @@ def known_split(word: str) -> str:
     return word if word in _KNOWN_SPLITS else ""
 
 
-def attributes(
-    given: Mapping[str, Any],
-    longest: int = 1024,
-    most: int = 64,
-    hidden: Collection[str] = (),
-) -> dict[str, Any]:
-    """The attributes of a span or an event: scalars stay, the rest becomes short text.
-
-    *hidden*: further names whose values are not recorded.
-    """
+def attributes(given: Mapping[str, Any], longest: int = 1024, most: int = 64) -> dict[str, Any]:
+    """The attributes of a span or an event: scalars stay, the rest becomes short text."""
     clean: dict[str, Any] = {}
     for key, value in islice(given.items(), most):
         try:
             name, _ = text(key, 200)
         except Refused:
             name = "?"
-        clean[name] = _unless_secret(name, value, longest, hidden)
+        clean[name] = _unless_secret(name, value, longest)
     return clean
 
 
-def flat(
-    given: Any,
-    most: int = MOST_SETTINGS,
-    longest: int = LONGEST_SETTING,
-    hidden: Collection[str] = (),
-) -> dict[str, Any]:
-    """A nested configuration as one level of dotted names, bounded in every direction.
-
-    *hidden*: further names whose values are not recorded.
-    """
+def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) -> dict[str, Any]:
+    """A nested configuration as one level of dotted names, bounded in every direction."""
     found: dict[str, Any] = {}
     # A stack rather than recursion: a configuration may be deep, or contain itself.
     stack: list[tuple[str, Any, int]] = [("", given, 0)]
@@ -183,7 +167,7 @@ def flat(
         # An empty mapping inside is a value as well.
         if inner is None or (not inner and prefix):
             if prefix:
-                found[prefix] = _unless_secret(prefix, value, longest, hidden)
+                found[prefix] = _unless_secret(prefix, value, longest)
             continue
         for key, item in reversed(inner):
             words = str.__str__(key) if isinstance(key, str) else _words(key, 200)
@@ -212,9 +196,9 @@ def _inside(value: Any, most: int) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _unless_secret(name: str, value: Any, longest: int, hidden: Collection[str]) -> Any:
+def _unless_secret(name: str, value: Any, longest: int) -> Any:
     # A text may be of a class of the user's, which may raise.
-    secret = errors.attempt(lambda: is_secret(name, value, hidden), True)
+    secret = errors.attempt(lambda: is_secret(name, value), True)
     return HIDDEN if secret else plain(value, longest)
 
 

@@ -42,7 +42,7 @@ def nothing_is_recorded(lacking: str) -> None:
 
 
 def doubts(conf: Settings, process: Identity) -> None:
-    """Variables that are incomplete, that cannot work, or that are unknown; once a node."""
+    """Variables that are incomplete, that mean nothing, or that are unknown; once a node."""
     if process.local_rank:
         return
     if process.launcher == "environment" and process.world_size is None:

@@ -458,7 +458,7 @@ class Run:
     @errors.contained()
     def _config(self, mapping: Any) -> None:
         if (records := self._ready()) is not None:
-            statements.config(records.recorder, mapping, records.conf.hidden_names)
+            statements.config(records.recorder, mapping)
 
     def phase(
         self, name: str, *, expect_s: float | None = None

@@ -25,9 +25,9 @@ def tensor(recorder: Recorder, name: str, tensor: Any, **where: Any) -> None:
     recorder.log({f"{name}/{what}": value for what, value in found.items()}, **where)
 
 
-def config(recorder: Recorder, mapping: Any, hidden: frozenset[str]) -> None:
+def config(recorder: Recorder, mapping: Any) -> None:
     """Record a configuration, flat or nested."""
-    content = values.flat(mapping, hidden=hidden)
+    content = values.flat(mapping)
     if not content and isinstance(mapping, Mapping):
         return
     if not content:
