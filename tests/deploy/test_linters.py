@@ -61,3 +61,14 @@ def test_the_linters_are_told_to_overlook_only_what_is_there() -> None:
         assert entry["dashboard"] in {board for board, _ in shown}
         assert "panel" not in entry or tuple(entry.values()) in shown
     assert {name for pattern in patterns for name in pattern.split("|")} <= rules
+
+
+def test_each_recording_rule_is_used_by_a_board_an_alert_a_rule_or_a_page() -> None:
+    files = [*PROMETHEUS.glob("[ar][lu]*s/*.yml"), *FOLDER.glob("*.json")]
+    text = "\n".join(path.read_text() for path in (*files, *(ROOT / "docs").rglob("*.md")))
+    recorded = re.findall(r"record: (\S+)", text)
+
+    used = re.findall(r"(?<!record: )\b[a-z_]+:[a-z_]+:\w+", text)
+
+    assert recorded
+    assert set(recorded) - set(used) == set()

@@ -332,10 +332,9 @@ UNKNOWN = "for process  pid 0 thread  pid 0)"
         "amdgpu 0000:65:00.0: amdgpu: GPU reset begin!. Source:  3",
         "amdgpu 0000:65:00.0: amdgpu: socket: 0, die: 1, 2 new uncorrectable hardware errors "
         "detected in umc block",
-        f"i915 0000:03:00.0: [drm] GPU HANG: ecode 12:1:85dffffb, in python [{PID}]",
     ],
 )
-def test_what_drivers_of_amd_and_intel_say_of_a_failed_gpu_is_evidence_too(
+def test_what_the_driver_of_amd_says_of_a_failed_gpu_is_evidence_too(
     line: str, machine: Machine, start: Start
 ) -> None:
     found = start(machine)
@@ -350,11 +349,9 @@ def test_what_drivers_of_amd_and_intel_say_of_a_failed_gpu_is_evidence_too(
     "line",
     [
         f"amdgpu 0000:65:00.0: amdgpu: {FAULT}, for process x pid {PID + 1} thread y pid {PID})",
-        f"i915 0000:03:00.0: [drm] GPU HANG: ecode 12:1:85dffffb, in python [{PID + 1}]",
         "amdgpu 0000:65:00.0: amdgpu: ring gfx timeout, but soft recovered",
         "amdgpu 0000:65:00.0: amdgpu: no uncorrectable hardware errors detected in umc block",
         "amdgpu 0000:65:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block",
-        f"xe 0000:03:00.0: [drm] GT0: Timedout job: seqno=9, flags=0x0 in python [{PID}]",
     ],
 )
 def test_lines_about_other_processes_old_errors_or_killed_jobs_are_no_evidence(

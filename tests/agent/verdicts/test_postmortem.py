@@ -83,7 +83,7 @@ LOOK = {
     "exception": "traceback in the output of rank 1",
     "exit": "left by itself",
     "lost_peer": "one of them ended first",
-    "unknown": "-e xid -e amdgpu -e i915 -e ' xe '",
+    "unknown": "-e xid -e amdgpu`",
 }
 
 

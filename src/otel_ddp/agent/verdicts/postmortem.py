@@ -218,7 +218,7 @@ _LOOK = {
     "unknown": [
         "the launcher's and the scheduler's log: they know the exit code",
         "the kernel's log, if you may read it: `dmesg -T | grep -i -e 'killed process' -e xid "
-        "-e amdgpu -e i915 -e ' xe '`",
+        "-e amdgpu`",
     ],
 }
 
