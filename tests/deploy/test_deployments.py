@@ -20,10 +20,10 @@ def test_deployments_and_tests_take_the_same_versions_of_the_servers() -> None:
     assert collector
     assert prometheus
 
-    images = {SERVICES["collector"]["image"], SERVICES["prometheus"]["image"]}
-    images |= {each["image"] for each in containers() if "opentelemetry" in each["image"]}
+    images = {each["image"] for each in (*SERVICES.values(), *containers())}
 
-    assert images == {
+    assert all(re.search(r":v?\d+\.\d+\.\d+$", each) for each in images)
+    assert {each for each in images if re.search("opentelemetry|prom/", each)} == {
         f"otel/opentelemetry-collector-contrib:{collector[1]}",
         f"prom/prometheus:v{prometheus[1]}",
     }

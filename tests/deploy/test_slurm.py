@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
@@ -194,14 +193,3 @@ def test_a_mistake_in_the_sites_file_costs_no_task_its_start(mistake: str, tmp_p
     said = prolog(tmp_path, f"COLLECTOR=https://c:4318\n{mistake}\n", quiet=False)
 
     assert said == NAMED
-
-
-def test_the_example_job_starts_as_many_processes_as_it_has_gpus() -> None:
-    text = (SLURM / "train.sbatch").read_text()
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, re.M))
-
-    assert asked["ntasks-per-node"] == "1", "torchrun starts the others"
-    assert f"--nproc-per-node={asked['gpus-per-node']}" in text
-    # Since Slurm 22.05 srun does not take it over from sbatch: all ranks would share one core.
-    assert '--cpus-per-task="$SLURM_CPUS_PER_TASK"' in text
-    assert re.search(r"--rdzv-id=\S*\$SLURM_JOB_ID", text)
