@@ -237,11 +237,11 @@ def private_directory(path: Path, named: bool = False) -> Path:
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Whether others can enter a directory of ours. Raises OSError as `_of_directory` does."""
-    return bool(_of_directory(path).st_mode & 0o077)
+    """Whether others can enter a directory of ours. Raises OSError if it is not ours."""
+    return bool(_status_of_own_directory(path).st_mode & 0o077)
 
 
-def _of_directory(path: Path) -> os.stat_result:
+def _status_of_own_directory(path: Path) -> os.stat_result:
     """The status of a directory of ours. Raises OSError for another user's, and for a link."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
@@ -278,7 +278,7 @@ def _is_free(path: Path) -> bool:
             return False  # another user could put one of theirs in its place at any time
         if not os.path.lexists(path):
             return os.access(above, os.W_OK | os.X_OK, effective_ids=True)
-        _of_directory(path)
+        _status_of_own_directory(path)
     except OSError:
         return False
     return True
@@ -305,7 +305,7 @@ def check_kept(path: Path) -> None:
     """Raises OSError if another user may have put into a directory what is there to be read."""
     for each in _with_root(path):
         with contextlib.suppress(FileNotFoundError):
-            _check_closed(each, _of_directory(each))
+            _check_closed(each, _status_of_own_directory(each))
 
 
 def is_kept(path: Path) -> bool:

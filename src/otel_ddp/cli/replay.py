@@ -60,10 +60,10 @@ def run(options: argparse.Namespace) -> int:
         return 2
     # These packages take long to import.
     from otel_ddp.agent.export.delivery import Delivery
-    from otel_ddp.agent.export.otlp import sent_signals
+    from otel_ddp.agent.export.otlp import signals_with_endpoint
     from otel_ddp.agent.export.otlp.transport import Transport
 
-    if not sent_signals(conf, os.environ):
+    if not signals_with_endpoint(conf, os.environ):
         sentence = "Set OTEL_EXPORTER_OTLP_ENDPOINT, to http://collector:4318 for example."
         print(f"No collector is named. {sentence}", file=sys.stderr)
         return 2

@@ -9,7 +9,7 @@ from otel_ddp.diagnosis.verdict import Labels, Verdict
 from otel_ddp.vocabulary.words import GARBAGE
 
 _MOST_RANKS = 8
-_PLACES = {
+_PHASES_IN_WORDS = {
     "compute": "forward, backward and the optimizer",
     "mixed": "several phases",
     "other": "the time between the phases",
@@ -26,9 +26,9 @@ COLLECT_TOGETHER = (
 )
 
 
-def place(phase: str) -> str:
+def phase_in_words(phase: str) -> str:
     """Where a rank loses its time."""
-    return _PLACES.get(phase, phase)
+    return _PHASES_IN_WORDS.get(phase, phase)
 
 
 def rank_number(labels: Labels) -> str:
@@ -136,7 +136,7 @@ def recurs(evidence: Mapping[str, Any]) -> str:
 def past_sentence(verdict: Verdict) -> str:
     """For people who come after it; from when to when is said beside it."""
     evidence = verdict.evidence
-    where = place(verdict.phase)
+    where = phase_in_words(verdict.phase)
     if verdict.kind == "recurring":
         return (
             f"{rank_name(verdict.labels)} stalled in {where} {recurs(evidence)}, for "

@@ -142,7 +142,7 @@ def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
     return open_run(_newest(found))
 
 
-def names_in(words: str, folder: Path, *, paths: bool = True) -> list[str]:
+def split_names(words: str, folder: Path, *, paths: bool = True) -> list[str]:
     """The runs that *words* name with commas between them. A name may have commas as well."""
     if "," not in words:
         return [words]

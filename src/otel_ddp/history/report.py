@@ -8,11 +8,10 @@ from statistics import fmean, median
 from typing import Any
 
 from otel_ddp.history import goodput
-from otel_ddp.history.reader import mapping
 from otel_ddp.history.terminal import Card, CardValue, shown_bytes, shown_s
 from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, PHASES, TAKEN_BACK
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, PHASES, is_taken_back
 
 FORMAT, SCHEMA = "otel_ddp report", 3
 """How report.json calls itself."""
@@ -154,8 +153,7 @@ def card_of(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
         sentences=[
             str(each.get("sentence"))
             for each in report["verdicts"]
-            if each.get("kind") not in HARMLESS_VERDICTS
-            and not mapping(each.get("evidence")).get(TAKEN_BACK)
+            if each.get("kind") not in HARMLESS_VERDICTS and not is_taken_back(each.get("evidence"))
         ],
         gpus=list(gpu_words(report["gpus"])),
         cost=cost_words(report["cost"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _MOST_VALUES, _MOST_SENTENCES = 5, 4
 _WIDTH = 100
 _LEAST_SHARE = 0.005
+_MENTION = re.compile(r"[@<!](?=[\w@!#&/])")
 
 
 def shown_s(seconds: float | None) -> str:
@@ -79,6 +81,14 @@ def printable(
         letter if keeps(letter) else letter.encode("unicode_escape").decode()
         for letter in words[:most]
     )
+
+
+def without_mentions(words: str) -> str:
+    """Breaks up mentions: `@everyone` of Discord, `<!channel>` of Slack, `@user` of GitHub.
+
+    GitHub notifies whoever an @ names, even if the @ is escaped.
+    """
+    return _MENTION.sub("\\g<0>\u200b", words)
 
 
 # -- the card of a run, in twenty lines or fewer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 
 class Phase(NamedTuple):
@@ -110,6 +110,12 @@ VERDICTS: tuple[Kind, ...] = get_args(Kind)
 HARMLESS_VERDICTS = frozenset({"bound"})
 # In the evidence of a death that is over: it was none, or that of another rank.
 TAKEN_BACK = "taken_back"
+
+
+def is_taken_back(evidence: Any) -> bool:
+    """Whether this is the evidence of such a death."""
+    return isinstance(evidence, Mapping) and bool(evidence.get(TAKEN_BACK))
+
 
 # pytorch#143890, TransformerEngine#1353.
 TIME_COLLECTIVES = (

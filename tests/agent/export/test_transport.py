@@ -16,7 +16,7 @@ import pytest
 
 from node import new_certificate
 from otel_ddp import settings
-from otel_ddp.agent.export.otlp import SIGNALS, Outcome, Signal, sent_signals
+from otel_ddp.agent.export.otlp import SIGNALS, Outcome, Signal, signals_with_endpoint
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.otlp.encode import (
     attribute_bytes,
@@ -145,9 +145,12 @@ def test_each_signal_arrives_as_it_was_encoded(way: Way) -> None:
 def test_a_signal_goes_where_a_variable_names_an_endpoint_and_else_nowhere() -> None:
     own = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318", "OTEL_LOGS_EXPORTER": "none"}
 
-    assert sent_signals(settings.read(), {}) == ()
-    assert sent_signals(settings.read(), own) == ("traces",)
-    assert sent_signals(settings.read(endpoint="http://c:4318"), own) == ("metrics", "traces")
+    assert signals_with_endpoint(settings.read(), {}) == ()
+    assert signals_with_endpoint(settings.read(), own) == ("traces",)
+    assert signals_with_endpoint(settings.read(endpoint="http://c:4318"), own) == (
+        "metrics",
+        "traces",
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from otel_ddp import errors
-from otel_ddp.agent.export.otlp import NO_COLLECTOR, Request, exported_signals, sent_signals
+from otel_ddp.agent.export.otlp import (
+    NO_COLLECTOR,
+    Request,
+    exported_signals,
+    signals_with_endpoint,
+)
 from otel_ddp.agent.export.report import DeliveryStatus
 from otel_ddp.agent.export.spool import OFFLINE_PREFIX
 from otel_ddp.agent.kept_thread import KeptThread
@@ -70,7 +75,7 @@ class Exporter:
         self._documents = documents
         self._node, self._host = node, host
         self._env = env
-        self._signals = exported_signals(env) if conf.offline else sent_signals(conf, env)
+        self._signals = exported_signals(env) if conf.offline else signals_with_endpoint(conf, env)
         self._spool: Spool | None = None
         self._delivery: Delivery | None = None
         self._why_none = NO_COLLECTOR

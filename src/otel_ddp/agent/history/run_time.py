@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from otel_ddp.agent.history.attempts import Attempts, Placed
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.history.reader import worst_state
-from otel_ddp.vocabulary.words import PHASE_CODE, TAKEN_BACK, TIME_CAUSES, phase_word
+from otel_ddp.vocabulary.words import PHASE_CODE, TIME_CAUSES, is_taken_back, phase_word
 
 _S = 1_000_000_000
 _LATE = frozenset({"straggler", "imbalance", "recurring"})
@@ -359,7 +359,7 @@ class RunTime:
         late = [each for each in is_open if each["kind"] in _LATE]
         self._late = _Late.of(late[0]) if late else None
         deaths = [each for each in verdicts if each["kind"] == "death"]
-        taken_back = [each for each in deaths if (each.get("evidence") or {}).get(TAKEN_BACK)]
+        taken_back = [each for each in deaths if is_taken_back(each.get("evidence"))]
         standing = [each for each in deaths if each not in taken_back]
         for since_ns in _moments(taken_back) - _moments(standing):
             self.attempts.take_back(since_ns)

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from otel_ddp import __version__, errors
 from otel_ddp.agent.notify.message import Message
+from otel_ddp.history.terminal import without_mentions
 
 _ANSWER_S = 10.0
 # Where the part behind `://` is a host. Elsewhere it may be a token, as for Slack or Telegram.
@@ -28,7 +29,6 @@ _WEBHOOK = ("http", "https")
 # After any other answer a later try may succeed.
 _REFUSALS = (400, 401, 403, 405, 410, 413, 415, 422)
 _LEVELS = {"info": "info", "warn": "warning", "error": "failure"}
-_MENTION = re.compile(r"[@<!](?=[\w@!#&/])")
 _NEEDS_APPRISE = "it needs the library apprise: pip install 'otel-ddp[notify]'"
 
 
@@ -103,18 +103,13 @@ class Address:
         service = apprise.Apprise(asset=apprise.AppriseAsset(service_timeout=0))
         if not service.add(self._url):
             return Outcome(False, "apprise does not know this form of address", is_final=True)
-        title = _without_mentions(message.title)
-        text = _without_mentions(message.text)
+        title = without_mentions(message.title)
+        text = without_mentions(message.text)
         text = "\n\n".join(filter(None, (text, message.url))) or title
         how = {"notify_type": _LEVELS[message.level], "body_format": "text"}
         if service.notify(text, title=title, **how):
             return Outcome(True)
         return _answered(said.code) if said.code else Outcome(False, "apprise could not send it")
-
-
-def _without_mentions(text: str) -> str:
-    """Break up mentions in texts of a run: `@everyone` of Discord, `<!channel>` of Slack."""
-    return _MENTION.sub("\\g<0>\u200b", text)
 
 
 def _answered(code: int) -> Outcome:

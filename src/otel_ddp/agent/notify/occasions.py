@@ -23,8 +23,8 @@ from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import (
     ENDED_STATES,
     HARMLESS_VERDICTS,
-    TAKEN_BACK,
     Kind,
+    is_taken_back,
     state_word,
 )
 
@@ -176,7 +176,7 @@ def _of_end(
     case: RunCase, run: _Run, ended: Collection[ProcessState], state: str, page: str
 ) -> Message:
     now_ns, lasted_s = time.time_ns(), run.lasted_s
-    past = [each for each in case.reports.past if not each["evidence"].get(TAKEN_BACK)]
+    past = [each for each in case.reports.past if not is_taken_back(each["evidence"])]
     still = [
         each for each in case.reports.open.values() if each.shown.kind not in HARMLESS_VERDICTS
     ]

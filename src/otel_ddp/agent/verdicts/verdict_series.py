@@ -15,7 +15,7 @@ from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.straggler.units import node_of
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import RANK_LABELS, STALL_REASONS, TAKEN_BACK, Kind
+from otel_ddp.vocabulary.words import RANK_LABELS, STALL_REASONS, Kind, is_taken_back
 
 # The series of verdicts that name a rank and a phase.
 _OF_RANKS: Mapping[Kind, catalog.Metric] = {
@@ -83,7 +83,7 @@ class _Deaths:
             others = (each for each in self._told if each[0] != told.by)
             near = (each for each in others if abs(each[1] - told.since_ns) <= FOLLOWS_S * 1e9)
             key = next(near, key)
-        if told.evidence.get(TAKEN_BACK):
+        if is_taken_back(told.evidence):
             self._told.pop(key, None)
         else:
             self._told[key] = str(told.evidence["cause"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.medians import excesses, median
-from otel_ddp.diagnosis.say import COLLECT_TOGETHER, duration, place, rank_name, recurs
+from otel_ddp.diagnosis.say import COLLECT_TOGETHER, duration, phase_in_words, rank_name, recurs
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.excess_history import works_ns
@@ -246,7 +246,7 @@ def _verdict(
     lose = "the other ranks together lose" if others > 1 else "the other rank loses"
     usual = f"Look at what this rank alone does {'then' if event else 'so often'}."
     sentence = (
-        f"{rank_name(labels)} stalls in {place(phase)} {recurs(evidence)}: it needs "
+        f"{rank_name(labels)} stalls in {phase_in_words(phase)} {recurs(evidence)}: it needs "
         f"{duration(stall_s)} longer than the others{longer}, where a step takes "
         f"{duration(step_s)}; {lose} {cost(stalls) * others:.2g} s each second. "
         f"{_ADVICE.get(phase, usual)}"

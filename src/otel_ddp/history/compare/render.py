@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from otel_ddp.history.compare.result import Comparison, Differing, Kept, percent, shown_p
 from otel_ddp.history.compare.rows import Row, Side
-from otel_ddp.history.terminal import printable, shown_number, shown_s
+from otel_ddp.history.terminal import printable, shown_number, shown_s, without_mentions
 
 _HEADS = ("per step", "A", "B", "change", "99 % interval", "p", "")
 _VALUE_HEADS = ("value, last part", "A", "B", "change", "p", "last A", "last B", "best A", "best B")
@@ -117,5 +117,4 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _plain(words: str) -> str:
-    # GitHub notifies whoever an @ names, even if the @ is escaped.
-    return _MARKDOWN.sub(r"\\\1", printable(words)).replace("@", "@\u200b")
+    return without_mentions(_MARKDOWN.sub(r"\\\1", printable(words)))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from otel_ddp.history.compare import blocks
 from otel_ddp.history.compare.blocks import Difference
-from otel_ddp.history.directory import NotFound, find_run, names_in
+from otel_ddp.history.directory import NotFound, find_run, split_names
 from otel_ddp.history.reader import Bucket
 from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary.words import PHASE, UNUSUAL_PHASES
@@ -70,7 +70,7 @@ def load(words: str, folder: Path, *, paths: bool = True) -> list[Side]:
 
     *paths*: as in find_run. Raises NotFound or reader.Unreadable.
     """
-    named = names_in(words, folder, paths=paths)
+    named = split_names(words, folder, paths=paths)
     if not named:
         raise NotFound(f"{words!r} names no run: give one, or several with commas between.")
     sides = []

@@ -32,7 +32,7 @@ def exported_signals(env: Mapping[str, str]) -> tuple[Signal, ...]:
     return tuple(each for each in SIGNALS if value(f"OTEL_{each.upper()}_EXPORTER", env) != "none")
 
 
-def sent_signals(settings: Settings, env: Mapping[str, str]) -> tuple[Signal, ...]:
+def signals_with_endpoint(settings: Settings, env: Mapping[str, str]) -> tuple[Signal, ...]:
     """The exported signals for which a variable names a collector."""
     return tuple(
         each

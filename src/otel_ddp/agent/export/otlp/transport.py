@@ -13,7 +13,7 @@ from otel_ddp.agent.export.otlp import (
     Signal,
     Variables,
     one_line,
-    sent_signals,
+    signals_with_endpoint,
     without_credentials,
 )
 from otel_ddp.settings import Settings
@@ -45,7 +45,7 @@ class Transport:
     @property
     def destination(self) -> str:
         """Where the first signal goes that is sent, without credentials."""
-        (first, *_) = sent_signals(self._settings, self._env)
+        (first, *_) = signals_with_endpoint(self._settings, self._env)
         return without_credentials(self._variables(first).url)
 
     def _variables(self, signal: Signal) -> Variables:

@@ -110,7 +110,7 @@ class Links:
         self._open: dict[Labels, _Open] = {}
         self._at_work_ns: dict[Labels, int] = {}
         # Why the ranks here are compared with those of no other node, of runs that have more ranks.
-        self._unled: dict[Labels, str] = {}
+        self._why_alone: dict[Labels, str] = {}
 
     def threads(self) -> Iterator[KeptThread]:
         """Those that have to run."""
@@ -128,7 +128,7 @@ class Links:
         # More may be known of their ends than their journals say.
         by_run.update({run: [] for run in self._open.keys() - by_run.keys()})
         self._at_work_ns = {run: at for run, at in self._at_work_ns.items() if run in by_run}
-        self._unled = {run: why for run, why in self._unled.items() if run in by_run}
+        self._why_alone = {run: why for run, why in self._why_alone.items() if run in by_run}
         for run, sources in by_run.items():
             self._update(run, sources, now_ns)
         for run, each in self._open.items():
@@ -146,15 +146,15 @@ class Links:
         if wanted is None:
             # The last attempt had several nodes, and this one has not.
             self._close(run)
-            if why := _unled(sources):
-                self._unled[run] = why
+            if why := _why_alone(sources):
+                self._why_alone[run] = why
             return
         if known is not None and known.wanted == wanted:
             return
         # The first link of the run; or a new attempt, which may have another lead.
         self._close(run)
         if wanted.world_size > _MOST_RANKS:
-            self._unled[run] = (
+            self._why_alone[run] = (
                 f"this run has {wanted.world_size} ranks, more than one agent compares "
                 f"({_MOST_RANKS}): those of this node are compared with each other alone"
             )
@@ -186,7 +186,7 @@ class Links:
         return Following(run, client, self._wall_clock, history)
 
     def _close(self, run: Labels) -> None:
-        self._unled.pop(run, None)
+        self._why_alone.pop(run, None)
         self._histories.leave_lead(_key(run))
         if (known := self._open.pop(run, None)) is not None:
             known.link.stop()
@@ -243,7 +243,7 @@ class Links:
             {**dict(run), "sentence": each.link.describe(), "look": where_to_look(each.led_by)}
             for run, each in list(self._open.items())
         ]
-        unled = [{**dict(run), "sentence": why} for run, why in list(self._unled.items())]
+        unled = [{**dict(run), "sentence": why} for run, why in list(self._why_alone.items())]
         return found + unled
 
     def stop(self) -> None:
@@ -286,7 +286,7 @@ def wanted_by(sources: Collection[JournalSource]) -> Wanted | None:
     return Wanted(max(facts, key=lambda known: len(known.hosts)), leads, world_size)
 
 
-def _unled(sources: Collection[JournalSource]) -> str:
+def _why_alone(sources: Collection[JournalSource]) -> str:
     """That these ranks name no lead, if the run has more of them; empty if it has not."""
     worlds = [(each.state().own_world_size or 0, each) for each in sources if each.is_at_work]
     world_size = max((size for size, _ in worlds), default=0)

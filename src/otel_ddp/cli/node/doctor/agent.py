@@ -13,7 +13,7 @@ from otel_ddp.agent.export.otlp import (
     Signal,
     Variables,
     exported_signals,
-    sent_signals,
+    signals_with_endpoint,
 )
 from otel_ddp.agent.notify.addresses import Address
 from otel_ddp.cli import fetch
@@ -121,7 +121,7 @@ def collector(inputs: Inputs) -> Said:
     if inputs.conf.offline:
         yield "ok", f"OTEL_DDP_AGENT=offline: nothing is sent before `otel-ddp replay {spools}`"
         return
-    if not (signals := sent_signals(inputs.conf, env)):
+    if not (signals := signals_with_endpoint(inputs.conf, env)):
         yield "ok", f"{NO_COLLECTOR}: scrape only"
         return
     conf = replace(inputs.conf, timeout_s=min(inputs.conf.timeout_s, inputs.answer_s))
