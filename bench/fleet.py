@@ -43,7 +43,7 @@ NAMES = ("loss", "grad_norm", "tokens_per_s", "accuracy")
 # What rank 0 tells and no other: of the run, of each best value, of each artifact.
 ONCE = ("run", "best", "artifact")
 # Of eight ranks of a node: exported on that of rank 0, and on any other.
-STRATEGIES = {"all": (8.0, 8.0), "node": (1.0, 1.0), "0.1": (1.7, 0.8), "main": (1.0, 0.0)}
+STRATEGIES = {"all": (8.0, 8.0), "node": (1.0, 1.0), "main": (1.0, 0.0)}
 _WARM_UP_S = 40.0
 _PATIENCE_S = 180.0
 # What a dashboard asks: phases by rank, a logged value over all ranks, hot GPUs, step times.

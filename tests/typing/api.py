@@ -56,7 +56,7 @@ def before_there_is_a_model() -> None:
 
 def open_runs() -> None:
     otel_ddp.init()
-    otel_ddp.init(0.1, group="g", run="r", project="p", name="n", description="d", node="a")
+    otel_ddp.init("main", group="g", run="r", project="p", name="n", description="d", node="a")
     otel_ddp.init(tags="a,b", best={"wer": "min", "speed": "max", "aux_loss": "none"})
     otel_ddp.instrument(torch.nn.Linear(1, 1), tags=["a", "b"])
     otel_ddp.init(strategy=choose, global_rank=0, local_rank=0, world_size=1, config={"lr": 0.1})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from hashlib import blake2s
 from typing import TypeAlias
 
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity.identity import Identity
 
-Strategy: TypeAlias = str | float | Callable[[Identity], bool]
+Strategy: TypeAlias = str | Callable[[Identity], bool]
 WORDS = ("all", "node", "main")
 
 
@@ -25,20 +24,17 @@ class Choice:
 
     def __init__(self, strategy: Strategy) -> None:
         self._rule: Callable[[Identity], bool] | None = None
-        self._share: float | None = None
-        if isinstance(strategy, str):
-            self.text = strategy.strip().lower()
-            if self.text not in WORDS:
-                self._share = _share(strategy)
-        elif isinstance(strategy, (int, float)) and not isinstance(strategy, bool):
-            self._share = _share(strategy)
+        if isinstance(strategy, str) and (word := strategy.strip().lower()) in WORDS:
+            self.text = word
         elif callable(strategy):
             self.text = "custom"
             self._rule = strategy
         else:
-            raise _unknown(strategy)
-        if self._share is not None:
-            self.text = f"{self._share:g}"
+            raise ConfigError(
+                f'strategy must be "all" (every rank), "node" (local rank 0 of each node), "main" '
+                f"(rank 0), or a function of the identity, got {strategy!r}. Correct the argument "
+                "or OTEL_DDP_STRATEGY, or leave both out."
+            )
 
     def exports(self, process: Identity) -> bool | None:
         """Whether this rank's series leave the node; None if that is not known yet."""
@@ -50,27 +46,4 @@ class Choice:
             if process.local_rank is None:
                 return None
             return process.local_rank == 0
-        if process.global_rank is None:
-            return None
-        if self._share is None or process.global_rank == 0:
-            return process.global_rank == 0
-        digest = blake2s(f"{process.run}/{process.global_rank}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") / 2**64 < self._share
-
-
-def _share(given: str | float) -> float:
-    try:
-        share = float(given)
-    except ValueError:
-        raise _unknown(given) from None
-    if not 0 < share <= 1:
-        raise _unknown(given)
-    return share
-
-
-def _unknown(given: object) -> ConfigError:
-    return ConfigError(
-        f'strategy must be "all" (every rank), "node" (local rank 0 of each node), "main" '
-        f"(rank 0), a share of the ranks above 0 and up to 1 such as 0.1, or a function of the "
-        f"identity, got {given!r}. Correct the argument or OTEL_DDP_STRATEGY, or leave both out."
-    )
+        return None if process.global_rank is None else process.global_rank == 0
