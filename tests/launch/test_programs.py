@@ -115,8 +115,8 @@ if __name__ == "__main__":
         found = pool.map(work, [0.1, 0.01, 0.001], chunksize=1)
         pool.close()
         pool.join()
-    # One for the next fold, one for the next task: no task leaves one behind.
-    assert found == [2, 2, 2], found
+    # The one that waits for the next optimizer: no task leaves one behind.
+    assert found == [1, 1, 1], found
 """
 
 

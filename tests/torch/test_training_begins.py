@@ -18,7 +18,7 @@ import otel_ddp
 from conftest import Here
 from loops import totals
 from otel_ddp.integrations import launch
-from otel_ddp.torch import training_begins
+from otel_ddp.torch import discovery, training_begins
 from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
@@ -35,6 +35,7 @@ def _waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     launch.wait_for_training()
     yield
     training_begins.stop()
+    discovery.detach()
     otel_ddp.finish()
     assert not _has_any_global_hook()
     assert (torch.autograd.backward, Optimizer.__init__, nn.Module.train) == (BACKWARD, MAKE, MODE)

@@ -1,4 +1,13 @@
-"""Finds the models that a program trains, where it names none."""
+"""Finds the models that a program trains, where it names none.
+
+`training_begins` announces a training that no run measures yet. `_Announced` waits for the first
+call of a model that trains, and opens the run. `_Search` looks for each model of a run, and looks
+again once another optimizer comes.
+
+Some models train in evaluation mode, and of a function that is compiled no call of a module is
+seen. There the run begins with the second step of an optimizer. Where the step is compiled as well,
+or made by a DistributedOptimizer, it begins with the third backward.
+"""
 
 from __future__ import annotations
 
@@ -26,37 +35,52 @@ from otel_ddp.torch.steps.open_calls import outside_of_backward
 from otel_ddp.torch.steps.open_step import Search
 from otel_ddp.torch.steps.stepper import Stepper
 
+# A run begins with so many steps of an optimizer, or backwards, though no call was seen. One
+# backward more: a model that trains in evaluation mode is found by its optimizer.
+_STEPS_OF_A_RUN, _BACKWARDS_OF_A_RUN = 2, 3
 # A model that takes part in training is called in one of so many steps: a GAN's critic may make
 # several before the generator makes one.
 _STEPS = 10
 # Where no step is made, as in a program that only infers, the search ends after so many calls.
 _CALLS = 5000
-# Programs whose layers are called one by one, from a function, are measured by some of them.
-_MOST_MODELS = 16
 # After so many steps of an optimizer, and no model found, the user is warned.
 _STEPS_WITHOUT_MODEL = 10
 # The same of backwards, where no step is seen: many of them may make one step.
 _BACKWARDS_WITHOUT_MODEL = 100
 
-_search: _Search | None = None
+_search: _Announced | _Search | None = None
+
+
+def look(begin: Callable[[], None], backwards_seen: int) -> None:
+    """A training is announced: call *begin* once, right before the first call of its model."""
+    global _search
+    detach()
+    _search = _Announced(begin, backwards_seen)
 
 
 def attach(stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
     """Search for the models of this process, and watch them; the first is given to *found*."""
     global _search
-    if _search is None or _search.stepper is not stepper:
+    search = _search
+    if not isinstance(search, _Search) or search.stepper is not stepper:
         detach()
-        stepper.step.search = _search = _Search(stepper, found)
-    _search.begin()
+        stepper.step.search = _search = search = _Search(stepper, found)
+    search.begin()
+
+
+def begin_with_next_optimizer(begin: Callable[[], None]) -> None:
+    """While models are searched for, call *begin* as soon as another optimizer is made."""
+    if isinstance(_search, _Search):
+        _search.next_begins = begin
 
 
 def detach() -> None:
-    """End the search."""
+    """End the search, and leave torch as it was found."""
     global _search
     search, _search = _search, None
     if search is not None:
-        search.stepper.step.search = Search()
         search.end()
+        optimizer_hooks.take_off_unused()
 
 
 class NamedModel(Search):
@@ -68,6 +92,87 @@ class NamedModel(Search):
     def model_not_called(self) -> None:
         """Its methods are called, or what it wraps."""
         attach(self._stepper, self._found)
+
+
+class _Announced:
+    """A training is announced: the hook on all modules waits for a model that trains."""
+
+    def __init__(self, begin: Callable[[], None], backwards_seen: int) -> None:
+        self._begin = begin
+        self._steps = 0
+        self._backwards_seen = backwards_seen
+        self._backwards = backwards(self._backward_done)
+        self._training_mode: Called | None = None
+        optimizer_hooks.tell_of_steps(self._optimizer_stepped)
+        # The first optimizer has imported Dynamo.
+        compile_hooks.listen(_before_compile, _after_compile)
+        self._look()
+
+    def _open(self) -> None:
+        """The training is here: what measures its steps takes over the hooks of optimizers."""
+        global _search
+        if _search is self:
+            _search = None
+            self.end()
+            self._begin()
+
+    def end(self) -> None:
+        """Look no more."""
+        for each in self._backwards:
+            each.take_off()
+        if self._training_mode is not None:
+            self._training_mode.take_off()
+        optimizer_hooks.tell_of_steps(None)
+        every_module.set_hook(None)
+        compile_hooks.ignore(_before_compile, _after_compile)
+
+    def failed(self) -> None:
+        """A hook of ours raised."""
+        errors.record_failure("waiting for the training")
+        detach()
+
+    @errors.contained()
+    def _backward_done(self, *_: Any, **__: Any) -> None:
+        self._backwards_seen += 1
+        if self._backwards_seen >= _BACKWARDS_OF_A_RUN:
+            self._open()
+
+    @errors.contained()
+    def _optimizer_stepped(self) -> None:
+        self._steps += 1
+        if self._steps >= _STEPS_OF_A_RUN:
+            self._open()
+
+    def _look(self) -> None:
+        every_module.set_hook(before_any)
+        every_module.put_on()
+
+    @errors.contained()
+    def _mode_set(self, module: nn.Module, mode: bool = True) -> None:
+        if mode:
+            self._look()
+
+    def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Any module is called."""
+        if trains(module) and is_outermost(module):
+            self._open()
+            # This call is the first one of the first step.
+            before_any(module, args)
+
+    def compiling(self) -> None:
+        """A graph is about to be compiled: with the hook on, it would be valid with it alone."""
+        every_module.take_off()
+        module = outermost_called()
+        if module is None:
+            return
+        if trains(module):
+            self._open()
+            compile_hooks.began()
+        else:
+            # With the hook on it would be compiled again: look when a model is to train.
+            every_module.set_hook(None)
+            if self._training_mode is None:
+                self._training_mode = Called(nn.Module, "train", self._mode_set)
 
 
 class _Search(Search):
@@ -85,13 +190,13 @@ class _Search(Search):
         self._found = found
         self._reported = False
         self._steps_left = self._calls_left = 0
-        self._models = self._unknown_steps = 0
-        self._newest = 0
+        self._unknown_steps = self._newest = 0
         # While no model is known, and how many there were.
         self._backwards: list[Called] = []
         self._unknown_backwards = 0
-        # While the search is off.
-        self._next_optimizer: Called | None = None
+        self._optimizer_made = Called(Optimizer, "__init__", self._optimizer_came)
+        self.next_begins: Callable[[], None] | None = None
+        """Called instead of the search once another optimizer is made: a pool's next task."""
         # The parameters, by their ids, that are trained while no model is known.
         self._trained: set[int] = set()
         # The threads that are inside an outermost call; and for each thread, the module that still
@@ -103,24 +208,16 @@ class _Search(Search):
         """Search, for as many steps as it may take to call every model."""
         self._steps_left, self._calls_left = _STEPS, _CALLS
         self._reported = False
-        self._models = 0
         self.stepper.usual.leave()
         if not (self._backwards or self._unknown_backwards or self.stepper.step.end.has_model):
             self._backwards = backwards(self._backward_done)
         if not self.on:
-            self._expect_no_optimizer()
             self.on = True
             every_module.set_hook(before_any)
         self.between_calls()
 
     def pause(self) -> None:
         """Do not search until another optimizer comes."""
-        self.end()
-        self._next_optimizer = Called(Optimizer, "__init__", self._optimizer_made)
-
-    def end(self) -> None:
-        """Do not search, and leave torch as it was found."""
-        self._expect_no_optimizer()
         self._expect_no_backward()
         self.on = False
         every_module.set_hook(None)
@@ -129,16 +226,23 @@ class _Search(Search):
         for thread in list(self._marked):
             self._let_go(thread)
 
-    @errors.contained()
-    def _optimizer_made(self, *_: Any, **__: Any) -> None:
-        # A cross-validation, say: its next model is about to be called for the first time.
-        if self.stepper.alive:
-            self.begin()
+    def end(self) -> None:
+        """Search no more."""
+        self.stepper.step.search = Search()
+        self._optimizer_made.take_off()
+        self.pause()
 
-    def _expect_no_optimizer(self) -> None:
-        expected, self._next_optimizer = self._next_optimizer, None
-        if expected is not None:
-            expected.take_off()
+    def failed(self) -> None:
+        """A hook of ours raised."""
+        self.stepper.failed("looking for the model")
+
+    @errors.contained()
+    def _optimizer_came(self, *_: Any, **__: Any) -> None:
+        if self.next_begins is not None:
+            self.next_begins()
+        elif self.stepper.alive and not self.on:
+            # A cross-validation, say: its next model is about to be called for the first time.
+            self.begin()
 
     def _expect_no_backward(self) -> None:
         for each in self._backwards:
@@ -238,9 +342,8 @@ class _Search(Search):
         )
 
     def _adopt(self, module: nn.Module, in_eval: bool = False) -> bool:
-        if self._models >= _MOST_MODELS or not model_hooks.attach(module, self.stepper, in_eval):
+        if not model_hooks.attach(module, self.stepper, in_eval):
             return False
-        self._models += 1
         self._trained.clear()
         self._expect_no_backward()
         optimizer_hooks.forget_others()
@@ -319,27 +422,44 @@ class _Search(Search):
         )
 
 
+# -- the hooks, which tell whoever searches at that moment
+
+
 def before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
-    """The hook on all modules, while the search is on and no module is being called."""
-    if not is_compiling() and not _tell("called", module, args):
+    """The hook on all modules, while a model is looked for and none is being called."""
+    if is_compiling():
+        return
+    if (search := _living()) is None:
         every_module.set_hook(None)
+    else:
+        _tell(search, search.called, module, args)
 
 
 def _after_any(module: nn.Module, *_: Any) -> None:
-    if not is_compiling():
-        _tell("ended", module)
+    if not is_compiling() and isinstance(search := _living(), _Search):
+        _tell(search, search.ended, module)
 
 
-def _tell(event: str, *args: Any) -> bool:
-    """Tell the search of a call; False if there is none."""
-    search = _search
-    if search is None or not search.stepper.alive:
-        return False
+def _before_compile(*_: Any) -> None:
+    if isinstance(search := _search, _Announced):
+        _tell(search, search.compiling)
+
+
+def _after_compile(*_: Any) -> None:
+    every_module.put_on()
+
+
+def _tell(search: _Announced | _Search, event: Callable[..., None], *args: Any) -> None:
     try:
-        getattr(search, event)(*args)
+        event(*args)
     except errors.ANY_ERROR:
-        search.stepper.failed("looking for the model")
-    return True
+        search.failed()
+
+
+def _living() -> _Announced | _Search | None:
+    """Who searches, unless its run is not measured any more."""
+    search = _search
+    return search if isinstance(search, _Announced) or (search and search.stepper.alive) else None
 
 
 def is_outermost(module: nn.Module) -> bool:

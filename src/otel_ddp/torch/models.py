@@ -62,10 +62,15 @@ def can_measure(model: Any) -> bool:
             type(model).__name__,
         )
         return False
-    if remark := too_old(str(getattr(torch, "__version__", ""))):
+    return is_new_enough()
+
+
+def is_new_enough() -> bool:
+    """Whether the steps of a training can be measured with this torch; warns once if not."""
+    remark = too_old(str(getattr(sys.modules.get("torch"), "__version__", "")))
+    if remark:
         errors.warn_once("torch", "%s.", remark[0].upper() + remark[1:])
-        return False
-    return True
+    return not remark
 
 
 def _import_torch() -> Any:

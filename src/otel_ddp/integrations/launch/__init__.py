@@ -1,4 +1,4 @@
-"""Measures a program that has no line of ours: `otel-ddp run`, and OpenTelemetry's instrumentor.
+"""Measures a program that has no line of ours, below `otel-ddp run`.
 
 `startup/sitecustomize.py` calls `imported` once torch or a framework has been imported.
 """
@@ -50,7 +50,7 @@ def wait_for_training() -> None:
 
 def _measure() -> None:
     from otel_ddp.run import for_frameworks, opening
-    from otel_ddp.torch import training_begins
+    from otel_ddp.torch import discovery
 
     if opening.in_data_worker():
         # A copy of a process that is about to train; a data set may call models, too.
@@ -58,4 +58,4 @@ def _measure() -> None:
     for_frameworks.instrument()
     if opening.in_pool_worker():
         # A pool's worker may train again: its next task is the next run.
-        training_begins.wait_for_next(_measure)
+        discovery.begin_with_next_optimizer(_measure)
