@@ -171,10 +171,6 @@ def test_the_unpacked_wheel_records_a_value_and_has_its_command(
     assert {each["uid"] for each in boards} == {*BOARDS.values()}
     assert {(each.group, each.name, each.value) for each in built.distribution.entry_points} == {
         ("console_scripts", "otel-ddp", "otel_ddp.cli:main"),
-        (
-            *("opentelemetry_instrumentor", "otel_ddp"),
-            "otel_ddp.integrations.launch.instrumentor:OtelDdpInstrumentor",
-        ),
     }
 
 

@@ -56,7 +56,7 @@ EVERYBODYS = {"vocabulary", "errors", "files"}
 HOMES = {
     "torch": "torch/ recording/device_scalars.py cli/demo/",
     "pynvml": "agent/node/gpu/nvml.py",
-    "opentelemetry": "agent/export/otlp/ integrations/launch/instrumentor.py",
+    "opentelemetry": "agent/export/otlp/",
     "grpc": "agent/export/otlp/ agent/link/",
     "cryptography": "agent/link/credentials.py",
     "google": "agent/history/ agent/link/ agent/export/otlp/",

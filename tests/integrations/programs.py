@@ -2,9 +2,15 @@
 
 # Torch and the frameworks are imported already: what their imports below `otel-ddp run` set off.
 WITHOUT_A_LINE = """
-from otel_ddp.integrations.launch import this_process
+import sys
 
-this_process.begin()
+from otel_ddp.integrations import launch
+from otel_ddp.integrations.launch.startup import sitecustomize
+
+for name, call in sitecustomize.NAMES.items():
+    if name in sys.modules:
+        launch.imported(name, call)
+sitecustomize.install()
 """
 
 # -- Hugging Face's Trainer

@@ -80,13 +80,6 @@ def install():
         sys.meta_path.insert(0, Finder(NAMES, imported))
 
 
-def uninstall():
-    """Wait no longer."""
-    for each in list(sys.meta_path):
-        if getattr(each, "is_of_otel_ddp", False):
-            sys.meta_path.remove(each)
-
-
 def give_way():
     """Import the sitecustomize that Python would have found without this one."""
     here = os.path.dirname(__file__)
