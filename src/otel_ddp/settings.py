@@ -265,8 +265,8 @@ class Settings:
     but it sends nothing and keeps everything on disk for `otel-ddp replay`; `external` the platform
     does; with `off` none runs, and each journal holds only the latest."""
     strategy: str = _setting("OTEL_DDP_STRATEGY", "all")
-    """Which ranks' training series leave the node: `all`, `node` (local rank 0 of each), or `main`
-    (rank 0)."""
+    """Which ranks' training series leave the node: `all`, `node` (local rank 0 of each), or
+    `main` (rank 0). For others give `init` a function: `lambda who: who.global_rank in (0, 8)`."""
     directory: str = _setting("OTEL_DDP_DIR", "", _path())
     """Where journals and the agent meet. Unset, or if other users can enter it: a private directory
     on tmpfs."""

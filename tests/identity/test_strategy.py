@@ -45,7 +45,7 @@ def test_a_function_is_asked_about_the_identity(place: Here) -> None:
     assert (told["strategy"], told["exported"]) == ("custom", True)
 
 
-@pytest.mark.parametrize("strategy", ["", "every", "0.5", 0.5, True, [0]])
+@pytest.mark.parametrize("strategy", ["", "every", "0.1", 0.1, True, [0]])
 def test_what_is_no_strategy_is_refused(strategy: Any) -> None:
     with pytest.raises(ConfigError, match="strategy must be"):
         Choice(strategy)

@@ -23,17 +23,13 @@ class Choice:
     """A checked strategy: decides for each rank whether its series leave the node."""
 
     def __init__(self, strategy: Strategy) -> None:
-        self._rule: Callable[[Identity], bool] | None = None
-        if isinstance(strategy, str) and (word := strategy.strip().lower()) in WORDS:
-            self.text = word
-        elif callable(strategy):
-            self.text = "custom"
-            self._rule = strategy
-        else:
+        self._rule = None if isinstance(strategy, str) else strategy
+        self.text = strategy.strip().lower() if isinstance(strategy, str) else "custom"
+        if not callable(self._rule) and self.text not in WORDS:
             raise ConfigError(
                 f'strategy must be "all" (every rank), "node" (local rank 0 of each node), "main" '
                 f"(rank 0), or a function of the identity, got {strategy!r}. Correct the argument "
-                "or OTEL_DDP_STRATEGY, or leave both out."
+                f"or OTEL_DDP_STRATEGY, or leave both out."
             )
 
     def exports(self, process: Identity) -> bool | None:
@@ -42,8 +38,5 @@ class Choice:
             return bool(self._rule(process))
         if self.text == "all":
             return True
-        if self.text == "node":
-            if process.local_rank is None:
-                return None
-            return process.local_rank == 0
-        return None if process.global_rank is None else process.global_rank == 0
+        rank = process.local_rank if self.text == "node" else process.global_rank
+        return None if rank is None else rank == 0
