@@ -400,19 +400,6 @@ def test_workers_of_one_torchrun_share_a_run_that_no_other_launch_has(tmp_path: 
     assert rank_0.run != who(TORCHRUN, first, host="beta").run
 
 
-@pytest.mark.parametrize("env", [TORCHRUN, OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}])
-def test_a_shell_between_launcher_and_worker_does_not_tell_ranks_apart(
-    env: dict[str, str], proc: Path
-) -> None:
-    add_process(proc, 3500, parent=LAUNCHER, env=env)
-    add_process(proc, 4500, parent=3500)
-
-    direct = who(env, proc)
-    wrapped = who(env, proc, pid=4500)
-
-    assert direct.run == wrapped.run
-
-
 def test_mpi_gives_ranks_on_several_nodes_their_run() -> None:
     here = who(OPENMPI)
     there = who(OPENMPI | {"OMPI_COMM_WORLD_RANK": "2"}, host="beta", pid=99)

@@ -251,27 +251,6 @@ def test_two_torchruns_without_an_id_agree_through_the_store(scripts: Path) -> N
     assert [places(told) for told in after] == [[(0, 0, 2, 0, 2), (1, 0, 2, 1, 2)]] * 2
 
 
-def test_two_torchruns_of_one_lighthouse_are_the_replica_groups_of_one_run(
-    scripts: Path,
-) -> None:
-    (directory,) = directories(scripts, "replicas")
-    lighthouse = "TORCHFT_LIGHTHOUSE=http://127.0.0.1:29510"
-
-    def group(index: int) -> tuple[str | Path, ...]:
-        of_torchft = (f"REPLICA_GROUP_ID={index}", "NUM_REPLICA_GROUPS=2", lighthouse)
-        how = ("--nnodes=1", "--nproc-per-node=2", f"--master-port={free_port()}")
-        return (*all_warm(), *of_torchft, *torchrun(), *how, "worker.py", directory, "group")
-
-    with launched(scripts, group(0), group(1)):
-        before, after = said(directory, "before"), said(directory)
-
-    expected = [(0, 0, 4, 0, 2), (1, 1, 4, 0, 2), (2, 0, 4, 1, 2), (3, 1, 4, 1, 2)]
-    assert places(before) == places(after) == expected
-    assert runs(before) == runs(after)
-    assert len({each["run"] for each in after}) == 1
-    assert all(each["run_settled"] for each in before)
-
-
 def test_a_restart_of_torchrun_keeps_the_name_and_has_another_lead(scripts: Path) -> None:
     (directory,) = directories(scripts, "restarted")
 

@@ -18,7 +18,6 @@ import otel_ddp
 import warm
 from conftest import Here, Journal
 from node import until
-from otel_ddp.journal.survey import survey
 from otel_ddp.recording import agent_start
 
 PATIENCE_S = 300
@@ -422,32 +421,6 @@ def test_a_sweep_in_a_pool_is_a_run_for_each_task_in_one_group(
         assert sorted(runs) == ["n-0", "n-1", "n-2"]
     else:
         assert len({each.values["pid"] for each in trials}) == 1
-
-
-ENDED_IN_A_POOL = """
-import contextlib, multiprocessing, os, signal, otel_ddp
-
-def do_work(phase):
-    run = otel_ddp.init()
-    run.log(dict(this=1))
-    with run.phase(phase) if phase else contextlib.nullcontext():
-        os.kill(os.getpid(), signal.SIGTERM)
-
-if __name__ == "__main__":
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        (worker,) = pool._pool
-        pool.apply_async(do_work, ("{phase}",))
-        worker.join()
-"""
-
-
-@pytest.mark.parametrize(("phase", "expected"), [("", "finished"), ("eval", "killed")])
-def test_the_status_without_an_agent_knows_a_worker_that_was_ended_between_two_tasks(
-    phase: str, expected: str, place: Here, tmp_path: Path
-) -> None:
-    quietly(ENDED_IN_A_POOL.replace("{phase}", phase), tmp_path)
-
-    assert [each.state for each in survey([place]).processes] == [expected]
 
 
 BOTH_RUNS = """

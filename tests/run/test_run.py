@@ -164,46 +164,6 @@ def test_names_leave_room_for_the_rank_that_is_learned_later(
     assert len(caplog.messages) == 1 + handled
 
 
-def test_names_leave_room_for_where_the_time_goes_and_what_was_refused(
-    place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
-    with otel_ddp.init() as run:
-        run.log(many(400))
-        run.log({next(iter(many(1))): "text"})
-        for phase in ("checkpoint", "eval"):
-            with run.phase(phase):
-                pass
-        run.config({"lr": 0.1})
-        run.describe(torch.nn.Linear(1, 1))
-
-    journal = place.only()
-    assert 100 < len(journal.values) < 400
-    refused = catalog.OTEL_DDP_VALUES_REFUSED
-    assert journal.total(refused, why="names_full") == 400 - len(journal.values)
-    assert journal.total(refused, why="value") == 1
-    for phase in ("checkpoint", "eval"):
-        assert journal.total(catalog.TRAINING_PHASE_TIME, phase=phase) > 0
-    assert (journal.config, journal.facts["model"]) == ({"lr": 0.1}, "Linear")
-    assert caplog.messages[0].endswith(
-        f"this process has logged {len(journal.values)} different ones (OTEL_DDP_JOURNAL_BYTES)."
-    )
-    assert len(caplog.messages) == 2
-
-
-def test_counts_of_names_leave_room_for_where_the_time_goes(place: Here) -> None:
-    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
-    with otel_ddp.init() as run:
-        for _ in range(2):
-            run.log(many(400, float("nan")))
-        with run.phase("eval"):
-            pass
-
-    journal = place.only()
-    assert 20 <= journal.total(catalog.TRAINING_NONFINITE) < 2 * len(journal.values)
-    assert journal.total(catalog.TRAINING_PHASE_TIME, phase="eval") > 0
-
-
 def test_settings_that_find_no_room_at_all_are_named(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
