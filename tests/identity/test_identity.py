@@ -47,6 +47,18 @@ def proc(tmp_path: Path) -> Path:
     return grow_proc(tmp_path / "proc")
 
 
+def child_of(root: Path, env: dict[str, str] | None = None) -> Path:
+    """A /proc with a child, of a process that has this environment."""
+    proc = grow_proc(root, pids=())
+    add_process(proc, 3500, parent=LAUNCHER, env=env)
+    add_process(proc, PID, parent=3500)
+    return proc
+
+
+def place(me: Identity) -> tuple[Any, ...]:
+    return me.global_rank, me.local_rank, me.world_size, me.node_rank, me.nodes
+
+
 def who(env: dict[str, str], proc: Path = Path("/nowhere"), **more: Any) -> Identity:
     more.setdefault("in_spawned_child", False)
     more.setdefault("make_id", lambda: "made-here")
@@ -203,8 +215,7 @@ def test_the_launchers_variables_give_the_ranks_of_a_process(case: str) -> None:
 
     me = who(env)
 
-    place = (me.launcher, me.global_rank, me.local_rank, me.world_size, me.node_rank, me.nodes)
-    assert expected == place
+    assert expected == (me.launcher, *place(me))
 
 
 @pytest.mark.parametrize(
@@ -432,13 +443,8 @@ def test_a_rank_given_without_any_launcher_is_one_of_several() -> None:
     me = who({"OTEL_DDP_RANK": "2", "OTEL_DDP_WORLD_SIZE": "4"})
     alone = who({}, global_rank=0)
 
-    assert (me.global_rank, me.local_rank, me.world_size, me.run_settled) == (2, None, 4, False)
-    assert (
-        alone.global_rank,
-        alone.local_rank,
-        alone.world_size,
-        alone.run_settled,
-    ) == (0, 0, 1, True)
+    assert (*place(me)[:3], me.run_settled) == (2, None, 4, False)
+    assert (*place(alone)[:3], alone.run_settled) == (0, 0, 1, True)
 
 
 def test_a_spawned_child_shares_its_parents_run_and_does_not_know_its_rank_yet(
@@ -450,20 +456,13 @@ def test_a_spawned_child_shares_its_parents_run_and_does_not_know_its_rank_yet(
     sibling = who({}, proc, in_spawned_child=True, pid=PID + 1)
 
     assert me.run == sibling.run
-    assert (
-        me.launcher,
-        me.global_rank,
-        me.local_rank,
-        me.world_size,
-    ) == ("spawn", None, None, None)
+    assert (me.launcher, *place(me)[:3]) == ("spawn", None, None, None)
     assert (me.run_settled, me.rank_settled, me.settled) == (False, False, False)
     assert (me.label_rank, sibling.label_rank) == ("p4000", "p4001")
 
 
 def test_a_spawned_child_knows_the_rank_that_was_set_for_it(tmp_path: Path) -> None:
-    proc = grow_proc(tmp_path, pids=())
-    add_process(proc, 3500, parent=LAUNCHER, env=POD)
-    add_process(proc, PID, parent=3500)
+    proc = child_of(tmp_path, POD)
 
     the_parents = who(POD, proc, in_spawned_child=True)
     its_own = who(POD | {"RANK": "3", "LOCAL_RANK": "1"}, proc, in_spawned_child=True)
@@ -474,12 +473,9 @@ def test_a_spawned_child_knows_the_rank_that_was_set_for_it(tmp_path: Path) -> N
 
 
 def test_the_child_of_a_torchrun_worker_joins_its_run_and_not_its_rank(tmp_path: Path) -> None:
-    proc = grow_proc(tmp_path, pids=())
-    add_process(proc, 3500, parent=LAUNCHER, env=TORCHRUN)
-    add_process(proc, PID, parent=3500)
     opened = {run_names.INHERITED_RUN: "3500:parents:g"}
 
-    child = who(TORCHRUN | opened, proc, in_spawned_child=True)
+    child = who(TORCHRUN | opened, child_of(tmp_path, TORCHRUN), in_spawned_child=True)
 
     assert (child.run, child.group, child.launcher) == ("parents", "g", "spawn")
     assert (child.global_rank, child.local_rank, child.settled) == (None, None, False)
@@ -524,20 +520,17 @@ def test_tasks_of_a_pool_without_any_name_share_a_group_that_no_other_pool_has(
 def test_a_child_with_a_run_of_its_own_is_its_only_rank_until_a_process_group_says_otherwise(
     tmp_path: Path,
 ) -> None:
-    proc = grow_proc(tmp_path, pids=())
-    add_process(proc, 3500, parent=LAUNCHER)
-    add_process(proc, PID, parent=3500)
+    proc = child_of(tmp_path)
     opened = {run_names.INHERITED_RUN: "3500:parents:g"}
 
     own = who(opened, proc, in_spawned_child=True, run="own")
     up = settle(own, GroupFacts(3, 4, None, "alpha"), env={})
 
-    assert (own.run, own.group, own.global_rank, own.local_rank) == ("own", "g", 0, 0)
-    assert (own.world_size, own.settled) == (1, False)
+    assert (own.run, own.group, own.settled, *place(own)[:3]) == ("own", "g", False, 0, 0, 1)
     # With a rank it is one of several, and does not know of how many.
     given = who(opened, proc, in_spawned_child=True, run="own", global_rank=0)
     assert (given.global_rank, given.world_size, given.settled) == (0, None, True)
-    assert (up.global_rank, up.local_rank, up.world_size, up.settled) == (3, 3, 4, True)
+    assert (*place(up)[:3], up.settled) == (3, 3, 4, True)
     for part in (
         who(opened, proc, in_spawned_child=True, run="parents"),
         who(opened, proc, in_spawned_child=True, run="own", joins=True),
@@ -553,13 +546,7 @@ def test_children_spawned_by_slurm_tasks_share_the_step_and_not_the_tasks_rank()
     up = settle(me, GroupFacts(6, 8, None, "alpha-0"), env={})
 
     assert (me.run, me.run_settled, me.global_rank) == ("slurm-812.3", True, None)
-    assert (
-        up.global_rank,
-        up.local_rank,
-        up.world_size,
-        up.node_rank,
-        up.nodes,
-    ) == (6, 2, 8, 1, 2)
+    assert place(up) == (6, 2, 8, 1, 2)
 
 
 def test_a_process_group_completes_a_spawned_child(proc: Path) -> None:
@@ -567,13 +554,7 @@ def test_a_process_group_completes_a_spawned_child(proc: Path) -> None:
 
     up = settle(me, GroupFacts(1, 2, "agreed-on", "127.0.0.1"), env={})
 
-    assert (
-        up.run,
-        up.global_rank,
-        up.local_rank,
-        up.world_size,
-        up.settled,
-    ) == ("agreed-on", 1, 1, 2, True)
+    assert (up.run, *place(up)[:3], up.settled) == ("agreed-on", 1, 1, 2, True)
     assert (me.pid, "spawn", False) == (up.pid, up.launcher, up.wants_agreement)
 
 
@@ -613,8 +594,8 @@ def test_the_process_group_of_a_replica_group_is_a_part_of_the_training() -> Non
     up = settle(me, GroupFacts(3, 4, None, "127.0.0.1"), env=env)
     by_hand = settle(who(REPLICAS), GroupFacts(1, 2, None, "127.0.0.1"), env=env)
 
-    assert (up.global_rank, up.world_size, up.node_rank, up.nodes) == (11, 12, 5, 6)
-    assert (up.local_rank, up.local_world_size, up.run) == (1, 2, me.run)
+    assert place(up) == (11, 1, 12, 5, 6)
+    assert (up.local_world_size, up.run) == (2, me.run)
     # The other groups may be on other machines, also where the store of this one is on loopback.
     assert (by_hand.global_rank, by_hand.world_size) == (5, 6)
     assert (by_hand.local_rank, by_hand.local_world_size) == (None, None)
@@ -663,19 +644,9 @@ def test_a_lone_process_that_turns_out_to_be_one_of_many_joins_the_common_run() 
     up = settle(me, GroupFacts(1, 2, "agreed-on", "10.0.0.7"), env={})
     alone = settle(me, GroupFacts(0, 1, "agreed-on"), env={})
 
-    assert (
-        up.run,
-        up.launcher,
-        up.global_rank,
-        up.local_rank,
-        up.nodes,
-    ) == ("agreed-on", "torch.distributed", 1, None, None)
-    assert (
-        alone.run,
-        alone.launcher,
-        alone.global_rank,
-        alone.local_rank,
-    ) == ("made-here", "lone", 0, 0)
+    assert (up.run, up.launcher) == ("agreed-on", "torch.distributed")
+    assert (place(up)[:2], up.nodes) == ((1, None), None)
+    assert (alone.run, alone.launcher, place(alone)[:2]) == ("made-here", "lone", (0, 0))
 
 
 def test_a_run_is_handed_down_to_ranks_in_other_processes_only(proc: Path) -> None:
@@ -713,9 +684,7 @@ def test_a_sweeps_trial_and_its_children_have_a_run_of_their_own(
 
 
 def test_a_child_of_a_trial_that_opened_a_run_joins_that_one(tmp_path: Path) -> None:
-    proc = grow_proc(tmp_path, pids=())
-    add_process(proc, 3500, parent=LAUNCHER, env={run_names.INHERITED_RUN: "17:sweep"})
-    add_process(proc, PID, parent=3500)
+    proc = child_of(tmp_path, {run_names.INHERITED_RUN: "17:sweep"})
 
     me = who({run_names.INHERITED_RUN: "3500:trial"}, proc, in_spawned_child=True)
 
