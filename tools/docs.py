@@ -21,20 +21,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 _OPENING = ("instrument", "uninstrument", "data", "init", "current")
 _RECORDING = ("log", "phase", "span", "event", "alert", "artifact", "config", "finish")
-_RUN = (
-    *(
-        "log",
-        "log_tensor",
-        "logs",
-        "phase",
-        "span",
-        "event",
-        "alert",
-        "artifact",
-        "config",
-        "finish",
-    ),
-)
+_RUN = ("log", "logs", *_RECORDING[1:])
 _RUN_PROPERTIES = ("run", "group", "job_type", "identity", "url")
 _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
 
@@ -82,10 +69,6 @@ _SUMMARY = [
     (
         '`run.artifact(path, type="model", direction="output")`',
         "names a file that came out of the run, or went into it: [artifacts](artifacts.md)",
-    ),
-    (
-        '`run.log_tensor("fc.weight", weight)`',
-        "records minimum, maximum, mean, spread and quantiles of a tensor",
     ),
     (
         "`run.config(mapping)`",

@@ -43,7 +43,6 @@ def train(model: torch.nn.Module, args: argparse.Namespace) -> None:
     otel_ddp.alert("loss rises", "it is 3.2", level="warn")
     run.artifact("out/model.pt", name="model", type="model", metadata={"loss": 0.5})
     otel_ddp.artifact(Path("data"), direction="input")
-    run.log_tensor("fc.weight", torch.zeros(3), step=1)
     run.finish()
     run.finish("failed", reason="no more data")
     otel_ddp.finish()

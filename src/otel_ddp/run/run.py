@@ -31,7 +31,7 @@ from otel_ddp.recording.spans import (
     record_event,
     run_facts,
 )
-from otel_ddp.run import announcements, current_run, opening, statements
+from otel_ddp.run import announcements, current_run, opening
 from otel_ddp.run.announcements import ASK_AGAIN_NS, WhereToLook
 from otel_ddp.run.current_run import Act, Ending
 from otel_ddp.run.lead_search import LeadSearch
@@ -430,26 +430,6 @@ class Run:
         """Makes calls of `log` come to this run again, instead of straight to its recorder."""
         vars(self).pop("log", None)
 
-    @errors.contained()
-    def log_tensor(
-        self,
-        name: str,
-        tensor: Any,
-        *,
-        step: int | None = None,
-        epoch: float | None = None,
-        split: str | None = None,
-    ) -> None:
-        """Record how the values of a tensor are spread: `run.log_tensor("fc.weight", weight)`.
-
-        It records `fc.weight/min`, `/max`, `/mean`, `/std`, `/p05`, `/p25`, `/p50`, `/p75` and
-        `/p95`. They are computed on the tensor's device, without waiting for it, and take a pass
-        or two over the tensor: every hundred steps is mostly enough. Quantiles of more than 65,536
-        values are those of every n-th.
-        """
-        if (records := self._ready()) is not None:
-            statements.tensor(records.recorder, name, tensor, step=step, epoch=epoch, split=split)
-
     def config(self, mapping: T) -> T:
         """Record the configuration of this run, flat or nested; returned unchanged."""
         self._config(mapping)
@@ -457,8 +437,22 @@ class Run:
 
     @errors.contained()
     def _config(self, mapping: Any) -> None:
-        if (records := self._ready()) is not None:
-            statements.config(records.recorder, mapping)
+        records = self._ready()
+        if records is None:
+            return
+        recorder = records.recorder
+        content = values.flat(mapping)
+        if not content:
+            if not isinstance(mapping, Mapping):
+                text = f"config expects a mapping, got {type(mapping).__name__}"
+                recorder.totals.refuse("value", "config", text)
+            return
+        if left_out := recorder.documents.config(content):
+            text = f"{announcements.few(left_out)} of the configuration found no room"
+            recorder.totals.refuse("value", "config", f"{text} (OTEL_DDP_JOURNAL_BYTES)")
+        if len(content) == values.MOST_SETTINGS:
+            text = f"of a configuration {values.MOST_SETTINGS} settings are recorded at most"
+            recorder.totals.refuse("value", "settings", f"{text}, so what follows is left out")
 
     def phase(
         self, name: str, *, expect_s: float | None = None
