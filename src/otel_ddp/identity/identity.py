@@ -148,10 +148,13 @@ def resolve(
     """
     # Read.
     parent = launchers.multiprocessing_parent()
+    if host is None:
+        # A system without it records nothing.
+        host = os.uname().nodename if hasattr(os, "uname") else ""
     process = launchers.ProcessFacts(
         env=env,
         proc=proc,
-        host=_host_name() if host is None else host,
+        host=host,
         pid=os.getpid() if pid is None else pid,
         spawned=parent is not None if in_spawned_child is None else in_spawned_child,
         parent=parent or 0,
@@ -237,15 +240,6 @@ def resolve(
 
 def _first(given: int | None, found: int | None) -> int | None:
     return found if given is None else given
-
-
-def _host_name() -> str:
-    if hasattr(os, "uname"):
-        return os.uname().nodename
-    # Windows. Imported here: no training process needs it elsewhere.
-    import socket
-
-    return socket.gethostname()
 
 
 def settle(

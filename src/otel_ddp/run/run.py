@@ -287,17 +287,17 @@ class Run:
         records = self._records
         if records is None:
             return True
-        if not self._settled or self.identity.may_have_others:
-            self._settle(records)
-        self._seek_lead(records)
+        self._look_again(records)
         _record_backend(records.recorder)
-        if records.log_lines is not None:
-            records.log_lines.attach(started=True)
         is_known = self._settled and (not self.identity.may_have_others or opening.group_is_up())
         return is_known and (not self._lead.is_sought or records.recorder.steps.have_ended)
 
-    def _seek_lead(self, records: Records) -> None:
-        """Asks the process group for the lead, if it may have something new to say."""
+    def _look_again(self, records: Records) -> None:
+        """Asks the process group what it may know by now, and finds loggers that have come."""
+        if not self._settled or self.identity.may_have_others:
+            self._settle(records)
+        if records.log_lines is not None:
+            records.log_lines.attach(started=records.recorder.steps.have_begun)
         is_due = self._lead.is_due(has_synced=records.recorder.steps.have_ended)
         if is_due and self.identity.may_have_other_nodes:
             self._ask_group(self.identity)
@@ -776,11 +776,7 @@ class Run:
         recorder, conf = records.recorder, records.conf
         recorder.gate.check_due_ns = now + agent_start.CHECK_EVERY_NS
         recorder.poll_copies()
-        if records.log_lines is not None:
-            records.log_lines.attach(started=recorder.steps.last >= 0)
-        if self.identity.may_have_others:
-            self._settle(records)
-        self._seek_lead(records)
+        self._look_again(records)
         if announcements.journal_was_removed(recorder.writer):
             return
         if conf.starts_agent:
