@@ -682,7 +682,6 @@ STALL_LIMIT_S = 2.0
 def _seen(what: str) -> tuple[float, int]:
     """From the start of the trouble at step 200 on: seconds until the verdict, and its step."""
     with Node(OTEL_DDP_STALL_TIMEOUT_S=f"{STALL_LIMIT_S:g}") as node:
-        node.env["OTEL_DDP_POSTMORTEM_DIR"] = str(node.root / "postmortems")
         script, began = node.root / "train.py", node.root / "began"
         script.write_text(VERDICTS)
         for rank in "01":

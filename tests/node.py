@@ -66,7 +66,6 @@ class Node:
             **clean,
             "OTEL_DDP_DIR": str(self.place.directory),
             "OTEL_DDP_SPOOL_DIR": str(self.spool),
-            "OTEL_DDP_POSTMORTEM_DIR": str(self.root / "postmortems"),
             "OTEL_DDP_HISTORY_DIR": str(self.root / "history"),
             "OTEL_EXPORTER_PROMETHEUS_PORT": "0",
             # Tests of what a run says of itself say so.

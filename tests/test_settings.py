@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 # Variables that may hold any text.
 FREE = {
     *("OTEL_DDP_NODE", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"),
-    *("OTEL_DDP_SPOOL_DIR", "OTEL_DDP_POSTMORTEM_DIR", "OTEL_DDP_HISTORY_DIR"),
+    *("OTEL_DDP_SPOOL_DIR", "OTEL_DDP_HISTORY_DIR"),
     *(
         name
         for key in ("group", "run", "job_type", "project", "name", "description", "tags")
@@ -202,11 +202,11 @@ def test_sizes_are_understood_with_their_units(text: str, expected: int | None) 
 
 def test_a_directory_may_be_named_from_home(tmp_path: Path) -> None:
     os.environ["HOME"] = str(tmp_path)
-    names = ("OTEL_DDP_DIR", "OTEL_DDP_SPOOL_DIR", "OTEL_DDP_POSTMORTEM_DIR")
+    names = ("OTEL_DDP_DIR", "OTEL_DDP_SPOOL_DIR", "OTEL_DDP_HISTORY_DIR")
 
     found = settings.read(dict.fromkeys(names, "~/here"))
 
-    told = {found.directory, found.spool_directory, found.postmortem_directory}
+    told = {found.directory, found.spool_directory, found.history_directory}
     assert told == {f"{tmp_path}/here"}
 
 

@@ -328,12 +328,10 @@ class Settings:
     spool_bytes: int = _setting("OTEL_DDP_SPOOL_BYTES", 256 * MIB, _bytes(MIB))
     """How much may wait there, for each agent; beyond it the oldest goes first, present
     values before logged ones, and is counted."""
-    postmortem_directory: str = _setting("OTEL_DDP_POSTMORTEM_DIR", "", _expanded)
-    """Where a post-mortem is written when ranks die or stand still. By default a private directory
-    in /var/tmp."""
     history_directory: str = _setting("OTEL_DDP_HISTORY_DIR", "", _expanded)
-    """Where the agent keeps the history of each run, a file each, for its page and for reports. By
-    default a private directory in /var/tmp."""
+    """Where the agent keeps the history of each run, a file each, for its page and for reports, and
+    writes a post-mortem when ranks die or stand still. By default a private directory in
+    /var/tmp."""
     history_bytes: int = _setting("OTEL_DDP_HISTORY_BYTES", 1024 * MIB, _bytes(0))
     """How much these files may take together; beyond it the oldest run goes first. 0: none is
     kept."""

@@ -31,7 +31,7 @@ def test_journals_lie_where_neither_private_tmp_hides_nor_an_end_removes_them() 
     assert unit["RuntimeDirectoryMode"] == ["0700"]
     # It would take the shared memory of the trainings along.
     assert unit["RemoveIPC"] == ["no"]
-    for name in ("OTEL_DDP_SPOOL_DIR", "OTEL_DDP_POSTMORTEM_DIR"):
+    for name in ("OTEL_DDP_SPOOL_DIR", "OTEL_DDP_HISTORY_DIR"):
         assert places[name].startswith(f"%S/{unit['StateDirectory'][0]}/")
 
 

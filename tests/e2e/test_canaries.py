@@ -66,8 +66,8 @@ def test_secrets_of_a_program_are_nowhere(tmp_path: Path) -> None:
         process.communicate(timeout=60)
 
         until(lambda: node.value("training_state") == 3.0, "the end to be told")
-        postmortems = node.root / "postmortems"
-        until(lambda: any(postmortems.rglob("*.json")), "the post-mortem")
+        written = node.root / "history"
+        until(lambda: any(written.glob("postmortem-*.json")), "the post-mortem")
         endpoint = node.agent()["scrape"].removesuffix("/metrics")
         shown = [
             urllib.request.urlopen(endpoint + path, timeout=10).read().decode()
@@ -121,8 +121,8 @@ def test_the_secret_of_a_lead_is_in_the_journal_alone(tmp_path: Path) -> None:
         process.communicate("\n", timeout=60)
 
         until(lambda: node.value("training_state") == 3.0, "the end to be told")
-        postmortems = node.root / "postmortems"
-        until(lambda: any(postmortems.rglob("*.json")), "the post-mortem")
+        written = node.root / "history"
+        until(lambda: any(written.glob("postmortem-*.json")), "the post-mortem")
         until(lambda: node.page("runs")["runs"], "the history")
         report = ["report", "g/led", "--out", str(node.root / "report")]
         shown = [

@@ -57,7 +57,7 @@ class Ward(Node):
         return {labels["rank"]: state for labels, state in self.series("training_state")}
 
     def written(self) -> list[Path]:
-        return sorted((self.root / "postmortems").glob("*.json"))
+        return sorted((self.root / "history").glob("postmortem-*.json"))
 
     def report(self) -> dict[str, Any] | None:
         """The one post-mortem that there is."""

@@ -58,8 +58,7 @@ class Launch:
                 node.stop_agent()
                 self.points, self.spans = receiver.points(), receiver.spans()
                 self.logs = [(each, _attributes(each)) for each in receiver.logs()]
-            postmortems = node.root / "postmortems"
-            self.postmortems = sorted(postmortems.iterdir()) if postmortems.exists() else []
+            self.postmortems = sorted((node.root / "history").glob("postmortem-*"))
 
     @staticmethod
     def _ended(node: Node) -> bool:

@@ -211,7 +211,7 @@ class Ward:
         return found
 
     def _postmortem(self, run: str) -> list[tuple[dict[str, Any], str]]:
-        folder = Path(self._node.env["OTEL_DDP_POSTMORTEM_DIR"])
+        folder = Path(self._node.env["OTEL_DDP_HISTORY_DIR"])
         return [
             (json.loads(each.read_text()), each.with_suffix(".txt").read_text())
             for each in folder.glob(f"postmortem-{run}*.json")
@@ -248,7 +248,6 @@ def seen() -> Seen:
     """Hangs of the same two ranks, one after the other; the last one ends with them."""
     stalls = {}
     with Node(OTEL_DDP_STALL_TIMEOUT_S=str(LIMIT_S)) as node, Receiver() as receiver:
-        node.env["OTEL_DDP_POSTMORTEM_DIR"] = str(node.root / "postmortems")
         node.export_to(receiver.start_http())
         ward = Ward(node, receiver, [*RELEASED, ENDED])
         for name, signal_number in RELEASED.items():

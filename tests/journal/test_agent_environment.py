@@ -26,7 +26,6 @@ FILES = [
         for file in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
     ),
     "OTEL_DDP_SPOOL_DIR",
-    "OTEL_DDP_POSTMORTEM_DIR",
     "OTEL_DDP_HISTORY_DIR",
 ]
 

@@ -301,7 +301,7 @@ def scenario(
 
 
 def node(name: str, gpus: Mapping[str, str]) -> Node:
-    found = Node(
+    return Node(
         OTEL_DDP_NODE=name,
         OTEL_DDP_STALL_TIMEOUT_S=f"{STALL_TIMEOUT_S:g}",
         OTEL_DDP_SAMPLE_STEPS="20",
@@ -311,8 +311,6 @@ def node(name: str, gpus: Mapping[str, str]) -> Node:
         OTEL_METRIC_EXPORT_INTERVAL=f"{EXPORT_EVERY_S * 1000:g}",
         **gpus,
     )
-    found.env["OTEL_DDP_POSTMORTEM_DIR"] = str(found.root / "incidents")
-    return found
 
 
 def configured(folder: Path, collector: Collector) -> dict[str, Any]:

@@ -89,7 +89,6 @@ def _places(kept: Path) -> dict[str, str]:
     return {
         "OTEL_DDP_DIR": str(kept / "place"),
         "OTEL_DDP_SPOOL_DIR": str(kept / "spool"),
-        "OTEL_DDP_POSTMORTEM_DIR": str(kept / "postmortems"),
         "OTEL_DDP_HISTORY_DIR": str(kept / "history"),
         "OTEL_EXPORTER_PROMETHEUS_PORT": "0",
         "OTEL_METRICS_EXPORTER": "none",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from otel_ddp import settings
 from otel_ddp.agent.scrape.server import Handler, bind
-from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import default_directory, histories
 from otel_ddp.history.page.app import App
@@ -41,12 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if options.folder and not os.path.isdir(folder):
         print(f"{folder} is no folder.", file=sys.stderr)
         return 2
-    app = App(
-        folder,
-        ours=not options.folder,
-        postmortem_folders=[postmortem.directory(conf.postmortem_directory)],
-        price=conf.gpu_hour_price,
-    )
+    app = App(folder, ours=not options.folder, price=conf.gpu_hour_price)
     try:
         server = bind(_HOST, options.port, page_handler(app))
     except (OSError, OverflowError) as error:

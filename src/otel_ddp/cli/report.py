@@ -79,10 +79,9 @@ def run(options: argparse.Namespace) -> int:
 
 def beside_of(run: WholeRun) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The post-mortems and profiles of a run; raises ConfigError."""
-    from otel_ddp.agent.verdicts import postmortem
     from otel_ddp.history import beside
 
-    folder = postmortem.directory(settings.read().postmortem_directory)
+    folder = history_directory()
     return (
         beside.postmortems([*filter(files.is_kept, [folder])], run.group, run.name),
         beside.profiles(run.group, run.name),

@@ -272,8 +272,3 @@ def test_a_full_disk_is_logged_once_and_leaves_no_unfinished_file(
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
     assert caplog.text.count("No space left on device") == 1
     assert not errors.failures
-
-
-def test_by_default_they_lie_where_a_reboot_leaves_them() -> None:
-    assert postmortem.directory("") == Path(f"/var/tmp/otel_ddp-{os.geteuid()}/postmortems")
-    assert postmortem.directory("there") == Path.cwd() / "there"

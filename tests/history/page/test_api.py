@@ -316,15 +316,13 @@ def test_events_are_found_by_their_words_page_by_page(tmp_path: Path, client: Cl
 
 
 def test_post_mortems_of_a_run_are_its_own(tmp_path: Path) -> None:
-    write_history(tmp_path / "runs")
-    folder = tmp_path / "postmortems"
-    folder.mkdir()
+    write_history(tmp_path)
     for name, run in (("a", "lr-0.3"), ("b", "other")):
         report = {"run": run, "written_ns": 5, "verdict": {"sentence": "rank 1 died", "who": {}}}
-        (folder / f"postmortem-{name}.json").write_text(json.dumps(report))
-        (folder / f"postmortem-{name}.txt").write_text(f"of {run}")
+        (tmp_path / f"postmortem-{name}.json").write_text(json.dumps(report))
+        (tmp_path / f"postmortem-{name}.txt").write_text(f"of {run}")
 
-    with served(App(tmp_path / "runs", postmortem_folders=[folder])) as client:
+    with served(App(tmp_path)) as client:
         [found] = client.api("postmortems", run="lr-0.3").json["postmortems"]
         text = client.api("postmortem", name=found["name"]).body
         outside = client.api("postmortem", name="postmortem-../../x").status

@@ -13,7 +13,7 @@ from otel_ddp.agent.export import Exporter
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.notify.notifier import Notifier
 from otel_ddp.agent.service.node_watch import NodeWatch
-from otel_ddp.agent.verdicts import answers, postmortem
+from otel_ddp.agent.verdicts import answers
 from otel_ddp.journal import process_state
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
@@ -110,7 +110,6 @@ class Front:
             ask_stacks=self._ask_stacks,
             profiler=self._watch.links,
             recent=self._watch.journals.recent,
-            postmortem_folders=[postmortem.directory(self._conf.postmortem_directory)],
             price=self._conf.gpu_hour_price,
         )
 

@@ -13,7 +13,6 @@ from otel_ddp.agent.link.runs.links import Links
 from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals
-from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.agent.verdicts.ends import Parents
 from otel_ddp.agent.verdicts.journal_source import JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
@@ -47,7 +46,7 @@ class NodeWatch:
         self.judge = Judge(
             self.ledger,
             conf.stall_timeout_s,
-            postmortem.directory(conf.postmortem_directory),
+            self.histories.directory,
             grafana=conf.grafana_url,
             gpus=self.sampling.gpus,
             cores=self.sampling.cores,

@@ -32,13 +32,6 @@ _LONGEST_CELL = 60
 _LONGEST_REASON = 300
 
 
-def directory(named: str) -> Path:
-    """The directory of post-mortems: on a disk, so that they survive the journals and a reboot."""
-    if named:
-        return Path(named).absolute()
-    return files.default_root() / "postmortems"
-
-
 def write(
     directory: Path,
     run: str,

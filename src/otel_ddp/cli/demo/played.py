@@ -49,7 +49,6 @@ class _Node:
         own = {
             "OTEL_DDP_DIR": str(self.place.directory),
             "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
-            "OTEL_DDP_POSTMORTEM_DIR": str(root / "postmortems"),
             "OTEL_DDP_HISTORY_DIR": str(root / "history"),
         }
         with self._errors.open("wb") as log:

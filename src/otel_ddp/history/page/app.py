@@ -7,7 +7,7 @@ import gzip
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,7 +76,6 @@ class App:
         ask_stacks: AskStacks | None = None,
         recent: Recent | None = None,
         profiler: Profiler | None = None,
-        postmortem_folders: Sequence[Path] = (),
         profile_folder: Path | None = None,
         price: Price | None = None,
     ) -> None:
@@ -92,8 +91,7 @@ class App:
         self._ask_stacks = ask_stacks
         self._recent = recent
         self._profiler = profiler
-        self._own_folders = [*postmortem_folders, *([folder] if ours else [])]
-        self._named_folders = [] if ours else [folder]
+        self._folder, self._ours = folder, ours
         self._profiles = profile_folder or beside.profile_directory()
         self._files = StaticFiles()
         self._price = price
@@ -218,7 +216,7 @@ class App:
 
     def _folders(self) -> list[Path]:
         """Where post-mortems may lie."""
-        return [*filter(files.is_kept, self._own_folders), *self._named_folders]
+        return [self._folder] if not self._ours or files.is_kept(self._folder) else []
 
     def _list(
         self, question: Question, found: list[dict[str, Any]], faults: list[str]

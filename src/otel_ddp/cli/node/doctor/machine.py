@@ -23,7 +23,6 @@ from otel_ddp import __version__, files, settings
 from otel_ddp.agent.export import spool_directory
 from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.gpu.driver import DriverMissing, NothingHere
-from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.cli.node.status import NO_DRIVER_REMARKS, duplicate_ranks, gpu_remarks
 from otel_ddp.cli.text import cell, mappings
 from otel_ddp.errors import ConfigError
@@ -261,11 +260,9 @@ def directories(inputs: Inputs) -> Said:
         first = inputs.places()[0][0]
     except (ConfigError, IndexError):
         return  # the check of the journals says why
-    kept, history = conf.postmortem_directory, conf.history_directory
     for variable, path, ours in (
         ("OTEL_DDP_SPOOL_DIR", spool_directory(conf, first, conf.node), True),
-        ("OTEL_DDP_POSTMORTEM_DIR", postmortem.directory(kept), False),
-        ("OTEL_DDP_HISTORY_DIR", default_directory(history), False),
+        ("OTEL_DDP_HISTORY_DIR", default_directory(conf.history_directory), False),
     ):
         try:
             files.make_kept(path, ours=ours)
