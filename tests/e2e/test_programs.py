@@ -49,8 +49,10 @@ class Launch:
                 started = [node.start(*command) for command in commands]
                 self.printed = "".join(finished(each) for each in started)
                 until(lambda: self._ended(node), "the end of every process to be told")
-                waiting = "otel_ddp_artifacts_waiting"
-                until(lambda: not node.value(waiting), "all that was saved to be read")
+                # Those that read what was saved.
+                agent = node.place.agent_pid()
+                children = Path(f"/proc/{agent}/task/{agent}/children")
+                until(lambda: not children.read_text(), "the end of the agent's children")
                 self.processes = node.processes()
                 self.scraped = node.scrape()
                 self.status = node.run("from otel_ddp.cli import main; main(['status'])")
@@ -119,7 +121,7 @@ class Launch:
     def artifacts(self) -> list[dict[str, Any]]:
         """Those that the agent has read."""
         told = self.events(catalog.ARTIFACT_EVENT)
-        return [each for each in told if each["artifact.state"] == "complete"]
+        return [each for each in told if "artifact.digest" in each]
 
     def assert_calm(self) -> None:
         """Nothing is told that is not so, and nothing warns.

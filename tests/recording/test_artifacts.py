@@ -10,7 +10,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.journal.layout import ARTIFACT
+from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.reader import Document, JournalReader
 
 
@@ -21,9 +21,7 @@ def told(place: Here) -> list[dict[str, Any]]:
         records = reader.read()
     finally:
         reader.close()
-    return [
-        each.content for each in records if isinstance(each, Document) and each.kind == ARTIFACT
-    ]
+    return [each.content for each in records if isinstance(each, Document) and each.kind == EVENT]
 
 
 def test_an_artifact_is_a_record_with_its_place_step_and_span(
@@ -41,14 +39,19 @@ def test_an_artifact_is_a_record_with_its_place_step_and_span(
     model, data = told(place)
     run.finish()
 
-    assert model["uri"] == f"file://{tmp_path}/out/model%20%C3%A9.pt"
-    assert (model["name"], model["type"], model["direction"]) == ("model", "model", "output")
+    uri = f"file://{tmp_path}/out/model%20%C3%A9.pt"
+    assert model["attributes"] == {
+        "artifact.uri": uri,
+        "artifact.name": "model",
+        "artifact.type": "model",
+        "artifact.direction": "output",
+        "artifact.metadata.loss": 0.5,
+        "artifact.metadata.api_key": "[hidden]",
+    }
+    assert model["body"] == f"output model (model): {uri}"
     assert (model["step"], model["trace"]) == (7, "step/7")
     assert len(model["span"]) == 16
-    assert model["metadata"] == {"loss": 0.5, "api_key": "[hidden]"}
-    assert (data["name"], data["type"], data["direction"]) == ("data", "file", "input")
-    of_run = place.only().facts["span"]
-    assert (data["trace"], data["span"]) == (of_run["trace"], of_run["id"])
+    assert data["body"] == f"input data (file): file://{tmp_path}/data"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,8 @@ def test_an_address_stays_and_secrets_go(given: Any, uri: str, name: str, place:
 
     (found,) = told(place)
     run.finish()
-    assert (found["uri"], found["name"]) == (uri, name)
+    found = found["attributes"]
+    assert (found["artifact.uri"], found["artifact.name"]) == (uri, name)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +86,7 @@ def test_an_address_stays_and_secrets_go(given: Any, uri: str, name: str, place:
         {"path": "a", "name": ""},
         {"path": "a", "name": object()},
         {"path": "a", "type": None},
+        {"path": "a", "metadata": [1]},
     ],
 )
 def test_what_is_no_artifact_is_refused_and_never_raises(
@@ -93,16 +98,6 @@ def test_what_is_no_artifact_is_refused_and_never_raises(
 
     assert told(place) == []
     run.finish()
-
-
-def test_metadata_that_is_no_mapping_is_left_out_alone(place: Here) -> None:
-    run = otel_ddp.init()
-
-    run.artifact("a", metadata=[1])  # type: ignore[arg-type]
-
-    (found,) = told(place)
-    run.finish()
-    assert found["metadata"] == {}
 
 
 def test_the_file_is_not_looked_at(place: Here, tmp_path: Path) -> None:

@@ -265,23 +265,6 @@ def _agents() -> list[Panel]:
             size=(8, 7),
             nothing="all were read",
         ),
-        lines(
-            Text(
-                "Artifacts",
-                "Files that agents are to read or to store, and those that they are done with.",
-                "incomplete: the log record of each says why. Waiting for long: the store.",
-            ),
-            over_time(f"sum(max by (node) ({_agent('otel_ddp.artifacts.waiting')}))", "waiting"),
-            over_time(
-                "sum by (outcome) (max by (node, outcome)"
-                f" (increase({_agent('otel_ddp.artifacts')}{_RATE})))",
-                "{{outcome}}",
-            ),
-            unit="short",
-            minimum=0,
-            size=(8, 7),
-            nothing="none",
-        ),
         stat(
             Text(
                 "Recording rules",
@@ -289,7 +272,7 @@ def _agents() -> list[Panel]:
                 "0 while runs run: load deploy/prometheus/rules, or see its page Rules for errors.",
             ),
             now(f"count({step}) or vector(0)"),
-            size=(16, 7),
+            size=(24, 7),
         ),
     ]
 

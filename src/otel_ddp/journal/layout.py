@@ -58,7 +58,6 @@ REASON_BYTES = 2048
 # checksum, whole size (a multiple of 8), type, flags, running number
 RECORD = Struct("<IIHHI")
 PAD, SCALARS, SPAN, EVENT, END, STEPS, DEVICE_STEPS = 0, 16, 17, 18, 19, 20, 21
-ARTIFACT = 22
 IDENTITY, NAME, COUNTER, HISTOGRAM, CONFIG, FACTS = 1, 2, 3, 4, 5, 6
 
 # after the record's head: how many values, time, step, epoch; then the ids, then the values

@@ -45,8 +45,6 @@ class Place:
         self._start_delay = directory / "start.after"
         self.nodes_file = directory / "nodes.json"
         """The name of each node of a run, as JSON."""
-        self.artifacts_file = directory / "artifacts.json"
-        """The artifacts that the agent reads, as JSON."""
         self.doorbell = directory / "doorbell"
         """A fifo that the agent reads: one byte in it means that a journal has news."""
 

@@ -75,7 +75,7 @@ class Steps(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A span, an event, an artifact or the end, as the writer wrote it."""
+    """A span, an event or the end, as the writer wrote it."""
 
     kind: int
     content: dict[str, Any]
@@ -521,7 +521,7 @@ def _parsed(kind: int, payload: bytes, position: int) -> Record | None:
             return None
         on_device = kind == layout.DEVICE_STEPS
         return Steps(int.from_bytes(payload[:8], "little"), payload[8:], position, on_device)
-    if kind in (layout.SPAN, layout.EVENT, layout.END, layout.ARTIFACT):
+    if kind in (layout.SPAN, layout.EVENT, layout.END):
         content = _document(payload)
         return None if content is None else Document(kind, content, position)
     return None

@@ -76,7 +76,7 @@ class Documents:
         return True
 
     def append(self, kind: int, content: Mapping[str, Any]) -> None:
-        """Records a span, an event or an artifact."""
+        """Records a span or an event."""
         payload = json.dumps(content, separators=(",", ":")).encode()
         if not self._gate.write(lambda: self._writer.append(kind, payload), True):
             shown = values.shown(content.get("name"))

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -239,32 +240,31 @@ def record_artifact(
 ) -> None:
     """Records where it lies. Nothing here looks at the file: that may take as long as its server.
 
-    Raises `Refused` for what is no path, no name or no direction.
+    Raises `Refused` for an argument that makes no sense.
     """
     if direction not in DIRECTIONS:
         shown = values.shown(direction)
         raise values.Refused(f'the direction must be "output" or "input", got {shown}')
+    if not isinstance(metadata, (Mapping, NoneType)):
+        raise values.Refused(f"metadata must be a mapping, got {values.shown(metadata)}")
     uri = _uri(path)
     clean, _ = values.text(_last_part(uri) if name is None else name, 200)
     kind, _ = values.text(kind, 100)
-    here = moment(recorder)
-    if not here["span"]:
-        # The agent's work on it is a span below this one, and the run's is always sent.
-        here |= {"span": recorder.run_span["id"], "trace": recorder.run_span["trace"]}
-    more = metadata if isinstance(metadata, Mapping) else {}
-    if more is not metadata and metadata is not None:
-        shown = values.shown(metadata)
-        recorder.totals.refuse("value", "metadata", f"metadata must be a mapping, got {shown}")
+    more = values.attributes(metadata or {}, _LONGEST_METADATA, _MOST_METADATA)
     content = {
-        "name": clean,
-        "type": kind,
-        "direction": direction,
-        "uri": uri,
+        "name": catalog.ARTIFACT_EVENT,
         "time": time.time_ns(),
-        **here,
-        "metadata": values.attributes(more, _LONGEST_METADATA, _MOST_METADATA),
+        **moment(recorder),
+        "body": f"{direction} {clean} ({kind}): {uri}",
+        "attributes": {
+            **{f"artifact.metadata.{key}": value for key, value in more.items()},
+            "artifact.name": clean,
+            "artifact.type": kind,
+            "artifact.direction": direction,
+            "artifact.uri": uri,
+        },
     }
-    recorder.documents.append(layout.ARTIFACT, content)
+    recorder.documents.append(layout.EVENT, content)
 
 
 def _uri(path: Any) -> str:

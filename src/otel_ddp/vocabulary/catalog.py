@@ -356,7 +356,7 @@ TRAINING_SCALAR_BEST_STEP = _summary.gauge("training.scalar.best.step", "{step}"
 
 # --- Artifacts ---------------------------------------------------------------------------------
 
-# The log record of each.
+# The log record when it is named, and once more when it is read.
 ARTIFACT_EVENT = "training.artifact"
 
 _artifacts = Section("Artifacts", "rank", ("name", "type", "direction", "digest", "uri"))
@@ -573,13 +573,6 @@ OTEL_DDP_EXPORTS = _ourselves.counter("otel_ddp.exports", "{export}", "outcome")
 )
 OTEL_DDP_SPOOL_SIZE = _ourselves.gauge("otel_ddp.spool.size", "By")(
     "Data on disk that waits for its receiver to come back."
-)
-OTEL_DDP_ARTIFACTS = _ourselves.counter("otel_ddp.artifacts", "{artifact}", "outcome")(
-    "Artifacts that the agent is done with: `complete`; `incomplete`, as it could not read or "
-    "store them; `left_out`, as too many waited."
-)
-OTEL_DDP_ARTIFACTS_WAITING = _ourselves.gauge("otel_ddp.artifacts.waiting", "{artifact}")(
-    "Artifacts that wait to be read, or to be stored."
 )
 OTEL_DDP_HOOK_TIME = _ourselves.counter("otel_ddp.hook.time", "s", labels="rank")(
     "Time that our hooks have taken from the rank's training, by their own clock: those of every "

@@ -1,7 +1,8 @@
-"""What an agent shows of artifacts, and which agent reads what."""
+"""What an agent does with the artifacts that runs name: who reads them, and what it shows."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,15 @@ from typing import Any
 import pytest
 
 from otel_ddp import settings
-from otel_ddp.agent.artifacts.artifacts import Artifacts
-from otel_ddp.agent.artifacts.work import Artifact
+from otel_ddp.agent.artifacts import artifacts
+from otel_ddp.agent.artifacts.artifacts import MOST_SHOWN, Artifacts
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.recorder import Recorder
+from otel_ddp.recording.spans import record_artifact, record_event
 from otel_ddp.vocabulary import catalog
 
 IDENTITY = {
@@ -33,7 +35,7 @@ IDENTITY = {
 
 
 class Here:
-    """One rank, its journal, and an agent whose thread never starts."""
+    """One rank, its journal, and an agent."""
 
     def __init__(self, folder: Path) -> None:
         self.place = Place(folder / "place")
@@ -47,31 +49,23 @@ class Here:
 
     def agent(self, of_platform: bool = False, **env: str) -> None:
         conf = settings.read({"OTEL_DDP_LINGER_S": "0", **env})
-        self.artifacts = Artifacts(conf, self.place, self.ledger, "n", of_platform=of_platform)
+        self.artifacts = Artifacts(conf, self.ledger, of_platform=of_platform)
 
-    def tell(self, uri: str, **more: Any) -> None:
-        content = {
-            "name": "model",
-            "type": "model",
-            "direction": "output",
-            "uri": uri,
-            "time": time.time_ns(),
-            "step": 7,
-            "span": "",
-            "trace": "",
-            "metadata": {"lr": 1},
-            **more,
-        }
-        self.recorder.documents.append(layout.ARTIFACT, content)
+    def name(self, path: Any, name: str = "model", direction: str = "output") -> None:
+        record_artifact(self.recorder, path, name, "model", direction, {"lr": 1})
 
-    def read(self) -> None:
-        """All that is told of, and all that waits."""
+    def feed(self) -> None:
+        """Take what is named; a reader begins with the first."""
         self.journals.find()
         self.journals.poll()
-        self.artifacts.feed(self.journals.new_artifacts())
-        work = self.artifacts._work
-        while isinstance(artifact := work.next(), Artifact):
-            self.artifacts._worker.work_on(artifact)
+        self.artifacts.feed(self.journals.feeds())
+
+    def read(self) -> None:
+        """All that is named, to the end."""
+        self.feed()
+        while (reader := self.artifacts._reader) is not None:
+            reader.process.wait(60)
+            self.feed()
         self.show(self.journals.labels())
 
     def show(self, in_use: set[Labels]) -> None:
@@ -87,10 +81,15 @@ class Here:
         ]
 
     def records(self) -> list[dict[str, Any]]:
+        """Of the agent, about what it has read."""
         made = [each for _, _, found in self.artifacts.flush_documents() for each in found]
-        return [each.content["attributes"] for each in made if each.kind == layout.EVENT]
+        return [each.content["attributes"] for each in made]
+
+    def problems(self) -> list[Any]:
+        return [each.get("artifact.problem") for each in self.records()]
 
     def close(self) -> None:
+        self.artifacts.stop()
         for each in self.journals.feeds():
             each.reader.close()
         self.recorder.close()
@@ -113,15 +112,15 @@ def saved(tmp_path: Path) -> Path:
 def test_the_newest_of_a_name_has_series_with_the_labels_of_its_rank(
     here: Here, saved: Path
 ) -> None:
-    here.tell(f"file://{saved}")
+    here.name(saved)
     here.read()
     saved.write_text("more weights")
-    here.tell(f"file://{saved}", step=9)
+    here.name(saved)
     here.read()
 
     ((labels, size),) = here.series(catalog.TRAINING_ARTIFACT_SIZE)
-    ((_, step),) = here.series(catalog.TRAINING_ARTIFACT_STEP)
-    assert (size, step) == (12.0, 9.0)
+    assert size == 12.0
+    assert len(labels.pop("digest")) == 64
     assert (
         labels.items()
         >= {
@@ -135,81 +134,171 @@ def test_the_newest_of_a_name_has_series_with_the_labels_of_its_rank(
         }.items()
     )
     assert len(here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP)) == 1
-    assert ({"node": "n", "outcome": "complete"}, 2.0) in here.series(catalog.OTEL_DDP_ARTIFACTS)
 
 
-def test_the_series_go_with_those_of_the_rank(here: Here, saved: Path) -> None:
-    here.tell(f"file://{saved}")
+def test_only_so_many_of_a_rank_are_shown_and_they_go_with_the_rank(here: Here) -> None:
+    for n in range(MOST_SHOWN + 1):
+        here.name("s3://bucket/data", name=f"data {n}")
     here.read()
 
+    shown = here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP)
+    assert len(shown) == MOST_SHOWN
+    assert "data 0" not in {labels["name"] for labels, _ in shown}
     here.artifacts._linger_s = 3600.0
     here.show(set())
-    assert len(here.series(catalog.TRAINING_ARTIFACT_SIZE)) == 1
+    assert len(here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP)) == MOST_SHOWN
     here.artifacts._linger_s = 0.0
     here.show(set())
+    here.show(set())
+    assert here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP) == []
 
-    assert here.series(catalog.TRAINING_ARTIFACT_SIZE) == []
 
-
-def test_what_lies_elsewhere_is_told_of_once_and_has_neither_size_nor_digest(here: Here) -> None:
-    here.tell("s3://bucket/data")
+def test_what_lies_elsewhere_is_shown_as_it_is_named(here: Here) -> None:
+    here.name("s3://bucket/data")
     here.read()
 
-    (record,) = here.records()
-    assert record["artifact.state"] == "complete"
-    assert "artifact.size" not in record
-    assert record["artifact.metadata.lr"] == 1
+    # The event of the run says all of it.
+    assert here.records() == []
     assert here.series(catalog.TRAINING_ARTIFACT_SIZE) == []
-    assert len(here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP)) == 1
+    ((labels, _),) = here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP)
+    assert (labels["uri"], labels["digest"]) == ("s3://bucket/data", "")
 
 
 def test_only_an_agent_of_the_platform_asks_for_roots(here: Here, saved: Path) -> None:
-    here.agent(of_platform=True)
-    here.tell(f"file://{saved}")
-    here.read()
-    assert "OTEL_DDP_ARTIFACT_ROOTS" in here.records()[-1]["artifact.problem"]
+    found = []
+    for of_platform, roots in ((True, ""), (True, f"/none:{saved.parent}"), (False, "")):
+        here.agent(of_platform, OTEL_DDP_ARTIFACT_ROOTS=roots)
+        here.name(saved)
+        here.read()
+        found += here.problems()
 
-    here.agent(of_platform=True, OTEL_DDP_ARTIFACT_ROOTS=f"/none:{saved.parent}")
-    here.tell(f"file://{saved}")
-    here.read()
-    assert here.records()[-1]["artifact.size"] == 7
+    assert "OTEL_DDP_ARTIFACT_ROOTS" in found[0]
+    assert found[1:] == [None, None]
 
-    here.agent()
-    here.tell(f"file://{saved}")
+
+@pytest.mark.parametrize(
+    ("agent", "where", "direction", "is_stored"),
+    [
+        ("auto", "{}/store", "output", True),
+        ("auto", "{}/store", "input", False),
+        ("offline", "file://{}/store", "output", True),
+        ("offline", "memory://store", "output", False),
+    ],
+)
+def test_outputs_are_stored_and_offline_in_directories_alone(
+    agent: str, where: str, direction: str, is_stored: bool, here: Here, saved: Path
+) -> None:
+    where = where.format(saved.parent)
+    here.agent(OTEL_DDP_AGENT=agent, OTEL_DDP_ARTIFACTS=where)
+    here.name(saved, direction=direction)
     here.read()
-    assert here.records()[-1]["artifact.size"] == 7
+
+    (record,) = here.records()
+    stored = record["artifact.uri"].startswith(f"file://{saved.parent}/store/r/model/")
+    assert (stored, "artifact.problem" in record) == (is_stored, False)
+
+
+def test_the_next_file_under_the_same_path_is_read_in_place_of_the_one_before(
+    here: Here, saved: Path
+) -> None:
+    os.mkfifo(saved.parent / "other")
+    for path in (saved, saved, saved.parent / "other"):
+        here.name(path)
+        # The first one is being read when the second is named.
+        here.feed()
+    here.read()
+
+    first, second, other = here.records()
+    assert first["artifact.problem"] == "the next one was named before it was read"
+    assert (second["artifact.size"], "artifact.problem" in second) == (7, False)
+    assert other["artifact.problem"] == "it is neither a file nor a directory"
+
+
+def test_only_so_many_wait(here: Here, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts, "MOST_WAITING", 1)
+    here.name(saved)
+    here.name(saved.parent)
+    here.feed()
+
+    assert here.problems() == ["1 others waited"]
+    assert here.artifacts.busy()
+
+
+def test_what_hangs_is_given_up_with_all_that_waits_and_so_is_the_rest_at_the_agents_end(
+    here: Here, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a file server that does not answer.
+    monkeypatch.setattr(artifacts, "_CODE", "import signal; signal.pause()")
+    monkeypatch.setattr(artifacts, "LONGEST_S", 0.0)
+    here.name(saved)
+    here.name(saved.parent)
+    here.feed()
+    hanging = here.artifacts._reader
+    here.feed()
+
+    assert hanging is not None
+    assert hanging.process.wait(60) == -9
+    assert here.problems() == ["a file server or a store did not answer within 0 s"] * 2
+    here.name(saved)
+    here.feed()
+    here.artifacts.stop()
+    assert here.problems() == ["the agent ended before it was read"]
+    assert not here.artifacts.busy()
+
+
+def test_a_reader_that_breaks_is_said(
+    here: Here, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for code, python in (("exit(3)", None), ("", "/no/python")):
+        monkeypatch.setattr(artifacts, "_CODE", code)
+        if python is not None:
+            monkeypatch.setattr(artifacts.sys, "executable", python)
+        here.name(saved)
+        here.read()
+
+    assert here.problems() == [
+        "its reader ended with 3",
+        "the agent cannot start a reader: No such file or directory",
+    ]
+
+
+def test_the_reader_has_the_lowest_priority_and_keeps_secrets_out_of_its_arguments(
+    here: Here, saved: Path
+) -> None:
+    here.agent(OTEL_DDP_ARTIFACTS="memory://me:secret@store")
+    # It waits for the 200 MiB.
+    with saved.open("wb") as file:
+        file.truncate(200 << 20)
+    here.name(saved)
+    here.feed()
+    reader = here.artifacts._reader
+    assert reader is not None
+    pid = reader.process.pid
+    while reader.answer() is None and os.getpriority(os.PRIO_PROCESS, pid) != 19:
+        pass
+
+    assert reader.answer() is None
+    assert b"secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    here.artifacts.stop()
+    assert reader.process.returncode == -9
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"uri": 3},
-        {"uri": ""},
-        {"name": None},
-        {"direction": "up"},
-        {"time": -1},
-        {"time": 2**63},
+        {"attributes": {}},
+        {"attributes": None},
+        {"time": "now"},
         {"step": "7"},
-        {"span": {}},
+        {"name": "other"},
+        {"attributes": {"artifact.uri": 3}},
     ],
 )
-def test_a_record_that_makes_no_sense_is_counted(wrong: dict[str, Any], here: Here) -> None:
-    here.tell(**{"uri": "s3://bucket/data", **wrong})
+def test_an_event_that_names_no_artifact_is_none(wrong: dict[str, Any], here: Here) -> None:
+    record_event(here.recorder, catalog.ARTIFACT_EVENT, {})
+    attributes = {f"artifact.{each}": "s3://x" for each in ("name", "type", "direction", "uri")}
+    content = {"name": catalog.ARTIFACT_EVENT, "time": 1, "step": 7, "attributes": attributes}
+    here.recorder.documents.append(layout.EVENT, {**content, **wrong})
     here.read()
 
-    assert here.records() == []
-    assert [each.reader.unreadable for each in here.journals.feeds()] == [1]
-
-
-def test_an_agent_that_is_offline_stores_in_directories_alone(
-    here: Here, saved: Path, tmp_path: Path
-) -> None:
-    found = []
-    for where in (f"{tmp_path}/store", "memory://store"):
-        here.agent(OTEL_DDP_AGENT="offline", OTEL_DDP_ARTIFACTS=where)
-        here.tell(f"file://{saved}", name=where[:6])
-        here.read()
-        found.append(here.records()[-1]["artifact.uri"])
-
-    assert found[0].startswith(f"file://{tmp_path}/store/")
-    assert found[1] == f"file://{saved}"
+    assert here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP) == []

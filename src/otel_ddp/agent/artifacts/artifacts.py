@@ -1,148 +1,217 @@
-"""The artifacts of a node: told of by journals, read by a thread, shown as series and records."""
+"""The artifacts that runs name: read one at a time by a process, shown as series and records."""
 
 from __future__ import annotations
 
-import functools
-import logging
+import contextlib
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Collection, Iterable
-from hashlib import blake2s
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from otel_ddp.agent.artifacts.content import Pace, path_of
-from otel_ddp.agent.artifacts.store import Store, is_directory
-from otel_ddp.agent.artifacts.work import COMPLETE, WAITING, Artifact, Told, Worker, WorkList
-from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.journal.layout import EVENT, SPAN
-from otel_ddp.journal.place import Place
+from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.reader import Document
 from otel_ddp.settings import Settings
 from otel_ddp.vocabulary import catalog
 
-log = logging.getLogger("otel_ddp.agent")
+MOST_WAITING = 1000
+# Of one rank: each is up to three series.
+MOST_SHOWN = 100
+LONGEST_S = 3600.0
+_WORDS = ("name", "type", "direction", "uri")
+_ROOT = str(Path(__file__).parents[3])
+# Appended, so that nothing beside the package shadows another module.
+_CODE = f"import sys; sys.path.append({_ROOT!r}); from {__package__}.reader import main; main()"
 
-_LATEST_NS = 2**63
+
+class _Reader:
+    """A process with one artifact. Raises OSError if it cannot be started."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        # Not an argument: the address of a store may hold a password. The answer replaces it.
+        self._file = open(os.memfd_create("artifact"), "w+")  # noqa: SIM115
+        json.dump(request, self._file)
+        self._file.seek(0)
+        try:
+            command = [sys.executable, "-c", _CODE]
+            self.process = subprocess.Popen(command, cwd="/", stdin=self._file)
+        except OSError:
+            self._file.close()
+            raise
+        self._late_s = time.monotonic() + LONGEST_S
+
+    def is_late(self) -> bool:
+        """Whether it hangs."""
+        return self.process.poll() is None and time.monotonic() > self._late_s
+
+    def answer(self) -> dict[str, Any] | None:
+        """None while it works."""
+        status = self.process.poll()
+        if status is None:
+            return None
+        self._file.seek(0)
+        return {"problem": f"its reader ended with {status}"} if status else json.load(self._file)
+
+    def stop(self) -> None:
+        """End it. One that hangs in a system call is left behind."""
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        self._file.close()
+
+
+@dataclass
+class _Artifact:
+    labels: Labels
+    project: str
+    event: dict[str, Any]
+    told: dict[str, str]
+    answer: dict[str, Any] = field(default_factory=dict)
+    shown_s: float = 0.0
+
+    @property
+    def slot(self) -> tuple[Labels, str, str]:
+        """Of those with the same one, the newest is shown."""
+        return self.labels, self.told["name"], self.told["direction"]
 
 
 class Artifacts:
     """One an agent. Its loop calls every method; none waits for a file."""
 
-    def __init__(
-        self, conf: Settings, place: Place, ledger: Ledger, node: str, *, of_platform: bool
-    ) -> None:
+    def __init__(self, conf: Settings, ledger: Ledger, *, of_platform: bool) -> None:
         """*of_platform*: whether the agent may read files that the runs' user cannot."""
         self._ledger = ledger
-        self._node = node
         self._linger_s = conf.linger_s
-        self._work = WorkList(place.artifacts_file)
-        address = conf.artifact_sink
-        if conf.offline and not is_directory(address):
-            address = ""
-        make_store = functools.cache(lambda: Store(address, f"{node}\0{place.directory}"))
-        self._worker = Worker(
-            self._work,
-            Pace(),
-            conf.artifact_roots if of_platform else None,
-            make_store if address else None,
-        )
-        self._started_ns = time.time_ns()
+        self._roots = conf.artifact_roots if of_platform else None
+        is_directory = "://" not in conf.artifact_sink.removeprefix("file://")
+        self._store = conf.artifact_sink if is_directory or not conf.offline else ""
+        # The reader has the first one.
+        self._waiting: list[_Artifact] = []
+        self._reader: _Reader | None = None
+        self._finished: dict[tuple[Labels, str, str], _Artifact] = {}
         self._documents: list[tuple[Labels, str, list[Document]]] = []
         self._shown: set[tuple[catalog.Metric, Labels]] = set()
 
-    def feed(self, found: Iterable[tuple[JournalFeed, Document]]) -> None:
-        """Take what the journals tell of, before their marks are committed."""
-        for journal, document in found:
-            told = _told(journal.labels, journal.project, document.content)
-            if told is None:
-                journal.reader.ring.unreadable += 1
-                continue
-            artifact = Artifact(f"{journal.reader.path.name}/{document.position}", told)
-            if path_of(told.uri) is None:
-                # It lies elsewhere, and is not fetched.
-                artifact.state = COMPLETE
-            else:
-                self._note(artifact, _record(artifact))
-            self._work.add(artifact)
-        self._work.keep()
+    def feed(self, journals: Iterable[JournalFeed]) -> None:
+        """Take what the journals have named since the last poll, and go on with what waits."""
+        for journal in journals:
+            for document in journal.new.events:
+                if (told := _told(document.content)) is not None:
+                    self._add(_Artifact(journal.labels, journal.project, document.content, told))
+        if self._reader is not None:
+            if self._reader.is_late():
+                # What comes next may lie on the same file server, or go to the same store.
+                self._give_up(f"a file server or a store did not answer within {LONGEST_S:g} s")
+            elif (answer := self._reader.answer()) is not None:
+                self._finish(self._waiting[0], answer)
+        if self._reader is None and self._waiting:
+            self._start_reader(self._waiting[0])
 
-    def _note(self, artifact: Artifact, *made: Document) -> None:
-        if self._ledger.keep_history:
-            self._documents.append((artifact.told.labels, artifact.told.project, list(made)))
+    def _add(self, artifact: _Artifact) -> None:
+        for other in [each for each in self._waiting if each.told["uri"] == artifact.told["uri"]]:
+            self._finish(other, {"problem": "the next one was named before it was read"})
+        if not artifact.told["uri"].startswith("file:///"):
+            # It lies elsewhere, and is not fetched.
+            self._finish(artifact, {})
+        elif len(self._waiting) < MOST_WAITING:
+            self._waiting.append(artifact)
+        else:
+            self._finish(artifact, {"problem": f"{MOST_WAITING} others waited"})
+
+    def _start_reader(self, artifact: _Artifact) -> None:
+        told = artifact.told
+        request = {
+            "uri": told["uri"],
+            "roots": self._roots,
+            "store": self._store if told["direction"] == "output" else "",
+            "run": dict(artifact.labels).get("run", ""),
+            "name": told["name"],
+        }
+        try:
+            self._reader = _Reader(request)
+        except OSError as error:
+            self._give_up(f"the agent cannot start a reader: {error.strerror}")
+
+    def _give_up(self, problem: str) -> None:
+        for each in list(self._waiting):
+            self._finish(each, {"problem": problem})
+
+    def _finish(self, artifact: _Artifact, answer: dict[str, Any]) -> None:
+        if artifact in self._waiting[:1] and self._reader is not None:
+            self._reader.stop()
+            self._reader = None
+        if artifact in self._waiting:
+            self._waiting.remove(artifact)
+        artifact.answer = answer
+        self._finished.pop(artifact.slot, None)
+        self._finished[artifact.slot] = artifact
+        of_rank = [slot for slot in self._finished if slot[0] == artifact.labels]
+        if len(of_rank) > MOST_SHOWN:
+            del self._finished[of_rank[0]]
+        if answer and self._ledger.keep_history:
+            self._documents.append((artifact.labels, artifact.project, [_record(artifact)]))
+        if problem := answer.get("problem"):
+            name = artifact.told["name"]
+            errors.warn_once(f"artifact: {problem}", "artifact %r: %s", name, problem)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """The records and spans that have not been exported yet."""
+        """The records that have not been exported yet."""
         found, self._documents = self._documents, []
         return found
 
     def update_series(self, now_ns: int, in_use: Collection[Labels]) -> None:
         """Write them into the ledger, whose lock the caller holds. *in_use*: the ranks shown."""
-        for artifact in self._work.flush_done():
-            span = [_span(artifact)] if artifact.began_ns else []
-            self._note(artifact, _record(artifact), *span)
-        self._work.forget(in_use, self._linger_s)
-        self._work.keep()
+        now_s = time.monotonic()
         shown: set[tuple[catalog.Metric, Labels]] = set()
-        for artifact in self._work.shown():
-            told = artifact.told
-            labels = (
-                *told.labels,
-                ("name", _label(told.name)),
-                ("type", _label(told.type)),
-                ("direction", told.direction),
-                ("digest", artifact.digest),
-                ("uri", _label(artifact.uri)),
-            )
+        for each in self._finished.values():
+            known = {"digest": "", **each.told, **each.answer}
+            own = ((word, _label(known[word])) for word in (*_WORDS, "digest"))
+            labels = (*each.labels, *own)
             for metric, value in (
-                (catalog.TRAINING_ARTIFACT_TIMESTAMP, told.time_ns / 1e9),
-                (catalog.TRAINING_ARTIFACT_SIZE, artifact.size),
-                (catalog.TRAINING_ARTIFACT_STEP, told.step),
+                (catalog.TRAINING_ARTIFACT_TIMESTAMP, each.event["time"] / 1e9),
+                (catalog.TRAINING_ARTIFACT_SIZE, each.answer.get("size")),
+                (catalog.TRAINING_ARTIFACT_STEP, each.event["step"]),
             ):
                 if value is not None:
-                    self._ledger.put(metric, labels, float(value), now_ns, 0, told.project)
+                    self._ledger.put(metric, labels, float(value), now_ns, 0, each.project)
                     shown.add((metric, labels))
+            each.shown_s = each.shown_s or now_s
         for metric, labels in self._shown - shown:
             self._ledger.forget(self._ledger.series(metric, labels))
         self._shown = shown
-        node = ("node", self._node)
-        if outcomes := self._work.outcomes():
-            waiting = float(self._work.waiting())
-            self._ledger.put(catalog.OTEL_DDP_ARTIFACTS_WAITING, (node,), waiting, now_ns)
-        for outcome, count in outcomes.items():
-            own, metric = (node, ("outcome", outcome)), catalog.OTEL_DDP_ARTIFACTS
-            self._ledger.put(metric, own, float(count), now_ns, self._started_ns)
+        # A rank may be gone before its last artifact is shown for the first time.
+        self._finished = {
+            slot: each
+            for slot, each in self._finished.items()
+            if each.labels in in_use or now_s - each.shown_s < self._linger_s
+        }
 
     def busy(self) -> bool:
         """Whether there is something left to read or to store."""
-        return self._work.waiting() > 0
-
-    def threads(self) -> list[KeptThread]:
-        """The thread that reads; none before there is something to read."""
-        return [self._worker.thread] if self.busy() else []
+        return bool(self._waiting)
 
     def stop(self) -> None:
-        """Leave the rest to the next agent."""
-        self._worker.stop()
-        if self.busy():
-            log.info("%d artifacts are left to the next agent", self._work.waiting())
-        self._work.keep()
+        """The agent ends."""
+        self._give_up("the agent ended before it was read")
 
 
-def _told(labels: Labels, project: str, content: dict[str, Any]) -> Told | None:
-    """What a record says; None if it makes no sense. Another process has written it."""
-    words = [content.get(name) for name in ("name", "type", "direction", "uri", "span", "trace")]
-    if not all(isinstance(word, str) for word in words):
+def _told(event: dict[str, Any]) -> dict[str, str] | None:
+    """What an event says of an artifact; None for any other. Another process has written it."""
+    attributes, step = event.get("attributes"), event.get("step")
+    if event.get("name") != catalog.ARTIFACT_EVENT or not isinstance(attributes, dict):
         return None
-    name, kind, direction, uri, span, trace = map(str, words)
-    time_ns, step, metadata = (content.get(each) for each in ("time", "step", "metadata"))
-    if direction not in ("output", "input") or not name or not uri:
-        return None
-    if not all(type(each) is int and 0 <= each < _LATEST_NS for each in (time_ns, step or 0)):
-        return None
-    more = metadata if isinstance(metadata, dict) else {}
-    said = (name, kind, direction, uri, int(time_ns or 0), step, span, trace, more)
-    return Told(labels, project, *said)
+    known = ((word, attributes.get(f"artifact.{word}")) for word in _WORDS)
+    told = {word: text for word, text in known if isinstance(text, str)}
+    numbers = [event.get("time"), 0 if step is None else step]
+    is_whole = len(told) == len(_WORDS) and all(type(each) is int for each in numbers)
+    return told if is_whole else None
 
 
 def _label(text: str) -> str:
@@ -151,56 +220,15 @@ def _label(text: str) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def _record(artifact: Artifact) -> Document:
-    """What is known now, as a log record: once it is told of, and once it is done with."""
-    told = artifact.told
-    size = "" if artifact.size is None else f", {artifact.size} bytes"
-    problem = artifact.problem and f": {artifact.problem}"
+def _record(artifact: _Artifact) -> Document:
+    """The event once more, with what the reader has found."""
+    event, answer = artifact.event, artifact.answer
+    said = answer.get("problem") or f"{answer['size']} bytes, sha256:{answer['digest']}"
+    found = {f"artifact.{key}": value for key, value in answer.items()}
     content = {
-        **_common(artifact),
-        "time": artifact.done_ns or told.time_ns,
-        "body": f"{told.direction} {told.name} ({told.type}){size}: {artifact.uri}{problem}",
-        "severity": "INFO" if artifact.state in (WAITING, COMPLETE) else "WARN",
-        "span": told.span,
+        **event,
+        "body": f"{event.get('body')}: {said}",
+        "severity": "WARN" if "problem" in answer else "INFO",
+        "attributes": {**event["attributes"], **found},
     }
     return Document(EVENT, content, 0)
-
-
-def _span(artifact: Artifact) -> Document:
-    """The time that the agent took to read and to store it, below the span it was told of in."""
-    content = {
-        **_common(artifact),
-        "id": blake2s(artifact.key.encode("utf-8", "replace"), digest_size=8).hexdigest(),
-        "parent": artifact.told.span,
-        "start": artifact.began_ns,
-        "end": artifact.done_ns,
-        "error": artifact.problem,
-    }
-    return Document(SPAN, content, 0)
-
-
-def _common(artifact: Artifact) -> dict[str, Any]:
-    """Of the record and of the span."""
-    told = artifact.told
-    found: dict[str, Any] = {
-        # A journal may hold anything.
-        **{
-            f"artifact.metadata.{key}": value
-            for key, value in told.metadata.items()
-            if isinstance(value, (str, bool, int, float))
-        },
-        "artifact.name": told.name,
-        "artifact.type": told.type,
-        "artifact.direction": told.direction,
-        "artifact.uri": artifact.uri,
-        "artifact.state": artifact.state,
-    }
-    if artifact.size is not None:
-        found["artifact.size"] = artifact.size
-        found["artifact.digest"] = f"sha256:{artifact.digest}"
-    if artifact.stored_uri:
-        found["artifact.origin"] = told.uri
-    if artifact.problem:
-        found["artifact.problem"] = artifact.problem
-    name, trace = catalog.ARTIFACT_EVENT, told.trace
-    return {"name": name, "trace": trace, "step": told.step, "attributes": found}

@@ -18,7 +18,7 @@ from otel_ddp.agent.reading.documents import (
 from otel_ddp.agent.reading.logged_values import LoggedValues, Summaries
 from otel_ddp.agent.reading.process_series import ProcessSeries
 from otel_ddp.agent.reading.steps import RecentSteps, Step, StepStream
-from otel_ddp.journal.layout import ARTIFACT, END, EVENT
+from otel_ddp.journal.layout import END, EVENT
 from otel_ddp.journal.process_state import ENDED, ProcessState, ended_by_parent, state_of
 from otel_ddp.journal.reader import Document, JournalReader, Record, Scalars, Steps
 from otel_ddp.vocabulary.words import STATES
@@ -40,10 +40,9 @@ class News(NamedTuple):
     device_steps: list[Step]
     """The same on the device's clock, which lags behind the host's."""
     events: list[Document]
-    """Of processes whose series leave the node; so are artifacts."""
+    """Of processes whose series leave the node."""
     overwritten: list[tuple[int, int]]
     """Times between which records were overwritten before they were read."""
-    artifacts: list[Document]
 
     @property
     def size(self) -> int:
@@ -53,7 +52,7 @@ class News(NamedTuple):
 
 
 def _nothing() -> News:
-    return News([], [], [], [], [], [])
+    return News([], [], [], [], [])
 
 
 class Life:
@@ -267,9 +266,6 @@ class JournalFeed:
                 self._series.exemplify(step, span)
 
     def _feed_document(self, document: Document) -> None:
-        if document.kind == ARTIFACT:
-            self.new.artifacts.append(document)
-            return
         saved = checkpoint_event(document)
         told = [document] if saved is None else [document, saved]
         self.new.events.extend(each for each in told if each.kind == EVENT)

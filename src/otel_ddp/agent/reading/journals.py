@@ -181,12 +181,6 @@ class Journals:
             if (taken := journal.documents.take())
         ]
 
-    def new_artifacts(self) -> Iterator[tuple[JournalFeed, Document]]:
-        """Those that the last poll has read of."""
-        for journal in self._journals.values():
-            for document in journal.new.artifacts:
-                yield journal, document
-
     # -- what is exported
 
     def marks(self) -> Marks:

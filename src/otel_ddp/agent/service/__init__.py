@@ -123,8 +123,8 @@ class Agent:
     def _end(self) -> None:
         log.info("leaving: %s", self._stop_reason or "an error")
         watch, exporter = self._watch, self._exporter
-        watch.artifacts.stop()
         self._read_and_judge(leaving=True)
+        watch.artifacts.stop()
         self._notifier.stop()
         self._update_series()
         exporter.export()
@@ -216,7 +216,7 @@ class Agent:
             self._stop_reason = (
                 "the processes that run now were started with other OTEL_* variables"
             )
-        elif journals.is_empty() and now - self._busy_at >= linger_s:
+        elif journals.is_empty() and now - self._busy_at > linger_s:
             self._stop_reason = f"no process has run for {linger_s:g} s"
         elif others:
             self._front.remarks["variables"] = (

@@ -42,7 +42,7 @@ class NodeWatch:
         )
         self.histories = Histories(conf.history_directory, conf.history_bytes, node)
         self._collector = Collector(self.histories, self.ledger, node)
-        self.artifacts = Artifacts(conf, place, self.ledger, node, of_platform=of_platform)
+        self.artifacts = Artifacts(conf, self.ledger, of_platform=of_platform)
         self.judge = Judge(
             self.ledger,
             conf.stall_timeout_s,
@@ -57,7 +57,7 @@ class NodeWatch:
 
     def threads(self) -> Iterator[KeptThread]:
         """Those that have to run."""
-        yield from (*self.sampling.threads(), *self.artifacts.threads(), *self.links.threads())
+        yield from (*self.sampling.threads(), *self.links.threads())
         if self.histories.keeps:
             yield self.histories.thread
 
@@ -65,7 +65,7 @@ class NodeWatch:
         """What is new since the last call."""
         self.journals.find()
         self.journals.poll()
-        self.artifacts.feed(self.journals.new_artifacts())
+        self.artifacts.feed(self.journals.feeds())
         if self.histories.keeps:
             self._collector.feed(self.journals.feeds())
         self._parents.watch(self.journals.feeds())
