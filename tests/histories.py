@@ -214,12 +214,6 @@ def write_profile(root: Path, group: str, run: str) -> Path:
         ],
         # Any program of this user can write here.
         "files": ["rank-3.json.gz", "rank-0.json.gz", "../secret", "secret", 7],
-        "table": [
-            {"operator": "aten::mm", "on_device": True, "times_s": [0.004, 0.001]},
-            {"operator": "aten::cut", "times_s": [0.004]},
-            {"operator": "aten::words", "times_s": "x"},
-            "no row",
-        ],
     }
     (folder / "profile.json").write_text(json.dumps(content))
     return folder

@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PINNED = {
     ("status", 1): "9b7f9fc606f76582",
     ("runs", 1): "f9c6391d476ca850",
-    ("report", 3): "30d3c755775517ed",
+    ("report", 4): "edf62f26ea9083ec",
     ("goodput", 1): "9681ab71b2030c91",
     ("compare", 2): "08b9abb7886c0770",
     ("stacks", 1): "add94b0d7e572e29",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,7 +110,7 @@ def profiled_steps(node: Node) -> list[int]:
     return marked
 
 
-def test_the_rank_of_a_verdict_and_a_healthy_one_are_traced_compared_and_marked(
+def test_the_rank_of_a_verdict_and_a_healthy_one_are_traced_and_marked(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = folders(node)
@@ -122,32 +121,22 @@ def test_the_rank_of_a_verdict_and_a_healthy_one_are_traced_compared_and_marked(
     (folder,) = set(folders(node)) - set(before)
     assert printed[0].startswith("profile of run a run: rank 1 is named by a verdict; rank ")
     assert f"{folder}" in printed
-    head = next(line for line in printed if line.startswith("own time on the host, ms of a step"))
-    assert head.split()[-5:-2] == ["rank", "1", "rank"]
-    row = next(line.split() for line in printed if line.startswith("aten::mm "))
-    assert float(row[1]) > 5 * float(row[2])
-    assert row[3].startswith("+")
-    # The table adds up, and a sentence names the operator.
-    first, last = printed.index(head), next(i for i, x in enumerate(printed) if "whole step" in x)
-    cells = [[float(each) for each in line.split()[-3:-1]] for line in printed[first + 1 : last]]
-    whole = [float(each) for each in printed[last].split()[-3:-1]]
-    assert [sum(column) for column in zip(*cells, strict=True)] == pytest.approx(whole, abs=0.05)
-    assert re.search(
-        r"^Rank 1 needs \S+ ms longer a step in aten::mm than rank \d: ", "\n".join(printed), re.M
-    )
+    assert printed[-1].startswith("Open them side by side in https://ui.perfetto.dev")
     content = json.loads((folder / "profile.json").read_text())
     assert (content["run"], content["group"], content["asked_steps"]) == ("a run", "g", 3)
     assert content["ranks"][0]["rank"] == 1
     assert [each["steps"] for each in content["ranks"]] == [3, 3]
     assert content["files"] == [each["file"] for each in content["ranks"]]
-    (mm,) = (each for each in content["table"] if each["operator"] == "aten::mm")
-    assert mm["difference_s"] == pytest.approx(mm["times_s"][0] - mm["times_s"][1])
     # Compressed, for this user alone, and nothing beside it.
     names = sorted(each.name for each in folder.iterdir())
     assert names == sorted(["profile.json", *content["files"]])
     assert not [each for each in (folder, *folder.iterdir()) if each.stat().st_mode & 0o077]
-    events = json.loads(gzip.decompress((folder / content["files"][0]).read_bytes()))["traceEvents"]
-    assert sum(str(each.get("name")).startswith("ProfilerStep#") for each in events) >= 3
+    for each in content["files"]:
+        events = json.loads(gzip.decompress((folder / each).read_bytes()))["traceEvents"]
+        names = [str(event.get("name")) for event in events]
+        assert sum(name.startswith("ProfilerStep#") for name in names) >= 3
+        # Only the suspect multiplies so much.
+        assert (names.count("aten::mm") > 8) == (each == "rank-1.json.gz")
     # Where page and report look.
     (found, *_) = beside.profiles("g", "a run", node.root / "profiles")
     assert Path(found["traces"][0]).parent == folder

@@ -131,8 +131,7 @@ def test_nothing_that_a_run_has_named_is_markup(tmp_path: Path) -> None:
         steps=60,
         about={"config": {EVIL: EVIL}, "texts": {"description": EVIL}, "job_type": EVIL},
     )
-    operator = {"operator": EVIL, "times_s": [1.0]}
-    profile = {"why": EVIL, "ranks": [0], "traces": [EVIL], "operators": [operator]}
+    profile = {"why": EVIL, "ranks": [0], "traces": [EVIL]}
     beside = [{"name": EVIL, "path": EVIL, "sentence": EVIL}], [profile]
     with find_run(str(tmp_path), tmp_path) as run:
         report = gather(run, *beside)

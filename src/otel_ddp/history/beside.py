@@ -20,7 +20,6 @@ _POSTMORTEM_NAME = re.compile(r"postmortem-[\w.-]+")
 _LARGEST_POSTMORTEM, _LARGEST_PROFILE = 16 * 1024 * 1024, 1024 * 1024
 _MOST_POSTMORTEMS = 200
 _TRACE = re.compile(r"rank-[0-9]+\.json\.gz")
-_MOST_OPERATORS, _LONGEST_OPERATOR = 15, 200
 _LONGEST_NAME = 80
 
 
@@ -87,10 +86,7 @@ def profile_name(run: str, asked: str) -> str:
 
 
 def profiles(group: str, run: str, root: Path | None = None) -> list[dict[str, Any]]:
-    """Of a run on this node, the newest first; `ranks` are those with a trace, the suspect first.
-
-    `operators` are those in which the ranks differ most; of one rank, what takes longest.
-    """
+    """Of a run on this node, the newest first; `ranks`: with a trace, the suspect first."""
     root = root or profile_directory()
     try:
         names = sorted(os.listdir(root)) if files.is_kept(root) else []
@@ -109,21 +105,9 @@ def _profile(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     rows = [mapping(row) for row in listed(content.get("ranks"))]
     ranks = [row["rank"] for row in rows if row.get("file") and isinstance(row.get("rank"), int)]
     traces = [each for each in listed(content.get("files")) if isinstance(each, str)]
-    operators = filter(None, (_operator(mapping(row)) for row in listed(content.get("table"))))
     return {
         "asked_ns": whole(content.get("asked_ns")),
-        "why": ". ".join(str(said) for key in ("why", "culprit") if (said := content.get(key))),
+        "why": str(content.get("why") or ""),
         "ranks": ranks,
         "traces": [str(folder / each) for each in traces if _TRACE.fullmatch(each)],
-        "operators": [each for each in operators if len(each["times_s"]) == len(ranks)][
-            :_MOST_OPERATORS
-        ],
     }
-
-
-def _operator(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    times_s = row.get("times_s")
-    if not isinstance(times_s, list) or not all(isinstance(s, (int, float)) for s in times_s):
-        return None
-    name = f"{row.get('operator') or ''}{' (device)' if row.get('on_device') else ''}"
-    return {"operator": name[:_LONGEST_OPERATOR], "times_s": times_s}

@@ -1,64 +1,48 @@
-"""What a person asks of processes of other nodes: numbers, answers, and answers that never come."""
+"""The stacks of processes on other nodes: who asks, and what is no answer."""
 
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from node import until
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs.elsewhere import AskedElsewhere
 from otel_ddp.agent.link.runs.pack import Senseless
-
-SECOND_NS = 1_000_000_000
-SOURCE: Any = SimpleNamespace(heard_ns=100 * SECOND_NS)
 
 
 def told(number: int, content: Any) -> wire.Told:
     return wire.Told(number=number, content=json.dumps(content).encode())
 
 
-def test_a_profile_is_asked_for_once_and_answered_once() -> None:
+def test_many_ask_at_once_and_the_newest_sixteen_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("otel_ddp.agent.link.runs.elsewhere.ANSWER_S", -4.0)
     asked = AskedElsewhere()
+    sources: list[Any] = [SimpleNamespace(name=n) for n in range(20)]
+    for source in sources:
+        assert asked.stacks(source) == {}
 
-    number = asked.profile(SOURCE, 5)
+    new = list(asked.questions())
 
-    (question,) = asked.questions()
-    assert (question.number, question.kind, question.steps) == (number, wire.Question.PROFILE, 5)
+    assert [each.source for each in new] == sources[-16:]
     assert list(asked.questions()) == []
-    assert asked.told(number, SOURCE.heard_ns) == {}
-    asked.take(told(number, {"table": []}))
-    assert asked.told(number, SOURCE.heard_ns) == {"table": []}
-    assert asked.told(number, SOURCE.heard_ns) is None
 
 
-def test_a_node_that_is_not_heard_for_a_minute_will_not_answer() -> None:
+def test_an_answer_goes_to_who_has_asked_and_garbage_is_refused() -> None:
     asked = AskedElsewhere()
-    number = asked.profile(SOURCE, 5)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(asked.stacks, SimpleNamespace())
+        (question,) = until(lambda: list(asked.questions()), "the question")
 
-    assert asked.told(number, SOURCE.heard_ns + 60 * SECOND_NS) == {}
-    assert asked.told(number, SOURCE.heard_ns + 61 * SECOND_NS) is None
+        asked.take(told(question.number + 1, {"stacks": "another's"}))
+        with pytest.raises(Senseless):
+            asked.take(told(question.number, ["stacks"]))
+        asked.take(told(question.number, {"stacks": "here"}))
 
-
-def test_what_was_not_asked_is_not_kept_and_garbage_is_refused() -> None:
-    asked = AskedElsewhere()
-    number = asked.profile(SOURCE, 5)
-
-    asked.take(told(number + 1, {"table": []}))
-    with pytest.raises(Senseless):
-        asked.take(told(number, ["table"]))
-
-    assert asked.told(number + 1, SOURCE.heard_ns) is None
-    assert asked.told(number, SOURCE.heard_ns) == {}
-
-
-def test_sixteen_questions_are_open_at_most_and_the_newest_stay() -> None:
-    asked = AskedElsewhere()
-
-    numbers = [asked.profile(SOURCE, 1) for _ in range(20)]
-
-    still_open = [each for each in numbers if asked.told(each, SOURCE.heard_ns) is not None]
-    assert still_open == numbers[-16:]
-    assert [each.number for each in asked.questions()] == numbers[-16:]
+        assert answer.result(60) == {"stacks": "here"}

@@ -108,7 +108,6 @@ class Front:
             disk_hangs=histories.hang,
             live=self.status,
             ask_stacks=self._ask_stacks,
-            profiler=self._watch.links,
             recent=self._watch.journals.recent,
             price=self._conf.gpu_hour_price,
         )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from otel_ddp import errors, files
 from otel_ddp.history import beside
@@ -29,14 +29,12 @@ from otel_ddp.history.page.exchange import (
 from otel_ddp.history.page.runs import Live, Runs
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
 from otel_ddp.history.reader import Unreadable
-from otel_ddp.journal.layout import MOST_PROFILED_STEPS
 
 # The views of the page: which one it is, its script reads from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
 # Asked of the agent alone; all else lies on the disk of the histories.
-_WITHOUT_DISK = ("now", "process", "stacks", "profile")
+_WITHOUT_DISK = ("now", "process", "stacks")
 _PACKED_FROM = 4096
-_LARGEST_NUMBER = 2**63 - 1
 _LOOK_EVERY_S = 0.25
 HIDDEN = (
     "Ended runs, log lines, sentences of verdicts, configuration, stacks and post-mortems are "
@@ -51,13 +49,6 @@ Recent = Callable[[str, int, bool], Mapping[str, Any]]
 _MOST_STEPS = 128
 # In one table.
 _MOST_RUNS = 50
-
-
-class Profiler(Protocol):
-    """Who profiles ranks of other nodes."""
-
-    def ask_profile(self, group: str, run: str, rank: int, steps: int) -> int | None: ...
-    def profile_told(self, number: int) -> Mapping[str, Any] | None: ...
 
 
 _OF_NODE = ("remark", "gpus", "unreadable", "links")
@@ -75,7 +66,6 @@ class App:
         live: Callable[[], Live] | None = None,
         ask_stacks: AskStacks | None = None,
         recent: Recent | None = None,
-        profiler: Profiler | None = None,
         profile_folder: Path | None = None,
         price: Price | None = None,
     ) -> None:
@@ -90,7 +80,6 @@ class App:
         self._live = live
         self._ask_stacks = ask_stacks
         self._recent = recent
-        self._profiler = profiler
         self._folder, self._ours = folder, ours
         self._profiles = profile_folder or beside.profile_directory()
         self._files = StaticFiles()
@@ -157,8 +146,6 @@ class App:
     def _api(self, path: str, question: Question) -> Answer:
         if path == "stacks":
             return as_json(200, self._stacks(question))
-        if path == "profile":
-            return as_json(200, self._profile(question))
         if question.method not in ("GET", "HEAD"):
             raise Refused(405, "only GET is answered here")
         name = path.removesuffix(".csv")
@@ -259,23 +246,6 @@ class App:
         if self._ask_stacks is None:
             raise Refused(404, "no agent runs here, so no process can be asked")
         return {"processes": self._ask_stacks(*map(question.text, ("group", "run", "rank")))}
-
-    def _profile(self, question: Question) -> Mapping[str, Any]:
-        """A number, by which the answer is asked for again and again: `{}` until there is one."""
-        self._check_asked(question)
-        if self._profiler is None:
-            raise Refused(404, "no agent runs here, so no process can be asked")
-        if number := question.whole("number", 0, 0, _LARGEST_NUMBER):
-            told = self._profiler.profile_told(number)
-            return {"why": "its node is no longer heard"} if told is None else told
-        rank, steps = (
-            question.whole("rank", 0, 0, _LARGEST_NUMBER),
-            question.whole("steps", 1, 1, MOST_PROFILED_STEPS),
-        )
-        asked = self._profiler.ask_profile(
-            question.text("group"), question.text("run"), rank, steps
-        )
-        return {"why": "its node is not heard"} if asked is None else {"number": asked}
 
     def _check_asked(self, question: Question) -> None:
         """Only our own page and commands, and their user, ask a process."""

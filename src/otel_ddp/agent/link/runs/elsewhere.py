@@ -1,4 +1,4 @@
-"""What a person asks on the lead's node of a process on another node: its stacks, or a profile."""
+"""The stacks of a process on another node, which a person asks for on the lead's node."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from otel_ddp.agent.verdicts.answers import ANSWER_S
 _MOST_OPEN = 16
 # One way and back, and the rounds of two loops, besides.
 _ON_THE_WAY_S = 4.0
-# A node that was not heard for so long may have lost the question.
-_LOST_NS = 60_000_000_000
 
 
 class Asked:
     """One question of one person."""
 
-    def __init__(self, number: int, source: NodeSource, kind: int, steps: int) -> None:
-        self.number, self.source, self.kind, self.steps = number, source, kind, steps
+    def __init__(self, number: int, source: NodeSource) -> None:
+        self.number, self.source = number, source
         self.answer: Mapping[str, Any] = {}
         self.is_answered = threading.Event()
 
@@ -42,31 +40,14 @@ class AskedElsewhere:
 
     def stacks(self, source: NodeSource) -> Mapping[str, Any]:
         """What the process answers; empty where nothing comes. Waits for it."""
-        asked = self._ask(source, wire.Question.STACKS)
-        asked.is_answered.wait(ANSWER_S + _ON_THE_WAY_S)
-        self._open.pop(asked.number, None)
-        return asked.answer
-
-    def profile(self, source: NodeSource, steps: int) -> int:
-        """The number by which `told` knows the answer: the steps take as long as they take."""
-        return self._ask(source, wire.Question.PROFILE, steps).number
-
-    def _ask(self, source: NodeSource, kind: int, steps: int = 0) -> Asked:
-        asked = Asked(next(self._numbers), source, kind, steps)
+        asked = Asked(next(self._numbers), source)
         for number in list(self._open)[: 1 - _MOST_OPEN]:
-            # The person who asked has gone, or asks for more than there is room for.
+            # More are asked for than there is room for.
             self._open.pop(number, None)
         self._open[asked.number] = asked
         self._new.append(asked)
-        return asked
-
-    def told(self, number: int, now_ns: int) -> Mapping[str, Any] | None:
-        """The answer, once; empty while it is awaited. None: it will not come."""
-        asked = self._open.get(number)
-        if asked is None or now_ns - asked.source.heard_ns > _LOST_NS:
-            return None
-        if asked.is_answered.is_set():
-            self._open.pop(number, None)
+        asked.is_answered.wait(ANSWER_S + _ON_THE_WAY_S)
+        self._open.pop(asked.number, None)
         return asked.answer
 
     def questions(self) -> Iterator[Asked]:

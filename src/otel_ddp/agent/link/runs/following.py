@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import pack, said
 from otel_ddp.agent.link.runs.process_report import ProcessReport
-from otel_ddp.agent.link.runs.profiles import ProfilesHere
 from otel_ddp.agent.link.runs.stacks import StacksHere
 from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.verdicts.journal_source import JournalSource
@@ -40,7 +39,7 @@ class Following:
         """*clock*: of this node. *history*: None: the lead keeps none."""
         self._run = run
         self._history = history
-        self._stacks, self._profiles = StacksHere(), ProfilesHere()
+        self._stacks = StacksHere()
         self._client = client
         self._clock = clock
         self._processes: dict[JournalSource, ProcessReport] = {}
@@ -56,7 +55,6 @@ class Following:
 
     def stop(self) -> None:
         self._client.stop()
-        self._profiles.stop()
 
     def poll(self, here: Collection[JournalSource], now_ns: int) -> None:
         """Gather what is new, and report it where that is due. *here*: the run's processes here."""
@@ -66,8 +64,7 @@ class Following:
             process.gather(now_ns)
         for answer in self._client.take():
             self._heed(answer, now_ns)
-        answered = [self._stacks.poll(), self._profiles.poll()]
-        urgent = any(answered) or any(each.is_urgent for each in self._processes.values())
+        urgent = self._stacks.poll() or any(each.is_urgent for each in self._processes.values())
         offset_ns = self._client.clock_offset_ns
         if (urgent or now_ns >= self._report_at_ns) and offset_ns is not None:
             world = max((each.state().own_world_size or 1 for each in here), default=1)
@@ -95,8 +92,7 @@ class Following:
             self._resets = self._client.resets
             for process in self._processes.values():
                 process.tell_all_again()
-        told = [*self._stacks.take(), *self._profiles.take()]
-        report, steps = wire.Report(told=told), 0
+        report, steps = wire.Report(told=self._stacks.take()), 0
         if self._history is not None and (led := self.judgement()) is not None:
             report.history.extend(self._history(led.by, str(self._resets), offset_ns))
         for process in self._processes.values():
@@ -117,8 +113,6 @@ class Following:
                 continue
             if question.kind == wire.Question.STACKS:
                 self._stacks.ask(question.number, source.journal)
-            elif question.kind == wire.Question.PROFILE:
-                self._profiles.ask(question.number, source, question.steps)
             elif (asked := pack.unpack_question(question.kind)) is not None:
                 process.ask(asked, now_ns)
         if answer.judged:
@@ -140,13 +134,6 @@ class Following:
     def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
         """They are asked for on the lead's node."""
         return []
-
-    def ask_profile(self, rank: int, steps: int) -> int | None:
-        """It is asked for on the lead's node too."""
-        return None
-
-    def profile_told(self, number: int) -> Mapping[str, Any] | None:
-        return None
 
     def answer(self, judgement: Judgement | None, now_ns: int) -> None:
         # No agent follows this one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
@@ -181,22 +181,6 @@ class Leading:
                 break
         return found
 
-    def ask_profile(self, rank: int, steps: int) -> int | None:
-        """Its number, if this rank runs on another node. Threads of the endpoint ask."""
-        found = [
-            each
-            for each in self.sources()
-            if each.is_at_work and not each.silent_since_ns and each.describe().rank == rank
-        ]
-        # An evaluator may have the number of a rank that trains; of two attempts the later counts.
-        for source in sorted(found, key=lambda each: (each.trains, each.began_ns))[-1:]:
-            return self._asked.profile(source, steps)
-        return None
-
-    def profile_told(self, number: int) -> Mapping[str, Any] | None:
-        """As AskedElsewhere tells it."""
-        return self._asked.told(number, self._now_ns)
-
     def answer(self, judgement: Judgement | None, now_ns: int) -> None:
         """Ask the other nodes, and tell them how the run is judged."""
         said = self._new_said(judgement, now_ns)
@@ -210,8 +194,8 @@ class Leading:
                     answer.questions.add(process=number, kind=pack.QUESTIONS[question])
                 source.questions.clear()
                 for each in asked.get(source, ()):
-                    more = {"number": each.number, "steps": each.steps}
-                    answer.questions.add(process=number, kind=each.kind, **more)
+                    kind = wire.Question.STACKS
+                    answer.questions.add(process=number, kind=kind, number=each.number)
             if said is not None:
                 answer.judged = said.to(name)
             if answer.questions or answer.judged:

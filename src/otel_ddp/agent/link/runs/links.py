@@ -68,14 +68,6 @@ class _Link(Protocol):
         """The stacks of this rank, if it runs on another node. Waits for them."""
         ...
 
-    def ask_profile(self, rank: int, steps: int) -> int | None:
-        """A number for the answer, if this rank runs on another node."""
-        ...
-
-    def profile_told(self, number: int) -> Mapping[str, Any] | None:
-        """The answer; empty while it is awaited. None: none will come."""
-        ...
-
     def describe(self) -> str:
         """For `status`."""
         ...
@@ -208,18 +200,6 @@ class Links:
             if _key(labels) == (group, run)
             for row in each.link.ask_stacks(rank)
         ]
-
-    def ask_profile(self, group: str, run: str, rank: int, steps: int) -> int | None:
-        """A number for the answer, if this rank runs on another node."""
-        for labels, each in list(self._open.items()):
-            if _key(labels) == (group, run):
-                return each.link.ask_profile(rank, steps)
-        return None
-
-    def profile_told(self, number: int) -> Mapping[str, Any] | None:
-        """The answer; empty while it is awaited. None: none will come."""
-        found = (each.link.profile_told(number) for each in list(self._open.values()))
-        return next((each for each in found if each is not None), None)
 
     def judgements(self) -> Mapping[Labels, Judgement]:
         """What other agents say of the runs that they lead now."""

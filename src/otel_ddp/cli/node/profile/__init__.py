@@ -1,4 +1,4 @@
-"""otel-ddp profile: traces some steps of a suspect and a healthy rank, and names the culprit."""
+"""otel-ddp profile: traces the same steps of a suspect and of a healthy rank."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from otel_ddp import __version__, files
-from otel_ddp.cli.node import agent_page
-from otel_ddp.cli.node.profile.choice import Candidate, Chosen, NotFound, choose
-from otel_ddp.cli.node.profile.elsewhere import WindowElsewhere
-from otel_ddp.cli.node.profile.operators import Row, Totals, compared, culprit
-from otel_ddp.cli.node.profile.window import Window, WindowHere
+from otel_ddp.cli.node.profile.choice import Chosen, NotFound, choose
+from otel_ddp.cli.node.profile.window import Window
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
@@ -28,25 +24,20 @@ _MOST_RANKS = 2
 _WAIT_S = 120.0
 # A step that takes longer than this hangs.
 _LONGEST_STEP_S = 600.0
-# Of the agent of this node, which waits for no other one.
-_ANSWER_S = 15.0
-_SHOWN_ROWS = 12
-_KEPT_ROWS = 100
-_WIDEST_NAME = 44
 _POLL_S = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Record some steps of a rank with torch's profiler while it trains, and the same steps of "
-        "a healthy rank; show the operators whose times differ most, and name the culprit."
+        "a healthy rank: two traces to open side by side."
     )
     parser.add_argument(
         *("--rank", "-r"),
         type=int,
         action="append",
-        help="this rank (default: the one that a verdict names), compared with one that no verdict "
-        "names; given twice, these two. On the node of rank 0 also one of another node",
+        help="this rank (default: the one that a verdict names), and one that no verdict names; "
+        "given twice, these two",
     )
     parser.add_argument(
         "--steps",
@@ -60,9 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, help=f"where the folder is made (default: {beside.profile_directory()})"
     )
-    # For the agent of another node, which sends what is printed to the one that asks.
-    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     add_directory_option(parser)
 
 
@@ -79,8 +67,8 @@ def run(options: argparse.Namespace) -> int:
         return 2
     missing = ""
     try:
-        conf, places, missing = find_places(options.dir)
-        chosen = choose(places, ranks, options.of_run, alone=options.alone)
+        _, places, missing = find_places(options.dir)
+        chosen = choose(places, ranks, options.of_run)
         asked_ns = time.time_ns()
         folder = _make_folder(options.out, chosen.ranks[0].process.run, asked_ns)
     except (ConfigError, NotFound) as error:
@@ -89,19 +77,10 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"No folder for the traces: {error}.", file=sys.stderr)
         return 2
-    allowed = agent_page.credentials(conf.scrape_token_file)
-    windows = [_window(each, folder, allowed) for each in chosen.ranks]
-    if not options.json:
-        print(f"profile of run {cell(chosen.ranks[0].process.run)}: {chosen.why}")
-    _record(windows, options.steps, quiet=options.json)
-    return _report(folder, chosen, windows, options.steps, asked_ns, as_json=options.json)
-
-
-def _window(rank: Candidate, folder: Path, allowed: Mapping[str, str]) -> Window:
-    if rank.is_here:
-        return WindowHere(rank, folder)
-    ask = partial(agent_page.ask, rank.place, allowed, "profile", post=True, answer_s=_ANSWER_S)
-    return WindowElsewhere(rank, ask)
+    windows = [Window(each, folder) for each in chosen.ranks]
+    print(f"profile of run {cell(chosen.ranks[0].process.run)}: {chosen.why}")
+    _record(windows, options.steps)
+    return _report(folder, chosen, windows, options.steps, asked_ns)
 
 
 def _make_folder(out: Path | None, run_name: str, asked_ns: int) -> Path:
@@ -118,7 +97,7 @@ def _make_folder(out: Path | None, run_name: str, asked_ns: int) -> Path:
     return folder
 
 
-def _record(windows: Sequence[Window], steps: int, *, quiet: bool) -> None:
+def _record(windows: Sequence[Window], steps: int) -> None:
     said = dict.fromkeys(windows, "waiting")
     for each in windows:
         each.ask(steps, _WAIT_S)
@@ -134,8 +113,7 @@ def _record(windows: Sequence[Window], steps: int, *, quiet: bool) -> None:
                 each.refuse("its steps did not end")
             if said[each] != each.state:
                 said[each] = each.state
-                if not quiet:
-                    print(f"  {each.rank.label}: {_said(each)}", flush=True)
+                print(f"  rank {each.rank.rank}: {_said(each)}", flush=True)
         time.sleep(_POLL_S)
 
 
@@ -148,35 +126,17 @@ def _said(window: Window) -> str:
 
 
 def _report(
-    folder: Path,
-    chosen: Chosen,
-    windows: Sequence[Window],
-    steps: int,
-    asked_ns: int,
-    *,
-    as_json: bool,
+    folder: Path, chosen: Chosen, windows: Sequence[Window], steps: int, asked_ns: int
 ) -> int:
     written = [each for each in windows if each.state == "written"]
-    totals: list[Totals] = []
-    kept: list[str] = []
-    try:
-        for each in written:
-            totals.append(each.totals())
-            kept.append(each.keep())
-    except (OSError, ValueError) as error:
-        print(f"A trace in {folder} cannot be read or compressed: {error}.", file=sys.stderr)
-        return 1
     if not written:
         shutil.rmtree(folder, ignore_errors=True)
-        if as_json:
-            print(windows[0].why, file=sys.stderr)
         return 1
-    rows = compared(totals)
-    ranks = [each.rank.rank for each in written]
-    sentence = culprit(ranks, totals[0].step_s, rows)
-    step_s = dict(zip(ranks, (each.step_s for each in totals), strict=True))
-    trace = dict(zip(ranks, kept, strict=True))
-    here = [trace[each.rank.rank] for each in written if each.rank.is_here]
+    try:
+        kept = {each: each.keep() for each in written}
+    except OSError as error:
+        print(f"A trace in {folder} cannot be compressed: {error}.", file=sys.stderr)
+        return 1
     content = {
         "version": __version__,
         "run": chosen.ranks[0].process.run,
@@ -184,64 +144,14 @@ def _report(
         "asked_ns": asked_ns,
         "asked_steps": steps,
         "why": chosen.why,
-        "culprit": sentence,
-        "ranks": [
-            {
-                "rank": each.rank.rank,
-                "node": each.rank.process.node,
-                "pid": each.rank.process.pid,
-                **each.answer(),
-                "step_s": step_s.get(each.rank.rank),
-                "file": trace.get(each.rank.rank),
-            }
-            for each in windows
-        ],
-        "files": here,
-        "table": [row.to_json() for row in rows[:_KEPT_ROWS]],
+        "ranks": [{**each.answer(), "file": kept.get(each)} for each in windows],
+        "files": list(kept.values()),
     }
     # Whole at once: page and report may look at any moment.
     files.replace(folder / beside.PROFILE, json.dumps(content, indent=1))
-    if as_json:
-        whole = {**content, "folder": str(folder), "table": [row.to_json() for row in rows]}
-        print_answer(json.dumps(whole))
-    else:
-        shown = [*_table(ranks, totals, rows), *(("", sentence) if sentence else ()), ""]
-        print_answer("\n".join([*shown, *_places(folder, written, trace)]))
+    opened = "Open them side by side" if len(kept) > 1 else "Open it"
+    late = "; what takes longer in the first makes its rank late" if len(kept) > 1 else ""
+    shown = [str(folder), *(f"  {name}" for name in kept.values())]
+    shown.append(f"{opened} in https://ui.perfetto.dev or chrome://tracing{late}.")
+    print_answer("\n".join(["", *shown]))
     return 0 if len(written) == len(windows) else 1
-
-
-def _places(folder: Path, written: Sequence[Window], trace: Mapping[int, str]) -> Iterator[str]:
-    """Where the traces lie."""
-    yield str(folder)
-    for each in written:
-        where = "" if each.rank.is_here else f"on {cell(each.rank.process.node)}: "
-        name = trace[each.rank.rank]
-        yield f"  {where}{name}: open it in https://ui.perfetto.dev or chrome://tracing"
-
-
-def _table(ranks: Sequence[int], totals: Sequence[Totals], rows: Sequence[Row]) -> Iterator[str]:
-    heads = [f"rank {rank}" for rank in ranks]
-    heads += ["difference"] if len(ranks) > 1 else []
-    for on_device in (False, True):
-        shown = [row for row in rows if row.on_device == on_device]
-        if not shown:
-            break
-        yield ""
-        title = f"own time on the {'device' if on_device else 'host'}, ms of a step"
-        yield title.ljust(_WIDEST_NAME) + "".join(f"{each:>12}" for each in heads)
-        for row in shown[:_SHOWN_ROWS]:
-            yield _row(row)
-        if rest := shown[_SHOWN_ROWS:]:
-            sums = (sum(times) for times in zip(*(row.times_s for row in rest), strict=True))
-            yield _row(Row(f"{len(rest)} more", on_device, tuple(sums)))
-        yield _row(Row("the whole step", on_device, tuple(each.step_s for each in totals)))
-
-
-def _row(row: Row) -> str:
-    name = cell(row.name)
-    if len(name) > _WIDEST_NAME:
-        name = f"{name[: _WIDEST_NAME - 3]}..."
-    cells = [f"{each * 1e3:12.3f}" for each in row.times_s]
-    if len(cells) > 1:
-        cells.append(f"{row.difference_s * 1e3:+12.3f}")
-    return f"{name:<{_WIDEST_NAME}}" + "".join(cells)

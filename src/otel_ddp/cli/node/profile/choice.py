@@ -1,4 +1,4 @@
-"""Chooses the ranks to profile: the suspect, and a healthy one that it is compared with."""
+"""Chooses the ranks to profile: the suspect, and a healthy one beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NotFound(Exception):
 
 
 class Candidate(NamedTuple):
-    """A living rank of this node, or of another one that the agent here leads."""
+    """A living rank, of this node or of another one of which the agent here knows."""
 
     place: Place
     process: ProcessState
@@ -32,18 +32,12 @@ class Candidate(NamedTuple):
         return self.process.rank or 0
 
     @property
-    def label(self) -> str:
-        return f"rank {self.rank}" + ("" if self.is_here else f" ({cell(self.process.node)})")
-
-    @property
     def is_here(self) -> bool:
-        """Whether it runs on this node; the agent tells of others."""
         return self.journal.exists()
 
     @property
     def takes_questions(self) -> bool:
-        """Of another node that is known there alone."""
-        return not self.is_here or self.journal.with_suffix(ASK_SUFFIX).exists()
+        return self.journal.with_suffix(ASK_SUFFIX).exists()
 
 
 class Chosen(NamedTuple):
@@ -54,10 +48,8 @@ class Chosen(NamedTuple):
     """Why these."""
 
 
-def choose(
-    places: Sequence[Place], ranks: Sequence[int], run: str, *, alone: bool = False
-) -> Chosen:
-    """The ranks of one run; raises NotFound. *alone*: no healthy one is added."""
+def choose(places: Sequence[Place], ranks: Sequence[int], run: str) -> Chosen:
+    """The ranks of one run; raises NotFound."""
     found: list[Candidate] = []
     verdicts: list[Mapping[str, Any]] = []
     looks: list[str] = []
@@ -81,22 +73,25 @@ def choose(
         if ranks:
             chosen, why = _asked_for(found, ranks), "named"
         elif suspects:
-            chosen, why = suspects[:1], f"{suspects[0].label} is named by a verdict"
+            chosen, why = suspects[:1], f"rank {suspects[0].rank} is named by a verdict"
         else:
             raise NotFound("No open verdict names a rank of this node: say which one by --rank.")
+        for each in chosen:
+            if not each.is_here:
+                where = cell(each.process.node)
+                raise NotFound(f"Rank {each.rank} runs on {where}: use this command there.")
     except NotFound as what:
         raise NotFound("\n".join((str(what), *map(cell, looks)))) from None
-    if len(chosen) == 1 and not alone:
+    if len(chosen) == 1:
         of_run, rank = chosen[0].process.of_run, chosen[0].rank
         others = [
             each
             for each in found
             if each.takes_questions and each.process.of_run == of_run and each.rank != rank
         ]
-        # One that is late as well would hide what both are late by. One of this node is asked
-        # without a way between.
-        for healthy in sorted(others, key=lambda each: (each in suspects, not each.is_here))[:1]:
-            return Chosen((*chosen, healthy), f"{why}; {healthy.label} is compared with it")
+        # One that is late as well would hide what both are late by.
+        for healthy in sorted(others, key=lambda each: each in suspects)[:1]:
+            return Chosen((*chosen, healthy), f"{why}; rank {healthy.rank} beside it")
     return Chosen(tuple(chosen), why)
 
 

@@ -1,4 +1,4 @@
-"""One rank that is profiled: it is asked, and what becomes of it is looked at again and again."""
+"""One rank that is profiled: it is asked through the fifo beside its journal."""
 
 from __future__ import annotations
 
@@ -7,70 +7,33 @@ import json
 import os
 import shutil
 import time
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 from otel_ddp import files
 from otel_ddp.cli.node.profile.choice import Candidate
-from otel_ddp.cli.node.profile.operators import Totals, totals_of
 from otel_ddp.cli.text import cell, integer
 from otel_ddp.journal.layout import ASK_SUFFIX, PROFILE_SUFFIX
 
 _LARGEST_ANSWER = 64 * 1024
 
 
-class Window(ABC):
-    """One rank that is profiled."""
+class Window:
+    """Some steps of one rank."""
 
-    def __init__(self, rank: Candidate) -> None:
+    def __init__(self, rank: Candidate, folder: Path) -> None:
         self.rank = rank
         self.state = "waiting"
         """Then `recording`, and at last `written`, or `refused` or `failed`, with a reason."""
         self.why = ""
         self.steps = 0
         self.first_step: int | None = None
-
-    @abstractmethod
-    def ask(self, steps: int, wait_s: float) -> None:
-        """Ask; the window must begin within that time."""
-
-    @abstractmethod
-    def poll(self) -> None:
-        """Look for an answer."""
-
-    @abstractmethod
-    def totals(self) -> Totals:
-        """What was recorded; raises OSError or ValueError."""
-
-    @abstractmethod
-    def keep(self) -> str:
-        """The name of the trace: in the folder, or with its full path on the rank's node."""
-
-    def refuse(self, why: str) -> None:
-        """There will be no answer, unless there is one."""
-        if not self.is_over:
-            self.state, self.why = "refused", why
-
-    @property
-    def is_over(self) -> bool:
-        return self.state not in ("waiting", "recording")
-
-    def answer(self) -> dict[str, Any]:
-        """How it ended, for `profile.json`."""
-        return {name: getattr(self, name) for name in ("state", "why", "steps", "first_step")}
-
-
-class WindowHere(Window):
-    """Of a rank of this node, which is asked through the fifo beside its journal."""
-
-    def __init__(self, rank: Candidate, folder: Path) -> None:
-        super().__init__(rank)
         # The process writes it there, not compressed.
         self._trace = folder / f"rank-{rank.rank}.json"
         self._number = 0
 
     def ask(self, steps: int, wait_s: float) -> None:
+        """Ask; the window must begin within that time."""
         self._number = time.time_ns()
         question = {
             "number": self._number,
@@ -88,9 +51,10 @@ class WindowHere(Window):
             )
 
     def poll(self) -> None:
+        """Look for an answer."""
         answer = files.read_mapping(self.rank.journal.with_suffix(PROFILE_SUFFIX), _LARGEST_ANSWER)
         state = answer.get("state")
-        if not self.is_over and answer.get("number") == self._number:
+        if not self._is_over and answer.get("number") == self._number:
             self.state = state if isinstance(state, str) else "failed"
             self.why = cell(answer.get("why"))
             self.steps = integer(answer.get("steps")) or 0
@@ -100,11 +64,24 @@ class WindowHere(Window):
         if files.lock_holder(self.rank.journal) is None:
             self.refuse("it ended")
 
-    def totals(self) -> Totals:
-        return totals_of(json.loads(self._trace.read_bytes()))
+    def refuse(self, why: str) -> None:
+        """There will be no answer, unless there is one."""
+        if not self._is_over:
+            self.state, self.why = "refused", why
+
+    @property
+    def _is_over(self) -> bool:
+        return self.state not in ("waiting", "recording")
+
+    def answer(self) -> dict[str, Any]:
+        """How it ended, for `profile.json`."""
+        process = self.rank.process
+        who = {"rank": self.rank.rank, "node": process.node, "pid": process.pid}
+        names = ("state", "why", "steps", "first_step")
+        return who | {name: getattr(self, name) for name in names}
 
     def keep(self) -> str:
-        """Compresses it."""
+        """Compress the trace; returns the name of its file. Raises OSError."""
         name = f"{self._trace.name}.gz"
         with (
             self._trace.open("rb") as source,

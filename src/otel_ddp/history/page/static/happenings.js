@@ -71,13 +71,11 @@ export class Profiles {
     fill(this.list, profiles.length ? profiles.map((each) => this.one(each)) : el("p", { class: "quiet" }, "None: ", el("code", {}, "otel-ddp profile"), " records steps of a slow rank and of a healthy one."));
   }
 
-  one({ asked_ns, why, ranks, traces, operators }) {
+  one({ asked_ns, why, traces }) {
     const link = (path) => el("a", { href: address("trace", { ...this.run.key(), path }), download: path.split("/").pop() }, path);
     const links = traces.map((path) => el("li", {}, isSaved ? el("code", {}, path) : link(path)));
-    const rows = operators.map(({ operator, times_s }) => [el("td", { class: "long" }, operator), ...times_s.map((each) => number(seconds(each)))]);
     return el(
       "div", {}, el("h3", {}, `${time(asked_ns)}: ${why}`),
-      table("Own time of a step, by operator", ["operator", ...ranks.map((rank) => `rank ${rank}`)], rows),
       el("p", {}, "Traces, for ui.perfetto.dev or chrome://tracing:"), el("ul", {}, links),
     );
   }
