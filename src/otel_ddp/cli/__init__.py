@@ -31,7 +31,7 @@ COMMANDS = {
     "page": ("page", "show a folder of kept runs in the browser, also without an agent"),
     "profile": (
         "node.profile",
-        "trace some steps of a suspect and of a healthy rank, and name the culprit",
+        "trace the same steps of a suspect and of a healthy rank",
     ),
     "replay": ("replay", "send the data that offline runs have kept on disk"),
     "report": ("report", "write a run's report: one page for people, JSON for programs"),
