@@ -17,13 +17,10 @@ import pytest
 import otel_ddp
 from conftest import Here
 from node import Node, finished
-from nvml_boards import Boards, h100, standin_library
 from otel_ddp import __version__
 from otel_ddp.cli import main
 from otel_ddp.cli.node import doctor
-from otel_ddp.cli.node.doctor import Finding, agent, examine, machine
-from otel_ddp.cli.node.doctor.machine import Check, Inputs, Said
-from otel_ddp.cli.node.status import NO_DRIVER_REMARKS
+from otel_ddp.cli.node.doctor import Check, Finding, Inputs, Said, examine
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.survey import Survey
 from otlp_receiver import Receiver
@@ -62,15 +59,13 @@ def test_a_machine_without_a_gpu_is_healthy_and_that_is_one_sentence() -> None:
 
     assert lines[-1] == "0 False"
     assert [line for line in lines if line.startswith("fail")] == []
-    (gpus,) = (line for line in lines if line.split()[1:2] == ["gpus"])
-    assert gpus.startswith(f"ok    gpus         {NO_DRIVER_REMARKS[0]} library")
-    assert any(line.startswith("ok    torch        torch ") for line in lines)
+    assert any(line.startswith("ok    torch      torch ") for line in lines)
 
 
 def test_json_for_programs_and_failures_in_the_exit_status(
     place: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "CHECKS", (machine.python, machine.journals))
+    monkeypatch.setattr(doctor, "CHECKS", (doctor.python, doctor.journals))
 
     healthy = main(["doctor", "--json"]), json.loads(capsys.readouterr().out)
     os.environ["OTEL_DDP_DIR"] = "/proc/nowhere"
@@ -88,7 +83,7 @@ def test_a_check_that_raises_is_a_finding_and_the_next_one_follows() -> None:
         yield "ok", "until here"
         raise KeyError("what")
 
-    findings = list(examine(Inputs(), [broken, machine.python]))
+    findings = list(examine(Inputs(), [broken, doctor.python]))
 
     assert [each.subject for each in findings] == ["broken", "broken", "python"]
     assert findings[0].sentence == "until here"
@@ -98,29 +93,19 @@ def test_a_check_that_raises_is_a_finding_and_the_next_one_follows() -> None:
 # --- the installation
 
 
-def test_the_doctor_starts_without_opentelemetry_and_says_so() -> None:
-    without = "import sys; sys.modules['opentelemetry'] = None; from otel_ddp.cli import main; "
-    code = f"{without}sys.exit(main(['doctor']))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-    assert said.returncode == 1, said.stderr
-    assert "--force-reinstall" in said.stdout
-    assert "opentelemetry-sdk" in said.stdout
-    assert "processes" in said.stdout
-
-
 @pytest.mark.parametrize(
-    ("vendor", "versions", "level", "words"),
+    ("device", "versions", "level", "words"),
     [
-        ("NVIDIA", "cuda = None", "warn", "2.9, CPU only: it uses none of the NVIDIA GPUs"),
-        ("NVIDIA", "cuda = '13.2'; hip = None", "ok", "torch 2.9, CUDA 13.2"),
-        ("AMD", "cuda = None; hip = '6.2.41134-65d1'", "ok", "2.9, ROCm 6.2.41134"),
-        ("AMD", "cuda = '13.2'", "warn", "none of the AMD GPUs here; install a build for ROCm"),
-        ("NVIDIA", "__version__ = '2.3.1'; cuda = '12.1'", "warn", "torch 2.4 or"),
+        ("nvidiactl", "cuda = None", "warn", "2.9, CPU only: it uses none of the GPUs here"),
+        ("nvidiactl", "cuda = '13.2'; hip = None", "ok", "torch 2.9, CUDA 13.2"),
+        ("kfd", "cuda = None; hip = '6.2.41134-65d1'", "ok", "2.9, ROCm 6.2.41134"),
+        ("kfd", "cuda = '13.2'", "warn", "none of the GPUs here; install a build for ROCm"),
+        ("null", "cuda = None", "ok", "torch 2.9, CPU only"),
+        ("nvidiactl", "__version__ = '2.3.1'; cuda = '12.1'", "warn", "torch 2.4 or"),
     ],
 )
 def test_a_torch_that_does_not_suit_the_machine_is_a_warning(
-    vendor: str,
+    device: str,
     versions: str,
     level: str,
     words: str,
@@ -130,25 +115,24 @@ def test_a_torch_that_does_not_suit_the_machine_is_a_warning(
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise AssertionError('it is not imported')")
     (tmp_path / "torch/version.py").write_text(f"__version__ = '2.9'; {versions}")
+    (tmp_path / device).touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    inputs = Inputs()
-    inputs.gpus = {"version": f"{vendor} driver 1", "devices": [["0", "GPU"]]}
 
-    assert words in the(list(examine(inputs, [machine.torch])), level)
+    assert words in the(found(doctor.torch, dev=tmp_path), level)
 
 
 def test_without_torch_the_doctor_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     # As Python has it where a module is not to be found.
     monkeypatch.setitem(sys.modules, "torch", None)
 
-    assert "pip install 'torch>=2.4'" in the(list(examine(Inputs(), [machine.torch])), "warn")
+    assert "pip install 'torch>=2.4'" in the(found(doctor.torch), "warn")
 
 
 def test_timing_of_collectives_on_one_connection_is_a_warning() -> None:
     os.environ.update(TORCH_NCCL_ENABLE_TIMING="1", CUDA_DEVICE_MAX_CONNECTIONS="1")
 
-    findings = list(examine(Inputs(), [machine.torch]))
+    findings = found(doctor.variables)
 
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1 is set: unset the first" in the(findings, "warn")
 
@@ -159,7 +143,7 @@ def test_a_setting_that_cannot_be_read_fails_and_the_others_hold() -> None:
     )
     inputs = Inputs()
 
-    findings = list(examine(inputs, [machine.variables]))
+    findings = list(examine(inputs, [doctor.variables]))
 
     assert levels(findings) == ["fail", "fail", "ok"]
     # Not the values: one may be a token.
@@ -185,7 +169,7 @@ def test_what_stops_a_training_at_its_start_is_found_before(
 ) -> None:
     os.environ.update(variables)
 
-    assert the(found(machine.variables), "fail").startswith(words)
+    assert the(found(doctor.variables), "fail").startswith(words)
     with pytest.raises(ConfigError, match=words):
         otel_ddp.init()
 
@@ -193,74 +177,27 @@ def test_what_stops_a_training_at_its_start_is_found_before(
 # --- the node
 
 
-@pytest.fixture
-def shown(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Boards:
-    boards = Boards(tmp_path)
-    os.environ.update(boards.environment(standin_library(tmp_path_factory)))
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    return boards
-
-
-def test_every_gpu_is_named_and_a_variable_that_hides_all_is_a_warning(shown: Boards) -> None:
-    boards = [h100(index) for index in range(8)]
-    shown.write(boards)
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-
-    findings = found(machine.gpus)
-
-    assert the(findings, "ok") == (
-        f"NVIDIA driver 550.54.14, GPUs: {boards[0].name} (0, 1, 2, 3, 4, 5, 6, 7)"
-    )
-    assert "shows no GPU" in the(findings, "warn")
-
-
-def test_a_driver_that_hangs_does_not_stop_the_doctor(shown: Boards) -> None:
-    shown.write([h100()], hang=1)
-
-    findings = list(examine(Inputs(driver_s=0.5), [machine.gpus, machine.python]))
-
-    assert levels(findings) == ["fail", "ok"]
-    assert "has not ended within 0.5 s" in findings[0].sentence
-
-
-def test_gpus_that_are_here_without_their_driver_are_a_warning(tmp_path: Path) -> None:
-    inputs = Inputs(dev=tmp_path)
-    inputs.gpus = {"missing": NO_DRIVER_REMARKS[1]}
-
-    without = list(examine(inputs, [machine.gpus]))
-    (tmp_path / "nvidiactl").touch()
-    here = list(examine(inputs, [machine.gpus]))
-
-    assert levels(without) == ["ok"]
-    assert the(here, "warn") == NO_DRIVER_REMARKS[1]
-
-
-def test_boards_that_no_driver_reads_are_named(tmp_path: Path) -> None:
-    inputs = Inputs(dev=tmp_path)
-    inputs.gpus = {"missing": "none here"}
-    for name in ("davinci0", "davinci1", "hl0"):
-        (tmp_path / name).touch()
-
-    said = the(list(examine(inputs, [machine.gpus])), "warn")
-
-    assert said.startswith("boards of Ascend (/dev/davinci0) and Gaudi (/dev/hl0) are not read")
-
-
-def inputs_with(*agents: dict[str, Any]) -> Inputs:
-    inputs = Inputs()
+def inputs_with(*agents: dict[str, Any], **more: Any) -> Inputs:
+    inputs = Inputs(**more)
     alive = [{"alive": True, "version": __version__, "pid": 7, **each} for each in agents]
     inputs.survey = Survey(agents=alive)
-    inputs.gpus = {"missing": "none here"}
     return inputs
 
 
-def test_an_agent_that_sees_no_gpu_where_there_is_one_is_a_warning_as_are_its_remarks() -> None:
-    missing = {"gpus": [], "gpu_remarks": ["There is no NVIDIA driver library here."]}
-    inputs = inputs_with(missing)
+def of_agent(*agents: dict[str, Any], **more: Any) -> list[Finding]:
+    """Without what is said of its endpoint."""
+    findings = examine(inputs_with(*agents, **more), [doctor.agent])
+    return [each for each in findings if "endpoint" not in each.sentence]
 
-    without = list(examine(inputs, [machine.gpus]))
-    inputs.gpus = {"version": "", "remarks": [], "hiding": [], "devices": [["0", "NVIDIA H100"]]}
-    with_one = list(examine(inputs, [machine.gpus]))
+
+def test_an_agent_that_sees_no_gpu_where_there_is_one_is_a_warning_as_are_its_remarks(
+    tmp_path: Path,
+) -> None:
+    missing = {"gpus": [], "gpu_remarks": ["There is no NVIDIA driver library here."]}
+
+    without = of_agent(missing, dev=tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    with_one = of_agent(missing, dev=tmp_path)
 
     assert levels(without) == ["ok"]
     assert levels(with_one) == ["ok", "warn", "warn"]
@@ -272,22 +209,7 @@ def test_too_little_room_for_a_journal_fails(place: Here, monkeypatch: pytest.Mo
     full = (4096, 4096, 100_000, 100, 100, 0, 0, 0, 0, 255)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(full))
 
-    assert "set OTEL_DDP_JOURNAL_BYTES lower" in the(found(machine.journals), "fail")
-
-
-def test_unusable_directories_are_a_finding_each(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o755)
-    os.environ["OTEL_DDP_SPOOL_DIR"] = str(tmp_path / "file")
-    os.environ["OTEL_DDP_HISTORY_DIR"] = str(tmp_path / "open")
-
-    findings = found(machine.directories)
-
-    assert levels(findings) == ["fail"] * 2
-    assert findings[0].sentence.endswith("name another directory in OTEL_DDP_SPOOL_DIR")
-    assert "other users can enter it" in findings[1].sentence
-    assert findings[1].sentence.endswith("name another directory in OTEL_DDP_HISTORY_DIR")
+    assert "set OTEL_DDP_JOURNAL_BYTES lower" in the(found(doctor.journals), "fail")
 
 
 # --- the agent and its endpoint
@@ -299,33 +221,30 @@ def test_a_living_agent_answers_and_one_that_is_stopped_fails_within_the_time_li
         pid, scrape = node.agent()["pid"], node.agent()["scrape"]
         place = str(node.place.directory)
 
-        checks = [agent.agent, agent.endpoint, machine.processes]
-        findings = list(examine(Inputs(place), checks))
+        findings = found(doctor.agent, directory=place)
         os.kill(pid, signal.SIGSTOP)
         try:
-            stopped = found(agent.endpoint, directory=place, answer_s=0.3)
+            stopped = found(doctor.agent, directory=place, answer_s=0.3)
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    assert levels(findings)[:3] == ["ok", "ok", "ok"]
+    assert levels(findings) == ["ok", "ok"]
     assert findings[0].sentence.startswith(f"pid {pid}, version {__version__}; OTLP: switched off")
     assert findings[1].sentence == f"{scrape} answers"
     assert "does not answer (no answer in time)" in the(stopped, "fail")
 
 
 def test_ranks_that_the_agent_cannot_see_are_named() -> None:
-    unseen = the(list(examine(inputs_with({"unseen": ["0", "3"]}), [machine.processes])), "warn")
+    unseen = the(of_agent({"unseen": ["0", "3"]}), "warn")
 
     assert unseen.startswith("the agent cannot see the process of rank 0, 3, so ")
     assert "if on another node, OTEL_DDP_DIR must name a directory" in unseen
-    assert levels(list(examine(inputs_with({"unseen": []}), [machine.processes])))[0] == "ok"
+    assert levels(of_agent({"unseen": []})) == ["ok"]
 
 
 @pytest.mark.parametrize(("here", "how"), [(7, "with `kill 7`"), (8, "where it runs")])
 def test_an_agent_of_another_version_and_its_remark_are_warnings(here: int, how: str) -> None:
-    inputs = inputs_with({"version": "9.9", "remark": "port 9464 is taken", "pid_here": here})
-
-    findings = list(examine(inputs, [agent.agent]))
+    findings = of_agent({"version": "9.9", "remark": "port 9464 is taken", "pid_here": here})
 
     assert levels(findings) == ["warn", "warn"]
     assert f"has version 9.9, this is {__version__}: end it {how}, and" in findings[0].sentence
@@ -348,10 +267,10 @@ def test_an_endpoint_of_another_program_fails_and_one_that_wants_a_token_is_well
     ):
         inputs = inputs_with({"scrape": f"http://127.0.0.1:{server.getsockname()[1]}/metrics"})
 
-        findings = list(examine(inputs, [agent.endpoint]))
+        *_, (said, _, sentence) = examine(inputs, [doctor.agent])
         process.kill()
 
-    assert words in the(findings, level)
+    assert (said, words in sentence) == (level, True)
 
 
 _SERVE = """
@@ -366,25 +285,9 @@ def test_an_agent_that_did_not_start_fails() -> None:
     inputs = inputs_with()
     inputs.survey.unserved.append({"directory": "/a", "agent_log": "no", "processes": 1})
 
-    sentence = the(list(examine(inputs, [agent.agent])), "fail")
+    sentence = the(list(examine(inputs, [doctor.agent])), "fail")
 
     assert sentence.startswith("a process runs, but no agent has started")
-
-
-def test_a_port_that_is_taken_is_a_warning_and_an_open_address_a_failure(place: Here) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        os.environ["OTEL_EXPORTER_PROMETHEUS_PORT"] = str(taken.getsockname()[1])
-        findings = found(agent.endpoint)
-    free = found(agent.endpoint)
-    os.environ["OTEL_EXPORTER_PROMETHEUS_HOST"] = "203.0.113.7"
-    open_to_all = found(agent.endpoint)
-    os.environ["OTEL_DDP_SCRAPE_TOKEN_FILE"] = "insecure"
-    strange = found(agent.endpoint)
-
-    assert "the next free port" in the(findings, "warn")
-    assert levels(free) == ["ok"]
-    assert "203.0.113.7" in the(strange, "warn")
-    assert "will not be served: 203.0.113.7 is reached from other" in the(open_to_all, "fail")
 
 
 # --- the collector
@@ -409,7 +312,7 @@ def test_a_collector_gets_one_empty_request_of_each_signal(
     url = configure(receiver, protocol)
     os.environ["OTEL_EXPORTER_OTLP_HEADERS"] = "authorization=s3cret"
 
-    findings = found(agent.collector)
+    findings = found(doctor.collector)
 
     assert set(levels(findings)) == {"ok"}
     assert findings[0].sentence == f"{url} accepts metrics, traces, logs"
@@ -424,7 +327,7 @@ def test_a_collector_that_refuses_is_reported_with_its_own_words(receiver: Recei
     configure(receiver, "http/protobuf")
     receiver.set_mode(401)
 
-    findings = found(agent.collector)
+    findings = found(doctor.collector)
 
     assert levels(findings) == ["fail"] * len(findings)
     words = "token rejected (OTEL_EXPORTER_OTLP_HEADERS)"
@@ -437,7 +340,7 @@ def test_a_collector_without_traces_is_a_warning(receiver: Receiver) -> None:
     configure(receiver, "http/protobuf")
     receiver.set_mode(404, "traces")
 
-    findings = found(agent.collector)
+    findings = found(doctor.collector)
 
     assert findings[0].sentence.endswith("accepts metrics, logs")
     assert "set OTEL_TRACES_EXPORTER=none" in the(findings, "warn")
@@ -447,7 +350,7 @@ def test_a_collector_that_does_not_listen_is_one_sentence(receiver: Receiver) ->
     url = configure(receiver, "grpc")
     receiver.close()
 
-    findings = found(agent.collector)
+    findings = found(doctor.collector)
 
     assert the(findings, "fail").startswith(
         f"metrics, traces, logs: connection refused by {url}; start the"
@@ -456,13 +359,13 @@ def test_a_collector_that_does_not_listen_is_one_sentence(receiver: Receiver) ->
 
 
 def test_where_nothing_is_to_be_sent_no_collector_is_contacted(receiver: Receiver) -> None:
-    none = found(agent.collector)
+    none = found(doctor.collector)
     configure(receiver, "http/protobuf")
     os.environ.update(OTEL_DDP_AGENT="offline", OTEL_DDP_SPOOL_DIR="/a b")
-    offline = found(agent.collector)
+    offline = found(doctor.collector)
     for name in ("METRICS", "TRACES", "LOGS"):
         os.environ[f"OTEL_{name}_EXPORTER"] = "none"
-    off = found(agent.collector)
+    off = found(doctor.collector)
 
     assert "OTEL_EXPORTER_OTLP_ENDPOINT names no collector" in the(none, "ok")
     assert "nothing is sent before `otel-ddp replay '/a b'`" in the(offline, "ok")

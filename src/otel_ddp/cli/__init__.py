@@ -23,7 +23,7 @@ COMMANDS = {
         "deploy",
         "write the files of collector, Prometheus and Grafana that fit this version",
     ),
-    "doctor": ("node.doctor", "check the whole installation, and tell what to correct"),
+    "doctor": ("node.doctor", "check the installation, and suggest fixes"),
     "goodput": ("programs.goodput", "tell what the time of a run went to, over all its attempts"),
     "mcp": ("programs.mcp", "answer an assistant's questions on the runs of this node, over MCP"),
     "notify": ("node.notify", "send a test message to the addresses in OTEL_DDP_NOTIFY"),

@@ -17,8 +17,6 @@ LIMIT = Measurement(catalog.OTEL_DDP_GPU_POWER_LIMIT, 700.0)
 class FakeDriver:
     """Devices that answer as a test has them answer."""
 
-    hiding = ()
-
     def __init__(self, *devices: Device) -> None:
         self.silent: list[str] = []
         self.found: Any = list(devices)

@@ -171,10 +171,10 @@ def unserved(found: Survey) -> Iterable[str]:
         )
 
 
-def duplicate_ranks(found: Survey, run: tuple[str, str] | None = None) -> Iterable[str]:
+def duplicate_ranks(found: Survey, run: tuple[str, str]) -> Iterable[str]:
     """A sentence for each rank that several living processes claim."""
     for each in found.doubled:
-        if run in (None, of_run(each)):
+        if of_run(each) == run:
             yield (
                 f"pids {' and '.join(map(str, each['pids']))} all report as rank {each['rank']} of "
                 f"run {cell(each['run'], '?')}, and the metrics show only one of them: give each "

@@ -98,8 +98,6 @@ class Amd:
     A board in partitions is one device.
     """
 
-    hiding = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-
     def __init__(
         self,
         *,

@@ -61,10 +61,6 @@ class Driver(Protocol):
     """One vendor's devices. Only one thread calls it; every call may hang."""
 
     @property
-    def hiding(self) -> Sequence[str]:
-        """The variables that choose a program's devices, and hide all if they are empty or -1."""
-
-    @property
     def silent(self) -> Sequence[str]:
         """One sentence for each device that did not answer when the devices were last listed."""
 

@@ -65,8 +65,6 @@ _NO_DEVICES = (
 class Nvml:
     """NVIDIA's driver, through nvidia-ml-py; *lib* has the interface of that module."""
 
-    hiding = ("CUDA_VISIBLE_DEVICES",)
-
     def __init__(
         self,
         lib: Any = None,

@@ -1,0 +1,323 @@
+"""otel-ddp doctor: checks the installation, and suggests fixes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import runpy
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from otel_ddp import __version__, errors, settings
+from otel_ddp.agent.export.otlp import (
+    NO_COLLECTOR,
+    Signal,
+    Variables,
+    exported_signals,
+    signals_with_endpoint,
+)
+from otel_ddp.cli import fetch
+from otel_ddp.cli.node.status import NO_AGENT, unserved
+from otel_ddp.cli.options import add_directory_option
+from otel_ddp.cli.text import cell, mappings, print_answer
+from otel_ddp.errors import ConfigError
+from otel_ddp.identity import identity
+from otel_ddp.identity.strategy import Choice
+from otel_ddp.journal import place
+from otel_ddp.journal.survey import Survey, survey
+from otel_ddp.torch.models import device_runtime, loses_overlap, too_old
+from otel_ddp.vocabulary.words import NO_OVERLAP
+
+Level = Literal["ok", "warn", "fail"]
+Said = Iterator[tuple[Level, str]]
+Check = Callable[["Inputs"], Said]
+
+# The device files of GPUs that we read, and what torch has to be built for there.
+_DEVICES = {"nvidiactl": "CUDA", "kfd": "ROCm"}
+_RANKS = 8
+_MIB = 1024 * 1024
+
+
+class Finding(NamedTuple):
+    """One line of the answer."""
+
+    level: Level
+    subject: str
+    sentence: str
+
+
+class Inputs:
+    """What the checks look at."""
+
+    def __init__(
+        self,
+        directory: str = "",
+        env: Mapping[str, str] = os.environ,
+        *,
+        dev: Path = Path("/dev"),
+        answer_s: float = 5.0,
+    ) -> None:
+        self.directory, self.env, self.answer_s = directory, env, answer_s
+        self.wanted = next((v for name, v in _DEVICES.items() if (dev / name).exists()), "")
+        """What torch has to be built for to use the GPUs here; empty: there are none."""
+        self.wrong: list[str] = []
+        """A sentence for each variable that is wrong."""
+        usable = dict(env)
+        for name in sorted(env):
+            try:
+                settings.read({name: env[name]})
+            except ConfigError as error:  # noqa: PERF203
+                self.wrong.append(str(error))
+                del usable[name]
+        self.conf = settings.read(usable, directory=directory or None)
+        """The settings, without the variables that are wrong."""
+
+    @cached_property
+    def survey(self) -> Survey:
+        """The agents and processes of this node."""
+        return survey(place.existing(self.conf.directory, self.env))
+
+    @property
+    def agents(self) -> list[Mapping[str, Any]]:
+        """The living agents, as they describe themselves."""
+        return [each for each in self.survey.agents if each["alive"]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="the same as JSON, for programs")
+    add_directory_option(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    found: list[Finding] = []
+    for each in examine(Inputs(options.dir)):
+        found.append(each)
+        # Each at once: some checks take seconds.
+        line = f"{each.level:<5} {each.subject:<10} {cell(each.sentence)}"
+        if not options.json and print_answer(line):
+            return 1
+    failed = sum(each.level == "fail" for each in found)
+    warned = sum(each.level == "warn" for each in found)
+    if options.json:
+        plain = [each._asdict() for each in found]
+        not_printed = print_answer(json.dumps({"ok": not failed, "findings": plain}, indent=2))
+    elif failed or warned:
+        not_printed = print_answer(f"\n{failed} failed, {warned} to look at.")
+    else:
+        not_printed = print_answer("\nAll is well.")
+    return 1 if failed or not_printed else 0
+
+
+def examine(inputs: Inputs, checks: Sequence[Check] | None = None) -> Iterator[Finding]:
+    """The findings of all checks, in their order; nothing is raised."""
+    for check in CHECKS if checks is None else checks:
+        subject = check.__name__
+        try:
+            for level, sentence in check(inputs):
+                yield Finding(level, subject, sentence)
+        except errors.ANY_ERROR as why:
+            sentence = f"could not be checked: {type(why).__name__}: {why}"
+            yield Finding("fail", subject, sentence)
+
+
+# -- the checks
+
+
+def python(inputs: Inputs) -> Said:
+    yield "ok", f"otel_ddp {__version__} on Python {platform.python_version()} ({sys.executable})"
+
+
+def torch(inputs: Inputs) -> Said:
+    """Reads its file of versions: an import takes seconds, and may end this process."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        yield (
+            "warn",
+            "torch is not installed for this Python: values can be logged, but no training is "
+            "measured: pip install 'torch>=2.4'; if torch is elsewhere, call `python -m otel_ddp "
+            "doctor` with that Python",
+        )
+        return
+    says = runpy.run_path(str(Path(found.origin).with_name("version.py")))
+    version = str(says["__version__"])
+    build = device_runtime(says) or "CPU only"
+    doubt = too_old(version)
+    if not doubt and not build.startswith(inputs.wanted):
+        doubt = f"it uses none of the GPUs here; install a build for {inputs.wanted}"
+    described = f"torch {version}, {build}"
+    yield ("warn", f"{described}: {doubt}") if doubt else ("ok", described)
+
+
+def variables(inputs: Inputs) -> Said:
+    for sentence in inputs.wrong:
+        yield "fail", sentence
+    # A training that starts here would stop, although each variable is valid by itself.
+    for refused_by_init in (
+        lambda: Choice(inputs.conf.strategy),
+        lambda: identity.resolve(env=inputs.env),
+    ):
+        try:
+            refused_by_init()
+        except ConfigError as error:  # noqa: PERF203
+            yield "fail", str(error)
+    for sentence in (*settings.doubts(inputs.env), *settings.unknown(inputs.env)):
+        yield "warn", sentence
+    if inputs.conf.disabled:
+        yield "warn", "OTEL_SDK_DISABLED=true: nothing is recorded; unset it"
+    if loses_overlap(inputs.env):
+        yield "warn", NO_OVERLAP
+    given = sorted(name for name in settings.names() if inputs.env.get(name, "").strip())
+    # Without their values: one may be a token.
+    yield "ok", f"set: {', '.join(given)}" if given else "none is set, so the defaults hold"
+
+
+def journals(inputs: Inputs) -> Said:
+    """Makes the directory, as the next process that starts would, and says what that one says."""
+    conf, given_as = inputs.conf, "--dir" if inputs.directory else "OTEL_DDP_DIR"
+    try:
+        places, remark = place.find(
+            conf.directory, inputs.env, given_as=given_as, offline=conf.offline
+        )
+    except ConfigError as error:
+        yield "fail", str(error)
+        return
+    if remark:
+        yield "warn" if places else "fail", remark
+    if not places:
+        return
+    found = os.statvfs(places[0].directory)
+    size, free_bytes = conf.journal_bytes, found.f_bavail * found.f_frsize
+    sentence = (
+        f"{places[0].directory} can be written to; {free_bytes / _MIB:.0f} MiB are free, "
+        f"{_RANKS} journals take {_RANKS * size / _MIB:.0f} MiB"
+    )
+    if free_bytes >= _RANKS * size:
+        yield "ok", sentence
+    else:
+        level: Level = "warn" if free_bytes >= size else "fail"
+        advice = "make room (docker: --shm-size), or set OTEL_DDP_JOURNAL_BYTES lower"
+        yield level, f"{sentence}: {advice}"
+
+
+def agent(inputs: Inputs) -> Said:
+    for each in inputs.agents:
+        if each.get("starting") is True:
+            yield "ok", f"pid {cell(each.get('pid'), '?')} is starting; run this again in a moment"
+        else:
+            yield from _of_agent(each, inputs)
+    starts_agent = inputs.conf.starts_agent
+    without_agent = list(unserved(inputs.survey)) if starts_agent else []
+    for sentence in without_agent:
+        yield "fail", sentence
+    if not inputs.agents and not without_agent:
+        yield "ok" if starts_agent else "warn", NO_AGENT[inputs.conf.agent]
+
+
+def _of_agent(each: Mapping[str, Any], inputs: Inputs) -> Said:
+    pid, version = cell(each.get("pid"), "?"), cell(each.get("version"), "?")
+    if version == __version__:
+        yield "ok", f"pid {pid}, version {version}; OTLP: {cell(each.get('export'), 'unknown')}"
+    else:
+        # A process id of another PID namespace belongs to another process here.
+        ours = each.get("pid") == each.get("pid_here")
+        how = f"with `kill {pid}`" if ours else "where it runs"
+        yield (
+            "warn",
+            f"pid {pid} has version {version}, this is {__version__}: end it {how}, and the "
+            "training starts another one",
+        )
+    if remark := cell(each.get("remark")):
+        yield "warn", remark
+    url = each.get("scrape")
+    if isinstance(url, str) and url.startswith(("http://", "https://")):
+        yield _scraped(url, inputs.answer_s)
+    else:
+        yield "fail", "the agent has no endpoint: see its remark above, or its log agent.log"
+    gpus, remarks, unseen = (each.get(key) for key in ("gpus", "gpu_remarks", "unseen"))
+    if inputs.wanted and not mappings(gpus):
+        yield (
+            "warn",
+            "the agent shows no GPU, although there are some: it was started with other "
+            "OTEL_DDP_SOURCES, or in a container that does not see them",
+        )
+    if isinstance(remarks, list) and (inputs.wanted or mappings(gpus)):
+        yield from (("warn", cell(remark, "?")) for remark in remarks)
+    if isinstance(unseen, list) and unseen:
+        yield (
+            "warn",
+            f"the agent cannot see the process of rank {', '.join(map(cell, unseen))}, so there "
+            "are no process_* series for it. If it runs in another container, let them share "
+            "process ids (shareProcessNamespace, hostPID, --pid=host); if on another node, "
+            "OTEL_DDP_DIR must name a directory that each node has for itself, such as one in "
+            "/dev/shm",
+        )
+
+
+def _scraped(url: str, answer_s: float) -> tuple[Level, str]:
+    try:
+        status, _ = fetch.get(url, answer_s=answer_s)
+    except fetch.NoAnswer as why:
+        return "fail", (
+            f"{url} does not answer ({why}): the agent hangs, or is in another container with a "
+            "network of its own"
+        )
+    if status == HTTPStatus.UNAUTHORIZED:
+        return "ok", f"{url} answers those who have its token"
+    if status != HTTPStatus.OK:
+        return "fail", f"{url} answers {status}: does it belong to another program?"
+    return "ok", f"{url} answers"
+
+
+def collector(inputs: Inputs) -> Said:
+    """Sends an empty request for each signal, and shows the answers."""
+    # Imported here: it takes long, and a broken package must not end the other checks.
+    from otel_ddp.agent.export.otlp.transport import Transport
+
+    env, spools = inputs.env, shlex.quote(inputs.conf.spools)
+    if not exported_signals(env):
+        yield "ok", "switched off by OTEL_*_EXPORTER=none: scrape only"
+        return
+    if inputs.conf.offline:
+        yield "ok", f"OTEL_DDP_AGENT=offline: nothing is sent before `otel-ddp replay {spools}`"
+        return
+    if not (signals := signals_with_endpoint(inputs.conf, env)):
+        yield "ok", f"{NO_COLLECTOR}: scrape only"
+        return
+    conf = replace(inputs.conf, timeout_s=min(inputs.conf.timeout_s, inputs.answer_s))
+    # A person waits for the answer, so the long timeouts of an export do not count.
+    without_timeouts = {name: text for name, text in env.items() if not name.endswith("_TIMEOUT")}
+    transport = Transport(conf, without_timeouts)
+    try:
+        # An empty body is a request with nothing in it, for each of the signals.
+        outcomes = {each: transport.send(each, b"") for each in signals}
+    finally:
+        transport.close()
+    accepted = [each for each, outcome in outcomes.items() if outcome.kind == "delivered"]
+    if accepted:
+        yield "ok", f"{transport.destination} accepts {', '.join(accepted)}"
+    failed: dict[str, list[Signal]] = {}
+    for each, outcome in outcomes.items():
+        if each not in accepted:
+            failed.setdefault(outcome.why, []).append(each)
+    for why, them in failed.items():
+        variable = Variables(them[0], conf, env).endpoint_variable
+        # Many collectors accept no traces or logs; one without metrics is of no use.
+        only_warn = "not taken there" in why and "metrics" in accepted
+        switches = ", ".join(f"OTEL_{each.upper()}_EXPORTER=none" for each in them)
+        yield (
+            "warn" if only_warn else "fail",
+            f"{', '.join(them)}: {why}; {f'set {switches}' if only_warn else 'start the collector'}"
+            f", or correct {variable} (usually port 4318 for http/protobuf, 4317 for grpc)",
+        )
+
+
+CHECKS: tuple[Check, ...] = (python, torch, variables, journals, agent, collector)
