@@ -51,7 +51,7 @@ _FIRST = ("stack", "e2e", "torch", "cli", "identity", "journal")
 # What takes long to import of what all tests together import. Ranks have torch alone: some tests
 # look at what else is imported there.
 _IMPORTED_BY_TESTS = (
-    *("functorch.compile", "grpc", "networkx", "textual.app", "yaml"),
+    *("functorch.compile", "grpc", "networkx", "yaml"),
     *("opentelemetry.exporter.otlp.proto.grpc", "otel_ddp.agent.service", "otel_ddp.cli"),
 )
 _THREADS_END_S = 5.0

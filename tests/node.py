@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 import leftovers
 import warm
 from otel_ddp.agent.scrape.endpoint import parse
+from otel_ddp.cli.node.picture import picture
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import survey
 
@@ -164,6 +165,10 @@ class Node:
     def processes(self) -> list[dict[str, Any]]:
         """What `otel-ddp status` knows."""
         return [each.to_json() for each in survey([self.place]).processes]
+
+    def shown(self) -> str:
+        """What `otel-ddp status` prints."""
+        return "\n".join(each.text for each in picture(survey([self.place]), time.time_ns()))
 
     def insufficient(self, run: str) -> str:
         """Why the agent cannot say of this run who keeps the others waiting."""

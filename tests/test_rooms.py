@@ -62,8 +62,6 @@ HOMES = {
     "google": "agent/history/ agent/link/ agent/export/otlp/",
     "requests": "agent/export/otlp/",
     "prometheus_client": "agent/scrape/",
-    "textual": "cli/node/top/app.py",
-    "rich": "cli/node/top/app.py",
     "apprise": "agent/notify/addresses.py",
     "fsspec": "agent/artifacts/reader.py",
     "transformers": "integrations/transformers.py",

@@ -18,7 +18,8 @@ import pytest
 import otel_ddp
 from conftest import Here
 from otel_ddp.cli import main
-from otel_ddp.cli.node.status import NO_AGENT, NO_DRIVER_REMARKS, lines
+from otel_ddp.cli.node import screen
+from otel_ddp.cli.node.picture import NO_AGENT, Line, picture
 from otel_ddp.journal.process_state import ProcessState, table
 from otel_ddp.journal.survey import Survey, survey
 
@@ -41,8 +42,12 @@ def surveyed(*processes: ProcessState, agents: Iterable[Any] = (), **more: Any) 
     return Survey(agents=whole, processes=table(processes), **more)
 
 
+def lines(found: Survey, now_ns: int = NOW_NS, **how: Any) -> list[str]:
+    return [each.text for each in picture(found, now_ns, **how)]
+
+
 def shown(*processes: ProcessState, **more: Any) -> list[str]:
-    return list(lines(surveyed(*processes, **more), NOW_NS))
+    return lines(surveyed(*processes, **more))
 
 
 def test_a_verdict_is_shown_with_the_time_since_when_it_holds_or_held(
@@ -110,15 +115,16 @@ def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:
         "run one, group g, train, 1 of 2 ranks here",
     ]
     start = shown_lines.index("run one, world 2")
-    assert [line.split()[:3] for line in shown_lines[start + 1 : start + 5]] == [
+    assert shown_lines[start + 1] == "  ! of both roles"
+    assert [line.split()[:3] for line in shown_lines[start + 2 : start + 6]] == [
         ["rank", "job_type", "local"],
         ["0", "train", "0"],
         ["0", "node_7_evaluates", "0"],
         ["1", "worker", "0"],
     ]
-    assert shown_lines[start + 5 : start + 7] == ["  ! of both roles", ""]
-    assert "pids 7 and 8" in shown_lines[-2]
-    assert shown_lines[-1] == "  ! of another run"
+    other_run = shown_lines[start + 6 :]
+    assert other_run[2] == "  ! of another run"
+    assert "pids 7 and 8" in other_run[3]
 
 
 def of(rank: int, **more: Any) -> ProcessState:
@@ -176,7 +182,7 @@ def test_values_of_another_type_are_shown_and_stop_nothing(odd: Any, place: Here
 
     assert found.processes
     assert found.verdicts[-1]["who"] == {"run": "one"}
-    assert list(lines(found, NOW_NS))
+    assert lines(found, NOW_NS)
     json.dumps(found.to_json())
     assert ProcessState.from_json(told) == ProcessState(**told)
 
@@ -188,8 +194,10 @@ def test_a_run_that_cannot_be_judged_is_shown_with_the_reason_and_its_board() ->
 
     shown_lines = shown(process(), agents=[agent])
 
-    assert shown_lines[-2] == "  board https://g.example/d/otel-ddp-run?var-group=&var-run=one"
-    assert shown_lines[-1] == f"  stragglers: {why}"
+    assert [line for line in shown_lines if line.startswith(("  board", "  stragglers"))] == [
+        f"  stragglers: {why}",
+        "  board https://g.example/d/otel-ddp-run?var-group=&var-run=one",
+    ]
 
 
 def test_a_run_that_has_ended_needs_no_judgement(place: Here) -> None:
@@ -199,7 +207,7 @@ def test_a_run_that_has_ended_needs_no_judgement(place: Here) -> None:
     with an_agent(place, "import otel_ddp; run = otel_ddp.init(run='mine')") as pid:
         # One that has written nothing yet is starting.
         assert survey([place]).agents[0]["starting"] is True
-        assert next(iter(lines(survey([place]), NOW_NS))) == f"agent     pid {pid} is starting"
+        assert f"agent     pid {pid} is starting" in lines(survey([place]))
         about = {"pid": 7, "insufficient": [over, lacks, {**lacks, "group": "another"}]}
         place.agent_file.write_text(json.dumps(about))
         (agent,) = survey([place]).agents
@@ -222,13 +230,13 @@ def test_ranks_of_other_nodes_are_shown_as_long_as_the_agent_lives_that_leads_th
         place, "import otel_ddp; run = otel_ddp.init(run='mine', global_rank=0, world_size=4)"
     ):
         place.agent_file.write_text(json.dumps({"pid": 7, **told}))
-        shown_lines = list(lines(survey([place]), NOW_NS))
-    without = list(lines(survey([place]), NOW_NS))
+        shown_lines = lines(survey([place]), NOW_NS)
+    without = lines(survey([place]), NOW_NS)
 
     heading = next(at for at, line in enumerate(shown_lines) if line.startswith("run mine"))
     assert shown_lines[heading].endswith("2 of 4 ranks known here")
-    assert shown_lines[heading + 3].split()[:3] == ["1", "0", "beta"]
-    assert shown_lines[heading + 4] == "  leads 2 nodes"
+    assert shown_lines[heading + 4].split()[:3] == ["1", "0", "beta"]
+    assert shown_lines[heading + 5] == "  leads 2 nodes"
     assert not [line for line in without if "beta" in line or "leads" in line]
 
 
@@ -263,12 +271,12 @@ def test_a_process_without_its_agent_is_shown_with_the_last_line_of_the_agents_l
 def test_where_no_agent_has_started_the_reason_is_shown(last_line: str, why: str) -> None:
     found = Survey(unserved=[{"directory": "/a b", "agent_log": last_line, "processes": 2}])
 
-    assert list(lines(found, NOW_NS)) == [
+    assert lines(found, NOW_NS) == [
         "agent     2 processes run, but no agent has started (which is right after "
         f"OTEL_DDP_AGENT=off); {why}; try `otel-ddp agent --dir '/a b'`",
         "no runs",
     ]
-    assert "no agent has started" not in str(list(lines(found, NOW_NS, agent="external")))
+    assert "no agent has started" not in str(lines(found, NOW_NS, agent="external"))
 
 
 @pytest.mark.parametrize("mode", NO_AGENT)
@@ -280,7 +288,7 @@ def test_where_no_agent_runs_status_tells_how_one_is_started(
     assert main(["status"]) == 0
 
     assert capsys.readouterr().out == f"agent     {NO_AGENT[mode]}\nno runs\n"
-    assert list(lines(Survey(), NOW_NS, named=False))[1:] == ["no runs of this user"]
+    assert lines(Survey(), NOW_NS, named=False)[1:] == ["no runs of this user"]
 
 
 def test_two_living_processes_of_the_same_rank_are_reported(place: Here, tmp_path: Path) -> None:
@@ -314,11 +322,11 @@ def test_the_agents_notes_on_a_run_are_shown_under_it_alone(place: Here) -> None
         place.agent_file.write_text(json.dumps({"pid": 7, "notes": [note, "odd"]}))
         found = survey([place])
 
-    shown_lines = list(lines(found, NOW_NS))
+    shown_lines = lines(found, NOW_NS)
     assert found.notes == [note]
     assert shown_lines.count("  ! local rank 1 of node h records nothing") == 1
     heading = next(at for at, line in enumerate(shown_lines) if line.startswith("run mine"))
-    assert shown_lines[heading + 3] == "  ! local rank 1 of node h records nothing"
+    assert shown_lines[heading + 1] == "  ! local rank 1 of node h records nothing"
     # Whether it still holds is unknown once the agent has ended.
     assert survey([place]).notes == []
 
@@ -382,6 +390,106 @@ def test_json_for_programs_has_all_of_a_process(
     assert (found["description"], found["tags"], found["config"]) == ("d" * 500, "a,b", config)
 
 
+# --- what is wrong, and who waits
+
+
+LATE = {"who": {"run": "one", "rank": "7"}, "kind": "straggler", "sentence": "it is late " * 12}
+
+
+def many(count: int, **more: Any) -> Survey:
+    """So many ranks, of which the 7th is late and the 9th has failed."""
+    found = [
+        process(
+            rank=rank,
+            node=f"node-{rank // 8}",
+            state="failed" if rank == 9 else "running",
+            step_s=0.05,
+            wait_ratio=0.02 if rank == 7 else 0.6,
+        )
+        for rank in range(count)
+    ]
+    return surveyed(*found, agents=[{"gpus": [gpu()] * 8, "node": "alpha"}], **more)
+
+
+def test_each_rank_has_a_bar_of_its_waits_and_the_late_one_a_mark() -> None:
+    found = many(8, verdicts=[LATE])
+
+    drawn = {line.text.split()[0]: line for line in picture(found, NOW_NS)[:11]}
+
+    assert "██████░░░░  60%      50 ms" in drawn["0"].text
+    assert "░░░░░░░░░░   2%      50 ms" in drawn["!7"].text
+    assert [drawn[rank].style for rank in ("0", "!7", "!")] == ["", "trouble", "trouble"]
+
+
+def test_a_run_in_which_nothing_is_wrong_says_so_where_an_agent_looks() -> None:
+    bound = {"who": {"run": "one"}, "kind": "bound", "sentence": "input-bound"}
+    well = [surveyed(process(), agents=[{}]), surveyed(process(), agents=[{}], verdicts=[bound])]
+    unknown = [surveyed(process(), agents=agents) for agents in ([], [{"starting": True}])]
+    unknown.append(surveyed(process(), agents=[{"stopped": True}]))
+    over = surveyed(process(state="finished"), agents=[{}])
+    ill = surveyed(process(), agents=[{}], verdicts=[{**LATE, "who": {"run": "one"}}])
+
+    assert ["  nothing is wrong" in lines(each) for each in (*well, *unknown, over, ill)] == [
+        *(True, True, False, False, False, False, False)
+    ]
+
+
+def test_the_last_values_are_those_of_the_first_rank_with_the_loss_in_front() -> None:
+    names = [("lr", "train", ""), ("acc", "val", "max"), *((f"n{at}", "", "") for at in range(9))]
+    rows = [
+        {"name": name, "split": split, "direction": way, "last": {"value": 0.123456, "step": 1}}
+        for name, split, way in names
+    ]
+    missing = {"name": "odd", "split": "", "direction": "min", "last": None}
+
+    (shown_line,) = (
+        line
+        for line in shown(process(rank=1, summary=rows[:1]), process(summary=[*rows, missing]))
+        if "lr" in line
+    )
+
+    assert shown_line.startswith("  acc (val) 0.12346  odd -  lr 0.12346  n0 0.12346")
+    assert shown_line.endswith("and 4 more")
+
+
+@pytest.mark.parametrize("count", [2, 40, 10_000])
+@pytest.mark.parametrize(("columns", "rows"), [(79, 24), (139, 60), (40, 12), (20, 3)])
+def test_the_picture_fits_any_terminal_and_the_worst_ranks_come_first(
+    count: int, columns: int, rows: int
+) -> None:
+    drawn = lines(many(count, verdicts=[LATE]), columns=columns, rows=rows)
+
+    assert len(drawn) <= rows
+    assert max(map(len, drawn)) <= columns
+    if (columns, count) == (79, 10_000):
+        head = next(at for at, line in enumerate(drawn) if line.split()[:1] == ["rank"])
+        table = drawn[head : drawn.index("", head)]
+        assert [line.split()[0] for line in table[1:3]] == ["!7", "9"]
+        assert table[-1] == f"  and {count - len(table) + 2:,} more ranks, all running"
+        # The GPUs get as many rows, or one less.
+        gpus = next(at for at, line in enumerate(drawn) if line.startswith("GPUs of alpha"))
+        assert len(table) - len(drawn[gpus + 1 : drawn.index("", gpus)]) in (0, 1)
+
+
+def test_the_picture_of_a_pipe_has_twenty_rows_of_each_run_and_whole_sentences() -> None:
+    drawn = lines(many(40, verdicts=[LATE]))
+
+    assert f"  ! {LATE['sentence']}".rstrip() in [line.rstrip() for line in drawn]
+    assert "  and 21 more ranks, all running" in drawn
+    assert len([line for line in drawn if "node-" in line]) == 19
+
+
+def test_colours_are_for_terminals_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with_colours = screen.has_colours()
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    assert (with_colours, screen.has_colours()) == (True, False)
+    assert screen.styled(Line("bad", "trouble"), True) == "\x1b[1;31mbad\x1b[0m"
+    assert screen.styled(Line("bad", "trouble"), False) == "bad"
+
+
 # --- GPUs
 
 
@@ -413,7 +521,7 @@ def devices(*gpus: Any, remarks: Any = (), driver: Any = "NVIDIA driver 550.54.1
     }
     shown_lines = shown(agents=[agent])
     heads = [n for n, line in enumerate(shown_lines) if line.startswith("GPUs of alpha")]
-    return shown_lines[heads[0] :] if heads else []
+    return shown_lines[heads[0] : shown_lines.index("", heads[0])] if heads else []
 
 
 def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
@@ -458,4 +566,5 @@ def test_several_runs_remarks_and_odd_values_of_gpus_are_shown_and_stop_nothing(
         agent = {"node": odd, "gpus": odd, "gpu_remarks": odd, "gpu_driver": odd}
         assert all(line.isprintable() for line in [*rows, *shown(agents=[agent])])
         assert len([row for row in rows if "NVIDIA H100" in row]) >= len(broken) - 1
-    assert devices(remarks=NO_DRIVER_REMARKS, driver="") == []
+    no_driver = ["There is no NVIDIA driver here.", "The NVIDIA kernel driver is not loaded."]
+    assert devices(remarks=no_driver, driver="") == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,6 @@ import pytest
 from e2e import fragments
 from extras import needed
 from node import Node, finished, until
-from otel_ddp.cli.node.status import lines
-from otel_ddp.journal.survey import survey
 from otlp_receiver import Point, Receiver
 
 ROOT = Path(__file__).parents[2]
@@ -77,8 +74,7 @@ def test_an_example_runs_and_is_recorded(name: str) -> None:
         assert all(each["state"] == "finished" for each in node.processes())
         assert len({each["run"] for each in node.processes()}) == 1
         # One table, though the ranks of spawn.py have two roles.
-        told = lines(survey([node.place]), time.time_ns())
-        assert len([line for line in told if line.startswith("run ")]) == 1
+        assert len(re.findall("^run ", node.shown(), re.MULTILINE)) == 1
         # torchrun and the compiler leave folders of theirs.
         assert all(each.name.startswith("torch") for each in temporary.iterdir())
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,9 +17,7 @@ from documents import check
 from node import Node, until
 from otel_ddp.cli import main
 from otel_ddp.cli.node import agent_page
-from otel_ddp.cli.node.status import lines
 from otel_ddp.history.directory import find_run
-from otel_ddp.journal.survey import survey
 
 PROGRAM = Path(__file__).parents[1] / "nodes" / "train.py"
 FLOOR_S = 8.0
@@ -68,7 +65,7 @@ class TwoNodes:
         return dict(until(one, f"a verdict ({kind}) on node-{number}"))
 
     def status(self, number: int) -> str:
-        return "\n".join(lines(survey([self.nodes[number].place]), time.time_ns()))
+        return self.nodes[number].shown()
 
 
 def named(node: Node, rank: str) -> list[float]:
@@ -92,7 +89,8 @@ def test_a_rank_of_the_other_node_is_profiled_there(
     run: TwoNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     until(lambda: "with 1 other node: listens on" in run.status(0), "the link")
-    until(lambda: re.search(r"^ +3 +1 +node-1 ", run.status(0), re.M), "rank 3 on node-0")
+    row = r"^ +!?3 +1 +node-1 +[█░]{10} +\d+% +[\d.]+ m?s "
+    until(lambda: re.search(row, run.status(0), re.M), "rank 3 and its waits on node-0")
 
     assert main(["profile", "--dir", str(run.nodes[0].place.directory), "--rank", "3"]) == 2
 
@@ -116,7 +114,6 @@ def test_each_view_on_the_other_node_says_where_all_ranks_are_shown(
         }
         return {
             "status": run.status(number),
-            "top": shown("top", "--once", *here),
             "stacks": shown("stacks", "--rank", "9", *here),
             "profile": shown("profile", "--rank", "9", *here),
             "report": shown("report", "--out", out),
@@ -165,7 +162,10 @@ def test_the_node_of_the_lead_shows_the_ranks_histories_and_stacks_of_both(
 ) -> None:
     def ranks(number: int) -> list[list[str]]:
         rows = [line.split() for line in run.status(number).splitlines()]
-        return [row[:3] for row in rows if row[2:3] in (["node-0"], ["node-1"])]
+        # A verdict may name one of them.
+        return [
+            [row[0].lstrip("!"), *row[1:3]] for row in rows if row[2:3] in (["node-0"], ["node-1"])
+        ]
 
     def steps(number: int) -> dict[str, int]:
         """How many steps of each rank the histories on a node hold."""

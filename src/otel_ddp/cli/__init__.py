@@ -38,11 +38,11 @@ COMMANDS = {
     "run": ("run", "run a command, and measure every training below it"),
     "runs": ("programs.runs", "list the runs that are kept on this node, the newest first"),
     "stacks": ("node.stacks", "show the Python stacks of ranks"),
-    "status": ("node.status", "show what runs on this node: agent, endpoint, runs, ranks, GPUs"),
-    "top": (
-        "node.top",
-        "watch this node live: phases, work, GPUs, verdicts and values of its ranks",
+    "status": (
+        "node.status",
+        "show what runs on this node: what is wrong, who waits, GPUs",
     ),
+    "top": ("node.top", "the same live, until q: `otel-ddp status --watch`"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,12 +13,24 @@ from otel_ddp.history.page.exchange import json_text
 from otel_ddp.history.terminal import printable, when
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS
 
+_PLAIN_BARS = str.maketrans("█░", "#.")
+
+
+def encodable(text: str) -> str:
+    """The same with the letters that stdout's encoding has."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        plain = text.translate(_PLAIN_BARS)
+        return plain.encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
 
 def print_answer(text: str) -> int:
     """Print text in the terminal's encoding; the exit status."""
     try:
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        print(text.encode(encoding, "backslashreplace").decode(encoding))
+        print(encodable(text))
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
@@ -28,6 +41,12 @@ def print_answer(text: str) -> int:
         print(f"The answer could not be written: {error.strerror}.", file=sys.stderr)
         return 1
     return 0
+
+
+def end_by_signals() -> None:
+    """Let SIGTERM and SIGHUP clean up too, as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 def print_json(document: Any) -> int:

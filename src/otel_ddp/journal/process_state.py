@@ -154,8 +154,11 @@ class ProcessState:
     started_ns: int = 0
     lost: int = 0
     journal: str = ""
+    step_s: float | None = None
+    """How long its last steps took; like all that follows, None but in the status."""
+    wait_ratio: float | None = None
+    """How much of that it waited for other ranks."""
     description: str | None = None
-    """This and what follows is long, and None but in the status."""
     config: Mapping[str, Any] | None = None
     summary: Sequence[Mapping[str, Any]] | None = None
 
@@ -232,16 +235,16 @@ class ProcessState:
         return cls(**{name: kind(found.get(name)) for name, kind in kinds.items()})
 
     def to_json(self) -> dict[str, Any]:
-        """For files and answers, without the long texts that are not here."""
+        """For files and answers, without what is in the status alone."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {key: v for key, v in found.items() if v is not None or key not in _LONG}
+        return {key: v for key, v in found.items() if v is not None or key not in _IN_STATUS}
 
 
 _TEXTS = (
     *("run", "group", "job_type", "project", "name", "tags", "node", "host"),
     *("launcher", "strategy"),
 )
-_LONG = ("description", "config", "summary")
+_IN_STATUS = ("step_s", "wait_ratio", "description", "config", "summary")
 
 
 def _whole(value: Any) -> int | None:
@@ -250,12 +253,19 @@ def _whole(value: Any) -> int | None:
     return value if sane else None
 
 
+def measured(value: Any) -> float | None:
+    """A duration or a share."""
+    sane = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
+    return float(value) if sane else None
+
+
 # How a value of JSON is read, by the type of its field.
 _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "str": lambda value: value if isinstance(value, str) else "",
     "str | None": lambda value: value if isinstance(value, str) else None,
     "int": lambda value: _whole(value) or 0,
     "int | None": _whole,
+    "float | None": measured,
     "bool": lambda value: value is True,
     "Mapping[str, Any] | None": lambda value: value if isinstance(value, Mapping) else None,
     "Sequence[Mapping[str, Any]] | None": lambda value: (

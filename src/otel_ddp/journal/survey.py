@@ -15,6 +15,7 @@ from otel_ddp.journal.process_state import (
     End,
     ProcessState,
     ended_by_parent,
+    measured,
     parent,
     state_of,
     table,
@@ -28,6 +29,7 @@ _STOPPED_S = 20.0
 _LONG_HERE_NS = 10_000_000_000
 
 _Rows = list[dict[str, Any]]
+_OF_RANK = ("group", "run", "job_type", "rank")
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,12 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
             for each in here
             if each.journal not in known
         ]
-        found.processes.extend([*ended, *here])
+        found.processes.extend(ended)
         if agent["alive"]:
-            found.processes.extend(elsewhere(about))
+            found.processes.extend(_paced([*here, *elsewhere(about)], _rows(about, "paces")))
             found.links.extend(_rows(about, "links"))
+        else:
+            found.processes.extend(here)
         found.unreadable.extend(why for name, why in faults.items() if name not in known)
         found.past.extend(_verdicts(about, "past"))
         if agent["alive"]:
@@ -105,6 +109,18 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
 def elsewhere(about: Mapping[str, Any]) -> list[ProcessState]:
     """The processes of other nodes that an agent tells of: of the runs that it leads."""
     return list(filter(None, map(ProcessState.from_json, _rows(about, "elsewhere"))))
+
+
+def _paced(processes: list[ProcessState], paces: _Rows) -> Iterator[ProcessState]:
+    """The same processes; the living ones with what their agent knows of their last steps."""
+    by_rank = {tuple(str(each.get(name)) for name in _OF_RANK): each for each in paces}
+    for each in processes:
+        told = by_rank.get(tuple(str(getattr(each, name)) for name in _OF_RANK))
+        if told is None or each.ended:
+            yield each
+        else:
+            step_s, wait_ratio = measured(told.get("step_s")), measured(told.get("wait_ratio"))
+            yield replace(each, step_s=step_s, wait_ratio=wait_ratio)
 
 
 def of_run(labels: Mapping[str, Any]) -> tuple[str, str]:
@@ -173,11 +189,12 @@ def _agent(place: Place) -> tuple[dict[str, Any], dict[str, Any]]:
     # From the kernel, as numbered here; the agent's own number is of its PID namespace.
     pid = place.agent_pid()
     alive = pid is not None
-    apart = ("nodes", "ended", "elsewhere", "links", "verdicts", "past", "notes")
+    apart = ("nodes", "ended", "elsewhere", "paces", "links", "verdicts", "past", "notes")
     agent = {key: value for key, value in about.items() if key not in apart}
     if alive and not about:
         agent = {"pid": pid or None, "starting": True}
     if alive and silent_s > _STOPPED_S:
+        agent["stopped"] = True
         agent["remark"] = f"the agent has not moved for {silent_s:.0f} s: it is stopped, or hangs"
     agent |= {
         "alive": alive,

@@ -17,7 +17,7 @@ from otel_ddp.agent.reading.documents import (
 )
 from otel_ddp.agent.reading.logged_values import LoggedValues, Summaries
 from otel_ddp.agent.reading.process_series import ProcessSeries
-from otel_ddp.agent.reading.steps import RecentSteps, Step, StepStream
+from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.journal.layout import END, EVENT
 from otel_ddp.journal.process_state import ENDED, ProcessState, ended_by_parent, state_of
 from otel_ddp.journal.reader import Document, JournalReader, Record, Scalars, Steps
@@ -140,7 +140,6 @@ class JournalFeed:
         self._labelled: dict[str, Any] = {}
         self._values = LoggedValues(reader, ledger, {} if summaries is None else summaries)
         self._series = ProcessSeries(reader, ledger)
-        self.recent = RecentSteps()
         # By the clock of the host, and by the device's.
         self._streams = StepStream(reader.created_ns), StepStream(reader.created_ns)
         self._overruns = _Overruns(reader)
@@ -260,7 +259,6 @@ class JournalFeed:
             self.new.device_steps.extend(steps)
             return
         self.new.steps.extend(steps)
-        self.recent.feed(steps)
         if self._is_sent:
             for step, span in self.documents.add_steps(steps, self.labels, record.position):
                 self._series.exemplify(step, span)

@@ -22,7 +22,6 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, table
 from otel_ddp.journal.reader import CannotOpen, Document, JournalReader, Unreadable
 from otel_ddp.journal.survey import with_texts
-from otel_ddp.journal.values import last_values
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -341,22 +340,6 @@ class Journals:
     def describe(self) -> list[ProcessState]:
         """Every process."""
         return table(self.describe_ended(), (each.describe() for each in list(self.feeds())))
-
-    @errors.contained(default={})
-    def recent(self, name: str, most: int, with_values: bool) -> dict[str, Any]:
-        """The last steps, and values, of the process with this journal, if that is open.
-
-        The endpoint's threads call this.
-        """
-        for journal in list(self.feeds()):
-            if journal.reader.path.name == name:
-                values = last_values(journal.reader) if with_values else {}
-                rows = [
-                    {"name": of.text, "split": of.split, **last._asdict()}
-                    for of, last in values.items()
-                ]
-                return {**journal.recent.to_json(most), "values": rows}
-        return {}
 
     def describe_ended(self) -> list[ProcessState]:
         """The processes whose journals are deleted."""

@@ -6,17 +6,15 @@ The host's steps and the device's have the same words, and a stream for each.
 from __future__ import annotations
 
 import struct
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import itemgetter, sub
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from otel_ddp.diagnosis.medians import lower_median
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import Steps
-from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, phase_word
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES
 
 # Parts beyond this are only summed: no person looks at a step with more.
 _MOST_PARTS = 2000
@@ -264,62 +262,3 @@ def _shape(code: int, words: bytes) -> _Shape | None:
     if len(ends) < 3:
         return None
     return _Shape(bytes(codes), itemgetter(*ends), [*told.items()], codes[-1])
-
-
-# -- the last steps, in short
-
-_WAIT = PHASES["comm_wait"]
-_KEPT = 128
-_OF_LAST = 50
-
-
-class StepWork(NamedTuple):
-    """One step of one rank."""
-
-    number: int
-    took_ns: int
-    work_ns: int
-    """Without waits for other ranks."""
-
-
-class RecentSteps:
-    """The last steps of one process, for people who look at it."""
-
-    def __init__(self) -> None:
-        self.steps: deque[StepWork] = deque(maxlen=_KEPT)
-        self._last: Step | None = None
-
-    def feed(self, steps: Iterable[Step]) -> None:
-        """Those that are new."""
-        for step in steps:
-            if step.number is None or step.took_ns <= 0:
-                continue
-            spans = step.parts.spans_ns
-            waited_ns = sum([spans[at] for at in _waits(step.parts.codes)])
-            if step.rest:
-                waited_ns += sum(ns for code, ns in step.rest if code & PHASE_CODE == _WAIT)
-            self.steps.append(StepWork(step.number, step.took_ns, step.took_ns - waited_ns))
-            self._last = step
-
-    def to_json(self, most: int) -> dict[str, Any]:
-        """For the agent's answers. Its threads ask while the agent goes on."""
-        steps, phases_ns = [*self.steps.copy()][-most:], self._phases_ns()
-        return {"steps": steps, "work_ns": self.work_ns(), "phases_ns": phases_ns}
-
-    def work_ns(self) -> float | None:
-        """The median of the rank's own time in its last steps; None if there are none."""
-        found = [each.work_ns for each in [*self.steps.copy()][-_OF_LAST:]]
-        return lower_median(found) if found else None
-
-    def _phases_ns(self) -> dict[str, int]:
-        """The last step by phase, the longest first."""
-        last = self._last
-        found = {} if last is None else {p: round(last.seconds(p) * 1e9) for p in last.phases()}
-        return {phase_word(p): found[p] for p in sorted(found, key=lambda p: -found[p])}
-
-
-# Steps of one training are alike.
-@lru_cache(256)
-def _waits(codes: bytes) -> tuple[int, ...]:
-    """Which parts of such a step are waits for other ranks."""
-    return tuple(at for at, code in enumerate(codes) if code & PHASE_CODE == _WAIT)

@@ -108,7 +108,6 @@ class Front:
             disk_hangs=histories.hang,
             live=self.status,
             ask_stacks=self._ask_stacks,
-            recent=self._watch.journals.recent,
             price=self._conf.gpu_hour_price,
         )
 
@@ -155,6 +154,7 @@ class Front:
             "verdicts": judge.verdicts(),
             "past": judge.past(),
             "insufficient": judge.insufficient(),
+            "paces": judge.paces(),
             "notes": watch.silent_ranks.notes(),
             "links": watch.links.describe(),
             "elsewhere": [each.to_json() for each in self._elsewhere],

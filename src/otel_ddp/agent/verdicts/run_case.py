@@ -10,6 +10,7 @@ from otel_ddp import errors
 from otel_ddp.agent.verdicts.arrivals import MOST_RANKS, Arrivals
 from otel_ddp.agent.verdicts.ends import Exits
 from otel_ddp.agent.verdicts.judgement import Judgement, Led
+from otel_ddp.agent.verdicts.pace import Pace
 from otel_ddp.agent.verdicts.reports import Incident, RunReports
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.bounds import Bounds
@@ -35,6 +36,7 @@ class _Process:
     def __init__(self) -> None:
         self.end_is_known = False
         self.rank: RankState | None = None
+        self.pace = Pace()
         self._device: DeviceSteps | None = None
 
     def observe(self, source: Source, rank: RankState) -> Observation:
@@ -48,7 +50,9 @@ class _Process:
             facts = self._device.feed(device_steps)
         elif rank.device_clock is not None:
             self._device, facts = None, []
-        return Observation(batches=batches, facts=facts)
+        seen = Observation(batches=batches, facts=facts)
+        self.pace.feed(seen)
+        return seen
 
 
 class _Processes:
@@ -181,6 +185,15 @@ class RunCase:
             for rank in ranks
             if rank is not None and not rank.is_beside
         }
+
+    def paces(self) -> list[dict[str, Any]]:
+        """How fast each living process goes. Other threads may ask."""
+        known = list(self._processes.known.items())
+        return [
+            {**dict(source.labels), **process.pace.to_json()}
+            for source, process in known
+            if not process.end_is_known
+        ]
 
     @property
     def sources(self) -> Collection[Source]:

@@ -19,9 +19,9 @@ from otel_ddp.cli.demo.injection import (
     Injection,
     parse,
 )
-from otel_ddp.cli.demo.played import Played, end_by_signals
-from otel_ddp.cli.node.status import table
-from otel_ddp.cli.text import number
+from otel_ddp.cli.demo.played import Played
+from otel_ddp.cli.node.picture import heading, ranks
+from otel_ddp.cli.text import end_by_signals, number
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses
 from otel_ddp.journal import process_state
@@ -114,9 +114,10 @@ def _show(options: argparse.Namespace, injected: Injection) -> int:
             print(played.errors(), end="", file=sys.stderr)
             print("The training failed.", file=sys.stderr)
             return status
-        ranks, now_ns = _processes(played), time.time_ns()
+        processes, now_ns = _processes(played), time.time_ns()
     print("\nRecorded, as `otel-ddp status` shows it:")
-    print("\n".join(table(("demo", _RUN), ranks, now_ns)))
+    print(heading(("demo", _RUN), processes))
+    print("\n".join(line.text for line in ranks(processes, now_ns)))
     print("\nVerdicts:")
     print("\n".join(f"  {sentence}" for sentence in verdicts) or "  none")
     print(f"\nThe page has ended with the demo. Longer: --seconds {_LONGER_S}")

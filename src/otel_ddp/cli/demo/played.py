@@ -186,12 +186,6 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def end_by_signals() -> None:
-    """Let SIGTERM and SIGHUP clean up too, as Ctrl-C does."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
-
-
 def _stop_agent(place: Place) -> None:
     """End the agent, and wait for its last export."""
     pid = place.agent_pid()

@@ -26,7 +26,7 @@ from otel_ddp.agent.export.otlp import (
     signals_with_endpoint,
 )
 from otel_ddp.cli import fetch
-from otel_ddp.cli.node.status import NO_AGENT, unserved
+from otel_ddp.cli.node.picture import NO_AGENT, unserved
 from otel_ddp.cli.options import add_directory_option
 from otel_ddp.cli.text import cell, mappings, print_answer
 from otel_ddp.errors import ConfigError

@@ -68,7 +68,7 @@ BESIDE: Mapping[str, Callable[[WholeRun, Beside], list[dict[str, Any]]]] = {
     "postmortems": lambda run, at: beside.postmortems(at.postmortems, run.group, run.name),
     "profiles": lambda run, at: beside.profiles(run.group, run.name, at.profiles)[:_MOST_PROFILES],
 }
-PRIVATE = ("compare", "events", "postmortem", "postmortems", "process", "profiles", "trace")
+PRIVATE = ("compare", "events", "postmortem", "postmortems", "profiles", "trace")
 
 
 def trace(run: WholeRun, question: Question, at: Beside) -> Answer:

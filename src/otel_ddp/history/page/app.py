@@ -7,7 +7,7 @@ import gzip
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from otel_ddp.history.reader import Unreadable
 # The views of the page: which one it is, its script reads from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
 # Asked of the agent alone; all else lies on the disk of the histories.
-_WITHOUT_DISK = ("now", "process", "stacks")
+_WITHOUT_DISK = ("now", "stacks")
 _PACKED_FROM = 4096
 _LOOK_EVERY_S = 0.25
 HIDDEN = (
@@ -44,9 +44,6 @@ HIDDEN = (
 
 AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
 """Group, run and rank (empty: all ranks); each process with its threads and their frames."""
-Recent = Callable[[str, int, bool], Mapping[str, Any]]
-"""A process, by its journal: so many of its last steps, and its last values if they are wanted."""
-_MOST_STEPS = 128
 # In one table.
 _MOST_RUNS = 50
 
@@ -65,7 +62,6 @@ class App:
         disk_hangs: Callable[[], bool] | None = None,
         live: Callable[[], Live] | None = None,
         ask_stacks: AskStacks | None = None,
-        recent: Recent | None = None,
         profile_folder: Path | None = None,
         price: Price | None = None,
     ) -> None:
@@ -79,7 +75,6 @@ class App:
         self._disk_hangs = disk_hangs
         self._live = live
         self._ask_stacks = ask_stacks
-        self._recent = recent
         self._folder, self._ours = folder, ours
         self._profiles = profile_folder or beside.profile_directory()
         self._files = StaticFiles()
@@ -157,7 +152,7 @@ class App:
             if (text := beside.postmortem(self._folders(), question.text("name"))) is None:
                 raise Refused(404, f"there is no post-mortem {question.text('name')[:200]!r}")
             return as_text(200, text)
-        own = {"now": self._now, "process": self._process, "compare": self._compared}
+        own = {"now": self._now, "compare": self._compared}
         if path in own:
             return as_json(200, own[path](question))
         return self._of_run(name, question) if path == name else self._table(name, question)
@@ -222,24 +217,15 @@ class App:
 
     def _now(self, question: Question) -> dict[str, Any]:
         live, private = self._now_known(), question.is_private()
-        processes = runs.processes(live, private)
-        steps = question.whole("steps", 0, 0, _MOST_STEPS)
-        if private and steps and self._recent is not None:
-            processes = [{**e, **self._recent(e["journal"], steps, False)} for e in processes]
         return {
             **self._seen_by(live, private),
             "version": live.get("version", ""),
-            "processes": processes,
+            "processes": runs.processes(live, private),
             "verdicts": runs.verdicts(live.get("verdicts", ()), private),
             "remark": "",
             "stacks": private and self._ask_stacks is not None,
             **{key: live[key] for key in _OF_NODE if private and key in live},
         }
-
-    def _process(self, question: Question) -> Mapping[str, Any]:
-        if self._recent is None:
-            raise Refused(404, "no agent runs here")
-        return self._recent(question.text("journal"), _MOST_STEPS, True)
 
     def _stacks(self, question: Question) -> dict[str, Any]:
         self._check_asked(question)

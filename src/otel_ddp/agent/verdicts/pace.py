@@ -1,0 +1,53 @@
+"""How fast one rank goes now, and how much of its time it waits for others."""
+
+from __future__ import annotations
+
+from otel_ddp.diagnosis.detector import Observation
+
+# The steps of the last one or two of these; of a slower rank its last two steps.
+_WINDOW_NS = 5_000_000_000
+
+
+class _Window:
+    """The last few seconds: how many steps, their time, and a part of that."""
+
+    def __init__(self) -> None:
+        self._sums = self._before = (0, 0, 0)
+
+    def add(self, steps: int, took_ns: int, part_ns: int = 0) -> None:
+        if self._sums[1] >= _WINDOW_NS:
+            self._before, self._sums = self._sums, (0, 0, 0)
+        so_far, so_far_ns, so_far_part_ns = self._sums
+        self._sums = so_far + steps, so_far_ns + took_ns, so_far_part_ns + part_ns
+
+    def total(self) -> tuple[int, int, int]:
+        (steps, took_ns, part_ns), before = self._sums, self._before
+        return steps + before[0], took_ns + before[1], part_ns + before[2]
+
+
+class Pace:
+    """Fed with what the judge is fed with. Other threads may read it meanwhile."""
+
+    def __init__(self) -> None:
+        self._steps, self._waits = _Window(), _Window()
+
+    def feed(self, seen: Observation) -> None:
+        """What is new of the rank."""
+        # The pace is by the host's clock, which every rank has, and over all steps. The waits are
+        # by the clock that has them, and not those for a rank that compiles or saves.
+        ended = [each for batch in seen.batches for each in batch.steps if each.number is not None]
+        if ended:
+            self._steps.add(len(ended), sum([each.ended_ns - each.began_ns for each in ended]))
+        usual = [each for each in seen.facts if not each.unusual]
+        if usual:
+            took_ns = sum([each.took_ns for each in usual])
+            self._waits.add(len(usual), took_ns, sum([each.wait_ns for each in usual]))
+
+    def to_json(self) -> dict[str, float | None]:
+        """Seconds per step, and the share of them that are waits; None: not known."""
+        steps, took_ns, _ = self._steps.total()
+        _, all_ns, waits_ns = self._waits.total()
+        return {
+            "step_s": float(f"{took_ns / steps / 1e9:.3g}") if steps else None,
+            "wait_ratio": round(waits_ns / all_ns, 3) if all_ns else None,
+        }

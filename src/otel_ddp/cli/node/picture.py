@@ -1,0 +1,447 @@
+"""Draws what runs on a node, for a terminal of any size: runs, their ranks, values and GPUs."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from otel_ddp.cli.text import (
+    cell,
+    dated,
+    integer,
+    mapping,
+    mappings,
+    marked,
+    named_ranks,
+    number,
+    padded,
+)
+from otel_ddp.history.terminal import shown_number, shown_s
+from otel_ddp.identity import addresses
+from otel_ddp.journal.process_state import ProcessState, world_of
+from otel_ddp.journal.survey import Survey, of_run
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, NOT_HEARD
+
+# The sentence where no agent runs, by OTEL_DDP_AGENT.
+NO_AGENT = {
+    "auto": "none runs: a training process starts one",
+    "external": "OTEL_DDP_AGENT=external, but none runs: start `otel-ddp agent` on this node",
+    "offline": "none runs: a training process starts one, which sends nothing "
+    "(OTEL_DDP_AGENT=offline)",
+    "off": "OTEL_DDP_AGENT=off: journals are written, but nothing is exported",
+}
+# Rows of a table in a picture that may be as long as it likes, and in one that must fit.
+_MOST_ROWS, _FEWEST_ROWS = 20, 3
+_MOST_VALUES, _MOST_PAST = 8, 3
+_BAR = 10
+
+
+class Line(NamedTuple):
+    """One line; the style is never the only mark of what it says."""
+
+    text: str
+    style: Literal["", "bold", "trouble", "dim"] = ""
+
+
+class Table(NamedTuple):
+    """Lines of which only some may have room."""
+
+    rows: int
+    draw: Callable[[int], Iterable[Line]]
+    """At most so many rows, below the heads."""
+
+
+def picture(
+    found: Survey,
+    now_ns: int,
+    *,
+    agent: str = "auto",
+    named: bool = True,
+    columns: int | None = None,
+    rows: int | None = None,
+) -> list[Line]:
+    """What was found, in at most so many *columns* and *rows*; None: no limit.
+
+    *agent* is the value of OTEL_DDP_AGENT. *named*: a directory was named; otherwise only the
+    user's own are searched.
+    """
+    parts: list[Line | Table] = [*_remarks(found, agent)]
+    runs: dict[tuple[str, str], list[ProcessState]] = {}
+    # Runs are shown in the order in which their first process started, but the living ones first.
+    for process in found.processes:
+        runs.setdefault(process.of_run, []).append(process)
+    living = sorted(runs.items(), key=lambda item: all(each.ended for each in item[1]))
+    if not runs:
+        parts.append(Line("no runs" if named else "no runs of this user"))
+    for of, processes in living:
+        parts += [Line("")] if parts else []
+        parts += _run(found, of, processes, now_ns, columns, fits=rows is not None)
+    for each in found.agents:
+        if each["alive"]:
+            parts += _gpus(each, columns)
+    if agents := [*_agents(found)]:
+        parts += [Line(""), *agents]
+    parts = [line for part in parts for line in _wrapped(part, columns)]
+    tables = [part for part in parts if isinstance(part, Table)]
+    room = None if rows is None else rows - len(parts)
+    most = iter(_shares([each.rows for each in tables], room))
+    lines: list[Line] = []
+    for part in parts:
+        lines += part.draw(next(most)) if isinstance(part, Table) else [part]
+    # Cells are cut: lines below each other would be no table.
+    lines = [each._replace(text=each.text[:columns]) for each in lines]
+    return lines[:rows]
+
+
+def _shares(needs: Sequence[int], room: int | None) -> list[int]:
+    """How many rows each table gets: small ones all of theirs, larger ones equal parts."""
+    if room is None:
+        return [_MOST_ROWS] * len(needs)
+    shares = [0] * len(needs)
+    for done, at in enumerate(sorted(range(len(needs)), key=needs.__getitem__)):
+        shares[at] = min(needs[at], max(_FEWEST_ROWS, room // (len(needs) - done)))
+        room -= shares[at]
+    return shares
+
+
+def _wrapped(part: Line | Table, columns: int | None) -> Iterator[Line | Table]:
+    """A long sentence in several lines."""
+    if columns is None or isinstance(part, Table):
+        yield part
+        return
+    indent = " " * (len(part.text) - len(part.text.lstrip()) + 2)
+    texts = textwrap.wrap(part.text, columns, subsequent_indent=indent)
+    yield from (part._replace(text=text) for text in texts or [""])
+
+
+# -- agents
+
+
+def _agents(found: Survey) -> Iterator[Line]:
+    for each in found.agents:
+        if not each["alive"]:
+            continue
+        pid, version = cell(each.get("pid"), "?"), cell(each.get("version"), "?")
+        if each.get("starting") is True:
+            yield Line(f"agent     pid {pid} is starting")
+            continue
+        yield Line(f"agent     pid {pid}, version {version}")
+        yield Line(f"endpoint  {cell(each.get('scrape'), 'none')}")
+        yield Line(f"export    {cell(each.get('export'), 'unknown')}")
+        if told := cell(each.get("notify")):
+            yield Line(f"notify    {told}")
+
+
+def _remarks(found: Survey, agent: str) -> Iterator[Line]:
+    """What is wrong with the agents themselves, and with journals."""
+    without_agent = list(unserved(found)) if agent in ("auto", "offline") else []
+    yield from (Line(f"agent     {sentence}", "trouble") for sentence in without_agent)
+    if not without_agent and not any(each["alive"] for each in found.agents):
+        yield Line(f"agent     {NO_AGENT[agent]}")
+    for each in found.agents:
+        if each["alive"] and (remark := cell(each.get("remark"))):
+            yield Line(f"note      {remark}")
+    yield from (Line(f"note      {cell(why)}") for why in found.unreadable)
+
+
+def unserved(found: Survey) -> Iterator[str]:
+    """A sentence for each place whose processes wait for an agent that has not started."""
+    for each in found.unserved:
+        count, directory = each["processes"], cell(each["directory"])
+        processes = f"{count} processes run" if count > 1 else "a process runs"
+        if last_line := cell(each["agent_log"]):
+            why = f"{directory}/agent.log ends with: {last_line}"
+        else:
+            why = "the training's first lines of output may say why"
+        yield (
+            f"{processes}, but no agent has started (which is right after OTEL_DDP_AGENT=off); "
+            f"{why}; try `otel-ddp agent --dir {shlex.quote(directory)}`"
+        )
+
+
+# -- one run
+
+
+def _run(
+    found: Survey,
+    run: tuple[str, str],
+    processes: list[ProcessState],
+    now_ns: int,
+    columns: int | None,
+    *,
+    fits: bool,
+) -> Iterator[Line | Table]:
+    """What is wrong with it first; then its values and ranks, and what is over."""
+    verdicts = [each for each in found.verdicts if of_run(each["who"]) == run]
+    trouble = [each for each in verdicts if each.get("kind") not in HARMLESS_VERDICTS]
+    notes = [cell(each.get("sentence"), "?") for each in found.notes if of_run(each) == run]
+    notes += _duplicate_ranks(found, run)
+    alive = [each for each in found.agents if each["alive"]]
+    yield Line(heading(run, processes), "bold")
+    for verdict in verdicts:
+        yield Line(f"  {marked(verdict, now_ns)}", "trouble" if verdict in trouble else "")
+    yield from (Line(f"  ! {note}", "trouble") for note in notes)
+    looks = any(not each.get("starting") and not each.get("stopped") for each in alive)
+    if looks and not (trouble or notes or all(each.ended for each in processes)):
+        yield Line("  nothing is wrong")
+    for agent in found.agents:
+        for each in agent["insufficient"]:
+            # Why it cannot tell which rank the others of this run wait for.
+            if of_run(each) == run:
+                yield Line(f"  stragglers: {cell(each.get('why'), '?')}")
+    if values := _values(processes):
+        yield Line(f"  {values}")
+    late = {rank for each in trouble for rank in named_ranks(each)}
+    yield Table(
+        len(processes), lambda most: ranks(processes, now_ns, late, columns=columns, most=most)
+    )
+    for link in found.links:
+        if of_run(link) == run:
+            yield Line(f"  {cell(link.get('sentence'), '?')}")
+    grafana = next(filter(None, (cell(each.get("grafana")) for each in alive)), "")
+    if board := addresses.board(grafana, "Run", dict(zip(("group", "run"), run, strict=True))):
+        yield Line(f"  board {board}")
+    past = [
+        # From when to when, and what it has cost.
+        Line(f"  - {dated(each, now_ns)}")
+        for each in found.past
+        if of_run(each["who"]) == run and each.get("since_ns") and each.get("until_ns")
+    ]
+    yield from past[-_MOST_PAST:] if fits else past
+
+
+def heading(run: tuple[str, str], processes: list[ProcessState]) -> str:
+    """Its name, group and size; the role of its processes, if all have one."""
+    group, name = (cell(each) for each in run)
+    roles = {cell(each.job_type) for each in processes}
+    parts = (group and f"group {group}", *(roles if len(roles) == 1 else ()))
+    return ", ".join((f"run {name or '?'}", *filter(None, parts), _of_world(processes)))
+
+
+def _of_world(processes: list[ProcessState]) -> str:
+    """How many of the ranks that train together are on this node, or known to its agent."""
+    world = world_of(processes)
+    if world is None:
+        return "world ?"
+    here = {
+        each.rank
+        for each in processes
+        if each.world_size in (None, world) and each.rank is not None
+    }
+    if len(here) == world:
+        return f"world {world}"
+    nodes = {each.node for each in processes}
+    return f"{len(here)} of {world} ranks {'here' if len(nodes) == 1 else 'known here'}"
+
+
+def _duplicate_ranks(found: Survey, run: tuple[str, str]) -> Iterator[str]:
+    for each in found.doubled:
+        if of_run(each) == run:
+            yield (
+                f"pids {' and '.join(map(str, each['pids']))} all report as rank {each['rank']} of "
+                f"run {cell(each['run'], '?')}, and the metrics show only one of them: give each "
+                "launch an OTEL_DDP_RUN of its own, or leave it out"
+            )
+
+
+def _values(processes: Iterable[ProcessState]) -> str:
+    """The last values of the first rank that has any; those that have a best one first."""
+    having = (each for each in processes if each.summary)
+    first = min(having, key=lambda one: (one.ended, one.rank is None, one.rank), default=None)
+    shown = []
+    rows = [] if first is None else mappings(first.summary)
+    for each in sorted(rows, key=lambda row: not row.get("direction")):
+        value = number(mapping(each.get("last")).get("value"))
+        split = cell(each.get("split"))
+        of_split = f" ({split})" if split not in ("", "train") else ""
+        shown.append(f"{cell(each.get('name'), '?')}{of_split} {shown_number(value)}")
+    more = len(shown) - _MOST_VALUES
+    return "  ".join([*shown[:_MOST_VALUES], *([f"and {more} more"] if more > 0 else [])])
+
+
+# -- ranks
+
+# Numbers, which end at one edge.
+_RIGHT = {"rank", "step time", "step", "since", "pid"}
+# The order in which columns are left out where there are too many.
+_RANKS_GO = ("pid", "local", "job_type", "node", "since", "state", "step time", "step")
+
+
+def ranks(
+    processes: Collection[ProcessState],
+    now_ns: int,
+    late: Collection[str] = (),
+    *,
+    columns: int | None = None,
+    most: int = _MOST_ROWS,
+) -> Iterator[Line]:
+    """One row for each process, by their ranks; if not all have room, the worst ones first.
+
+    *late*: the ranks that verdicts name.
+    """
+    # Processes without a rank last, and the attempts of a rank in their order.
+    shown = sorted(processes, key=lambda one: (one.rank is None, one.rank or 0))
+    left_out: list[ProcessState] = []
+    if len(shown) > most:
+        shown.sort(key=lambda one: _order(one, late))
+        shown, left_out = shown[: most - 1], shown[most - 1 :]
+    rows = [_rank(each, late, now_ns) for each in shown]
+    if len({each.job_type for each in processes}) == 1:
+        rows = [{**row, "job_type": ""} for row in rows]
+    head, *texts = _table(rows, columns, _RANKS_GO, _RIGHT)
+    yield Line(head, "bold")
+    for each, text in zip(shown, texts, strict=True):
+        yield Line(text, "dim" if each.ended else "trouble" if str(each.rank) in late else "")
+    if left_out:
+        states = Counter(cell(each.state, "?") for each in left_out).most_common()
+        counts = ", ".join(f"{count:,} {state}" for state, count in states)
+        of_one = f"all {states[0][0]}"
+        yield Line(f"  and {len(left_out):,} more ranks, {counts if len(states) > 1 else of_one}")
+
+
+def _order(one: ProcessState, late: Collection[str]) -> tuple[Any, ...]:
+    """Those that are named, that broke, and for whom the others wait come first."""
+    bad = (str(one.rank) in late, one.state in ("failed", "killed"), one.state == NOT_HEARD)
+    waits = 1.0 if one.wait_ratio is None else one.wait_ratio
+    return (*(not each for each in bad), one.ended, waits)
+
+
+def _rank(each: ProcessState, late: Collection[str], now_ns: int) -> dict[str, str]:
+    remarks = (
+        cell(each.reason),
+        "ended without a report" if each.state == "killed" else "",
+        f"{each.lost} records lost" if each.lost else "",
+        "" if each.settled or each.ended else "waits for its process group",
+    )
+    return {
+        "rank": ("!" if str(each.rank) in late else "") + cell(each.rank, "?"),
+        "job_type": cell(each.job_type, "-"),
+        "local": cell(each.local_rank, "?"),
+        "node": cell(each.node, "?"),
+        "waits": "-" if each.wait_ratio is None else _bar(each.wait_ratio),
+        "step time": shown_s(each.step_s),
+        "state": cell(each.state, "?"),
+        "step": cell(each.step, "-"),
+        "phase": cell(each.phase, "-"),
+        "since": ago(max(0.0, (now_ns - each.phase_since_ns) / 1e9)),
+        "pid": cell(each.pid, "?"),
+        "": " ".join(filter(None, remarks)),
+    }
+
+
+def _bar(ratio: float) -> str:
+    """How much of its time a rank waits for the others."""
+    ratio = min(ratio, 1.0)
+    return f"{'█' * round(ratio * _BAR):░<{_BAR}} {ratio:>4.0%}"
+
+
+def ago(seconds: float) -> str:
+    """For how long, in one unit."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _table(
+    rows: Sequence[Mapping[str, str]],
+    columns: int | None,
+    go_first: Sequence[str],
+    right: Collection[str] = (),
+) -> Iterator[str]:
+    """A head, and a line for each row, without columns that tell nothing or have no room."""
+    heads = [head for head in rows[0] if any(row[head] not in ("", "-") for row in rows)]
+    widths = {head: max(len(head), *(len(row[head]) for row in rows)) for head in heads}
+    for head in go_first:
+        if columns is not None and sum(widths.values()) + 2 * len(widths) > columns:
+            widths.pop(head, None)
+    cells = [tuple(row[head] for head in widths) for row in rows]
+    return (f"  {line}" for line in padded([tuple(widths), *cells], right))
+
+
+# -- GPUs
+
+# A driver keeps a part of each board's memory for itself.
+_IDLE_SHARE = 0.05
+_WIDEST_CELL = 60
+_GPUS_GO = ("name", "power", "temp")
+# Remarks that tell only of a missing driver, as on any node without GPUs.
+_NO_DRIVER = ("There is no NVIDIA driver", "The NVIDIA kernel driver is not loaded")
+
+
+def _gpus(agent: Mapping[str, Any], columns: int | None) -> Iterator[Line | Table]:
+    """The GPUs of one agent's node, and the agent's remarks on them."""
+    gpus = mappings(agent.get("gpus"))
+    told = agent.get("gpu_remarks")
+    remarks = [cell(each, "?") for each in told] if isinstance(told, list) else []
+    if not gpus:
+        remarks = [each for each in remarks if not each.startswith(_NO_DRIVER)]
+    if not gpus and not remarks:
+        return
+    yield Line("")
+    driver = cell(agent.get("gpu_driver"))
+    heading = ", ".join(filter(None, (f"GPUs of {cell(agent.get('node'), '?')}", driver)))
+    yield Line(heading, "bold")
+    if gpus:
+        yield Table(len(gpus), lambda most: _gpu_rows(gpus, columns, most))
+    yield from (Line(f"  ! {each}", "trouble") for each in remarks)
+
+
+def _gpu_rows(gpus: Sequence[Mapping[str, Any]], columns: int | None, most: int) -> Iterator[Line]:
+    runs = {cell(mapping(each.get("labels")).get("run")) for each in gpus} - {""}
+    shown = gpus if len(gpus) <= most else gpus[: most - 1]
+    head, *texts = _table([_gpu(each, len(runs) > 1) for each in shown], columns, _GPUS_GO)
+    yield Line(head, "bold")
+    yield from map(Line, texts)
+    if len(shown) < len(gpus):
+        yield Line(f"  and {len(gpus) - len(shown)} more GPUs")
+
+
+def _gpu(each: Mapping[str, Any], several_runs: bool) -> dict[str, str]:
+    busy, celsius = number(each.get("busy_ratio")), number(each.get("temperature_c"))
+    throttled = each.get("throttled")
+    reasons = throttled if isinstance(throttled, list) else ()
+    row = {
+        "gpu": cell(each.get("index"), "?"),
+        "name": cell(each.get("name"), "?"),
+        "rank": _gpu_user(each, several_runs),
+        "busy": "-" if busy is None else f"{busy:.0%}",
+        "memory": _share(each.get("used_bytes"), each.get("limit_bytes"), 1 << 30, "GiB", 1),
+        "power": _share(each.get("power_w"), each.get("power_limit_w"), 1, "W", 0),
+        "temp": "-" if celsius is None else f"{celsius:.0f} °C",
+        "throttled by": ", ".join(cell(reason, "?") for reason in reasons) or "-",
+    }
+    return {head: text[:_WIDEST_CELL] for head, text in row.items()}
+
+
+def _gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
+    """The rank that uses a GPU: `3`, `3 of run x` if there are several runs, `free` and so on."""
+    labels = mapping(gpu.get("labels"))
+    run = cell(labels.get("run"), "?")
+    if rank := cell(labels.get("rank")):
+        return f"{rank} of run {run}" if several_runs else rank
+    if "run" in labels:
+        return f"shared by run {run}"
+    # Other processes, or several runs at once. In a container the driver may tell of no process,
+    # but of the memory that they hold.
+    used, limit = number(gpu.get("used_bytes")), number(gpu.get("limit_bytes"))
+    held = used is not None and limit is not None and used > _IDLE_SHARE * limit
+    if held or integer(gpu.get("processes")):
+        return "others"
+    # A process of another user is not seen on every vendor's boards, but its memory is.
+    return "no rank" if used is None else "free"
+
+
+def _share(part: Any, total: Any, unit: int, name: str, digits: int) -> str:
+    """`60.0/80.0 GiB`, or as much of it as is known."""
+    used, most = (
+        "-" if value is None else f"{value / unit:.{digits}f}"
+        for value in (number(part), number(total))
+    )
+    if used == most == "-":
+        return "-"
+    return f"{used} {name}" if most == "-" else f"{used}/{most} {name}"

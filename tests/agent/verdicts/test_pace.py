@@ -1,0 +1,44 @@
+"""How fast a rank goes, and how much of its time it waits, by what the judge is fed with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from make import MS, step_facts
+from otel_ddp.agent.verdicts.pace import Pace
+from otel_ddp.diagnosis.detector import Observation
+from otel_ddp.diagnosis.step_facts import StepBatch
+
+
+def seen(steps: int, took_ms: float, work_ms: float, **more: Any) -> Observation:
+    """So many steps of this length and own work."""
+    facts = [step_facts(1, 0, {"forward": work_ms}, took_ms, **more) for _ in range(steps)]
+    ended: Any = SimpleNamespace(number=1, began_ns=0, ended_ns=round(took_ms * MS))
+    return Observation(batches=[StepBatch(b"", [], [ended] * steps)], facts=facts)
+
+
+def test_a_pace_is_that_of_the_last_seconds_without_waits_for_what_is_unusual() -> None:
+    pace = Pace()
+    nothing = pace.to_json()
+    pace.feed(seen(50, 100, 40))
+    slow = pace.to_json()
+    # Two windows later the slow steps are too long ago.
+    for _ in range(3):
+        pace.feed(seen(100, 50, 50))
+    fast = pace.to_json()
+    pace.feed(seen(1, 1000, 100, unusual=True))
+    saved = pace.to_json()
+
+    assert nothing == {"step_s": None, "wait_ratio": None}
+    assert slow == {"step_s": 0.1, "wait_ratio": 0.6}
+    assert fast == {"step_s": 0.05, "wait_ratio": 0.0}
+    assert saved["wait_ratio"] == 0.0
+
+
+def test_a_rank_whose_waits_are_not_known_has_a_pace() -> None:
+    pace = Pace()
+
+    pace.feed(seen(10, 20, 20)._replace(facts=[]))
+
+    assert pace.to_json() == {"step_s": 0.02, "wait_ratio": None}
