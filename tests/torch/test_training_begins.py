@@ -13,6 +13,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn.modules.module import _has_any_global_hook
 from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import otel_ddp
 from conftest import Here
@@ -123,10 +124,13 @@ def test_a_loop_without_an_optimizer_is_measured_from_its_second_backward(place:
 def test_a_model_that_trains_in_evaluation_mode_is_found_by_its_optimizer(place: Here) -> None:
     model, other = net().eval(), net().eval()
     optimizer = SGD(model.parameters(), lr=0.01)
+    # The run begins while torch goes through these: ours must stay where they are.
+    users = register_optimizer_step_post_hook(lambda *_: None)
     for _ in range(STEPS):
         # No optimizer trains it.
         other(INPUT)
         step(model, optimizer)
+    users.remove()
     otel_ddp.finish()
 
     journal = place.only()

@@ -79,7 +79,8 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
     # A local: a signal handler may take all hooks off at any moment.
     current = _current
     if current is None or not current.stepper.alive or current.stepper.progress is not progress:
-        stop(None)
+        # An optimizer's step may have begun this run, and torch goes through its hooks just now.
+        _take_off(but_of_optimizers=True)
         current = _current = _Measuring(progress)
         stepper = current.stepper
         optimizer_hooks.attach(stepper)
@@ -123,11 +124,13 @@ def _of_torch(name: str, given: Any) -> Any:
 
 def stop(progress: Progress | None) -> None:
     """Leave torch and the models as they were found, if this progress is measured; None: any."""
+    if progress is None or _current is None or _current.stepper.progress is progress:
+        _take_off()
+
+
+def _take_off(but_of_optimizers: bool = False) -> None:
     global _current
-    current = _current
-    if progress is not None and current is not None and current.stepper.progress is not progress:
-        return
-    _current = None
+    current, _current = _current, None
     ours: list[Callable[[], None]] = []
     if current is not None:
         ours = [current.window.close, current.readings.close, current.stepper.stop]
@@ -135,7 +138,8 @@ def stop(progress: Progress | None) -> None:
     # Each by itself: one that fails must not keep the others from being done.
     for act in (
         *ours,
-        *(discovery.detach, model_hooks.detach, optimizer_hooks.detach, data_hooks.detach),
+        *(discovery.detach, model_hooks.detach, data_hooks.detach),
+        *(() if but_of_optimizers else (optimizer_hooks.detach,)),
         *(garbage.detach, compile_hooks.detach, stack_answers.stop),
     ):
         errors.contained()(act)()
