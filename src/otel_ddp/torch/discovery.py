@@ -55,7 +55,9 @@ def look(begin: Callable[[], None], backwards_seen: int) -> None:
     """A training is announced: call *begin* once, right before the first call of its model."""
     global _search
     detach()
-    _search = _Announced(begin, backwards_seen)
+    _search = search = _Announced(begin, backwards_seen)
+    # Last: from here on any thread may call a module.
+    search.look()
 
 
 def attach(stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
@@ -106,7 +108,6 @@ class _Announced:
         optimizer_hooks.tell_of_steps(self._optimizer_stepped)
         # The first optimizer has imported Dynamo.
         compile_hooks.listen(_before_compile, _after_compile)
-        self._look()
 
     def _open(self) -> None:
         """The training is here: what measures its steps takes over the hooks of optimizers."""
@@ -143,14 +144,15 @@ class _Announced:
         if self._steps >= _STEPS_OF_A_RUN:
             self._open()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """From here on the next call of a model that trains opens the run."""
         every_module.set_hook(before_any)
         every_module.put_on()
 
     @errors.contained()
     def _mode_set(self, module: nn.Module, mode: bool = True) -> None:
         if mode:
-            self._look()
+            self.look()
 
     def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Any module is called."""
