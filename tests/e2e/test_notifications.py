@@ -25,18 +25,6 @@ with run.phase("backward"):
     print("there", flush=True)
     sys.stdin.read()
 """
-# Ends well once it has lasted long enough to be told of.
-LASTS = """
-import time
-import otel_ddp
-with otel_ddp.init(run="r", group="g") as run:
-    began = time.monotonic()
-    for step in range(3):
-        run.log({"loss": 1.0 / (step + 1)}, step=step)
-    run.alert("loss rises", "it is 0.33 at step 2", "WARN")
-    while time.monotonic() - began < 10.2:
-        time.sleep(0.05)
-"""
 
 
 @pytest.fixture
@@ -81,25 +69,6 @@ def test_a_killed_rank_is_told_once_with_its_cause_and_its_last_lines(webhook: W
     assert told["url"] == f"{page}/run/r"
     assert f"notify    to 1 address ({webhook.url}): 1 taken\n" in status
     assert SECRET not in shown
-
-
-def test_a_run_that_ends_is_told_once_with_its_summary_and_an_alert_of_its_script(
-    webhook: Webhook,
-) -> None:
-    with Node(OTEL_DDP_NOTIFY=f"{webhook.url}/{SECRET}") as node:
-        finished(node.python(LASTS))
-
-        until(lambda: webhook.of_kind("ended"), "the message")
-        node.stop_agent()
-    (ended,), (alert,) = webhook.of_kind("ended"), webhook.of_kind("alert")
-    assert ended["title"].startswith("run r finished after 1")
-    assert ended["level"] == "info"
-    assert ended["text"].startswith("otel_ddp: run g/r finished after 1")
-    assert "  steps              3" in ended["text"]
-    assert "last 0.33333" in ended["text"]
-    assert (alert["title"], alert["level"]) == ("run r: loss rises", "warn")
-    assert alert["text"] == "it is 0.33 at step 2"
-    assert len(webhook.posted) == 2
 
 
 def test_an_agent_whose_training_has_ended_stays_until_its_message_is_taken(

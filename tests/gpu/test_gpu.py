@@ -28,7 +28,6 @@ from otel_ddp.vocabulary import catalog  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 CYCLES = 20_000_000  # about 10 ms at the clocks of today
-STEPS = 20
 
 
 @pytest.fixture(autouse=True)
@@ -38,36 +37,11 @@ def _gpu() -> None:
         pytest.skip("needs an NVIDIA GPU")
 
 
-class Busy(nn.Module):
-    """Keeps the device busy for one nap in forward and two in backward; launched in no time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(64, 1)
-        self.cycles = CYCLES
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        torch.cuda._sleep(self.cycles)
-        return _BusyBackward.apply(self.inner(inputs), 2 * self.cycles)
-
-
-class _BusyBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, cycles: int) -> torch.Tensor:
-        ctx.cycles = cycles
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        torch.cuda._sleep(ctx.cycles)
-        return gradient, None
-
-
 def inputs() -> torch.Tensor:
     return torch.ones(32, 64, device="cuda")
 
 
-def train(model: nn.Module, optimizer: Any, batch: torch.Tensor, steps: int = STEPS) -> None:
+def train(model: nn.Module, optimizer: Any, batch: torch.Tensor, steps: int) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
         model(batch).sum().backward()
@@ -81,29 +55,22 @@ def run(place: Here) -> Iterator[otel_ddp.Run]:
     opened.finish()
 
 
-@pytest.fixture
-def busy(run: otel_ddp.Run) -> tuple[Busy, SGD, torch.Tensor]:
-    """Watched, and warm: what torch loads at its first step is no part of ours."""
-    model, batch = Busy().cuda(), inputs()
+def test_nothing_waits_for_the_device(run: otel_ddp.Run) -> None:
+    model, batch = nn.Linear(64, 1).cuda(), inputs()
     optimizer = SGD(model.parameters(), lr=0.001)
+    # What torch loads at its first step is no part of ours.
     train(model, optimizer, batch, 3)
     torch.cuda.synchronize()
     otel_ddp.instrument(model)
-    return model, optimizer, batch
-
-
-def test_nothing_waits_for_the_device(
-    run: otel_ddp.Run, busy: tuple[Busy, SGD, torch.Tensor]
-) -> None:
-    model, optimizer, batch = busy
     # A kernel is loaded when it is first launched, and the device may be waited for.
     run.log({"weight/max": next(model.parameters()).max()})
-    model.cycles = 5 * CYCLES
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that it is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
-        train(model, optimizer, batch, 5)
+        for _ in range(5):
+            torch.cuda._sleep(15 * CYCLES)
+            train(model, optimizer, batch, 1)
         run.log({"weight/max": next(model.parameters()).max()})
     finally:
         torch.cuda.set_sync_debug_mode("default")

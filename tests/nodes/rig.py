@@ -44,8 +44,8 @@ def address(node: int) -> str:
 class RealNode(Node):
     """A node with a network of its own; it is made and ended by its rig."""
 
-    def __init__(self, rig: Rig, number: int, **env: str) -> None:
-        super().__init__(**env)
+    def __init__(self, rig: Rig, number: int) -> None:
+        super().__init__()
         self.name, self.number = f"node-{number}", number
         self.address = address(number)
         self.namespace = namespaces.Namespace(self.name)
@@ -66,7 +66,7 @@ class RealNode(Node):
         """What `otel-ddp status` says here."""
         return self.namespace.inside(self.shown)
 
-    def ranks(self, count: int, nodes: int, *program: str, **env: str) -> None:
+    def ranks(self, count: int, nodes: int, *program: str) -> None:
         """Start the ranks of this node as torchrun does: the same variables, without a launcher."""
         for local in range(count):
             rank = self.number * count + local
@@ -82,7 +82,7 @@ class RealNode(Node):
                 "GLOO_SOCKET_IFNAME": "eth0",
                 "PYTHONPATH": HERE.parent,
             }
-            self.warm(*program, env={**{k: str(v) for k, v in said.items()}, **env})
+            self.warm(*program, env={k: str(v) for k, v in said.items()})
 
     def cut(self) -> None:
         """From now on, no packet comes through: also none that says that a process has ended."""
@@ -102,13 +102,12 @@ class RealNode(Node):
 
 
 class Rig:
-    """So many nodes on one switch."""
+    """Two nodes of two ranks each on one switch."""
 
-    def __init__(self, nodes: int = 2, ranks: int = 2, **env: str) -> None:
-        """*ranks* on each node."""
-        self.count, self.ranks = nodes, ranks
+    count = ranks = 2
+
+    def __init__(self) -> None:
         self.nodes: list[RealNode] = []
-        self._env = env
         self._life = contextlib.ExitStack()
 
     def __enter__(self) -> Rig:
@@ -122,7 +121,7 @@ class Rig:
                 "link set lan up",
             )
             for number in range(self.count):
-                node = RealNode(self, number, **self._env)
+                node = RealNode(self, number)
                 life.callback(node.close)
                 life.enter_context(node)
                 self.nodes.append(node)
@@ -147,13 +146,13 @@ class Rig:
             here = f"{node.address}/{_LAN_BITS}"
             node.namespace.ip(f"addr add {here} dev eth0", "link set eth0 up")
 
-    def train(self, *options: str, **env: str) -> None:
+    def train(self, *options: str) -> None:
         """Start the ranks of all nodes; they train until `stop_at`."""
         for node in self.nodes:
-            node.ranks(self.ranks, self.count, str(PROGRAM), str(self.folder), *options, **env)
+            node.ranks(self.ranks, self.count, str(PROGRAM), str(self.folder), *options)
 
     def trouble(self, rank: int, what: str = "") -> None:
-        """From its next step on: "data 0.02", "forward 0.02", "backward 0.02", "hang", "kill"."""
+        """From its next step on: "backward 0.02" or "hang"."""
         new = self.folder / f"trouble-{rank}.new"
         new.write_text(what)
         new.rename(new.with_suffix(""))

@@ -1,9 +1,8 @@
 """Trains a small model under DDP, and makes the trouble that FOLDER names: train.py FOLDER.
 
 A step takes 60 ms. A file `trouble-RANK` says what is wrong with that rank from its next step on:
-"data 0.02" (seconds more, or "forward", "backward"), "hang" or "kill". With `--by-node` the ranks
-of each node train without those of the others. It ends after the step that a file `run.stops_at`
-names.
+"backward 0.02" (seconds more) or "hang". With `--by-node` the ranks of each node train without
+those of the others. It ends after the step that a file `run.stops_at` names.
 """
 
 from __future__ import annotations
@@ -30,40 +29,23 @@ class Trouble:
     """What is wrong with this rank; the model's layer asks for `work_s` and the next two."""
 
     buffers = own_layer = False
-    work_s = WORK_S
+    work_s, forward_s, backward_s = WORK_S, 0.0, 0.0
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self.late_s: dict[str, float] = {}
-
-    @property
-    def forward_s(self) -> float:
-        return self.late_s.get("forward", 0.0)
-
-    @property
-    def backward_s(self) -> float:
-        return self.late_s.get("backward", 0.0)
 
     def look(self) -> None:
         """What the file says at the beginning of a step."""
-        what, _, seconds = self._read().partition(" ")
-        self.late_s = {what: float(seconds)} if seconds else {}
-        if what == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif what == "hang":
+        what, _, seconds = (self._file.read_text() if self._file.exists() else "").partition(" ")
+        self.backward_s = float(seconds or 0)
+        if what == "hang":
             signal.pause()
-
-    def _read(self) -> str:
-        try:
-            return self._file.read_text()
-        except FileNotFoundError:
-            return ""
 
 
 def batches(trouble: Trouble) -> Iterator[torch.Tensor]:
     while True:
         trouble.look()
-        time.sleep(DATA_S + trouble.late_s.get("data", 0.0))
+        time.sleep(DATA_S)
         yield torch.randn(4, WIDTH)
 
 

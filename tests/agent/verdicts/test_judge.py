@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -701,6 +702,20 @@ def test_growing_memory_is_asked_for_every_two_seconds(
         bench.poll(later_s=2)
 
     assert of("creep", bench.reported()) == [("opened", "WARN")]
+
+
+def test_a_loss_that_is_lost_with_the_last_value_of_a_process_is_told(bench: Bench) -> None:
+    bench.join(0)
+    for step in range(200):
+        bench.ranks[0].log({"loss": 1.0 / (step + 1)}, step)
+    bench.ranks[0].log({"loss": math.nan}, 200)
+    bench.poll()
+    assert bench.open() == []
+    bench.ranks[0].state("failed")
+    bench.poll()
+
+    verdict = bench.verdict("nonfinite")
+    assert (verdict["step"], verdict["evidence"]["value"]) == (200, "NaN")
 
 
 @pytest.mark.parametrize("method", ["feed", "poll"])
