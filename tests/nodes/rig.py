@@ -19,7 +19,7 @@ import pytest
 
 import leftovers
 import namespaces
-from node import Node, finished, until
+from node import Node, until
 from otlp_receiver import Receiver
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ class Rig:
         for node in self.nodes:
             node.ranks(self.ranks, self.count, str(PROGRAM), str(self.folder), *options)
 
-    def trouble(self, rank: int, what: str = "") -> None:
+    def trouble(self, rank: int, what: str) -> None:
         """From its next step on: "backward 0.02" or "hang"."""
         new = self.folder / f"trouble-{rank}.new"
         new.write_text(what)
@@ -163,21 +163,11 @@ class Rig:
         new.write_text(str(step))
         new.rename(new.with_suffix(""))
 
-    def until_ended(self) -> None:
-        """Until all ranks have ended well."""
-        for node in self.nodes:
-            for process in node.started:
-                finished(process)
-
     def export_to(self, receiver: Receiver) -> None:
         """A collector that all nodes reach, and that no cut cable cuts off from the others."""
         endpoint = self.switch.inside(lambda: receiver.start_http(host=SWITCH))
         for node in self.nodes:
             node.export_to(endpoint)
-
-    def of_node(self, number: int) -> range:
-        """Its ranks."""
-        return range(number * self.ranks, (number + 1) * self.ranks)
 
     def steps(self) -> dict[int, int]:
         """By rank, how many steps it has made, from the journals that are there."""

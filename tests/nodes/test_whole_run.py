@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from node import until
+from node import finished, until
 from nodes.rig import RealNode, Rig, needed
 from otlp_receiver import Receiver
 
@@ -28,13 +28,6 @@ def _nodes_can_be_made() -> None:
     needed()
 
 
-def late(rig: Rig, *ranks: int) -> float:
-    """They are late in backward from now on; this moment."""
-    for rank in ranks:
-        rig.trouble(rank, f"backward {LATE_S}")
-    return time.monotonic()
-
-
 def until_said(node: RealNode, pattern: str) -> float:
     """When the status of a node says this."""
     until(lambda: re.search(pattern, node.status()), f"{node.name} to say {pattern!r}")
@@ -50,7 +43,9 @@ def test_a_slow_node_is_named_on_every_node_and_then_missed_when_its_power_is_cu
     with Rig() as rig:
         train(rig)
         one, other = rig.nodes
-        began = late(rig, *rig.of_node(1))
+        began = time.monotonic()
+        for rank in (2, 3):
+            rig.trouble(rank, f"backward {LATE_S}")
 
         named = r"node-1 keeps the others waiting: its 2 ranks need \S+ ms longer in backward"
         named_s = [until_said(node, named) - began for node in (one, other)]
@@ -82,7 +77,8 @@ def test_a_cut_cable_between_agents_costs_no_step_and_no_value() -> None:
 
         last = max(rig.steps().values()) + 30
         rig.stop_at(last)
-        rig.until_ended()
+        for process in [each for node in rig.nodes for each in node.started]:
+            finished(process)
         for node in rig.nodes:
             node.stop_agent()
         # A request whose answer the cable has swallowed is sent again.

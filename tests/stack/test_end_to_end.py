@@ -29,12 +29,8 @@ NAMES = ("loss", "rate")
 BRINGERS = ("job", "instance")
 # What each way adds by itself: about the resource, and about the scrape.
 ADDED = {
-    "target_info",
-    "up",
-    "scrape_duration_seconds",
-    "scrape_samples_post_metric_relabeling",
-    "scrape_samples_scraped",
-    "scrape_series_added",
+    *("target_info", "up", "scrape_duration_seconds", "scrape_series_added"),
+    *("scrape_samples_post_metric_relabeling", "scrape_samples_scraped"),
 }
 
 

@@ -177,11 +177,8 @@ def test_a_late_rank_is_named_after_several_samples_and_let_go_when_it_is_not(be
     assert (reported[0], reported[2:]) == ([], [[], []])
     (change,) = reported[1]
     verdict = change.verdict
-    assert (verdict.kind, dict(verdict.labels)["rank"], verdict.phase) == (
-        "straggler",
-        "1",
-        "compute",
-    )
+    rank = dict(verdict.labels)["rank"]
+    assert (verdict.kind, rank, verdict.phase) == ("straggler", "1", "compute")
     assert verdict.evidence["told_by"] == "arrivals at collectives"
     report = bench.arrivals.report()
     assert report.insufficient == ""
