@@ -97,22 +97,16 @@ def _price(variable: str, text: str) -> tuple[float, str]:
 
 
 def _host(variable: str, text: str) -> str:
-    # An address may have it in brackets: [::1].
-    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     # Imported here: few processes need it.
     import ipaddress
 
+    # An address may have it in brackets: [::1].
+    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
-        ipaddress.ip_address(host)
+        return str(ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host))
     except ValueError:
-        # No name server is asked: it may be slow, and a name of another machine cannot be served.
-        name = os.uname().nodename.lower().partition(".")[0]
-        if "/" in host or ":" in host or host.lower().partition(".")[0] not in ("localhost", name):
-            raise ConfigError(
-                f"{variable} must be an address of this machine, such as 127.0.0.1 or 0.0.0.0, or "
-                f"its name, got {text!r}. {_ADVICE}"
-            ) from None
-    return host
+        wanted = "an address of this machine, such as 127.0.0.1 or 0.0.0.0"
+        raise _wrong(variable, wanted, text) from None
 
 
 def _lead(variable: str, text: str) -> str:

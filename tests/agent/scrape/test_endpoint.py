@@ -132,9 +132,8 @@ def test_health_page_and_wrong_paths(served: tuple[Ledger, Endpoint]) -> None:
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-@pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_an_ipv6_address_may_stand_in_brackets(host: str) -> None:
-    with serving(host=host) as endpoint:
+def test_an_ipv6_address_is_shown_in_brackets() -> None:
+    with serving(host="::1") as endpoint:
         assert get(endpoint, "/healthz")[1] == "ok\n"
         assert endpoint.url == f"http://[::1]:{endpoint.port}/metrics"
 

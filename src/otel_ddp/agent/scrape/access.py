@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import hmac
+from ipaddress import ip_address
 from pathlib import Path
 
 INSECURE = "insecure"
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Refused(Exception):
@@ -21,7 +21,7 @@ def find_token(setting: str, host: str) -> bytes:
         return b""
     if setting:
         return read_token(Path(setting))
-    if host in _LOOPBACK:
+    if ip_address(host).is_loopback:
         return b""
     raise Refused(
         f"{host} is reached from other machines: set OTEL_DDP_SCRAPE_TOKEN_FILE to a file with a "

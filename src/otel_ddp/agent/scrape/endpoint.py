@@ -119,7 +119,7 @@ class Endpoint:
         """
         registry = CollectorRegistry(auto_describe=False)
         registry.register(LedgerCollector(ledger))
-        handler = _handler(registry, page, idle_s, problems, token, host)
+        handler = _handler(registry, page, idle_s, problems, token)
         self._server = bind(host, port, handler)
         self.thread = KeptThread("endpoint", lambda: self._server.serve_forever(_POLL_S))
 
@@ -163,12 +163,10 @@ def _handler(
     idle_s: Callable[[], float],
     problems: Callable[[], Sequence[str]],
     token: bytes,
-    host: str,
 ) -> type[Handler]:
     rendering = threading.Lock()
 
     class EndpointHandler(Handler):
-        known_name = host
         any_name = bool(token)
 
         def answer(self) -> Answer:

@@ -131,7 +131,6 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "otel-ddp"
     sys_version = ""
     timeout = CLIENT_TIMEOUT_S
-    known_name = ""
     any_name = False
 
     def answer(self) -> Answer:
@@ -159,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.has_asked(self.connection)
         try:
-            guard.check(self.path, self.headers, known_name=self.known_name, any_name=self.any_name)
+            guard.check(self.path, self.headers, any_name=self.any_name)
             given = self.answer()
         except Refused as why:
             given = as_text(why.status, f"{why}\n")
@@ -186,26 +185,13 @@ class Handler(BaseHTTPRequestHandler):
 
 def bind(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> BoundedServer:
     """A server on this port, or on the next one that is free; on any port for 0."""
-    family, address = _resolve(host)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for attempt in range(port, min(port + _PORTS_TO_TRY, 65536)) if port else ():
         try:
-            return BoundedServer(family, (address[0], attempt, *address[2:]), handler)
+            return BoundedServer(family, (host, attempt), handler)
         except OSError as error:  # noqa: PERF203
             # Another error, such as an address of another machine, is the same for every port.
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
     # Any free port.
-    return BoundedServer(family, (address[0], 0, *address[2:]), handler)
-
-
-def _resolve(host: str) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
-    """The address to listen on; resolved once, because a name server may be slow."""
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except UnicodeError as error:
-        raise OSError(errno.EINVAL, "is no host name", host) from error
-    # A scraper that is configured with "localhost" tries 127.0.0.1, whatever /etc/hosts has.
-    found.sort(key=lambda each: each[0] is not socket.AF_INET)
-    return found[0][0], found[0][4]
+    return BoundedServer(family, (host, 0), handler)

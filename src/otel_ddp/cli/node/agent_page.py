@@ -18,7 +18,7 @@ from otel_ddp.journal.place import Place
 def credentials(named: str) -> Mapping[str, str]:
     """The headers that show the token of OTEL_DDP_SCRAPE_TOKEN_FILE."""
     try:
-        token = access.find_token(named, "localhost").decode()
+        token = access.find_token(named, "127.0.0.1").decode()
     except (access.Refused, ValueError):
         token = ""  # the agent says what is wrong with it
     return {"Authorization": f"Bearer {token}"} if token else {}

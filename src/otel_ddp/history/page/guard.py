@@ -31,13 +31,12 @@ HEADERS: Mapping[str, str] = {
 }
 
 
-def check(target: str, headers: Message, *, known_name: str = "", any_name: bool = False) -> None:
+def check(target: str, headers: Message, *, any_name: bool = False) -> None:
     """Raises Refused for a request that another site has caused.
 
     A site may let its own name point to this machine: then its scripts could read all that is
     served. The name in the request gives that away.
 
-    *known_name*: what else this machine is called.
     *any_name*: if a token is asked for, which another site's script does not have.
     """
     if not target.startswith("/") or target.startswith("//"):
@@ -51,11 +50,11 @@ def check(target: str, headers: Message, *, known_name: str = "", any_name: bool
         if found is None:
             raise Refused(400, f"{host[:200]!r} is no name or address with a port")
         name = (found[1] or found[2]).lower().removesuffix(".")
-        if not any_name and name != known_name.lower() and not _is_ours(name):
+        if not any_name and not _is_ours(name):
             raise Refused(
                 403,
                 f"{host[:200]!r} is no name of this machine: use localhost, an address of this "
-                f"machine, {socket.gethostname()}, or the name in OTEL_EXPORTER_PROMETHEUS_HOST",
+                f"machine, or {socket.gethostname()}",
             )
     if target.startswith("/api/") and _is_foreign(headers, hosts):
         raise Refused(403, "another site may not read this")
