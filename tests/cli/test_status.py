@@ -194,7 +194,9 @@ def test_a_run_that_cannot_be_judged_is_shown_with_the_reason_and_its_board() ->
 
     shown_lines = shown(process(), agents=[agent])
 
-    assert [line for line in shown_lines if line.startswith(("  board", "  stragglers"))] == [
+    sought = ("  board", "  stragglers", "  nothing")
+    assert [line for line in shown_lines if line.startswith(sought)] == [
+        "  nothing is wrong so far",
         f"  stragglers: {why}",
         "  board https://g.example/d/otel-ddp-run?var-group=&var-run=one",
     ]
@@ -397,14 +399,15 @@ LATE = {"who": {"run": "one", "rank": "7"}, "kind": "straggler", "sentence": "it
 
 
 def many(count: int, **more: Any) -> Survey:
-    """So many ranks, of which the 7th is late and the 9th has failed."""
+    """So many ranks, of which rank 7 is late, rank 9 has failed, and rank 30 waits less."""
+    waits = {7: 0.02, 30: 0.5}
     found = [
         process(
             rank=rank,
             node=f"node-{rank // 8}",
             state="failed" if rank == 9 else "running",
             step_s=0.05,
-            wait_ratio=0.02 if rank == 7 else 0.6,
+            wait_ratio=waits.get(rank, 0.6),
         )
         for rank in range(count)
     ]
@@ -453,7 +456,7 @@ def test_the_last_values_are_those_of_the_first_rank_with_the_loss_in_front() ->
 
 
 @pytest.mark.parametrize("count", [2, 40, 10_000])
-@pytest.mark.parametrize(("columns", "rows"), [(79, 24), (139, 60), (40, 12), (20, 3)])
+@pytest.mark.parametrize(("columns", "rows"), [(79, 24), (139, 60), (40, 12), (20, 40), (20, 3)])
 def test_the_picture_fits_any_terminal_and_the_worst_ranks_come_first(
     count: int, columns: int, rows: int
 ) -> None:
@@ -464,7 +467,7 @@ def test_the_picture_fits_any_terminal_and_the_worst_ranks_come_first(
     if (columns, count) == (79, 10_000):
         head = next(at for at, line in enumerate(drawn) if line.split()[:1] == ["rank"])
         table = drawn[head : drawn.index("", head)]
-        assert [line.split()[0] for line in table[1:3]] == ["!7", "9"]
+        assert [line.split()[0] for line in table[1:4]] == ["!7", "9", "30"]
         assert table[-1] == f"  and {count - len(table) + 2:,} more ranks, all running"
         # The GPUs get as many rows, or one less.
         gpus = next(at for at, line in enumerate(drawn) if line.startswith("GPUs of alpha"))

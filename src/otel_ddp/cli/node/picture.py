@@ -184,14 +184,13 @@ def _run(
     for verdict in verdicts:
         yield Line(f"  {marked(verdict, now_ns)}", "trouble" if verdict in trouble else "")
     yield from (Line(f"  ! {note}", "trouble") for note in notes)
+    insufficient = (each for agent in found.agents for each in agent["insufficient"])
+    # Why it cannot tell which rank the others of this run wait for.
+    unknown = [cell(each.get("why"), "?") for each in insufficient if of_run(each) == run]
     looks = any(not each.get("starting") and not each.get("stopped") for each in alive)
     if looks and not (trouble or notes or all(each.ended for each in processes)):
-        yield Line("  nothing is wrong")
-    for agent in found.agents:
-        for each in agent["insufficient"]:
-            # Why it cannot tell which rank the others of this run wait for.
-            if of_run(each) == run:
-                yield Line(f"  stragglers: {cell(each.get('why'), '?')}")
+        yield Line("  nothing is wrong so far" if unknown else "  nothing is wrong")
+    yield from (Line(f"  stragglers: {why}") for why in unknown)
     if values := _values(processes):
         yield Line(f"  {values}")
     late = {rank for each in trouble for rank in named_ranks(each)}
