@@ -39,7 +39,7 @@ KNOWS = {
         "reading": "ledger",
         "node": "kept_thread ledger reading",
         "verdicts": "ledger node reading",
-        "artifacts": "ledger reading",
+        "artifacts": "reading",
         "history": "kept_thread ledger reading",
         "export": "kept_thread ledger node",
         "scrape": "kept_thread ledger node",

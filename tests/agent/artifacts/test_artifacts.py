@@ -13,7 +13,7 @@ import pytest
 from otel_ddp import settings
 from otel_ddp.agent.artifacts import artifacts
 from otel_ddp.agent.artifacts.artifacts import MOST_SHOWN, Artifacts
-from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
@@ -49,7 +49,7 @@ class Here:
 
     def agent(self, of_platform: bool = False, **env: str) -> None:
         conf = settings.read({"OTEL_DDP_LINGER_S": "0", **env})
-        self.artifacts = Artifacts(conf, self.ledger, of_platform=of_platform)
+        self.artifacts = Artifacts(conf, of_platform=of_platform)
 
     def name(self, path: Any, name: str = "model", direction: str = "output") -> None:
         record_artifact(self.recorder, path, name, "model", direction, {"lr": 1})
@@ -66,11 +66,7 @@ class Here:
         while (reader := self.artifacts._reader) is not None:
             reader.process.wait(60)
             self.feed()
-        self.show(self.journals.labels())
-
-    def show(self, in_use: set[Labels]) -> None:
-        with self.ledger.lock:
-            self.artifacts.update_series(time.time_ns(), in_use)
+        self.journals.update_series(time.time_ns())
 
     def series(self, metric: catalog.Metric) -> list[tuple[dict[str, str], Any]]:
         return [
@@ -82,8 +78,9 @@ class Here:
 
     def records(self) -> list[dict[str, Any]]:
         """Of the agent, about what it has read."""
-        made = [each for _, _, found in self.artifacts.flush_documents() for each in found]
-        return [each.content["attributes"] for each in made]
+        made = [each for _, _, found in self.journals.flush_documents() for each in found]
+        found = [each.content["attributes"] for each in made if "body" in each.content]
+        return [each for each in found if {"artifact.digest", "artifact.problem"} & each.keys()]
 
     def problems(self) -> list[Any]:
         return [each.get("artifact.problem") for each in self.records()]
@@ -136,7 +133,7 @@ def test_the_newest_of_a_name_has_series_with_the_labels_of_its_rank(
     assert len(here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP)) == 1
 
 
-def test_only_so_many_of_a_rank_are_shown_and_they_go_with_the_rank(here: Here) -> None:
+def test_only_so_many_of_a_rank_are_shown(here: Here) -> None:
     for n in range(MOST_SHOWN + 1):
         here.name("s3://bucket/data", name=f"data {n}")
     here.read()
@@ -144,13 +141,6 @@ def test_only_so_many_of_a_rank_are_shown_and_they_go_with_the_rank(here: Here) 
     shown = here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP)
     assert len(shown) == MOST_SHOWN
     assert "data 0" not in {labels["name"] for labels, _ in shown}
-    here.artifacts._linger_s = 3600.0
-    here.show(set())
-    assert len(here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP)) == MOST_SHOWN
-    here.artifacts._linger_s = 0.0
-    here.show(set())
-    here.show(set())
-    assert here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP) == []
 
 
 def test_what_lies_elsewhere_is_shown_as_it_is_named(here: Here) -> None:
@@ -221,7 +211,22 @@ def test_only_so_many_wait(here: Here, saved: Path, monkeypatch: pytest.MonkeyPa
     here.feed()
 
     assert here.problems() == ["1 others waited"]
-    assert here.artifacts.busy()
+
+
+def test_a_journal_stays_until_its_artifacts_are_read(here: Here, saved: Path) -> None:
+    here.name(saved)
+    here.feed()
+    here.recorder.close()
+    here.journals.poll()
+    here.records()
+    here.journals.commit(here.journals.marks())
+    assert here.journals.done() == []
+
+    here.read()
+    assert here.journals.done() == []
+    here.records()
+
+    assert len(here.journals.done()) == 1
 
 
 def test_what_hangs_is_given_up_with_all_that_waits_and_so_is_the_rest_at_the_agents_end(
@@ -243,7 +248,6 @@ def test_what_hangs_is_given_up_with_all_that_waits_and_so_is_the_rest_at_the_ag
     here.feed()
     here.artifacts.stop()
     assert here.problems() == ["the agent ended before it was read"]
-    assert not here.artifacts.busy()
 
 
 def test_a_reader_that_breaks_is_said(

@@ -1,4 +1,4 @@
-"""The artifacts that runs name: read one at a time by a process, shown as series and records."""
+"""The artifacts that runs name: a process reads one at a time, for series and a record."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from otel_ddp import errors
-from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.reader import Document
@@ -67,44 +65,32 @@ class _Reader:
         self._file.close()
 
 
-@dataclass
-class _Artifact:
-    labels: Labels
-    project: str
+class _Artifact(NamedTuple):
+    """One that waits."""
+
+    journal: JournalFeed
     event: dict[str, Any]
     told: dict[str, str]
-    answer: dict[str, Any] = field(default_factory=dict)
-    shown_s: float = 0.0
-
-    @property
-    def slot(self) -> tuple[Labels, str, str]:
-        """Of those with the same one, the newest is shown."""
-        return self.labels, self.told["name"], self.told["direction"]
 
 
 class Artifacts:
     """One an agent. Its loop calls every method; none waits for a file."""
 
-    def __init__(self, conf: Settings, ledger: Ledger, *, of_platform: bool) -> None:
+    def __init__(self, conf: Settings, *, of_platform: bool) -> None:
         """*of_platform*: whether the agent may read files that the runs' user cannot."""
-        self._ledger = ledger
-        self._linger_s = conf.linger_s
         self._roots = conf.artifact_roots if of_platform else None
         is_directory = "://" not in conf.artifact_sink.removeprefix("file://")
         self._store = conf.artifact_sink if is_directory or not conf.offline else ""
         # The reader has the first one.
         self._waiting: list[_Artifact] = []
         self._reader: _Reader | None = None
-        self._finished: dict[tuple[Labels, str, str], _Artifact] = {}
-        self._documents: list[tuple[Labels, str, list[Document]]] = []
-        self._shown: set[tuple[catalog.Metric, Labels]] = set()
 
     def feed(self, journals: Iterable[JournalFeed]) -> None:
         """Take what the journals have named since the last poll, and go on with what waits."""
         for journal in journals:
             for document in journal.new.events:
                 if (told := _told(document.content)) is not None:
-                    self._add(_Artifact(journal.labels, journal.project, document.content, told))
+                    self._add(_Artifact(journal, document.content, told))
         if self._reader is not None:
             if self._reader.is_late():
                 # What comes next may lie on the same file server, or go to the same store.
@@ -117,12 +103,12 @@ class Artifacts:
     def _add(self, artifact: _Artifact) -> None:
         for other in [each for each in self._waiting if each.told["uri"] == artifact.told["uri"]]:
             self._finish(other, {"problem": "the next one was named before it was read"})
+        self._waiting.append(artifact)
+        artifact.journal.unread_artifacts += 1
         if not artifact.told["uri"].startswith("file:///"):
             # It lies elsewhere, and is not fetched.
             self._finish(artifact, {})
-        elif len(self._waiting) < MOST_WAITING:
-            self._waiting.append(artifact)
-        else:
+        elif len(self._waiting) > MOST_WAITING:
             self._finish(artifact, {"problem": f"{MOST_WAITING} others waited"})
 
     def _start_reader(self, artifact: _Artifact) -> None:
@@ -131,7 +117,7 @@ class Artifacts:
             "uri": told["uri"],
             "roots": self._roots,
             "store": self._store if told["direction"] == "output" else "",
-            "run": dict(artifact.labels).get("run", ""),
+            "run": dict(artifact.journal.labels).get("run", ""),
             "name": told["name"],
         }
         try:
@@ -144,58 +130,22 @@ class Artifacts:
             self._finish(each, {"problem": problem})
 
     def _finish(self, artifact: _Artifact, answer: dict[str, Any]) -> None:
-        if artifact in self._waiting[:1] and self._reader is not None:
+        if artifact is self._waiting[0] and self._reader is not None:
             self._reader.stop()
             self._reader = None
-        if artifact in self._waiting:
-            self._waiting.remove(artifact)
-        artifact.answer = answer
-        self._finished.pop(artifact.slot, None)
-        self._finished[artifact.slot] = artifact
-        of_rank = [slot for slot in self._finished if slot[0] == artifact.labels]
-        if len(of_rank) > MOST_SHOWN:
-            del self._finished[of_rank[0]]
-        if answer and self._ledger.keep_history:
-            self._documents.append((artifact.labels, artifact.project, [_record(artifact)]))
+        self._waiting.remove(artifact)
+        journal, event, told = artifact
+        journal.unread_artifacts -= 1
+        if answer and journal.is_sent:
+            journal.documents.waiting.append(_record(event, answer))
+        # The newest of a name and direction is shown.
+        slot = told["name"], told["direction"]
+        journal.artifacts.pop(slot, None)
+        if len(journal.artifacts) >= MOST_SHOWN:
+            del journal.artifacts[next(iter(journal.artifacts))]
+        journal.artifacts[slot] = {"time": event["time"], "step": event["step"], **told, **answer}
         if problem := answer.get("problem"):
-            name = artifact.told["name"]
-            errors.warn_once(f"artifact: {problem}", "artifact %r: %s", name, problem)
-
-    def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """The records that have not been exported yet."""
-        found, self._documents = self._documents, []
-        return found
-
-    def update_series(self, now_ns: int, in_use: Collection[Labels]) -> None:
-        """Write them into the ledger, whose lock the caller holds. *in_use*: the ranks shown."""
-        now_s = time.monotonic()
-        shown: set[tuple[catalog.Metric, Labels]] = set()
-        for each in self._finished.values():
-            known = {"digest": "", **each.told, **each.answer}
-            own = ((word, _label(known[word])) for word in (*_WORDS, "digest"))
-            labels = (*each.labels, *own)
-            for metric, value in (
-                (catalog.TRAINING_ARTIFACT_TIMESTAMP, each.event["time"] / 1e9),
-                (catalog.TRAINING_ARTIFACT_SIZE, each.answer.get("size")),
-                (catalog.TRAINING_ARTIFACT_STEP, each.event["step"]),
-            ):
-                if value is not None:
-                    self._ledger.put(metric, labels, float(value), now_ns, 0, each.project)
-                    shown.add((metric, labels))
-            each.shown_s = each.shown_s or now_s
-        for metric, labels in self._shown - shown:
-            self._ledger.forget(self._ledger.series(metric, labels))
-        self._shown = shown
-        # A rank may be gone before its last artifact is shown for the first time.
-        self._finished = {
-            slot: each
-            for slot, each in self._finished.items()
-            if each.labels in in_use or now_s - each.shown_s < self._linger_s
-        }
-
-    def busy(self) -> bool:
-        """Whether there is something left to read or to store."""
-        return bool(self._waiting)
+            errors.warn_once(f"artifact: {problem}", "artifact %r: %s", told["name"], problem)
 
     def stop(self) -> None:
         """The agent ends."""
@@ -214,15 +164,8 @@ def _told(event: dict[str, Any]) -> dict[str, str] | None:
     return told if is_whole else None
 
 
-def _label(text: str) -> str:
-    """A text as a label, which stores want short."""
-    longest = catalog.LONGEST_LABEL
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
-def _record(artifact: _Artifact) -> Document:
+def _record(event: dict[str, Any], answer: dict[str, Any]) -> Document:
     """The event once more, with what the reader has found."""
-    event, answer = artifact.event, artifact.answer
     said = answer.get("problem") or f"{answer['size']} bytes, sha256:{answer['digest']}"
     found = {f"artifact.{key}": value for key, value in answer.items()}
     content = {

@@ -171,20 +171,20 @@ class RunDescription:
     def info_labels(self) -> Labels:
         """The labels of the run's info: texts, facts, and a bounded part of the configuration."""
         identity, facts = self._reader.identity, self._reader.facts
-        found = {key: _word(identity.get(key)) for key in _INFO_OF_IDENTITY}
-        found |= {key: _word(facts.get(key)) for key in _INFO_OF_PROGRAM}
+        found = {key: label_text(identity.get(key)) for key in _INFO_OF_IDENTITY}
+        found |= {key: label_text(facts.get(key)) for key in _INFO_OF_PROGRAM}
         for key, value in islice(self._reader.config.items(), catalog.MOST_CONFIG_LABELS):
             # Two keys may become one label ("a.b", "a_b"): the first key keeps it.
             name = catalog.prometheus_label(f"config_{key}")[:100]
-            found.setdefault(name, _word(value))
+            found.setdefault(name, label_text(value))
         return tuple((key, value) for key, value in found.items() if value)
 
     def settings(self) -> dict[str, str]:
         """Each setting with its value, bounded as the labels of the info are."""
         told = {**self.texts(), **self.environment()}
-        found = {key: _word(value) for key, value in told.items()}
+        found = {key: label_text(value) for key, value in told.items()}
         for key, value in islice(self._reader.config.items(), catalog.MOST_CONFIG_LABELS):
-            found[f"config.{key}"[:100]] = "None" if value is None else _word(value)
+            found[f"config.{key}"[:100]] = "None" if value is None else label_text(value)
         return found
 
     def new_records(self, now_ns: int, *, ended: bool) -> Iterator[Document]:
@@ -237,7 +237,8 @@ def _counted(gpus: Any) -> str:
     return ", ".join(f"{count} x {name}" for name, count in names.items())
 
 
-def _word(value: Any) -> str:
+def label_text(value: Any) -> str:
+    """A value as a label, which stores want short."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -135,6 +135,9 @@ class JournalFeed:
         self.life = Life(reader.created_ns, lambda: self._ends.ended_well(self))
         self.new = _nothing()
         self.documents = Documents(reader, devices)
+        self.artifacts: dict[tuple[str, str], dict[str, Any]] = {}
+        """By name and direction: what is known of the newest, once it is read."""
+        self.unread_artifacts = 0
         self._ledger = ledger
         self._name_node = name_node
         self._labelled: dict[str, Any] = {}
@@ -242,14 +245,14 @@ class JournalFeed:
                 self.life.update(self.reader, now_ns, alive)
             elif self.exported:
                 self._feed_document(record)
-        if self._is_sent:
+        if self.is_sent:
             ended = self.ended_at is not None
             self.documents.add_run(now_ns, self.life.state, self.life.ended_ns, ended=ended)
         self._values.keep()
 
     @property
-    def _is_sent(self) -> bool:
-        # Without a collector nothing fetches the documents: they would pile up.
+    def is_sent(self) -> bool:
+        """Whether its documents leave: without a collector they would pile up."""
         return self.exported and self._ledger.keep_history
 
     @errors.contained()
@@ -259,7 +262,7 @@ class JournalFeed:
             self.new.device_steps.extend(steps)
             return
         self.new.steps.extend(steps)
-        if self._is_sent:
+        if self.is_sent:
             for step, span in self.documents.add_steps(steps, self.labels, record.position):
                 self._series.exemplify(step, span)
 
@@ -267,7 +270,7 @@ class JournalFeed:
         saved = checkpoint_event(document)
         told = [document] if saved is None else [document, saved]
         self.new.events.extend(each for each in told if each.kind == EVENT)
-        if self._is_sent:
+        if self.is_sent:
             self.documents.waiting += told
 
     def update_series(self, now_ns: int, is_newest: bool) -> None:
@@ -278,6 +281,7 @@ class JournalFeed:
         """
         if self.labels and self.exported and is_newest:
             self._series.update(self.describe(), self._values, self.description, now_ns)
+            self._series.update_artifacts(self.artifacts.values(), now_ns)
 
 
 class _Overruns:

@@ -245,6 +245,7 @@ class Journals:
         return (
             journal.ended_at is not None
             and not journal.documents.waiting
+            and not journal.unread_artifacts
             and reader.drained()
             and self._committed.get(path) == reader.bookmark()
             # A process that is being taken over still looks for its mark.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger
-from otel_ddp.agent.reading.documents import RunDescription
+from otel_ddp.agent.reading.documents import RunDescription, label_text
 from otel_ddp.agent.reading.logged_values import LoggedValues
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.journal.layout import trace_id
@@ -20,6 +20,9 @@ from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
 
 # The name of an exception class; a user's own reason for an end mostly does not match.
 _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
+
+
+_OF_ARTIFACT = ("name", "type", "direction", "digest", "uri")
 
 
 class ProcessSeries:
@@ -94,6 +97,19 @@ class ProcessSeries:
                 at_step[labels] = point.step
         self._put_all(catalog.TRAINING_SCALAR_BEST, best, now_ns)
         self._put_all(catalog.TRAINING_SCALAR_BEST_STEP, at_step, now_ns)
+
+    def update_artifacts(self, artifacts: Iterable[Mapping[str, Any]], now_ns: int) -> None:
+        """Write what is known of each into the ledger."""
+        by_labels: dict[Labels, Mapping[str, Any]] = {}
+        for each in artifacts:
+            by_labels[tuple((word, label_text(each.get(word))) for word in _OF_ARTIFACT)] = each
+        for metric, key, unit in (
+            (catalog.TRAINING_ARTIFACT_TIMESTAMP, "time", 1e9),
+            (catalog.TRAINING_ARTIFACT_SIZE, "size", 1),
+            (catalog.TRAINING_ARTIFACT_STEP, "step", 1),
+        ):
+            known = {of: each[key] for of, each in by_labels.items() if each.get(key) is not None}
+            self._put_all(metric, {of: value / unit for of, value in known.items()}, now_ns)
 
     def _put_totals(self, now_ns: int) -> None:
         totals = self._reader.totals()

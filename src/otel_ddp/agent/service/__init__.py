@@ -198,7 +198,7 @@ class Agent:
 
     def _check_whether_to_stop(self) -> None:
         now, journals, linger_s = time.monotonic(), self._watch.journals, self._conf.linger_s
-        if journals.any_alive() or self._watch.artifacts.busy() or self._notifier.busy():
+        if journals.any_alive() or self._notifier.busy():
             self._busy_at = now
         if not self._owns_lock():
             if journals.any_removed():

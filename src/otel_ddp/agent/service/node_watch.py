@@ -42,7 +42,7 @@ class NodeWatch:
         )
         self.histories = Histories(conf.history_directory, conf.history_bytes, node)
         self._collector = Collector(self.histories, self.ledger, node)
-        self.artifacts = Artifacts(conf, self.ledger, of_platform=of_platform)
+        self.artifacts = Artifacts(conf, of_platform=of_platform)
         self.judge = Judge(
             self.ledger,
             conf.stall_timeout_s,
@@ -80,7 +80,6 @@ class NodeWatch:
         with self.ledger.lock:
             self.journals.update_series(now_ns)
             self.judge.update_series(now_ns)
-            self.artifacts.update_series(now_ns, self.journals.labels())
         self.silent_ranks.poll(self.journals.feeds(), now_ns)
         if self.histories.keeps:
             past = [*self.judge.past_bounds(), *self.judge.past()]
@@ -98,7 +97,6 @@ class NodeWatch:
         """The spans and events that are new: of verdicts, and those of the journals."""
         return [
             *self.judge.flush_documents(),
-            *self.artifacts.flush_documents(),
             *self.journals.flush_documents(),
         ]
 
