@@ -85,6 +85,7 @@ class Artifacts:
         self._waiting: list[_Artifact] = []
         self._reader: _Reader | None = None
 
+    @errors.contained()
     def feed(self, journals: Iterable[JournalFeed]) -> None:
         """Take what the journals have named since the last poll, and go on with what waits."""
         for journal in journals:
