@@ -53,13 +53,14 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest -m 'timed and not stress' -n 3 $(BY_FILE) $(TIMED)
 
 # What takes long to show more of what `make test` shows: every moment of a signal, the long fleets.
-# torchtitan has an environment of its own: it takes older versions of what transformers takes.
-stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed,ray,tensorboard
+# torchtitan and SwanLab have an environment of their own: they take older versions of what others take.
+stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed,ray
 	-$(BIN)/python -m tools.stack build
 	$(BIN)/python -m pytest -m stress
 	test -x .venv-torchtitan/bin/python || $(PYTHON) -m venv .venv-torchtitan
-	.venv-torchtitan/bin/python -m pip install --quiet --editable '.[torch,dev,torchtitan]'
+	.venv-torchtitan/bin/python -m pip install --quiet --editable '.[torch,dev,torchtitan,swanlab]'
 	.venv-torchtitan/bin/python -m pytest tests/integrations/test_torchtitan.py
+	.venv-torchtitan/bin/python -m pytest -k swanlab tests/integrations/test_trackers.py
 
 # What a device can show, as tables in build/gpu.md: ten minutes. Torch is the machine's own, and the
 # device as well, if it has one.

@@ -1,6 +1,6 @@
 """The same program as it was written for W&B: rank 0 logs. CPU, gloo.
 
-With `from otel_ddp.integrations import wandb` in the place of `import wandb` it runs here.
+`WANDB_MODE=offline otel-ddp run -- torchrun ... train_wandb.py`: what it tells W&B comes here too.
 """
 
 import argparse

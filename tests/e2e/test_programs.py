@@ -267,32 +267,6 @@ def test_flags_of_the_program_decide_how_many_processes_are_recorded_and_their_g
     launch.assert_calm()
 
 
-def test_a_script_for_wandb_with_one_other_import_logs_what_ours_does(tmp_path: Path) -> None:
-    text = (EXAMPLES / "from_wandb" / "train_wandb.py").read_text()
-    program = tmp_path / "train.py"
-    program.write_text(text.replace("import wandb\n", "from otel_ddp.integrations import wandb\n"))
-
-    ours = Launch(torchrun("from_wandb/train.py"))
-    theirs = Launch([*torchrun("from_wandb/train.py")[:-1], str(program)])
-
-    assert "\nimport wandb\n" in text
-    for name in ("loss", "accuracy"):
-        values = theirs.history(name, rank="0", group="my-experiment")
-        assert values == ours.history(name, rank="0")
-        assert [each.step for each in values] == list(range(1, 97))
-    (best,) = theirs.history("summary/best_accuracy")
-    assert best.value == max(each.value for each in theirs.history("accuracy"))
-    ((info, _),) = theirs.series("training_run_info")
-    assert (info["name"], info["config_lr"], info["config_classes"]) == ("baseline", "0.02", "4")
-    (artifact,) = theirs.artifacts()
-    assert (artifact["artifact.name"], artifact["artifact.type"]) == ("model", "model")
-    assert {"data", "forward", "backward", "optimizer"} <= theirs.phases("0")
-    assert re.findall(r"^wandb: (\S+) has no counterpart", theirs.printed, re.MULTILINE) == [
-        *("Settings", "init(entity=)", "Table")
-    ]
-    theirs.assert_calm()
-
-
 def test_a_launcher_that_passes_the_local_rank_is_understood_and_the_results_are_the_same() -> None:
     def command(program: str) -> list[str]:
         launcher = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")

@@ -89,15 +89,6 @@ def test_what_an_accelerator_is_not_given_is_left_to_its_version(
     assert place.only().config == {"lr": 0.1}
 
 
-def wandb_log(values: dict[str, float], step: int) -> None:
-    from otel_ddp.integrations import wandb
-
-    current = otel_ddp.current()
-    assert current is not None
-    wandb.Run(current).log(values, step=step)
-    wandb.summary.clear()
-
-
 def accelerate_log(values: dict[str, float], step: int) -> None:
     needed("accelerate", "frameworks")
     from otel_ddp.integrations.accelerate import OtelDdpTracker
@@ -112,7 +103,7 @@ def lightning_log(values: dict[str, float], step: int) -> None:
     OtelDdpLogger().log_metrics(values, step=step)
 
 
-@pytest.mark.parametrize("log", [wandb_log, accelerate_log, lightning_log])
+@pytest.mark.parametrize("log", [accelerate_log, lightning_log])
 def test_what_a_tracker_is_given_once_an_epoch_lies_at_its_number_and_steps_go_on(
     place: Here, monkeypatch: pytest.MonkeyPatch, log: Callable[..., None]
 ) -> None:

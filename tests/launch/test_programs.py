@@ -74,6 +74,36 @@ def test_each_program_that_people_bring_is_one_run_of_two_measured_ranks(
             assert rank.total(catalog.TRAINING_PHASE_TIME, phase=phase) > 0, phase
 
 
+def test_a_script_for_wandb_has_its_curves_here_on_the_rank_that_logs(tmp_path: Path) -> None:
+    needed("wandb", "frameworks")
+    env = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "HOME": str(tmp_path)}
+
+    first, second = journals(*TORCHRUN, str(EXAMPLES / "from_wandb/train_wandb.py"), env=env)
+
+    for rank in (first, second):
+        assert rank.total(catalog.TRAINING_STEPS) == 96
+    # W&B counts from 0. Of rank 1 the loss is what we read.
+    for name in ("loss", "accuracy"):
+        assert steps(first, name) == list(range(96))
+    assert steps(second, "accuracy") == []
+    assert first.identity["name"] == "baseline"
+    assert (first.config["lr"], first.config["classes"]) == (0.02, 4)
+    # Rank 1 has told nobody of a group, and it is in the same run.
+    assert first.config["group"] == "my-experiment"
+    assert {(each.identity["group"], each.identity["run"]) for each in (first, second)} == {
+        ("", first.identity["run"])
+    }
+
+
+def steps(rank: Journal, name: str) -> list[int | None]:
+    return [
+        call.step
+        for call in rank.calls
+        for number, _ in call.values
+        if rank.names[number].text == name
+    ]
+
+
 @pytest.mark.stress
 @pytest.mark.parametrize("program", ["funnel", "share", "sweep"])
 def test_a_program_that_imports_no_torch_has_no_run(program: str) -> None:

@@ -1,7 +1,7 @@
 """Callbacks, loggers and trackers for frameworks: a module for each, which imports it.
 
-Here is what they share: their arguments, and phases between two events of a framework. `wandb` has
-the calls of a tracker, and imports nothing.
+Here is what they share: their arguments, and phases between two events of a framework. `trackers`
+hears W&B and others, and imports none of them.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Collection, Mapping
+from importlib import import_module
 from typing import Any, Literal, TypeVar, cast
 
 from otel_ddp.identity.strategy import UNSAID, Strategy
@@ -16,8 +17,8 @@ from otel_ddp.run.run import Origin, Run
 T = TypeVar("T")
 
 
-# The arguments of `instrument` that are about the steps, not about the run.
-_OF_STEPS = ("model", "optimizer", "step_optimizer", "scaler", "flops_per_sample")
+# The arguments of `instrument` that are about what is measured, not about the run.
+_NOT_OF_RUN = ("model", "optimizer", "step_optimizer", "scaler", "flops_per_sample", "mirror")
 # The arguments of `init` that `instrument` leaves to the launcher.
 _NOT_OF_INSTRUMENT = dict.fromkeys(("node", "global_rank", "local_rank", "world_size"))
 
@@ -85,6 +86,7 @@ def instrument(
     step_optimizer: Any = None,
     scaler: Any = None,
     flops_per_sample: float | None = None,
+    mirror: bool = False,
 ) -> Run:
     """Open the run of this process if none is open, measure the steps of a model, return the run.
 
@@ -95,8 +97,9 @@ def instrument(
     *optimizer* has parameters that are not the model's own, such as copies in float32. If there are
     several, *step_optimizer* is the one whose step ends a training step. *scaler* knows the steps
     that it skipped. *flops_per_sample* counts forward and backward, where counting is not enough.
+    With *mirror*, what the program tells W&B, SwanLab, MLflow and TensorBoard is recorded here too.
     """
-    arguments = {name: value for name, value in locals().items() if name not in _OF_STEPS}
+    arguments = {name: value for name, value in locals().items() if name not in _NOT_OF_RUN}
     if strategy is UNSAID:
         arguments["strategy"] = None
     opened = _open({**_NOT_OF_INSTRUMENT, **arguments})
@@ -109,6 +112,9 @@ def instrument(
         scaler=scaler,
         flops_per_sample=flops_per_sample,
     )
+    if mirror:
+        # By its name: integrations import this module.
+        import_module("otel_ddp.integrations.trackers").mirror(opened)
     return opened
 
 

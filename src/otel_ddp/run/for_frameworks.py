@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.errors import ConfigError
-from otel_ddp.run import api, current_run
+from otel_ddp.run import api, current_run, opening
 from otel_ddp.run.run import Run, silent
 
 
@@ -16,25 +18,30 @@ def instrument(model: Any = None, **arguments: Any) -> Run:
     The run that it returns may record nothing. A program that has finished its run gets no second
     one, unless a framework names it: a trial of a search.
     """
-    if "run" not in arguments and api.current() is None and current_run.had_one():
+    if "run" not in arguments and _is_over():
         return silent()
-    return _instrument(model, arguments) or silent()
+    return _open(partial(api.instrument, model, **arguments)) or silent()
 
 
-def unasked() -> Run | None:
-    """The run for what a program logs elsewhere, unless it has opened its run itself.
+def init(*, again: bool = False) -> Run:
+    """As `otel_ddp.init`, of a program that tells another tracker something.
 
-    Such a program says by its own calls what is recorded.
+    *again*: another run after one that has been finished.
     """
-    run = api.current()
-    return run if run is not None and run.was_unasked else None
+    if opening.in_data_worker() or (_is_over() and not again):
+        return silent()
+    return _open(api.init) or silent()
+
+
+def _is_over() -> bool:
+    return api.current() is None and current_run.had_one()
 
 
 @errors.contained()
-def _instrument(model: Any, arguments: dict[str, Any]) -> Run | None:
+def _open(call: Callable[[], Run]) -> Run | None:
     before = api.current()
     try:
-        opened = api.instrument(model, **arguments)
+        opened = call()
     except ConfigError as error:
         errors.warn_once("unasked", "Nothing is recorded of this program: %s", error)
         return None

@@ -11,8 +11,11 @@ import sys
 # Once one of these has been imported, `launch` calls this function of the integrations.
 NAMES = {
     "torch": "launch.wait_for_training",
-    "torch.utils.tensorboard.writer": "tensorboard.log_every_scalar",
-    "tensorboardX.writer": "tensorboard.log_every_scalar",
+    "torch.utils.tensorboard": "trackers.listen",
+    "tensorboardX": "trackers.listen",
+    "wandb": "trackers.listen",
+    "swanlab": "trackers.listen",
+    "mlflow": "trackers.listen",
     "transformers.trainer": "transformers.add_to_every_trainer",
     "accelerate.accelerator": "accelerate.log_every_accelerator",
     "lightning.pytorch": "lightning.add_to_every_trainer",
@@ -30,6 +33,10 @@ class Finder(object):
     def __init__(self, names, imported):
         self._names = set(names)
         self._imported = imported
+
+    def add(self, names):
+        """Wait for these as well, but for those that have been imported."""
+        self._names.update(set(names).difference(sys.modules))
 
     def find_spec(self, name, path=None, target=None):
         if name not in self._names:
@@ -74,10 +81,13 @@ def imported(name):
         pass
 
 
-def install():
-    """Wait for the modules, once: one `otel-ddp run` may start another one."""
-    if not any(getattr(each, "is_of_otel_ddp", False) for each in sys.meta_path):
-        sys.meta_path.insert(0, Finder(NAMES, imported))
+def install(names=NAMES):
+    """Wait for these modules, by one finder: one `otel-ddp run` may start another one."""
+    found = [each for each in sys.meta_path if getattr(each, "is_of_otel_ddp", False)]
+    if found:
+        found[0].add(names)  # type: ignore[attr-defined]
+    else:
+        sys.meta_path.insert(0, Finder(names, imported))
 
 
 def give_way():
