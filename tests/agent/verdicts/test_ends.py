@@ -88,10 +88,11 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 RUNNING, FINISHED, KILLED = ([STATES[word]] for word in ("running", "finished", "killed"))
 
 
+@pytest.mark.parametrize("pool", [False, True])
 def test_a_child_counts_as_running_until_the_kernel_has_reported_its_end_and_its_parent_went_on(
-    bench: Bench,
+    pool: bool, bench: Bench
 ) -> None:
-    child = bench.worker(pool=False)
+    child = bench.worker(pool=pool)
 
     assert bench.poll({}, child) == RUNNING
     assert bench.poll(SIGTERM, child, later_s=1.0) == RUNNING
@@ -99,13 +100,6 @@ def test_a_child_counts_as_running_until_the_kernel_has_reported_its_end_and_its
     assert bench.poll(SIGTERM, child, later_s=1.1) == FINISHED
     assert child.ended_at is not None
     assert bench.poll({"signal": "SIGKILL"}, child, later_s=9.0) == FINISHED
-
-
-def test_a_worker_of_a_pool_is_not_waited_for_so_long(bench: Bench) -> None:
-    worker = bench.worker(pool=True)
-
-    assert bench.poll(SIGTERM, worker) == RUNNING
-    assert bench.poll(SIGTERM, worker, later_s=0.6) == FINISHED
 
 
 @pytest.mark.parametrize("word", [{"signal": "SIGSEGV"}, {"exit_code": 3}, {"out_of_memory": "x"}])

@@ -22,8 +22,6 @@ from otel_ddp.vocabulary.words import STATES
 _PATIENCE_S = 2.0
 # The kernel drops the locks of a dying process a moment before it says how that ended.
 _KERNEL_FOLLOWS_S = 0.5
-# A signal to a whole group of processes reaches the parent a moment after its workers.
-_PARENT_FOLLOWS_S = 0.5
 # When an end is looked at again. Other ranks report theirs soon after. The kernel knows the cause
 # once the process has left, which takes Python seconds, and once its launcher has looked, which may
 # take 5 s more.
@@ -112,10 +110,7 @@ class Parents(Ends):
             return cause.get("exit_code") == 0
         requested = cause.get("signal") == "SIGTERM"
         settled = not requested and cause.keys() & {"signal", "exit_code", "out_of_memory"}
-        patience_s = (
-            _PARENT_FOLLOWS_S if requested and process_state.in_pool(reader) else _PATIENCE_S
-        )
-        if not settled and waited_s < patience_s:
+        if not settled and waited_s < _PATIENCE_S:
             return None
         return process_state.ended_by_parent(reader, self._end(journal, cause))
 
