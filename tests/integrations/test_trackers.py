@@ -211,7 +211,7 @@ run.log({"late": 7.0}, step=9)
 run.log({"after": 7.0})
 wandb.alert("rises", text="much", level=wandb.AlertLevel.WARN)
 wandb.finish(exit_code=3)
-with wandb.init() as run:
+with wandb.init(config={"fold": 2}) as run:
     run.log({"other": 1.0})
 """
 WANDB_WROTE = """
@@ -370,7 +370,7 @@ def test_names_settings_and_points_are_heard_in_each_mode(
 
     _, journals = ran(tmp_path, *OURS, "train.py", **env)
 
-    first = next(each for each in journals if each.config)
+    first = next(each for each in journals if "lr" in each.config)
     named = {each: first.identity[each] for each in ("project", "group", "name", "tags")}
     assert named == {"project": "p", "group": "g", "name": "n", "tags": "a,b"}
     common = [("loss", 0.5, 0), ("loss", 0.5, 1), ("late", 7.0, 9)]
@@ -385,7 +385,7 @@ def test_names_settings_and_points_are_heard_in_each_mode(
     assert sorted(points(first)) == sorted([*common, *accuracy, *others])
     # The next run of theirs is another one here.
     (other,) = [each for each in journals if each is not first]
-    assert points(other) == [("other", 1.0, 0)]
+    assert (points(other), other.config) == ([("other", 1.0, 0)], {"fold": 2})
     assert (first.state, first.reason, other.state) == ("failed", "exit code 3", "finished")
     documents = [str(each.content) for each in first.records if isinstance(each, Document)]
     assert sum("rises" in each for each in documents) == 1

@@ -125,7 +125,7 @@ def _module(frame: FrameType | None) -> str:
     return "" if frame is None else f"{frame.f_globals.get('__name__')}."
 
 
-def _run_of(call: Call, begins: bool = False) -> Any:
+def _run_of(call: Call, *, begins: bool = False, opens: bool = True) -> Any:
     """The run that records this call; None if none does.
 
     A program without a line of ours has one as soon as it tells a tracker something.
@@ -136,11 +136,13 @@ def _run_of(call: Call, begins: bool = False) -> Any:
     from otel_ddp.run import current_run, for_frameworks
 
     run: Any = current_run.current() or current_run.inherited()
+    if run is None and not opens:
+        return None
     if run is None or (begins and run.was_unasked):
         run = for_frameworks.init()
-    if begins and run in _ended and run.was_unasked and run.identity.world_size == 1:
-        state, reason = _ended.pop(run)
-        run.finish(state, reason=reason)
+    ended = _ended.pop(run, None) if begins else None
+    if ended and run.was_unasked and run.identity.world_size == 1:
+        run.finish(ended[0], reason=ended[1])
         run = for_frameworks.init(again=True)
     return run if run.was_unasked or run in _mirrors else None
 
@@ -195,7 +197,7 @@ def _mlflow_start(
 
 def _end(call: Call, failed: Any, reason: Any) -> None:
     # What follows still belongs to this run, until another one begins or the process ends.
-    if (run := _run_of(call)) is not None:
+    if (run := _run_of(call, opens=False)) is not None:
         _ended[run] = ("failed", str(reason)) if failed else ("finished", "")
 
 
@@ -279,8 +281,14 @@ def _mlflow_set(call: Call, key: Any, value: Any, *_: Any, **__: Any) -> None:
 
 
 def _config(call: Call, config: Mapping[str, Any], *_: Any, **__: Any) -> None:
-    """Also of theirs, as it is after a change."""
     if (run := _run_of(call)) is not None:
+        run.config(config)
+
+
+def _changed(call: Call, config: Mapping[str, Any], *_: Any, **__: Any) -> None:
+    # Before their run begins, and while the next one does, it is no run's.
+    run = _run_of(call, opens=False)
+    if run is not None and run not in _ended:
         run.config(dict(config.items()))
 
 
@@ -367,10 +375,10 @@ TRACKERS: dict[str, dict[str, Callable[..., None]]] = {
         "Run.alert": _alert,
         "Run.finish": _wandb_finish,
         "Run.__exit__": _exit,
-        "Config.update": _config,
-        "Config.setdefaults": _config,
-        "Config.__setitem__": _config,
-        "Config.__setattr__": _config,
+        "Config.update": _changed,
+        "Config.setdefaults": _changed,
+        "Config.__setitem__": _changed,
+        "Config.__setattr__": _changed,
         # The run of the mode "disabled".
         "sdk.lib.noop_run.NoopRun.log": _wandb_log,
         "sdk.lib.noop_run.NoopRun.alert": _alert,
@@ -380,8 +388,8 @@ TRACKERS: dict[str, dict[str, Callable[..., None]]] = {
         "init": _swanlab_init,
         "Run.log": _swanlab_log,
         "Run.finish": _swanlab_finish,
-        f"{_SWANLAB_CONFIG}.update": _config,
-        f"{_SWANLAB_CONFIG}.__setitem__": _config,
+        f"{_SWANLAB_CONFIG}.update": _changed,
+        f"{_SWANLAB_CONFIG}.__setitem__": _changed,
     },
     "mlflow": {
         "start_run": _mlflow_start,
