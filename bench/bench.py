@@ -273,7 +273,7 @@ from torch.nn.parallel import DistributedDataParallel
 import otel_ddp
 from otel_ddp.torch import measure
 from otel_ddp.torch.hooks import model as model_hooks
-from otel_ddp.torch.steps import usual
+from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -289,10 +289,9 @@ for _ in range(200):
 
 # What each of them takes by itself, without torch's calling: a step's sequence, again and again.
 queued = []
-usual.queue_callback = queued.append
 otel_ddp.instrument(model)
 ours = measure._current.stepper
-ours.backwards._queue_callback = queued.append
+ours._queue_callback = queued.append
 weight, gradient = torch.ones(8, 1, requires_grad=True), torch.ones(4, 1)
 # Larger than the caches of a core: what a forward or a backward leaves of ours.
 memory = torch.ones(16_000_000)
@@ -317,11 +316,11 @@ def in_turn(rounds, between=lambda: None):
         output = inputs @ weight
         timed("before forward", model_hooks.before_forward, model, (inputs,), {})
         timed("after forward", model_hooks.after_forward, model, (inputs,), output)
-        timed("first gradient", ours.backwards.hook.hook, gradient)
+        timed("first gradient", ours.backward_hook.hook, gradient)
         timed("gradients done", queued.pop())
         timed("backward ended", queued.pop())
-        timed("before the optimizer", usual.usual_steps.before_step, optimizer, (optimizer,), {})
-        timed("after the optimizer", usual.usual_steps.after_step, optimizer, (optimizer,), {})
+        timed("before the optimizer", optimizer_hooks.before_step, optimizer, (optimizer,), {})
+        timed("after the optimizer", optimizer_hooks.after_step, optimizer, (optimizer,), {})
     medians = {what: statistics.median(each[rounds // 6:]) - empty for what, each in took.items()}
     return {"its share of a flush of 100 steps": statistics.median(flushed), **medians}
 
@@ -359,7 +358,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook as after_ste
 from torch.optim.optimizer import register_optimizer_step_pre_hook as before_step
 import otel_ddp
 from otel_ddp.torch import measure
-from otel_ddp.torch.steps.backwards import BackwardHook
+from otel_ddp.torch.steps.backward_hook import BackwardHook
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")

@@ -112,8 +112,8 @@ def test_an_output_that_is_the_same_each_time_gets_one_hook(place: Here) -> None
     for _ in range(50):
         output = model(kept)
     # Each hook that the node has is called at its gradient.
-    hook = stepper.backwards.hook.hook
-    stepper.backwards.hook.call(lambda gradient: (calls.append(1), hook(gradient))[1])
+    hook = stepper.backward_hook.hook
+    stepper.backward_hook.call(lambda gradient: (calls.append(1), hook(gradient))[1])
     output.sum().backward()
     for _ in range(3):
         model(weights * 3).sum().backward()
@@ -202,3 +202,28 @@ def test_a_scaler_is_freed_once_the_run_is_over(place: Here) -> None:
     gc.collect()
 
     assert held() is None
+
+
+def test_a_model_that_is_gone_is_not_kept_by_hooks_of_its_own(place: Here, alone: None) -> None:
+    class Bound(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 1)
+            self.register_forward_pre_hook(self.look)
+
+        def look(self, *_: Any) -> None:
+            pass
+
+    ddp = DistributedDataParallel(Bound())
+    inner = ref(ddp.module)
+    otel_ddp.instrument(ddp)
+    train(ddp, 6)
+    del ddp
+    gc.collect()
+    assert inner() is None
+
+    # One without DDP comes after it.
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    train(model, 6)
+    otel_ddp.finish()
+    assert place.only().total(catalog.TRAINING_STEPS) == 12

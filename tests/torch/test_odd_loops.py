@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import otel_ddp
 from conftest import Here, Journal
 from loops import INPUT, PAUSE_S, Slow, idle_after, in_a_thread, phase, totals, train, watched
+from measured import Measured
+from measured import Slow as SlowByClock
 from node import Node, finished
 from otel_ddp.journal.place import Place
+from otel_ddp.torch import measure
 from otel_ddp.vocabulary import catalog
 
 pytestmark = pytest.mark.timed
@@ -231,3 +235,44 @@ def test_gradients_that_a_closure_brings_are_those_of_its_step(place: Here, step
     otel_ddp.finish()
 
     assert norms(place) == pytest.approx({2: 16 * 5**0.5, 3: 24 * 5**0.5})
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_closure_after_a_backward_is_a_part_of_its_step(tmp_path: Path, by_name: bool) -> None:
+    with closing(Measured(tmp_path)) as measured:
+        model = SlowByClock(measured)
+        optimizer = SGD(model.parameters(), lr=0.01)
+        measured.instrument(model)
+
+        def closure() -> torch.Tensor:
+            loss = model(INPUT).mean()
+            loss.backward()
+            return loss
+
+        for number in range(9):
+            closure()
+            if number < 6:
+                optimizer.step()
+            elif by_name:
+                optimizer.step(closure=closure)
+            else:
+                optimizer.step(closure)
+
+        found = measured.totals()
+
+    assert (found["training.steps"], found["training.micro_batches"]) == (9, 12)
+    assert (found["forward"], found["backward"]) == (12, 24)
+
+
+def test_an_encoder_and_its_decoder_work_on_one_batch(tmp_path: Path) -> None:
+    with closing(Measured(tmp_path)) as measured:
+        measure.start(None, measured.progress, lambda _: None)
+        encoder, decoder = nn.Linear(4, 4), nn.Linear(4, 1)
+        optimizer = SGD([*encoder.parameters(), *decoder.parameters()], lr=0.01)
+        for step in range(40):
+            optimizer.zero_grad()
+            hidden = encoder(INPUT)
+            (decoder(hidden) if step % 3 else hidden).sum().backward()
+            optimizer.step()
+
+        assert measured.progress.work.samples == 40 * len(INPUT)

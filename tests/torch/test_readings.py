@@ -24,7 +24,6 @@ import otel_ddp
 from conftest import Here, Journal
 from measured import Measured
 from otel_ddp.torch import inspection, measure
-from otel_ddp.torch.steps.sampled import SampledSteps
 from otel_ddp.torch.steps.watched_model import shares_its_batch, workload
 from otel_ddp.vocabulary import catalog
 
@@ -498,14 +497,7 @@ def test_stages_of_a_pipeline_tell_no_samples_of_their_own(place: Here) -> None:
     assert journal.facts["capability"]["samples"] == "shared_batch"
 
 
-@pytest.mark.parametrize("what", ["in each step", "now and then"])
-def test_the_time_that_hooks_take_is_a_part_of_the_loop(
-    place: Here, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if what == "in each step":
-        # What is done beside them is timed by itself: not here.
-        monkeypatch.setattr(SampledSteps, "run", lambda sampled, name, act, *args: act(*args))
-    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1" if what == "in each step" else "0"
+def test_the_time_that_hooks_take_is_a_part_of_the_loop(place: Here) -> None:
     model = mlp()
     otel_ddp.instrument(model)
 
@@ -548,7 +540,8 @@ def test_a_reading_that_fails_costs_no_step(
         tried.append(args)
         raise RuntimeError("no such reading")
 
-    setattr(stepper.sampled.listener, reading, fails)
+    fails.__name__ = reading
+    setattr(stepper.sampled.readings, reading, fails)
     learn(model, INPUT, 20)
     otel_ddp.finish()
 

@@ -56,10 +56,7 @@ class OpenPhases:
     Hooks enter and leave on the training thread, ten times a step. The word is written at once.
     """
 
-    __slots__ = (
-        *("clock", "device_clock", "enter", "leave", "opened", "origin_ns", "pending", "settle"),
-        "words",
-    )
+    __slots__ = (*("clock", "device_clock", "opened", "origin_ns", "pending", "words"),)
 
     def __init__(self, writer: JournalWriter, clock: Callable[[], int] = monotonic_ns) -> None:
         """*clock*: in nanoseconds, like the time at which the journal was made."""
@@ -70,39 +67,25 @@ class OpenPhases:
         self.pending: list[int] = []
         # The device's clock, if there is one, gets each change on the training thread.
         self.device_clock: DeviceClock | None = None
-        self.enter, self.leave = self._made_hooks()
-        self.settle: Callable[[], None] = lambda: None
-        """To be called before the open phases are looked at: of a usual step only its place is
-        noted."""
 
-    def _made_hooks(self) -> tuple[Callable[[Phase], None], Callable[[Phase], None]]:
-        """Closures: training feels every call here, and local names are found soonest."""
-        opened, clock, write = self.opened, self.clock, self.pending.append
+    def enter(self, phase: Phase) -> None:
+        """Enters a phase inside the open one."""
+        self.opened.append(phase)
+        self._change(phase)
 
-        def enter(phase: Phase) -> None:
-            """Enters a phase inside the open one."""
-            opened.append(phase)
-            self.words[PHASE_WORD] = word = phase.base + clock()
-            write(word)
-            if self.device_clock is not None:
-                self.device_clock.mark(word)
+    def leave(self, phase: Phase) -> None:
+        """Leaves a phase and all that is open inside it; nothing if the phase is not open."""
+        opened = self.opened
+        if phase in opened:
+            del opened[opened.index(phase) :]
+            self._change(opened[-1])
 
-        def leave(phase: Phase) -> None:
-            """Leaves a phase and all that is open inside it; nothing if the phase is not open."""
-            if opened[-1] is phase:
-                opened.pop()
-            elif opened[-2:][0] is phase:
-                del opened[-2:]
-            elif phase in opened:
-                del opened[opened.index(phase) :]
-            else:
-                return
-            self.words[PHASE_WORD] = word = opened[-1].base + clock()
-            write(word)
-            if self.device_clock is not None:
-                self.device_clock.mark(word)
-
-        return enter, leave
+    def _change(self, phase: Phase) -> None:
+        """From now on time counts for this phase."""
+        self.words[PHASE_WORD] = word = phase.base + self.clock()
+        self.pending.append(word)
+        if self.device_clock is not None:
+            self.device_clock.mark(word)
 
     def of_hooks(self, name: str, of_buffers: bool = False) -> Phase:
         """A phase for hooks, made once, which they enter and leave in each step."""

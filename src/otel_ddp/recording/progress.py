@@ -128,7 +128,6 @@ class Progress:
         """When the words of the steps are to be written; at the end of a step."""
         self._account = TimeAccount()
         self._totals = StepTotals(recorder.totals, recorder.writer)
-        self.end_step = self._made_end()
         # The phase first: it is not read before there is a state.
         recorder.writer.phase(PHASES["other"], 0, self.phases.now_ns())
         self._set_state("starting")
@@ -148,7 +147,6 @@ class Progress:
         beside = self.steps.began and self.thread.is_another()
         with self.recorder.gate.lock:
             if not beside:
-                self.phases.settle()
                 self.phases.opened.append(phase)
                 self._write_phase()
             self.mark_running()
@@ -247,7 +245,6 @@ class Progress:
         self.flush()
         if thread != self.thread.ident:
             return
-        self.phases.settle()
         # In the middle of a step, it has not returned but raised.
         if len(self.phases.opened) == 1 and not self.steps.model_called:
             self.thread.has_returned()
@@ -270,50 +267,42 @@ class Progress:
         word = opened[-1].base + now
         if phase is not None:
             pending.append(word)
-        self.end_step(now, word, skipped)
+        self._end_step(now, word, skipped)
         if phase is None:
             pending.append(word)
         return now >= self.flush_due_ns or len(pending) > _MOST_WORDS
 
-    def _made_end(self) -> Callable[[int, int, bool], None]:
-        """A closure, as the hooks of phases are, and for the same reason."""
+    def _end_step(self, now: int, word: int, skipped: bool) -> None:
+        """Writes the end of a step, from where time counts for the phase of this word."""
         steps, work, phases, totals = self.steps, self.work, self.phases, self._totals
-        write, ended = phases.pending.append, _ENDED - phases.origin_ns
-
-        def end_step(now: int, word: int, skipped: bool) -> None:
-            """Writes the end of a step, from where time counts for the phase of this word."""
-            logged = steps.last
-            same = logged == steps.logged_before
-            number = steps.logged_number + 1 if same else steps.next_logged()
-            steps.logged_number, steps.logged_before = number, logged
-            steps.count = count = steps.count + 1
-            steps.in_step = steps.model_called = False
-            write(_NUMBER | count)
-            if number != count or logged != steps.before_first:
-                write(_LOGGED | number)
-            if work.gc_ns != work.gc_written_ns or work.retries:
-                work.write_stops(phases.pending)
-            work.samples_before = samples = work.samples
-            done = work.tokens or samples
-            if done != work.written:
-                # Less than before: tokens, of which there were none until now.
-                write(_WORK | max(0, done - work.written))
-                work.written = done
-            if skipped:
-                write(_SKIPPED)
-                self.recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, reason="overflow")
-            else:
-                totals.steps += 1
-                if totals.place >= 0:
-                    totals.store[totals.place] = totals.steps
-            write(ended + now)
-            phases.words[PHASE_WORD] = word
-            phases.words[_STEP_WORD] = number + 1
-            if phases.device_clock is not None:
-                phases.device_clock.mark(word)
-                phases.device_clock.step_finished(count, now - phases.origin_ns)
-
-        return end_step
+        write = phases.pending.append
+        logged = steps.last
+        same = logged == steps.logged_before
+        number = steps.logged_number + 1 if same else steps.next_logged()
+        steps.logged_number, steps.logged_before = number, logged
+        steps.count = count = steps.count + 1
+        steps.in_step = steps.model_called = False
+        write(_NUMBER | count)
+        if number != count or logged != steps.before_first:
+            write(_LOGGED | number)
+        work.write_stops(phases.pending)
+        work.samples_before = samples = work.samples
+        done = work.tokens or samples
+        if done != work.written:
+            # Less than before: tokens, of which there were none until now.
+            write(_WORK | max(0, done - work.written))
+            work.written = done
+        if skipped:
+            write(_SKIPPED)
+            self.recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, reason="overflow")
+        else:
+            totals.step_ended()
+        write(_ENDED + now - phases.origin_ns)
+        phases.words[PHASE_WORD] = word
+        phases.words[_STEP_WORD] = number + 1
+        if phases.device_clock is not None:
+            phases.device_clock.mark(word)
+            phases.device_clock.step_finished(count, now - phases.origin_ns)
 
     def mark_profiled(self) -> None:
         """The step that ends next is unusual: it is being profiled."""

@@ -155,14 +155,16 @@ class Work:
     """The work of all steps, raised on the training thread alone and counted with each flush."""
 
     __slots__ = (
-        *("flops", "flops_method", "gc_ns", "gc_written_ns", "hook_s", "retries", "samples"),
+        *("flops", "flops_method", "gc_ns", "gc_written_ns", "hook_ns", "retries", "samples"),
         *("samples_before", "tokens", "written"),
     )
 
     def __init__(self) -> None:
         self.samples = self.samples_before = self.tokens = self.gc_ns = self.retries = 0
         """*samples_before*: when the last step ended."""
-        self.flops = self.hook_s = 0.0
+        self.hook_ns = 0
+        """What our hooks took of the training thread."""
+        self.flops = 0.0
         self.flops_method = ""
         self.gc_written_ns = self.written = 0
         """Up to where the words of the steps tell of it."""

@@ -103,6 +103,12 @@ class StepTotals:
         self._host_places: dict[int, int] = {}
         self._device_places: dict[int, int] = {}
 
+    def step_ended(self) -> None:
+        """Counts a step."""
+        self.steps += 1
+        if self.place >= 0:
+            self.store[self.place] = self.steps
+
     def took(self, durations_ns: Iterable[int]) -> None:
         """Adds how long the last steps took."""
         place = self._durations
@@ -142,7 +148,7 @@ class StepTotals:
         """Writes the work so far, and what stopped it."""
         counts = (
             *(self.steps, work.samples, work.tokens, micro_batches),
-            *(work.gc_ns / 1e9, work.hook_s),
+            *(work.gc_ns / 1e9, work.hook_ns / 1e9),
         )
         for at, value in enumerate(counts):
             place = self._places[at]

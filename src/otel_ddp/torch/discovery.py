@@ -32,8 +32,7 @@ from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 from otel_ddp.torch.hooks.called import Called, backwards
 from otel_ddp.torch.inspection import CALL_MODULE, module_calls, times_called
 from otel_ddp.torch.steps.open_calls import outside_of_backward
-from otel_ddp.torch.steps.open_step import Search
-from otel_ddp.torch.steps.stepper import Stepper
+from otel_ddp.torch.steps.stepper import Search, Stepper
 
 # A run begins with so many steps of an optimizer, or backwards, though no call was seen. One
 # backward more: a model that trains in evaluation mode is found by its optimizer.
@@ -66,7 +65,7 @@ def attach(stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
     search = _search
     if not isinstance(search, _Search) or search.stepper is not stepper:
         detach()
-        stepper.step.search = _search = search = _Search(stepper, found)
+        stepper.search = _search = search = _Search(stepper, found)
     search.begin()
 
 
@@ -210,8 +209,7 @@ class _Search(Search):
         """Search, for as many steps as it may take to call every model."""
         self._steps_left, self._calls_left = _STEPS, _CALLS
         self._reported = False
-        self.stepper.usual.leave()
-        if not (self._backwards or self._unknown_backwards or self.stepper.step.end.has_model):
+        if not (self._backwards or self._unknown_backwards or self.stepper.end.has_model):
             self._backwards = backwards(self._backward_done)
         if not self.on:
             self.on = True
@@ -230,7 +228,7 @@ class _Search(Search):
 
     def end(self) -> None:
         """Search no more."""
-        self.stepper.step.search = Search()
+        self.stepper.search = Search()
         self._optimizer_made.take_off()
         self.pause()
 
@@ -293,7 +291,7 @@ class _Search(Search):
         module.register_forward_hook(_after_any, always_call=True)
         self._marked[thread] = ref(module)
         if id(module) != self._newest and model_hooks.is_watched(module):
-            self.stepper.step.end.model_called()
+            self.stepper.end.model_called()
         in_eval = self._trains_in_eval(module)
         if (in_eval or trains(module)) and self._is_whole() and self._adopt(module, in_eval):
             # Torch has chosen the hooks before this forward already, so ours is called here.
@@ -349,7 +347,7 @@ class _Search(Search):
         self._trained.clear()
         self._expect_no_backward()
         optimizer_hooks.forget_others()
-        self.stepper.step.end.model_came(found=True)
+        self.stepper.end.model_came(found=True)
         self._newest = id(module)
         model_hooks.watch_compiled_in_place()
         self._report(module)
@@ -386,12 +384,12 @@ class _Search(Search):
 
     def unknown_optimizer_came(self) -> None:
         """An optimizer trains no watched model: a trainer may have built another model."""
-        if self.stepper.step.end.has_model or not self.on:
+        if self.stepper.end.has_model or not self.on:
             self.begin()
 
     def unknown_optimizer_stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step that trains no watched model."""
-        if self.stepper.step.end.has_model:
+        if self.stepper.end.has_model:
             self.between_calls()
             return
         if self._unknown_steps < _STEPS_WITHOUT_MODEL:

@@ -64,8 +64,8 @@ def start(
     discovery.detach()
     # Hooks go last: from here on a step may begin at any moment.
     model_hooks.attach(model, stepper)
-    stepper.step.end.model_came()
-    stepper.step.search = discovery.NamedModel(stepper, found)
+    stepper.end.model_came()
+    stepper.search = discovery.NamedModel(stepper, found)
     model_hooks.watch_compiled_in_place()
 
 
@@ -92,7 +92,6 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
         progress.device_position,
         _profile,
     )
-    current.stepper.usual.leave()
     current.readings.update_options(StepOptions(**options))
     optimizer_hooks.forget(options["optimizer"])
     # Now, not at the first step: an evaluation may compile as well.

@@ -187,11 +187,11 @@ class ProfileWindow:
         if asked is not None and not waits:
             self._quiet, self._made = 0, False
             self._asked = asked
-            self._sampled.call_after_steps(self._step_ended)
+            self._sampled.call_after_steps(self._profile_step)
 
     # -- on the training thread
 
-    def _step_ended(self) -> None:
+    def _profile_step(self) -> None:
         asked = self._asked
         if asked is None:
             self._sampled.call_after_steps(None)

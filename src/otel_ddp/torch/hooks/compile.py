@@ -57,7 +57,7 @@ def began(*args: Any) -> None:
     if stepper is None or not stepper.alive:
         return
     try:
-        stepper.step.search.compiling()
+        stepper.search.compiling()
         stepper.compile_began(threading.get_ident())
     except errors.ANY_ERROR:
         stepper.failed("before compiling")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from time import thread_time_ns
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -136,7 +137,7 @@ def _timed_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         # Of a pass through a set only the first batches are looked at, and its end.
         if data_sets is not None and getattr(iterator, "_num_yielded", LOOKED_AT) < LOOKED_AT:
             data_sets.batch_wanted(iterator)
-        _tell("began")
+        _began()
         try:
             return original(iterator)
         except StopIteration:
@@ -144,18 +145,33 @@ def _timed_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 data_sets.ended(iterator)
             raise
         finally:
-            _tell("ended")
+            _ended()
 
     return next_batch
 
 
-def _tell(event: str) -> None:
+def _began() -> None:
     stepper = _stepper
     if stepper is not None and stepper.alive:
+        began_ns = thread_time_ns()
         try:
-            getattr(stepper.loads, event)()
+            stepper.load_began()
         except errors.ANY_ERROR:
-            stepper.failed(f"a batch {event}")
+            stepper.failed("a batch began")
+        finally:
+            stepper.took_since(began_ns)
+
+
+def _ended() -> None:
+    stepper = _stepper
+    if stepper is not None and stepper.alive:
+        began_ns = thread_time_ns()
+        try:
+            stepper.load_ended()
+        except errors.ANY_ERROR:
+            stepper.failed("a batch ended")
+        finally:
+            stepper.took_since(began_ns)
 
 
 def timed(loader: Any) -> Any:
@@ -204,11 +220,11 @@ def _timed_type(*has: bool) -> type[_Timed]:
 
 
 def _waited(fetch: Callable[[], Any]) -> Any:
-    _tell("began")
+    _began()
     try:
         return fetch()
     finally:
-        _tell("ended")
+        _ended()
 
 
 def _inside(wrapper: Any) -> Any:

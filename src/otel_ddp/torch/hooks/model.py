@@ -1,4 +1,4 @@
-"""Puts the hooks on models, and says what they do where a step is no usual one.
+"""Puts the hooks on models.
 
 They are made once a process, know their models, and ignore copies of these.
 """
@@ -9,25 +9,26 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
+from time import thread_time_ns
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import errors
 from otel_ddp.torch import inspection, models
 from otel_ddp.torch.hooks import every_module
 from otel_ddp.torch.steps.stepper import Stepper
-from otel_ddp.torch.steps.usual import unusual, usual_steps
 from otel_ddp.torch.steps.watched_model import INNER_HOOK, WatchedModel
 
 _MOST_OUTPUTS, _MOST_OF_ONE = 64, 48
 _Tensor = torch.Tensor
 _is_tracing = torch._C._is_tracing
-before_forward, after_forward = usual_steps.before_forward, usual_steps.after_forward
+# What torch itself asks in each call of a module.
+_trace = torch._C._get_tracing_state
 
 # Pickle and copy look this up on the object itself, before its class.
 _STATE = "__getstate__"
@@ -52,7 +53,6 @@ def attach(module: nn.Module, stepper: Stepper, in_eval: bool = False) -> bool:
     _stepper = stepper
     if id(module) in _watched:
         return False
-    stepper.usual.leave()
     watched = _watched[id(module)] = WatchedModel(module, _watched)
     watched.trains_in_eval = in_eval
     # A copy has inherited the hooks of the model that it was made of.
@@ -191,13 +191,51 @@ class _CompiledInPlace:
         return output
 
 
-def _before_unusual(module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+# Where a class copies its models itself, the copies have our hooks, and pickle finds these by name.
+# Torch's tools may copy hooks to modules of their own, and forget with which arguments they are
+# called: so each argument has a default, and more of them are no error.
+
+
+def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
+    """The hook before the forward of a watched model."""
+    # Traced into a graph this would break it; the compiled model then calls no hook. In
+    # torch.jit.trace our variables would give their names to tensors of the graph.
+    if is_dynamo_compiling() or _trace() is not None:
+        return
     stepper, watched = _stepper, _watched.get(id(module))
     if is_compiling() or watched is None or stepper is None or not stepper.alive:
         return
-    if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
-        inner.pop(INNER_HOOK, None)
-    stepper.forwards.began(watched, module, args, kwargs)
+    began_ns = thread_time_ns()
+    try:
+        if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
+            inner.pop(INNER_HOOK, None)
+        stepper.forward_began(watched, module, args, kwargs)
+    except errors.ANY_ERROR:
+        stepper.failed("before forward")
+    finally:
+        stepper.took_since(began_ns)
+
+
+def after_forward(module: nn.Module, args: Any = (), output: Any = None, *_: Any) -> None:
+    """The hook after it, also where it has raised."""
+    if is_dynamo_compiling() or is_compiling() or _is_tracing():
+        return
+    stepper, watched = _stepper, _watched.get(id(module))
+    if watched is None or stepper is None or not stepper.alive:
+        return
+    began_ns = thread_time_ns()
+    try:
+        if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
+            inner[INNER_HOOK] = _before_inner
+        if stepper.forward_ended(watched, module, output):
+            # No full backward hook: that one wraps the outputs, and in-place changes of them then
+            # raise in the user's code.
+            for tensor in differentiable(output):
+                stepper.backward_hook.put_on(tensor, inspection.of_tensor(tensor, "grad_fn"))
+    except errors.ANY_ERROR:
+        stepper.failed("after forward")
+    finally:
+        stepper.took_since(began_ns)
 
 
 def _before_inner(module: nn.Module, *_: Any) -> None:
@@ -206,15 +244,18 @@ def _before_inner(module: nn.Module, *_: Any) -> None:
     stepper, watched = _stepper, _inner.get(id(module))
     if watched is None or stepper is None or not stepper.alive:
         return
+    began_ns = thread_time_ns()
     try:
-        if stepper.forwards.evaluated_past_ddp(watched, module):
+        if stepper.evaluated_past_ddp(watched, module):
             watched.called_past_ddp = True
             take_off(module, _after_inner)
             module.register_forward_hook(_after_inner, always_call=True)
         elif watched.syncs_buffers:
-            stepper.forwards.buffers_arrived()
+            stepper.buffers_arrived()
     except errors.ANY_ERROR:
         stepper.failed("before the inner forward")
+    finally:
+        stepper.took_since(began_ns)
 
 
 def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any) -> None:
@@ -227,28 +268,13 @@ def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any)
     if watched is None or not watched.called_past_ddp or stepper is None or not stepper.alive:
         return
     watched.called_past_ddp = False
+    began_ns = thread_time_ns()
     try:
-        stepper.forwards.ended(watched, module, None)
+        stepper.forward_ended(watched, module, None)
     except errors.ANY_ERROR:
         stepper.failed("after the inner forward")
-
-
-def _after_unusual(module: nn.Module, output: Any) -> None:
-    stepper, watched = _stepper, _watched.get(id(module))
-    if is_compiling() or _is_tracing() or watched is None or stepper is None or not stepper.alive:
-        return
-    if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
-        inner[INNER_HOOK] = _before_inner
-    if stepper.forwards.ended(watched, module, output):
-        _mark_outputs(output)
-
-
-def _mark_outputs(output: Any) -> None:
-    # No full backward hook: that one wraps the outputs, and in-place changes of them then raise in
-    # the user's code.
-    if (stepper := _stepper) is not None:
-        for tensor in differentiable(output):
-            stepper.backwards.hook.put_on(tensor, inspection.of_tensor(tensor, "grad_fn"))
+    finally:
+        stepper.took_since(began_ns)
 
 
 def differentiable(output: Any) -> Iterator[torch.Tensor]:
@@ -305,5 +331,3 @@ def _state(module_of: Callable[[], nn.Module | None], hooks: frozenset[Callable[
 
 
 _ALL = frozenset((before_forward, after_forward, _before_inner, _after_inner))
-unusual.before_forward, unusual.after_forward = _before_unusual, _after_unusual
-unusual.mark_outputs = _mark_outputs

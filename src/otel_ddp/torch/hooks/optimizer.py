@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from time import thread_time_ns
 from typing import Any
 from weakref import ref
 
@@ -17,7 +18,6 @@ from torch.optim.optimizer import (
 from otel_ddp import errors
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.stepper import Stepper
-from otel_ddp.torch.steps.usual import unusual, usual_steps
 
 # Where wrappers keep the optimizer that does their work, and how many objects are looked at.
 _WITHIN = ("optimizer", "_optimizer", "optim", "original_optimizer")
@@ -41,8 +41,8 @@ def attach(stepper: Stepper) -> None:
 
 def _put_on() -> None:
     if not _handles:
-        _handles.append(register_optimizer_step_pre_hook(usual_steps.before_step))
-        _handles.append(register_optimizer_step_post_hook(usual_steps.after_step))
+        _handles.append(register_optimizer_step_pre_hook(before_step))
+        _handles.append(register_optimizer_step_post_hook(after_step))
 
 
 def tell_of_steps(told: Callable[[], None] | None) -> None:
@@ -114,7 +114,7 @@ def _is_ours(optimizer: Optimizer) -> bool:
     owned = owned or any(torchs_own(module) is optimizer for module in models)
     _note(optimizer, owned)
     if not owned and (stepper := _stepper) is not None:
-        stepper.step.search.unknown_optimizer_came()
+        stepper.search.unknown_optimizer_came()
     return owned
 
 
@@ -127,31 +127,63 @@ def _has_closure(args: Any, kwargs: Any) -> bool:
     return any(each is not None for each in (*args, *(kwargs or {}).values()))
 
 
-def _before_unusual(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
-    stepper, known = _stepper, _known.get(id(optimizer))
+def before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: Any) -> None:
+    """The hook before the step of any optimizer."""
+    if is_dynamo_compiling() and _may_be_one_graph(optimizer):
+        return
+    stepper = _stepper
     if stepper is None or not stepper.alive:
         return
-    if known[0] if known is not None else _is_ours(optimizer):
-        # Some wrappers give it None.
-        stepper.optimizers.began(optimizer, _has_closure(args[1:], kwargs))
+    began_ns = thread_time_ns()
+    try:
+        if _owned(optimizer):
+            # Beside its optimizer, `step` is given a closure. Some wrappers give it None.
+            stepper.optimizer_began(optimizer, _has_closure(args[1:], kwargs))
+    except errors.ANY_ERROR:
+        stepper.failed("before the optimizer")
+    finally:
+        stepper.took_since(began_ns)
 
 
-def _after_unusual(optimizer: Optimizer) -> None:
+def after_step(optimizer: Optimizer, *_: Any) -> None:
+    """The hook after it."""
+    if is_dynamo_compiling() and _may_be_one_graph(optimizer):
+        return
     stepper = _stepper
     if stepper is None or not stepper.alive:
         if stepper is None and _told is not None and not is_dynamo_compiling():
             _told()
         return
+    began_ns = thread_time_ns()
+    try:
+        _step_ended(optimizer, stepper)
+    except errors.ANY_ERROR:
+        stepper.failed("after the optimizer")
+    finally:
+        stepper.took_since(began_ns)
+
+
+def _step_ended(optimizer: Optimizer, stepper: Stepper) -> None:
+    known = id(optimizer) in _known
+    if not _owned(optimizer):
+        stepper.search.unknown_optimizer_stepped(optimizer)
+        return
+    if not known:
+        # Its closure was the first call of its model.
+        stepper.optimizer_began(optimizer, False)
+    stepper.optimizer_ended(optimizer)
+    if stepper.search.on:
+        stepper.search.model_stepped()
+
+
+def _owned(optimizer: Optimizer) -> bool:
     known = _known.get(id(optimizer))
-    if known[0] if known is not None else _is_ours(optimizer):
-        if known is None:
-            # Its closure was the first call of its model.
-            stepper.optimizers.began(optimizer, False)
-        stepper.optimizers.ended(optimizer)
-        if (search := stepper.step.search).on:
-            search.model_stepped()
-    else:
-        stepper.step.search.unknown_optimizer_stepped(optimizer)
+    return known[0] if known is not None else _is_ours(optimizer)
 
 
-unusual.before_step, unusual.after_step = _before_unusual, _after_unusual
+def _may_be_one_graph(optimizer: Optimizer) -> bool:
+    """Whether its step may be compiled into one graph, which a hook of ours would break.
+
+    That is an error if the user wants one graph. Torch's own optimizers break it by themselves.
+    """
+    return not type(optimizer).__module__.startswith("torch.")

@@ -24,7 +24,6 @@ from otel_ddp.torch.readings.devices import MemoryReadings, gpu_facts
 from otel_ddp.torch.readings.gradient_norm import SquareNorm, square_norm
 from otel_ddp.torch.readings.loss import StepLoss
 from otel_ddp.torch.readings.model_flops import COUNTED_FORWARD, ModelFlops
-from otel_ddp.torch.steps.sampled import StepListener
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel
 from otel_ddp.vocabulary import catalog
@@ -64,7 +63,7 @@ class StepOptions(NamedTuple):
     """Asks the process group which rank this is; true once there is nothing more to ask."""
 
 
-class Readings(StepListener):
+class Readings:
     """One a process, beside the stepper. All of it runs on the training thread."""
 
     def __init__(self, stepper: Stepper) -> None:
@@ -87,14 +86,14 @@ class Readings(StepListener):
         self._clock: DeviceClock | None = None
         self._own_collectives = OwnCollectives()
         self._choose_counted_step()
-        stepper.sampled.listener = self
+        stepper.sampled.readings = self
 
     def update_options(self, options: StepOptions) -> None:
         """The options that came with a model; with the next model, what is new counts."""
         stepper = self._stepper
         # Weakly: the state of an optimizer may be most of the memory of a device.
         if options.step_optimizer is not None:
-            stepper.step.end.choose(options.step_optimizer, named=True)
+            stepper.end.choose(options.step_optimizer, named=True)
         if options.optimizer is not None:
             self._optimizer = errors.attempt(partial(ref, options.optimizer), _none)
         options = options._replace(optimizer=None, step_optimizer=None)
@@ -103,7 +102,7 @@ class Readings(StepListener):
         stepper.sampled.sample_every(options.every)
         self._flops.given_per_sample = options.flops_per_sample
         if options.scaler is not None:
-            stepper.step.end.scaler_round = partial(getattr, options.scaler, _ROUND, None)
+            stepper.end.scaler_round = partial(getattr, options.scaler, _ROUND, None)
             self._recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, 0.0, reason="overflow")
 
     def first_step_began(self) -> None:
@@ -219,7 +218,7 @@ class Readings(StepListener):
         self._due_ns = now + _READ_EVERY_NS if self._readings >= _READINGS_AT_ONCE else 0
         # Inside of compiled code no call is seen, and a search would have it compiled once more.
         if not stepper.seen.forwards and not stepper.seen.compiles:
-            stepper.step.search.model_not_called()
+            stepper.search.model_not_called()
         model_hooks.watch_compiled_in_place()
         compile_hooks.attach(stepper)
         self._settle_identity()
@@ -259,7 +258,7 @@ class Readings(StepListener):
         if self._options.leads and not capabilities.rank():
             if norm is not None and not norm.sharded:
                 found["grad_norm"] = norm.value.sqrt()
-            optimizer = self._stepper.step.end.optimizer or self._optimizer()
+            optimizer = self._stepper.end.optimizer or self._optimizer()
             if groups := getattr(optimizer, "param_groups", None):
                 found["learning_rate"] = groups[0].get("lr")
             found["loss_scale"] = getattr(self._options.scaler, "_scale", None)
@@ -271,7 +270,7 @@ class Readings(StepListener):
     @errors.contained()
     def _offer_loss(self, ends: bool = False) -> None:
         found = self._loss.pop(ends)
-        if self._loss.of_backward and self._stepper.step.end.has_several_losses():
+        if self._loss.of_backward and self._stepper.end.has_several_losses():
             self._loss.missing = "several_losses"
             self._kept_back.clear()
         elif found is not None:

@@ -95,12 +95,12 @@ def measured(
     if "nccl" in backend() and loses_overlap(os.environ):
         found["overlap"] = "timed"
     # The first batch may be wanted before it is known which thread trains.
-    is_own = stepper.seen.loads and stepper.loads.thread == stepper.progress.thread.ident
+    is_own = stepper.seen.loads and stepper.loads_in == stepper.progress.thread.ident
     found["data"] = "" if is_own else "no_loader"
     work = stepper.progress.work.samples
     found["samples"] = "" if work else "shapes_unknown" if seen else "not_called"
     found["flops"] = "" if stepper.progress.work.flops else "uncountable" if seen else "not_called"
-    if stepper.step.end.scaler_round is not None:
+    if stepper.end.scaler_round is not None:
         found["skipped_steps"] = ""
     elif stepper.seen.float16:
         found["skipped_steps"] = "no_scaler"

@@ -10,7 +10,7 @@ import torch
 
 from otel_ddp import errors
 from otel_ddp.torch.hooks.model import differentiable
-from otel_ddp.torch.steps.open_step import Seen
+from otel_ddp.torch.steps.stepper import Seen
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
 # How many of the numbers that a model returns are noted, and where their nodes keep them.

@@ -38,10 +38,7 @@ def _backward_runs() -> bool:
 
 
 class OpenCalls:
-    """The calls of models that are open now. Plain attributes, for hooks read them in each step.
-
-    Of a usual step they say nothing: `UsualSteps.leave` comes first.
-    """
+    """The calls of models that are open now. Plain attributes, for hooks read them in each step."""
 
     __slots__ = (
         *("_leave", "_steps", "_thread", "backward", "backward_id", "eval", "forward"),
@@ -117,7 +114,7 @@ class OpenCalls:
         self.forwards = 0
         self._leave(self.forward)
         self._leave(self.eval)
-        self.sampled.listener.forward_interrupted()
+        self.sampled.readings.forward_interrupted()
 
     def close_what_raised(self) -> None:
         """End a backward that has raised: only forward has a hook for its end in any case."""

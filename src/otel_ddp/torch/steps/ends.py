@@ -1,4 +1,4 @@
-"""The step that is open: what has begun in it, what its hooks have seen, and what ends it."""
+"""Knows which optimizer's step ends a training step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ from weakref import ref
 import torch
 
 from otel_ddp import errors
-from otel_ddp.recording.phases import Phase
-from otel_ddp.recording.progress import Progress
-from otel_ddp.recording.steps import StepNumbers
-from otel_ddp.torch.steps.batches import Batches
-from otel_ddp.torch.steps.open_calls import OpenCalls
-from otel_ddp.torch.steps.watched_model import WatchedModel
 
 # Another optimizer ends our steps from here on, once it has stepped so often, with a backward each
 # time, while ours did not.
@@ -113,11 +107,6 @@ class StepEnd:
         """Whether this optimizer ends our steps."""
         return id(optimizer) in self.known
 
-    def only_optimizer(self) -> Callable[[], torch.optim.Optimizer | None] | None:
-        """Asks for the optimizer whose step ends ours, if that one and no scaler makes steps."""
-        alone = not self.others_step() and self._in_round is None and self.scaler_round is None
-        return next(iter(self.known.values()), None) if alone else None
-
     def others_step(self) -> bool:
         """Whether another optimizer makes steps between ours."""
         return 0 <= self._since_others < _ALONE
@@ -156,131 +145,3 @@ def steps_made(optimizer: torch.optim.Optimizer) -> int:
     count: Any = next((state["step"] for state in optimizer.state.values() if "step" in state), 1)
     on_host = type(count) is torch.Tensor and count.device.type == "cpu" and count.numel() == 1
     return max(1, int(count)) if on_host or isinstance(count, int) else 1
-
-
-class Seen:
-    """What was seen at all. Capabilities are read off it."""
-
-    __slots__ = ("_before", "_steps", "compiles", "float16", "loads")
-
-    def __init__(self, steps: StepNumbers) -> None:
-        self._steps = steps
-        self._before = steps.count, steps.forwards, steps.micro_batches
-        self.loads = 0
-        self.compiles = self.float16 = False
-
-    @property
-    def steps(self) -> int:
-        """The steps since these hooks are on."""
-        return self._steps.count - self._before[0]
-
-    @property
-    def forwards(self) -> int:
-        """The training forwards since then."""
-        return self._steps.forwards - self._before[1]
-
-    @property
-    def backwards(self) -> int:
-        """The backwards since then."""
-        return self._steps.micro_batches - self._before[2]
-
-
-class Search:
-    """The search for models, which follows what the hooks see. This one searches for none."""
-
-    on = False
-
-    def batch_wanted(self) -> None:
-        """A loader is asked for a batch, and no model is known."""
-
-    def compiling(self) -> None:
-        """A graph is about to be compiled."""
-
-    def model_stepped(self) -> None:
-        """The optimizer of a watched model has made a step."""
-
-    def model_not_called(self) -> None:
-        """A step has ended, and no call of a watched model was seen."""
-
-    def unknown_optimizer_came(self) -> None:
-        """An optimizer trains no watched model."""
-
-    def unknown_optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has made a step."""
-
-
-class OpenStep:
-    """Begins and ends steps; `end` decides what ends one."""
-
-    __slots__ = (
-        *(
-            "_steps",
-            "_wrap_hooks",
-            "batches",
-            "calls",
-            "closure",
-            "end",
-            "evaluated",
-            "progress",
-        ),
-        *("optimizer", "optimizing", "sampled", "search", "seen"),
-        "stepped_in_backward",
-    )
-
-    def __init__(
-        self, progress: Progress, calls: OpenCalls, wrap_hooks: Callable[[], None]
-    ) -> None:
-        """*wrap_hooks*: makes the hooks as the step that begins needs them."""
-        self.progress, self.calls, self.sampled = progress, calls, calls.sampled
-        self._wrap_hooks = wrap_hooks
-        self.end = StepEnd()
-        self.batches = Batches(progress.work)
-        self._steps = steps = progress.steps
-        self.seen = Seen(steps)
-        self.search = Search()
-        self.optimizer = progress.phases.of_hooks("optimizer")
-        self.optimizing: int | None = None
-        """The optimizer whose step is open, by its id."""
-        self.closure = False
-        """Whether that step was given a closure, which calls the model."""
-        self.stepped_in_backward = False
-        """Whether an optimizer has stepped inside the backward that is under way."""
-        self.evaluated: WatchedModel | None = None
-        """A model in evaluation mode that was called with gradients on, and none in training mode
-        since. Where a step ends, it trains so."""
-
-    def begin(self) -> None:
-        """Work begins: of a new step, or more of the same."""
-        # An optimizer that raised has not reported its end.
-        if self.optimizing is not None:
-            self.optimizing = None
-            self.closure = False
-            self.progress.phases.leave(self.optimizer)
-        # Work begins again after a backward, and no optimizer made a step of it: more of the same
-        # step, unless the scaler has seen to it that none was made.
-        if self.end.scaler_skipped():
-            self.finish(skipped=True)
-        steps = self._steps
-        if not steps.in_step:
-            if steps.began:
-                steps.begin_step()
-            else:
-                self.sampled.listener.first_step_began()
-                self.progress.begin_steps()
-
-    def finish(self, skipped: bool = False, phase: Phase | None = None) -> None:
-        """The step is over, and so is *phase*."""
-        if self.evaluated is not None:
-            self.evaluated.trains_in_eval = True
-        if not self.end.backwards:
-            self.batches.no_backward_seen()
-        self.end.step_ended()
-        self.batches.step_ends(self.end.others_step())
-        progress, sampled = self.progress, self.sampled
-        if progress.step_finished(skipped, phase) or sampled.sampling:
-            sampled.run("flush", progress.flush)
-            sampled.notify("step_ended")
-        following = self._steps.count + 1
-        if following >= sampled.next_change:
-            sampled.begin(following)
-            self._wrap_hooks()
