@@ -270,10 +270,7 @@ class JournalWriter:
     # -- the ring
 
     def scalars(self, shape: Shape, time_ns: int, step: int, epoch: float, values: Any) -> None:
-        """Append one `log` call, and keep a copy as the latest of its shape.
-
-        `recording/quick_log.py` does the same by itself for most calls.
-        """
+        """Append one `log` call, and keep a copy as the latest of its shape."""
         size = shape.size
         position = self.position
         ring = self.ring_bytes

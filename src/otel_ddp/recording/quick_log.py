@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from math import fsum
-from struct import Struct
 from time import time_ns
 from typing import Any, Protocol
-from zlib import crc32
 
 from otel_ddp import errors
-from otel_ddp.journal import layout
 from otel_ddp.journal.writer import Gate, JournalWriter, Shape
 from otel_ddp.recording.steps import StepNumbers
 from otel_ddp.recording.values import LONGEST_NAME
@@ -40,28 +37,13 @@ class Log(Protocol):
 
 # How the hot path writes one set of names: the names, their split and shape; whether all values
 # were floats (other plain numbers are checked one by one); whether one of the names belongs to
-# training, since its step is then the run's step; the name whose value is the epoch of them all;
-# and what the writer's records of this shape have in common. A plain tuple: Python takes one apart
-# faster than a subclass.
-KnownNames = tuple[
-    list[str], str | None, Shape, bool, bool, str, Any, Any, int, bytes, bytes, bytes
-]
-
-
-def _known_names(
-    names: list[str], split: str | None, shape: Shape, floats: bool, trains: bool, epoch_name: str
-) -> KnownNames:
-    """How the hot path writes these names, with all that can be worked out beforehand."""
-    join = None if shape.parts else Struct(f"<I{shape.size - 4}s").pack
-    # fmt: off
-    return (names, split, shape, floats, trains, epoch_name, shape.pack, join, shape.size,
-            shape.head, shape.counts, shape.ids)
-    # fmt: on
-
+# training, since its step is then the run's step; and the name whose value is the epoch of them
+# all. A plain tuple: Python takes one apart faster than a subclass.
+KnownNames = tuple[list[str], str | None, Shape, bool, bool, str]
 
 # No call has an equal split, so these are the names of none.
 _NO_SPLIT: Any = object()
-_NO_NAMES = _known_names([], _NO_SPLIT, Shape([]), False, False, "")
+_NO_NAMES: KnownNames = ([], _NO_SPLIT, Shape([]), False, False, "")
 
 
 class Shapes:
@@ -122,9 +104,7 @@ class Shapes:
         self._by_ids[ids] = shape
         floats = all(isinstance(value, float) for _, value in pairs)
         key = (split, *(name for name, _ in pairs))
-        self.last = self.known[key] = _known_names(
-            list(metrics), split, shape, floats, trains, epoch_name
-        )
+        self.last = self.known[key] = list(metrics), split, shape, floats, trains, epoch_name
         # NumPy's scalars are common, and struct reads them as floats.
         for _, value in pairs:
             kind = type(value)
@@ -160,16 +140,13 @@ def quick_log(
     """Builds the `log` of one recorder.
 
     A closure with everything in local names: attribute lookups and calls would take a third of
-    its time. It does by itself what `Gate.write` and `JournalWriter.scalars` do for all others, so
-    the three must agree on the lock, on `inside` and on the bytes. Anything out of the ordinary
-    goes to *slowly*, which starts over and contains errors. *check* is called every few seconds.
+    its time. It does by itself what `Gate.write` does for all others, so the two must agree on the
+    lock and on `inside`. Anything out of the ordinary goes to *slowly*, which starts over and
+    contains errors. *check* is called every few seconds.
     """
     acquire, release, known = gate.lock.acquire, gate.lock.release, shapes.known
-    mapped, words = writer.mapped, writer.words
-    ring_start, ring_bytes = writer.ring_start, writer.ring_bytes
-    plain_types = PLAIN_TYPES
-    clock, crc, any_error, no_epoch = time_ns, crc32, errors.ANY_ERROR, _NO_EPOCH
-    ring_word = layout.RING_POSITION // 8
+    write, plain_types = writer.scalars, PLAIN_TYPES
+    clock, any_error, no_epoch = time_ns, errors.ANY_ERROR, _NO_EPOCH
     # float's own method accepts floats only. A tensor would be asked for its value, and NumPy's
     # scalars, of which this makes plain floats, would warn in a sum about overflow and infinity.
     as_float = float.conjugate
@@ -182,13 +159,11 @@ def quick_log(
             if type(metrics) is not dict:
                 return slowly(metrics, step, epoch, split, now)
             # Most calls log the names of the call before.
-            (names, known_split, shape, floats, trains, epoch_name, pack, join, size, head, counts,
-             ids) = shapes.last  # fmt: skip
+            names, known_split, shape, floats, trains, epoch_name = shapes.last
             if [*metrics] != names or split != known_split:
                 key = (split, *metrics)
                 found = shapes.last = known[key]
-                (_, _, shape, floats, trains, epoch_name, pack, join, size, head, counts,
-                 ids) = found  # fmt: skip
+                _, _, shape, floats, trains, epoch_name = found
             numbers: Any = metrics.values()
             if floats:
                 total = sum(map(as_float, numbers))
@@ -223,22 +198,7 @@ def quick_log(
                 else:
                     entered = gate.inside = True
                     counted = steps.next(trains) if step is None else step
-                    position = writer.position
-                    offset = position % ring_bytes
-                    end = offset + size
-                    latest = shape.latest
-                    if latest is None or end > ring_bytes:
-                        writer.scalars(shape, now, counted, at, numbers)
-                    else:
-                        number = (writer.number + 1) & 0xFFFFFFFF
-                        body = pack(head, number, counts, now, counted, at, ids, *numbers)
-                        record = join(crc(body, position), body)
-                        mapped[ring_start + offset : ring_start + end] = record
-                        # Counted once it is written: a value that does not pack was not lost.
-                        writer.number = number
-                        writer.position = words[ring_word] = position + size
-                        words[shape.latest_word] = position
-                        mapped[latest] = record
+                    write(shape, now, counted, at, numbers)
                     gate.inside = False
                     if gate.deferred is not None:
                         gate.run_deferred()
