@@ -49,8 +49,8 @@ class Call(NamedTuple):
 _replaced: set[tuple[Any, str]] = set()
 # Runs that the program has opened, and that mirror its trackers.
 _mirrors: WeakSet[Any] = WeakSet()
-# Runs with a tracker's names.
-_named: WeakSet[Any] = WeakSet()
+# By run with a tracker's names: the process. A child's run is the object of its parent's.
+_named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # By run: state and reason of the tracker's run that has ended in it.
 _ended: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
 # By the tracker's run: the step of the next values.
@@ -144,7 +144,8 @@ def _run_of(call: Call, *, begins: bool = False, opens: bool = True) -> Any:
     if ended and run.was_unasked and run.identity.world_size == 1:
         run.finish(ended[0], reason=ended[1])
         run = for_frameworks.init(again=True)
-    return run if run.was_unasked or run in _mirrors else None
+    hears = (run.was_unasked or run in _mirrors) and not run.is_closed
+    return run if hears else None
 
 
 # -- runs
@@ -159,9 +160,9 @@ def _begin(call: Call, given: Mapping[str, Any], config: Any) -> None:
         return
     if config and not call.is_recorded:
         run.config(dict(config.items()))
-    if not run.was_unasked or run in _named:
+    if not run.was_unasked or _named.get(run) == os.getpid():
         return
-    _named.add(run)
+    _named[run] = os.getpid()
     said: dict[str, Any] = {}
     for name, theirs in _NAMES.items():
         value = next(filter(None, map(given.get, theirs)), None)
