@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from otel_ddp.history.page.exchange import json_text
@@ -96,17 +96,6 @@ def cell(value: Any, otherwise: str = "") -> str:
         return otherwise
     text = json.dumps(value, default=repr) if isinstance(value, (dict, list)) else str(value)
     return printable(text)
-
-
-def padded(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> Iterator[str]:
-    """The lines of a table, whose first row holds the heads. *right*: those of numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (
-            text.rjust(width) if head in right else text.ljust(width)
-            for text, width, head in zip(row, widths, rows[0], strict=True)
-        )
-        yield "  ".join(cells).rstrip()
 
 
 def dated(verdict: Mapping[str, Any], now_ns: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.vocabulary.words import shown_phase
@@ -89,6 +89,17 @@ def without_mentions(words: str) -> str:
     GitHub notifies whoever an @ names, even if the @ is escaped.
     """
     return _MENTION.sub("\\g<0>\u200b", words)
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> Iterator[str]:
+    """The lines of a table, whose first row holds the heads. *right*: those of numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            text.rjust(width) if head in right else text.ljust(width)
+            for text, width, head in zip(row, widths, rows[0], strict=True)
+        )
+        yield "  ".join(cells).rstrip()
 
 
 # -- the card of a run, in twenty lines or fewer

@@ -17,9 +17,8 @@ from otel_ddp.cli.text import (
     marked,
     named_ranks,
     number,
-    padded,
 )
-from otel_ddp.history.terminal import shown_number, shown_s
+from otel_ddp.history.terminal import aligned, shown_number, shown_s
 from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState, world_of
 from otel_ddp.journal.survey import Survey, of_run
@@ -359,7 +358,7 @@ def _table(
         if columns is not None and sum(widths.values()) + 2 * len(widths) > columns:
             widths.pop(head, None)
     cells = [tuple(row[head] for head in widths) for row in rows]
-    return (f"  {line}" for line in padded([tuple(widths), *cells], right))
+    return (f"  {line}" for line in aligned([tuple(widths), *cells], right))
 
 
 # -- GPUs

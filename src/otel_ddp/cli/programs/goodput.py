@@ -10,12 +10,12 @@ from typing import Any
 
 from otel_ddp import settings
 from otel_ddp.cli.options import history_directory
-from otel_ddp.cli.text import cell, padded, print_answer, print_json
+from otel_ddp.cli.text import cell, print_answer, print_json
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.goodput import Costs, costs_of, goodput_of
 from otel_ddp.history.reader import Unreadable
-from otel_ddp.history.terminal import shown_s, shown_time
+from otel_ddp.history.terminal import aligned, shown_s, shown_time
 from otel_ddp.vocabulary.words import TIME_CAUSES
 
 SCHEMA = 1
@@ -95,12 +95,12 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
                 (f"{late_s / total_s:.1%}", shown_s(late_s), *[""] * len(cost), f"  {who}")
                 for who, late_s in sorted(found["late"].items(), key=lambda each: -each[1])[:10]
             ]
-    yield from padded(rows, right=heads[:-1])
+    yield from aligned(rows, right=heads[:-1])
     if len(attempts := found["attempts"]) > 1:
         yield ""
         # The end of an earlier one is not known where no agent was there, nor is its journal.
         ends = ["-"] * (len(attempts) - 1) + ["goes on"]
-        yield from padded([_HEADS, *map(_attempt, attempts, ends)], right=_HEADS[2:6])
+        yield from aligned([_HEADS, *map(_attempt, attempts, ends)], right=_HEADS[2:6])
 
 
 _HEADS = ("attempt", "began", "back after", "from step", "to step", "done twice", "ended", "why")

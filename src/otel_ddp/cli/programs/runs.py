@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from otel_ddp.cli.programs import documents
-from otel_ddp.cli.text import cell, number, padded, print_answer, print_json
-from otel_ddp.history.terminal import shown_number, shown_time
+from otel_ddp.cli.text import cell, number, print_answer, print_json
+from otel_ddp.history.terminal import aligned, shown_number, shown_time
 
 _HEADS = ("run", "state", "began", "ended", "nodes", "world", "step", "last values")
 _MOST_VALUES = 3
@@ -27,7 +27,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     """The document for a terminal."""
     if found["runs"]:
         rows = [_HEADS, *(_row(each, found["now_ns"]) for each in found["runs"])]
-        yield from padded(rows, ("nodes", "world", "step"))
+        yield from aligned(rows, ("nodes", "world", "step"))
     else:
         yield f"no run is kept in {cell(found['folder'])}"
     yield from (f"! {cell(why)}" for why in found["faults"])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from otel_ddp.history.compare.result import Comparison, Differing, Kept, percent, shown_p
 from otel_ddp.history.compare.rows import Row, Side
-from otel_ddp.history.terminal import printable, shown_number, shown_s, without_mentions
+from otel_ddp.history.terminal import aligned, printable, shown_number, shown_s, without_mentions
 
 _HEADS = ("per step", "A", "B", "change", "99 % interval", "p", "")
 _VALUE_HEADS = ("value, last part", "A", "B", "change", "p", "last A", "last B", "best A", "best B")
@@ -67,7 +67,8 @@ def text(found: Comparison, kept: Sequence[Kept]) -> Iterator[str]:
             yield f"  and {more} more"
     for heads, rows in tables(found):
         yield ""
-        yield from _aligned([heads, *rows])
+        clean = [[printable(cell) for cell in row] for row in rows]
+        yield from aligned([heads, *clean], right=heads[1:])
     yield ""
     yield from map(printable, found.notes())
     yield f"Result: {printable(found.conclusion)}"
@@ -106,14 +107,6 @@ def _of_both(each: Differing) -> str:
         for word in each
     )
     return f"{name}: {before} → {after}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    clean = [[printable(cell) for cell in row] for row in rows]
-    first, *widths = (max(map(len, column)) for column in zip(*clean, strict=True))
-    for name, *others in clean:
-        cells = (cell.rjust(width) for cell, width in zip(others, widths, strict=True))
-        yield "  ".join((name.ljust(first), *cells)).rstrip()
 
 
 def _plain(words: str) -> str:

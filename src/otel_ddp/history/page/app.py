@@ -48,7 +48,7 @@ AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
 _MOST_RUNS = 50
 
 
-_OF_NODE = ("remark", "gpus", "unreadable", "links")
+_OF_NODE = ("remark", "links")
 
 
 class App:
