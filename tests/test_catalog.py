@@ -108,6 +108,7 @@ def test_phases_and_states_keep_their_codes() -> None:
         "checkpoint": 6,
         "eval": 7,
         "compile": 8,
+        "unmeasured": 9,
     }
     assert STATES == {
         "starting": 0,

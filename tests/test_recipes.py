@@ -14,7 +14,7 @@ from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.gpu.amd import Amd
 from otel_ddp.identity import launchers
 from otel_ddp.integrations.launch.startup.sitecustomize import NAMES
-from otel_ddp.vocabulary.words import PHASES, VERDICTS
+from otel_ddp.vocabulary.words import MEASURED_PHASES, VERDICTS
 from test_rooms import HOMES
 
 ROOT = Path(__file__).parents[1]
@@ -94,7 +94,7 @@ def test_every_launcher_has_its_case_and_its_variables_are_kept_from_tests() -> 
 def test_every_phase_and_every_verdict_has_its_words_for_people() -> None:
     training, diagnosis = text_of("training.md"), text_of("diagnosis.md")
 
-    assert [each for each in PHASES if f"`{each}`" not in training] == []
+    assert [each for each in MEASURED_PHASES if f"`{each}`" not in training] == []
     assert [each for each in VERDICTS if f"\n| {each} | " not in diagnosis] == []
 
 

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from otel_ddp import files
 from otel_ddp.history import tables
 from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, Event, SeriesKey
-from otel_ddp.vocabulary.words import ENDED_STATES, PHASES
+from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES
 
 # No write takes this long. A file system without locks answers as if another process had one.
 _BUSY_S = 0.5
@@ -268,9 +268,9 @@ class History:
             f"SELECT start, {', '.join(STEP_COLUMNS)} FROM steps WHERE series = ? ORDER BY start",
             (series.id,),
         )
-        before = 1 + len(STEP_COLUMNS) - len(PHASES)
+        before = 1 + len(STEP_COLUMNS) - len(MEASURED_PHASES)
         return [
-            StepBucket._make((*row[:before], dict(zip(PHASES, row[before:], strict=True))))
+            StepBucket._make((*row[:before], dict(zip(MEASURED_PHASES, row[before:], strict=True))))
             for row in rows
         ]
 

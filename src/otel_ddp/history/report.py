@@ -11,7 +11,7 @@ from otel_ddp.history import goodput
 from otel_ddp.history.terminal import Card, CardValue, shown_bytes, shown_s
 from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, PHASES, is_taken_back
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, MEASURED_PHASES, is_taken_back
 
 FORMAT, SCHEMA = "otel_ddp report", 4
 """How report.json calls itself."""
@@ -87,7 +87,9 @@ def _rank(rank: str, about: Mapping[str, Any]) -> dict[str, Any]:
 def _time(cells: Sequence[Cell]) -> dict[str, Any]:
     """Where the time of a rank went, on average over the ranks."""
     usual = [each for each in cells if each.usual]
-    total_s = {word: sum(each.phases_s[word] * each.steps for each in cells) for word in PHASES}
+    total_s = {
+        word: sum(each.phases_s[word] * each.steps for each in cells) for word in MEASURED_PHASES
+    }
     return {
         "step_s": median(each.took_s for each in usual) if usual else None,
         "steps_s": sum(each.took_s * each.steps for each in cells),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from otel_ddp import files
-from otel_ddp.vocabulary.words import PHASE_CODE, PHASES
+from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE_CODE, PHASES
 
 VERSION: Final = 1
 """SQLite's user_version. A reader refuses a later one."""
@@ -29,7 +29,7 @@ _BESIDE = ("-wal", "-shm", "-journal")
 _MAGIC, _APPLICATION_AT = b"SQLite format 3\0", 68
 
 # In the order of the columns.
-PHASE_COLUMNS: Final = tuple(f"{word}_ns" for word in PHASES)
+PHASE_COLUMNS: Final = tuple(f"{word}_ns" for word in MEASURED_PHASES)
 SUM_COLUMNS: Final = (
     *("first", "until", "first_ns", "last_ns", "finite", "total"),
     *("low", "high", "last", "nonfinite", "epoch"),
@@ -198,7 +198,8 @@ class ValueSum:
 
 # Of each code of the journal; a phase of a later version is told as "other".
 _PHASE_OF = bytes(
-    phase if (phase := code & PHASE_CODE) < len(PHASES) else PHASES["other"] for code in range(256)
+    phase if (phase := code & PHASE_CODE) < len(MEASURED_PHASES) else PHASES["other"]
+    for code in range(256)
 )
 
 
@@ -212,7 +213,7 @@ class StepSum:
         self.first_ns, self.last_ns = began_ns, 0
         self.steps = self.took_ns = self.high_ns = self.unusual = self.work = 0
         self.low_ns = 1 << 62
-        self.phases_ns = [0] * len(PHASES)
+        self.phases_ns = [0] * len(MEASURED_PHASES)
 
     def add(
         self,

@@ -21,7 +21,7 @@ from otel_ddp.history.reader import (
 )
 from otel_ddp.history.terminal import where_to_look
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import PHASES, UNUSUAL_PHASES
+from otel_ddp.vocabulary.words import MEASURED_PHASES, UNUSUAL_PHASES
 
 _EMPTY: tuple[Any, ...] = (None, "", {}, [])
 StepBuckets = Mapping[str, tuple[str, int, list[StepBucket]]]
@@ -200,7 +200,7 @@ def _cell(buckets: Sequence[tuple[str, StepBucket]]) -> Cell:
         sum(each.took_ns for each in parts) * each_s,
         sum(each.work for each in parts) * each_s * 1e9 * ranks,
         not any(each.unusual for each in parts),
-        {word: sum(each.phases_ns[word] for each in parts) * each_s for word in PHASES},
+        {word: sum(each.phases_ns[word] for each in parts) * each_s for word in MEASURED_PHASES},
     )
 
 

@@ -290,11 +290,12 @@ TRAINING_STEP_DURATION = _speed.histogram("training.step.duration", "s", bounds=
 )
 TRAINING_PHASE_TIME = _speed.counter("training.phase.time", "s", "phase", "clock", "sync")(
     "Time spent in each phase of training, by the clock of the host or of the device; `sync` "
-    "says of `comm_wait` whether it was for `gradients` or for `buffers`."
+    "says of `comm_wait` whether it was for `gradients` or for `buffers`; where not every step is "
+    "measured, that of the others is estimated to be divided alike."
 )
 TRAINING_PHASE_STEP_TIME = _speed.gauge("training.phase.step_time", "s", "phase")(
     "Time per step in each phase over the last two minutes, by the clock of the device where it is "
-    "known, else of the host."
+    "known, else of the host; estimated where not every step is measured."
 )
 TRAINING_GC_TIME = _speed.counter("training.gc.time", "s")(
     "Time for which Python's garbage collector held up the rank."

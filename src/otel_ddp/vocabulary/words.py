@@ -12,7 +12,7 @@ class Phase(NamedTuple):
     word: str
     code: int
     """Public: boards map it back to the word. A journal keeps it in the bits of PHASE_CODE."""
-    kind: Literal["work", "compute", "wait", "unusual"]
+    kind: Literal["work", "compute", "wait", "unusual", "unmeasured"]
     """`compute` is work that a device does. Steps with something `unusual` are not compared."""
     colour: str
     """On boards and on the page. Waiting is grey: where one rank hangs, all others turn grey."""
@@ -47,6 +47,7 @@ _PHASES = (
     Phase("checkpoint", 6, "unusual", "#FADE2A"),
     Phase("eval", 7, "unusual", "#37CAD3"),
     Phase("compile", 8, "unusual", "#F2495C"),
+    Phase("unmeasured", 9, "unmeasured", "#D8D8D8", "steps that were not measured"),
 )
 PHASE: Mapping[str, Phase] = {each.word: each for each in _PHASES}
 PHASES: Mapping[str, int] = {each.word: each.code for each in _PHASES}
@@ -60,6 +61,9 @@ WORK_PHASES = ("data", "forward", "backward", "optimizer", "other")
 GARBAGE = "garbage"
 COMPUTE_PHASES = tuple(word for word in WORK_PHASES if PHASE[word].kind == "compute")
 UNUSUAL_PHASES = tuple(each.word for each in _PHASES if each.kind == "unusual")
+# Time of steps that were not measured is shared out among the phases of those that were.
+UNMEASURED = PHASES["unmeasured"]
+MEASURED_PHASES = tuple(word for word, code in PHASES.items() if code != UNMEASURED)
 
 
 def phase_word(code: int) -> str:

@@ -18,25 +18,27 @@ NAMES = {1: Name("loss", "train")}
 def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0", **more: Any) -> Batch:
     """So many steps of 10 ms, each with a value and a line; *more*: other news."""
     numbers = range(first, first + count)
+    steps = [
+        Step(
+            n,
+            n * 10 * MS,
+            (n + 1) * 10 * MS,
+            Parts(n * 10 * MS, bytes([2, 4]), (7 * MS, 3 * MS)),
+            *((), 0.0, False, 0),
+        )
+        for n in numbers
+        if n
+    ]
     news = News(
-        [Scalars((n + 1) * S, n, None, ((1, n / 3),), 100 * n + 1) for n in numbers],
-        [
-            Step(
-                n,
-                n * 10 * MS,
-                (n + 1) * 10 * MS,
-                Parts(n * 10 * MS, bytes([2, 4]), (7 * MS, 3 * MS)),
-                *((), 0.0, False, 0),
-            )
-            for n in numbers
-            if n
-        ],
-        [],
-        [
+        scalars=[Scalars((n + 1) * S, n, None, ((1, n / 3),), 100 * n + 1) for n in numbers],
+        steps=steps,
+        device_steps=[],
+        estimated=steps,
+        device_estimated=[],
+        events=[
             Document(EVENT, {"time": n, "name": "", "body": f"line {n}", "step": n}, 100 * n + 2)
             for n in numbers
         ],
-        [],
-        [],
+        overwritten=[],
     )
     return Batch(RUN, rank, journal, 1, 1, "", NAMES, news._replace(**more))

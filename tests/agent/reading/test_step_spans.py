@@ -271,3 +271,26 @@ def test_of_very_many_parts_the_longest_are_shown_at_their_times() -> None:
     assert attributes["parts_shown"] == 64
     assert attributes["forward_s"] == pytest.approx(sum(range(10, 80)) / 1000)
     assert attributes["comm_wait_s"] == pytest.approx(0.070)
+
+
+def test_where_not_every_step_is_measured_the_next_measured_one_is_sampled() -> None:
+    spans = StepSpans()
+    bare = ((PHASES["unmeasured"], 100),)
+    found = {
+        number: spans.spans(made(number, PLAIN if number in (3, 13) else bare), labels_of(0), 10)
+        for number in range(1, 20)
+    }
+
+    assert [number for number, each in found.items() if each] == [13]
+    assert [each["name"] for each in found[13]] == ["step", "forward", "backward", "optimizer"]
+
+
+def test_a_slow_step_that_was_not_measured_has_a_span_without_phases() -> None:
+    spans = StepSpans()
+    for number in range(1, 40):
+        spans.spans(made(number), labels_of(0), NEVER)
+    pieces = ((PHASES["unmeasured"], 400), (PHASES["checkpoint"], 10), (PHASES["unmeasured"], 1))
+    slow = spans.spans(made(40, pieces), labels_of(0), NEVER)
+
+    assert slow[0]["attributes"]["reason"] == "slow,checkpoint"
+    assert [each["name"] for each in slow] == ["step", "checkpoint"]

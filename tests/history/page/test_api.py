@@ -27,7 +27,7 @@ from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import SeriesKey
-from otel_ddp.vocabulary.words import PHASES
+from otel_ddp.vocabulary.words import MEASURED_PHASES
 
 
 class Reply(NamedTuple):
@@ -168,7 +168,9 @@ def test_phases_of_all_ranks_add_up_to_the_steps(tmp_path: Path, client: Client)
     columns = found["columns"]
     assert columns["steps"] == [40] * 9
     for at in range(9):
-        assert sum(columns[phase][at] for phase in PHASES) == pytest.approx(columns["step_s"][at])
+        assert sum(columns[phase][at] for phase in MEASURED_PHASES) == pytest.approx(
+            columns["step_s"][at]
+        )
         of_all = [each for steps in of_rank.values() for each in steps[at * 10 : at * 10 + 10]]
         own = sum(each.phases_ns["forward"] for each in of_all) / 40 / 1e9
         assert columns["forward"][at] == pytest.approx(own)

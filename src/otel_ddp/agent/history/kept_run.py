@@ -179,8 +179,8 @@ class KeptRun:
             process = batch.began_ns, batch.started_ns, batch.launched_by
             self.time.begin(rank, *process, trains=True)
         for clock, steps, after_ns in (
-            ("host", news.steps, host_ns),
-            ("device", news.device_steps, device_ns),
+            ("host", news.estimated, host_ns),
+            ("device", news.device_estimated, device_ns),
         ):
             new = [each for each in steps if each.ended_ns > after_ns]
             self._add_steps(rank, clock, self.time.feed(rank, clock, new))

@@ -16,6 +16,7 @@ from otel_ddp.agent.reading.documents import (
     checkpoint_event,
 )
 from otel_ddp.agent.reading.logged_values import LoggedValues, Summaries
+from otel_ddp.agent.reading.phase_shares import PhaseShares
 from otel_ddp.agent.reading.process_series import ProcessSeries
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.journal.layout import END, EVENT
@@ -39,6 +40,9 @@ class News(NamedTuple):
     steps: list[Step]
     device_steps: list[Step]
     """The same on the device's clock, which lags behind the host's."""
+    estimated: list[Step]
+    device_estimated: list[Step]
+    """Both, with estimates of what was not measured."""
     events: list[Document]
     """Of processes whose series leave the node."""
     overwritten: list[tuple[int, int]]
@@ -52,7 +56,7 @@ class News(NamedTuple):
 
 
 def _nothing() -> News:
-    return News([], [], [], [], [])
+    return News([], [], [], [], [], [], [])
 
 
 class Life:
@@ -145,6 +149,7 @@ class JournalFeed:
         self._series = ProcessSeries(reader, ledger)
         # By the clock of the host, and by the device's.
         self._streams = StepStream(reader.created_ns), StepStream(reader.created_ns)
+        self._shares = PhaseShares(), PhaseShares(on_device=True)
         self._overruns = _Overruns(reader)
 
     # -- its identity
@@ -258,10 +263,13 @@ class JournalFeed:
     @errors.contained()
     def _feed_steps(self, record: Steps) -> None:
         steps = self._streams[record.on_device].feed(record)
+        estimated = self._shares[record.on_device].fill(steps)
         if record.on_device:
             self.new.device_steps.extend(steps)
+            self.new.device_estimated.extend(estimated)
             return
         self.new.steps.extend(steps)
+        self.new.estimated.extend(estimated)
         if self.is_sent:
             for step, span in self.documents.add_steps(steps, self.labels, record.position):
                 self._series.exemplify(step, span)

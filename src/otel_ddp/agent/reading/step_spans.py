@@ -11,7 +11,7 @@ from typing import Any
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.journal.layout import OF_BUFFERS, trace_of_step
-from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES, phase_word
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED, UNUSUAL_PHASES, phase_word
 
 SAMPLED_EVERY = 100
 
@@ -67,6 +67,8 @@ class StepSpans:
         self._allowed = _BURST
         self._allowed_at_ns = 0
         self._left_out = 0
+        # The next measured step is exported: often not the one whose number is asked for.
+        self._sample_is_due = False
 
     def spans(self, step: Step, labels: Labels, every: int) -> list[dict[str, Any]]:
         """The spans of this step, as contents of documents; mostly none."""
@@ -75,6 +77,9 @@ class StepSpans:
         if number is None:
             return []  # no trace to share with the other ranks
         if every and number % every == 0:
+            self._sample_is_due = True
+        if self._sample_is_due and step.measured:
+            self._sample_is_due = False
             why.insert(0, "sampled")
         elif why and not self._allow(step.ended_ns):
             self._left_out += 1
@@ -180,7 +185,7 @@ def _make_spans(
         attributes["retries"] = step.retries
     if left_out:
         attributes["left_out"] = left_out
-    shown = list(enumerate(step.parts.each(), 1))
+    shown = [(at, part) for at, part in enumerate(step.parts.each(), 1) if part.code != UNMEASURED]
     if len(shown) > _MOST_CHILDREN:
         # Only the longest parts: a gap is true, but a part that joins two phases is not. The total
         # time of each phase is then an attribute.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import Steps
-from otel_ddp.vocabulary.words import PHASE_CODE, PHASES
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED
 
 # Parts beyond this are only summed: no person looks at a step with more.
 _MOST_PARTS = 2000
@@ -80,6 +80,13 @@ class Step(NamedTuple):
     def took_ns(self) -> int:
         """The duration: that of its parts and its rest together."""
         return self.ended_ns - self.began_ns
+
+    @property
+    def measured(self) -> bool:
+        """Whether its phases were measured."""
+        if self.rest and any(code == UNMEASURED for code, _ in self.rest):
+            return False
+        return UNMEASURED not in self.parts.codes
 
     def seconds(self, phase: int) -> float:
         """The time in a phase, whatever that waited for."""

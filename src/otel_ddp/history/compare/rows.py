@@ -14,7 +14,7 @@ from otel_ddp.history.compare.blocks import Difference
 from otel_ddp.history.directory import NotFound, find_run, split_names
 from otel_ddp.history.reader import Bucket
 from otel_ddp.history.whole_run import Cell, WholeRun
-from otel_ddp.vocabulary.words import PHASE, UNUSUAL_PHASES
+from otel_ddp.vocabulary.words import MEASURED_PHASES, UNUSUAL_PHASES
 
 SIGNIFICANT_P = 0.01
 # Below it a change is not worth a word, however certain it is.
@@ -207,7 +207,7 @@ _MEASURES: dict[str, tuple[str, str, Callable[[Cell], float]]] = {
     "throughput": ("1/s", "max", lambda cell: cell.work / cell.took_s if cell.took_s else 0.0),
     **{
         _CALLED.get(word, word): ("s", "min", partial(_of_phase, word))
-        for word in PHASE
+        for word in MEASURED_PHASES
         if word not in UNUSUAL_PHASES
     },
 }

@@ -12,7 +12,7 @@ from otel_ddp.history.reader import Bucket, History, Series, rank_order
 from otel_ddp.history.tables import STEP_COLUMNS
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import PHASE, PHASES
+from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE
 
 _MOST_COLUMNS = 4096
 _MOST_NAMES, _MOST_SERIES = 20, 200
@@ -28,7 +28,7 @@ _SHOWN = [
         "colour": each.colour,
         "shown": each.shown if each.kind == "wait" else each.word,
     }
-    for each in PHASE.values()
+    for each in map(PHASE.__getitem__, MEASURED_PHASES)
 ]
 # Of a series, what no label may take the name of.
 _TAKEN = ("run", "name", "rank", "node", "columns")
@@ -214,7 +214,7 @@ def _seconds(total_ns: int, steps: int) -> float:
 def _mean(of_rank: Mapping[str, _Cells], numbers: range, wide: int) -> dict[str, list[Any]]:
     """The phases of a step, over all ranks."""
     found: dict[str, list[Any]] = {name: [] for name in ("first", "x", "ms", "steps", "step_s")}
-    phases: dict[str, list[Any]] = {phase: [] for phase in PHASES}
+    phases: dict[str, list[Any]] = {phase: [] for phase in MEASURED_PHASES}
     for number in numbers:
         rows = [cells[number] for cells in of_rank.values() if number in cells]
         steps = sum(row[_AT["steps"]] for row in rows)

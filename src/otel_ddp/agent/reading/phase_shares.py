@@ -1,0 +1,134 @@
+"""Shares out the time of steps that were not measured among the phases of those that were."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED, UNUSUAL_PHASES
+
+# So many of the last measured steps say what a step usually consists of.
+_LAST = 16
+# A device tells nothing of so many steps at most, unless its words were lost.
+_LONGEST_GAP = 1000
+_OTHER, _EVAL = PHASES["other"], PHASES["eval"]
+# These are always measured.
+_UNUSUAL = {PHASES[word] for word in UNUSUAL_PHASES}
+_ALONE = bytes([UNMEASURED])
+
+_Spans = Sequence[tuple[int, int]]
+"""Codes of phases, each with its nanoseconds."""
+
+
+class _Shares(NamedTuple):
+    """What time consists of; without any phase it is none of them."""
+
+    codes: bytes = bytes([_OTHER])
+    shares: Sequence[float] = (1.0,)
+
+    @classmethod
+    def of(cls, spent_ns: Mapping[int, float]) -> _Shares:
+        whole_ns = sum(spent_ns.values())
+        if not whole_ns:
+            return cls()
+        return cls(bytes(spent_ns), [ns / whole_ns for ns in spent_ns.values()])
+
+    def spans_ns(self, ns: int) -> list[int]:
+        """So much time by phase: none of it is lost."""
+        found = [int(ns * share) for share in self.shares]
+        found[-1] += ns - sum(found)
+        return found
+
+
+class PhaseShares:
+    """Of one process, by one clock. A step takes as long as it did; its phases are estimates."""
+
+    def __init__(self, *, on_device: bool = False) -> None:
+        """*on_device*: of steps that were not measured, its clock tells only the end of the last.
+
+        They are taken to have been equally long.
+        """
+        self._on_device = on_device
+        self._last: Step | None = None
+        self._measured: deque[Step] = deque(maxlen=_LAST)
+        # Worked out where they are needed.
+        self._spent_ns: Mapping[int, float] = {}
+        self._usual: _Shares | None = _Shares()
+
+    def fill(self, steps: Iterable[Step]) -> list[Step]:
+        """The same steps, all of them with phases."""
+        # This runs for every step of every rank.
+        found = []
+        for step in steps:
+            if step.measured:
+                self._measured.append(step)
+                self._usual = None
+                found.append(step)
+            elif self._on_device:
+                found += map(self._estimated, _since(self._last, step))
+            else:
+                found.append(self._estimated(step))
+            self._last = step
+        return found
+
+    def _estimated(self, step: Step) -> Step:
+        if self._usual is None:
+            self._spent_ns = _by_phase(span for each in self._measured for span in _spans(each))
+            self._usual = _Shares.of(self._spent_ns)
+        usual, began_ns = self._usual, step.began_ns
+        if step.parts.codes == _ALONE and not step.rest:
+            # As nearly all are.
+            parts = Parts(began_ns, usual.codes, usual.spans_ns(step.ended_ns - began_ns))
+            return step._replace(parts=parts)
+        known = _spans(step)
+        shares = self._left(known)
+        count = len(step.parts.codes)
+        codes, spans_ns = zip(*_filled(known[:count], shares), strict=True)
+        rest = tuple(_filled(known[count:], shares))
+        return step._replace(parts=Parts(began_ns, bytes(codes), spans_ns), rest=rest)
+
+    def _left(self, known: _Spans) -> _Shares:
+        """What the rest of a step consists of, in which a person's own phase was measured."""
+        here_ns = _by_phase(known)
+        each = sum(here_ns.values()) / (sum(self._spent_ns.values()) or 1)
+        return _Shares.of(
+            {code: max(ns * each - here_ns[code], 0.0) for code, ns in self._spent_ns.items()}
+        )
+
+
+def _since(before: Step | None, step: Step) -> Iterator[Step]:
+    """All that came after the step *before*, up to this one."""
+    if before is None or before.number is None or step.number is None:
+        return
+    since_ns, count = before.ended_ns, step.number - before.number
+    if 0 < count <= _LONGEST_GAP and since_ns < step.ended_ns:
+        edges = [since_ns + (step.ended_ns - since_ns) * i // count for i in range(count + 1)]
+        for number, (began_ns, ended_ns) in enumerate(pairwise(edges), before.number + 1):
+            parts = Parts(began_ns, _ALONE, (ended_ns - began_ns,))
+            yield Step(number, began_ns, ended_ns, parts, (), 0.0, False, 0)
+
+
+def _spans(step: Step) -> _Spans:
+    return (*zip(step.parts.codes, step.parts.spans_ns, strict=True), *step.rest)
+
+
+def _by_phase(spans: Iterable[tuple[int, int]]) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for code, ns in spans:
+        if code & PHASE_CODE not in _UNUSUAL:
+            found[code] += ns
+    return found
+
+
+def _filled(spans: _Spans, shares: _Shares) -> Iterator[tuple[int, int]]:
+    for at, (code, ns) in enumerate(spans):
+        if code != UNMEASURED:
+            yield code, ns
+        elif [each for each, _ in spans[at - 1 : at + 2 : 2]] == [_EVAL, _EVAL]:
+            # Between two batches of an evaluation.
+            yield _OTHER, ns
+        else:
+            yield from zip(shares.codes, shares.spans_ns(ns), strict=True)
