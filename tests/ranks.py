@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from make import labels_of, step_facts
+from make import is_measured, labels_of, step_facts
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.cases import Hint
@@ -75,15 +75,19 @@ class Job:
         self.number = 0
         self.now_ns = 1_700_000_000 * 10**9
         self.counts_from: dict[int, int] = {}
+        self.one_of: dict[int, int] = {}
+        """By rank: of how many steps it measures one."""
         self._chance = random.Random(1)
 
     def facts(self, rank: int, more: Mapping[str, float], took_s: float, **given: Any) -> StepFacts:
+        number = self.number + self.counts_from.get(rank, 0)
+        if not is_measured(number, self.one_of.get(rank, 1)):
+            return step_facts(number, self.now_ns, {}, took_s * 1000, wait_ns=0, measured=False)
         # A little noise: ranks that are equal to the last bit have no order to speak of.
         phases_ms = {
             word: (usual_s * self.slower + more.get(word, 0.0)) * self._varied() * 1000
             for word, usual_s in PLAIN_S.items()
         }
-        number = self.number + self.counts_from.get(rank, 0)
         return step_facts(number, self.now_ns, phases_ms, took_s * 1000, **{"work": 1000, **given})
 
     def _varied(self) -> float:

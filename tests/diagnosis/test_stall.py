@@ -917,3 +917,25 @@ def test_phase_and_step_are_those_of_the_device_where_its_host_has_run_ahead() -
 
     assert (verdict.evidence["cause"], verdict.phase, verdict.step) == ("device", "backward", 3)
     assert "the device of rank 1 after step 3 has not come to" in verdict.sentence
+
+
+def test_a_rank_in_a_step_that_was_not_measured_hangs_where_its_stack_is() -> None:
+    job = Job()
+    loader = Frame("/x/site-packages/torch/utils/data/dataloader.py", 700, "__next__")
+    job.put(0, "comm_wait")
+    job.put(1, "unmeasured")
+    job.answers = {1: {"stack": (Frame("/home/u/read.py", 5, "__getitem__"), loader)}}
+    _, verdict = job.stalls_after()
+
+    assert (verdict.phase, verdict.evidence["culprits"]) == ("data", ["1"])
+    assert "rank 1 is in data after step 7 at read.py:5" in verdict.sentence
+    assert "Look at its data loader" in verdict.sentence
+
+
+def test_where_no_frame_says_more_it_hangs_in_a_step() -> None:
+    job = Job()
+    job.put(0, "comm_wait")
+    job.put(1, "unmeasured")
+    _, verdict = job.stalls_after()
+
+    assert "rank 1 is in a step after step 7" in verdict.sentence

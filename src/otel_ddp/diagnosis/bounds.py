@@ -128,7 +128,7 @@ class Bounds(Detector):
         elif seen.facts and (rank.labels in self._ranks or len(self._ranks) < _MOST_RANKS):
             known = self._ranks.setdefault(rank.labels, _Rank())
             known.state = rank
-            self._feed_steps(known, seen.facts)
+            self._feed_steps(known, [each for each in seen.facts if each.measured])
 
     def _feed_steps(self, rank: _Rank, steps: Sequence[StepFacts]) -> None:
         rest = steps[max(_FIRST_STEPS - rank.seen, 0) :]

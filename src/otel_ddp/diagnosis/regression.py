@@ -38,7 +38,8 @@ class Regression:
 
     def __init__(self, labels: Labels) -> None:
         self._who = labels
-        self._steps: list[tuple[Sequence[StepFacts], float]] = []
+        self._steps: list[Sequence[StepFacts]] = []
+        self._steps_ns: list[float] = []
         self._first: list[_Block] = []
         self._usual: dict[str, float] = {}
         self._last_ns = 0
@@ -48,17 +49,25 @@ class Regression:
         self._recovered = 0
         self._open: Verdict | None = None
 
-    def feed(self, ranks: Sequence[StepFacts], step_ns: float, explained: bool) -> list[Change]:
-        """One ordinary step of all ranks; `explained` while a verdict on one rank says why."""
+    def feed(
+        self, ranks: Sequence[StepFacts], steps_ns: Sequence[float], explained: bool
+    ) -> list[Change]:
+        """One ordinary step of all ranks; `explained` while a verdict on one rank says why.
+
+        *steps_ns*: how long it took, and those before it that were not measured.
+        """
         if explained:
             self._steps.clear()
+            self._steps_ns.clear()
             self._slow.clear()
             return []
-        self._steps.append((ranks, step_ns))
+        self._steps.append(ranks)
+        self._steps_ns.extend(steps_ns)
         if len(self._steps) < _BLOCK:
             return []
-        block = _block([each for each, _ in self._steps], median([ns for _, ns in self._steps]))
+        block = _block(self._steps, median(self._steps_ns))
         self._steps.clear()
+        self._steps_ns.clear()
         if self._usual:
             return self._judge(block)
         self._first.append(block)

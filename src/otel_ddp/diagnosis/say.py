@@ -31,6 +31,11 @@ def phase_in_words(phase: str) -> str:
     return _PHASES_IN_WORDS.get(phase, phase)
 
 
+def in_phase(phase: str) -> str:
+    """Where a process is; of a step that was not measured no more is known."""
+    return "in a step" if phase == "unmeasured" else f"in {phase}"
+
+
 def rank_number(labels: Labels) -> str:
     """The number of a rank, as its labels have it."""
     return dict(labels).get("rank", "?")

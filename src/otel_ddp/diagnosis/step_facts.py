@@ -7,7 +7,14 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
-from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES, WORK_PHASES, phase_word
+from otel_ddp.vocabulary.words import (
+    PHASE_CODE,
+    PHASES,
+    UNMEASURED,
+    UNUSUAL_PHASES,
+    WORK_PHASES,
+    phase_word,
+)
 
 _NOTHING: Mapping[str, int] = {}
 # Python's small garbage collections take less than this, and happen in nearly every step.
@@ -76,6 +83,8 @@ class StepFacts(NamedTuple):
     """By how much the device was behind its host when the step began there; None: not known."""
     garbage_ns: int = 0
     """Long collections of garbage, where nothing else was unusual."""
+    measured: bool = True
+    """Otherwise its phases and waits are not known, but for unusual ones."""
 
     @property
     def work_ns(self) -> int:
@@ -156,6 +165,7 @@ def _unusual_ns(batch: StepBatch) -> list[Mapping[str, int]]:
 def facts_of(batch: StepBatch) -> list[StepFacts]:
     """The facts of each step, but for those without a number or a duration."""
     found = []
+    measured = UNMEASURED not in batch.codes
     for step, wait_ns, phases_ns, unusual_ns in zip(
         batch.steps,
         _spent_ns(batch, "comm_wait"),
@@ -172,6 +182,7 @@ def facts_of(batch: StepBatch) -> list[StepFacts]:
         facts = StepFacts(
             *(number, ended_ns, took_ns, wait_ns, phases_ns, unusual_ns),
             *(unusual or collects, step.work),
+            measured=measured,
         )
         if collects and not unusual:
             facts = facts._replace(garbage_ns=round(gc_s * 1e9))
@@ -216,14 +227,21 @@ class DeviceSteps:
             del on_host[next(iter(on_host))]
 
     def feed(self, steps: Sequence[DeviceStep]) -> list[StepFacts]:
-        """Steps as the device saw them; the facts of those that the host has told, too."""
+        """Steps as the device saw them; the facts of those that the host has told, too.
+
+        Steps that were not measured stay as the host saw them, between the others.
+        """
         by_number = {step.number: step for step in steps}
         found = []
         for facts in [each for batch in batches_of(steps) for each in facts_of(batch)]:
             step = by_number[facts.number]
             (before, behind_ns), self._last = self._last, (facts.number, step.lag_ns)
+            found += self._unmeasured_before(facts.number)
             host = self._on_host.pop(facts.number, None)
             if host is None:
+                continue
+            if not host.measured:
+                found.append(host)
                 continue
             paced_ns = dict.fromkeys(_CODES, 0)
             for each in step.paced:
@@ -242,4 +260,13 @@ class DeviceSteps:
                     garbage_ns=0 if facts.unusual else host.garbage_ns,
                 )
             )
+        return found
+
+    def _unmeasured_before(self, number: int) -> list[StepFacts]:
+        on_host = self._on_host
+        found = []
+        while on_host and (first := next(iter(on_host))) < number:
+            facts = on_host.pop(first)
+            if not facts.measured:
+                found.append(facts)
         return found

@@ -117,7 +117,7 @@ class Arrivals(Detector):
             for batch in seen.batches:
                 known.steps.extend(batch.steps)
             if rank.device_clock:
-                known.on_device.extend(seen.facts)
+                known.on_device.extend(each for each in seen.facts if each.measured)
 
     def forget(self, labels: Labels) -> None:
         self._states.pop(labels, None)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from otel_ddp.diagnosis.say import about, size
+from otel_ddp.diagnosis.say import about, in_phase, size
 from otel_ddp.diagnosis.verdict import Labels
 
 # What an exception says when a peer was lost. "Peer access" is between two GPUs, and no peer.
@@ -141,7 +141,7 @@ def how_it_ended(process: EndedProcess) -> str:
     else:
         verb = "was killed"
     at = "before its first step" if process.step is None else f"at step {process.step}"
-    return f"{verb} in {process.phase} {at}{_time_in_phase(process)}"
+    return f"{verb} {in_phase(process.phase)} {at}{_time_in_phase(process)}"
 
 
 def _time_in_phase(process: EndedProcess) -> str:

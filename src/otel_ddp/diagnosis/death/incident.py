@@ -20,7 +20,15 @@ from otel_ddp.diagnosis.death.cause import (
     why_it_ended,
 )
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
-from otel_ddp.diagnosis.say import about, capitalized, rank_name, rank_names, rank_order, verb
+from otel_ddp.diagnosis.say import (
+    about,
+    capitalized,
+    in_phase,
+    rank_name,
+    rank_names,
+    rank_order,
+    verb,
+)
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.vocabulary.words import TAKEN_BACK
 
@@ -430,7 +438,7 @@ def _where(processes: Sequence[EndedProcess]) -> str:
     """The phase and the step that they ended in."""
     phases = {each.phase for each in processes}
     steps = [each.step for each in processes if each.step is not None]
-    where = f"in {phases.pop()}" if len(phases) == 1 else "in different phases"
+    where = in_phase(phases.pop()) if len(phases) == 1 else "in different phases"
     return f"{where} at step {max(steps)}" if steps else where
 
 

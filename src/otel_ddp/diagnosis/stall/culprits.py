@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.say import rank_list, rank_order, verb
+from otel_ddp.diagnosis.say import in_phase, rank_list, rank_order, verb
 from otel_ddp.diagnosis.stall.evidence import Collective, Frame, Group, Suspect
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.vocabulary.words import TIME_COLLECTIVES
@@ -401,7 +401,7 @@ def _advice(each: Suspect, *, others_wait: bool) -> str:
 
 
 def _at(each: Suspect) -> str:
-    return f"in {each.position.name or each.position.phase}{_after(each)}"
+    return f"{in_phase(each.position.name or each.position.phase)}{_after(each)}"
 
 
 def _after(each: Suspect) -> str:

@@ -187,7 +187,10 @@ class Stalls(Detector):
             if self._open is not None and self._open.findings.cause not in _JUST_LONG:
                 rank.not_learnt_before_ns = now_ns
             rank.update(position, now_ns)
-            fresh[labels] = Suspect(position, rank.answered(known))
+            known = rank.answered(known)
+            if position.phase == "unmeasured" and known.phase:
+                position = position._replace(phase=known.phase)
+            fresh[labels] = Suspect(position, known)
         self._ranks = {labels: each for labels, each in self._ranks.items() if labels in found}
         return fresh
 

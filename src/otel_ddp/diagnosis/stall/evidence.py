@@ -21,6 +21,14 @@ class Frame(NamedTuple):
         return f"{self.file.rpartition('/')[2]}:{self.line} ({self.function})"
 
 
+# What torch's own frames say of a step that was not measured.
+_PHASE_OF_FRAME = {
+    ("/torch/utils/data/dataloader.py", "__next__"): "data",
+    ("/torch/nn/modules/module.py", "_call_impl"): "forward",
+    ("/torch/autograd/__init__.py", "backward"): "backward",
+    ("/torch/optim/optimizer.py", "wrapper"): "optimizer",
+}
+
 # With these, the host itself waits for a collective. With all others its device does.
 _ON_HOST = {"", "gloo", "mpi"}
 
@@ -106,6 +114,17 @@ class Evidence(NamedTuple):
     package: str = ""
     """The folder of our own package, as the process sees it."""
     kernel: Kernel | None = None
+
+    @property
+    def phase(self) -> str:
+        """The phase that the innermost of torch's frames is of; empty where that is not known."""
+        phases = (
+            phase
+            for frame in self.stack
+            for (file, function), phase in _PHASE_OF_FRAME.items()
+            if frame.function == function and frame.file.endswith(file)
+        )
+        return next(phases, "")
 
     @property
     def has_left(self) -> bool:

@@ -16,7 +16,7 @@ LONG = 10.0
 # The steps that p99 is taken of, and how often it is taken.
 _REMEMBERED, _UPDATE_EVERY = 1000, 50
 # In these phases no hook shows progress; what the rank logs does.
-UNHOOKED = frozenset({"other", "eval", "checkpoint"})
+UNHOOKED = frozenset({"other", "eval", "checkpoint", "unmeasured"})
 
 
 class RankMovement:

@@ -177,7 +177,7 @@ class Cases:
         if self._nodes.units:
             self._nodes.append(row, works_ns, step_ns)
         self._steps_since_look += 1
-        self._ns_since_look += step_ns
+        self._ns_since_look += row.steps * step_ns
         if self._is_time_to_look:
             self._judge()
             self._steps_since_look, self._ns_since_look = 0, 0.0
@@ -281,9 +281,11 @@ class Cases:
         """How many ranks of the whole job wait for it."""
         return max(self._world_size, len(self.ranks.units)) - len(late.members)
 
-    def _charge(self, late: _Late, wait_s: float, steps: int) -> float:
+    def _charge(self, late: _Late, wait_s: float, steps: int, before: int = 0) -> float:
+        """For so many of the last steps, but for those *before* was charged for."""
+        many = late.history.stand_for(steps) - late.history.stand_for(before)
         ranks = [self.ranks.units[i].labels for i in late.members]
-        return self.lost_time.charge(ranks, wait_s, steps, self._others(late))
+        return self.lost_time.charge(ranks, wait_s, many, self._others(late))
 
     def _begin(self, late: _Late, look: _Look, named: Sequence[_Late]) -> None:
         """*named*: the late ones that have a verdict already, and have been charged."""
@@ -297,7 +299,7 @@ class Cases:
         reading = table.kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
         steps = min(self._steps_since_look, length)
-        lost_s = self._charge(late, part(labels, opening_s) * left_s, length - steps)
+        lost_s = self._charge(late, part(labels, opening_s) * left_s, length, steps)
         lost_s += self._charge(late, share_s(labels, late_s), steps)
         case.add(length, late.excess_s(), late.history.step_s(length), lost_s)
         case.verdict = case.with_cost()
@@ -311,7 +313,7 @@ class Cases:
         # Medians over the length of the case are late for half as long again as it was.
         if steps and late.is_late(steps, limits.EXCESS_OVER):
             wait_s = share_s(late.labels, look.excesses_s(steps))
-            lost_s = self._charge(late, wait_s, self._steps_since_look)
+            lost_s = self._charge(late, wait_s, steps)
             case.add(steps, late.excess_s(steps), late.history.step_s(steps), lost_s)
         case.steps_since_check += self._steps_since_look
         if case.steps_since_check < limits.CHECK_EVERY or len(late.history) < case.length:
@@ -369,6 +371,7 @@ class Cases:
             excess_by_phase=table.excess_by_phase(i),
             more_to_do=table.more_to_do(i),
             steps=length,
+            one_of=history.one_of(length),
             share_above=history.share_above(i, length),
             lost_per_s=share_s(late.labels, look.excesses_s(length)) / step_s * others,
             others=others,

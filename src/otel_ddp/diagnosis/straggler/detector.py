@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -48,10 +48,13 @@ class Stragglers(Detector):
         """
         self._every_step = every_step
         self._recurring = RecurringStalls() if every_step else None
+        self._recurs = False
         self._cases = Cases(hint, compute_apart=every_step)
         self._ranks: dict[Labels, RankState] = {}
         self._world_size = 0
         self._alignment = Alignment()
+        # What each step took since the last one that all ranks have measured.
+        self._steps_ns: deque[float] = deque(maxlen=limits.MOST_UNMEASURED)
         # Whether other ranks are compared from the next row on.
         self._starts_again = False
         # Indices into WORK_PHASES: in these phases a wait for others looks like work.
@@ -154,44 +157,59 @@ class Stragglers(Detector):
     def _feed_steps(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
         if self._every_step and self._regression is None:
             self._regression = Regression(run_labels(labels))
-        self._pace.begin(labels, steps)
+        self._pace.begin(labels, [each for each in steps if each.measured])
         for row in self._alignment.feed(labels, steps, limits.FIRST_STEPS):
             self._feed_row(row)
 
     def _feed_row(self, row: Row) -> None:
         self._settle()
         facts = row.facts
+        measured = all(each.measured for each in facts)
         if row.first:
-            self._pace.follow(facts)
+            if measured:
+                self._pace.follow(facts)
             return
         unusual = [i for i, each in enumerate(facts) if each.unusual]
         # Of processes that are each a world of one, none waits for another.
         comparable = len(facts) > 1 and not self._waits_unknown and self._world_size != 1
         others = max(self._world_size, len(facts)) - 1
         if len(unusual) > limits.UNUSUAL * len(facts):
-            if comparable and self._recurring is not None:
+            if comparable and measured and self._recurring is not None and not self._steps_ns:
                 self._recurring.feed(row.number, facts, None, others)
             self._unusual_share = 0.99 * self._unusual_share + 0.01
             return
         self._unusual_share *= 0.99
-        step_ns = median([each.took_ns for each in facts])
+        self._steps_ns.append(median([each.took_ns for each in facts]))
+        if not measured:
+            self._pause_recurring()
+            return
+        # A measured step stands for those before it, and takes a little longer than they do.
+        steps_ns, step_ns = [*self._steps_ns], median(self._steps_ns)
+        self._steps_ns.clear()
         stored = kept(facts)
         if self._regression is not None:
-            self._changes += self._regression.feed(stored, step_ns, bool(self._cases))
+            self._changes += self._regression.feed(stored, steps_ns, bool(self._cases))
         if not comparable:
             return
         adjusted = self._pace.adjusted(row)
         if adjusted is not row:
             facts = adjusted.facts
             stored = kept(facts)
-        row = adjusted._replace(facts=stored)
+        row = adjusted._replace(facts=stored, steps=len(steps_ns))
         all_ns = works_ns(facts, self._not_compared)
         for i in unusual:
             # Among very many ranks there is one in nearly every step. It says nothing of itself.
             all_ns[i] = round(median(all_ns))
         excesses_ns = self._cases.feed(row, all_ns, step_ns, self._ranks, self._world_size)
-        if self._recurring is not None:
+        if self._recurring is not None and len(steps_ns) == 1:
+            self._recurs = True
             self._recurring.feed(row.number, facts, None if unusual else excesses_ns, others)
+
+    def _pause_recurring(self) -> None:
+        """How often a rank stalls does not show in some of the steps."""
+        if self._recurring is not None and self._recurs:
+            self._recurs = False
+            self._recurring.start_again(self._alignment.ranks, self._not_compared)
 
     def poll(self, now_ns: int) -> list[Change]:
         self._settle()
@@ -261,6 +279,8 @@ class Stragglers(Detector):
             yield "each of these processes trains alone, so none waits for another"
         if unknown := self._named(lambda rank: rank.waits_known is False):
             yield f"waiting for other ranks cannot be told from work on rank {unknown}"
+        if len(self._steps_ns) == limits.MOST_UNMEASURED:
+            yield f"none of the last {limits.MOST_UNMEASURED} steps was measured on all ranks"
         if self._unusual_share > 0.5:
             yield "most steps compile, save, evaluate, are skipped, or collect garbage"
         if len(self._cases.ranks) < (first := self._cases.ranks.soon):

@@ -6,7 +6,7 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import islice
-from math import ceil
+from math import ceil, log2
 from typing import TypeVar
 
 from otel_ddp.diagnosis.medians import excesses, median
@@ -18,6 +18,7 @@ from otel_ddp.diagnosis.verdict import Labels
 
 _MOST_STEPS = limits.LENGTHS[-1]
 _Key = TypeVar("_Key", bound=Hashable)
+_Each = TypeVar("_Each")
 
 
 class ExcessHistory:
@@ -76,7 +77,7 @@ class ExcessHistory:
         return found
 
     def _one_more(self, excesses_ns: Sequence[float], step_ns: float) -> Sequence[int]:
-        if step_ns * limits.LENGTHS[0] <= limits.SOON_NS:
+        if step_ns * self._apart * limits.LENGTHS[0] <= limits.SOON_NS:
             return ()
         least_ns = limits.EXCESS_PER_WINDOW * step_ns
         before = self._in_a_row or [0] * len(excesses_ns)
@@ -89,8 +90,22 @@ class ExcessHistory:
         """How many steps show a clear case: fewer than the rule takes, where steps are slow."""
         if not self._in_a_row:
             return limits.LENGTHS[0]
-        steps = ceil(limits.SOON_NS / median(self.steps_ns(limits.SOON_FEWEST)))
+        step_ns = self._apart * median(self.steps_ns(limits.SOON_FEWEST))
+        steps = ceil(limits.SOON_NS / step_ns)
         return min(max(steps, limits.SOON_FEWEST), limits.LENGTHS[0])
+
+    @property
+    def _apart(self) -> float:
+        """How far apart the last steps lie."""
+        return self.stand_for(limits.SOON_FEWEST) / min(len(self), limits.SOON_FEWEST)
+
+    def stand_for(self, length: int) -> int:
+        """How many steps the last ones stand for."""
+        return sum([row.steps for row in self.rows(length)]) if length else 0
+
+    def one_of(self, length: int) -> int:
+        """Of how many steps one is measured: a power of two."""
+        return 1 << round(log2(self.stand_for(length) / length))
 
     def far_above(self, i: int) -> int:
         """In how many of the last steps, one after the other, unit *i* was far above the others."""
@@ -139,10 +154,10 @@ class ExcessHistory:
     def step_without_s(self, late: Collection[int], length: int) -> float:
         """What a step would take without these ranks: the latest of the others ends it then."""
         found = []
-        for row in self.some_rows(length):
+        steps_ns = self._some(self.steps_ns(length))
+        for row, step_ns in zip(self.some_rows(length), steps_ns, strict=True):
             all_ns = works_ns(row.facts, self._left_out)
             others_ns = [each for at, each in enumerate(all_ns) if at not in late]
-            step_ns = median([each.took_ns for each in row.facts])
             found.append(step_ns - max(all_ns) + max(others_ns, default=0))
         return median(found) / 1e9
 
@@ -152,7 +167,10 @@ class ExcessHistory:
 
     def some_rows(self, length: int) -> list[Row]:
         """Some of the last steps, which say the same as all; the last one first."""
-        return self.rows(length)[:: -3 if len(self.units) < limits.MANY_RANKS else -9]
+        return self._some(self.rows(length))
+
+    def _some(self, each_step: list[_Each]) -> list[_Each]:
+        return each_step[:: -3 if len(self.units) < limits.MANY_RANKS else -9]
 
     def steps_ns(self, length: int) -> list[float]:
         """The last step times."""
@@ -192,7 +210,7 @@ class LostTime:
     def __init__(self) -> None:
         self.lost_s: dict[Labels, float] = {}
         self.steps_each = 1.0
-        """How many steps each step stands for, where only some of them are compared."""
+        """How many steps each step stands for, where samples of them are fed."""
 
     def charge(self, ranks: Sequence[Labels], wait_s: float, steps: int, others: int) -> float:
         """So many *others* have waited *wait_s* for these ranks, in each of so many steps.

@@ -75,6 +75,8 @@ class Finding(NamedTuple):
     """More tokens or samples than the others have, as a share of theirs."""
     steps: int
     """The steps that all of this is taken from."""
+    one_of: int
+    """Of so many steps one is measured."""
     share_above: float
     lost_per_s: float
     """Seconds that all others together lose in each second."""
@@ -107,6 +109,8 @@ class Finding(NamedTuple):
             "lost_per_s": round(self.lost_per_s, 4),
             "clock": "device" if self.side else "host",
         }
+        if self.one_of > 1:
+            evidence["one_of"] = self.one_of
         if self.excess_by_rank:
             by_rank = {rank_number(labels): each for labels, each in self.excess_by_rank.items()}
             evidence["ranks"] = list(by_rank)
@@ -128,6 +132,8 @@ class Finding(NamedTuple):
         what = self._unequal_work() if self.kind == "imbalance" else self._lateness()
         others = "the other ranks together lose" if self.others > 1 else "the other rank loses"
         cost = f"{others} {self.lost_per_s:.2g} s each second"
+        if self.one_of > 1:
+            cost += f" (from 1 of {self.one_of} steps)"
         return f"{what}; {cost}.{self._what_if()} {advice or self._advice()}"
 
     def _what_if(self) -> str:

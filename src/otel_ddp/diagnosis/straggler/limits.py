@@ -21,6 +21,10 @@ SILENT_AFTER = 200
 # Where fewer of the last steps than this are known of all ranks, they are not comparable.
 LEAST_IN_COMMON = 0.5
 
+# Where so many steps lie between two that all ranks have measured, their numbers have nothing in
+# common. Of 64 steps one is measured, and there are never 200 between two.
+MOST_UNMEASURED = 1000
+
 # -- the rule: when a rank is late
 
 # A clear case shows in three windows of 30 steps; what hides in jitter takes longer windows.
