@@ -20,7 +20,7 @@ from conftest import Here
 from otel_ddp.cli import main
 from otel_ddp.cli.node import screen
 from otel_ddp.cli.node.picture import NO_AGENT, Line, picture
-from otel_ddp.journal.process_state import ProcessState, table
+from otel_ddp.journal.process_state import ProcessState, measuring, table
 from otel_ddp.journal.survey import Survey, survey
 
 NOW_NS = 10_000_000_000
@@ -97,6 +97,24 @@ def test_each_rank_is_shown_under_the_heading_of_its_run() -> None:
         *("run late, train, 1 of 2 ranks here", ["0"], ["1"], ["?"]),
         *("run late, group g, train, 1 of 2 ranks here", ["0"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("fact", "words"),
+    [
+        ({"one_of": 8, "share": 0.0041}, "measures 1 of 8 steps, 0.4 % of the training thread; "),
+        ({"one_of": 2}, "measures 1 of 2 steps; "),
+        ({"one_of": 1, "share": 0.002}, ""),
+        ({"one_of": "8"}, ""),
+        (None, ""),
+    ],
+)
+def test_a_run_says_how_many_of_its_steps_are_measured(fact: Any, words: str) -> None:
+    told = measuring(fact)
+    shown_lines = shown(*(process(rank=rank, measuring=told) for rank in range(2)))
+
+    assert told.partition("stalls that recur")[0] == words
+    assert shown_lines.count(f"  {told}") == bool(words)
 
 
 def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:

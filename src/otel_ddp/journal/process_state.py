@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import ENDED_STATES, PHASES, STATES, phase_word, state_word
+from otel_ddp.vocabulary.words import (
+    ENDED_STATES,
+    PHASES,
+    STATES,
+    UNMEASURED,
+    phase_word,
+    state_word,
+)
 
 ENDED = tuple(STATES[word] for word in ENDED_STATES)
 
@@ -81,7 +88,10 @@ def has_returned(reader: JournalReader) -> bool:
 
 def _between_phases(reader: JournalReader) -> bool:
     progress = reader.progress()
-    return progress is not None and progress.phase_code == _OTHER and not progress.phase_name
+    if progress is None or progress.phase_name:
+        return False
+    # After the last step, too, where steps are not measured.
+    return progress.phase_code in (_OTHER, UNMEASURED)
 
 
 def is_idle(reader: JournalReader) -> bool:
@@ -116,6 +126,24 @@ def ended_by_parent(reader: JournalReader, end: End = NOTHING_KNOWN) -> bool:
     # that shows nothing for ranks of one run: the first of them may have crashed.
     alone = (reader.identity.get("world_size") or 1) == 1 and end.parent_lives is False
     return (known or alone) and not end.others_failed
+
+
+# -- how many of its steps are measured
+
+
+def measuring(fact: Any) -> str:
+    """What a process says of that, in words; empty where all steps are measured."""
+    one_of, share = (
+        fact.get(each) if isinstance(fact, Mapping) else None for each in ("one_of", "share")
+    )
+    if not isinstance(one_of, int) or one_of < 2:
+        return ""
+    cost = f", {share:.1%} of the training thread".replace("%", " %") if _is_share(share) else ""
+    return f"measures 1 of {one_of} steps{cost}; stalls that recur take every step to be seen"
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= 1
 
 
 # -- all that is known
@@ -154,6 +182,8 @@ class ProcessState:
     started_ns: int = 0
     lost: int = 0
     journal: str = ""
+    measuring: str = ""
+    """Of how many steps one is measured, and what that takes; empty: all are."""
     step_s: float | None = None
     """How long its last steps took; like all that follows, None but in the status."""
     wait_ratio: float | None = None
@@ -224,6 +254,7 @@ class ProcessState:
             started_ns=reader.created_ns,
             lost=reader.lost,
             journal=reader.path.name,
+            measuring=measuring(reader.facts.get("measuring")),
         )
 
     @classmethod

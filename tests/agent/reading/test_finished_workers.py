@@ -96,6 +96,7 @@ def test_a_worker_with_a_phase_under_way_was_killed(
 
 def test_of_processes_that_train_only_a_worker_of_a_pool_may_be_idle(tmp_path: Path) -> None:
     assert ended(tmp_path, POOLED, End(SIGTERM), steps=3)
+    assert ended(tmp_path, POOLED, End(SIGTERM), steps=3, phase="unmeasured")
     assert not ended(tmp_path, WORKER, End(SIGTERM), steps=3)
 
 

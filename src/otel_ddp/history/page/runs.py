@@ -36,7 +36,7 @@ _PUBLIC_RANK = (
 )
 _PRIVATE_RANK = (
     *_PUBLIC_RANK,
-    *("reason", "host", "launcher", "strategy", "lost", "settled", "journal"),
+    *("reason", "host", "launcher", "strategy", "lost", "settled", "journal", "measuring"),
 )
 _PUBLIC_VERDICT = ("kind", "who", "phase", "step", "since_step", "since_ns", "until_ns")
 _PRIVATE_VERDICT = (*_PUBLIC_VERDICT, "sentence", "board", "evidence")

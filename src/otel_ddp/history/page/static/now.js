@@ -67,6 +67,7 @@ class Now {
     return el(
       "section", {}, el("h2", {}, el("a", { href: runAddress(group, run) }, run), group ? ` in group ${group}` : ""),
       (answer.links || []).filter((each) => (each.group || "") === group && each.run === run && each.look).map((each) => el("p", {}, each.look)),
+      [...new Set(processes.map((each) => each.measuring).filter(Boolean))].map((each) => el("p", { class: "quiet" }, each)),
       open.map((each) => el("p", { class: troubles.includes(each) ? "bad verdict" : "verdict" }, said(each))),
       table(`Ranks of ${run}`, ["rank", "node", "state", "step", "phase", "for", "stacks"], rows),
     );
