@@ -90,3 +90,17 @@ def test_the_table_is_on_the_page() -> None:
     table = page.partition("<!-- cases: begin -->")[2].partition("<!-- cases: end -->")[0]
 
     assert table.count("| one rank ") == 8
+    assert page.count("<!-- sparse cases: ") == 2
+
+
+@pytest.mark.parametrize(("one_of", "slower"), [(4, 0.2), (16, 0.05)])
+def test_one_late_rank_of_which_one_in_several_steps_is_measured(
+    tool: ModuleType, one_of: int, slower: float
+) -> None:
+    late = [case._replace(steps=tool.BEGINS + 200) for case in tool.one_late((0.15,), every=16)]
+    cases = tool.sparsely(late, one_of, slower)
+    found = [(case, tool.replayed(case)) for case in cases]
+
+    assert all(tool.right_rank(*each) for each in found)
+    assert sum(tool.right_phase(*each) for each in found) >= 0.95 * len(found)
+    assert all(s < 20 for _, each in found for s in each.after_s)

@@ -109,7 +109,7 @@ def test_stalls_that_recur_are_looked_for_where_every_step_is_measured_alone() -
     assert opened(train(some, 600)) == []
     assert opened(train(every, 400)) == [("recurring", "1", "data")]
     every.one_of = {0: 2, 1: 2}
-    assert [each.opened for each in train(every, 100)] == [False]
+    assert [each.opened for each in train(every, 10)] == [False]
 
 
 def test_a_run_that_is_slower_is_seen_by_the_times_of_all_steps() -> None:

@@ -29,6 +29,7 @@ from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.reader import Document
 from otel_ddp.settings import MIB
 from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import UNMEASURED
 
 HOOK, STEP_DURATION = catalog.OTEL_DDP_HOOK_TIME.name, catalog.TRAINING_STEP_DURATION.name
 NOTHING = State({}, {}, (), ())
@@ -63,6 +64,33 @@ def test_what_is_read_twice_is_kept_once(tmp_path: Path) -> None:
     other.close()
 
     assert kept(path) == (23, 21, 23)
+
+
+def test_steps_that_were_not_measured_are_kept_with_estimates_by_either_clock(
+    tmp_path: Path,
+) -> None:
+    run = KeptRun(tmp_path / "a.sqlite")
+    run.open()
+    good = batch(1, 8)
+    bare = [
+        each._replace(parts=Parts(each.began_ns, bytes([UNMEASURED]), (10 * MS,)))
+        for each in good.news.steps
+    ]
+    news = good.news._replace(
+        steps=bare, device_steps=bare[-1:], device_estimated=good.news.estimated
+    )
+    run.feed(good._replace(news=news))
+    run.write(1)
+    seconds = run.time.to_json()["time"]["seconds"]
+    run.close()
+
+    with History(run.path) as history:
+        for clock in history.series("steps"):
+            buckets = history.steps(clock)
+            assert sum(each.took_ns for each in buckets) == 80 * MS
+            assert sum(each.phases_ns["forward"] for each in buckets) == 56 * MS
+        assert len(history.series("steps")) == 2
+    assert "unknown" not in seconds
 
 
 def test_what_is_damaged_in_a_record_leaves_the_others(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fed import ReadRank
+from make import is_measured
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.verdicts import run_case as run_case_module
@@ -94,15 +95,22 @@ class Bench:
         late_ms: float = 0.0,
         ranks: Sequence[Rank] | None = None,
         late: Collection[int] = (1,),
+        one_of: int = 1,
     ) -> None:
-        """These ranks in step, of which some may be late in backward."""
+        """These ranks in step, of which some may be late in backward.
+
+        *one_of*: of how many steps one is measured.
+        """
         for number in range(steps):
             for rank in self.ranks if ranks is None else ranks:
                 own, waits = (late_ms, 1.0) if rank.rank in late else (0.0, 1.0 + late_ms)
                 # No two steps take equally long, on no rank.
                 jitter = (number * 7 + rank.rank * 3) % 5 / 10
                 spent = {"forward": 10.0, "backward": 20.0 + own + jitter, "optimizer": 5.0}
-                rank.spend(**spent, comm_wait=waits + 0.5 - jitter)
+                spent["comm_wait"] = waits + 0.5 - jitter
+                if not is_measured(rank.number + 1, one_of):
+                    spent = {"unmeasured": sum(spent.values())}
+                rank.spend(**spent)
             if number % 25 == 24:
                 self.poll()
 
@@ -198,6 +206,20 @@ def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Ben
     assert 0.03 * 200 < lost_s["1",] < 0.03 * 331
     assert of("straggler", last) == [("closed", "INFO")]
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 0.0
+
+
+def test_a_late_rank_is_found_in_journals_of_which_one_of_four_steps_is_measured(
+    bench: Bench,
+) -> None:
+    bench.join(0, 1)
+    bench.train(400, one_of=4)
+    bench.train(600, late_ms=10.0, one_of=4)
+    verdict = bench.verdict("straggler")
+
+    assert (verdict["who"]["rank"], verdict["phase"]) == ("1", "backward")
+    assert verdict["evidence"]["one_of"] == 4
+    # As of the last check, which is up to 30 measured steps ago.
+    assert verdict["evidence"]["lost_s"] == pytest.approx(600 * 0.010, rel=0.25)
 
 
 def test_a_late_node_has_a_series_and_so_has_each_of_its_ranks(bench: Bench) -> None:
