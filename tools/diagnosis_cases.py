@@ -2,14 +2,16 @@
 
     python tools/diagnosis_cases.py
 
-prints the table of docs/diagnosis.md and puts it there. The steps are simulated: each rank needs
-its time, and what it waits for others follows. They go through the real detector as the agent's.
+prints the tables of docs/diagnosis.md and puts them there. With numbers, such as `4 16`, it prints
+the lines of runs that measure one of so many steps. The steps are simulated: each rank needs its
+time, and what it waits for others follows. They go through the real detector as the agent's.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -19,13 +21,15 @@ from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Labels
-from otel_ddp.vocabulary.words import PHASES
+from otel_ddp.vocabulary.words import PHASES, UNMEASURED
 
 PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
 BEGIN, END = "<!-- cases: begin -->", "<!-- cases: end -->"
+SPARSE_BEGIN, SPARSE_END = "<!-- sparse cases: begin -->", "<!-- sparse cases: end -->"
 SEED = 5
 NOW_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
+GOLDEN, WORDS = 0x9E3779B97F4A7C15, 1 << 64
 BEFORE_OPTIMIZER = ("data", "other", "checkpoint", "forward", "backward")
 COMPUTE = ("forward", "backward", "optimizer")
 # In a step of 100 ms these are also shares of it.
@@ -63,8 +67,16 @@ class Case(NamedTuple):
     """The ranks are divided among them, evenly."""
     late_nodes: tuple[int, ...] = ()
     """Their ranks are late, and no others."""
-    slower: int = 1
+    slower: float = 1
     """All takes so many times as long: the steps, and pauses as well."""
+    one_of: int = 1
+    """Of so many steps one is measured. There are as many measured ones as else."""
+    begins: int = BEGINS
+    """The measured step after which it begins."""
+
+    def measures(self, number: int) -> bool:
+        """Whether this step is measured: those that a training process chooses."""
+        return number * GOLDEN % WORDS < WORDS // self.one_of
 
     def node_of(self, rank: int) -> int:
         """The node of a rank."""
@@ -75,10 +87,13 @@ class Found(NamedTuple):
     """The verdicts of the detector in a case."""
 
     named: dict[int | str, tuple[str, str, int]]
-    """By rank, or by name of a node: kind and phase of the first verdict on it, and its step."""
+    """By rank, or by name of a node: kind and phase of the first verdict on it, and its step since
+    it began."""
     kinds: set[str]
     verdicts: int = 0
     """How many were opened on ranks and nodes."""
+    after_s: tuple[float, ...] = ()
+    """When each was, since it began."""
 
 
 def labels_of(rank: int, node: int = 0) -> Labels:
@@ -98,7 +113,7 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
 
     *own*: the user's own all-reduce after forward, in phase `other`.
     """
-    chance = random.Random(repr(case))
+    chance = random.Random(f"{repr(case).rpartition(', one_of=')[0]})")
     ms_ns = MS * case.slower
     late = {
         *case.late,
@@ -109,12 +124,21 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
     fresh = (1 - case.sluggish**2) ** 0.5
     mood = [0.0] * case.ranks
     ends = [NOW_NS] * case.ranks
-    for number in range(1, case.steps + 1):
-        begun = number > BEGINS
+    for number in range(1, case.steps * case.one_of + 1):
+        begun, measured = number > case.begins * case.one_of, case.measures(number)
         needs, amounts, collected = [], [], []
         for rank in range(case.ranks):
             mood[rank] = case.sluggish * mood[rank] + fresh * chance.gauss(0, case.jitter)
             whole = 2.718281828459045 ** mood[rank]
+            is_late = begun and (rank in late or case.phase == "all")
+            if not measured:
+                # How long it takes is all that shows.
+                work = (total - COMMUNICATION) * whole + case.excess * total * is_late
+                pause = chance.uniform(30, 200) * (case.disturbances and chance.random() < 0.01)
+                needs.append({"forward": work + pause, "optimizer": 0.0})
+                amounts.append(0)
+                collected.append(0.0)
+                continue
             need = {
                 word: ms * whole * 2.718281828459045 ** chance.gauss(0, case.jitter / 2)
                 for word, ms in profile.items()
@@ -132,7 +156,7 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
                     need["other"] += garbage
                 if number % 150 == 0 and rank == 0:
                     need["checkpoint"] = 400.0
-            if begun and (rank in late or case.phase == "all"):
+            if is_late:
                 more = case.excess * total
                 words = COMPUTE if case.phase in ("compute", "all") else COMPUTE[:2]
                 if case.phase in ("compute", "imbalance", "all"):
@@ -170,6 +194,8 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
             spans_ns.append(round(ms_ns * need["optimizer"]))
             codes = bytes([PHASES[word] for word in (*parts, "comm_wait", "optimizer")])
             until = synced + spans_ns[-1]
+            if not measured:
+                codes, spans_ns = bytes([UNMEASURED]), [sum(spans_ns)]
             steps.append(
                 Step(
                     number,
@@ -199,18 +225,27 @@ def replayed(case: Case, own: bool = False) -> Found:
         for rank in range(case.ranks)
     ]
     found = Found({}, set())
+    read: list[list[Step]] = []
+    began_ns = 0
     for steps in simulated(case, own):
-        for rank, step in enumerate(steps):
-            for run in batches_of([step]):
-                detector.feed(states[rank], Observation(facts=facts_of(run)))
+        read.append(steps)
+        if steps[0].number == case.begins * case.one_of:
+            began_ns = steps[0].ended_ns
+        if not steps[0].measured:
+            continue
+        for state, of_rank in zip(states, zip(*read, strict=True), strict=True):
+            facts = [each for run in batches_of(of_rank) for each in facts_of(run)]
+            detector.feed(state, Observation(facts=facts))
+        read.clear()
         for verdict, opened in detector.poll(0):
             found.kinds.add(verdict.kind)
             if opened and verdict.kind in ("straggler", "imbalance"):
                 labels = dict(verdict.labels)
                 who = int(labels["rank"]) if "rank" in labels else labels["node"]
-                first = verdict.kind, verdict.phase, (verdict.step or 0) - BEGINS
+                first = verdict.kind, verdict.phase, (verdict.step or 0) - case.begins * case.one_of
                 found.named.setdefault(who, first)
-                found = found._replace(verdicts=found.verdicts + 1)
+                after_s = (*found.after_s, (steps[0].ended_ns - began_ns) / 1e9)
+                found = found._replace(verdicts=found.verdicts + 1, after_s=after_s)
     return found
 
 
@@ -355,6 +390,25 @@ def balanced(steps: int, ranks: tuple[int, ...], nodes: tuple[int, ...] = (1,)) 
     ]
 
 
+# One of so many steps is measured where a step takes so many times 100 ms, and a rank is so late.
+SPARSE = (
+    (1, 1, (0.15, 0.25, 0.5)),
+    (4, 0.2, (0.15, 0.25, 0.5)),
+    (16, 0.05, (0.15, 0.25, 0.5)),
+    (64, 0.02, (0.3, 0.4, 0.5)),
+)
+
+
+def sparsely(cases: list[Case], one_of: int, slower: float) -> list[Case]:
+    """The same number of measured steps, with others between them."""
+    return [
+        case._replace(
+            one_of=one_of, slower=slower, begins=100, steps=420 if case.excess < 0.2 else 300
+        )
+        for case in cases
+    ]
+
+
 def slowly(cases: list[Case]) -> list[Case]:
     """Those at one of the jitters, in steps of a second that vary by 2 %."""
     return [case._replace(slower=10, jitter=0.02) for case in cases if case.jitter == 0.05]
@@ -369,6 +423,8 @@ class Line(NamedTuple):
     phase_right: float
     named_after: tuple[int, int, int]
     """Steps: the median, 95 of 100, the slowest."""
+    after_s: tuple[float, float, float]
+    """The same in seconds."""
 
     @classmethod
     def of(cls, title: str, cases: list[Case], own: bool = False) -> Line:
@@ -376,12 +432,14 @@ class Line(NamedTuple):
         found = [(case, replayed(case, own)) for case in cases]
         named = [each for each in found if right_rank(*each)]
         after = sorted(step for _, each in named for _, _, step in each.named.values()) or [0]
+        after_s = sorted(s for _, each in named for s in each.after_s) or [0.0]
         return cls(
             title,
             len(cases),
             len(named) / len(cases),
             sum(right_phase(*each) for each in named) / max(len(named), 1),
             (after[len(after) // 2], after[len(after) * 95 // 100], after[-1]),
+            (after_s[len(after_s) // 2], after_s[len(after_s) * 95 // 100], after_s[-1]),
         )
 
     def markdown(self) -> str:
@@ -447,13 +505,52 @@ def markdown() -> str:
     )
 
 
+def sparse_markdown(several: Collection[int]) -> str:
+    """The table of runs that measure one of so many steps."""
+    rows = [
+        "| one of | a step takes | late | runs | rank right | phase right "
+        "| seconds until named: median, 95 %, all | verdicts in 6,000 balanced measured steps |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one_of, slower, excesses in SPARSE:
+        if one_of not in several:
+            continue
+        cases = [(f"one rank, {each * 100:.0f} %", one_late((each,), every=8)) for each in excesses]
+        cases.append(
+            (f"a node or two, {excesses[1] * 100:.0f} %", nodes_late((excesses[1],), every=32))
+        )
+        false = sum(
+            len(replayed(case._replace(one_of=one_of, slower=slower)).kinds)
+            for case in balanced(6_000, (2, 3, 4))
+        )
+        for late, each in cases:
+            line = Line.of(late, sparsely(each, one_of, slower))
+            after = ", ".join(f"{s:.0f}" for s in line.after_s)
+            rows.append(
+                f"| {one_of} | {slower * 100:.0f} ms | {late} | {line.cases} "
+                f"| {line.rank_right * 100:.1f} % | {line.phase_right * 100:.1f} % | {after} "
+                f"| {false} |"
+            )
+    return "\n".join(rows)
+
+
+def _put(begin: str, table: str, end: str) -> None:
+    before, _, rest = PAGE.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    PAGE.write_text(f"{before}{begin}\n{table}\n{end}{after}")
+
+
 def main() -> None:
-    """Print it, and put it where it belongs."""
-    table = markdown()
-    print(table)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+    """Print them, and put them where they belong."""
+    if asked := [int(each) for each in sys.argv[1:]]:
+        print(sparse_markdown(asked))
+        return
+    for begin, table, end in (
+        (BEGIN, markdown(), END),
+        (SPARSE_BEGIN, sparse_markdown([each[0] for each in SPARSE]), SPARSE_END),
+    ):
+        print(table)
+        _put(begin, table, end)
 
 
 if __name__ == "__main__":

@@ -97,8 +97,7 @@ def test_the_table_is_on_the_page() -> None:
 def test_one_late_rank_of_which_one_in_several_steps_is_measured(
     tool: ModuleType, one_of: int, slower: float
 ) -> None:
-    late = [case._replace(steps=tool.BEGINS + 200) for case in tool.one_late((0.15,), every=16)]
-    cases = tool.sparsely(late, one_of, slower)
+    cases = tool.sparsely(tool.one_late((0.15,), every=16), one_of, slower)
     found = [(case, tool.replayed(case)) for case in cases]
 
     assert all(tool.right_rank(*each) for each in found)
