@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from agent.history.batches import RUN, S, batch
+from agent.history.batches import MS, RUN, S, batch
 from fed import IDENTITY, Fed
 from otel_ddp.agent.history import histories as module
 from otel_ddp.agent.history import kept_run
 from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.history.kept_run import KeptRun, State
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.reading.steps import Parts
 from otel_ddp.history import directory
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.reader import History

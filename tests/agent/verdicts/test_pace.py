@@ -18,7 +18,7 @@ def seen(steps: int, took_ms: float, work_ms: float, **more: Any) -> Observation
     return Observation(batches=[StepBatch(b"", [], [ended] * steps)], facts=facts)
 
 
-def test_a_pace_is_that_of_the_last_seconds_without_waits_for_what_is_unusual() -> None:
+def test_a_pace_is_that_of_the_last_seconds_with_the_waits_of_usual_measured_steps() -> None:
     pace = Pace()
     nothing = pace.to_json()
     pace.feed(seen(50, 100, 40))
@@ -29,11 +29,13 @@ def test_a_pace_is_that_of_the_last_seconds_without_waits_for_what_is_unusual() 
     fast = pace.to_json()
     pace.feed(seen(1, 1000, 100, unusual=True))
     saved = pace.to_json()
+    pace.feed(seen(1, 1000, 100, measured=False))
+    bare = pace.to_json()
 
     assert nothing == {"step_s": None, "wait_ratio": None}
     assert slow == {"step_s": 0.1, "wait_ratio": 0.6}
     assert fast == {"step_s": 0.05, "wait_ratio": 0.0}
-    assert saved["wait_ratio"] == 0.0
+    assert saved["wait_ratio"] == bare["wait_ratio"] == 0.0
 
 
 def test_a_rank_whose_waits_are_not_known_has_a_pace() -> None:
