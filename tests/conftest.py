@@ -155,6 +155,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del os.environ[name]
     # A slow machine makes a run long enough for it.
     os.environ["OTEL_DDP_SAY"] = "nothing"
+    # Steps of tests are short. Tests of the budget set it.
+    os.environ["OTEL_DDP_OVERHEAD"] = "all"
     monkeypatch.setattr(errors, "raise_failures", True)
     monkeypatch.setattr(errors, "failures", {})
     monkeypatch.setattr(errors, "warned", set())

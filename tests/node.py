@@ -76,6 +76,8 @@ class Node:
             "OTEL_METRICS_EXPORTER": "none",
             "OTEL_TRACES_EXPORTER": "none",
             "OTEL_LOGS_EXPORTER": "none",
+            # Steps of tests are short, and each is to be seen.
+            "OTEL_DDP_OVERHEAD": "all",
             "OMP_NUM_THREADS": "1",
             leftovers.NODE: self.root.name,
             **env,

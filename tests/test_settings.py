@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -43,6 +44,7 @@ WRONG = {
     "OTEL_DDP_LINGER_S": ("nan", "must be a number of seconds, 0 or more"),
     "OTEL_DDP_JOURNAL_BYTES": ("2 apples", "must be a number of bytes, at least 131072"),
     "OTEL_DDP_SPOOL_BYTES": ("inf", "must be a number of bytes"),
+    "OTEL_DDP_OVERHEAD": ("0", "must be all, or a share from 0.0001 to 1, as in 0.005"),
     "OTEL_DDP_GRAFANA_URL": ("grafana:3000", "must be an address that begins with http"),
     "OTEL_EXPORTER_OTLP_PROTOCOL": ("http/json", "must be one of http/protobuf, grpc"),
     "OTEL_METRIC_EXPORT_INTERVAL": ("0", "must be a number of milliseconds above 0"),
@@ -182,6 +184,8 @@ def test_defaults_and_units() -> None:
     assert (found.interval_s, found.timeout_s, found.linger_s) == (5.0, 10.0, 300.0)
     assert (found.journal_bytes, found.spool_bytes) == (2 * 2**20, 256 * 2**20)
     assert (found.agent, found.strategy, found.disabled) == ("auto", "all", False)
+    assert found.overhead == 0.005
+    assert settings.read({"OTEL_DDP_OVERHEAD": "all"}).overhead == math.inf
 
 
 def test_an_argument_wins_over_the_variable_and_an_empty_variable_is_unset() -> None:

@@ -154,6 +154,18 @@ def _count(low: int, high: int) -> Callable[[str, str], int]:
     return parse
 
 
+def _share_or_all(variable: str, text: str) -> float:
+    if text.strip().lower() == "all":
+        return math.inf
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0.0001 <= share <= 1.0:
+        raise _wrong(variable, "all, or a share from 0.0001 to 1, as in 0.005", text)
+    return share
+
+
 def _bytes(low: int, high: int = 2**63) -> Callable[[str, str], int]:
     units = {"": 1, "k": 1024, "m": MIB, "g": 1024 * MIB}
 
@@ -289,6 +301,10 @@ class Settings:
     sample_steps: int = _setting("OTEL_DDP_SAMPLE_STEPS", 100, _count(0, 1_000_000_000))
     """Every so many steps one is looked at closely: its spans are sent, the norm of its gradients
     is taken. Steps out of the ordinary are sent in any case. 0: only those."""
+    overhead: float = _setting("OTEL_DDP_OVERHEAD", 0.005, _share_or_all)
+    """The share of a training thread's time that we may take, over any ten seconds and beside one
+    measured step. Where every step would take more, one of 2, 4, 8 and so on is measured; all are
+    counted. `all`: measure every step, whatever it takes."""
     stall_timeout_s: float = _setting("OTEL_DDP_STALL_TIMEOUT_S", 60.0, _seconds)
     """How long a rank stands still at least before it may count as stalled; more where its own
     steps and phases are longer."""

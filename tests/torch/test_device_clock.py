@@ -499,6 +499,25 @@ def test_a_device_that_waits_for_launches_keeps_up_all_the_while() -> None:
         )
 
 
+def test_steps_that_are_not_measured_are_one_stretch_and_the_device_is_as_late_after_it() -> None:
+    trained = Trained(AheadDevice())
+    trained.step(Phases(), 5)
+    trained.clock.pause()
+    trained.step(Phases(), 7)
+    trained.clock.resume(12, word(OTHER, trained.device.host_ms))
+    trained.step(Phases(), 3)
+    trained.device.synchronize()
+    trained.step(Phases())
+
+    steps = {each.number: each for each in trained.steps()}
+    assert steps.keys() == {2, 3, 4, 5, 12, 13, 14, 15}
+    assert steps[12].phases() == {OTHER}
+    assert steps[12].took_ns == pytest.approx(7 * steps[4].took_ns)
+    reached_ms, host_ms = trained.ends_ms[11]
+    assert steps[12].lag_ns == pytest.approx((reached_ms - host_ms) * 1e6, abs=100_000)
+    assert seconds(steps[13]) == pytest.approx(seconds(steps[4]))
+
+
 def test_where_the_device_is_is_known_while_the_host_stands_still() -> None:
     device = AheadDevice()
     trained = Trained(device)

@@ -57,7 +57,16 @@ class Gate:
     Plain attributes, for `quick_log` goes through it by itself.
     """
 
-    __slots__ = ("check_due_ns", "closed", "deferred", "inside", "interrupted", "lock")
+    __slots__ = (
+        "check_due_ns",
+        "closed",
+        "deferred",
+        "inside",
+        "interrupted",
+        "lock",
+        "log_ns",
+        "logs",
+    )
 
     def __init__(self) -> None:
         # Progress uses this lock too: two locks taken in turn could deadlock.
@@ -69,6 +78,9 @@ class Gate:
         """How many calls of signal handlers were refused, and are not counted yet."""
         self.check_due_ns = 0
         """When the next check is due; at once if a signal handler was refused."""
+        self.logs = self.log_ns = 0
+        """How many quick calls of `log` there were, and what all calls took: one quick call of 64
+        stands for the others."""
 
     def write(self, act: Callable[[], T], default: D) -> T | D:
         """Writes to the journal, unless it is closed or this interrupts another write."""

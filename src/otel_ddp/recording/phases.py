@@ -11,7 +11,6 @@ from otel_ddp.journal.writer import JournalWriter, scratch_words
 from otel_ddp.recording.documents import Documents
 from otel_ddp.vocabulary.words import PHASES
 
-_OTHER = PHASES["other"]
 _SHIFT = layout.CODE_SHIFT
 PHASE_WORD = layout.PHASE // 8
 
@@ -29,6 +28,8 @@ class DeviceClock(Protocol):
     """Gets each phase when it begins, and says later how long the device took for it."""
 
     def mark(self, word: int) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self, number: int, word: int) -> None: ...
     def step_finished(self, number: int, now_ns: int) -> None: ...
     def position(self) -> DevicePosition | None: ...
 
@@ -56,14 +57,17 @@ class OpenPhases:
     Hooks enter and leave on the training thread, ten times a step. The word is written at once.
     """
 
-    __slots__ = (*("clock", "device_clock", "opened", "origin_ns", "pending", "words"),)
+    __slots__ = (*("_bases", "clock", "device_clock", "opened", "origin_ns", "pending", "words"),)
 
     def __init__(self, writer: JournalWriter, clock: Callable[[], int] = monotonic_ns) -> None:
         """*clock*: in nanoseconds, like the time at which the journal was made."""
         self.clock = clock
         self.origin_ns = writer.created_monotonic_ns
         self.words = writer.words
-        self.opened = [Phase("other", _OTHER, self.origin_ns)]
+        # What is open where nothing else is: in a step that is not measured, and in one that is.
+        names = ("unmeasured", "other")
+        self._bases = [Phase(name, PHASES[name], self.origin_ns) for name in names]
+        self.opened = [self._bases[True]]
         self.pending: list[int] = []
         # The device's clock, if there is one, gets each change on the training thread.
         self.device_clock: DeviceClock | None = None
@@ -86,6 +90,15 @@ class OpenPhases:
         self.pending.append(word)
         if self.device_clock is not None:
             self.device_clock.mark(word)
+
+    def measure(self, measured: bool) -> None:
+        """Whether the phases of what follows are measured."""
+        self.opened[0] = self._bases[measured]
+
+    def go_on_measured(self) -> None:
+        """In the middle of a step: from now on its phases are measured."""
+        self.measure(True)
+        self._change(self.opened[-1])
 
     def of_hooks(self, name: str, of_buffers: bool = False) -> Phase:
         """A phase for hooks, made once, which they enter and leave in each step."""

@@ -26,6 +26,7 @@ from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES, STATES
 
 _SHIFT = layout.CODE_SHIFT
+_UNMEASURED = PHASES["unmeasured"]
 _STEP_WORD = layout.STEP // 8
 _BEGAN, _ENDED = layout.STEPS_BEGAN << _SHIFT, layout.STEP_ENDED << _SHIFT
 _NUMBER, _LOGGED = layout.STEP_NUMBER << _SHIFT, layout.STEP_LOGGED << _SHIFT
@@ -36,6 +37,8 @@ _PROFILED = layout.STEP_PROFILED << _SHIFT | 1
 # of three or four steps, and a killed rank lacks what was not flushed. The state, the phase and the
 # step are written at once.
 _FLUSH_EVERY_NS = 250_000_000
+# Where a flush takes more than the budget has.
+_FLUSH_RARELY_NS = 1_000_000_000
 # A program may train in a thread for each epoch, and there is not room for any number of facts.
 _MOST_RETURNS = 20
 # Very many phases within that time are flushed earlier: memory must not grow.
@@ -124,6 +127,8 @@ class Progress:
         self._flushing = self._over = False
         self._deferred: Callable[[], None] | None = None
         self._flushed_words = 0
+        self._flush_every_ns = _FLUSH_EVERY_NS
+        self._device_timed = True
         self.flush_due_ns = 0
         """When the words of the steps are to be written; at the end of a step."""
         self._account = TimeAccount()
@@ -249,15 +254,18 @@ class Progress:
         if len(self.phases.opened) == 1 and not self.steps.model_called:
             self.thread.has_returned()
 
-    def step_finished(self, skipped: bool = False, phase: Phase | None = None) -> bool:
+    def step_finished(
+        self, now: int, skipped: bool = False, phase: Phase | None = None, measures: bool = True
+    ) -> bool:
         """The optimizer has done its step, or skipped it; true if a flush is due.
 
-        *phase* is the innermost one, if it ends together with the step.
+        *phase* is the innermost one, if it ends together with the step. *measures*: whether the
+        phases of the next step are measured.
         """
         steps, phases = self.steps, self.phases
         if not steps.began:
             self.begin_steps()
-        now = phases.clock()
+        phases.measure(measures)
         pending, opened = phases.pending, phases.opened
         if phase is not None and opened[-1] is phase:
             opened.pop()
@@ -268,6 +276,7 @@ class Progress:
         if phase is not None:
             pending.append(word)
         self._end_step(now, word, skipped)
+        self._time_device(word, measures)
         if phase is None:
             pending.append(word)
         return now >= self.flush_due_ns or len(pending) > _MOST_WORDS
@@ -304,6 +313,23 @@ class Progress:
             phases.device_clock.mark(word)
             phases.device_clock.step_finished(count, now - phases.origin_ns)
 
+    def count_step(self, now: int) -> None:
+        """A step has ended that was not measured, and the next one is not either."""
+        phases = self.phases
+        word = phases.opened[-1].base + now
+        self._end_step(now, word, False)
+        phases.pending.append(word)
+
+    def _time_device(self, word: int, measures: bool) -> None:
+        """A step has ended at this word: whether the next one is timed on the device."""
+        clock = self.phases.device_clock
+        if clock is not None and measures is not self._device_timed:
+            if measures:
+                clock.resume(self.steps.count, word)
+            else:
+                clock.pause()
+        self._device_timed = measures
+
     def mark_profiled(self) -> None:
         """The step that ends next is unusual: it is being profiled."""
         self.phases.pending.append(_PROFILED)
@@ -314,6 +340,10 @@ class Progress:
         return None if clock is None else clock.position()
 
     # -- flushing
+
+    def flush_rarely(self, rarely: bool) -> None:
+        """How often the words of the steps are written from now on."""
+        self._flush_every_ns = _FLUSH_RARELY_NS if rarely else _FLUSH_EVERY_NS
 
     def flush_if_due(self) -> None:
         """Flushes if that is due or much is pending, also if no step ever ends."""
@@ -348,7 +378,7 @@ class Progress:
     def _flush(self) -> None:
         phases, recorder = self.phases, self.recorder
         now = phases.clock()
-        self.flush_due_ns = now + _FLUSH_EVERY_NS
+        self.flush_due_ns = now + self._flush_every_ns
         pending = phases.pending
         # Hooks may go on writing while another thread is here.
         count = len(pending)
@@ -356,7 +386,11 @@ class Progress:
         del pending[:count]
         totals, account = self._totals, self._account
         totals.took(account.add(words, now - phases.origin_ns))
-        totals.were_in(account.taken(), self.device_times.flush(recorder.documents))
+        by_phase, on_device = account.taken(), self.device_times.flush(recorder.documents)
+        # The device's clock knows no phases of steps that are not measured either.
+        on_device.pop(_UNMEASURED, None)
+        more = account.whole_of_measured
+        totals.were_in(by_phase, {code: each_s * more for code, each_s in on_device.items()})
         totals.count(self.work, self.steps.micro_batches)
         if self.steps.began and words:
             recorder.documents.append_words(layout.STEPS, self._flushed_words, words)

@@ -122,11 +122,12 @@ class Recorder:
         self._write(tuple(ids), numbers, when)
         if logged is not None and trains:
             if leads:
-                steps.last = logged if logged >= steps.last else steps.after_lower(logged)
+                steps.train(logged)
             else:
                 steps.logged_beside(logged)
         epoch_name = next((n for n, _ in pairs if type(n) is str and n.lower() in _EPOCHS), "")
         self._shapes.remember(metrics, pairs, split, tuple(ids), trains, epoch_name)
+        self.gate.log_ns += time_ns() - now
         if now > self.gate.check_due_ns:
             self.check_agent(now)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from otel_ddp.journal import layout
@@ -32,6 +33,7 @@ class StepNumbers:
             "in_step",
             "last",
             "logged_before",
+            "look",
             "logged_number",
             "micro_batches",
         ),
@@ -60,6 +62,8 @@ class StepNumbers:
         self._lower = (-1, -1)
         # The step of an evaluation's values before anything trains.
         self._evaluations = -1
+        self.look: Callable[[], None] | None = None
+        """In a step whose hooks are off: finds out whether a model was called in it."""
 
     # -- of values that are logged
 
@@ -93,6 +97,12 @@ class StepNumbers:
         if not self.began and step > self.last:
             self.last = self.implied = step
 
+    def train(self, step: int) -> None:
+        """A training value was logged with this step."""
+        if self.look is not None:
+            self.look()
+        self.last = step if step >= self.last else self.after_lower(step)
+
     def after_lower(self, step: int) -> int:
         """The step of training after a call with a lower step than the last one.
 
@@ -106,6 +116,8 @@ class StepNumbers:
 
     def of_values(self, trains: bool) -> int:
         """The hooks' step of a value that is logged now without a step."""
+        if self.look is not None:
+            self.look()
         if not self.count and self.micro_batches > _MOST_ACCUMULATED:
             # A loop that changes the weights by itself has only these steps.
             return self.micro_batches

@@ -12,7 +12,7 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.writer import Gate, JournalWriter
 from otel_ddp.recording.steps import Work
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, phase_word
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, WORK_PHASES, phase_word
 
 _MOST_WARNINGS = 50
 
@@ -121,7 +121,7 @@ class StepTotals:
                 self.store[place] += seconds
                 self.store[bucket] += 1.0
 
-    def were_in(self, by_phase: Mapping[int, int], on_device: Mapping[int, float]) -> None:
+    def were_in(self, by_phase: Mapping[int, float], on_device: Mapping[int, float]) -> None:
         """Adds the time in each phase: of the host in nanoseconds, of the device in seconds."""
         places = self._host_places
         for code, nanoseconds in by_phase.items():
@@ -176,7 +176,10 @@ class StepTotals:
 
 # -- time by phase
 
-_OTHER = PHASES["other"]
+_OTHER, _UNMEASURED = PHASES["other"], PHASES["unmeasured"]
+# The phases of any step. Steps that were not measured are taken to have been like the others.
+_REMEMBERED_NS = 60 * 10**9
+_OF_STEPS = frozenset(PHASES[word] for word in (*WORK_PHASES, "comm_wait"))
 _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
 
 # Marks the time in a phase of the user's own. Time outside of any phase counts for nothing before
@@ -194,6 +197,9 @@ class TimeAccount:
         # When the present step began, and whether it will leave the weights as they are.
         self._step_ns, self._skipped = 0, False
         self._by_phase: defaultdict[int, int] = defaultdict(int)
+        # The time in phases of measured steps, and beside them: what is longer ago counts less.
+        self._shares: defaultdict[int, float] = defaultdict(float)
+        self._beside_ns = 0.0
 
     def add(self, words: Sequence[int], now_ns: int) -> list[int]:
         """Adds the words of some steps, and the time of the present phase until now.
@@ -232,8 +238,38 @@ class TimeAccount:
         self._code, self._charged_ns, self._steps_began = code, charged_ns, began
         return durations
 
-    def taken(self) -> Mapping[int, int]:
-        """The time in each phase since the last call, by its code."""
+    def taken(self) -> Mapping[int, float]:
+        """The time in each phase since the last call, by its code.
+
+        Time that was not measured is divided as that of the steps that were: the sum stays exact.
+        """
         # Taken before it is told: what interrupts that must not have it told twice.
         by_phase, self._by_phase = self._by_phase, defaultdict(int)
-        return by_phase
+        unmeasured_ns = by_phase.pop(_UNMEASURED, 0)
+        of_steps = {code: ns for code, ns in by_phase.items() if _is_of_steps(code)}
+        if sum(self._shares.values()) > _REMEMBERED_NS:
+            self._beside_ns /= 2
+            for code in self._shares:
+                self._shares[code] /= 2
+        for code, ns in of_steps.items():
+            self._shares[code] += ns
+        self._beside_ns += unmeasured_ns
+        measured_ns = sum(self._shares.values())
+        if not unmeasured_ns:
+            return by_phase
+        if not measured_ns:
+            return {**by_phase, _OTHER: by_phase[_OTHER] + unmeasured_ns}
+        estimated = defaultdict[int, float](float, by_phase)
+        for code, share_ns in self._shares.items():
+            estimated[code] += unmeasured_ns * share_ns / measured_ns
+        return estimated
+
+    @property
+    def whole_of_measured(self) -> float:
+        """How many times as long all steps took as those that were measured, of late."""
+        measured_ns = sum(self._shares.values())
+        return 1.0 + self._beside_ns / measured_ns if measured_ns else 1.0
+
+
+def _is_of_steps(code: int) -> bool:
+    return code != _OTHER | NAMED and code & PHASE_CODE in _OF_STEPS

@@ -627,6 +627,7 @@ class Run:
         process = self.identity
         options.update(
             every=records.conf.sample_steps,
+            overhead=records.conf.overhead,
             leads=not process.global_rank,
             # Of all ranks of all nodes one: a job of a thousand nodes has one file of output.
             speaks=self._speaks_for_all(),

@@ -149,7 +149,7 @@ class DeviceClock:
         self._stream = module.current_stream
         self._capturing = getattr(module, "is_current_stream_capturing", _no_graphs)
         self._times = times
-        self._stopped = False
+        self._stopped = self._paused = False
         self._spoilt = False
         self._pool: list[_Mark] = []
         # Marks of the present step. Those of backward come from autograd's own thread, and an
@@ -162,7 +162,7 @@ class DeviceClock:
 
     def mark(self, word: int) -> None:
         """From here on the device works on a phase: the journal's word for it, with the time."""
-        if self._stopped or self._spoilt:
+        if self._stopped or self._spoilt or self._paused:
             return
         try:
             if self._capturing():
@@ -205,6 +205,19 @@ class DeviceClock:
         except RuntimeError:
             errors.reraise_foreign()
             self._fail()
+
+    def pause(self) -> None:
+        """A step has ended, and those that follow are not measured: all of them are one stretch."""
+        self._paused = True
+
+    def resume(self, number: int, word: int) -> None:
+        """The step of this number ends at this word, and the next one is measured.
+
+        How far behind its host the device is there counts in that one.
+        """
+        self._paused = False
+        self.mark(word)
+        self._close_step(number)
 
     def position(self) -> DevicePosition | None:
         """Where the device is: for another thread, while the training stands still."""

@@ -29,8 +29,22 @@ class _Measuring:
         self.stepper = Stepper(progress)
         self.readings = Readings(self.stepper)
         self.window = ProfileWindow(progress, self.stepper.sampled)
+        self.stepper.switch_hooks = self._switch
+        # A loop's evaluation is measured, in whatever step it comes.
+        self.evaluates = Called(nn.Module, "eval", self._evaluates)
         # All functions of `os` that replace the program call one of these.
         self.replaces = [Called(os, each, _replaced, before=True) for each in ("execv", "execve")]
+
+    def _switch(self, on: bool) -> None:
+        model_hooks.switch(on)
+        # The step of an optimizer may be a part of compiled code, which is valid for its hooks.
+        if on or not self.stepper.seen.compiles:
+            optimizer_hooks.switch(on)
+
+    @errors.contained()
+    def _evaluates(self, module: nn.Module) -> None:
+        if not self.stepper.measured and model_hooks.is_in_watched(module):
+            self.stepper.evaluates()
 
 
 _current: _Measuring | None = None
@@ -133,7 +147,7 @@ def _take_off(but_of_optimizers: bool = False) -> None:
     ours: list[Callable[[], None]] = []
     if current is not None:
         ours = [current.window.close, current.readings.close, current.stepper.stop]
-        ours += [each.take_off for each in current.replaces]
+        ours += [each.take_off for each in (current.evaluates, *current.replaces)]
     # Each by itself: one that fails must not keep the others from being done.
     for act in (
         *ours,

@@ -576,9 +576,8 @@ OTEL_DDP_SPOOL_SIZE = _ourselves.gauge("otel_ddp.spool.size", "By")(
     "Data on disk that waits for its receiver to come back."
 )
 OTEL_DDP_HOOK_TIME = _ourselves.counter("otel_ddp.hook.time", "s", labels="rank")(
-    "Time that our hooks have taken from the rank's training, by their own clock: those of every "
-    "hundredth step (OTEL_DDP_SAMPLE_STEPS) stand for those of all, which take two thirds as long "
-    "where nothing is unusual."
+    "Time that we have taken of the rank's training: hooks, flushes, readings and `log`, and what "
+    "torch takes to call hooks, estimated beside steps without them; OTEL_DDP_OVERHEAD limits it."
 )
 OTEL_DDP_HOOK_ERRORS = _ourselves.counter("otel_ddp.hook.errors", "{error}", labels="rank")(
     "Errors of our own that were kept out of the rank's training."

@@ -152,7 +152,7 @@ def _timed_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _began() -> None:
     stepper = _stepper
-    if stepper is not None and stepper.alive:
+    if stepper is not None and stepper.alive and stepper.measured:
         began_ns = thread_time_ns()
         try:
             stepper.load_began()
@@ -164,7 +164,7 @@ def _began() -> None:
 
 def _ended() -> None:
     stepper = _stepper
-    if stepper is not None and stepper.alive:
+    if stepper is not None and stepper.alive and stepper.measured:
         began_ns = thread_time_ns()
         try:
             stepper.load_ended()

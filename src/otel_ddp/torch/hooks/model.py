@@ -30,6 +30,8 @@ _is_tracing = torch._C._is_tracing
 # What torch itself asks in each call of a module.
 _trace = torch._C._get_tracing_state
 
+# The key of our hooks on a model. It may be inside of a DDP as well, and has that one's hook too.
+_HOOK = "otel_ddp model"
 # Pickle and copy look this up on the object itself, before its class.
 _STATE = "__getstate__"
 # Where a module keeps its hooks, and what else it keeps of each of them, under the same keys.
@@ -57,9 +59,7 @@ def attach(module: nn.Module, stepper: Stepper, in_eval: bool = False) -> bool:
     watched.trains_in_eval = in_eval
     # A copy has inherited the hooks of the model that it was made of.
     take_off(module, before_forward, after_forward)
-    module.register_forward_pre_hook(before_forward, prepend=True, with_kwargs=True)
-    # Called where forward raises, too: the time after that is not forward.
-    module.register_forward_hook(after_forward, prepend=True, always_call=True)
+    _put_on(module)
     _keep_out(module, _ALL)
     # A scripted module takes no hooks.
     inside = module.module if isinstance(module, DistributedDataParallel) else None
@@ -82,11 +82,49 @@ def _attach_inside(ddp: Any, inside: nn.Module, watched: WatchedModel) -> None:
     within.syncs_buffers = watched.syncs_buffers or (known is not None and known.syncs_buffers)
     take_off(inside, _before_inner, _after_inner)
     inside._forward_pre_hooks[INNER_HOOK] = _before_inner
+    watched.wraps = within.model
     _keep_out(inside, _ALL)
     if not within.syncs_buffers:
         # A hook that has nothing to do costs microseconds in each forward, taking it off costs a
         # tenth of that.
         watched.inner_hooks = ref(inside._forward_pre_hooks)
+
+
+def _put_on(module: Any) -> None:
+    """Put our hooks on, before those of others. As torch does it, with a key of our own."""
+    for kind, more, hook in (
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, before_forward),
+        # Called where forward raises, too: the time after that is not forward.
+        (module._forward_hooks, module._forward_hooks_always_called, after_forward),
+    ):
+        kind[_HOOK] = hook
+        kind.move_to_end(_HOOK, last=False)
+        more[_HOOK] = True
+
+
+def switch(on: bool) -> None:
+    """Put the hooks on watched models, or take them off, between two steps.
+
+    Of those alone that are called outside of compiled code, which is valid for its hooks.
+    """
+    for watched in list(_watched.values()):
+        model: Any = watched.model()
+        if model is None or not watched.called or model._compiled_call_impl is not None:
+            continue
+        if on:
+            _put_on(model)
+        else:
+            for hooks in (
+                *(model._forward_pre_hooks, model._forward_pre_hooks_with_kwargs),
+                *(model._forward_hooks, model._forward_hooks_always_called),
+            ):
+                hooks.pop(_HOOK, None)
+        inside: Any = watched.wraps()
+        if inside is not None and inside._compiled_call_impl is None:
+            if on:
+                inside._forward_pre_hooks[INNER_HOOK] = _before_inner
+            else:
+                inside._forward_pre_hooks.pop(INNER_HOOK, None)
 
 
 def take_off(module: nn.Module, *ours: Any) -> None:
@@ -138,6 +176,11 @@ def is_watched(module: nn.Module) -> bool:
     return id(module) in _watched
 
 
+def is_in_watched(module: nn.Module) -> bool:
+    """Whether this model is watched, or is what a watched one wraps."""
+    return is_watched(module) or any(each.inside() is module for each in list(_watched.values()))
+
+
 def watched() -> list[nn.Module]:
     """The models that are watched and still alive."""
     models = (each.model() for each in list(_watched.values()))
@@ -173,8 +216,8 @@ class _CompiledInPlace:
         self._module = ref(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self._module()
-        if module is None:
+        module, stepper = self._module(), _stepper
+        if module is None or (stepper is not None and not stepper.measured):
             return self.call(*args, **kwargs)
         # Compiled code is valid for the hooks that there were when it was compiled.
         was_on = every_module.take_off()
@@ -205,6 +248,9 @@ def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: An
     stepper, watched = _stepper, _watched.get(id(module))
     if is_compiling() or watched is None or stepper is None or not stepper.alive:
         return
+    watched.called = True
+    if not stepper.measured:
+        return
     began_ns = thread_time_ns()
     try:
         if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
@@ -221,7 +267,7 @@ def after_forward(module: nn.Module, args: Any = (), output: Any = None, *_: Any
     if is_dynamo_compiling() or is_compiling() or _is_tracing():
         return
     stepper, watched = _stepper, _watched.get(id(module))
-    if watched is None or stepper is None or not stepper.alive:
+    if watched is None or stepper is None or not stepper.alive or not stepper.measured:
         return
     began_ns = thread_time_ns()
     try:
@@ -242,7 +288,7 @@ def _before_inner(module: nn.Module, *_: Any) -> None:
     if is_compiling() or _is_tracing():
         return
     stepper, watched = _stepper, _inner.get(id(module))
-    if watched is None or stepper is None or not stepper.alive:
+    if watched is None or stepper is None or not stepper.alive or not stepper.measured:
         return
     began_ns = thread_time_ns()
     try:

@@ -24,7 +24,9 @@ _WITHIN = ("optimizer", "_optimizer", "optim", "original_optimizer")
 _DEEPEST = 8
 
 
-_handles: list[Any] = []
+# Of the hooks before a step and after it.
+_before: Any = None
+_after: Any = None
 # Called after each step while no steps are measured yet.
 _told: Callable[[], None] | None = None
 _stepper: Stepper | None = None
@@ -40,9 +42,20 @@ def attach(stepper: Stepper) -> None:
 
 
 def _put_on() -> None:
-    if not _handles:
-        _handles.append(register_optimizer_step_pre_hook(before_step))
-        _handles.append(register_optimizer_step_post_hook(after_step))
+    global _after
+    switch(True)
+    if _after is None:
+        _after = register_optimizer_step_post_hook(after_step)
+
+
+def switch(on: bool) -> None:
+    """Put the hook before a step on, or take it off; the other one counts the steps."""
+    global _before
+    if on and _before is None:
+        _before = register_optimizer_step_pre_hook(before_step)
+    elif not on and _before is not None:
+        _before.remove()
+        _before = None
 
 
 def tell_of_steps(told: Callable[[], None] | None) -> None:
@@ -97,11 +110,12 @@ def torchs_own(given: Any) -> Optimizer | None:
 
 def detach() -> None:
     """Take the hooks off."""
-    global _stepper
+    global _stepper, _after
     _stepper = None
-    for handle in _handles:
-        handle.remove()
-    _handles.clear()
+    switch(False)
+    if _after is not None:
+        _after.remove()
+        _after = None
     _known.clear()
 
 
@@ -132,7 +146,7 @@ def before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: An
     if is_dynamo_compiling() and _may_be_one_graph(optimizer):
         return
     stepper = _stepper
-    if stepper is None or not stepper.alive:
+    if stepper is None or not stepper.alive or not stepper.measured:
         return
     began_ns = thread_time_ns()
     try:
@@ -153,6 +167,9 @@ def after_step(optimizer: Optimizer, *_: Any) -> None:
     if stepper is None or not stepper.alive:
         if stepper is None and _told is not None and not is_dynamo_compiling():
             _told()
+        return
+    if not stepper.measured:
+        stepper.count_step(optimizer)
         return
     began_ns = thread_time_ns()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from otel_ddp.torch.collectives import SENDS, OwnCollectives, none_so_far
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import model as model_hooks
+from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.readings import capabilities
 from otel_ddp.torch.readings.devices import MemoryReadings, gpu_facts
 from otel_ddp.torch.readings.gradient_norm import SquareNorm, square_norm
@@ -53,6 +55,9 @@ class StepOptions(NamedTuple):
     scaler: Any = None
     flops_per_sample: float | None = None
     every: int = 100
+    overhead: float = math.inf
+    """The share of the training thread's time that we may take; infinite: all steps are measured.
+    """
     leads: bool = True
     """Whether this rank records what all ranks have in common."""
     speaks: bool = True
@@ -85,6 +90,8 @@ class Readings:
         self._device: torch.device | None = None
         self._clock: DeviceClock | None = None
         self._own_collectives = OwnCollectives()
+        # Of the scaler: where hooks are off, a step that it leaves out is seen here alone.
+        self._updates: Called | None = None
         self._choose_counted_step()
         stepper.sampled.readings = self
 
@@ -100,10 +107,21 @@ class Readings:
         given = {name: value for name, value in options._asdict().items() if value is not None}
         options = self._options = self._options._replace(**given)
         stepper.sampled.sample_every(options.every)
+        stepper.keep_to(options.overhead)
         self._flops.given_per_sample = options.flops_per_sample
         if options.scaler is not None:
             stepper.end.scaler_round = partial(getattr, options.scaler, _ROUND, None)
             self._recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, 0.0, reason="overflow")
+            self._watch_updates(type(options.scaler))
+
+    def _watch_updates(self, kind: type) -> None:
+        if self._updates is None and hasattr(kind, "update"):
+            self._updates = Called(kind, "update", self._scaler_updated)
+
+    @errors.contained()
+    def _scaler_updated(self, scaler: Any, *_: Any, **__: Any) -> None:
+        if scaler is self._options.scaler and self._stepper.alive:
+            self._stepper.scaler_updated()
 
     def first_step_began(self) -> None:
         """Now the models are where they will stay."""
@@ -347,6 +365,8 @@ class Readings:
         """The hooks come off: report if that was not done, and keep nothing."""
         self._flops.close()
         self._own_collectives.take_off()
+        if self._updates is not None:
+            self._updates.take_off()
         # A program that ends because its loss is lost has no further step.
         self._offer_loss(ends=True)
         self._record_losses()

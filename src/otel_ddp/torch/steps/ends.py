@@ -103,6 +103,11 @@ class StepEnd:
             self._stepped_round = self.scaler_round()
         return True
 
+    def ended_unseen(self) -> None:
+        """A step has ended whose hooks were off: nothing is known of its backwards."""
+        if self.scaler_round is not None:
+            self._round = self._stepped_round = self.scaler_round()
+
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this optimizer ends our steps."""
         return id(optimizer) in self.known

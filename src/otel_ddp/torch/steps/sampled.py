@@ -37,8 +37,8 @@ class SampledSteps:
     """Chooses the steps that are sampled, and those in which collectives are counted."""
 
     __slots__ = (
-        *("_after_step", "_count_at", "_every", "_failures", "counting", "next_change", "readings"),
-        *("sampling", "wants_backward", "wants_loss"),
+        *("_after_step", "_count_at", "_every", "_failures", "_sample_at", "counting"),
+        *("next_change", "readings", "sampling", "wants_backward", "wants_loss"),
     )
     readings: Reads
     """Set before the first hook."""
@@ -46,7 +46,8 @@ class SampledSteps:
     def __init__(self) -> None:
         self._failures: dict[str, int] = {}
         self._every = 100
-        self._count_at = -1
+        # The next of these steps. The first measured one from there on is it.
+        self._sample_at = self._count_at = _NEVER
         self.sampling = self.counting = False
         """What the present step is."""
         self.wants_loss = False
@@ -59,11 +60,11 @@ class SampledSteps:
 
     def sample_every(self, every: int) -> None:
         """Sample one step of so many; 0: none."""
-        self._every = every
+        self._every, self._sample_at = every, 0 if every > 0 else _NEVER
         self.next_change = 0
 
     def count_in(self, step: int) -> None:
-        """Count collectives in this step, once."""
+        """Count collectives in this step, or in the next measured one, once."""
         self._count_at = step
         self.next_change = 0
 
@@ -73,21 +74,29 @@ class SampledSteps:
         # Last: `begin` sets it, and then looks whether there is something to call.
         self.next_change = 0
 
-    def begin(self, following: int) -> None:
-        """The step of this number begins."""
-        counting = following == self._count_at
+    @property
+    def acts(self) -> bool:
+        """Whether something is done after each step, for which each has to be measured."""
+        return self._after_step is not None
+
+    def begin(self, following: int, measured: bool = True) -> None:
+        """The step of this number begins. *measured*: its phases are."""
+        counting = measured and following >= self._count_at
         if self.counting:
             self.run(self.readings.counted_step_ended)
         if counting:
+            self._count_at = _NEVER
             self.run(self.readings.counted_step_begins)
         every = self._every
-        self.sampling = every > 0 and following % every == 0
+        if not self._sample_at:
+            self._sample_at = following + -following % every
+        self.sampling = measured and following >= self._sample_at
+        if self.sampling:
+            self._sample_at = following + every - following % every
         self.counting = counting
-        self.next_change = following + 1
-        if not self.sampling and not counting:
-            coming = [following + every - following % every] if every > 0 else []
-            coming += [self._count_at] if self._count_at > following else []
-            self.next_change = min(coming, default=_NEVER)
+        self.next_change = min(self._sample_at, self._count_at)
+        if self.sampling or counting:
+            self.next_change = following + 1
         if (act := self._after_step) is not None:
             self.next_change = following + 1
             self.run(act)

@@ -7,10 +7,12 @@ closes what is still open.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
+from collections.abc import Callable
 from time import thread_time_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import Variable
@@ -23,6 +25,8 @@ from otel_ddp.recording.steps import StepNumbers
 from otel_ddp.torch.inspection import CALL_MODULE, times_called
 from otel_ddp.torch.steps.backward_hook import BackwardHook
 from otel_ddp.torch.steps.batches import Batches
+from otel_ddp.torch.steps.budget import Budget, in_sample
+from otel_ddp.torch.steps.calibration import Calibration
 from otel_ddp.torch.steps.ends import StepEnd, is_infinity, steps_made
 from otel_ddp.torch.steps.open_calls import (
     OpenCalls,
@@ -38,6 +42,17 @@ _FAILURES_ALLOWED = 3
 _OFTEN = 16
 # After so many backwards without a step, no optimizer that we see will make one.
 _LONGEST_ACCUMULATION = 32 * _OFTEN
+# At most so many steps in a row are only counted.
+_MOST_BARE = 16
+_CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
+# So many steps are measured at the beginning, whatever they cost: they show what a loop is made of.
+_FIRST_STEPS = 64
+# A step that took so many times as long as those before it is odd: the next one is measured.
+_ODD = 4
+# Other optimizers make no more steps than this in one of ours. After that our own may have gone.
+_MOST_OTHERS = 20
+# How many steps are measured is recorded once that has not changed for so long, and not too often.
+_SETTLED_NS, _MOST_REPORTS = 2 * 10**9, 100
 _is_grad_enabled = torch.is_grad_enabled
 _get_ident = threading.get_ident
 
@@ -93,6 +108,26 @@ class Search:
         """It has made a step."""
 
 
+class _Amounts(NamedTuple):
+    """What was worked on since the beginning, or in one step."""
+
+    samples: int
+    tokens: int
+    flops: float
+    forwards: int
+    micro_batches: int
+
+    def since(self, before: _Amounts) -> _Amounts:
+        """What was worked on since then."""
+        return _Amounts(
+            self.samples - before.samples,
+            self.tokens - before.tokens,
+            self.flops - before.flops,
+            self.forwards - before.forwards,
+            self.micro_batches - before.micro_batches,
+        )
+
+
 class Stepper:
     """What hooks report to: it begins and ends the phases of a step, and the step."""
 
@@ -107,7 +142,8 @@ class Stepper:
         self.search = Search()
         self.backward_hook = BackwardHook()
         self.backward_hook.call(self.gradient_arrived)
-        self._steps, self._phases = progress.steps, progress.phases
+        self._steps, self._phases, self._work = progress.steps, progress.phases, progress.work
+        self._gate = progress.recorder.gate
         self._optimizer = progress.phases.of_hooks("optimizer")
         self._buffers = progress.phases.of_hooks("comm_wait", of_buffers=True)
         self._compile = progress.phases.of_hooks("compile")
@@ -126,6 +162,40 @@ class Stepper:
         self.loads_in = 0
         """The thread that asked for the last batch."""
         self._failures = 0
+        self.measured = True
+        """Whether the phases of the present step are measured. Where they are not, hooks are off
+        but for the one after an optimizer's step."""
+        self.switch_hooks: Callable[[bool], None] = lambda on: None
+        """Puts the hooks on and off between two steps."""
+        self._budget: Budget | None = None
+        self._calibration = Calibration()
+        # A style of training whose steps are not known by the ends of optimizers' steps alone.
+        self._needs_hooks = False
+        # Whether the present step is measured from its beginning.
+        self._whole = False
+        # When the last step ended, how long steps take of late, and when `every` changed.
+        self._ended_ns = self._usual_ns = self._changed_ns = 0
+        self._every, self._reports, self._reported = 1, 0, False
+        # What hooks have seen that they took, and `log`, and was not paid yet; and in this step.
+        self._seen_ns = self._seen_in_step_ns = self._log_ns = 0
+        # The step that a hook has ended was measured; None: it has ended none.
+        self._ended_measured: bool | None = None
+        # What the thread had taken at the end of the last step, and in the last measured one, with
+        # what its hooks have seen; 0 where that is not known.
+        self._cpu_ns = self._measured_cpu_ns = self._measured_seen_ns = 0
+        # Of the last whole measured step; and since the beginning, at the end of a step.
+        self._each = self._before = _Amounts(0, 0, 0.0, 0, 0)
+        # The nodes of autograd that a measured step makes, and those made when the last one ended.
+        self._nodes_each = self._nodes_before = 0
+        # Since our last step: how many steps of other optimizers; and whether the scaler let ours
+        # be made since its last round.
+        self._others, self._scaler_let = 0, True
+        self._looks = self._look
+        # What a hook takes that decides about the next step.
+        self._count_ns = 10_000
+        # How many steps are only counted from here on, of which optimizer, and how many were since
+        # `_choose` was asked; when that was, and how long a step is odd.
+        self._bare_left = self._bare_optimizer = self._bare = self._asked_ns = self._odd_ns = 0
 
     def failed(self, where: str) -> None:
         """A hook of ours raised: after three times all of them are switched off."""
@@ -141,7 +211,10 @@ class Stepper:
 
     def took_since(self, began_ns: int) -> None:
         """A hook is done that has begun then, by the clock of its thread."""
-        self.progress.work.hook_ns += thread_time_ns() - began_ns
+        ended_ns = thread_time_ns()
+        self._took(ended_ns - began_ns)
+        if self._ended_measured is not None:
+            self._step_over(ended_ns)
 
     def leave_to_parent(self) -> None:
         """In a forked child, and at the end: measure nothing more."""
@@ -156,6 +229,10 @@ class Stepper:
         self.sampled.run(self.sampled.readings.forward_interrupted)
         for phase in (calls.forward, calls.eval, calls.backward, self._optimizer, calls.load):
             self._phases.leave(phase)
+        self._steps.look = None
+        if not self.measured:
+            self.measured = True
+            self._phases.go_on_measured()
         self.progress.flush()
 
     def let_go(self) -> None:
@@ -181,6 +258,7 @@ class Stepper:
         # step, unless the scaler has seen to it that none was made.
         if self.end.scaler_skipped():
             self._finish(skipped=True)
+            self._scaler_let = False
         steps = self._steps
         if not steps.in_step:
             if steps.began:
@@ -189,21 +267,260 @@ class Stepper:
                 self.sampled.readings.first_step_began()
                 self.progress.begin_steps()
 
-    def _finish(self, skipped: bool = False, phase: Phase | None = None) -> None:
-        """The step is over, and so is *phase*."""
+    def _finish(
+        self, skipped: bool = False, phase: Phase | None = None, between: bool = False
+    ) -> None:
+        """The step is over, and so is *phase*. *between*: no call of a model is open."""
         if self._evaluated is not None:
             self._evaluated.trains_in_eval = True
         if not self.end.backwards:
             self.batches.no_backward_seen()
         self.end.step_ended()
         self.batches.step_ends(self.end.others_step())
-        progress, sampled = self.progress, self.sampled
-        if progress.step_finished(skipped, phase) or sampled.sampling:
-            sampled.run(progress.flush)
-            sampled.run(sampled.readings.step_ended)
-        following = self._steps.count + 1
-        if following >= sampled.next_change:
-            sampled.begin(following)
+        sampled, steps = self.sampled, self._steps
+        now = self._phases.clock()
+        measures = self._choose(now, between)
+        if self.progress.step_finished(now, skipped, phase, measures) or sampled.sampling:
+            self._flush(now)
+        following = steps.count + 1
+        if following >= sampled.next_change and (measures or sampled.sampling or sampled.counting):
+            sampled.begin(following, measures)
+        self._others, self._scaler_let, self._ended_measured = 0, True, self.measured
+        if self._budget is not None:
+            self._measure_next(measures)
+
+    def _flush(self, now: int) -> None:
+        """Write the words of the last steps, and read what is read now and then."""
+        sampled = self.sampled
+        sampled.run(self.progress.flush)
+        sampled.run(sampled.readings.step_ended)
+        self._report(now)
+
+    # -- the budget: which steps are measured
+
+    def keep_to(self, share: float) -> None:
+        """From now on take no more than this share of the thread's time."""
+        if share < math.inf and self._budget is None:
+            self._budget = Budget(share)
+            self._ended_ns = self._asked_ns = self._changed_ns = self._phases.clock()
+
+    def _took(self, took_ns: int) -> None:
+        self._work.hook_ns += took_ns
+        self._seen_ns += took_ns
+
+    def _choose(self, now: int, between: bool) -> bool:
+        """A step ends: whether the next one is measured."""
+        budget = self._budget
+        if budget is None:
+            return True
+        number, measured = self._steps.count + 1, self.measured
+        took_ns, self._ended_ns = now - self._ended_ns, now
+        # The steps since the last time that this was asked.
+        since_ns, self._asked_ns = now - self._asked_ns, now
+        bare, self._bare = self._bare, 0
+        self._took(bare * self._count_ns // 2)
+        self._pay(budget, measured)
+        if number < _FIRST_STEPS:
+            self._usual_ns = took_ns
+            return True
+        usual_ns = self._usual_ns
+        self._usual_ns = usual_ns + (min(took_ns, 2 * usual_ns) - usual_ns) // 16
+        self._odd_ns = _ODD * self._usual_ns
+        budget.step_ended(since_ns, measured)
+        measures = budget.measures(number + 1)
+        if budget.every != self._every:
+            self._every, self._changed_ns, self._reported = budget.every, now, False
+            self.progress.flush_rarely(budget.every > 1)
+        if not between:
+            return measured
+        if measures or self.search.on or self._needs_hooks:
+            return True
+        sampled = self.sampled
+        due = number + 1 >= sampled.next_change and not (sampled.sampling or sampled.counting)
+        return sampled.acts or (budget.allows and (due or took_ns > _ODD * usual_ns))
+
+    def _pay(self, budget: Budget, measured: bool) -> None:
+        """Take what hooks and `log` took out of the bucket. The first steps cost nothing."""
+        seen_ns, self._seen_ns = self._seen_ns, 0
+        took_ns = int(seen_ns * self._calibration.factor)
+        if measured:
+            self._seen_in_step_ns += seen_ns
+        if (log_ns := self._gate.log_ns) != self._log_ns:
+            log_ns, self._log_ns = max(log_ns - self._log_ns, 0), log_ns
+            took_ns += log_ns
+        self._work.hook_ns += took_ns - seen_ns
+        if self._steps.count > _FIRST_STEPS:
+            budget.spend(took_ns, measured)
+
+    def _step_over(self, cpu_ns: int) -> None:
+        """The hook that has ended a step is done. *cpu_ns*: of the thread's clock; 0: unknown."""
+        measured, self._ended_measured = self._ended_measured, None
+        if (budget := self._budget) is None:
+            return
+        if measured:
+            self._pay(budget, measured)
+        before_ns, self._cpu_ns = self._cpu_ns, cpu_ns
+        took_ns = cpu_ns - before_ns if before_ns and cpu_ns else 0
+        if measured:
+            self._measured_cpu_ns, self._measured_seen_ns = took_ns, self._seen_in_step_ns
+        elif self._measured_cpu_ns:
+            if took_ns:
+                self._calibration.add(self._measured_cpu_ns, took_ns, self._measured_seen_ns)
+            self._measured_cpu_ns = 0
+        self._seen_in_step_ns = 0
+
+    def _measure_next(self, measures: bool) -> None:
+        """The next step begins: its hooks are on, or they are off."""
+        steps, work, was = self._steps, self._work, self.measured
+        amounts = _Amounts(
+            samples=work.samples,
+            tokens=work.tokens,
+            flops=work.flops,
+            forwards=steps.forwards,
+            micro_batches=steps.micro_batches,
+        )
+        nodes = _autograd_nodes()
+        if was and self._whole:
+            self._each = amounts.since(self._before)
+            self._nodes_each = nodes - self._nodes_before
+        self._before, self._nodes_before = amounts, nodes
+        self._whole, self.measured = measures, measures
+        steps.look = None if measures else self._looks
+        if measures is not was:
+            self.switch_hooks(measures)
+
+    def count_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """In a step that is not measured: an optimizer has finished its step."""
+        now, steps, work = self._phases.clock(), self._steps, self._work
+        # Most of these steps are only counted. Whatever else is touched is found in main memory.
+        if (
+            self._bare_left
+            and id(optimizer) == self._bare_optimizer
+            and now < self.progress.flush_due_ns
+            and now - self._ended_ns < self._odd_ns
+            and not steps.in_step
+            and work.gc_ns == work.gc_written_ns
+            and _CHECKPOINTS not in sys.modules
+        ):
+            self._bare_left -= 1
+            self._bare += 1
+            self._ended_ns = now
+            self._add_each()
+            self.progress.count_step(now)
+            self._nodes_before = _autograd_nodes()
+            return
+        # The thread's own clock takes longer to read than there is to measure, but for a flush.
+        began_ns = thread_time_ns() if now >= self.progress.flush_due_ns else 0
+        try:
+            if id(optimizer) in self.end.known:
+                if not _only_fills_its_state():
+                    found = getattr(optimizer, "found_inf", None)
+                    self._end_unseen(now, found is not None and is_infinity(found))
+                    if not self.measured:
+                        self._plan(steps.count + 1, id(optimizer), found is not None)
+            else:
+                self._others += 1
+                if self._others > _MOST_OTHERS:
+                    self.go_on_measured()
+        except errors.ANY_ERROR:
+            self.failed("after the optimizer")
+        if began_ns:
+            self._took(thread_time_ns() - began_ns)
+        else:
+            took_ns, usual_ns = self._phases.clock() - now, self._count_ns
+            # Their median; what takes twice as long was interrupted.
+            self._count_ns = usual_ns + (250 if took_ns > usual_ns else -250)
+            self._took(min(took_ns, 2 * usual_ns))
+
+    def _end_unseen(self, now: int, skipped: bool) -> None:
+        """A step has ended whose hooks were off: it is taken to be like the last measured one."""
+        steps = self._steps
+        self._add_each()
+        self._others, self._scaler_let = 0, True
+        if self.end.scaler_round is not None:
+            self.end.ended_unseen()
+        measures = self._choose(now, True)
+        if self.progress.step_finished(now, skipped, None, measures):
+            self._flush(now)
+        if measures:
+            following = steps.count + 1
+            if following >= self.sampled.next_change:
+                self.sampled.begin(following)
+            self._measure_next(True)
+        else:
+            self._nodes_before = _autograd_nodes()
+            steps.look = self._looks
+        if measures or self._measured_cpu_ns:
+            self._step_over(thread_time_ns())
+
+    def _add_each(self) -> None:
+        work, steps, each = self._work, self._steps, self._each
+        work.samples += each.samples
+        work.tokens += each.tokens
+        work.flops += each.flops
+        steps.forwards += each.forwards
+        steps.micro_batches += each.micro_batches
+
+    def _plan(self, following: int, optimizer: int, needs_look: bool) -> None:
+        """After how many steps from this one on there is something to decide at the end of one."""
+        self._bare_left = 0
+        if needs_look or self._measured_cpu_ns or self.end.scaler_round is not None:
+            return
+        every, until, due = self._every, following + _MOST_BARE, self.sampled.next_change
+        if due > following:
+            until = min(until, due)
+        coming = following + 1
+        while coming < until and not in_sample(coming, every):
+            coming += 1
+        self._bare_left = coming - following - 1
+        self._bare_optimizer = optimizer
+
+    def scaler_updated(self) -> None:
+        """The scaler has ended a round: it may have let the optimizer make no step."""
+        if not self.measured and not self._scaler_let:
+            self._end_unseen(self._phases.clock(), skipped=True)
+        self._scaler_let = False
+
+    def go_on_measured(self) -> None:
+        """In the middle of a step that is not measured: from now on it is."""
+        if self.measured:
+            return
+        self.measured, self._steps.look = True, None
+        self._phases.go_on_measured()
+        self.switch_hooks(True)
+
+    def evaluates(self) -> None:
+        """A watched model was put into evaluation mode."""
+        if _get_ident() != self.progress.thread.ident:
+            return
+        if self._budget is not None and not self._budget.is_exhausted:
+            self.go_on_measured()
+
+    def _look(self) -> None:
+        """A value is logged while the hooks are off: whether a model was called in this step.
+
+        Then there are nodes of autograd's. They are counted in each thread.
+        """
+        if _get_ident() != self.progress.thread.ident or not self._nodes_each:
+            return
+        if 2 * (_autograd_nodes() - self._nodes_before) > self._nodes_each:
+            self._steps.look = None
+            self._steps.begin_step()
+            self._steps.model_called = True
+
+    def _report(self, now: int) -> None:
+        """Record how many steps are measured, once that has settled, and what it takes."""
+        budget = self._budget
+        if self._reported or self._reports >= _MOST_REPORTS or self._steps.count <= _FIRST_STEPS:
+            return
+        if budget is not None and now - self._changed_ns < _SETTLED_NS:
+            return
+        self._reported = True
+        self._reports += 1
+        found: dict[str, float] = {"one_of": self._every}
+        if budget is not None:
+            found["share"] = round(budget.share, 6)
+        self.progress.recorder.documents.facts({"measuring": found})
 
     # -- loaders: a batch begins a step, or is the next one of the step that is open
 
@@ -352,7 +669,7 @@ class Stepper:
 
     def gradient_arrived(self, gradient: torch.Tensor) -> None:
         """The first gradient of a backward."""
-        if not self.alive:
+        if not self.alive or not self.measured:
             return
         began_ns = thread_time_ns()
         try:
@@ -377,7 +694,7 @@ class Stepper:
 
     def _gradients_done(self) -> None:
         """The local gradients are there; DDP waits for those of the other ranks."""
-        if not self.alive:
+        if not self.alive or not self.measured:
             return
         began_ns = thread_time_ns()
         try:
@@ -391,7 +708,7 @@ class Stepper:
 
     def _backward_ended(self) -> None:
         """The gradients of all ranks are there."""
-        if not self.alive:
+        if not self.alive or not self.measured:
             return
         began_ns = thread_time_ns()
         try:
@@ -456,9 +773,12 @@ class Stepper:
         if self.calls.in_backward:
             # Another thread's may end while this backward is under way.
             if not outside_of_backward():
-                self._stepped_in_backward = True
+                self._stepped_in_backward = self._needs_hooks = True
             return
         if self._optimizing != id(optimizer):
+            if self._optimizing is None and self.end.is_of(optimizer):
+                # The step of a class above was a part of this one.
+                self._needs_hooks = self._needs_hooks or not _only_fills_its_state()
             return
         # A closure has brought the gradients in the middle of the step.
         if self._closure:
@@ -473,7 +793,8 @@ class Stepper:
         if not self._steps.count:
             self.sampled.run(self._resume, optimizer)
         found = getattr(optimizer, "found_inf", None)
-        self._finish(found is not None and is_infinity(found), self._optimizer)
+        skipped = found is not None and is_infinity(found)
+        self._finish(skipped, self._optimizer, between=not self.calls.forwards)
 
     def _sample_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if self.sampled.sampling and self.end.is_of(optimizer):
@@ -499,6 +820,10 @@ class Stepper:
         self._phases.leave(self._compile)
 
 
+# Private, and looked up by name: a torch without it loses only what needs it.
+_autograd_nodes: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+
+
 def _only_fills_its_state() -> bool:
     """Whether a checkpoint steps this optimizer, to have its state made.
 
@@ -506,6 +831,6 @@ def _only_fills_its_state() -> bool:
     """
     if is_compiling():
         return False  # Dynamo knows no frames
-    checkpoints = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    checkpoints = sys.modules.get(_CHECKPOINTS)
     code = getattr(getattr(checkpoints, "_init_optim_state", None), "__code__", None)
     return code is not None and times_called(sys._getframe(), code) > 0

@@ -27,15 +27,19 @@ class WatchedModel:
     __slots__ = (
         *("by_samples", "called_past_ddp", "counted", "divided_loss", "flops_per_unit", "forwards"),
         *("inner_hooks", "inside", "is_ddp", "model", "samples", "syncs_buffers"),
-        *("batch", "tokens", "trains_in_eval"),
+        *("called", "tokens", "trains_in_eval", "wraps"),
     )
 
     def __init__(self, model: nn.Module, among: dict[int, WatchedModel]) -> None:
         # Never the model itself: most of a device's memory hangs on it. The callback is no function
         # of Python's: what a signal handler raises in one is lost.
         self.model = ref(model, partial(among.pop, id(model)))
+        self.called = False
+        """Whether it was called, outside of compiled code: then its hook is."""
         self.called_past_ddp = False
         """Of a module inside DDP: whether it is being called directly."""
+        self.wraps: Callable[[], nn.Module | None] = _nothing
+        """Asks for the module inside, of a DDP: that one has a hook too."""
         self.inner_hooks: Callable[[], dict[Any, Any] | None] | None = None
         """Of a DDP whose inner module has our hook only for direct calls: asks for that module's
         hooks. Weakly: one of the user's may hold the module."""
@@ -59,17 +63,11 @@ class WatchedModel:
         self.forwards = 0
         # What the last forward worked on.
         self.samples = self.tokens = 0
-        self.batch: tuple[torch.Size, torch.dtype] | None = None
-        """What its input looked like, if that was one tensor and nothing else."""
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, work: Work) -> None:
         """A training forward begins: adds its FLOPs to the work."""
         self.divided_loss = kwargs.get(_DIVISOR) is not None if kwargs else False
         self.samples, self.tokens = workload(args, kwargs)
-        only: Any = args[0] if len(args) == 1 and not kwargs else None
-        self.batch = None
-        if type(only) is _Tensor and self.samples:
-            self.batch = only.shape, only.dtype
         work.flops += self.flops
 
     @property
@@ -77,6 +75,10 @@ class WatchedModel:
         """Of the last forward and its backward; 0 where they are not known."""
         units = self.samples if self.by_samples else self.tokens or self.samples
         return (self.flops_per_unit or 0.0) * units
+
+
+def _nothing() -> None:
+    pass
 
 
 # The key of a hook that is taken off and put on again in each forward of DDP.

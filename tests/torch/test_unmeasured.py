@@ -1,0 +1,461 @@
+"""Steps whose phases are not measured: their hooks are off, and all the rest is as it was."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+from torch.optim import optimizer as torch_optimizer
+
+import otel_ddp
+from conftest import Here, Journal
+from measured import Measured, Slow
+from otel_ddp.agent.reading.steps import Step, StepStream
+from otel_ddp.journal import layout
+from otel_ddp.journal.reader import JournalReader, Scalars, Steps
+from otel_ddp.torch import measure
+from otel_ddp.torch.steps.budget import Budget, in_sample
+from otel_ddp.torch.steps.stepper import Stepper
+from otel_ddp.vocabulary.words import PHASES
+
+EVERY, STEPS = 4, 200
+# The first ones are measured in any case.
+FIRST = 64
+BATCH = torch.ones(8, 4)
+UNMEASURED = PHASES["unmeasured"]
+
+
+class OneOf(Budget):
+    """One step in so many, whatever it costs."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(1.0)
+        self.every = every
+
+        self.affords = False
+
+    def step_ended(self, took_ns: float, measured: bool) -> None:
+        pass
+
+    def measures(self, number: int) -> bool:
+        return in_sample(number, self.every)
+
+    @property
+    def allows(self) -> bool:
+        return self.affords
+
+
+class Training(Measured):
+    """A model that takes a second in forward and two in backward; the optimizer takes none."""
+
+    def __init__(self, place: Path, every: int = EVERY) -> None:
+        super().__init__(place)
+        torch.manual_seed(0)
+        self.every = every
+        self.model = Slow(self)
+        self.optimizer = SGD(self.model.parameters(), lr=0.01)
+        self.begin(self.model)
+
+    def begin(self, model: nn.Module | None, **options: Any) -> None:
+        measure.start(model, self.progress, lambda _: None, every=0, **options)
+        if self.every > 1:
+            self.stepper._budget = OneOf(self.every)
+
+    @property
+    def stepper(self) -> Stepper:
+        assert measure._current is not None
+        return measure._current.stepper
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.optimizer.zero_grad()
+            self.model(BATCH).sum().backward()
+            self.optimizer.step()
+
+    def until_unmeasured(self) -> None:
+        self.step(FIRST)
+        while self.stepper.measured:
+            self.step()
+
+    def steps(self) -> list[Step]:
+        self.progress.flush()
+        with closing(JournalReader(self.recorder.writer.path)) as reader:
+            stream = StepStream(0)
+            words = [each for each in reader.read() if isinstance(each, Steps)]
+            return [step for each in words for step in stream.feed(each)]
+
+    def values(self) -> list[tuple[int | None, float]]:
+        with closing(JournalReader(self.recorder.writer.path)) as reader:
+            calls = [each for each in reader.read() if isinstance(each, Scalars)]
+        return [(each.step, each.values[0]) for each in calls]
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Training]:
+    found = Training(tmp_path)
+    yield found
+    found.close()
+
+
+def test_all_steps_are_counted_and_timed_and_one_in_k_is_measured(training: Training) -> None:
+    training.step(STEPS)
+
+    found = training.steps()
+    assert [each.number for each in found] == [*range(1, STEPS + 1)]
+    assert {each.took_ns for each in found} == {3 * 10**9}
+    measured = [each.number for each in found if UNMEASURED not in each.phases()]
+    assert measured == [n for n in range(1, STEPS + 1) if n <= FIRST or in_sample(n, EVERY)]
+    assert all(
+        each.parts.codes == bytes([UNMEASURED]) for each in found if each.number not in measured
+    )
+    assert {each.work for each in found} == {len(BATCH)}
+
+
+def test_totals_are_those_of_a_training_that_is_measured_throughout(tmp_path: Path) -> None:
+    totals = []
+    for every in (1, EVERY):
+        place = tmp_path / str(every)
+        place.mkdir()
+        with closing(Training(place, every)) as training:
+            training.step(STEPS)
+            found = training.totals()
+            of_us = ("training.gc.time", "otel_ddp.hook.time")
+            totals.append({name: value for name, value in found.items() if name not in of_us})
+
+    # Of phases the shares are estimated.
+    assert totals[1] == pytest.approx(totals[0], rel=0.02)
+    assert sum(totals[1][name] for name in ("forward", "backward")) == pytest.approx(3 * STEPS)
+
+
+def ours() -> int:
+    return sum(
+        "otel_ddp" in each.__module__
+        for each in torch_optimizer._global_optimizer_pre_hooks.values()
+    )
+
+
+def hooks(module: Any) -> int:
+    return len(module._forward_pre_hooks) + len(module._forward_hooks)
+
+
+def test_between_measured_steps_there_is_no_hook_but_the_one_after_the_optimizer(
+    training: Training,
+) -> None:
+    training.step()
+    assert (hooks(training.model), ours()) == (2, 1)
+
+    training.until_unmeasured()
+    assert (hooks(training.model), ours()) == (0, 0)
+
+    while not training.stepper.measured:
+        training.step()
+    assert (hooks(training.model), ours()) == (2, 1)
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_what_is_inside_of_a_ddp_has_no_hook_either(tmp_path: Path, buffers: bool) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4) if buffers else nn.ReLU())
+    ddp = DistributedDataParallel(inner)
+    try:
+        with closing(Training(tmp_path)) as training:
+            training.model = ddp  # type: ignore[assignment]
+            training.optimizer = SGD(ddp.parameters(), lr=0.01)
+            training.begin(ddp)
+            training.until_unmeasured()
+            assert (hooks(ddp), hooks(inner)) == (0, 0)
+            inner.eval()
+            assert (hooks(ddp), hooks(inner)) == (2, 1)
+            with torch.no_grad():
+                inner(BATCH)
+            inner.train()
+            training.step()
+            training.step(50)
+            assert [each.number for each in training.steps()][-1] == training.progress.steps.count
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_model_that_is_copied_meanwhile_is_a_model_of_its_own(tmp_path: Path) -> None:
+    with closing(Training(tmp_path)) as training:
+        training.model = nn.Linear(4, 1)  # type: ignore[assignment]
+        training.optimizer = SGD(training.model.parameters(), lr=0.01)
+        training.begin(training.model)
+        training.until_unmeasured()
+        copies = [copy.deepcopy(training.model), copy.copy(training.model)]
+        copies.append(pickle.loads(pickle.dumps(training.model)))
+        while not training.stepper.measured:
+            training.step()
+        copies += [copy.deepcopy(training.model), pickle.loads(pickle.dumps(training.model))]
+
+        before = training.progress.work.samples
+        for each in copies:
+            each(BATCH).sum().backward()
+        assert training.progress.work.samples == before
+        assert [hooks(each) for each in (copies[0], *copies[2:])] == [0] * 4
+        training.step(8)
+        assert training.progress.steps.count == len(training.steps())
+
+
+def log_after(training: Training, number: int) -> None:
+    training.step()
+    training.recorder.log({"loss": float(number)})
+
+
+def log_within(training: Training, number: int, step: int | None = None) -> None:
+    training.optimizer.zero_grad()
+    loss = training.model(BATCH).sum()
+    training.recorder.log({"loss": float(number)}, step=step)
+    loss.backward()
+    training.optimizer.step()
+
+
+def log_step_within(training: Training, number: int) -> None:
+    log_within(training, number, step=10 + number)
+
+
+def log_step_after(training: Training, number: int) -> None:
+    training.step()
+    training.recorder.log({"loss": float(number)}, step=10 + number)
+
+
+def log_both(training: Training, number: int) -> None:
+    log_within(training, number)
+    training.recorder.log({"lr": float(number)})
+
+
+@pytest.mark.parametrize("log", [log_after, log_within, log_step_within, log_step_after, log_both])
+def test_values_have_the_steps_that_they_have_where_all_are_measured(
+    tmp_path: Path, log: Callable[[Training, int], None]
+) -> None:
+    found = []
+    for every in (1, EVERY):
+        place = tmp_path / str(every)
+        place.mkdir()
+        with closing(Training(place, every)) as training:
+            for number in range(120):
+                log(training, number)
+            found.append((training.values(), [each.logged for each in training.steps()]))
+
+    assert found[0] == found[1]
+
+
+def test_an_evaluation_is_measured_in_any_step(training: Training) -> None:
+    training.until_unmeasured()
+
+    training.model.eval()
+    with torch.no_grad():
+        training.model(BATCH)
+    training.model.train()
+    training.step()
+
+    last = training.steps()[-1]
+    assert last.seconds(PHASES["eval"]) == 1
+    assert last.seconds(PHASES["backward"]) == 2
+
+
+def test_a_phase_of_the_users_is_measured_in_any_step(training: Training) -> None:
+    training.until_unmeasured()
+
+    phase = training.progress.begin("checkpoint")
+    training.spend(7)
+    training.progress.end(phase, 7.0)
+    training.step()
+
+    last = training.steps()[-1]
+    assert (last.seconds(PHASES["checkpoint"]), last.took_ns) == (7, 10 * 10**9)
+    assert last.seconds(UNMEASURED) == 3
+
+
+def test_the_next_step_after_an_odd_one_is_measured(training: Training) -> None:
+    training.stepper._budget = budget = OneOf(1 << 30)
+    budget.affords = True
+
+    training.step(FIRST + 10)
+    training.spend(100)
+    training.step(10)
+
+    measured = [each.number for each in training.steps() if UNMEASURED not in each.phases()]
+    # Its collectives are counted in the other one.
+    assert measured == [*range(1, FIRST + 1), 71, FIRST + 12]
+
+
+def test_another_optimizer_takes_over_while_hooks_are_off(training: Training) -> None:
+    training.until_unmeasured()
+    before = training.progress.steps.count
+    training.optimizer = SGD(training.model.parameters(), lr=0.01)
+
+    training.step(100)
+
+    assert before + 50 < training.progress.steps.count <= before + 100
+
+
+def test_a_step_that_a_scaler_leaves_out_is_one_that_was_skipped(tmp_path: Path) -> None:
+    found = []
+    for every in (1, EVERY):
+        place = tmp_path / str(every)
+        place.mkdir()
+        scaler = torch.amp.GradScaler("cpu", growth_interval=10**6)
+        with closing(Training(place, every)) as training:
+            training.begin(training.model, scaler=scaler)
+            for number in range(120):
+                training.optimizer.zero_grad()
+                loss = training.model(BATCH).sum() * (float("inf") if not number % 3 else 1.0)
+                scaler.scale(loss).backward()
+                scaler.step(training.optimizer)
+                scaler.update()
+            training.step()
+            found.append([(each.number, each.skipped) for each in training.steps()])
+
+    assert found[0] == found[1]
+    assert sum(skipped for _, skipped in found[1]) == 40
+
+
+@pytest.mark.parametrize("way", ["compiled", "in place", "whole step", "optimizer"])
+def test_nothing_is_compiled_again_when_hooks_come_and_go(tmp_path: Path, way: str) -> None:
+    torch._dynamo.reset()
+    compiled: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    with closing(Training(tmp_path)) as training:
+        inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        model: Any = inner
+        optimizer = SGD(inner.parameters(), lr=0.01)
+        step = optimizer.step
+
+        def train() -> None:
+            optimizer.zero_grad()
+            model(BATCH).sum().backward()
+            step()
+
+        if way == "compiled":
+            model = torch.compile(inner, backend=backend, fullgraph=True)
+        elif way == "in place":
+            inner.compile(backend=backend, fullgraph=True)
+        elif way == "optimizer":
+            step = torch.compile(optimizer.step, backend=backend)
+        else:
+            loss_of = torch.compile(lambda x: inner(x).sum(), backend=backend, fullgraph=True)
+            model = lambda batch: loss_of(batch)  # noqa: E731
+        training.begin(inner if way == "whole step" else model)
+        for _ in range(FIRST):
+            train()
+        assert compiled
+        before = len(compiled)
+        states = set()
+        for _ in range(60):
+            train()
+            states.add(training.stepper.measured)
+
+        assert len(compiled) == before
+        assert states == {True, False}
+        assert training.progress.steps.count == FIRST + 60
+    torch._dynamo.reset()
+
+
+def test_training_is_the_same_bit_by_bit(place: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(), nn.Linear(16, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for number in range(300):
+            if measured and not number:
+                otel_ddp.instrument(model)
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+        return [each.detach().clone() for each in model.parameters()]
+
+    monkeypatch.setenv("OTEL_DDP_OVERHEAD", "0.005")
+    measured = False
+    bare = trained()
+    measured = True
+    with_us = trained()
+    otel_ddp.finish()
+
+    assert all(torch.equal(one, other) for one, other in zip(bare, with_us, strict=True))
+    journal = place.only()
+    steps = [each for each in steps_of(journal) if UNMEASURED in each.phases()]
+    assert steps
+
+
+def steps_of(journal: Journal) -> list[Step]:
+    stream = StepStream(0)
+    return [s for each in journal.records if isinstance(each, Steps) for s in stream.feed(each)]
+
+
+class DeviceMarks:
+    """What a device's clock is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.paused = False
+
+    def mark(self, word: int) -> None:
+        if not self.paused:
+            self.told.append(word >> layout.CODE_SHIFT)
+
+    def step_finished(self, number: int, now_ns: int) -> None:
+        pass
+
+    def position(self) -> None:
+        pass
+
+    def pause(self) -> None:
+        self.paused = True
+        self.told.append("pause")
+
+    def resume(self, number: int, word: int) -> None:
+        self.paused = False
+        self.told.append(("resume", number, word >> layout.CODE_SHIFT))
+
+
+def test_a_device_is_timed_in_measured_steps_alone(training: Training) -> None:
+    training.until_unmeasured()
+    training.progress.phases.device_clock = clock = DeviceMarks()
+    clock.paused = True
+    while not training.stepper.measured:
+        training.step()
+    number = training.progress.steps.count
+    training.step()
+    training.progress.phases.device_clock = None
+
+    words = ("forward", "other", "backward", "comm_wait", "other", "optimizer", "unmeasured")
+    codes = [PHASES[each] for each in words]
+    assert not training.stepper.measured
+    assert clock.told == [("resume", number, PHASES["other"]), *codes, "pause"]
+
+
+def test_a_process_says_how_many_steps_are_measured(training: Training) -> None:
+    training.step(STEPS)
+
+    assert Journal(training.recorder.writer.path).facts["measuring"]["one_of"] == EVERY
+
+
+def test_hooks_that_come_off_in_an_unmeasured_step_leave_nothing_behind(
+    training: Training,
+) -> None:
+    training.until_unmeasured()
+
+    measure.stop(None)
+    model = training.model
+    threading.Thread(target=lambda: model(BATCH)).start()
+    training.step(3)
+
+    assert (hooks(model), ours()) == (0, 0)
+    assert vars(nn.Module)["eval"].__module__ == nn.Module.__module__
+    assert not hasattr(vars(nn.Module)["eval"], "__wrapped__")
