@@ -267,3 +267,9 @@ def test_an_unknown_variable_gives_a_warning_with_the_nearest_one(
     assert caplog.messages == [
         "OTEL_DDP_STRATGY is not known and has no effect: is OTEL_DDP_STRATEGY meant?"
     ]
+
+
+def test_what_all_variables_begin_with_makes_none_the_nearest_one() -> None:
+    (sentence,) = settings.unknown({"OTEL_DDP_BASELINE": "main"})
+
+    assert sentence.endswith(": docs/settings.md lists those that there are")

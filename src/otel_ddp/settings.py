@@ -25,6 +25,7 @@ _TRACEPARENT = re.compile(
     "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
 )
 
+_OURS = "OTEL_DDP_"
 _OTLP = "OTEL_EXPORTER_OTLP_"
 # The parts of the names of OTLP's variables: for all signals, then for one each.
 SIGNALS = ("", "METRICS_", "TRACES_", "LOGS_")
@@ -430,7 +431,7 @@ def value(variable: str, env: Mapping[str, str]) -> Any:
         return _PARSERS[variable](variable, text)
     except ConfigError:
         # A standard variable may be meant for other programs; ours are meant for us.
-        if variable.startswith("OTEL_DDP_"):
+        if variable.startswith(_OURS):
             raise
         return None
 
@@ -444,13 +445,16 @@ def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
     """One sentence for each variable that looks like ours but is none."""
     env = os.environ if env is None else env
     known = names()
-    ours = [name for name in sorted(env) if name.startswith("OTEL_DDP_")]
+    ours = [name for name in sorted(env) if name.startswith(_OURS)]
     for name in (name for name in ours if name not in known and name != INHERITED_RUN):
         # Imported here: every process imports this module, and few need difflib.
         import difflib
 
-        near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
-        meant = f"is {near[0]} meant?" if near else "docs/settings.md lists those that there are"
+        # Without what all of them begin with, by which any two are alike.
+        ends = [each.removeprefix(_OURS) for each in known if each.startswith(_OURS)]
+        near = difflib.get_close_matches(name.removeprefix(_OURS), ends, 1, cutoff=0.75)
+        listed = "docs/settings.md lists those that there are"
+        meant = f"is {_OURS}{near[0]} meant?" if near else listed
         yield f"{name} is not known and has no effect: {meant}"
 
 
@@ -464,7 +468,7 @@ def doubts(env: Mapping[str, str] | None = None, exports: bool = True) -> Iterat
     for variable, parse in _PARSERS.items():
         text = env.get(variable, "").strip()
         unused = variable.startswith(_OTLP) and not exports
-        if text and not unused and not variable.startswith("OTEL_DDP_"):
+        if text and not unused and not variable.startswith(_OURS):
             try:
                 parse(variable, text)
             except ConfigError as error:

@@ -72,7 +72,15 @@ def test_a_working_directory_that_is_gone_stops_nothing(here: Path) -> None:
     assert place.agent_variables({"OTEL_DDP_SPOOL_DIR": "spool"}) == {"OTEL_DDP_SPOOL_DIR": "spool"}
 
 
-@pytest.mark.parametrize("variable", ["OTEL_DDP_NOTIFY", "OTEL_DDP_GRAFANA_URL"])
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "OTEL_DDP_NOTIFY",
+        "OTEL_DDP_GRAFANA_URL",
+        "OTEL_DDP_SCRAPE_TOKEN_FILE",
+        "OTEL_DDP_GPU_HOUR_PRICE",
+    ],
+)
 def test_another_value_of_what_an_agent_goes_by_calls_for_another_agent(variable: str) -> None:
     without, one, other = (
         place.agent_digest({variable: text} if text else {}, offline=False)
