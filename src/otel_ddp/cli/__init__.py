@@ -42,7 +42,7 @@ COMMANDS = {
         "node.status",
         "show what runs on this node: what is wrong, who waits, GPUs",
     ),
-    "top": ("node.top", "the same live, until q: `otel-ddp status --watch`"),
+    "top": ("node.top", "show the same live, until q: `otel-ddp status --watch`"),
 }
 
 

@@ -34,8 +34,8 @@ _SENT = "sent"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Send the data that offline runs have kept on disk, with their own times. Nothing is "
-        "removed: a file beside the data remembers what was sent. The destination is that of the "
-        "OTEL_EXPORTER_OTLP_* variables, else a collector on this machine."
+        "removed: a file beside the data remembers what was sent. The variables "
+        "OTEL_EXPORTER_OTLP_* name the destination."
     )
     parser.add_argument(
         "directories",
