@@ -16,7 +16,6 @@ import pytest
 from documents import check
 from node import Node, until
 from otel_ddp.cli import main
-from otel_ddp.cli.node import agent_page
 from otel_ddp.history.directory import find_run
 
 PROGRAM = Path(__file__).parents[1] / "nodes" / "train.py"
@@ -85,7 +84,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
         yield TwoNodes(nodes, tmp_path_factory.mktemp("run"))
 
 
-def test_a_rank_of_the_other_node_is_profiled_there(
+def test_profile_says_on_which_other_node_a_rank_runs(
     run: TwoNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     until(lambda: "with 1 other node: listens on" in run.status(0), "the link")
@@ -108,10 +107,6 @@ def test_each_view_on_the_other_node_says_where_all_ranks_are_shown(
         node = run.nodes[number]
         os.environ["OTEL_DDP_HISTORY_DIR"] = node.env["OTEL_DDP_HISTORY_DIR"]
         here, out = ("--dir", str(node.place.directory)), str(tmp_path / f"{number}")
-        page = {
-            path: str(agent_page.ask(node.place, agent_page.Credentials(), path, **query))
-            for path, query in (("now", {}), ("run", {"run": "two-agents"}))
-        }
         return {
             "status": run.status(number),
             "stacks": shown("stacks", "--rank", "9", *here),
@@ -120,7 +115,8 @@ def test_each_view_on_the_other_node_says_where_all_ranks_are_shown(
             "report.json": "".join(each.read_text() for each in Path(out).glob("report.json")),
             "card": shown("report", "--card"),
             "compare": shown("compare", "two-agents", "two-agents"),
-            **page,
+            "now": str(node.page("now")),
+            "run": str(node.page("run", run="two-agents")),
         }
 
     def telling(number: int) -> dict[str, bool]:

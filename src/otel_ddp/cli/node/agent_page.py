@@ -1,4 +1,4 @@
-"""Asks an agent of this node what its page asks it, as its user."""
+"""Asks the agent of this node for stacks of other nodes, as its page does."""
 
 from __future__ import annotations
 
@@ -24,25 +24,18 @@ def credentials(named: str) -> Mapping[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def ask(
-    place: Place,
-    allowed: Mapping[str, str],
-    path: str,
-    *,
-    post: bool = False,
-    answer_s: float = 5.0,
-    **query: str,
+def ask_stacks(
+    place: Place, allowed: Mapping[str, str], answer_s: float, query: Mapping[str, str]
 ) -> Mapping[str, Any] | str:
     """The answer of the agent of a place, or a sentence on why there is none."""
     if not place.agent_is_alive():
-        return "no agent runs: `otel-ddp status` reads the journals without one"
+        return "no agent runs here"
     if not (base := addresses.page(place)):
         return "the agent has no endpoint: `otel-ddp doctor` says why"
-    headers = {**allowed, ASKED: "page"} if post else allowed
     try:
-        url = f"{base}/api/{path}?{urlencode(query)}"
-        method = "POST" if post else "GET"
-        status, body = fetch.get(url, headers, answer_s=answer_s, method=method)
+        url = f"{base}/api/stacks?{urlencode(query)}"
+        headers = {**allowed, ASKED: "page"}
+        status, body = fetch.get(url, headers, answer_s=answer_s, method="POST")
         found = files.parse_json(body) if status == http.client.OK else None
     except (fetch.NoAnswer, ValueError) as why:
         return f"the agent at {base} does not answer ({why})"

@@ -106,9 +106,7 @@ def _of_other_nodes(
             if each.rank not in ranks or (place.directory / each.journal).exists():
                 continue
             query = {"group": each.group, "run": each.run, "rank": str(each.rank)}
-            answer = agent_page.ask(
-                place, allowed, "stacks", post=True, answer_s=_ELSEWHERE_S, **query
-            )
+            answer = agent_page.ask_stacks(place, allowed, _ELSEWHERE_S, query)
             told = {"why": answer} if isinstance(answer, str) else _told(answer, each)
             yield _row(each, each.node, told)
 
