@@ -4,7 +4,7 @@ import { ask, keep } from "./api.js";
 import { allChosen, choose, chosen, runAddress } from "./address.js";
 import { Axis } from "./axis.js";
 import { positions, curves } from "./curves.js";
-import { choice, el, fill, labelled, number, table } from "./dom.js";
+import { el, fill, labelled, number, table } from "./dom.js";
 import { number as shownNumber, seconds } from "./format.js";
 import { seriesColor } from "./colors.js";
 import { escaped } from "./marks.js";

@@ -1,6 +1,6 @@
 // A picture of several runs: each is asked for, and all are drawn into one.
 
-import { askOnce, csvAddress } from "./api.js";
+import { askOnce } from "./api.js";
 import { Picture } from "./picture.js";
 
 export class MergedPicture extends Picture {
