@@ -67,5 +67,8 @@ def test_a_file_without_a_token_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
 
     for name, why in {"empty": "is empty", "nope": "cannot be read: No such file"}.items():
-        with pytest.raises(access.Refused, match=why):
-            access.find_token(str(tmp_path / name), "127.0.0.1")
+        path = tmp_path / name
+        with pytest.raises(
+            access.Refused, match=f"^OTEL_DDP_SCRAPE_TOKEN_FILE names {path}, which {why}"
+        ):
+            access.find_token(str(path), "127.0.0.1")

@@ -20,7 +20,7 @@ def find_token(setting: str, host: str) -> bytes:
     if setting.lower() == INSECURE:
         return b""
     if setting:
-        return read_token(Path(setting))
+        return _read_token(Path(setting))
     if ip_address(host).is_loopback:
         return b""
     raise Refused(
@@ -29,14 +29,14 @@ def find_token(setting: str, host: str) -> bytes:
     )
 
 
-def read_token(path: Path) -> bytes:
-    """The token of a file; raises Refused."""
+def _read_token(path: Path) -> bytes:
     try:
         token = path.read_bytes().strip()
+        why = "" if token else "is empty"
     except OSError as error:
-        raise Refused(f"{path} cannot be read: {error.strerror}") from None
-    if not token:
-        raise Refused(f"{path} is empty")
+        why = f"cannot be read: {error.strerror}"
+    if why:
+        raise Refused(f"OTEL_DDP_SCRAPE_TOKEN_FILE names {path}, which {why}")
     return token
 
 
