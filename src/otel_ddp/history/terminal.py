@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.vocabulary.words import shown_phase
@@ -73,12 +73,10 @@ def where_to_look(led_by: str) -> str:
     return f"all ranks of this run are shown on {printable(led_by)}" if led_by else ""
 
 
-def printable(
-    words: str, *, most: int = 1000, keeps: Callable[[str], bool] = str.isprintable
-) -> str:
+def printable(words: str, *, most: int = 1000) -> str:
     """One line: ESC and newlines are written out."""
     return "".join(
-        letter if keeps(letter) else letter.encode("unicode_escape").decode()
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in words[:most]
     )
 

@@ -391,12 +391,10 @@ class JournalWriter:
         """
         return self.definitions.total(layout.COUNTER, metric, attributes or {}, 1, {}, of_name)
 
-    def histogram(
-        self, metric: str, bounds: Sequence[float], attributes: Mapping[str, str] | None = None
-    ) -> int:
+    def histogram(self, metric: str, bounds: Sequence[float]) -> int:
         """The slot of a new histogram: its sum, then one total a bucket; -1 if none is left."""
         return self.definitions.total(
-            layout.HISTOGRAM, metric, attributes or {}, len(bounds) + 2, {"bounds": list(bounds)}
+            layout.HISTOGRAM, metric, {}, len(bounds) + 2, {"bounds": list(bounds)}
         )
 
     def add(self, index: int, amount: float) -> None:

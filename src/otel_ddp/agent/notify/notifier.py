@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from otel_ddp import errors
@@ -26,12 +26,7 @@ _STOP_S = 3.0
 class Notifier:
     """One an agent. Where no address is named, it does nothing."""
 
-    def __init__(
-        self,
-        conf: Settings,
-        folder: Path,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, conf: Settings, folder: Path) -> None:
         """*folder*: where messages wait."""
         self._addresses: Sequence[Address] = []
         self._why_none = "off: OTEL_DDP_NOTIFY names no address"
@@ -39,7 +34,6 @@ class Notifier:
             self._why_none = "off: OTEL_DDP_AGENT=offline sends nothing"
         elif conf.notify:
             self._addresses = [*map(Address, dict.fromkeys(conf.notify))]
-        self._clock = clock
         self._occasions = Occasions(conf.grafana_url)
         self._outbox = Outbox(folder, self._addresses)
         # What the thread has not taken yet.
@@ -62,7 +56,7 @@ class Notifier:
         """After each judging. *page*: the address of the agent's page; *leaving*: it ends."""
         if not self._addresses:
             return
-        now = self._clock()
+        now = time.monotonic()
         for message in self._occasions.poll(cases, feeds, page, now, leaving=leaving):
             self._new.put(message)
             self._wake.set()

@@ -110,14 +110,14 @@ class Outbox:
         for each in alerts_first[:-_MOST_WAITING]:
             self._drop(each)
 
-    def deliver(self, stopping: Callable[[], bool] = lambda: False) -> None:
+    def deliver(self) -> None:
         """Try each address whose time has come; the oldest message first."""
         now = self._clock()
         for each in [each for each in self._waiting if now - each.since_s > _DAY_S]:
             self._drop(each)
         for address in self._addresses:
             for each in [each for each in self._waiting if address.key in each.to]:
-                if stopping() or self._clock() < self._pauses.get(address.key, (0.0, 0.0))[0]:
+                if self._clock() < self._pauses.get(address.key, (0.0, 0.0))[0]:
                     break
                 self._try(address, each)
 

@@ -41,15 +41,12 @@ class _File(NamedTuple):
 class StaticFiles:
     """Read once; a browser that has a file is told so."""
 
-    def __init__(self, folder: Path = _FOLDER) -> None:
-        self._folder = folder
-
     @cached_property
     def _files(self) -> dict[str, _File]:
         """Packed, by their bare names: no other file can be asked for."""
         found: dict[str, _File] = {}
         # The index comes last, as it names the library by its tag.
-        for path in sorted(self._folder.iterdir(), key=lambda path: path.name == INDEX):
+        for path in sorted(_FOLDER.iterdir(), key=lambda path: path.name == INDEX):
             name = path.name.removesuffix(".gz")
             if (kind := _KINDS.get(Path(name).suffix)) is None:
                 continue
