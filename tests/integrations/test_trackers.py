@@ -463,9 +463,12 @@ accelerator.end_training()
 @pytest.mark.parametrize(
     ("source", "counts"),
     [
-        (programs.LIGHTNING + LIGHTNING, {"train_loss": 8, "batch": 8, "own": 1}),
+        (
+            programs.LIGHTNING + LIGHTNING,
+            {"train_loss": 8, "batch": 8, "own": 1, "TensorBoardLogger": 1, "WandbLogger": 1},
+        ),
         (programs.TRANSFORMERS + TRANSFORMERS, {"loss": 4, "train_runtime": 1, "train/loss": 0}),
-        (ACCELERATE, {"mine": 3}),
+        (ACCELERATE, {"mine": 3, "own": 3}),
     ],
     ids=["lightning", "transformers", "accelerate"],
 )
@@ -480,6 +483,8 @@ def test_what_a_framework_tells_its_trackers_is_there_once(
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns",
         "PYTHONPATH": os.pathsep.join(sys.path),
+for each in trainer.loggers[:2]:
+    each.log_metrics({type(each).__name__: 1.0}, step=7)
         "WANDB_MODE": "offline",
     }
 
@@ -487,3 +492,4 @@ def test_what_a_framework_tells_its_trackers_is_there_once(
 
     names = [name for name, _, _ in points(journal)]
     assert {name: names.count(name) for name in counts} == counts, json.dumps(points(journal))
+    accelerator.get_tracker("tensorboard").log({"own": step}, step=step)

@@ -24,6 +24,14 @@ _FRAMEWORKS = {
     "pytorch_lightning": "lightning",
     "transformers": "transformers",
 }
+# Modules of a framework that only pass on what their caller tells a tracker.
+_LOGGERS = tuple(
+    f"{each}."
+    for each in (
+        *("accelerate.tracking", "lightning_utilities.core.rank_zero", "pytorch_lightning.loggers"),
+        *("lightning.fabric.loggers", "lightning.pytorch.loggers", "lightning_fabric.loggers"),
+    )
+)
 # Our names of a run -> those that trackers give to the same.
 _NAMES = {
     "project": ("project",),
@@ -117,6 +125,9 @@ def _record(
         is_inner, frame = True, frame.f_back
     package = caller.partition(".")[0]
     ours = f"{__package__}.{_FRAMEWORKS[package]}" if package in _FRAMEWORKS else ""
+    while caller.startswith(_LOGGERS) and frame is not None:
+        frame = frame.f_back
+        caller = _module(frame)
     is_recorded = package in TRACKERS or ours in sys.modules
     record(Call(result, is_inner, is_recorded), *args, **kwargs)
 
