@@ -391,6 +391,54 @@ def test_names_settings_and_points_are_heard_in_each_mode(
     assert sum("rises" in each for each in documents) == 1
 
 
+AT_ONCE = {
+    "mlflow": """
+import mlflow
+
+mlflow.start_run(run_name="first")
+for number in range(2):
+    with mlflow.start_run(run_name=f"other-{number}", nested=True):
+        mlflow.log_metric("other", number, step=number)
+    mlflow.log_metric("first", number, step=number)
+mlflow.end_run()
+with mlflow.start_run(run_name="next"):
+    mlflow.log_metric("next", 1, step=3)
+""",
+    "wandb": """
+import wandb
+
+first = wandb.init(name="first", reinit="create_new")
+for number in range(2):
+    with wandb.init(name=f"other-{number}", reinit="create_new") as other:
+        other.log({"other": number}, step=number)
+    first.log({"first": number})
+first.log({"far": 1}, step=3)
+# W&B drops this one, and its step stays.
+first.log({"late": 1}, step=2, commit=True)
+first.log({"stayed": 1})
+first.finish()
+wandb.init(name="next")
+wandb.log({"next": 1}, step=3)
+""",
+}
+
+
+@pytest.mark.parametrize("package", AT_ONCE)
+def test_runs_that_are_open_at_once_are_one_run(tmp_path: Path, package: str) -> None:
+    needed(package, "frameworks")
+    (tmp_path / "train.py").write_text(AT_ONCE[package])
+    env = {"MLFLOW_ALLOW_FILE_STORE": "true", "WANDB_MODE": "disabled"}
+    where = {"MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns"}
+
+    _, journals = ran(tmp_path, *OURS, "train.py", **env, **where)
+
+    both = [each for n in (0, 1) for each in (("other", float(n), n), ("first", float(n), n))]
+    more = [("far", 1.0, 3), ("late", 1.0, 2), ("stayed", 1.0, 3)] if package == "wandb" else []
+    found = {each.identity["name"]: points(each) for each in journals}
+    assert found == {"first": both + more, "next": [("next", 1.0, 3)]}
+    assert {each.state for each in journals} == {"finished"}
+
+
 MIRROR = """
 import torch
 import wandb
@@ -432,6 +480,8 @@ trainer = L.Trainer(
 )
 trainer.fit(model, train_loader)
 trainer.logger.experiment.add_scalar("own", 1.0, 5)
+for each in trainer.loggers[:2]:
+    each.log_metrics({type(each).__name__: 1.0}, step=7)
 """
 TRANSFORMERS = """
 from transformers import Trainer, TrainingArguments
@@ -455,6 +505,7 @@ for step in range(1, 4):
     accelerator.backward(loss)
     optimizer.step()
     accelerator.log({"mine": loss.item()}, step=step)
+    accelerator.get_tracker("tensorboard").log({"own": step}, step=step)
 accelerator.end_training()
 """
 
@@ -483,8 +534,6 @@ def test_what_a_framework_tells_its_trackers_is_there_once(
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns",
         "PYTHONPATH": os.pathsep.join(sys.path),
-for each in trainer.loggers[:2]:
-    each.log_metrics({type(each).__name__: 1.0}, step=7)
         "WANDB_MODE": "offline",
     }
 
@@ -492,4 +541,3 @@ for each in trainer.loggers[:2]:
 
     names = [name for name, _, _ in points(journal)]
     assert {name: names.count(name) for name in counts} == counts, json.dumps(points(journal))
-    accelerator.get_tracker("tensorboard").log({"own": step}, step=step)

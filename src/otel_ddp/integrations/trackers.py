@@ -59,7 +59,9 @@ _replaced: set[tuple[Any, str]] = set()
 _mirrors: WeakSet[Any] = WeakSet()
 # By run with a tracker's names: the process. A child's run is the object of its parent's.
 _named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-# By run: state and reason of the tracker's run that has ended in it.
+# By run: the runs of W&B and SwanLab that are open in it, as a program may have several at once.
+_open: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
+# By run: state and reason of the last of the trackers' runs that have ended in it.
 _ended: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
 # By the tracker's run: the step of the next values.
 _next_steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -123,11 +125,11 @@ def _record(
     is_inner = False
     while (caller := _module(frame)).startswith(f"{tracker}.") and frame is not None:
         is_inner, frame = True, frame.f_back
-    package = caller.partition(".")[0]
-    ours = f"{__package__}.{_FRAMEWORKS[package]}" if package in _FRAMEWORKS else ""
     while caller.startswith(_LOGGERS) and frame is not None:
         frame = frame.f_back
         caller = _module(frame)
+    package = caller.partition(".")[0]
+    ours = f"{__package__}.{_FRAMEWORKS[package]}" if package in _FRAMEWORKS else ""
     is_recorded = package in TRACKERS or ours in sys.modules
     record(Call(result, is_inner, is_recorded), *args, **kwargs)
 
@@ -162,13 +164,15 @@ def _run_of(call: Call, *, begins: bool = False, opens: bool = True) -> Any:
 # -- runs
 
 
-def _begin(call: Call, given: Mapping[str, Any], config: Any) -> None:
+def _begin(call: Call, given: Mapping[str, Any], config: Any, theirs: Any = None) -> None:
     from otel_ddp.identity.identity import VARIABLES
     from otel_ddp.run import api
 
     run = _run_of(call, begins=True)
     if run is None:
         return
+    if theirs is not None:
+        _open.setdefault(run, WeakSet()).add(theirs)
     if config and not call.is_recorded:
         run.config(dict(config.items()))
     if not run.was_unasked or _named.get(run) == os.getpid():
@@ -188,11 +192,11 @@ def _begin(call: Call, given: Mapping[str, Any], config: Any) -> None:
 
 
 def _wandb_init(call: Call, entity: Any = None, project: Any = None, *_: Any, **given: Any) -> None:
-    _begin(call, {**given, "project": project}, call.result.config)
+    _begin(call, {**given, "project": project}, call.result.config, call.result)
 
 
 def _swanlab_init(call: Call, **given: Any) -> None:
-    _begin(call, given, call.result.config)
+    _begin(call, given, call.result.config, call.result)
 
 
 def _mlflow_start(
@@ -207,30 +211,37 @@ def _mlflow_start(
     _begin(call, {**given, "run_name": run_name}, tags)
 
 
-def _end(call: Call, failed: Any, reason: Any) -> None:
+def _end(call: Call, theirs: Any, failed: Any, reason: Any) -> None:
+    for opened in _open.values():
+        if theirs in opened:
+            opened.discard(theirs)
+    run = _run_of(call, opens=False)
+    mlflow = sys.modules.get("mlflow")
+    # One that was nested, or one of several at once, leaves another one open.
+    if run is None or _open.get(run) or (mlflow is not None and mlflow.active_run() is not None):
+        return
     # What follows still belongs to this run, until another one begins or the process ends.
-    if (run := _run_of(call, opens=False)) is not None:
-        _ended[run] = ("failed", str(reason)) if failed else ("finished", "")
+    _ended[run] = ("failed", str(reason)) if failed else ("finished", "")
 
 
-def _wandb_finish(call: Call, _: Any, exit_code: Any = 0, *__: Any, **___: Any) -> None:
-    _end(call, exit_code, f"exit code {exit_code}")
+def _wandb_finish(call: Call, theirs: Any, exit_code: Any = 0, *_: Any, **__: Any) -> None:
+    _end(call, theirs, exit_code, f"exit code {exit_code}")
 
 
 def _swanlab_finish(
-    call: Call, _: Any, state: Any = "success", error: Any = "", *__: Any, **___: Any
+    call: Call, theirs: Any, state: Any = "success", error: Any = "", *_: Any, **__: Any
 ) -> None:
-    _end(call, state != "success", error or state)
+    _end(call, theirs, state != "success", error or state)
 
 
 def _mlflow_end(call: Call, status: Any = "FINISHED") -> None:
-    _end(call, status != "FINISHED", status)
+    _end(call, None, status != "FINISHED", status)
 
 
-def _exit(call: Call, _: Any, kind: Any, error: Any, *__: Any) -> None:
+def _exit(call: Call, theirs: Any, kind: Any, error: Any, *_: Any) -> None:
     from otel_ddp.recording import values
 
-    _end(call, kind, values.error_line(error) if error else "")
+    _end(call, theirs, kind, values.error_line(error) if error else "")
 
 
 # -- what is said in them
@@ -265,7 +276,8 @@ def _step(run: Any, given: Any, commits: bool) -> Any:
     if (after := _next_steps.get(run)) is None:
         after = errors.attempt(lambda: int(run.starting_step), 0)
     step = after if given is None else given
-    _next_steps[run] = max(after, step) + commits
+    # An earlier step leaves the tracker's count as it is.
+    _next_steps[run] = max(after, step + commits)
     return step
 
 
