@@ -45,6 +45,16 @@ def made_steps(reader: JournalReader) -> bool:
     )
 
 
+def last_step(reader: JournalReader, of_values: int | None) -> int | None:
+    """The last step of training; where no hooks count steps, the highest of a value."""
+    progress = reader.progress()
+    counted = None if progress is None else progress.step
+    if counted is not None and made_steps(reader):
+        # A tracker's values have steps of its own: of frames, say.
+        return counted
+    return max((step for step in (of_values, counted) if step is not None), default=None)
+
+
 # -- a worker that ended without a report: had it finished its work?
 
 _OTHER = PHASES["other"]
@@ -217,13 +227,13 @@ class ProcessState:
         reader: JournalReader,
         state: int,
         *,
-        last_step: int | None = None,
+        of_values: int | None = None,
         seen_alive_ns: int = 0,
         node: str = "",
     ) -> ProcessState:
-        """By its journal. *state*: as `state_of` decides. *last_step*: of its logged values."""
+        """By its journal. *state*: as `state_of` decides. *of_values*: their last step."""
         identity, progress = reader.identity, reader.progress()
-        phase, since_ns, steps = "other", reader.created_ns, [last_step]
+        phase, since_ns = "other", reader.created_ns
         if progress is not None:
             phase = phase_word(progress.phase_code)
             # A name belongs to a phase without a code; phases with codes may lie inside it.
@@ -231,7 +241,6 @@ class ProcessState:
             if phase == "other" and name is not None:
                 phase = name.text
             since_ns = reader.created_ns + progress.phase_after_ns
-            steps.append(progress.step)
 
         texts = {key: str(identity.get(key) or "") for key in _TEXTS}
         texts["node"] = node or texts["node"] or texts["host"]
@@ -247,7 +256,7 @@ class ProcessState:
             pid=reader.pid,
             state=state_word(state),
             reason=reader.reason(),
-            step=max((step for step in steps if step is not None), default=None),
+            step=last_step(reader, of_values),
             phase=phase,
             phase_since_ns=since_ns,
             seen_alive_ns=seen_alive_ns or None,

@@ -156,7 +156,7 @@ def _process(reader: JournalReader) -> ProcessState:
     ended_well = ended_by_parent(reader, End(parent_lives=lives))
     state = state_of(None if progress is None else progress.state, alive, ended_well)
     seen_ns = time.time_ns() if alive else 0
-    found = ProcessState.read(reader, state, last_step=last_step, seen_alive_ns=seen_ns)
+    found = ProcessState.read(reader, state, of_values=last_step, seen_alive_ns=seen_ns)
     return with_texts(found, reader)
 
 

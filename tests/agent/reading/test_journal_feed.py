@@ -75,6 +75,19 @@ def test_a_rank_that_is_not_exported_leaves_no_training_series(tmp_path: Path) -
     assert bench.journal.describe().step == 4
 
 
+def test_the_step_of_a_training_is_not_that_of_a_tracker_which_counts_frames(bench: Fed) -> None:
+    bench.rank.state("running")
+    bench.log({"charts/reward": 1.0}, step=5500)
+    bench.poll()
+    without = bench.journal.step(), bench.journal.describe().step
+    bench.writer.add(bench.writer.counter(catalog.TRAINING_STEPS.name, {}), 12.0)
+    bench.writer.step(12)
+    bench.poll()
+
+    assert without == (5500, 5500)
+    assert (bench.journal.step(), bench.journal.describe().step) == (12, 12)
+
+
 def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(bench: Fed) -> None:
     bench.log({"once": 42.0}, step=1)
     bench.poll()

@@ -20,7 +20,7 @@ from otel_ddp.agent.reading.phase_shares import PhaseShares
 from otel_ddp.agent.reading.process_series import ProcessSeries
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.journal.layout import END, EVENT
-from otel_ddp.journal.process_state import ENDED, ProcessState, ended_by_parent, state_of
+from otel_ddp.journal.process_state import ENDED, ProcessState, ended_by_parent, last_step, state_of
 from otel_ddp.journal.reader import Document, JournalReader, Record, Scalars, Steps
 from otel_ddp.vocabulary.words import STATES
 
@@ -214,16 +214,14 @@ class JournalFeed:
 
     def step(self) -> int | None:
         """The last step that the process recorded."""
-        progress = self.reader.progress()
-        steps = [self._values.last_step, None if progress is None else progress.step]
-        return max((step for step in steps if step is not None), default=None)
+        return last_step(self.reader, self._values.last_step)
 
     def describe(self) -> ProcessState:
         """What is known of this process now."""
         return ProcessState.read(
             self.reader,
             self.life.state,
-            last_step=self._values.last_step,
+            of_values=self._values.last_step,
             seen_alive_ns=self.life.seen_alive_ns,
             node=dict(self.labels).get("node", ""),
         )
