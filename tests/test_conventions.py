@@ -62,10 +62,3 @@ def test_the_page_has_every_variable_of_the_specification_that_python_knows() ->
         return f"`{variable}`" in text or f"`{general}`" in text or f"`{ending}`" in text
 
     assert sorted(variable for variable in known if not named(variable)) == []
-
-
-def test_the_package_is_read_as_it_is_meant() -> None:
-    assert conventions.metrics()["process.thread.count"] == ("updown", "{thread}")
-    assert conventions.metrics()["system.cpu.utilization"] == ("gauge", "1")
-    assert "hw.id" in conventions.attributes()
-    assert conventions.values()["disk.io.direction"] == {"read", "write"}

@@ -112,3 +112,12 @@ def test_every_framework_has_its_home_its_heading_and_what_its_import_calls() ->
         home = folder / "launch" / "__init__.py" if module == "launch" else folder / f"{module}.py"
         tree = ast.parse(home.read_text())
         assert function in {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
+
+
+def test_every_name_that_is_said_to_be_of_a_file_is_in_it() -> None:
+    said = re.findall(r"((?:`\w+`(?:, | or | and )?)+) (?:of|in) `([\w/]+\.py)`", PAGE)
+
+    assert len(said) >= 5
+    for names, file in said:
+        words = set(re.findall(r"\w+", (ROOT / file).read_text()))
+        assert set(re.findall(r"\w+", names)) <= words | {"or", "and"}, file

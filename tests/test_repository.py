@@ -91,51 +91,6 @@ def test_each_extra_that_is_installed_is_one_of_the_package() -> None:
     assert set(named) <= set(re.findall(r"^(\w+) = \[", extras, re.M))
 
 
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
-
-
-def test_every_path_that_the_recipes_name_is_there() -> None:
-    folders = "src|tests|tools|docs|deploy|examples|bench"
-    named = re.findall(rf"(?<![\w./])((?:{folders})/[\w./-]*\w)", CONTRIBUTING)
-    boards = re.findall(r"`(\w+\.py)`", CONTRIBUTING)
-
-    assert len(named) > 20
-    assert [each for each in named if not (ROOT / each).exists()] == []
-    assert [each for each in boards if not (ROOT / "tools" / "dashboards" / each).exists()] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        (
-            "test_every_metric_of_the_catalogue_is_on_some_board",
-            "tests/deploy/test_dashboards_lint.py",
-        ),
-        ("count", "src/otel_ddp/recording/totals.py"),
-        ("stamp", "src/otel_ddp/recording/totals.py"),
-        ("observe", "src/otel_ddp/recording/totals.py"),
-        ("Measurement", "src/otel_ddp/agent/node/source.py"),
-        ("KernelFiles", "src/otel_ddp/agent/node/source.py"),
-        ("Sampler", "src/otel_ddp/agent/node/source.py"),
-        ("SOURCES", "src/otel_ddp/settings.py"),
-        ("PLACES", "tests/identity/test_identity.py"),
-        ("_STRANGE", "tests/conftest.py"),
-        ("_Variables", "src/otel_ddp/identity/launchers.py"),
-        ("_candidates", "src/otel_ddp/identity/launchers.py"),
-        ("find", "src/otel_ddp/identity/run_names.py"),
-        ("ROWS", "src/otel_ddp/agent/node/gpu/nvml_table.py"),
-        ("Driver", "src/otel_ddp/agent/node/gpu/driver.py"),
-        ("known", "src/otel_ddp/agent/node/gpu/drivers.py"),
-        ("HOMES", "tests/test_rooms.py"),
-        ("_part", "src/otel_ddp/agent/node/host.py"),
-        ("Text", "tools/dashboards/panels.py"),
-    ],
-)
-def test_every_name_that_the_recipes_use_is_defined_where_they_say(name: str, file: str) -> None:
-    assert f"`{name}`" in CONTRIBUTING
-    assert re.search(rf"^(?:    )?(?:def |class )?{name}\b", (ROOT / file).read_text(), re.M)
-
-
 def test_each_program_of_others_can_be_read_and_has_its_row() -> None:
     # The list is TOML, which Python reads since 3.11.
     pytest.importorskip("tomllib")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import pytest
 
@@ -52,15 +51,3 @@ def test_a_setting_that_names_nothing_is_an_error_without_its_value(
     error = capsys.readouterr().err
     assert error.startswith(said)
     assert "s3cret" not in error
-
-
-def test_a_missing_library_is_said_with_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "apprise", None)
-    os.environ["OTEL_DDP_NOTIFY"] = "slack://s3cret/s3cret/s3cret"
-    lacks = "slack://...: it needs the library apprise: pip install 'otel-ddp[notify]'"
-
-    assert main(["notify"]) == 1
-
-    assert capsys.readouterr().out == f"fail {lacks}\n"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from typing import Any
 
 import pytest
-import yaml
-from tools.dashboards.queries import FOLDER, panels
+from tools.dashboards.queries import FOLDER
 
 import go_modules
-from deploy.files import DEPLOY, ROOT, documents, tool
+from deploy.files import DEPLOY, ROOT, tool
 
 PROMETHEUS = DEPLOY / "prometheus"
 LINT = ROOT / "tools" / "dashboards" / "lint.yaml"
@@ -41,26 +39,6 @@ def test_the_boards_are_as_dashboard_linter_wants_them(board: Any) -> None:
     linted = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert linted.returncode == 0, linted.stdout + linted.stderr
-
-
-def test_the_linters_are_told_to_overlook_only_what_is_there() -> None:
-    boards = [json.loads(path.read_text()) for path in FOLDER.glob("*.json")]
-    shown = {(board["title"], panel["title"]) for board in boards for _, panel in panels(board)}
-    excluded = yaml.safe_load(LINT.read_text())["exclusions"].values()
-    entries = [entry for each in excluded for entry in each.get("entries", ())]
-    rules = {
-        rule.get("record") or rule["alert"]
-        for path in PROMETHEUS.glob("[ar][lu]*s/*.yml")
-        for group in documents(path)[0]["groups"]
-        for rule in group["rules"]
-    }
-    patterns = re.findall(r'name = "(.*)"', PINT.read_text())
-
-    assert all(each["reason"] for each in excluded)
-    for entry in entries:
-        assert entry["dashboard"] in {board for board, _ in shown}
-        assert "panel" not in entry or tuple(entry.values()) in shown
-    assert {name for pattern in patterns for name in pattern.split("|")} <= rules
 
 
 def test_each_recording_rule_is_used_by_a_board_an_alert_a_rule_or_a_page() -> None:

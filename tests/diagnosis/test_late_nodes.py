@@ -172,16 +172,6 @@ def test_a_verdict_on_a_rank_becomes_part_of_that_on_its_node_and_the_other_way_
     assert summary(job.steps(200)) == [("4", "backward", False)]
 
 
-def test_a_node_that_is_no_longer_late_is_over_after_three_clean_windows() -> None:
-    job = Job(8, nodes=2)
-    job.steps(150)
-    job.steps(150, late(0, 1, 2, 3))
-
-    assert job.steps(60) == []
-    assert summary(job.steps(40)) == [("n1", "backward", False)]
-    assert job.steps(600) == []
-
-
 def test_what_the_others_lose_is_charged_once_and_to_all_ranks_of_the_node() -> None:
     job = Job(8, nodes=2, world_size=8)
     job.steps(150)

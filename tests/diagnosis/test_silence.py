@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from make import labels_of
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.stall.evidence import Position
 from otel_ddp.diagnosis.stall.silence import Silence
 from otel_ddp.diagnosis.step_facts import batches_of
-from otel_ddp.diagnosis.verdict import Change, Labels
+from otel_ddp.diagnosis.verdict import Change
 
 S = 1_000_000_000
-
-
-def labels_of(rank: int) -> Labels:
-    return (
-        *(("group", "g"), ("run", "r"), ("job_type", "train"), ("node", f"node-{rank // 2}")),
-        *(("rank", str(rank)), ("local_rank", str(rank % 2))),
-    )
 
 
 class Run:
@@ -59,7 +53,7 @@ class Run:
         began_ns = self.now_ns - took_ns
         parts = Parts(began_ns, bytes([4]), (took_ns,))
         made = [Step(self.step, began_ns, self.now_ns, parts, (), 0.0, False, 0)] if moves else []
-        labels = labels_of(rank)
+        labels = labels_of(rank, node=f"node-{rank // 2}")
         position = Position(
             *(labels, True, "running", self.step, phase, self.since_ns), waits_in=self.waits_in
         )

@@ -22,6 +22,7 @@ from ranks import PLAIN_S, STEP_S, Job, Told
 MS = 1_000_000
 S = 1000 * MS
 NOW = 1_700_000_000 * S
+OTHER, DATA, FORWARD = PHASES["other"], PHASES["data"], PHASES["forward"]
 
 
 def summary(changes: list[Change]) -> list[tuple[str, str, str, bool]]:
@@ -112,6 +113,31 @@ def test_a_step_without_a_number_or_without_length_has_no_facts(step: Step) -> N
     (run,) = batches_of([step])
 
     assert list(facts_of(run)) == []
+
+
+def test_steps_of_several_kinds_stay_in_their_order_with_their_own_facts() -> None:
+    kinds = [((DATA, each), (FORWARD, each + 1)) for each in (1, 3, 8)]
+    kinds.insert(2, ((OTHER, 5), (DATA, 6), (OTHER, 7)))
+    steps = [made(pieces, number=number) for number, pieces in enumerate(kinds, 1)]
+
+    facts = [each for run in batches_of(steps) for each in facts_of(run)]
+
+    assert [(each.number, list(by_word(each).values())) for each in facts] == [
+        (1, [1, 2, 0, 0, 0]),
+        (2, [3, 4, 0, 0, 0]),
+        (3, [6, 0, 0, 0, 12]),
+        (4, [8, 9, 0, 0, 0]),
+    ]
+
+
+def test_the_longest_stretch_of_a_phase_is_one_part_of_one_step_and_no_rest() -> None:
+    waits = made(((OF_BUFFERS | FORWARD, 8),))._replace(rest=((DATA, 100 * MS),))
+    first, second = ((DATA, 1), (FORWARD, 2), (DATA, 4)), ((DATA, 5), (FORWARD, 1), (DATA, 3))
+
+    assert [run.longest_ns() for run in batches_of([made(first), made(second), waits])] == [
+        {DATA: 5 * MS, FORWARD: 2 * MS},
+        {FORWARD: 8 * MS},
+    ]
 
 
 # --- Who, and in which phase ----------------------------------------------------------------------
@@ -253,14 +279,6 @@ def fed(job: Job, number: int, *backward_ms: float, took_ms: int = 100) -> None:
             *((0, 0, work_ns, 0, 0), {}, False, 0),
         )
         job.told.feed(rank, [facts])
-
-
-def test_late_in_three_of_five_steps_and_as_fast_as_the_others_in_two_is_chance() -> None:
-    job = Job()
-    for number in range(1000):
-        fed(job, number, 50, 60 if number % 5 < 3 else 50, 50, 50)
-
-    assert job.detector.poll(0) == []
 
 
 def test_a_rank_that_is_ahead_and_waits_for_its_device_at_once_makes_no_straggler() -> None:

@@ -15,7 +15,7 @@ from agent.node.fake_driver import POWER, FakeDriver
 from node import until
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.node import sampling
-from otel_ddp.agent.node.gpu.driver import Device, DriverMissing, User
+from otel_ddp.agent.node.gpu.driver import Device, User
 from otel_ddp.agent.node.processes import read_process_stat
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.node.source import KernelFiles, Measurement
@@ -116,16 +116,6 @@ def test_a_board_is_described_with_its_measurements(bench: Callable[..., Bench])
         "busy_ratio": 0.5,
     }
     assert gpu == expected
-
-
-def test_a_remark_says_why_there_are_no_boards(bench: Callable[..., Bench]) -> None:
-    driver = FakeDriver()
-    driver.opening = DriverMissing("There is no driver.")
-    here = bench("gpu", driver=driver)
-
-    remarks = until(lambda: here.sampling.describe()["gpu_remarks"], "the reason")
-
-    assert remarks == ["There is no driver."]
 
 
 def test_the_host_has_the_labels_of_a_run_that_is_alone_on_it(bench: Callable[..., Bench]) -> None:

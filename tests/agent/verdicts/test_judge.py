@@ -629,22 +629,6 @@ def test_a_stall_whose_rank_is_killed_is_not_reported_as_solved(
     assert (past["ended_with"], past["sentence"]) == ("rank 1", opened["sentence"])
 
 
-def test_a_stall_that_goes_on_is_shown_and_written_down_at_its_length(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stall(bench, monkeypatch)
-    began_ns = bench.now_ns
-    for _ in range(20):
-        bench.poll(later_s=5)
-
-    shown = bench.verdict("stall")
-    still_s = float(shown["sentence"].split()[5])
-    assert still_s > (bench.now_ns - began_ns) / 1e9 > 99
-    ((_, fields),) = bench.incidents().items()
-    assert fields["verdict"]["sentence"] == shown["sentence"]
-    assert of("stall", bench.reported()) == [("opened", "ERROR")]
-
-
 def test_an_ended_rank_is_named_to_those_that_wait_though_its_journal_is_deleted(
     bench: Bench,
 ) -> None:
