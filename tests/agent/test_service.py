@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import resource
 import shutil
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from otel_ddp.agent.service.startup import wait
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
+from shortages import descriptors_below
 
 # select() takes no number above 1023.
 HIGH = 1500
@@ -28,18 +28,6 @@ HIGH = 1500
 def files() -> int:
     """How many may be open: at least half of them are free, whatever the tests before left."""
     return 100 + 2 * max(int(each) for each in os.listdir("/proc/self/fd"))
-
-
-@contextlib.contextmanager
-def limited_to(files: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < files:
-        pytest.skip(f"{hard} files may be open here, and this needs {files}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture
@@ -57,7 +45,7 @@ def test_numbers_above_1023_wake_the_agent(
 ) -> None:
     low_doorbell, low_handle, ring, die = pipes
     began_s = time.monotonic()
-    with limited_to(HIGH + files), contextlib.ExitStack() as opened:
+    with descriptors_below(HIGH + files), contextlib.ExitStack() as opened:
         doorbell, handle = (
             fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, HIGH) for each in (low_doorbell, low_handle)
         )
@@ -121,7 +109,7 @@ def journals(tmp_path: Path, place: Place) -> Iterator[Journals]:
 def two_left_of(files: int) -> Iterator[None]:
     """As where many scrape at once."""
     others = []
-    with limited_to(files):
+    with descriptors_below(files):
         with contextlib.suppress(OSError):
             while True:
                 others.append(os.dup(0))

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from otel_ddp.cli.node import screen
 from otel_ddp.cli.node.picture import NO_AGENT, Line, picture
 from otel_ddp.journal.process_state import ProcessState, measuring, table
 from otel_ddp.journal.survey import Survey, survey
+from shortages import locked_elsewhere
 
 NOW_NS = 10_000_000_000
 PIDS = itertools.count(100)
@@ -193,7 +194,7 @@ def test_values_of_another_type_are_shown_and_stop_nothing(odd: Any, place: Here
     mixed = [{**told, key: odd, "pid": at} for at, key in enumerate(told)]
     about = dict.fromkeys(("pid", "version", "scrape", "export", "remark", "nodes", "notes"), odd)
     verdicts = [odd, {"who": odd}, {"who": {"run": "one"}, "sentence": odd, "since_ns": odd}]
-    with an_agent(place):
+    with locked_elsewhere(place.agent_lock):
         about |= {"ended": [*mixed, {}, odd], "verdicts": verdicts, "past": verdicts}
         place.agent_file.write_text(json.dumps(about))
         found = survey([place])
@@ -224,7 +225,9 @@ def test_a_run_that_has_ended_needs_no_judgement(place: Here) -> None:
     otel_ddp.init(run="over").finish()
     over = {"group": "", "run": "over", "why": "why"}
     lacks = {**over, "run": "mine"}
-    with an_agent(place, "import otel_ddp; run = otel_ddp.init(run='mine')") as pid:
+    code = "import otel_ddp; run = otel_ddp.init(run='mine')"
+    with locked_elsewhere(place.agent_lock, code) as holder:
+        pid = holder.pid
         # One that has written nothing yet is starting.
         assert survey([place]).agents[0]["starting"] is True
         assert f"agent     pid {pid} is starting" in lines(survey([place]))
@@ -246,9 +249,8 @@ def test_ranks_of_other_nodes_are_shown_as_long_as_the_agent_lives_that_leads_th
     other = process(run="mine", rank=1, node="beta", world_size=4).to_json()
     link = {"group": "", "run": "mine", "sentence": "leads 2 nodes"}
     told = {"elsewhere": [other, {"started_ns": "x"}, 7], "links": [link, 7]}
-    with an_agent(
-        place, "import otel_ddp; run = otel_ddp.init(run='mine', global_rank=0, world_size=4)"
-    ):
+    code = "import otel_ddp; run = otel_ddp.init(run='mine', global_rank=0, world_size=4)"
+    with locked_elsewhere(place.agent_lock, code):
         place.agent_file.write_text(json.dumps({"pid": 7, **told}))
         shown_lines = lines(survey([place]), NOW_NS)
     without = lines(survey([place]), NOW_NS)
@@ -272,9 +274,9 @@ def test_a_process_without_its_agent_is_shown_with_the_last_line_of_the_agents_l
     def unserved(seconds: int) -> list[dict[str, Any]]:
         return survey([place], time.time_ns() + seconds * 10**9).unserved
 
-    with an_agent(Here(tmp_path), TRAINS):
+    with locked_elsewhere(tmp_path / "lock", TRAINS):
         early, late = unserved(5), unserved(11)
-        with an_agent(place):
+        with locked_elsewhere(place.agent_lock):
             served = unserved(11)
 
     where = {"directory": str(place.directory), "agent_log": "no such library"}
@@ -323,7 +325,7 @@ def test_two_living_processes_of_the_same_rank_are_reported(place: Here, tmp_pat
         for number, other in enumerate(others):
             (where := tmp_path / str(number)).mkdir()
             code = f"import os; os.environ.update({other!r}); {TRAINS}"
-            living.enter_context(an_agent(Here(where), code))
+            living.enter_context(locked_elsewhere(where / "lock", code))
         early, late = (survey([place], time.time_ns() + s * 10**9) for s in (5, 11))
 
     first, second = (each.pid for each in late.processes if (each.rank, each.group) == (0, ""))
@@ -338,7 +340,7 @@ def test_the_agents_notes_on_a_run_are_shown_under_it_alone(place: Here) -> None
     note = {"run": "mine", "group": "g", "sentence": "local rank 1 of node h records nothing"}
     for run in ("mine", "other"):
         otel_ddp.init(run=run, group="g").finish()
-    with an_agent(place):
+    with locked_elsewhere(place.agent_lock):
         place.agent_file.write_text(json.dumps({"pid": 7, "notes": [note, "odd"]}))
         found = survey([place])
 
@@ -349,25 +351,6 @@ def test_the_agents_notes_on_a_run_are_shown_under_it_alone(place: Here) -> None
     assert shown_lines[heading + 1] == "  ! local rank 1 of node h records nothing"
     # Whether it still holds is unknown once the agent has ended.
     assert survey([place]).notes == []
-
-
-HOLD = """
-import fcntl, os, sys
-exec(sys.argv[2])
-fcntl.lockf(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)
-print(flush=True); sys.stdin.read()
-"""
-
-
-@contextlib.contextmanager
-def an_agent(place: Here, code: str = "") -> Iterator[int]:
-    """The process id of a process that runs this, holds the agent's lock, and wrote nothing yet."""
-    command = [sys.executable, "-c", HOLD, str(place.agent_lock), code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        yield holder.pid
-        holder.communicate()
 
 
 def status(how: str) -> subprocess.CompletedProcess[str]:

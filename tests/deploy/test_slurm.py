@@ -11,6 +11,7 @@ import pytest
 from deploy.files import DEPLOY, tool
 from node import Node, finished, until
 from otel_ddp.journal.place import Place
+from shortages import locked_elsewhere
 
 SLURM = DEPLOY / "slurm"
 SCRIPTS = sorted(SLURM.iterdir())
@@ -84,15 +85,6 @@ def test_jobs_that_share_a_node_have_places_of_their_own(tmp_path: Path) -> None
 TRAINING = "import otel_ddp; run = otel_ddp.init(); run.log({'loss': 1.0}, step=0); "
 
 
-HOLDS = """
-from otel_ddp import files
-lock = open({lock!r}, "w")
-files.lock(lock.fileno())
-print("held", flush=True)
-input()
-"""
-
-
 class SlurmNode(Node):
     """A node on which the agent of a job may be left over."""
 
@@ -149,15 +141,12 @@ def test_the_epilog_ends_no_process_of_another_user_in_the_place_of_this_one() -
     with SlurmNode("otel_ddp-4242") as node:
         node.place.directory.mkdir(mode=0o700)
         # An agent leaves a place that is another user's by itself.
-        other = node.python(HOLDS.format(lock=str(node.place.agent_lock)))
-        assert other.stdout
-        assert other.stdout.readline() == "held\n"
-        os.chown(node.place.directory, 4242, -1)
+        with locked_elsewhere(node.place.agent_lock) as other:
+            os.chown(node.place.directory, 4242, -1)
 
-        node.epilog(4242)
+            node.epilog(4242)
 
-        assert other.poll() is None
-        other.communicate("\n")
+            assert other.poll() is None
 
 
 def test_the_epilog_clears_away_what_was_the_jobs_alone() -> None:

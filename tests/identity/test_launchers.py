@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 from tools.stack.server import free_port
 
 import warm
+from node import Node, finished
 
 pytest.importorskip("torch")
 
@@ -90,42 +88,12 @@ def scripts(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@contextlib.contextmanager
-def launched(scripts: Path, *commands: Sequence[str | Path]) -> Iterator[None]:
-    """Run commands at the same time, to their ends; whatever happens, nothing of them stays."""
-    strange = ("OTEL_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_", "PET_", "SWANLAB_", "WANDB_")
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(strange) and name not in names
-    }
-    processes = [
-        subprocess.Popen(
-            [str(part) for part in command],
-            cwd=scripts,
-            env=env | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for command in commands
-    ]
-    try:
-        for process in processes:
-            output, _ = process.communicate(timeout=300)
-            assert process.returncode == 0, output
-        yield
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                # Asked first: torchrun's workers have sessions of their own, it alone ends them.
-                process.terminate()
-                try:
-                    process.communicate(timeout=300)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-            process.communicate()
+def launch(scripts: Path, *commands: Sequence[str | Path]) -> None:
+    """Run commands at the same time, to their ends."""
+    with Node(GLOO_SOCKET_IFNAME="lo") as node:
+        here = ("/usr/bin/env", "-C", str(scripts))
+        for each in [node.start(*here, *map(str, command)) for command in commands]:
+            finished(each)
 
 
 def said(directory: Path, when: str = "after") -> list[dict[str, Any]]:
@@ -167,7 +135,7 @@ def test_workers_of_a_launcher_on_one_node_share_a_settled_run(scripts: Path) ->
     # A shell between torchrun and each worker, which is then its parent.
     shell = ("sh", "-c", f'{sys.executable} worker.py "$0"; exit $?')
 
-    with launched(
+    launch(
         scripts,
         (*torchrun(), "--standalone", two, "worker.py", standalone),
         (*torchrun(), f"--master-port={free_port()}", two, "worker.py", plain),
@@ -178,9 +146,10 @@ def test_workers_of_a_launcher_on_one_node_share_a_settled_run(scripts: Path) ->
         ),
         (sys.executable, "worker.py", lone),
         (sys.executable, "worker.py", lone_too),
-    ):
-        pairs = [said(each) for each in (standalone, plain, wrapped, legacy)]
-        alone = [said(each) for each in (lone, lone_too)]
+    )
+
+    pairs = [said(each) for each in (standalone, plain, wrapped, legacy)]
+    alone = [said(each) for each in (lone, lone_too)]
 
     names = runs(*pairs, *alone)
     assert [len(each) for each in names] == [1] * 6
@@ -196,15 +165,16 @@ def test_workers_of_a_launcher_on_one_node_share_a_settled_run(scripts: Path) ->
 def test_spawned_processes_settle_with_their_process_group(scripts: Path) -> None:
     by_address, by_file = directories(scripts, "by_address", "by_file")
 
-    with launched(
+    launch(
         scripts,
         (
             *(*all_warm(), warm.python().executable, scripts / "spawner.py", by_address, by_file),
             *(scripts / "store", str(free_port())),
         ),
-    ):
-        before = [said(each, "before") for each in (by_address, by_file)]
-        after = [said(each) for each in (by_address, by_file)]
+    )
+
+    before = [said(each, "before") for each in (by_address, by_file)]
+    after = [said(each) for each in (by_address, by_file)]
 
     first, second = runs(*after)
     assert (len(first), len(second)) == (1, 1)
@@ -237,8 +207,7 @@ def test_two_torchruns_without_an_id_agree_through_the_store(scripts: Path) -> N
 
     # The same address and port twice: only the store can tell the launches apart.
     for nodes, directory in (((0, 1), first), ((2, 3), second)):
-        with launched(scripts, *torchruns(directory, port, nodes)):
-            pass
+        launch(scripts, *torchruns(directory, port, nodes))
 
     before = [said(each, "before") for each in (first, second)]
     after = [said(each) for each in (first, second)]
@@ -254,8 +223,7 @@ def test_two_torchruns_without_an_id_agree_through_the_store(scripts: Path) -> N
 def test_a_restart_of_torchrun_keeps_the_name_and_has_another_lead(scripts: Path) -> None:
     (directory,) = directories(scripts, "restarted")
 
-    with launched(scripts, *torchruns(directory, free_port(), (0, 1), "--max-restarts=1")):
-        pass
+    launch(scripts, *torchruns(directory, free_port(), (0, 1), "--max-restarts=1"))
 
     assert len(said(directory)) == 4
     assert [len(each) for each in runs(said(directory))] == [1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import resource
 import signal
 import stat
 import subprocess
@@ -20,6 +19,7 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.files import private_directory
 from otel_ddp.journal import place
 from otel_ddp.journal.place import Place, candidates, existing, find, is_in_memory
+from shortages import descriptors_below, locked_elsewhere
 
 NOBODY = 65534
 
@@ -343,19 +343,8 @@ def test_an_agent_lives_as_long_as_it_holds_its_lock(tmp_path: Path) -> None:
     assert not here.agent_is_alive()
     here.agent_lock.touch()
     assert not here.agent_is_alive()
-    code = (
-        "import fcntl, os, sys\n"
-        "fcntl.lockf(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX)\n"
-        "print(flush=True); sys.stdin.read()"
-    )
 
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(here.agent_lock)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as agent:
-        assert agent.stdout is not None
-        agent.stdout.readline()
+    with locked_elsewhere(here.agent_lock) as agent:
         assert here.agent_is_alive()
         assert here.agent_pid() == agent.pid
         agent.send_signal(signal.SIGKILL)
@@ -379,14 +368,8 @@ def test_asking_for_a_lock_follows_no_link_and_waits_for_no_fifo(tmp_path: Path)
 def test_no_process_counts_as_dead_because_descriptors_have_run_out(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.touch()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open("/dev/null", os.O_RDONLY)
     os.close(lowest)
     assert files.lock_holder(path) is None
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        holder = files.lock_holder(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-    assert holder == 0
+    with descriptors_below(lowest):
+        assert files.lock_holder(path) == 0

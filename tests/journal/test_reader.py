@@ -6,7 +6,6 @@ import errno
 import json
 import math
 import os
-import resource
 import struct
 import tracemalloc
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import CannotOpen, Document, JournalReader, Scalars, Steps, Unreadable
 from otel_ddp.journal.writer import JournalWriter, Shape
+from shortages import descriptors_below
 
 SMALLEST = 128 * 1024
 
@@ -195,13 +195,8 @@ def test_a_journal_that_cannot_be_opened_now_may_be_opened_later(writer: Journal
     memory = Path(f"/proc/{os.getpid()}/mem")
     free = os.dup(0)
     os.close(free)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
-        with pytest.raises(CannotOpen) as not_opened:
-            JournalReader(writer.path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with descriptors_below(free), pytest.raises(CannotOpen) as not_opened:
+        JournalReader(writer.path)
     with pytest.raises(CannotOpen) as not_read:
         # A regular file that can be opened; nobody can read the beginning of an address space.
         JournalReader(memory)

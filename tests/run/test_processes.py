@@ -241,51 +241,6 @@ def test_a_child_forked_while_a_thread_opens_a_run_may_open_its_own(
     assert {"train", "child"} == set(by_job(place))
 
 
-FORKED_INIT = """
-import multiprocessing, otel_ddp
-
-def child(job):
-    run = otel_ddp.init(job_type=job)
-    run.log({"loss": 1.0}, step=1)
-    if job == "bad":
-        raise ValueError("no more data")
-    if job == "leaving":
-        raise SystemExit(0)
-
-if __name__ == "__main__":
-    with otel_ddp.init(group="g") as run:
-        context = multiprocessing.get_context("fork")
-        jobs = ("good", "bad", "leaving")
-        children = [context.Process(target=child, args=(job,)) for job in jobs]
-        for process in children:
-            process.start()
-            process.join()
-        print(*[process.exitcode for process in children])
-        run.log({"loss": 2.0})
-"""
-
-
-def test_a_forked_child_that_opens_a_run_has_its_own_journal_and_end(
-    place: Here, tmp_path: Path
-) -> None:
-    status, out, _ = run(FORKED_INIT, tmp_path)
-
-    journals = by_job(place)
-    assert (status, out) == (0, "0 1 0\n")
-    assert {"train", "good", "bad", "leaving"} == set(journals)
-    assert len({journal.pid for journal in journals.values()}) == 4
-    assert len({journal.identity["run"] for journal in journals.values()}) == 1
-    assert {journal.identity["group"] for journal in journals.values()} == {"g"}
-    assert {job: journal.state for job, journal in journals.items()} == {
-        "train": "finished",
-        "good": "finished",
-        "bad": "failed",
-        "leaving": "finished",
-    }
-    assert journals["bad"].reason == NO_MORE_DATA
-    assert journals["train"].points == [("loss", 2.0)]
-
-
 INHERIT = """
 import multiprocessing, otel_ddp
 
@@ -431,6 +386,7 @@ def child():
     run.log({"shared": 1.0})
     own.log({"own": 1.0})
     assert otel_ddp.current() is own
+    raise SystemExit(0)
 
 if __name__ == "__main__":
     run = otel_ddp.init(run="shared", group="g")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import resource
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ from otel_ddp.agent.export.otlp.encode import (
 from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.export.spool import BLOCK_BYTES, Spool
 from otlp_receiver import Receiver, points_in
-from shortages import no_threads
+from shortages import descriptors_below, no_threads
 
 DELIVERED = Outcome("delivered", "accepted by http://c")
 DOWN = Outcome("retry", "connection refused by http://c")
@@ -272,21 +270,10 @@ def test_a_torn_file_is_counted_and_the_next_goes_out(delivery: Bench) -> None:
     assert delivery.status().dropped_points == {"corrupt": 7}
 
 
-@contextlib.contextmanager
-def no_descriptors() -> Iterator[None]:
-    """Nothing can be opened meanwhile."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_a_file_that_cannot_be_read_now_is_sent_later(delivery: Bench) -> None:
     delivery.spool.append(Request("metrics", b"whole", 7))
 
-    with no_descriptors():
+    with descriptors_below(3):
         send_next(delivery)
         due_s = send_next(delivery)
     during = delivery.status()

@@ -31,12 +31,6 @@ by_apprise = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture
-def webhook() -> Iterator[Webhook]:
-    with Webhook() as webhook:
-        yield webhook
-
-
-@pytest.fixture
 def mailbox() -> Iterator[Mailbox]:
     needed("aiosmtpd", "dev")
     with Mailbox() as mailbox:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,12 +216,6 @@ def test_the_end_of_a_run_whose_ranks_are_not_all_known_waits_for_them(watched: 
 
     assert watched.kinds(1.0) == ["ended"]
     assert not watched.occasions.ending
-
-
-@pytest.fixture
-def webhook() -> Iterator[Webhook]:
-    with Webhook() as webhook:
-        yield webhook
 
 
 def test_a_thread_of_the_agent_sends_it_and_each_address_gets_it_once(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 
 from otel_ddp.agent.notify.addresses import Address
 from otel_ddp.agent.notify.message import Message
 from otel_ddp.agent.notify.outbox import MOST_OF_A_KIND, Outbox
+from shortages import locked_elsewhere
 from webhook import Webhook
 
 
@@ -27,12 +24,6 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-def webhook() -> Iterator[Webhook]:
-    with Webhook() as webhook:
-        yield webhook
 
 
 @pytest.fixture
@@ -250,24 +241,16 @@ def test_an_agent_of_the_same_name_sends_nothing_of_another_ones(
     webhook.code = 503
     first = Outbox(folder, [Address(webhook.url)], clock)
     first.put(message(1))
-    # Its agent lives: another process holds the lock.
-    code = (
-        "import fcntl, sys; file = open(sys.argv[1], 'r+')\n"
-        "fcntl.lockf(file, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
-    )
     # Closing any descriptor of it gives the lock back.
     (folder / "lock").open().close()
-    command = [sys.executable, "-c", code, str(folder / "lock")]
-    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
+    # Its agent lives: another process holds the lock.
+    with locked_elsewhere(folder / "lock"):
         webhook.code = 200
         second = Outbox(folder, [Address(webhook.url)], clock)
 
         second.load()
         second.put(message(2))
         second.deliver()
-        other.communicate()
 
     assert titles(webhook) == ["title 2"]
     assert len(waiting(folder)) == 1
