@@ -17,6 +17,16 @@ from otel_ddp.vocabulary.words import PHASES, STATES, UNUSUAL_PHASES, WORK_PHASE
 MS = 1_000_000
 
 
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def labels_of(rank: int | str, run: str = "r", node: str = "n1") -> Labels:
     """What tells a rank apart from others."""
     return (

@@ -1,12 +1,10 @@
-"""Real receivers of notifications inside the test process: an HTTP server, and a mail server."""
+"""A real receiver of notifications inside the test process."""
 
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Mapping
-from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
@@ -72,28 +70,3 @@ class Webhook:
                 pass
 
         return Handler
-
-
-class Mailbox:
-    """Takes every mail. aiosmtpd is imported here: only tests of mails need it."""
-
-    def __init__(self) -> None:
-        from aiosmtpd.controller import Controller
-
-        self.mails: list[tuple[list[str], Any]] = []
-        """To whom, and the mail."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self.url = f"mailto://127.0.0.1:{port}?from=ddp@n.org&to=me@example.org"
-        self._controller = Controller(self, hostname="127.0.0.1", port=port)
-
-    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
-        self.mails.append((envelope.rcpt_tos, message_from_bytes(envelope.content)))
-        return "250 OK"
-
-    def __enter__(self) -> Mailbox:
-        self._controller.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._controller.stop()

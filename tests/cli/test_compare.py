@@ -76,18 +76,6 @@ def test_a_name_may_have_commas(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ]
 
 
-@pytest.mark.parametrize("content", [b"", b"no database" * 500])
-def test_a_damaged_history_is_said(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
-) -> None:
-    bad = tmp_path / "bad.sqlite"
-    bad.write_bytes(content)
-
-    assert compare(folder, "a", str(bad)) == 2
-
-    assert str(bad) in capsys.readouterr().err
-
-
 def test_markdown_has_the_verdict_and_no_markup_of_a_run(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from otel_ddp.identity import addresses
-
-DASHBOARDS = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 
 
 def test_the_address_has_the_run_and_begins_before_what_it_shows() -> None:
@@ -33,9 +29,3 @@ def test_a_grafana_may_lie_below_a_path_and_name_an_organisation() -> None:
 
 def test_without_a_grafana_there_is_no_address() -> None:
     assert addresses.board("", "Run", {"run": "r"}) == ""
-
-
-def test_the_boards_are_those_that_are_deployed() -> None:
-    deployed = [json.loads(path.read_text()) for path in DASHBOARDS.glob("*.json")]
-
-    assert {each["title"]: each["uid"] for each in deployed} == addresses.BOARDS

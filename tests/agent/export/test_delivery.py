@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from make import Clock
 from otel_ddp import settings
 from otel_ddp.agent.export.delivery import Delivery
 from otel_ddp.agent.export.otlp import SIGNALS, Outcome, Request, Signal
@@ -32,14 +33,6 @@ BAD = Outcome("refused", "400 from http://c/v1/metrics")
 TOO_LARGE = Outcome("refused", "413 from http://c/v1/metrics", too_large=True)
 PLENTY = 1024 * BLOCK_BYTES
 PATIENCE_S = 60.0
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class FakeTransport:
@@ -67,7 +60,7 @@ class Bench(Delivery):
     """Without a thread: the test calls `send_next`. The jitter is in the middle."""
 
     def __init__(self, spool: Spool, **how: Any) -> None:
-        self.transport, self.spool, self.clock = FakeTransport(), spool, FakeClock()
+        self.transport, self.spool, self.clock = FakeTransport(), spool, Clock()
         how = {"jitter": lambda: 0.5, **how}
         super().__init__(self.transport, spool, self.clock, **how)
 
@@ -646,7 +639,7 @@ def test_a_route_that_is_wrong_for_a_while_after_an_outage_loses_nothing(
     with Receiver() as receiver:
         endpoint = receiver.start_http()
         transport = Transport(settings.read({}, endpoint=endpoint), {})
-        clock = FakeClock()
+        clock = Clock()
         delivery = Delivery(transport, spool, clock)
         receiver.set_mode(503)
         for _ in range(5):

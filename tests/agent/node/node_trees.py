@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import conventions
+from make import Clock
 from otel_ddp.agent.node.host import Host
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog
@@ -17,21 +18,13 @@ _NO_INTERFACE = "Inter-| Receive | Transmit\n face |bytes packets\n"
 GIB = 1 << 30
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 500.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class NodeTree:
     """A bare machine with four processors and 64 GiB; tests put in what theirs has besides."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.proc, self.sys = root / "proc", root / "sys"
-        self.clock = Clock()
+        self.clock = Clock(500.0)
         self.online = 4
         self.processors()
         self.memory()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.node.node_trees import Clock
+from make import Clock
 from otel_ddp import errors
 from otel_ddp.agent.node.source import Sampler
 
@@ -45,7 +45,7 @@ class Bench:
     """A sampler that reads once a second, and its clocks."""
 
     def __init__(self) -> None:
-        self.clock, self.pauses, self.go_on = Clock(), Pauses(), threading.Event()
+        self.clock, self.pauses, self.go_on = Clock(500.0), Pauses(), threading.Event()
         self.read: Callable[[], Any] = lambda: "a value"
         self.sampler: Sampler[Any] = Sampler(
             "made-up source",

@@ -1,17 +1,16 @@
-"""One address: what a webhook, a mail server and apprise are sent, and what is never shown."""
+"""One address: what a webhook and apprise are sent, and what is never shown."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from extras import needed
 from otel_ddp.agent.notify.addresses import Address, Outcome
 from otel_ddp.agent.notify.message import Message
-from webhook import Mailbox, Webhook
+from webhook import Webhook
 
 MESSAGE = Message(
     id="5f",
@@ -28,13 +27,6 @@ MESSAGE = Message(
 )
 # What apprise imports warns of itself.
 by_apprise = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture
-def mailbox() -> Iterator[Mailbox]:
-    needed("aiosmtpd", "dev")
-    with Mailbox() as mailbox:
-        yield mailbox
 
 
 def test_a_webhook_gets_what_the_page_promises(webhook: Webhook) -> None:
@@ -93,20 +85,6 @@ def test_a_run_cannot_call_the_people_of_a_chat(webhook: Webhook) -> None:
     assert not discord.USER_ROLE_DETECTION_RE.search(said)
     found = slack.NotifySlack._re_channel_support.search(said)
     assert found is None or found["channel"].startswith("\u200b")
-
-
-@by_apprise
-def test_apprise_sends_it_as_mail(mailbox: Mailbox) -> None:
-    needed("apprise", "dev")
-
-    outcome = Address(mailbox.url).send(MESSAGE)
-
-    assert outcome == Outcome(True)
-    ((to, mail),) = mailbox.mails
-    assert to == ["me@example.org"]
-    assert mail["Subject"] == MESSAGE.title
-    lines = mail.get_payload(decode=True).decode().splitlines()
-    assert lines == [MESSAGE.text, "", MESSAGE.url]
 
 
 @by_apprise

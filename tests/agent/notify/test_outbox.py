@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from make import Clock
 from otel_ddp.agent.notify.addresses import Address
 from otel_ddp.agent.notify.message import Message
 from otel_ddp.agent.notify.outbox import MOST_OF_A_KIND, Outbox
@@ -13,17 +14,9 @@ from shortages import locked_elsewhere
 from webhook import Webhook
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1.7e9
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1.7e9)
 
 
 @pytest.fixture
