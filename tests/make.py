@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal import layout
@@ -33,6 +34,16 @@ def labels_of(rank: int | str, run: str = "r", node: str = "n1") -> Labels:
         *(("group", "g"), ("run", run), ("job_type", "train"), ("node", node)),
         *(("rank", str(rank)), ("local_rank", str(rank))),
     )
+
+
+def step_of(
+    number: int | None, began_ns: int, pieces: Sequence[tuple[int, int]], **more: Any
+) -> Step:
+    """A step of these pieces, each with the code of its phase and its nanoseconds."""
+    spans_ns = [span_ns for _, span_ns in pieces]
+    parts = Parts(began_ns, bytes([code for code, _ in pieces]), spans_ns)
+    given = {"rest": (), "gc_s": 0.0, "skipped": False, "retries": 0, **more}
+    return Step(number, began_ns, began_ns + sum(spans_ns), parts, **given)
 
 
 def step_facts(

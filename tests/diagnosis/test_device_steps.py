@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+import make
 from make import labels_of
-from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.agent.reading.steps import Step
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
@@ -30,18 +31,12 @@ def step_of(
     number: int, phases_ms: Mapping[str, float], paced_ms: Mapping[str, float] | None = None
 ) -> Step:
     """A step that took all of its 100 ms, or as long as its phases."""
-    spans_ns = [round(ms * MS) for ms in phases_ms.values()]
-    codes = bytes(PHASES[word] for word in phases_ms)
-    began_ns = NOW + number * 100 * MS
     paced = tuple(
         PHASES[word] << PACED_SHIFT | round(ms * MS) for word, ms in (paced_ms or {}).items()
     )
-    return Step(
-        *(number, began_ns, began_ns + sum(spans_ns), Parts(began_ns, codes, spans_ns), ()),
-        *(0.0, False, 0),
-        paced=paced,
-        lag_ns=None if paced_ms is None else 30 * MS,
-    )
+    pieces = [(PHASES[word], round(ms * MS)) for word, ms in phases_ms.items()]
+    lag_ns = None if paced_ms is None else 30 * MS
+    return make.step_of(number, NOW + number * 100 * MS, pieces, paced=paced, lag_ns=lag_ns)
 
 
 def facts(step: Step) -> list[StepFacts]:

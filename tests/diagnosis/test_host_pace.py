@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from make import labels_of
+from make import labels_of, step_facts
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.straggler.host_pace import HostNeed, HostPace, LaunchNeed
@@ -19,8 +19,9 @@ def step(
 ) -> StepFacts:
     """A step of 100 ms; its device *keeps_up* with the host in forward, or not at all."""
     forward_ns = round((launch_ms if keeps_up else 90) * MS)
-    return StepFacts(
-        *(number, number * 100 * MS, 100 * MS, 0, (0, forward_ns, 0, 0, 0), {}, False, 0),
+    return step_facts(
+        *(number, number * 100 * MS, {"forward": forward_ns / MS}, 100),
+        wait_ns=0,
         paced_ns=(0, forward_ns if keeps_up else 0, 0, 0, 0),
         host_ns=(round(data_ms * MS), round(launch_ms * MS), 0, 0, 0),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from make import labels_of
+from make import labels_of, step_facts
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
@@ -25,24 +25,10 @@ def step(
 
     *waits_ms*: before it, the host waits for the device.
     """
-    device_ns, host_ns = round(device_ms * MS), round(host_ms * MS)
-    at = WORK_PHASES.index(phase)
-    return StepFacts(
-        number=1,
-        ended_ns=0,
-        took_ns=100 * MS,
-        wait_ns=100 * MS - device_ns,
-        phases_ns=tuple(device_ns * (each == at) for each in range(5)),
-        unusual_ns={},
-        unusual=False,
-        work=0,
-        paced_ns=(0, 0, 0, 0, 0),
-        host_ns=tuple(
-            host_ns * (each == at) + round(waits_ms * MS) * (each == WORK_PHASES.index("other"))
-            for each in range(5)
-        ),
-        behind_ns=round(behind_ms * MS),
-    )
+    host_ns = [round(host_ms * MS) * (each == phase) for each in WORK_PHASES]
+    host_ns[WORK_PHASES.index("other")] += round(waits_ms * MS)
+    on_device = {"paced_ns": (0, 0, 0, 0, 0), "behind_ns": round(behind_ms * MS)}
+    return step_facts(1, 0, {phase: device_ms}, 100, host_ns=tuple(host_ns), **on_device)
 
 
 USUAL = step(4, 32)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from make import labels_of
-from otel_ddp.agent.reading.steps import Parts, Step
+from make import labels_of, step_of
 from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.stall.evidence import Position
 from otel_ddp.diagnosis.stall.silence import Silence
@@ -50,9 +49,7 @@ class Run:
 
     def _feed(self, rank: int, phase: str, moves: bool) -> None:
         took_ns = int(self.step_s * S)
-        began_ns = self.now_ns - took_ns
-        parts = Parts(began_ns, bytes([4]), (took_ns,))
-        made = [Step(self.step, began_ns, self.now_ns, parts, (), 0.0, False, 0)] if moves else []
+        made = [step_of(self.step, self.now_ns - took_ns, [(4, took_ns)])] if moves else []
         labels = labels_of(rank, node=f"node-{rank // 2}")
         position = Position(
             *(labels, True, "running", self.step, phase, self.since_ns), waits_in=self.waits_in

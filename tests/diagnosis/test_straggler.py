@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from make import labels_of
-from otel_ddp.agent.reading.steps import Parts, Step
+from make import labels_of, step_facts, step_of
+from otel_ddp.agent.reading.steps import Step
 from otel_ddp.diagnosis.say import past_sentence
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.alignment import Alignment
@@ -36,14 +36,10 @@ def summary(changes: list[Change]) -> list[tuple[str, str, str, bool]]:
 # --- Facts ----------------------------------------------------------------------------------------
 
 
-def made(pieces: tuple[tuple[int, int], ...], **given: Any) -> Step:
-    spans_ns = [ms * MS for _, ms in pieces]
-    parts = Parts(NOW, bytes([code for code, _ in pieces]), spans_ns)
-    at = NOW + sum(spans_ns)
-    given = {"number": 7, "gc_s": 0.0, "skipped": False, "work": 5, **given}
-    return Step(
-        given["number"], NOW, at, parts, (), given["gc_s"], given["skipped"], 0, given["work"]
-    )
+def made(pieces: Sequence[tuple[int, int]], **given: Any) -> Step:
+    """In milliseconds."""
+    pieces = [(code, ms * MS) for code, ms in pieces]
+    return step_of(given.pop("number", 7), NOW, pieces, **{"work": 5, **given})
 
 
 def facts_of_one(step: Step) -> StepFacts:
@@ -272,13 +268,9 @@ def test_a_rank_is_named_that_is_late_in_most_steps_and_in_sum(
 
 def fed(job: Job, number: int, *backward_ms: float, took_ms: int = 100) -> None:
     """One step, exactly as long as given, to the nanosecond."""
+    ended_ns = NOW + number * took_ms * MS
     for rank, ms in enumerate(backward_ms):
-        work_ns = round(ms * MS)
-        facts = StepFacts(
-            *(number, NOW + number * took_ms * MS, took_ms * MS, took_ms * MS - work_ns),
-            *((0, 0, work_ns, 0, 0), {}, False, 0),
-        )
-        job.told.feed(rank, [facts])
+        job.told.feed(rank, [step_facts(number, ended_ns, {"backward": ms}, took_ms)])
 
 
 def test_a_rank_that_is_ahead_and_waits_for_its_device_at_once_makes_no_straggler() -> None:
@@ -290,9 +282,7 @@ def test_a_rank_that_is_ahead_and_waits_for_its_device_at_once_makes_no_straggle
         job.now_ns += 10 * MS
         last = job.number % 3 == 0
         for rank, took_ms in ((0, 28 if last else 1), (1, 10)):
-            phases_ns = (0, 0, 0, 0, took_ms * MS)
-            facts = StepFacts(job.number, job.now_ns, took_ms * MS, 0, phases_ns, {}, False, 0)
-            job.told.feed(rank, [facts])
+            job.told.feed(rank, [step_facts(job.number, job.now_ns, {"other": took_ms})])
     assert job.detector.poll(0) == []
 
 
@@ -694,7 +684,7 @@ def test_the_longer_the_steps_the_further_apart_they_may_end(
     took_ms: int, apart_ms: int, one_step: bool
 ) -> None:
     alignment = Alignment()
-    early = StepFacts(7, NOW, took_ms * MS, 0, (0, 0, 0, 0, 0), {}, False, 0)
+    early = step_facts(7, NOW, {}, took_ms)
     alignment.add(labels_of(0))
     alignment.add(labels_of(1))
 
@@ -837,13 +827,11 @@ def test_restarts_leave_no_ranks_behind() -> None:
     detector = Stragglers()
     told = Told(detector)
     numbers = count(1)
-    phases_ns = tuple(round(PLAIN_S[word] * S) for word in WORK_PHASES)
     for _ in range(50):
         for _ in range(5):
             number = next(numbers)
             for rank in (0, 1):
-                facts = StepFacts(number, NOW, 100 * MS, 0, phases_ns, {}, False, 0)
-                told.feed(rank, [facts])
+                told.feed(rank, [step_facts(number, NOW, {"forward": 100})])
         told.forget(0)
         told.forget(1)
 

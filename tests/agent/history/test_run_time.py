@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from make import step_of
 from otel_ddp.agent.history.attempts import Attempts
 from otel_ddp.agent.history.run_time import Process, RunTime
 from otel_ddp.agent.reading.steps import Parts, Step
@@ -20,23 +21,11 @@ USUAL = {"forward": 300, "backward": 500, "data": 100, "comm_wait": 100}
 def step(number: int, ended_s: float, took_s: float = 1.0, **more: Any) -> Step:
     """*more*: phases by their share in thousandths, and `logged`, the program's own number."""
     logged = more.pop("logged", None)
-    phases = more or USUAL
-    took_ns = round(took_s * S)
-    ended_ns = BEGAN + round(ended_s * S)
-    spans_ns = tuple(took_ns * share // sum(phases.values()) for share in phases.values())
-    codes = bytes(PHASES[word] for word in phases)
-    parts = Parts(ended_ns - took_ns, codes, spans_ns)
-    return Step(
-        number,
-        ended_ns - took_ns,
-        ended_ns,
-        parts,
-        (),
-        0.0,
-        skipped=False,
-        retries=0,
-        logged=logged,
-    )
+    phases, took_ns = more or USUAL, round(took_s * S)
+    pieces = [
+        (PHASES[each], took_ns * part // sum(phases.values())) for each, part in phases.items()
+    ]
+    return step_of(number, BEGAN + round(ended_s * S) - took_ns, pieces, logged=logged)
 
 
 class Played:
