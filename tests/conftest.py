@@ -24,6 +24,7 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Scalars
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES, STATES
+from webhook import Webhook
 
 if TYPE_CHECKING:
     from tools.stack.build import Binaries
@@ -296,6 +297,13 @@ def place() -> Iterator[Here]:
     errors.warned.add("off")
     yield Here(Path(path))
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    """A receiver of notifications, of this test's own."""
+    with Webhook() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,16 @@ from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change
 
 
+def summary(changes: list[Change]) -> list[tuple[str, str, str, bool]]:
+    """Kind; rank, or the node where it is of a whole one; phase; opened."""
+    found = []
+    for verdict, opened in changes:
+        labels = dict(verdict.labels)
+        who = labels.get("rank", labels.get("node", ""))
+        found.append((verdict.kind, who, verdict.phase, opened))
+    return found
+
+
 class Told:
     """Detectors, and what they were told of each rank."""
 

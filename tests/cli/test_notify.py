@@ -11,12 +11,11 @@ from webhook import Webhook
 
 
 def test_each_address_is_tried_and_said_to_have_taken_it_or_not(
-    capsys: pytest.CaptureFixture[str],
+    webhook: Webhook, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Webhook() as webhook:
-        os.environ["OTEL_DDP_NOTIFY"] = f"{webhook.url}/s3cret http://127.0.0.1:1/s3cret"
+    os.environ["OTEL_DDP_NOTIFY"] = f"{webhook.url}/s3cret http://127.0.0.1:1/s3cret"
 
-        assert main(["notify", "does it arrive?"]) == 1
+    assert main(["notify", "does it arrive?"]) == 1
 
     (posted,) = webhook.posted
     assert (posted.path, posted.body["kind"]) == ("/s3cret", "test")
@@ -27,11 +26,10 @@ def test_each_address_is_tried_and_said_to_have_taken_it_or_not(
     ]
 
 
-def test_without_a_failure_the_status_is_0() -> None:
-    with Webhook() as webhook:
-        os.environ["OTEL_DDP_NOTIFY"] = webhook.url
+def test_without_a_failure_the_status_is_0(webhook: Webhook) -> None:
+    os.environ["OTEL_DDP_NOTIFY"] = webhook.url
 
-        assert main(["notify"]) == 0
+    assert main(["notify"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,52 +41,6 @@ def test_the_directory_of_a_training_that_has_not_begun_is_no_error(
 
     assert main(["stacks"]) == 1
     assert capsys.readouterr().out == f"no rank runs on this node: {why}\n"
-
-
-# Imported before: the files of this installation may be closed to others.
-AS_ANOTHER_USER = """
-import fcntl, locale, os, sys
-from otel_ddp.cli import main
-from otel_ddp.cli.node import stacks, status
-if os.geteuid() == 0:  # from whom nothing can be closed
-    os.setuid(65534)
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def as_another_user(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", AS_ANOTHER_USER, *arguments],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-@pytest.fixture
-def closed() -> Iterator[Path]:
-    # Not in tmp_path, which only its owner may enter.
-    with tempfile.TemporaryDirectory() as above:
-        os.chmod(above, 0o711)
-        path = Path(above) / "closed"
-        path.mkdir()
-        path.chmod(0)
-        yield path
-        path.chmod(0o700)
-
-
-def test_an_unreadable_directory_is_refused_with_its_owner(closed: Path) -> None:
-    typed = as_another_user("stacks", "--dir", str(closed))
-    below = as_another_user("status", OTEL_DDP_DIR=str(closed / "below"))
-
-    denied = "Permission denied"
-    why = denied if os.geteuid() else "belongs to user 0, not to us"
-    assert (typed.returncode, typed.stdout) == (2, "")
-    assert typed.stderr == f"{closed} cannot be read ({why}).\n"
-    assert below.returncode == 2
-    assert below.stderr == f"{closed}/below cannot be read ({denied}).\n"
 
 
 def runs(capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+import ranks
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.verdict import Change
 from ranks import Job
@@ -19,11 +20,7 @@ def late(*ranks: int, more: Mapping[str, float] = LATE) -> dict[int, Mapping[str
 
 def summary(changes: list[Change]) -> list[tuple[str, str, bool]]:
     """Rank or node, phase, opened."""
-    found = []
-    for verdict, opened in changes:
-        labels = dict(verdict.labels)
-        found.append((labels.get("rank") or labels["node"], verdict.phase, opened))
-    return found
+    return [(who, phase, opened) for _, who, phase, opened in ranks.summary(changes)]
 
 
 @pytest.mark.parametrize(

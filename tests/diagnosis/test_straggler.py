@@ -17,20 +17,12 @@ from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.vocabulary.words import PHASES, WORK_PHASES
-from ranks import PLAIN_S, STEP_S, Job, Told
+from ranks import PLAIN_S, STEP_S, Job, Told, summary
 
 MS = 1_000_000
 S = 1000 * MS
 NOW = 1_700_000_000 * S
 OTHER, DATA, FORWARD = PHASES["other"], PHASES["data"], PHASES["forward"]
-
-
-def summary(changes: list[Change]) -> list[tuple[str, str, str, bool]]:
-    """Kind, rank, phase, opened."""
-    return [
-        (each.kind, dict(each.labels).get("rank", ""), each.phase, opened)
-        for each, opened in changes
-    ]
 
 
 # --- Facts ----------------------------------------------------------------------------------------

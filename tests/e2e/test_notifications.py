@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-
-import pytest
 
 from node import Node, finished, until
 from webhook import Webhook
@@ -25,12 +22,6 @@ with run.phase("backward"):
     print("there", flush=True)
     sys.stdin.read()
 """
-
-
-@pytest.fixture
-def webhook() -> Iterator[Webhook]:
-    with Webhook() as webhook:
-        yield webhook
 
 
 def test_a_killed_rank_is_told_once_with_its_cause_and_its_last_lines(webhook: Webhook) -> None:
