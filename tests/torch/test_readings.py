@@ -198,6 +198,16 @@ def test_the_norm_is_torchs_own(place: Here) -> None:
     )
 
 
+def test_a_short_training_has_a_norm_of_its_gradients(place: Here) -> None:
+    model = Loss(4, 1)
+    otel_ddp.instrument(model)
+
+    train(model, 40)
+    otel_ddp.finish()
+
+    assert written(place)["grad_norm"].keys() == {34}
+
+
 def test_what_ranks_have_in_common_is_recorded_by_rank_0(place: Here) -> None:
     os.environ.update(OTEL_DDP_SAMPLE_STEPS="1", OTEL_DDP_RANK="1", OTEL_DDP_WORLD_SIZE="2")
     model = Loss(4, 1)

@@ -13,6 +13,8 @@ from otel_ddp.torch.steps.watched_model import WatchedModel
 
 _FAILURES_ALLOWED = 3
 _NEVER = 2**63
+# Fewer than the first steps, which are all measured.
+_FIRST_WITHIN = 32
 
 
 class Reads(Protocol):
@@ -89,7 +91,8 @@ class SampledSteps:
             self.run(self.readings.counted_step_begins)
         every = self._every
         if not self._sample_at:
-            self._sample_at = following + -following % every
+            # The first one soon: which later ones are measured depends on what that takes.
+            self._sample_at = following + min(-following % every, _FIRST_WITHIN)
         self.sampling = measured and following >= self._sample_at
         if self.sampling:
             self._sample_at = following + every - following % every
