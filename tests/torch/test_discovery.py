@@ -322,6 +322,20 @@ def test_nothing_is_compiled_once_more_for_us(
     assert ("name the model" in caplog.text) is (seen == 0)
 
 
+def test_a_model_that_is_called_uncompiled_too_is_not_compiled_at_each_step(place: Here) -> None:
+    counter = CompileCounter()
+    otel_ddp.instrument()
+    model = Net()
+    compiled_call = whole(model, counter)
+    optimizer = sgd(model)
+
+    # Torch gives up after eight times, and fails where one graph is wanted.
+    for number in range(20):
+        train(compiled_call if number else model, optimizer, 1)
+
+    assert counter.frame_count == 1
+
+
 def test_hooks_of_the_users_on_every_module_are_warned_of_as_ever(place: Here) -> None:
     otel_ddp.instrument()
     model = compiled(Net())

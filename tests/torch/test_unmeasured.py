@@ -95,7 +95,8 @@ class Training(Measured):
             words = [each for each in reader.read() if isinstance(each, Steps)]
             return [step for each in words for step in stream.feed(each)]
 
-    def values(self) -> list[tuple[int | None, float]]:
+    def values(self) -> list[tuple[int | None, tuple[int, float]]]:
+        """The first value of each call: its step, its key, and the value."""
         with closing(JournalReader(self.recorder.writer.path)) as reader:
             calls = [each for each in reader.read() if isinstance(each, Scalars)]
         return [(each.step, each.values[0]) for each in calls]
@@ -235,7 +236,21 @@ def log_both(training: Training, number: int) -> None:
     training.recorder.log({"lr": float(number)})
 
 
-@pytest.mark.parametrize("log", [log_after, log_within, log_step_within, log_step_after, log_both])
+def log_while_accumulating(training: Training, number: int) -> None:
+    for part in range(4):
+        training.model(BATCH).sum().backward()
+        training.recorder.log({"loss": float(4 * number + part)})
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        *(log_after, log_within, log_step_within, log_step_after, log_both),
+        log_while_accumulating,
+    ],
+)
 def test_values_have_the_steps_that_they_have_where_all_are_measured(
     tmp_path: Path, log: Callable[[Training, int], None]
 ) -> None:
@@ -249,6 +264,20 @@ def test_values_have_the_steps_that_they_have_where_all_are_measured(
             found.append((training.values(), [each.logged for each in training.steps()]))
 
     assert found[0] == found[1]
+
+
+def test_values_have_their_steps_where_a_thread_trains_for_each_epoch(training: Training) -> None:
+    def epoch(first: int) -> None:
+        for number in range(first, first + 50):
+            log_after(training, number)
+
+    for first in range(0, 250, 50):
+        thread = threading.Thread(target=epoch, args=(first,))
+        thread.start()
+        thread.join()
+
+    logged: dict[float, int | None] = {value[1]: step for step, value in training.values()}
+    assert [logged[number] for number in range(250)] == [*range(1, 251)]
 
 
 def test_an_evaluation_is_measured_in_any_step(training: Training) -> None:
@@ -294,11 +323,80 @@ def test_the_next_step_after_an_odd_one_is_measured(training: Training) -> None:
 def test_another_optimizer_takes_over_while_hooks_are_off(training: Training) -> None:
     training.until_unmeasured()
     before = training.progress.steps.count
-    training.optimizer = SGD(training.model.parameters(), lr=0.01)
+    one_before, training.optimizer = training.optimizer, SGD(training.model.parameters(), lr=0.01)
 
     training.step(100)
 
+    assert one_before.state_dict()
     assert before + 50 < training.progress.steps.count <= before + 100
+
+
+def test_an_optimizer_made_in_place_of_one_that_has_gone_ends_steps_at_once(
+    training: Training,
+) -> None:
+    training.until_unmeasured()
+    before = training.progress.steps.count
+    for _ in range(5):
+        training.optimizer = SGD(training.model.parameters(), lr=0.01)
+        training.step(20)
+
+    assert training.progress.steps.count == before + 100
+    assert {each.work for each in training.steps()} == {len(BATCH)}
+
+
+def test_optimizers_of_models_that_are_not_watched_take_no_part(training: Training) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    training.until_unmeasured()
+    for _ in range(100):
+        training.optimizer.zero_grad()
+        loss = training.model(BATCH).sum()
+        for _ in range(25):
+            model(BATCH).sum().backward()
+            optimizer.step()
+        loss.backward()
+        training.optimizer.step()
+
+    found = training.steps()
+    assert {each.work for each in found} == {len(BATCH)}
+    assert sum(UNMEASURED in each.phases() for each in found) > 50
+
+
+def test_a_step_whose_hooks_come_on_after_its_forward_has_done_its_work(
+    training: Training,
+) -> None:
+    for _ in range(120):
+        training.optimizer.zero_grad()
+        loss = training.model(BATCH).sum()
+        training.model.eval()
+        with torch.no_grad():
+            training.model(BATCH)
+        training.model.train()
+        loss.backward()
+        training.optimizer.step()
+
+    assert {each.work for each in training.steps()} == {len(BATCH)}
+    steps = training.progress.steps
+    assert (steps.forwards, steps.micro_batches) == (120, 120)
+
+
+@pytest.mark.parametrize("every", [1, EVERY])
+def test_a_scaler_that_updates_after_each_of_two_optimizers_skips_no_step(
+    tmp_path: Path, every: int
+) -> None:
+    scaler = torch.amp.GradScaler("cpu", growth_interval=10**6)
+    with closing(Training(tmp_path, every)) as training:
+        training.begin(training.model, scaler=scaler, step_optimizer=training.optimizer)
+        for _ in range(120):
+            for optimizer in (SGD(training.model.parameters(), lr=0.01), training.optimizer):
+                optimizer.zero_grad()
+                scaler.scale(training.model(BATCH).sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        found = training.steps()
+
+    assert len(found) == 120
+    assert not any(each.skipped for each in found)
 
 
 def test_a_step_that_a_scaler_leaves_out_is_one_that_was_skipped(tmp_path: Path) -> None:
@@ -322,7 +420,7 @@ def test_a_step_that_a_scaler_leaves_out_is_one_that_was_skipped(tmp_path: Path)
     assert sum(skipped for _, skipped in found[1]) == 40
 
 
-@pytest.mark.parametrize("way", ["compiled", "in place", "whole step", "optimizer"])
+@pytest.mark.parametrize("way", ["compiled", "in place", "whole step", "at times", "optimizer"])
 def test_nothing_is_compiled_again_when_hooks_come_and_go(tmp_path: Path, way: str) -> None:
     torch._dynamo.reset()
     compiled: list[Any] = []
@@ -338,8 +436,9 @@ def test_nothing_is_compiled_again_when_hooks_come_and_go(tmp_path: Path, way: s
         step = optimizer.step
 
         def train() -> None:
+            called = inner if way == "at times" and training.progress.steps.count % 7 else model
             optimizer.zero_grad()
-            model(BATCH).sum().backward()
+            called(BATCH).sum().backward()
             step()
 
         if way == "compiled":
@@ -351,7 +450,7 @@ def test_nothing_is_compiled_again_when_hooks_come_and_go(tmp_path: Path, way: s
         else:
             loss_of = torch.compile(lambda x: inner(x).sum(), backend=backend, fullgraph=True)
             model = lambda batch: loss_of(batch)  # noqa: E731
-        training.begin(inner if way == "whole step" else model)
+        training.begin(inner if way in ("whole step", "at times") else model)
         for _ in range(FIRST):
             train()
         assert compiled

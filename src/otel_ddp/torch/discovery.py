@@ -42,6 +42,9 @@ _STEPS_OF_A_RUN, _BACKWARDS_OF_A_RUN = 2, 3
 _STEPS = 10
 # Where no step is made, as in a program that only infers, the search ends after so many calls.
 _CALLS = 5000
+# Each time that code outside of modules is compiled while we search, it was so with our hook on or
+# off, and torch gives up after eight.
+_MOST_COMPILED = 4
 # After so many steps of an optimizer, and no model found, the user is warned.
 _STEPS_WITHOUT_MODEL = 10
 # The same of backwards, where no step is seen: many of them may make one step.
@@ -192,6 +195,8 @@ class _Search(Search):
         self._reported = False
         self._steps_left = self._calls_left = 0
         self._unknown_steps = self._newest = 0
+        # How often a graph was compiled outside of any module while the hook was on.
+        self._compiled_outside = 0
         # While no model is known, and how many there were.
         self._backwards: list[Called] = []
         self._unknown_backwards = 0
@@ -209,6 +214,8 @@ class _Search(Search):
         """Search, for as many steps as it may take to call every model."""
         self._steps_left, self._calls_left = _STEPS, _CALLS
         self._reported = False
+        if self._compiled_outside >= _MOST_COMPILED:
+            return
         if not (self._backwards or self._unknown_backwards or self.stepper.end.has_model):
             self._backwards = backwards(self._backward_done)
         if not self.on:
@@ -368,9 +375,14 @@ class _Search(Search):
         if not every_module.take_off():
             return
         module = outermost_called()
+        if module is None:
+            self._compiled_outside += 1
+            if self.stepper.end.has_model or self._compiled_outside >= _MOST_COMPILED:
+                self.pause()
+            return
         # Compiled in place, its hooks are never called: from the next call on it is measured from
         # outside.
-        if module is not None and _may_train(module) and self._is_whole():
+        if _may_train(module) and self._is_whole():
             self._adopt(module)
 
     # -- optimizers

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from otel_ddp import errors
+from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.stepper import Stepper
 
 _stepper: Stepper | None = None
@@ -59,6 +60,7 @@ def began(*args: Any) -> None:
     try:
         stepper.search.compiling()
         stepper.compile_began(threading.get_ident())
+        model_hooks.compiling(stepper)
     except errors.ANY_ERROR:
         stepper.failed("before compiling")
 

@@ -5,6 +5,7 @@ They are made once a process, know their models, and ignore copies of these.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from otel_ddp import errors
 from otel_ddp.torch import inspection, models
 from otel_ddp.torch.hooks import every_module
+from otel_ddp.torch.steps.open_calls import outside_of_backward
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import INNER_HOOK, WatchedModel
 
@@ -109,7 +111,9 @@ def switch(on: bool) -> None:
     """
     for watched in list(_watched.values()):
         model: Any = watched.model()
-        if model is None or not watched.called or model._compiled_call_impl is not None:
+        if model is None or not watched.called or watched.in_graph:
+            continue
+        if model._compiled_call_impl is not None:
             continue
         if on:
             _put_on(model)
@@ -125,6 +129,23 @@ def switch(on: bool) -> None:
                 inside._forward_pre_hooks[INNER_HOOK] = _before_inner
             else:
                 inside._forward_pre_hooks.pop(INNER_HOOK, None)
+
+
+def compiling(stepper: Stepper) -> None:
+    """A graph is about to be compiled, and a model that is not being called may be a part of it.
+
+    It is valid for the hooks that the model then has, and the program may call the model itself
+    too, as for an evaluation. So from now on they stay.
+    """
+    if stepper.progress.thread.is_another() or not outside_of_backward():
+        return
+    calls = {id(each.get("self")) for each in inspection.module_calls(sys._getframe())}
+    for key, watched in list(_watched.items()):
+        # What `torch.compile` returns is outside of its graph.
+        if key in calls or watched.in_graph or hasattr(watched.model(), "_orig_mod"):
+            continue
+        stepper.go_on_measured()
+        watched.in_graph = True
 
 
 def take_off(module: nn.Module, *ours: Any) -> None:

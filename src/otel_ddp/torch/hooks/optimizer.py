@@ -168,8 +168,7 @@ def after_step(optimizer: Optimizer, *_: Any) -> None:
         if stepper is None and _told is not None and not is_dynamo_compiling():
             _told()
         return
-    if not stepper.measured:
-        stepper.count_step(optimizer)
+    if not stepper.measured and stepper.count_step(optimizer):
         return
     began_ns = thread_time_ns()
     try:
@@ -184,6 +183,9 @@ def _step_ended(optimizer: Optimizer, stepper: Stepper) -> None:
     known = id(optimizer) in _known
     if not _owned(optimizer):
         stepper.search.unknown_optimizer_stepped(optimizer)
+        return
+    if not stepper.measured:
+        stepper.another_stepped(optimizer)
         return
     if not known:
         # Its closure was the first call of its model.

@@ -24,7 +24,7 @@ class StepEnd:
     __slots__ = (
         *("_in_round", "_named", "_round", "_steps_of_others", "_stepped_round", "_stepped_after"),
         *("_losses", "_since_others", "_several_losses", "backwards", "has_model", "known"),
-        "scaler_round",
+        *("_updated_round", "scaler_round"),
     )
 
     def __init__(self) -> None:
@@ -37,6 +37,7 @@ class StepEnd:
         self.scaler_round: Callable[[], Any] | None = None
         self._round: Any = None
         self._stepped_round: Any = None
+        self._updated_round: Any = None
         self.known: dict[int, Callable[[], torch.optim.Optimizer | None]] = {}
         """The optimizer whose step ends ours, by its id. Empty while none is known; and once it has
         gone. Any further one (a GAN's second) is part of the next step, and so it is in each."""
@@ -125,8 +126,20 @@ class StepEnd:
         if self.scaler_round is None:
             return False
         before, self._round = self._round, self.scaler_round()
-        now = self._round
-        return self.backwards > 0 and before is not now and before is not self._stepped_round
+        ended = before is not self._round and before is not self._stepped_round
+        return self.backwards > 0 and ended and self._took_part(before)
+
+    def was_in_round(self) -> bool:
+        """The scaler has ended a round: whether our optimizer took part in it."""
+        before, self._updated_round = self._updated_round, self.scaler_round and self.scaler_round()
+        return self._took_part(before)
+
+    def _took_part(self, scaler_round: Any) -> bool:
+        # By the id of each optimizer it keeps what it has found. Each of a GAN's two optimizers may
+        # have a round of its own.
+        if not self.known or not isinstance(scaler_round, dict):
+            return True
+        return any(each in scaler_round for each in self.known)
 
     def step_ended(self) -> None:
         """A training step has ended."""

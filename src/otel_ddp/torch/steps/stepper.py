@@ -173,6 +173,8 @@ class Stepper:
         self._needs_hooks = False
         # Whether the present step is measured from its beginning.
         self._whole = False
+        # Whether a forward of this step was before that.
+        self._missed = False
         # When the last step ended, how long steps take of late, and when `every` changed.
         self._ended_ns = self._usual_ns = self._changed_ns = 0
         self._every, self._reports, self._reported = 1, 0, False
@@ -277,6 +279,8 @@ class Stepper:
             self.batches.no_backward_seen()
         self.end.step_ended()
         self.batches.step_ends(self.end.others_step())
+        if self._missed:
+            self._add_missed()
         sampled, steps = self.sampled, self._steps
         now = self._phases.clock()
         measures = self._choose(now, between)
@@ -371,26 +375,31 @@ class Stepper:
 
     def _measure_next(self, measures: bool) -> None:
         """The next step begins: its hooks are on, or they are off."""
-        steps, work, was = self._steps, self._work, self.measured
-        amounts = _Amounts(
+        steps, was, amounts = self._steps, self.measured, self._amounts()
+        nodes = _autograd_nodes()
+        if was and self._whole:
+            self._each = amounts.since(self._before)
+            # Each thread counts its own, and another one may have taken over.
+            if nodes > self._nodes_before:
+                self._nodes_each = nodes - self._nodes_before
+        self._before, self._nodes_before = amounts, nodes
+        self._whole, self.measured, self._missed = measures, measures, False
+        steps.look = None if measures else self._looks
+        if measures is not was:
+            self.switch_hooks(measures)
+
+    def _amounts(self) -> _Amounts:
+        work, steps = self._work, self._steps
+        return _Amounts(
             samples=work.samples,
             tokens=work.tokens,
             flops=work.flops,
             forwards=steps.forwards,
             micro_batches=steps.micro_batches,
         )
-        nodes = _autograd_nodes()
-        if was and self._whole:
-            self._each = amounts.since(self._before)
-            self._nodes_each = nodes - self._nodes_before
-        self._before, self._nodes_before = amounts, nodes
-        self._whole, self.measured = measures, measures
-        steps.look = None if measures else self._looks
-        if measures is not was:
-            self.switch_hooks(measures)
 
-    def count_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """In a step that is not measured: an optimizer has finished its step."""
+    def count_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """In a step that is not measured, an optimizer has made its step; whether it ends ours."""
         now, steps, work = self._phases.clock(), self._steps, self._work
         # Most of these steps are only counted. Whatever else is touched is found in main memory.
         if (
@@ -408,20 +417,17 @@ class Stepper:
             self._add_each()
             self.progress.count_step(now)
             self._nodes_before = _autograd_nodes()
-            return
+            return True
+        if id(optimizer) not in self.end.known:
+            return False
         # The thread's own clock takes longer to read than there is to measure, but for a flush.
         began_ns = thread_time_ns() if now >= self.progress.flush_due_ns else 0
         try:
-            if id(optimizer) in self.end.known:
-                if not _only_fills_its_state():
-                    found = getattr(optimizer, "found_inf", None)
-                    self._end_unseen(now, found is not None and is_infinity(found))
-                    if not self.measured:
-                        self._plan(steps.count + 1, id(optimizer), found is not None)
-            else:
-                self._others += 1
-                if self._others > _MOST_OTHERS:
-                    self.go_on_measured()
+            if not _only_fills_its_state():
+                found = getattr(optimizer, "found_inf", None)
+                self._end_unseen(now, found is not None and is_infinity(found))
+                if not self.measured:
+                    self._plan(steps.count + 1, id(optimizer), found is not None)
         except errors.ANY_ERROR:
             self.failed("after the optimizer")
         if began_ns:
@@ -431,6 +437,18 @@ class Stepper:
             # Their median; what takes twice as long was interrupted.
             self._count_ns = usual_ns + (250 if took_ns > usual_ns else -250)
             self._took(min(took_ns, 2 * usual_ns))
+        return True
+
+    def another_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """In a step that is not measured, another optimizer of a watched model has made a step."""
+        self._others += 1
+        if not self.end.known:
+            # The one that ended our steps has gone.
+            self.go_on_measured()
+            self.optimizer_began(optimizer, False)
+            self.optimizer_ended(optimizer)
+        elif self.search.on or self._others > _MOST_OTHERS:
+            self.go_on_measured()
 
     def _end_unseen(self, now: int, skipped: bool) -> None:
         """A step has ended whose hooks were off: it is taken to be like the last measured one."""
@@ -461,6 +479,15 @@ class Stepper:
         steps.forwards += each.forwards
         steps.micro_batches += each.micro_batches
 
+    def _add_missed(self) -> None:
+        """The hooks were put on after a forward of this step: it has worked as much as usual."""
+        work, steps, each, before = self._work, self._steps, self._each, self._before
+        work.samples = max(work.samples, before.samples + each.samples)
+        work.tokens = max(work.tokens, before.tokens + each.tokens)
+        work.flops = max(work.flops, before.flops + each.flops)
+        steps.forwards = max(steps.forwards, before.forwards + each.forwards)
+        steps.micro_batches = max(steps.micro_batches, before.micro_batches + each.micro_batches)
+
     def _plan(self, following: int, optimizer: int, needs_look: bool) -> None:
         """After how many steps from this one on there is something to decide at the end of one."""
         self._bare_left = 0
@@ -477,7 +504,7 @@ class Stepper:
 
     def scaler_updated(self) -> None:
         """The scaler has ended a round: it may have let the optimizer make no step."""
-        if not self.measured and not self._scaler_let:
+        if self.end.was_in_round() and not self.measured and not self._scaler_let:
             self._end_unseen(self._phases.clock(), skipped=True)
         self._scaler_let = False
 
@@ -485,6 +512,8 @@ class Stepper:
         """In the middle of a step that is not measured: from now on it is."""
         if self.measured:
             return
+        self._look()
+        self._missed, self._before = self._steps.model_called, self._amounts()
         self.measured, self._steps.look = True, None
         self._phases.go_on_measured()
         self.switch_hooks(True)
@@ -503,7 +532,9 @@ class Stepper:
         """
         if _get_ident() != self.progress.thread.ident or not self._nodes_each:
             return
-        if 2 * (_autograd_nodes() - self._nodes_before) > self._nodes_each:
+        # A step may consist of several forwards: half of one is enough.
+        made = _autograd_nodes() - self._nodes_before
+        if 2 * made * max(self._each.forwards, 1) > self._nodes_each:
             self._steps.look = None
             self._steps.begin_step()
             self._steps.model_called = True

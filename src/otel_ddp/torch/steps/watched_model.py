@@ -26,7 +26,7 @@ class WatchedModel:
 
     __slots__ = (
         *("by_samples", "called_past_ddp", "counted", "divided_loss", "flops_per_unit", "forwards"),
-        *("inner_hooks", "inside", "is_ddp", "model", "samples", "syncs_buffers"),
+        *("in_graph", "inner_hooks", "inside", "is_ddp", "model", "samples", "syncs_buffers"),
         *("called", "tokens", "trains_in_eval", "wraps"),
     )
 
@@ -36,6 +36,8 @@ class WatchedModel:
         self.model = ref(model, partial(among.pop, id(model)))
         self.called = False
         """Whether it was called, outside of compiled code: then its hook is."""
+        self.in_graph = False
+        """Whether it may be a part of compiled code: then its hooks stay as they are."""
         self.called_past_ddp = False
         """Of a module inside DDP: whether it is being called directly."""
         self.wraps: Callable[[], nn.Module | None] = _nothing
