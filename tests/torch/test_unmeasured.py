@@ -539,6 +539,54 @@ def test_a_device_is_timed_in_measured_steps_alone(training: Training) -> None:
     assert clock.told == [("resume", number, PHASES["other"]), *codes, "pause"]
 
 
+def test_a_step_that_is_only_counted_costs_what_that_took(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clock() -> int:
+        training.now_ns += 3_000
+        return training.now_ns
+
+    training.model = nn.Linear(4, 1)  # type: ignore[assignment]
+    training.optimizer = SGD(training.model.parameters(), lr=0.01)
+    training.begin(training.model)
+    for _ in range(FIRST):
+        training.now_ns += 10**6
+        training.step()
+    stepper, spent = training.stepper, list[float]()
+    plan = stepper._plan
+
+    def decide(*how: Any) -> None:
+        training.now_ns += 50_000
+        plan(*how)
+
+    monkeypatch.setattr(stepper, "_budget", budget := OneOf(1 << 30))
+    monkeypatch.setattr(budget, "spend", lambda took_ns, measured: spent.append(took_ns))
+    monkeypatch.setattr(stepper, "_plan", decide)
+    monkeypatch.setattr(training.progress.phases, "clock", clock)
+    for _ in range(4_000):
+        training.now_ns += 10**6
+        training.step()
+
+    # One of sixteen decides, in about 60 us; the others take 3 us each.
+    assert 90_000 < sum(spent[-100:]) / 100 / stepper._calibration.factor < 150_000
+
+
+def test_few_measured_steps_are_sampled_where_few_are_measured(tmp_path: Path) -> None:
+    with closing(Training(tmp_path, EVERY)) as training:
+        sampled = training.stepper.sampled
+        sampled.sample_every(10)
+        seen = []
+        for number in range(1, 1000):
+            training.step()
+            if sampled.sampling:
+                seen.append(number + 1)
+
+    rare = [each for each in seen if each > FIRST + 10]
+    assert [n for n in seen if n <= FIRST] == [10, 20, 30, 40, 50, 60]
+    assert all(one - other >= 16 * EVERY for one, other in zip(rare[1:], rare, strict=False))
+    assert len(rare) > 5
+
+
 def test_a_process_says_how_many_steps_are_measured(training: Training) -> None:
     training.step(STEPS)
 

@@ -39,7 +39,7 @@ class SampledSteps:
     """Chooses the steps that are sampled, and those in which collectives are counted."""
 
     __slots__ = (
-        *("_after_step", "_count_at", "_every", "_failures", "_sample_at", "counting"),
+        *("_after_step", "_count_at", "_every", "_failures", "_rarely", "_sample_at", "counting"),
         *("next_change", "readings", "sampling", "wants_backward", "wants_loss"),
     )
     readings: Reads
@@ -47,7 +47,7 @@ class SampledSteps:
 
     def __init__(self) -> None:
         self._failures: dict[str, int] = {}
-        self._every = 100
+        self._every, self._rarely = 100, 1
         # The next of these steps. The first measured one from there on is it.
         self._sample_at = self._count_at = _NEVER
         self.sampling = self.counting = False
@@ -64,6 +64,10 @@ class SampledSteps:
         """Sample one step of so many; 0: none."""
         self._every, self._sample_at = every, 0 if every > 0 else _NEVER
         self.next_change = 0
+
+    def at_most_one_of(self, steps: int) -> None:
+        """Sample no more than one of so many steps, from the next sampled one on."""
+        self._rarely = steps
 
     def count_in(self, step: int) -> None:
         """Count collectives in this step, or in the next measured one, once."""
@@ -95,7 +99,9 @@ class SampledSteps:
             self._sample_at = following + min(-following % every, _FIRST_WITHIN)
         self.sampling = measured and following >= self._sample_at
         if self.sampling:
-            self._sample_at = following + every - following % every
+            # Ranks that sample fewer steps sample some that others do.
+            after = every * -(-self._rarely // every)
+            self._sample_at = following + after - following % every
         self.counting = counting
         self.next_change = min(self._sample_at, self._count_at)
         if self.sampling or counting:

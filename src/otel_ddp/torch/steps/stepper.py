@@ -49,6 +49,9 @@ _CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
 _FIRST_STEPS = 64
 # A step that took so many times as long as those before it is odd: the next one is measured.
 _ODD = 4
+# One of so many measured steps at most is sampled too, where not all are measured: that takes as
+# long as five of them.
+_SAMPLED = 16
 # Other optimizers make no more steps than this in one of ours. After that our own may have gone.
 _MOST_OTHERS = 20
 # How many steps are measured is recorded once that has not changed for so long, and not too often.
@@ -193,8 +196,8 @@ class Stepper:
         # be made since its last round.
         self._others, self._scaler_let = 0, True
         self._looks = self._look
-        # What a hook takes that decides about the next step.
-        self._count_ns = 10_000
+        # What a hook takes that decides about the next step, and one that only counts: medians.
+        self._count_ns, self._bare_ns = 10_000, 5_000
         # How many steps are only counted from here on, of which optimizer, and how many were since
         # `_choose` was asked; when that was, and how long a step is odd.
         self._bare_left = self._bare_optimizer = self._bare = self._asked_ns = self._odd_ns = 0
@@ -322,7 +325,7 @@ class Stepper:
         # The steps since the last time that this was asked.
         since_ns, self._asked_ns = now - self._asked_ns, now
         bare, self._bare = self._bare, 0
-        self._took(bare * self._count_ns // 2)
+        self._took(bare * self._bare_ns)
         self._pay(budget, measured)
         if number < _FIRST_STEPS:
             self._usual_ns = took_ns
@@ -335,6 +338,7 @@ class Stepper:
         if budget.every != self._every:
             self._every, self._changed_ns, self._reported = budget.every, now, False
             self.progress.flush_rarely(budget.every > 1)
+            self.sampled.at_most_one_of(_SAMPLED * budget.every if budget.every > 1 else 1)
         if not between:
             return measured
         if measures or self.search.on or self._needs_hooks:
@@ -417,6 +421,8 @@ class Stepper:
             self._add_each()
             self.progress.count_step(now)
             self._nodes_before = _autograd_nodes()
+            if not self._bare_left:
+                self._bare_ns = _towards(self._bare_ns, self._phases.clock() - now)
             return True
         if id(optimizer) not in self.end.known:
             return False
@@ -434,8 +440,8 @@ class Stepper:
             self._took(thread_time_ns() - began_ns)
         else:
             took_ns, usual_ns = self._phases.clock() - now, self._count_ns
-            # Their median; what takes twice as long was interrupted.
-            self._count_ns = usual_ns + (250 if took_ns > usual_ns else -250)
+            self._count_ns = _towards(usual_ns, took_ns)
+            # What takes twice as long was interrupted.
             self._took(min(took_ns, 2 * usual_ns))
         return True
 
@@ -853,6 +859,11 @@ class Stepper:
 
 # Private, and looked up by name: a torch without it loses only what needs it.
 _autograd_nodes: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+
+
+def _towards(median_ns: int, found_ns: int) -> int:
+    """A median after one more value."""
+    return median_ns + (250 if found_ns > median_ns else -250)
 
 
 def _only_fills_its_state() -> bool:
