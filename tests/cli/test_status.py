@@ -115,7 +115,7 @@ def test_a_run_says_how_many_of_its_steps_are_measured(fact: Any, words: str) ->
     shown_lines = shown(*(process(rank=rank, measuring=told) for rank in range(2)))
 
     assert told.partition("stalls that recur")[0] == words
-    assert shown_lines.count(f"  {told}") == bool(words)
+    assert shown_lines.count(f"  rank 0 {told}") == bool(words)
 
 
 def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:

@@ -190,9 +190,9 @@ def _run(
     if looks and not (trouble or notes or all(each.ended for each in processes)):
         yield Line("  nothing is wrong so far" if unknown else "  nothing is wrong")
     yield from (Line(f"  stragglers: {why}") for why in unknown)
-    yield from (
-        Line(f"  {cell(each)}") for each in sorted({each.measuring for each in processes} - {""})
-    )
+    # What it takes is another figure on each rank.
+    if (one := next((each for each in processes if each.measuring), None)) is not None:
+        yield Line(f"  rank {cell(one.rank, '?')} {cell(one.measuring)}")
     if values := _values(processes):
         yield Line(f"  {values}")
     late = {rank for each in trouble for rank in named_ranks(each)}
