@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_ddp.torch.steps.budget import Budget, in_sample
@@ -59,6 +59,7 @@ _STEPS = st.tuples(
 )
 
 
+@settings(deadline=None, database=None, derandomize=True)
 @given(st.lists(_STEPS, min_size=1, max_size=30))
 def test_no_ten_seconds_cost_more_than_the_share_and_one_measured_step(
     kinds: list[tuple[int, int, int]],
