@@ -344,6 +344,21 @@ def test_an_optimizer_made_in_place_of_one_that_has_gone_ends_steps_at_once(
     assert {each.work for each in training.steps()} == {len(BATCH)}
 
 
+def test_folds_of_models_that_nobody_named_are_counted_while_the_last_ones_live(
+    training: Training,
+) -> None:
+    training.begin(None)
+    folds = []
+    for _ in range(4):
+        training.model = Slow(training)
+        training.optimizer = SGD(training.model.parameters(), lr=0.01)
+        folds.append((training.model, training.optimizer))
+        training.step(FIRST + 20)
+
+    assert training.progress.steps.count == len(folds) * (FIRST + 20)
+    assert sum(not each.measured for each in training.steps()) > 20
+
+
 def test_optimizers_of_models_that_are_not_watched_take_no_part(training: Training) -> None:
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.01)

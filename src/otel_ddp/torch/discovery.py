@@ -249,6 +249,7 @@ class _Search(Search):
             self.next_begins()
         elif self.stepper.alive and not self.on:
             # A cross-validation, say: its next model is about to be called for the first time.
+            self.stepper.model_comes()
             self.begin()
 
     def _expect_no_backward(self) -> None:

@@ -524,6 +524,11 @@ class Stepper:
         self._phases.go_on_measured()
         self.switch_hooks(True)
 
+    def model_comes(self) -> None:
+        """A model may be called for the first time, and the step is to have all of it."""
+        if _get_ident() == self.progress.thread.ident:
+            self.go_on_measured()
+
     def evaluates(self) -> None:
         """A watched model was put into evaluation mode."""
         if _get_ident() != self.progress.thread.ident:
