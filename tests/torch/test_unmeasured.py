@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -583,7 +584,8 @@ def test_a_step_that_is_only_counted_costs_what_that_took(
         training.step()
 
     # One of sixteen decides, in about 60 us; the others take 3 us each.
-    assert 90_000 < sum(spent[-100:]) / 100 / stepper._calibration.factor < 150_000
+    # What a flush takes is by the real clock of the thread.
+    assert 90_000 < median(spent[-100:]) / stepper._calibration.factor < 150_000
 
 
 def test_few_measured_steps_are_sampled_where_few_are_measured(tmp_path: Path) -> None:
