@@ -57,7 +57,7 @@ class OpenPhases:
     Hooks enter and leave on the training thread, ten times a step. The word is written at once.
     """
 
-    __slots__ = (*("_bases", "clock", "device_clock", "opened", "origin_ns", "pending", "words"),)
+    __slots__ = ("_bases", "clock", "device_clock", "opened", "origin_ns", "pending", "words")
 
     def __init__(self, writer: JournalWriter, clock: Callable[[], int] = monotonic_ns) -> None:
         """*clock*: in nanoseconds, like the time at which the journal was made."""

@@ -25,7 +25,7 @@ MOST_SHOWN = 100
 LONGEST_S = 3600.0
 _WORDS = ("name", "type", "direction", "uri")
 _ROOT = str(Path(__file__).parents[3])
-# Appended, so that nothing beside the package shadows another module.
+# Appended: modules beside the package must not shadow others.
 _CODE = f"import sys; sys.path.append({_ROOT!r}); from {__package__}.reader import main; main()"
 
 
@@ -70,7 +70,7 @@ class _Artifact(NamedTuple):
 
     journal: JournalFeed
     event: dict[str, Any]
-    told: dict[str, str]
+    named: dict[str, str]
 
 
 class Artifacts:
@@ -90,8 +90,8 @@ class Artifacts:
         """Take what the journals have named since the last poll, and go on with what waits."""
         for journal in journals:
             for document in journal.new.events:
-                if (told := _told(document.content)) is not None:
-                    self._add(_Artifact(journal, document.content, told))
+                if (named := _named(document.content)) is not None:
+                    self._add(_Artifact(journal, document.content, named))
         if self._reader is not None:
             if self._reader.is_late():
                 # What comes next may lie on the same file server, or go to the same store.
@@ -102,24 +102,24 @@ class Artifacts:
             self._start_reader(self._waiting[0])
 
     def _add(self, artifact: _Artifact) -> None:
-        for other in [each for each in self._waiting if each.told["uri"] == artifact.told["uri"]]:
+        for other in [each for each in self._waiting if each.named["uri"] == artifact.named["uri"]]:
             self._finish(other, {"problem": "the next one was named before it was read"})
         self._waiting.append(artifact)
         artifact.journal.unread_artifacts += 1
-        if not artifact.told["uri"].startswith("file:///"):
+        if not artifact.named["uri"].startswith("file:///"):
             # It lies elsewhere, and is not fetched.
             self._finish(artifact, {})
         elif len(self._waiting) > MOST_WAITING:
             self._finish(artifact, {"problem": f"{MOST_WAITING} others waited"})
 
     def _start_reader(self, artifact: _Artifact) -> None:
-        told = artifact.told
+        named = artifact.named
         request = {
-            "uri": told["uri"],
+            "uri": named["uri"],
             "roots": self._roots,
-            "store": self._store if told["direction"] == "output" else "",
+            "store": self._store if named["direction"] == "output" else "",
             "run": dict(artifact.journal.labels).get("run", ""),
-            "name": told["name"],
+            "name": named["name"],
         }
         try:
             self._reader = _Reader(request)
@@ -135,34 +135,34 @@ class Artifacts:
             self._reader.stop()
             self._reader = None
         self._waiting.remove(artifact)
-        journal, event, told = artifact
+        journal, event, named = artifact
         journal.unread_artifacts -= 1
         if answer and journal.is_sent:
             journal.documents.waiting.append(_record(event, answer))
         # The newest of a name and direction is shown.
-        slot = told["name"], told["direction"]
+        slot = named["name"], named["direction"]
         journal.artifacts.pop(slot, None)
         if len(journal.artifacts) >= MOST_SHOWN:
             del journal.artifacts[next(iter(journal.artifacts))]
-        journal.artifacts[slot] = {"time": event["time"], "step": event["step"], **told, **answer}
+        journal.artifacts[slot] = {"time": event["time"], "step": event["step"], **named, **answer}
         if problem := answer.get("problem"):
-            errors.warn_once(f"artifact: {problem}", "artifact %r: %s", told["name"], problem)
+            errors.warn_once(f"artifact: {problem}", "artifact %r: %s", named["name"], problem)
 
     def stop(self) -> None:
         """The agent ends."""
         self._give_up("the agent ended before it was read")
 
 
-def _told(event: dict[str, Any]) -> dict[str, str] | None:
+def _named(event: dict[str, Any]) -> dict[str, str] | None:
     """What an event says of an artifact; None for any other. Another process has written it."""
     attributes, step = event.get("attributes"), event.get("step")
     if event.get("name") != catalog.ARTIFACT_EVENT or not isinstance(attributes, dict):
         return None
     known = ((word, attributes.get(f"artifact.{word}")) for word in _WORDS)
-    told = {word: text for word, text in known if isinstance(text, str)}
+    named = {word: text for word, text in known if isinstance(text, str)}
     numbers = [event.get("time"), 0 if step is None else step]
-    is_whole = len(told) == len(_WORDS) and all(type(each) is int for each in numbers)
-    return told if is_whole else None
+    is_whole = len(named) == len(_WORDS) and all(type(each) is int for each in numbers)
+    return named if is_whole else None
 
 
 def _record(event: dict[str, Any], answer: dict[str, Any]) -> Document:

@@ -101,7 +101,7 @@ def read(
 
 
 def _open(path: bytes, roots: Collection[str] | None) -> int:
-    # Before it is looked for: nobody learns what exists elsewhere.
+    # Checked before the lookup, which would tell whether the file exists.
     _check_below(os.path.realpath(path), roots)
     for _ in range(_MOST_LINKS):
         found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -112,7 +112,7 @@ def _open(path: bytes, roots: Collection[str] | None) -> int:
             # Whoever can write there could have any file of ours read and stored.
             raise Problem(f"it is a link of user {status.st_uid}, which is not followed")
         path = os.path.join(os.path.dirname(path), os.readlink(b"", dir_fd=found))
-    # What was opened, whatever has its name by now.
+    # By the descriptor: the name may belong to another file by now.
     _check_below(os.readlink(_PATH_OF % found), roots)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise Problem("it is neither a file nor a directory")
@@ -126,7 +126,7 @@ def _check_below(path: bytes, roots: Collection[str] | None) -> None:
 
 
 def _listed(top: int, own_name: bytes) -> list[_File]:
-    """What is to be read, in the order of the names."""
+    """The files to read, sorted by name."""
     status = os.fstat(top)
     if stat.S_ISREG(status.st_mode):
         return [_file(own_name, status)]

@@ -305,9 +305,13 @@ def ranks(
 
 def _order(one: ProcessState, late: Collection[str]) -> tuple[Any, ...]:
     """Those that are named, that broke, and for whom the others wait come first."""
-    bad = (str(one.rank) in late, one.state in ("failed", "killed"), one.state == NOT_HEARD)
-    waits = 1.0 if one.wait_ratio is None else one.wait_ratio
-    return (*(not each for each in bad), one.ended, waits)
+    return (
+        str(one.rank) not in late,
+        one.state not in ("failed", "killed"),
+        one.state != NOT_HEARD,
+        one.ended,
+        1.0 if one.wait_ratio is None else one.wait_ratio,
+    )
 
 
 def _rank(each: ProcessState, late: Collection[str], now_ns: int) -> dict[str, str]:

@@ -39,8 +39,18 @@ class SampledSteps:
     """Chooses the steps that are sampled, and those in which collectives are counted."""
 
     __slots__ = (
-        *("_after_step", "_count_at", "_every", "_failures", "_rarely", "_sample_at", "counting"),
-        *("next_change", "readings", "sampling", "wants_backward", "wants_loss"),
+        "_after_step",
+        "_count_at",
+        "_every",
+        "_failures",
+        "_rarely",
+        "_sample_at",
+        "counting",
+        "next_change",
+        "readings",
+        "sampling",
+        "wants_backward",
+        "wants_loss",
     )
     readings: Reads
     """Set before the first hook."""
