@@ -274,7 +274,7 @@ def test_nested_phases_count_no_second_twice(place: Here) -> None:
         while seconds(place.only(), "eval") == 0:
             pass
         began = os.times().elapsed
-        while os.times().elapsed - began < 0.05:
+        while os.times().elapsed - began < 0.3:
             pass
     journal = place.only()
 
@@ -282,10 +282,10 @@ def test_nested_phases_count_no_second_twice(place: Here) -> None:
         (journal.spans[name]["end"] - journal.spans[name]["start"]) / 1e9
         for name in ("eval", "checkpoint")
     )
-    assert seconds(journal, "checkpoint") > 0.04
-    # Within what it takes to write a record down.
-    assert abs(seconds(journal, "checkpoint") - inner) < 0.02
-    assert abs(seconds(journal, "eval") - (outer - inner)) < 0.02
+    counted = seconds(journal, "eval") + seconds(journal, "checkpoint")
+    assert seconds(journal, "checkpoint") > 0.25
+    # Counted twice, or not at all, the inner one is all of its time off.
+    assert abs(counted - outer) < inner / 2
 
 
 def test_a_checkpoint_is_a_histogram_and_a_time(place: Here) -> None:

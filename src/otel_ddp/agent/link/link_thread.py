@@ -17,6 +17,7 @@ Job = Callable[[], Awaitable[None]]
 """Runs until it is cancelled; one that ends or raises is started again."""
 
 _AGAIN_AFTER_S = 5.0
+_LEFTOVERS_S = 1.0
 
 
 class LinkThread:
@@ -82,6 +83,7 @@ class LinkThread:
                 unwanted = [running.pop(job) for job in running.keys() - wanted]
                 await _cancelled(unwanted)
                 if ends:
+                    await _leftovers()
                     return
                 await changed.wait()
         finally:
@@ -105,3 +107,9 @@ async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+async def _leftovers() -> None:
+    """Let gRPC's own tasks end: one that the loop cancels as it closes prints a traceback."""
+    if left := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(left, timeout=_LEFTOVERS_S)
