@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from subprocess import Popen
 from typing import Any, NamedTuple
 
-from node import PATIENCE_S, Labels, Node, finished, until
+from node import Labels, Node, finished, until
 from otlp_receiver import Point, Receiver
 
 PROGRAM = Path(__file__).with_name("training.py")
-
-Scenario = Mapping[str, Any]
 
 
 class Seen(NamedTuple):
@@ -23,18 +20,12 @@ class Seen(NamedTuple):
     straggler: list[tuple[Labels, float]]
     insufficient: str
 
-    @property
-    def named(self) -> list[tuple[str, str]]:
-        return [(labels["rank"], labels["phase"]) for labels, value in self.straggler if value]
-
 
 class Watched:
-    """Two ranks, unless told otherwise; the agent is the one that they start."""
+    """Two ranks of a program; the agent is the one that they start."""
 
-    def __init__(self, *, program: Path = PROGRAM, world: int = 2, **env: str) -> None:
-        self.node, self._receiver = Node(**env), Receiver()
-        self.program, self.world = program, world
-        self.chosen = str(world // 2)
+    def __init__(self, program: Path, **env: str) -> None:
+        self.node, self._receiver, self.program = Node(**env), Receiver(), program
         self.seen: dict[str, Seen] = {}
 
     def __enter__(self) -> Watched:
@@ -47,34 +38,20 @@ class Watched:
         self._receiver.__exit__(*how)
         self.node.__exit__(*how)
 
-    def start(self, scenarios: Sequence[Scenario]) -> Popen[str]:
-        folder = str(self.node.root)
-        return self.node.torchrun(
-            self.world, str(self.program), folder, json.dumps([dict(each) for each in scenarios])
-        )
-
-    def play(
-        self,
-        scenarios: Sequence[Scenario],
-        enough: Callable[[str], Any],
-        patience_s: float = PATIENCE_S,
-    ) -> None:
+    def play(self, scenarios: Sequence[dict[str, Any]], enough: Callable[[str], Any]) -> None:
         """One after the other, each until there was *enough* to see."""
-        process = self.start(scenarios)
-        for each in scenarios:
-            name = each["name"]
-            until(lambda name=name: enough(name), f"{name} to be seen", patience_s)
+        where = str(self.program), str(self.node.root)
+        process = self.node.torchrun(2, *where, json.dumps(scenarios))
+        for name in (each["name"] for each in scenarios):
+            until(lambda name=name: enough(name), f"{name} to be seen")
             self.seen[name] = self.look(name)
-            self.enough(name)
+            (self.node.root / f"{name}.enough").touch()
         finished(process)
 
-    def enough(self, name: str) -> None:
-        (self.node.root / f"{name}.enough").touch()
-
     def steps(self, name: str) -> int:
-        """How many all ranks have made."""
+        """How many both ranks have made."""
         found = [each["step"] or 0 for each in self.node.processes() if each["run"] == name]
-        return min(found) if len(found) == self.world else 0
+        return min(found) if len(found) == 2 else 0
 
     def verdicts(self, name: str, *kinds: str) -> list[dict[str, Any]]:
         """Those that stand, by the file that the status reads: the ranks need the cores."""
@@ -137,4 +114,4 @@ def assert_nobody_named(watched: Watched, name: str) -> None:
     seen = watched.seen[name]
     assert seen.insufficient == ""
     told = {(labels["rank"], value) for labels, value in seen.straggler}
-    assert told == {(str(rank), 0.0) for rank in range(watched.world)}
+    assert told == {("0", 0.0), ("1", 0.0)}

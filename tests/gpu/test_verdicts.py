@@ -179,7 +179,7 @@ class Seen(NamedTuple):
 @pytest.fixture(scope="module")
 def seen() -> Seen:
     reasons: set[tuple[str, str]] = set()
-    with Watched(program=PROGRAM, **MACHINE.env) as watched:
+    with Watched(PROGRAM, **MACHINE.env) as watched:
 
         def enough(name: str) -> bool:
             if name in LATE:

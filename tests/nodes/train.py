@@ -28,7 +28,6 @@ WORK_S, DATA_S = 0.025, 0.01
 class Trouble:
     """What is wrong with this rank; the model's layer asks for `work_s` and the next two."""
 
-    buffers = own_layer = False
     work_s, forward_s, backward_s = WORK_S, 0.0, 0.0
 
     def __init__(self, file: Path) -> None:
