@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from node import Node, finished, new_certificate, until
+from node import Node, finished, until
 from otlp_receiver import Point, Receiver
 
 TRAIN = """
@@ -206,34 +206,6 @@ def test_where_another_user_takes_a_removed_place_nothing_is_read_or_written() -
         assert "stranger" not in " ".join([*histories, output])
         assert {p.attributes.get("run") for p in receiver.points()} <= {"kept", None}
         stranger.kill()
-
-
-def test_files_named_from_the_directory_of_the_training_are_found_by_its_agent(
-    tmp_path: Path,
-) -> None:
-    here = tmp_path
-    new_certificate(here, "tls")
-    # Trainings go elsewhere, and then the agent may have to be started again.
-    begin, opened, *rest = WORK.partition('run = otel_ddp.init(run="r")\n')
-    work = "".join(
-        [f"import os\nos.chdir({str(here)!r})\n", begin, opened, "os.chdir('/')\n", *rest]
-    )
-    names = {"OTEL_EXPORTER_OTLP_CERTIFICATE": "tls.crt", "OTEL_DDP_SPOOL_DIR": "spool"}
-    with Node(**names) as node, Receiver() as receiver:
-        node.export_to(receiver.start_http(tls=(here / "tls.crt", here / "tls.key")))
-        receiver.set_mode(503)
-
-        process = node.python(work)
-
-        until(lambda: list(here.glob("spool/spool-*/*.z")), "what could not be delivered")
-        receiver.set_mode("ok")
-        assert receiver.wait_for(lambda r: len(_losses(r)) > 10)
-        killed = node.kill_agent()
-        arrived = len(_losses(receiver))
-        assert receiver.wait_for(lambda r: len(_losses(r)) > arrived)
-        assert node.place.agent_pid() != killed
-        assert node.agent()["remark"] == ""
-        process.kill()
 
 
 def test_an_agent_that_stops_ends_the_series_that_it_has_sent() -> None:

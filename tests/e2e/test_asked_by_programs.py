@@ -48,15 +48,6 @@ run.finish()
 """
 STEPS = 300
 WORLD = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-# A run that is asked about is named as users name it.
-COMMANDS = {
-    "status": ("status",),
-    "runs": ("runs",),
-    "report": ("report", "g/now"),
-    "compare": ("compare", "before", "now", "--fail-if", "step_time:+9999%"),
-    "stacks": ("stacks",),
-    "goodput": ("goodput", "g/now"),
-}
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "runs": ("runs", {}),
     "report": ("run", {"run": "g/now"}),
@@ -110,24 +101,6 @@ def has_all(runs: Runs) -> bool:
         losses = [(e, series) for e, series in run.series("value") if series.key.name == "loss"]
         count = sum(b.finite + b.nonfinite for e, series in losses for b in e.sums(series))
     return count == 2 * STEPS and "nonfinite" in [e["kind"] for e in rows["now"]["verdicts"]]
-
-
-def printed(node: Node, *words: str) -> dict[str, Any]:
-    """What a command prints with --json."""
-    command = f"import sys; from otel_ddp.cli import main; sys.exit(main({[*words, '--json']}))"
-    return dict(json.loads(node.run(command)))
-
-
-@pytest.mark.parametrize("document", COMMANDS)
-def test_what_a_command_prints_is_what_its_schema_describes(node: Node, document: str) -> None:
-    found = printed(node, *COMMANDS[document])
-
-    check(document, found)
-    # Each has something to show of the runs.
-    assert "now" in json.dumps(found)
-
-
-# -- an assistant
 
 
 @pytest.fixture(scope="module")

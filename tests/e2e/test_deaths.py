@@ -13,16 +13,21 @@ from typing import Any, NamedTuple
 import pytest
 
 from node import Node, finished, until
+from webhook import Webhook
 
+SECRET = "T0k3n-of-the-webhook"
 # What Linux tells from 6.15 on.
 TELLS_EXITS = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
 
 # Works until it is killed, or until its input ends; says when it stands where the test wants it.
 WORK = """
-import os, sys
+import logging, os, sys
 import otel_ddp
-run = otel_ddp.init(run="r")
+run = otel_ddp.init(run="r", group="g")
+logging.basicConfig()
+run.logs(logger="root")
 run.log({"loss": 0.5 + int(os.environ["OTEL_DDP_RANK"])}, step=17)
+logging.getLogger("work").warning("the last thing that rank %s said", os.environ["OTEL_DDP_RANK"])
 with run.phase("backward"):
     print("there", flush=True)
     sys.stdin.read()
@@ -89,11 +94,13 @@ class Killed(NamedTuple):
     """Of the killed rank, long after its journal has gone."""
     last_states: dict[str, float]
     reports: int
+    messages: list[dict[str, Any]]
+    page: str
 
 
 @pytest.fixture(scope="module")
 def killed() -> Killed:
-    with Ward() as node:
+    with Webhook() as webhook, Ward(OTEL_DDP_NOTIFY=f"{webhook.url}/{SECRET}") as node:
         ranks = [
             node.python(
                 WORK,
@@ -105,14 +112,16 @@ def killed() -> Killed:
         ]
         for each in ranks:
             assert each.stdout is not None
-            assert each.stdout.readline() == "there\n"
+            assert "there\n" in iter(each.stdout.readline, "")
         until(lambda: node.states() == {"0": 1.0, "1": 1.0, "2": 1.0}, "the ranks")
+        page = node.agent()["scrape"].replace("/metrics", "/run/r")
 
         ranks[1].kill()
 
         until(lambda: "SIGKILL" in str(node.report()) or not TELLS_EXITS, "the kernel's word")
         verdict = node.report_on(1)["verdict"]
         text = node.written()[0].with_suffix(".txt").read_text()
+        until(lambda: "1 taken" in str(node.agent()["notify"]), "the message")
         status = node.status()
         until(lambda: len(node.place.journals()) == 2, "the journal to go")
         # Between two signs of life of another rank the agent throws out what is over.
@@ -129,7 +138,12 @@ def killed() -> Killed:
         until(lambda: [*node.states().values()].count(2.0) == 2, "both ends to be seen")
         last_states = node.states()
         node.stop_agent()
-        return Killed(verdict, text, status, series, last_states, len(node.written()))
+        # An address may be a secret.
+        assert SECRET not in node.place.agent_log.read_text() + status
+        return Killed(
+            *(verdict, text, status, series, last_states, len(node.written())),
+            *(webhook.of_kind("death"), page),
+        )
 
 
 def test_a_killed_rank_is_named_with_its_step_phase_and_cause_in_a_post_mortem(
@@ -157,6 +171,19 @@ def test_the_last_state_of_a_killed_rank_stays_when_its_journal_is_gone(killed: 
 def test_a_rank_that_finishes_before_the_others_is_no_death(killed: Killed) -> None:
     assert killed.last_states == {"0": 2.0, "1": 4.0, "2": 2.0}
     assert killed.reports == 1
+
+
+def test_people_are_told_once_of_a_killed_rank_with_its_cause_and_its_last_lines(
+    killed: Killed,
+) -> None:
+    (told,) = killed.messages
+    assert (told["level"], told["group"], told["run"], told["rank"]) == ("error", "g", "r", "1")
+    assert told["title"] == f"run r: rank 1 ({told['node']}) died"
+    assert "was killed" in told["text"]
+    assert "the last thing that rank 1 said" in told["text"]
+    assert "the last thing that rank 0 said" not in told["text"]
+    assert "Post-mortem: " in told["text"]
+    assert told["url"] == killed.page
 
 
 def test_what_ended_a_rank_under_torchrun_is_told_with_its_rank_and_written_down() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 
-from node import Node, until
+from node import Node
 from otlp_receiver import Receiver
 
 
@@ -93,39 +92,6 @@ run.finish()
         (request,) = (each for each in receiver.requests if each.signal == "logs")
         scopes = request.message.resource_logs[0].scope_logs
         assert {each.scope.name for each in scopes} == {"otel_ddp", "__main__"}
-
-
-def test_a_configuration_of_any_size_leaves_whole_as_a_log_record_and_is_in_the_status() -> None:
-    code = """
-import otel_ddp
-config = {"lr": 0.1, "prompt": "x" * 500, "net": {f"k{n}": n for n in range(120)}}
-with otel_ddp.init(run="r", config=config, description="d" * 600, tags=["b", "a"]) as run:
-    run.log({"loss": 1.0}, step=1)
-"""
-    with Node() as node, Receiver() as receiver:
-        node.export_to(receiver.start_http())
-        said = node.run(code)
-
-        assert receiver.wait_for(lambda r: len(r.logs()) == 3)
-        expected = {"lr": 0.1, "prompt": "x" * 500, **{f"net.k{n}": n for n in range(120)}}
-        told: dict[str, Any] = {}
-        for record in receiver.logs():
-            assert record.event_name == "otel_ddp.run.config"
-            assert len(record.attributes) <= 128
-            for pair in record.attributes:
-                told[pair.key] = getattr(pair.value, pair.value.WhichOneof("value"))
-        assert told.items() >= {f"config.{key}": value for key, value in expected.items()}.items()
-        assert (told["description"], told["tags"], told["rank"]) == ("d" * 600, "a,b", "0")
-        ((info, _),) = node.series("training_run_info")
-        assert (info["config_lr"], info["tags"], len(info["description"])) == ("0.1", "a,b", 200)
-        # Nothing is lost, so there is nothing to warn of.
-        assert said == ""
-        assert node.series("otel_ddp_values_refused_total") == []
-        # Its journal is gone by then: the agent keeps what it held.
-        until(lambda: not node.place.journals(), "the journal to be given back")
-        (process,) = node.processes()
-        assert process["config"] == expected
-        assert (process["description"], process["tags"]) == ("d" * 600, "a,b")
 
 
 def _has(receiver: Receiver, metric: str, value: float) -> bool:

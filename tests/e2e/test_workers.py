@@ -9,56 +9,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from node import Node, finished, until
+from node import Node, until
 
 # What Linux tells from 6.15 on.
 TELLS_EXITS = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
 
 RUNNING, FINISHED, FAILED, KILLED = 1.0, 2.0, 3.0, 4.0
-
-# The first snippet of another tracker's guide: a pool that nobody closes, or one in `with`.
-POOL = """
-import multiprocessing, sys, otel_ddp
-
-def do_work(n):
-    run = otel_ddp.init(config=dict(n=n))
-    run.log(dict(this=n * n))
-
-def main(context, how):
-    if how == "with":
-        with context.Pool(processes=2) as pool:
-            pool.map(do_work, range(4))
-        return
-    pool = context.Pool(processes=2)
-    pool.map(do_work, range(4))
-
-if __name__ == "__main__":
-    main(multiprocessing.get_context(sys.argv[1]), sys.argv[2])
-"""
-
-# The second: a run that is given to another process.
-SHARED = """
-import multiprocessing, sys, otel_ddp
-
-def do_work(run):
-    run.log(dict(this=1))
-
-def main(context, how):
-    run = otel_ddp.init(run=f"shared-{context.get_start_method()}-{how}", config=dict(lr=0.1))
-    if how == "with":
-        with run:
-            start(context, run)
-    else:
-        start(context, run)
-
-def start(context, run):
-    p = context.Process(target=do_work, kwargs=dict(run=run))
-    p.start()
-    p.join()
-
-if __name__ == "__main__":
-    main(multiprocessing.get_context(sys.argv[1]), sys.argv[2])
-"""
 
 # Children of the given kinds, each with a run of its own. The parent ends them when it is told to,
 # or when one of them fails, and lives on.
@@ -141,28 +97,6 @@ class Family:
     def become(self, **expected: float) -> None:
         told = {f"{self._name} {kind}": state for kind, state in expected.items()}
         until(lambda: told.items() <= states(self._node).items(), str(told))
-
-
-def test_the_snippets_of_a_guide_come_out_right_however_they_are_started_and_left() -> None:
-    with Node() as node:
-        for code in (POOL, SHARED):
-            for context in ("fork", "spawn"):
-                for how in ("with", "without"):
-                    finished(program(node, code, context, how))
-
-        until(lambda: set(states(node).values()) == {FINISHED}, "the end of all")
-        until(lambda: len(states(node)) == 20, "all runs")
-        trials = [labels for labels, _ in node.series("training_run_info", group="")]
-        found = node.series("training_scalar", name="this")
-        assert told(node) == []
-    sweeps = [labels for labels, _ in found if labels["group"]]
-    assert len({labels["group"] for labels in sweeps}) == 4
-    assert (len(sweeps), {labels["rank"] for labels in sweeps}) == (16, {"0"})
-    shared = [labels for labels, _ in found if not labels["group"]]
-    assert sorted(labels["run"] for labels in shared) == [
-        f"shared-{context}-{how}" for context in ("fork", "spawn") for how in ("with", "without")
-    ]
-    assert {labels["config_lr"] for labels in trials} == {"0.1"}
 
 
 def test_a_child_that_is_ended_has_ended_only_if_all_was_well_and_it_had_nothing_to_do() -> None:
