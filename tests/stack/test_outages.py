@@ -33,7 +33,7 @@ class Launch:
         for node in self.nodes.values():
             life.enter_context(node)
             node.export_to(collector.http)
-        self.training = Training(folder / "train", self.nodes, group="g", run="r", job_type="train")
+        self.training = Training(folder / "train", self.nodes, group="g", run="r")
         self.training.train(step_s=0.1)
         until(lambda: self.prometheus.query("training_scalar"), "the first values in Prometheus")
 
@@ -73,7 +73,7 @@ def launch(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def test_nothing_that_was_logged_is_lost_and_nothing_is_there_twice(launch: Launch) -> None:
-    assert_all_there(launch.prometheus, [launch.training])
+    assert_all_there(launch.prometheus, launch.training)
 
 
 def test_counters_never_go_back(launch: Launch) -> None:

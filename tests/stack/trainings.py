@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from subprocess import Popen
 from typing import NamedTuple
@@ -18,12 +17,14 @@ RANKS_PER_NODE = 2
 # value with its step, and the time before and after the call that logged it.
 _TRAIN = """
 import json, os, sys, time
+from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
+from training import Stop
 
 folder, step_s, late_rank, late_s = sys.argv[1], *map(float, sys.argv[2:])
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -32,24 +33,11 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
 
 
-def last_step():
-    # Rank 0 finds that the test has seen enough, and writes the last step down before all have
-    # exchanged the gradients of the one before: so each of them sees it in time.
-    try:
-        with open(f"{folder}/last_step") as file:
-            return int(file.read())
-    except FileNotFoundError:
-        return None
-
-
 def steps():
-    step = 0
-    while (last := last_step()) is None or step < last:
+    stop, step, last = Stop(Path(folder), "run"), 0, False
+    while not last:
         step += 1
-        if last is None and rank == 0 and os.path.exists(f"{folder}/enough"):
-            with open(f"{folder}/last_step.new", "w") as file:
-                file.write(str(step + 1))
-            os.rename(file.name, f"{folder}/last_step")
+        last = stop.after(step)
         time.sleep(step_s)
         yield step, torch.ones(4, 4)
 
@@ -70,28 +58,6 @@ with open(f"{folder}/{rank}.jsonl", "w", buffering=1) as known:
             print(json.dumps([name, value, step, before, after]), file=known)
 run.finish()
 dist.destroy_process_group()
-"""
-
-# Without torch: so many steps, and then the end once the test has seen enough.
-_LOG = """
-import json, os, sys, time
-import otel_ddp
-
-folder, steps, rank = sys.argv[1], int(sys.argv[2]), int(os.environ["RANK"])
-run = otel_ddp.init()
-with open(f"{folder}/{rank}.jsonl", "w", buffering=1) as known:
-    for step in range(1, steps + 1):
-        # No two within a millisecond: such have their times moved apart.
-        time.sleep(0.004)
-        values = {"loss": 10.0 / step + rank}
-        before = time.time_ns()
-        run.log(values, step=step)
-        after = time.time_ns()
-        for name, value in values.items():
-            print(json.dumps([name, value, step, before, after]), file=known)
-while not os.path.exists(f"{folder}/enough"):
-    time.sleep(0.02)
-run.finish()
 """
 
 
@@ -115,9 +81,7 @@ class Point(NamedTuple):
 class Training:
     """One run; `labels` are those of its ranks, by rank."""
 
-    def __init__(
-        self, folder: Path, nodes: Mapping[str, Node], *, group: str, run: str, job_type: str
-    ) -> None:
+    def __init__(self, folder: Path, nodes: Mapping[str, Node], *, group: str, run: str) -> None:
         folder.mkdir()
         self.run = run
         self._folder, self._nodes = folder, nodes
@@ -125,7 +89,7 @@ class Training:
             rank: {
                 "group": group,
                 "run": run,
-                "job_type": job_type,
+                "job_type": "train",
                 "node": node,
                 "rank": str(rank),
                 "local_rank": str(rank % RANKS_PER_NODE),
@@ -134,38 +98,24 @@ class Training:
         }
         self._processes: list[Popen[str]] = []
 
-    def train(
-        self, *, step_s: float = 0.02, late_rank: int = -1, late_s: float = 0.0, **env: str
-    ) -> None:
+    def train(self, *, step_s: float = 0.02, late_rank: int = -1, late_s: float = 0.0) -> None:
         """Real ranks, until `end`; one of them is late in each step."""
-        told = map(str, (step_s, late_rank, late_s))
-        self._start(_TRAIN, Node.warm, *told, **env)
-
-    def log(self, steps: int, **env: str) -> None:
-        """Processes that only log, so many steps; then they wait for `end`."""
-        self._start(_LOG, _cold, str(steps), **env)
-
-    def _start(
-        self, code: str, start: Callable[..., Popen[str]], *arguments: str, **env: str
-    ) -> None:
         script = self._folder / "train.py"
-        script.write_text(code)
+        script.write_text(_TRAIN)
+        told = map(str, (self._folder, step_s, late_rank, late_s))
+        arguments = [str(script), *told]
         for rank, labels in self.labels.items():
-            process = start(
-                *(self._nodes[labels["node"]], str(script), str(self._folder), *arguments),
-                env={
-                    "RANK": str(rank),
-                    "LOCAL_RANK": labels["local_rank"],
-                    "WORLD_SIZE": str(len(self.labels)),
-                    "LOCAL_WORLD_SIZE": str(RANKS_PER_NODE),
-                    "GLOO_SOCKET_IFNAME": "lo",
-                    "OTEL_DDP_GROUP": labels["group"],
-                    "OTEL_DDP_RUN": labels["run"],
-                    "OTEL_DDP_JOB_TYPE": labels["job_type"],
-                    **env,
-                },
-            )
-            self._processes.append(process)
+            env = {
+                "RANK": str(rank),
+                "LOCAL_RANK": labels["local_rank"],
+                "WORLD_SIZE": str(len(self.labels)),
+                "LOCAL_WORLD_SIZE": str(RANKS_PER_NODE),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OTEL_DDP_GROUP": labels["group"],
+                "OTEL_DDP_RUN": labels["run"],
+                "PYTHONPATH": str(Path(__file__).parents[1]),
+            }
+            self._processes.append(self._nodes[labels["node"]].warm(*arguments, env=env))
 
     def known(self, rank: int) -> list[Known]:
         """All that a rank has logged by now."""
@@ -209,7 +159,7 @@ class Training:
 
     def end(self) -> list[str]:
         """Let it come to its end, and see that it was a good one; what the ranks printed."""
-        (self._folder / "enough").touch()
+        (self._folder / "run.enough").touch()
         return [finished(process) for process in self._processes]
 
     def series(self) -> Iterator[tuple[dict[str, str], list[Known]]]:
@@ -218,11 +168,6 @@ class Training:
             known = self.known(rank)
             for name in dict.fromkeys(each.name for each in known):
                 yield {**labels, "name": name}, [each for each in known if each.name == name]
-
-
-def _cold(node: Node, *arguments: str, env: Mapping[str, str]) -> Popen[str]:
-    """What does not import torch is started as it is."""
-    return node.start(sys.executable, *arguments, env=env)
 
 
 def selector(metric: str, labels: Mapping[str, str]) -> str:
@@ -236,39 +181,32 @@ def points(prometheus: Prometheus, metric: str, labels: Mapping[str, str]) -> li
     return [Point(round(time_s * 1000), value) for time_s, value in found[0].points]
 
 
-def wait_for(prometheus: Prometheus, *trainings: Training) -> None:
-    """Until Prometheus has as many values of each run as its ranks have logged."""
-    for training in trainings:
-        series = list(training.series())
-        wanted = sum(len(known) for _, known in series)
-        assert wanted
-        # Without what the hooks log beside the script.
-        names = "|".join({labels["name"] for labels, _ in series})
-        chosen = f'training_scalar_step{{run="{training.run}",name=~"{names}"}}'
-
-        def there(counted: str = f"sum(count_over_time({chosen}[1h]))") -> float:
-            return sum(each.value for each in prometheus.query(counted))
-
-        until(
-            lambda there=there, wanted=wanted: there() >= wanted,
-            f"{wanted} values of {training.run}",
-        )
+def wait_for(prometheus: Prometheus, training: Training) -> None:
+    """Until Prometheus has as many values as the ranks have logged."""
+    series = list(training.series())
+    wanted = sum(len(known) for _, known in series)
+    assert wanted
+    # Without what the hooks log beside the script.
+    names = "|".join({labels["name"] for labels, _ in series})
+    counted = f'sum(count_over_time(training_scalar_step{{name=~"{names}"}}[1h]))'
+    until(
+        lambda: sum(each.value for each in prometheus.query(counted)) >= wanted, f"{wanted} values"
+    )
 
 
-def assert_all_there(prometheus: Prometheus, trainings: Sequence[Training]) -> None:
+def assert_all_there(prometheus: Prometheus, training: Training) -> None:
     """Every value once, with its own step, and with a time within the call that logged it."""
-    for training in trainings:
-        for labels, known in training.series():
-            values = points(prometheus, "training_scalar", labels)
-            steps = points(prometheus, "training_scalar_step", labels)
+    for labels, known in training.series():
+        values = points(prometheus, "training_scalar", labels)
+        steps = points(prometheus, "training_scalar_step", labels)
 
-            assert [each.value for each in known] == [each.value for each in values], labels
-            assert [each.step for each in known] == [each.value for each in steps], labels
-            assert [each.time_ms for each in values] == [each.time_ms for each in steps], labels
-            # Prometheus counts in milliseconds.
-            late = [
-                (each, point)
-                for each, point in zip(known, values, strict=True)
-                if not each.before_ns // 10**6 <= point.time_ms <= each.after_ns // 10**6
-            ]
-            assert late == [], labels
+        assert [each.value for each in known] == [each.value for each in values], labels
+        assert [each.step for each in known] == [each.value for each in steps], labels
+        assert [each.time_ms for each in values] == [each.time_ms for each in steps], labels
+        # Prometheus counts in milliseconds.
+        late = [
+            (each, point)
+            for each, point in zip(known, values, strict=True)
+            if not each.before_ns // 10**6 <= point.time_ms <= each.after_ns // 10**6
+        ]
+        assert late == [], labels
