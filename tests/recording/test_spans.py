@@ -290,16 +290,17 @@ def test_nested_phases_count_no_second_twice(place: Here) -> None:
 
 def test_a_checkpoint_is_a_histogram_and_a_time(place: Here) -> None:
     with otel_ddp.init() as run:
+        began_s, began = time.time(), time.perf_counter()
         for _ in range(3):
             with run.phase("checkpoint"):
                 pass
+        took_s, ended_s = time.perf_counter() - began, time.time()
 
     journal = place.only()
-    total, *buckets = journal.histogram(TRAINING_CHECKPOINT_DURATION)
-    assert 3 == buckets[0] == sum(buckets)
-    assert 0 < total < 0.3
-    ended = journal.spans["checkpoint"]["end"] / 1e9
-    assert abs(journal.total(TRAINING_CHECKPOINT_TIMESTAMP) - ended) < 0.1
+    total_s, *buckets = journal.histogram(TRAINING_CHECKPOINT_DURATION)
+    assert sum(buckets) == 3
+    assert 0 < total_s < took_s
+    assert began_s <= journal.total(TRAINING_CHECKPOINT_TIMESTAMP) <= ended_s
 
 
 def test_phases_of_threads_may_end_in_any_order(place: Here) -> None:
