@@ -147,7 +147,7 @@ class Node:
         return json.loads(self._answer(request))
 
     def _answer(self, request: urllib.request.Request) -> bytes:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return bytes(answer.read())
 
     def series(self, metric: str, /, **labels: str) -> list[tuple[Labels, float]]:

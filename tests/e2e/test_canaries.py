@@ -63,14 +63,14 @@ def test_secrets_of_a_program_are_nowhere(tmp_path: Path) -> None:
         program = tmp_path / "program.py"
         program.write_text(PROGRAM)
         process = node.start(sys.executable, program, *arguments, "--token", f"{CANARY}-token")
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
 
         until(lambda: node.value("training_state") == 3.0, "the end to be told")
         written = node.root / "history"
         until(lambda: any(written.glob("postmortem-*.json")), "the post-mortem")
         endpoint = node.agent()["scrape"].removesuffix("/metrics")
         shown = [
-            urllib.request.urlopen(endpoint + path, timeout=10).read().decode()
+            urllib.request.urlopen(endpoint + path, timeout=300).read().decode()
             for path in ("/metrics", "/", "/healthz")
         ]
         shown += [
@@ -118,7 +118,7 @@ def test_the_secret_of_a_lead_is_in_the_journal_alone(tmp_path: Path) -> None:
         reader = JournalReader(journal)
         noted, mode = reader.facts[lead.FACT]["secret"], journal.stat().st_mode
         reader.close()
-        process.communicate("\n", timeout=60)
+        process.communicate("\n", timeout=300)
 
         until(lambda: node.value("training_state") == 3.0, "the end to be told")
         written = node.root / "history"

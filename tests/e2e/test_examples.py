@@ -128,7 +128,7 @@ def test_the_quickstart_names_the_late_rank_and_has_a_curve_of_every_rank(tmp_pa
         node.export_to(receiver.start_http())
         launch = node.warm(*TORCHRUN, str(tmp_path / "train.py"))
         # torch alone may take half a minute to start on a busy machine.
-        until(node.place.agent_file.exists, "the agent", patience_s=60)
+        until(node.place.agent_file.exists, "the agent")
         late = partial(node.series, "training_straggler", rank="1", phase="data")
         until(late, "the late rank")
         shown = node.run("from otel_ddp.cli import main; main(['status'])")

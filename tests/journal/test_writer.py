@@ -439,7 +439,7 @@ def test_no_message_of_a_library_goes_into_the_journal(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     (path,) = tmp_path.glob("*.journal")
 

@@ -212,7 +212,7 @@ print("loaded", "sqlite3" in sys.modules)
         process = node.python(program)
         # An agent is there by now, and has read the best value.
         until(lambda: best_is_known(node), "the summary")
-        said, _ = process.communicate("\n", timeout=60)
+        said, _ = process.communicate("\n", timeout=300)
 
     assert "otel_ddp: run g/r finished after " in said
     assert "  loss (train)       best 0 at step 20, last 841\n" in said
