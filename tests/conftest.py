@@ -20,8 +20,9 @@ import leftovers
 import warm
 from otel_ddp import errors
 from otel_ddp.journal import layout
+from otel_ddp.journal.parser import Document, ProgressRecord, Scalars
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Scalars
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES, STATES
 from webhook import Webhook

@@ -16,7 +16,8 @@ from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.cli import main
 from otel_ddp.history import beside
 from otel_ddp.journal.layout import ASK_SUFFIX, PROFILE_SUFFIX
-from otel_ddp.journal.reader import JournalReader, Steps
+from otel_ddp.journal.parser import Steps
+from otel_ddp.journal.reader import JournalReader
 from watched import PROGRAM
 
 WRITTEN = Path(__file__).parents[1] / "written_ranks.py"

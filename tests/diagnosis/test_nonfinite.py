@@ -12,7 +12,8 @@ from otel_ddp.agent.verdicts.journal_source import NonfiniteValues
 from otel_ddp.diagnosis.detector import NonfiniteValue, Observation, RankState
 from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.verdict import Change
-from otel_ddp.journal.reader import JournalReader, Name, Scalars
+from otel_ddp.journal.parser import Name, Scalars
+from otel_ddp.journal.reader import JournalReader
 
 S = 1_000_000_000
 NOW = 1_700_000_000 * S

@@ -24,7 +24,7 @@ from integrations import programs
 from node import Node, finished
 from otel_ddp.integrations import trackers
 from otel_ddp.integrations.launch.startup.sitecustomize import NAMES
-from otel_ddp.journal.reader import Document
+from otel_ddp.journal.parser import Document
 from otel_ddp.recording.values import flat
 from otel_ddp.run import for_frameworks
 

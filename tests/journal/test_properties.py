@@ -25,14 +25,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import (
-    Document,
-    JournalReader,
-    Name,
-    ProgressRecord,
-    Scalars,
-    Unreadable,
-)
+from otel_ddp.journal.parser import Document, Name, ProgressRecord, Scalars, Unreadable
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape
 
 SMALLEST = 128 * 1024

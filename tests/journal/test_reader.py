@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import CannotOpen, Document, JournalReader, Scalars, Steps, Unreadable
+from otel_ddp.journal.parser import Document, Scalars, Steps, Unreadable
+from otel_ddp.journal.reader import CannotOpen, JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
 from shortages import descriptors_below
 

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from otel_ddp.journal import layout
+from otel_ddp.journal.parser import Document, Scalars
 from otel_ddp.journal.place import open_journal
-from otel_ddp.journal.reader import Document, JournalReader, Scalars
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape
 
 SMALLEST = 128 * 1024

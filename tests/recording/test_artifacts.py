@@ -11,7 +11,8 @@ import pytest
 import otel_ddp
 from conftest import Here
 from otel_ddp.journal.layout import EVENT
-from otel_ddp.journal.reader import Document, JournalReader
+from otel_ddp.journal.parser import Document
+from otel_ddp.journal.reader import JournalReader
 
 
 def told(place: Here) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from otel_ddp.agent.reading.steps import Step, StepStream  # noqa: E402
 from otel_ddp.journal import layout  # noqa: E402
-from otel_ddp.journal.reader import Steps  # noqa: E402
+from otel_ddp.journal.parser import Steps  # noqa: E402
 from otel_ddp.journal.writer import scratch_words  # noqa: E402
 from otel_ddp.torch.device_clock import DeviceClock, clock_for  # noqa: E402
 

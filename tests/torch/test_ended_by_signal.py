@@ -26,7 +26,7 @@ import otel_ddp
 from conftest import Here, Journal, open_files
 from otel_ddp import Run, errors
 from otel_ddp.journal.layout import END
-from otel_ddp.journal.reader import Document
+from otel_ddp.journal.parser import Document
 from otel_ddp.torch import measure, stack_answers
 from otel_ddp.vocabulary import catalog
 

@@ -22,7 +22,8 @@ from loops import train
 from node import Node, finished, until
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
-from otel_ddp.journal.reader import JournalReader, Steps
+from otel_ddp.journal.parser import Steps
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import measure
 from otel_ddp.torch.profile_window import activities
 

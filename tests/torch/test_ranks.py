@@ -12,7 +12,8 @@ from conftest import Journal
 from node import Node, finished
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.journal.layout import OF_BUFFERS
-from otel_ddp.journal.reader import JournalReader, Steps
+from otel_ddp.journal.parser import Steps
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary.words import PHASES
 
 pytestmark = pytest.mark.timed

@@ -28,8 +28,9 @@ from extras import newer_torch
 from loops import INPUT, PAUSE_S, Slow, in_a_thread, phase, totals, train, watched
 from otel_ddp import errors
 from otel_ddp.agent.reading.steps import StepStream
+from otel_ddp.journal.parser import Steps
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.reader import JournalReader, Steps
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import models
 from otel_ddp.torch.hooks import model as model_hooks
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import otel_ddp
 from conftest import Here, Journal
 from loops import INPUT, watched
-from otel_ddp.journal.reader import Document
+from otel_ddp.journal.parser import Document
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ from conftest import Here, Journal
 from measured import Measured, Slow
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import JournalReader, Scalars, Steps
+from otel_ddp.journal.parser import Scalars, Steps
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import measure
 from otel_ddp.torch.steps.budget import Budget, in_sample
 from otel_ddp.torch.steps.stepper import Stepper

@@ -10,7 +10,7 @@ from tools.device_training.rank import MS, Jitter, Mark, Rank, UnwatchedRank
 from tools.device_training.setting import DEVICE_SHARES, LAUNCH_SHARES, Setting, Trouble
 
 from otel_ddp.journal.layout import CODE_SHIFT, STEP_GC
-from otel_ddp.journal.reader import Steps
+from otel_ddp.journal.parser import Steps
 
 _TOKENS = 1000
 _CHECKPOINT_EVERY = 150

@@ -322,7 +322,8 @@ def _remove_dead_journals(directory: Path, size: int) -> None:
 
 def _is_read(path: Path) -> bool:
     # Imported here: most starts find no journal of a process that is gone.
-    from otel_ddp.journal.reader import JournalReader, Unreadable
+    from otel_ddp.journal.parser import Unreadable
+    from otel_ddp.journal.reader import JournalReader
 
     try:
         reader = JournalReader(path)

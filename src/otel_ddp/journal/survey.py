@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from otel_ddp import files
+from otel_ddp.journal.parser import Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import (
     End,
@@ -20,7 +21,7 @@ from otel_ddp.journal.process_state import (
     state_of,
     table,
 )
-from otel_ddp.journal.reader import JournalReader, Unreadable
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.values import described
 
 # An agent writes its file every few seconds.

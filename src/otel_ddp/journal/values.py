@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from otel_ddp import files
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import JournalReader, Name, clean_text
+from otel_ddp.journal.parser import Name, clean_text
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 
 

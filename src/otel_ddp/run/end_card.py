@@ -13,9 +13,10 @@ from pathlib import Path
 from otel_ddp import errors, files
 from otel_ddp.history.card import card_of
 from otel_ddp.history.terminal import lines, when
+from otel_ddp.journal.parser import Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
-from otel_ddp.journal.reader import JournalReader, Unreadable
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.run.announcements import say
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, STATES
 

@@ -16,7 +16,7 @@ from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
 from otel_ddp.journal.layout import EVENT, SPAN
-from otel_ddp.journal.reader import Document
+from otel_ddp.journal.parser import Document
 from otel_ddp.vocabulary import catalog
 from otlp_receiver import contents_in, points_in
 

@@ -27,7 +27,7 @@ from otel_ddp.agent.export.otlp.encode import (
 )
 from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.journal.layout import EVENT, SPAN
-from otel_ddp.journal.reader import Document
+from otel_ddp.journal.parser import Document
 from otlp_receiver import Receiver
 
 HTTP, GRPC = "http/protobuf", "grpc"

@@ -8,7 +8,7 @@ from otel_ddp.agent.history.kept_run import Batch
 from otel_ddp.agent.reading.journal_feed import News
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.journal.layout import EVENT
-from otel_ddp.journal.reader import Document, Name, Scalars
+from otel_ddp.journal.parser import Document, Name, Scalars
 
 RUN = ("g", "r")
 S, MS = 10**9, 10**6

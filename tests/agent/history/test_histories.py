@@ -27,7 +27,7 @@ from otel_ddp.history.directory import file_name
 from otel_ddp.history.reader import History
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.layout import EVENT
-from otel_ddp.journal.reader import Document
+from otel_ddp.journal.parser import Document
 from otel_ddp.settings import MIB
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import UNMEASURED

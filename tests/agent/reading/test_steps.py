@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from otel_ddp.agent.reading.steps import Part, Step, StepStream
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import Steps
+from otel_ddp.journal.parser import Steps
 from otel_ddp.vocabulary.words import PHASES
 
 CREATED = 1_700_000_000_000_000_000

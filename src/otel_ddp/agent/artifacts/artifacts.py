@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from otel_ddp import errors
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.journal.layout import EVENT
-from otel_ddp.journal.reader import Document
+from otel_ddp.journal.parser import Document
 from otel_ddp.settings import Settings
 from otel_ddp.vocabulary import catalog
 

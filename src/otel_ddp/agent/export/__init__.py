@@ -29,7 +29,7 @@ from otel_ddp.settings import Settings
 if TYPE_CHECKING:
     from otel_ddp.agent.export.delivery import Delivery, Sender
     from otel_ddp.agent.export.spool import Spool
-    from otel_ddp.journal.reader import Document
+    from otel_ddp.journal.parser import Document
 
 log = logging.getLogger("otel_ddp.agent")
 

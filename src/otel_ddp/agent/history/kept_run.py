@@ -17,7 +17,7 @@ from otel_ddp.agent.history.run_time import Process, RunTime
 from otel_ddp.agent.reading.journal_feed import News
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import Event, RunKey, SeriesKey, StepSum, ValueSum
-from otel_ddp.journal.reader import Document, Name, Scalars
+from otel_ddp.journal.parser import Document, Name, Scalars
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
 
 if TYPE_CHECKING:

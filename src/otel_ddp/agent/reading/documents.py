@@ -16,7 +16,8 @@ from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.journal.layout import EVENT, SPAN
-from otel_ddp.journal.reader import Document, JournalReader
+from otel_ddp.journal.parser import Document
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES, state_word
 

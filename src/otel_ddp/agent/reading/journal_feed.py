@@ -20,8 +20,9 @@ from otel_ddp.agent.reading.phase_shares import PhaseShares
 from otel_ddp.agent.reading.process_series import ProcessSeries
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.journal.layout import END, EVENT
+from otel_ddp.journal.parser import Document, Record, Scalars, Steps
 from otel_ddp.journal.process_state import ENDED, ProcessState, ended_by_parent, last_step, state_of
-from otel_ddp.journal.reader import Document, JournalReader, Record, Scalars, Steps
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary.words import STATES
 
 log = logging.getLogger("otel_ddp.agent")

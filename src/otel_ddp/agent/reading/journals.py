@@ -18,9 +18,10 @@ from otel_ddp.agent.reading.journal_feed import Ends, JournalFeed
 from otel_ddp.agent.reading.logged_values import Summaries
 from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.journal import layout
+from otel_ddp.journal.parser import Document, Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, table
-from otel_ddp.journal.reader import CannotOpen, Document, JournalReader, Unreadable
+from otel_ddp.journal.reader import CannotOpen, JournalReader
 from otel_ddp.journal.survey import with_texts
 
 log = logging.getLogger("otel_ddp.agent")

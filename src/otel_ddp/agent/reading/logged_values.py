@@ -8,7 +8,8 @@ from math import isfinite
 from typing import NamedTuple
 
 from otel_ddp.agent.ledger import Labels, Ledger, Series
-from otel_ddp.journal.reader import JournalReader, Name, Scalars
+from otel_ddp.journal.parser import Name, Scalars
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.values import (
     Extremes,
     Point,

@@ -13,8 +13,9 @@ from otel_ddp.agent.reading.documents import RunDescription, label_text
 from otel_ddp.agent.reading.logged_values import LoggedValues
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.journal.layout import trace_id
+from otel_ddp.journal.parser import Total
 from otel_ddp.journal.process_state import ProcessState
-from otel_ddp.journal.reader import JournalReader, Total
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
 

@@ -13,7 +13,7 @@ from operator import itemgetter, sub
 from typing import NamedTuple
 
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import Steps
+from otel_ddp.journal.parser import Steps
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED
 
 # Parts beyond this are only summed: no person looks at a step with more.

@@ -19,8 +19,8 @@ from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
 from otel_ddp.diagnosis.verdict import run_labels
+from otel_ddp.journal.parser import Document
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.reader import Document
 from otel_ddp.settings import Settings
 
 

@@ -19,7 +19,8 @@ from otel_ddp.diagnosis.stall.evidence import (
     Question,
 )
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
-from otel_ddp.journal.reader import JournalReader, Unreadable
+from otel_ddp.journal.parser import Unreadable
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary.words import phase_word
 
 _LARGEST_ANSWER = 4 * 1024 * 1024

@@ -17,8 +17,9 @@ from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
 from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
 from otel_ddp.diagnosis.step_facts import DeviceStep, TimedStep
 from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.journal.parser import Name, Scalars, Unreadable
 from otel_ddp.journal.process_state import ENDED, ProcessState
-from otel_ddp.journal.reader import JournalReader, Name, Scalars, Unreadable
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES, phase_word, state_word
 

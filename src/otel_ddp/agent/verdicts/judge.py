@@ -16,7 +16,7 @@ from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.agent.verdicts.verdict_series import VerdictSeries
 from otel_ddp.diagnosis.hardware import Cores, Gpu
 from otel_ddp.diagnosis.verdict import Labels, run_labels
-from otel_ddp.journal.reader import Document
+from otel_ddp.journal.parser import Document
 
 _POLL_EVERY_NS = 500_000_000
 # Of more processes than this it takes a tenth of a second.

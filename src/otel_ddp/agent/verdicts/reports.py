@@ -22,8 +22,8 @@ from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.identity import addresses
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
+from otel_ddp.journal.parser import Document
 from otel_ddp.journal.process_state import ProcessState
-from otel_ddp.journal.reader import Document
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, Kind
 
 log = logging.getLogger("otel_ddp.agent")

@@ -25,7 +25,7 @@ from otel_ddp.agent.export.otlp.encode import (
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import SPAN
-from otel_ddp.journal.reader import Document
+from otel_ddp.journal.parser import Document
 
 _MOST_MESSAGES = 500
 _MOST_STEP_TRACES = 4096

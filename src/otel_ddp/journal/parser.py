@@ -1,0 +1,485 @@
+"""Parses bytes of a journal, wherever they come from. Nothing in them makes it raise or hang."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from otel_ddp import files
+from otel_ddp.journal import layout
+from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
+from otel_ddp.vocabulary.words import PHASE_CODE
+
+# Longer than any block: the rest of it.
+_REST = 1 << 62
+# Larger areas of totals are not read.
+_MOST_TOTALS = 4 * 1024 * 1024
+# Control characters, but for those that break lines or columns, and halves of a character.
+_UNPRINTABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
+# Fields of an identity by their kind.
+_COUNTS = frozenset(
+    {
+        *("pid", "global_rank", "local_rank", "world_size", "local_world_size", "node_rank"),
+        *("nodes", "restarts"),
+    }
+)
+_WORDS = frozenset(
+    {
+        *("group", "run", "job_type", "project", "name", "description", "tags", "node", "host"),
+        *("launcher", "strategy", "run_from", "launched_by", "proposal"),
+    }
+)
+_MOST_RANKS = 2**31
+# Without the code that lies above it in the same word.
+_VALUE = layout.WORD_VALUE
+
+
+class Name(NamedTuple):
+    """A name as it was logged, and the split it was logged under."""
+
+    text: str
+    split: str
+
+
+class Scalars(NamedTuple):
+    """One call of `log`: pairs of name number and value."""
+
+    time_ns: int
+    step: int | None
+    epoch: float | None
+    values: tuple[tuple[int, float], ...]
+    position: int
+
+
+class Steps(NamedTuple):
+    """A piece of a stream of the steps' words; see PHASE_CODE and the codes after it."""
+
+    offset: int
+    """The number of earlier words; a gap after the piece before means that words are lost."""
+    words: bytes
+    """Eight bytes for each word, as in the journal; the last byte is the code."""
+    position: int
+    on_device: bool
+    """Whether the times are those of the device."""
+
+
+class Document(NamedTuple):
+    """A span, an event or the end, as the writer wrote it."""
+
+    kind: int
+    content: dict[str, Any]
+    position: int
+
+
+Record = Scalars | Document | Steps
+
+
+class ProgressRecord(NamedTuple):
+    """The progress of a process: its state, phase and step."""
+
+    step: int | None
+    expect_ms: int
+    phase: int
+    phase_name: int
+    state: int
+    phase_after_ns: int
+    """When the phase began, counted from the creation of the journal."""
+    state_since_ns: int
+
+    @property
+    def phase_code(self) -> int:
+        """The phase, without what a wait in it is for."""
+        return self.phase & PHASE_CODE if self.phase < layout.STEPS_BEGAN else self.phase
+
+
+class Total(NamedTuple):
+    """A cumulative total, or the parts of a histogram."""
+
+    metric: str
+    attributes: dict[str, str]
+    values: tuple[float, ...]
+    bounds: tuple[float, ...] | None
+
+
+class Unreadable(Exception):
+    """This is no journal that we can read; the text says why."""
+
+
+class Head(NamedTuple):
+    """What a journal says of itself from its first moment on."""
+
+    size: int
+    areas: layout.Areas
+    pid: int
+    start_ticks: int
+    created_ns: int
+    created_monotonic_ns: int
+
+    @classmethod
+    def parse(cls, content: bytes, whose: str) -> Head:
+        """Raises Unreadable, with *whose* journal it is."""
+        if len(content) < layout.FIXED.size + 4 or content[:8] != layout.MAGIC:
+            raise Unreadable(f"{whose} is not a journal")
+        fixed, told = content[: layout.FIXED.size], content[layout.FIXED.size :]
+        # fmt: off
+        (_, version, head_bytes, size, *places, pid, start_ticks, _,
+         created_ns, created_monotonic_ns, _) = layout.FIXED.unpack(fixed)
+        # fmt: on
+        if version != layout.VERSION:
+            raise Unreadable(
+                f"{whose} is a journal of version {version}; "
+                f"this otel-ddp reads version {layout.VERSION}"
+            )
+        if size > layout.LARGEST_FILE:
+            raise Unreadable(f"{whose} is damaged: it claims {size} bytes")
+        areas = layout.Areas(*zip(places[::2], places[1::2], strict=True))
+        if (
+            layout.FIXED_CRC.unpack(told[:4])[0] != checksum(fixed, 0)
+            or head_bytes != layout.HEAD_BYTES
+            # A time before 1970 cannot be exported or served.
+            or created_ns < 0
+            or any(at < head_bytes or at + room > size for at, room in areas)
+            or areas.ring[1] < 1024
+            or areas.ring[1] % 8
+        ):
+            raise Unreadable(f"{whose} is damaged")
+        return cls(size, areas, pid, start_ticks, created_ns, created_monotonic_ns)
+
+
+class Definitions:
+    """What is written once: documents, names, and where the totals lie."""
+
+    def __init__(self) -> None:
+        self.identity: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+        self.names: dict[int, Name] = {}
+        self.totals: list[dict[str, Any]] = []
+        self.position = self.unreadable = 0
+        self.stuck = 0
+        """How many reads in a row have found nothing at our position."""
+
+    def feed(self, block: bytes, *, more: bool = False) -> None:
+        """Read the definitions in this block, from our position on.
+
+        *more*: there is another block behind it, to which a definition that is cut off is left.
+        """
+        at = 0
+        while at + RECORD.size <= len(block):
+            parsed = _record(block, at, self.position + at)
+            if parsed is None:
+                if at and more and not self.stuck:
+                    break
+                if not (skipped := self._skip()):
+                    break
+                at += skipped
+                continue
+            self.stuck = 0
+            size, kind, _, payload = parsed
+            self._define(kind, payload)
+            at += size
+        self.position += min(at, len(block))
+
+    def _skip(self) -> int:
+        """How far to go on behind bytes that are no definition; 0: they may be one later."""
+        self.unreadable += 1
+        return _REST
+
+    def _define(self, kind: int, payload: bytes) -> None:
+        if kind == layout.NAME and len(payload) >= layout.NAME_HEAD.size:
+            number, *sizes = layout.NAME_HEAD.unpack_from(payload)
+            start, middle, end = accumulate(sizes, initial=layout.NAME_HEAD.size)
+            name, split = payload[start:middle], payload[middle:end]
+            self.names[number] = Name(clean_text(name), clean_text(split))
+            return
+        content = None if kind == layout.NAME else _document(payload)
+        if content is None:
+            self.unreadable += 1
+        elif kind == layout.IDENTITY:
+            # Another dictionary: a thread that reads it sees the old one or the new one.
+            self.identity = _identity(content)
+        elif kind == layout.CONFIG:
+            self.config.update(content)
+        elif kind == layout.FACTS:
+            self.facts.update(content)
+        elif kind in (layout.COUNTER, layout.HISTOGRAM):
+            self.totals.append(content)
+
+
+class Records:
+    """The records of a ring, in their order."""
+
+    def __init__(self, mark: tuple[int, int, int] = (0, 1, 0)) -> None:
+        """*mark*: how far they were read before, the number of the next, and how many were lost."""
+        self.position, self.expected, self.lost = mark
+        self.unreadable = 0
+        self.stuck = 0
+        """How many reads in a row have found nothing at our position."""
+
+    def feed(self, block: bytes, stop: int | None = None) -> list[Record]:
+        """Every whole record of this block, from our position on, that starts before *stop*."""
+        records: list[Record] = []
+        stop = len(block) if stop is None else stop
+        at = 0
+        while at < stop:
+            if len(block) - at < RECORD.size:
+                # Only at the end of a lap there is less room than a head, and nothing in it.
+                at = len(block)
+                break
+            position = self.position + at
+            parsed = _record(block, at, position)
+            if parsed is None:
+                if not (skipped := self._skip(position)):
+                    break
+                at = min(len(block), at + skipped)
+                continue
+            self.stuck = 0
+            size, kind, number, payload = parsed
+            at += size
+            if kind == layout.PAD:
+                continue
+            # Running numbers have 32 bits; a negative difference is an old record.
+            gap = (number - self.expected) & 0xFFFFFFFF
+            if gap < 0x80000000:
+                self.lost += gap
+            self.expected = (number + 1) & 0xFFFFFFFF
+            record = _parsed(kind, payload, position)
+            if record is None:
+                self.unreadable += 1
+            else:
+                records.append(record)
+        self.position += at
+        return records
+
+    def _skip(self, position: int) -> int:
+        """How far to go on behind bytes here that are no record; 0: they may be one later."""
+        return _REST
+
+
+class Bytes:
+    """Where bytes of a journal are found by their place in its file."""
+
+    def read(self, at: int, size: int) -> bytes:
+        """As many of them as there are."""
+        raise NotImplementedError
+
+    def word(self, at: int) -> int:
+        """A word; 0 where there is none."""
+        word = self.read(at, 8)
+        return int.from_bytes(word, "little") if len(word) == 8 else 0
+
+
+class Journal:
+    """What one journal says, wherever its bytes come from."""
+
+    def __init__(
+        self, name: str, head: Head, content: Bytes, definitions: Definitions, ring: Records
+    ) -> None:
+        self.name, self.ring = name, ring
+        _, self._areas, self.pid, self.start_ticks, self.created_ns, created_ns = head
+        self.created_monotonic_ns = created_ns
+        self._content = content
+        self._definitions = definitions
+        self.config, self.facts = definitions.config, definitions.facts
+        self.names = definitions.names
+        self._last_progress: ProgressRecord | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the process has said of itself: another dictionary where that changes."""
+        return self._definitions.identity
+
+    @property
+    def position(self) -> int:
+        """How far the ring is read."""
+        return self.ring.position
+
+    @property
+    def lost(self) -> int:
+        """How many records were overwritten before they were read."""
+        return self.ring.lost
+
+    @property
+    def unreadable(self) -> int:
+        """How many records and definitions made no sense."""
+        return self.ring.unreadable + self._definitions.unreadable
+
+    # -- what is overwritten in place
+
+    def latest(self) -> list[Scalars]:
+        """The last record of each set of names, oldest first."""
+        start, room = self._areas.latest
+        end = min(self._content.word(layout.LATEST_POSITION), room)
+        found = []
+        at = 0
+        while at + layout.LATEST_HEAD.size <= end:
+            head = self._content.read(start + at, layout.LATEST_HEAD.size)
+            if len(head) < layout.LATEST_HEAD.size:
+                break
+            size, complement, position = layout.LATEST_HEAD.unpack(head)
+            at += layout.LATEST_HEAD.size
+            if size ^ complement != 0xFFFFFFFF or at + size > end:
+                break
+            if not RECORD.size <= size <= layout.LARGEST_RECORD or size % 8:
+                break
+            block = self._content.read(start + at, size)
+            parsed = _record(block, 0, position) if len(block) == size else None
+            # Incomplete: its writer is writing it, or died there. The ring has it as well.
+            if parsed is not None and parsed[1] == layout.SCALARS:
+                record = _scalars(parsed[3], position)
+                if record is not None:
+                    found.append(record)
+            at += size
+        found.sort(key=lambda record: record.position)
+        return found
+
+    def totals(self, metric: str = "") -> list[Total]:
+        """The present value of every total, or of those of this metric."""
+        start, room = self._areas.totals
+        block = self._content.read(start, min(room, _MOST_TOTALS))
+        places = self._definitions.totals
+        if metric:
+            places = [each for each in places if each.get("metric") == metric]
+        found = (_total(place, block) for place in places)
+        return [total for total in found if total is not None]
+
+    def progress(self) -> ProgressRecord | None:
+        """The progress of the process, each word as last written; None before the first state."""
+        # The state first: it is written after all the rest.
+        if self._content.word(layout.STATE):
+            block = self._content.read(layout.PHASE, layout.PROGRESS.size)
+            if len(block) == layout.PROGRESS.size:
+                phase, name, step, expect_ms, state = layout.PROGRESS.unpack(block)
+                self._last_progress = ProgressRecord(
+                    step - 1 if step else None,
+                    expect_ms,
+                    phase >> layout.CODE_SHIFT,
+                    name,
+                    state >> layout.CODE_SHIFT,
+                    phase & _VALUE,
+                    (state & _VALUE) * 1000,
+                )
+        # If the file was cut meanwhile: the progress from before.
+        return self._last_progress
+
+    def in_mark(self) -> bool:
+        """Whether it records an event of ours on its device, which a full launch queue delays."""
+        return self._content.word(layout.IN_MARK) == 1
+
+    def reason(self) -> str:
+        """Why the run ended; empty if the run did not say."""
+        block = self._content.read(layout.REASON, layout.REASON_BYTES)
+        if len(block) < layout.REASON_HEAD.size:
+            return ""
+        size, crc = layout.REASON_HEAD.unpack_from(block)
+        text = block[layout.REASON_HEAD.size : layout.REASON_HEAD.size + size]
+        if len(text) != size or not size or crc != checksum(text, layout.REASON):
+            return ""
+        return clean_text(text)
+
+
+def _record(block: bytes, at: int, position: int) -> tuple[int, int, int, bytes] | None:
+    """Size, type, number and payload of the record here; None if it is not whole."""
+    crc, size, kind, _, number = RECORD.unpack_from(block, at)
+    if size < RECORD.size or size % 8 or at + size > len(block):
+        return None
+    end = at + (RECORD.size if kind == layout.PAD else size)
+    if checksum(memoryview(block)[at + 4 : end], position) != crc:
+        return None
+    return size, kind, number, block[at + RECORD.size : end]
+
+
+def _parsed(kind: int, payload: bytes, position: int) -> Record | None:
+    if kind == layout.SCALARS:
+        return _scalars(payload, position)
+    if kind in (layout.STEPS, layout.DEVICE_STEPS):
+        if len(payload) < 16:
+            return None
+        on_device = kind == layout.DEVICE_STEPS
+        return Steps(int.from_bytes(payload[:8], "little"), payload[8:], position, on_device)
+    if kind in (layout.SPAN, layout.EVENT, layout.END):
+        content = _document(payload)
+        return None if content is None else Document(kind, content, position)
+    return None
+
+
+def _scalars(payload: bytes, position: int) -> Scalars | None:
+    if len(payload) < SCALARS_HEAD.size:
+        return None
+    count, _, time_ns, step, epoch = SCALARS_HEAD.unpack_from(payload)
+    values_at = SCALARS_HEAD.size + padded(4 * count)
+    if count == 0 or values_at + 8 * count > len(payload) or time_ns < 0:
+        return None
+    pairs = _pairs(count)(payload, SCALARS_HEAD.size)
+    return Scalars(
+        time_ns,
+        None if step == layout.NO_STEP else step,
+        None if epoch != epoch else epoch,
+        tuple(zip(pairs[:count], pairs[count:], strict=True)),
+        position,
+    )
+
+
+@lru_cache(256)
+def _pairs(count: int) -> Callable[[bytes, int], tuple[Any, ...]]:
+    """Unpacks so many numbers of names, and then their values."""
+    fill = padded(4 * count) - 4 * count
+    return struct.Struct(f"<{count}I{fill}x{count}d").unpack_from
+
+
+def clean_text(encoded: bytes) -> str:
+    return _UNPRINTABLE.sub("\ufffd", encoded.decode(errors="replace"))
+
+
+def _document(payload: bytes) -> dict[str, Any] | None:
+    text = payload.rstrip(b"\0").decode(errors="replace")
+    try:
+        content = files.parse_json(text)
+        # What could be unprintable is written with an escape: JSON allows no control character.
+        if "\\u" in text or not text.isascii():
+            content = _printable(content)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _identity(content: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an identity that are of their kind: labels and ranks are made of them."""
+    return {
+        key: value for key, value in content.items() if value is None or _is_of_its_kind(key, value)
+    }
+
+
+def _is_of_its_kind(key: str, value: Any) -> bool:
+    if key in _COUNTS:
+        return type(value) is int and 0 <= value < _MOST_RANKS
+    return isinstance(value, str) or key not in _WORDS
+
+
+def _printable(content: Any) -> Any:
+    """This JSON value with texts that every terminal, label and encoding takes."""
+    if isinstance(content, str):
+        return _UNPRINTABLE.sub("\ufffd", content)
+    if isinstance(content, list):
+        return [_printable(each) for each in content]
+    if isinstance(content, dict):
+        return {_printable(key): _printable(value) for key, value in content.items()}
+    return content
+
+
+def _total(place: dict[str, Any], block: bytes) -> Total | None:
+    index, metric = place.get("index"), place.get("metric")
+    bounds, attributes = place.get("bounds"), place.get("attributes")
+    if not isinstance(index, int) or not isinstance(metric, str) or index < 0:
+        return None
+    if not isinstance(attributes, dict) or not isinstance(bounds, (list, type(None))):
+        return None
+    count = 1 if bounds is None else len(bounds) + 2
+    if (index + count) * 8 > len(block):
+        return None
+    values = struct.unpack_from(f"<{count}d", block, index * 8)
+    return Total(metric, attributes, values, None if bounds is None else tuple(bounds))
