@@ -1,4 +1,4 @@
-"""The journal of a process as a test writes it, and its feed into the ledger of an agent."""
+"""The journal of a process as a test writes it, and an agent's way from there to its ledger."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any, ClassVar
 
 from make import WrittenRank
 from otel_ddp.agent.ledger import Ledger, Series
-from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.exports import Exports
 from otel_ddp.agent.reading.logged_values import Summaries
 from otel_ddp.agent.reading.node_names import NodeNames
+from otel_ddp.agent.reading.process import Host, Process
+from otel_ddp.agent.verdicts.ends import Parents
+from otel_ddp.agent.verdicts.here import Here
+from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
@@ -24,26 +28,40 @@ IDENTITY: dict[str, Any] = {
 }
 
 
+class _OfTest(Here):
+    """The kernel knows the process, which lives on: the test says whether it does."""
+
+    def ended_well(self) -> bool | None:
+        return Host.ended_well(self)
+
+
 class ReadRank(WrittenRank):
     """A process of a run, and the agent's way to it."""
 
     def __init__(
-        self, folder: Path, rank: int, ledger: Ledger, node: str = "node-1", **identity: Any
+        self,
+        folder: Path,
+        rank: int,
+        node: str = "node-1",
+        causes: ExitCauses | None = None,
+        **identity: Any,
     ) -> None:
+        """*causes*: of a process that is asked, and whose end is looked at."""
         folder.mkdir(exist_ok=True)
         super().__init__(folder, rank, **identity)
         self.alive = True
         reader = JournalReader(self.writer.path)
-        self.journal = JournalFeed(reader, ledger, lambda _: node)
+        host = Host(reader) if causes is None else _OfTest(reader, causes, Parents(causes))
+        self.process = Process(host, lambda _: node)
 
     def poll(self) -> None:
         now_ns = time.time_ns()
-        if not self.alive and not self.journal.life.gone_ns:
-            self.journal.life.gone_ns = now_ns
-        self.journal.poll(now_ns, self.alive)
+        if not self.alive and not self.process.life.gone_ns:
+            self.process.life.gone_ns = now_ns
+        self.process = self.process.poll(now_ns, self.alive)
 
     def close(self) -> None:
-        self.journal.reader.close()
+        self.process.reader.close()
         super().close()
 
 
@@ -64,7 +82,8 @@ class Fed:
         """Let another agent read it, which may have read other journals."""
         self.ledger, self.ledger.keep_history = ledger, True
         self.readers.append(JournalReader(self.writer.path))
-        self.journal = JournalFeed(self.readers[-1], ledger, self.names.name, summaries=summaries)
+        self.process = Process(Host(self.readers[-1]), self.names.name)
+        self.exports = Exports(self.process, ledger, summaries)
 
     def steps(self, *numbers: int) -> None:
         """Of 10 ms each, half forward and half a wait."""
@@ -75,18 +94,23 @@ class Fed:
         """The name and step of each span that waits for export."""
         return [
             (each.content["name"], each.content["step"])
-            for each in self.journal.documents.waiting
+            for each in self.exports.documents.waiting
             if each.kind == layout.SPAN
         ]
 
-    def poll(self, after_s: float = 0.0) -> None:
-        now = time.time_ns() + int(after_s * 1e9)
-        self.journal.poll(now, alive=True)
-        self.journal.update_series(now, is_newest=True)
+    def read(self, after_s: float = 0.0, *, alive: bool = True) -> None:
+        """What is new; no series of what is true now."""
+        now_ns = time.time_ns() + int(after_s * 1e9)
+        self.process = self.process.poll(now_ns, alive)
+        self.exports.feed(self.process, now_ns)
+
+    def poll(self, after_s: float = 0.0, *, alive: bool = True) -> None:
+        self.read(after_s, alive=alive)
+        self.exports.update_series(time.time_ns() + int(after_s * 1e9), is_newest=True)
 
     def start_again(self) -> None:
         """Start another agent after one that was killed."""
-        self.journal.reader.close()
+        self.process.reader.close()
         self.read_by(Ledger(), {})
 
     def rows(self, metric: catalog.Metric) -> list[Series]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from make import WrittenRank, labels_of
-from otel_ddp.agent.verdicts.journal_source import NonfiniteValues
+from otel_ddp.agent.reading.nonfinite import NonfiniteValues
 from otel_ddp.diagnosis.detector import NonfiniteValue, Observation, RankState
 from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.verdict import Change

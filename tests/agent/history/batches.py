@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from otel_ddp.agent.history.kept_run import Batch
-from otel_ddp.agent.reading.journal_feed import News
+from otel_ddp.agent.reading.process import News
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.parser import Document, Name, Scalars
@@ -39,6 +39,7 @@ def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0", **mor
             Document(EVENT, {"time": n, "name": "", "body": f"line {n}", "step": n}, 100 * n + 2)
             for n in numbers
         ],
+        spans=[],
         overwritten=[],
     )
     return Batch(RUN, rank, journal, 1, 1, "", NAMES, news._replace(**more))

@@ -274,7 +274,7 @@ def test_runs_of_one_node_share_what_its_agent_needs(tmp_path: Path, made: Histo
         fed.append(Fed(tmp_path / name, {**IDENTITY, "run": name}))
         fed[-1].steps(1, 2, 3)
         fed[-1].poll()
-    Collector(made, Ledger(), "n").feed_states([each.journal for each in fed], ())
+    Collector(made, Ledger(), "n").feed_states([each.process for each in fed], ())
     made._write_all()
     Fed.close_all()
 
@@ -316,7 +316,7 @@ def test_an_agent_that_finds_two_attempts_reads_the_earlier_one_first(
         found.append(Fed(tmp_path / folder))
         found[-1].steps(1, 2, 3)
         found[-1].poll()
-    earlier, later = (each.journal for each in found)
+    earlier, later = (each.process for each in found)
 
     # The journals are in the order of their names, which begin with process ids.
     Collector(made, Ledger(), "n").feed([later, earlier])

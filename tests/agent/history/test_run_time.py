@@ -9,7 +9,7 @@ import pytest
 
 from make import step_of
 from otel_ddp.agent.history.attempts import Attempts
-from otel_ddp.agent.history.run_time import Process, RunTime
+from otel_ddp.agent.history.run_time import ProcessTime, RunTime
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.vocabulary.words import PHASES
 
@@ -35,13 +35,13 @@ class Played:
         self.time = RunTime()
         if kept is not None:
             self.time.restore(kept)
-        self.process = Process("0", 0, 0, 0, "running")
+        self.process = ProcessTime("0", 0, 0, 0, "running")
 
     def begins(self, at_s: float, started_s: float | None = None, by: str = "torchrun-1") -> None:
         """*by*: what launched it."""
         at_ns = BEGAN + round(at_s * S)
         started_ns = at_ns if started_s is None else BEGAN + round(started_s * S)
-        self.process = Process("0", at_ns, started_ns, 0, "running", launched_by=by)
+        self.process = ProcessTime("0", at_ns, started_ns, 0, "running", launched_by=by)
         self.notes(at_s)
 
     def ends(self, at_s: float, state: str = "killed") -> None:
@@ -354,7 +354,7 @@ def test_an_attempt_ends_with_the_ranks_of_which_this_agent_knows() -> None:
     before = Played()
     before.begins(0)
     before.steps(1, 10, 1)
-    gone = Process("1", BEGAN, BEGAN, BEGAN + 5 * S, "killed")
+    gone = ProcessTime("1", BEGAN, BEGAN, BEGAN + 5 * S, "killed")
     before.time.begin("1", BEGAN, BEGAN, "", trains=True)
     before.time.feed("1", "host", [step(1, 1)])
     # It has no rank yet.

@@ -19,7 +19,7 @@ from otel_ddp.agent.link.runs import pack, said
 from otel_ddp.agent.link.runs.following import Following
 from otel_ddp.agent.link.runs.leading import Leading
 from otel_ddp.agent.link.runs.wall_clock import WallClock
-from otel_ddp.agent.verdicts.journal_source import JournalSource, JournalSources
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.agent.verdicts.observe import ExitCauses
@@ -94,8 +94,9 @@ class Agent:
         self.ledger, self.now_ns = Ledger(), time.monotonic_ns()
         self.judge = Judge(self.ledger, 60.0, folder / "incidents", clock=lambda: self.now_ns)
         self.ledger.keep_history = True
+        causes = ExitCauses()
         self.ranks = [
-            ReadRank(folder / str(rank), rank, self.ledger, f"node-{number}", world_size=4)
+            ReadRank(folder / str(rank), rank, f"node-{number}", causes, world_size=4)
             for rank in (2 * number, 2 * number + 1)
         ]
         for each in self.ranks:
@@ -103,13 +104,12 @@ class Agent:
             each.state("running")
         self.seen = [*self.ranks]
         """Those whose journals are there."""
-        self._sources = JournalSources(ExitCauses())
 
-    def read(self) -> Collection[JournalSource]:
+    def read(self) -> Collection[Process]:
         self.now_ns += 1_000_000_000
         for each in self.seen:
             each.poll()
-        return self._sources.of([each.journal for each in self.seen])
+        return [each.process for each in self.seen]
 
     def late(self) -> list[str]:
         """The ranks that the open verdicts name."""

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 
 from fed import ReadRank
-from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import leading as leading_module
 from otel_ddp.agent.link.runs import pack
 from otel_ddp.agent.link.runs.leading import Leading
 from otel_ddp.agent.link.runs.links import Links, wanted_by
 from otel_ddp.agent.link.runs.wall_clock import WallClock
-from otel_ddp.agent.verdicts.journal_source import JournalSource
-from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.identity import lead
 from otel_ddp.journal import layout
@@ -26,7 +24,7 @@ from otel_ddp.journal import layout
 NAMED = lead.of_token("a token of 16 letters or more", "node-0", 4711).as_json()
 RUN: Labels = (("group", "g"), ("run", "r"))
 
-Made = Callable[..., JournalSource]
+Made = Callable[..., Process]
 
 
 @pytest.fixture
@@ -34,16 +32,14 @@ def process(tmp_path: Path) -> Iterator[Made]:
     """Makes a process of this rank and world, alive or not, and maybe with a lead."""
     written: list[Any] = []
 
-    def make(
-        rank: int, world_size: int, *, alive: bool = True, knows: bool = True
-    ) -> JournalSource:
+    def make(rank: int, world_size: int, *, alive: bool = True, knows: bool = True) -> Process:
         folder = tmp_path / str(len(written))
-        made = ReadRank(folder, rank, Ledger(), "node-0", world_size=world_size)
+        made = ReadRank(folder, rank, "node-0", world_size=world_size)
         written.append(made)
         made.writer.document(layout.FACTS, {lead.FACT: NAMED} if knows else {})
         made.alive = alive
         made.poll()
-        return JournalSource(made.journal, ExitCauses())
+        return made.process
 
     yield make
     for each in written:

@@ -115,7 +115,7 @@ def test_a_journal_keeps_what_was_measured_apart_from_what_is_estimated(tmp_path
     usual = {word: float(ms) for word, ms in USUAL}
     fed.rank.steps([usual, {"unmeasured": 60.0}, {"unmeasured": 40.0}, usual])
     fed.poll()
-    new = fed.journal.new
+    new = fed.process.new
 
     assert [each.measured for each in new.steps] == [True, False, False, True]
     assert [each.took_ns for each in new.estimated] == [each.took_ns for each in new.steps]

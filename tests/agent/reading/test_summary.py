@@ -90,7 +90,7 @@ def test_the_best_value_outlives_the_agent_that_has_read_it(node: Node) -> None:
     for step, loss in enumerate([3.0, 1.0, 2.0]):
         log(rank, "loss", loss, step)
     rank.poll()
-    rank.journal.reader.commit(*rank.journal.reader.bookmark())
+    rank.process.reader.commit(*rank.process.reader.bookmark())
 
     node.new_agent(rank)
     log(rank, "loss", 1.5, 3)
@@ -168,11 +168,11 @@ def test_people_see_last_lowest_and_highest_with_step_and_time(node: Node) -> No
     for step, loss in enumerate([2.0, 1.0, 3.0, 2.5]):
         log(rank, "loss", loss, step, at_ns + step)
 
-    before = described(rank.journal.reader)
+    before = described(rank.process.reader)
     rank.poll()
 
     assert before == []
-    assert described(rank.journal.reader) == [
+    assert described(rank.process.reader) == [
         {
             "name": "loss",
             "split": "val",

@@ -16,10 +16,9 @@ import pytest
 
 from fed import ReadRank
 from make import step_facts
-from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.agent.verdicts.arrivals import Arrivals
-from otel_ddp.agent.verdicts.journal_source import JournalSource
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.diagnosis.detector import Observation
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of
@@ -33,8 +32,8 @@ RING = 400
 class Rank(ReadRank):
     """A journal with steps in it, and a process that answers when the test lets it."""
 
-    def __init__(self, folder: Path, rank: int, ledger: Ledger) -> None:
-        super().__init__(folder, rank, ledger, world_size=None)
+    def __init__(self, folder: Path, rank: int, causes: ExitCauses) -> None:
+        super().__init__(folder, rank, causes=causes, world_size=None)
         self.ask = self.writer.path.with_suffix(layout.ASK_SUFFIX)
         os.mkfifo(self.ask)
         self.fd = os.open(self.ask, os.O_RDWR | os.O_NONBLOCK)
@@ -42,7 +41,7 @@ class Rank(ReadRank):
 
     def arrive(self, after_ms: float, took_ms: float) -> None:
         """When in its next step it arrives at a collective, and how long that takes its device."""
-        reader = self.journal.reader
+        reader = self.process.reader
         self.entries.append(
             {
                 "process_group": ("0", "default_pg"),
@@ -55,8 +54,8 @@ class Rank(ReadRank):
         )
 
     def new_steps(self) -> list[Step]:
-        self.journal.poll(self.journal.reader.created_ns, True)
-        return self.journal.new.steps
+        self.process.poll(self.process.reader.created_ns, True)
+        return self.process.new.steps
 
     def asked(self) -> int | None:
         """The last question without an answer."""
@@ -72,7 +71,7 @@ class Rank(ReadRank):
         return base64.b64encode(zlib.compress(content)).decode()
 
     def answer(self, question: int, **arrivals: Any) -> None:
-        reader = self.journal.reader
+        reader = self.process.reader
         fields = {
             "question": question,
             "kind": "where",
@@ -95,12 +94,12 @@ class Bench:
     """Two ranks that wait for each other in forward, unseen by hooks; and the agent's part."""
 
     def __init__(self, folder: Path) -> None:
-        ledger = Ledger()
+        causes = ExitCauses()
         self.ranks = []
         for number in range(2):
-            self.ranks.append(Rank(folder / f"{number}", number, ledger))
+            self.ranks.append(Rank(folder / f"{number}", number, causes))
         # Both begin at one moment, in a journal that one of them has had for longer.
-        began_ns = [rank.journal.reader.created_monotonic_ns for rank in self.ranks]
+        began_ns = [rank.process.reader.created_monotonic_ns for rank in self.ranks]
         for rank, own_ns in zip(self.ranks, began_ns, strict=True):
             rank.at_ns = max(began_ns) - own_ns
         self.quiet = True
@@ -109,12 +108,11 @@ class Bench:
         self.random = random.Random(1)
         for rank in self.ranks:
             rank.new_steps()
-        causes = ExitCauses()
-        self.sources = [JournalSource(rank.journal, causes) for rank in self.ranks]
+        self.sources = [rank.process for rank in self.ranks]
         causes.close()
         self.feed()
 
-    def source(self, labels: Labels) -> JournalSource | None:
+    def source(self, labels: Labels) -> Process | None:
         return next((each for each in self.sources if each.labels == labels), None)
 
     def feed(self, facts: Sequence[list[StepFacts]] = ((), ()), **known: Any) -> None:
@@ -272,7 +270,7 @@ def test_a_verdict_does_not_outlive_what_it_rests_on(bench: Bench, why: str) -> 
 
     ended = why == "the rank has ended"
     if ended:
-        bench.arrivals.forget(bench.ranks[1].journal.labels)
+        bench.arrivals.forget(bench.ranks[1].process.labels)
     changes = bench.poll(later_s=1 if ended else 21 * 60)
 
     assert [(each.verdict.kind, each.opened) for each in changes] == [("straggler", False)]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.ends import Parents
+from otel_ddp.agent.verdicts.here import Here
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
@@ -45,22 +45,22 @@ class Bench:
         self.now = 100.0
         self.parents = Parents(self.causes, clock=lambda: self.now)
         self.writers: list[JournalWriter] = []
-        self.journals: list[JournalFeed] = []
+        self.journals: list[Process] = []
         self.folder = folder
 
-    def worker(self, pool: bool) -> JournalFeed:
+    def worker(self, pool: bool) -> Process:
         writer = JournalWriter(self.folder, 128 * 1024, {"run": "r", "settled": True})
         writer.document(layout.FACTS, {"parent": 1, "pool": pool})
         writer.phase(PHASES["other"], 0, 5)
         writer.state(STATES["running"], 6)
         reader = JournalReader(writer.path)
-        journal = JournalFeed(reader, Ledger(), lambda who: "n", self.parents)
+        journal = Process(Here(reader, self.causes, self.parents), lambda who: "n")
         self.writers.append(writer)
         self.journals.append(journal)
         self.poll({})
         return journal
 
-    def poll(self, report: dict[str, Any], *gone: JournalFeed, later_s: float = 0.0) -> list[float]:
+    def poll(self, report: dict[str, Any], *gone: Process, later_s: float = 0.0) -> list[float]:
         """One round of the agent's loop, so much later; the states of the dead workers."""
         self.now += later_s
         self.causes.report = report
@@ -68,7 +68,7 @@ class Bench:
             each.life.gone_ns = each.life.gone_ns or (1 if each in gone else 0)
             each.poll(1, each not in gone)
         self.parents.watch(self.journals)
-        return [each.state for each in gone]
+        return [each.life.state for each in gone]
 
     def close(self) -> None:
         self.parents.watch([])
@@ -147,15 +147,15 @@ def test_a_process_that_leaves_its_journal_and_goes_on_is_not_dead(
         process.stdout.readline()
         (path,) = tmp_path.glob(f"*{layout.SUFFIX}")
         causes, reader = ExitCauses(), JournalReader(path)
-        journal = JournalFeed(reader, Ledger(), lambda _: "n", Parents(causes))
+        journal = Process(Here(reader, causes, Parents(causes)), lambda _: "n")
         assert not reader.writer_is_alive()
 
         journal.poll(1, alive=False)
-        while_it_lives = [journal.state]
+        while_it_lives = [journal.life.state]
         process.kill()
         process.wait()
         journal.poll(2, alive=False)
 
-        assert (while_it_lives, [journal.state]) == (FINISHED, FINISHED)
+        assert (while_it_lives, [journal.life.state]) == (FINISHED, FINISHED)
     causes.close()
     reader.close()

@@ -18,9 +18,9 @@ from fed import ReadRank
 from make import is_measured
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts import run_case as run_case_module
 from otel_ddp.agent.verdicts.answers import Answers
-from otel_ddp.agent.verdicts.journal_source import JournalSource, JournalSources
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.judgement import Judgement, Named
 from otel_ddp.agent.verdicts.observe import ExitCauses
@@ -41,7 +41,7 @@ class Rank(ReadRank):
 
     def __init__(self, bench: Bench, number: int, node: str = "node-1", **more: Any) -> None:
         super().__init__(
-            bench.folder / f"{next(bench.numbers)}", number, bench.ledger, node, **more
+            bench.folder / f"{next(bench.numbers)}", number, node, bench.causes, **more
         )
         self.rank = number
         self.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
@@ -70,7 +70,6 @@ class Bench:
             gpus=lambda: list(self.gpus),
         )
         self.causes = ExitCauses()
-        self.sources = JournalSources(self.causes)
         self.led: dict[Labels, Judgement] = {}
         self.ranks: list[Rank] = []
         self.made: list[Rank] = []
@@ -85,7 +84,7 @@ class Bench:
         self.now_ns += int(later_s * 1e9)
         for rank in self.ranks:
             rank.poll()
-        self.judge.poll(self.sources.of([rank.journal for rank in self.ranks]), self.led)
+        self.judge.poll([rank.process for rank in self.ranks], self.led)
         with self.ledger.lock:
             self.judge.update_series(time.time_ns())
 
@@ -177,7 +176,7 @@ def of(kind: str, reported: Sequence[tuple[str, str, str]]) -> list[tuple[str, s
 def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Bench) -> None:
     bench.join(0, 1)
     bench.poll()
-    labels = dict(bench.ranks[1].journal.labels)
+    labels = dict(bench.ranks[1].process.labels)
     bench.gpus = [{"index": "7", "labels": labels, "throttled": ["power"]}]
     bench.train(150, late_ms=30)
     first = bench.reported()
@@ -276,7 +275,7 @@ def test_the_agent_asks_its_ranks_when_they_arrive_where_they_are_too_many_for_t
 def test_where_another_agent_judges_now_nothing_of_the_judge_before_it_stays(bench: Bench) -> None:
     bench.join(0, 1)
     bench.train(150, late_ms=30)
-    labels = bench.ranks[1].journal.labels
+    labels = bench.ranks[1].process.labels
     alone_s = bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME)["1",]
     report = Report((RankReport(labels, {"all": 0.0}, 500.0),), insufficient="")
     named = [Named("straggler", labels, "forward", "", now=True)]
@@ -513,11 +512,11 @@ def test_a_death_counts_for_the_rank_that_ended_first_and_not_for_one_that_was_t
     bench.poll()
     assert bench.series(catalog.TRAINING_DEATHS) == {("1", "unknown"): 1.0}
 
-    def cause(source: JournalSource) -> dict[str, str]:
+    def cause(source: Process) -> dict[str, str]:
         """The kernel says that another one was killed first."""
         return {"out_of_memory": "kernel log"} if dict(source.labels)["rank"] == "0" else {}
 
-    monkeypatch.setattr(JournalSource, "cause", cause)
+    monkeypatch.setattr(Process, "cause", cause)
     bench.ranks[0].alive = False
     bench.poll(later_s=0.01)
     bench.poll(later_s=3.0)
@@ -685,8 +684,7 @@ def test_a_position_is_all_that_a_journal_tells_of_where_a_rank_is(bench: Bench)
     rank.writer.words[layout.IN_MARK // 8] = 1
     bench.poll()
 
-    (source,) = bench.sources.of([rank.journal])
-    position, state = source.position(0), source.state()
+    position, state = rank.process.position(0), rank.process.state()
     assert position is not None
     assert (position.phase, position.step, position.world) == ("comm_wait", 25, 2)
     assert (position.in_mark, position.waits_in) == (True, {"other"})
@@ -788,7 +786,7 @@ def test_a_process_with_new_labels_is_not_waited_for_under_the_old_ones(
 ) -> None:
     bench.join(0, 1)
     bench.train(50)
-    renamed = {**bench.ranks[1].journal.identity, "global_rank": 3}
+    renamed = {**bench.ranks[1].process.identity, "global_rank": 3}
     bench.ranks[1].writer.document(layout.IDENTITY, renamed)
 
     bench.train(200, late_ms=30)

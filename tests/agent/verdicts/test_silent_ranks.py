@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from fed import ReadRank
-from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
 
 MINUTE_NS = 61 * 10**9
@@ -31,23 +30,23 @@ class Node:
         self.folder = folder
         self.silent = SilentRanks()
         self.ranks: list[ReadRank] = []
-        self.journals: list[JournalFeed] = []
+        self.processes: list[Process] = []
 
-    def rank(self, number: int, state: str = "running", **more: Any) -> JournalFeed:
+    def rank(self, number: int, state: str = "running", **more: Any) -> Process:
         identity: dict[str, Any] = {**IDENTITY, "local_rank": number % 2, **more}
-        made = ReadRank(self.folder, number, Ledger(), "h", **identity)
+        made = ReadRank(self.folder, number, "h", **identity)
         made.state(state)
         made.poll()
         self.ranks.append(made)
-        self.journals.append(made.journal)
-        return made.journal
+        self.processes.append(made.process)
+        return made.process
 
-    def end(self, journal: JournalFeed) -> None:
+    def end(self, process: Process) -> None:
         """It has ended, and its journal was taken away."""
-        self.journals.remove(journal)
+        self.processes.remove(process)
 
     def sentences(self, later_ns: int = MINUTE_NS) -> list[str]:
-        self.silent.poll(self.journals, time.time_ns() + later_ns)
+        self.silent.poll(self.processes, time.time_ns() + later_ns)
         assert all((each["run"], each["group"]) == ("r", "g") for each in self.silent.notes())
         return [each["sentence"] for each in self.silent.notes()]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import errors
-from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.exports import Exports
 from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.parser import Document
 from otel_ddp.settings import Settings
@@ -68,7 +68,7 @@ class _Reader:
 class _Artifact(NamedTuple):
     """One that waits."""
 
-    journal: JournalFeed
+    journal: Exports
     event: dict[str, Any]
     named: dict[str, str]
 
@@ -86,10 +86,10 @@ class Artifacts:
         self._reader: _Reader | None = None
 
     @errors.contained()
-    def feed(self, journals: Iterable[JournalFeed]) -> None:
+    def feed(self, journals: Iterable[Exports]) -> None:
         """Take what the journals have named since the last poll, and go on with what waits."""
         for journal in journals:
-            for document in journal.new.events:
+            for document in journal.process.new.events:
                 if (named := _named(document.content)) is not None:
                     self._add(_Artifact(journal, document.content, named))
         if self._reader is not None:
@@ -118,7 +118,7 @@ class Artifacts:
             "uri": named["uri"],
             "roots": self._roots,
             "store": self._store if named["direction"] == "output" else "",
-            "run": dict(artifact.journal.labels).get("run", ""),
+            "run": dict(artifact.journal.process.labels).get("run", ""),
             "name": named["name"],
         }
         try:

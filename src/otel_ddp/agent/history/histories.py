@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from otel_ddp import __version__, errors, files
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, Sample, State
-from otel_ddp.agent.history.run_time import Process, Told
+from otel_ddp.agent.history.run_time import ProcessTime, Told
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.history import directory
 from otel_ddp.history.run_file import Unusable
 from otel_ddp.history.tables import RunKey, SeriesKey
@@ -356,11 +356,11 @@ class Collector:
         self._node = node
         # The role of the first process that was seen of a run.
         self._job_types: dict[RunKey, str] = {}
-        self._summaries: dict[JournalFeed, tuple[float, list[dict[str, Any]]]] = {}
+        self._summaries: dict[Process, tuple[float, list[dict[str, Any]]]] = {}
         # What this process had needed at the last look.
         self._cpu_s = 0.0
 
-    def feed(self, feeds: Iterable[JournalFeed]) -> None:
+    def feed(self, feeds: Iterable[Process]) -> None:
         """What the last poll has read: of a rank's processes the earlier first."""
         for each in sorted(feeds, key=lambda e: e.reader.created_ns):
             new = each.new if each.exported else each.new._replace(scalars=[])
@@ -372,7 +372,7 @@ class Collector:
 
     def feed_states(
         self,
-        feeds: Iterable[JournalFeed],
+        feeds: Iterable[Process],
         verdicts: Sequence[Mapping[str, Any]],
     ) -> None:
         """What is known now. The caller holds the ledger's lock."""
@@ -408,7 +408,7 @@ class Collector:
                 where, spent_s = (*labels, ("cause", cause)), told.seconds.get(cause, 0.0)
                 self._ledger.put(catalog.OTEL_DDP_RUN_TIME, where, spent_s, now_ns, told.began_ns)
 
-    def _key_and_rank(self, feed: JournalFeed) -> tuple[RunKey, str]:
+    def _key_and_rank(self, feed: Process) -> tuple[RunKey, str]:
         labels = dict(feed.labels)
         key = labels["group"], labels["run"]
         job_type = labels["job_type"]
@@ -418,7 +418,7 @@ class Collector:
     def _state(
         self,
         key: RunKey,
-        feeds: Sequence[JournalFeed],
+        feeds: Sequence[Process],
         verdicts: Sequence[Mapping[str, Any]],
         taken: Sequence[Sample],
     ) -> State:
@@ -443,7 +443,7 @@ class Collector:
             "led_by": self._histories.led_by(key),
         }
         processes = [
-            Process(
+            ProcessTime(
                 self._key_and_rank(each)[1],
                 each.reader.created_ns,
                 _started_ns(each),
@@ -456,7 +456,7 @@ class Collector:
         ]
         return State(about, ranks, own, here, processes)
 
-    def _about(self, feed: JournalFeed) -> dict[str, Any]:
+    def _about(self, feed: Process) -> dict[str, Any]:
         return {
             "project": feed.project,
             "config": dict(feed.reader.config),
@@ -465,7 +465,7 @@ class Collector:
             "summary": self._summary(feed),
         }
 
-    def _summary(self, feed: JournalFeed) -> list[dict[str, Any]]:
+    def _summary(self, feed: Process) -> list[dict[str, Any]]:
         now = time.monotonic()
         read_at, found = self._summaries.get(feed, (0.0, []))
         # It is a file: not read again each second, but once more at the end.
@@ -475,7 +475,7 @@ class Collector:
         return found
 
 
-def _started_ns(feed: JournalFeed) -> int:
+def _started_ns(feed: Process) -> int:
     """When the process started, if a launcher has started it for this run; else its journal.
 
     A notebook and a pool's worker have been there for longer than their run.
@@ -487,11 +487,11 @@ def _started_ns(feed: JournalFeed) -> int:
     return min(booted_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK"), created_ns)
 
 
-def _launched_by(feed: JournalFeed) -> str:
+def _launched_by(feed: Process) -> str:
     return str(feed.identity.get("launched_by") or "")
 
 
-def _totals(feed: JournalFeed) -> dict[str, float]:
+def _totals(feed: Process) -> dict[str, float]:
     found: dict[str, float] = {}
     for total in feed.reader.totals():
         if total.metric in _TOTALS:

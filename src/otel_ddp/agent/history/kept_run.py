@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_ddp import errors, files
 from otel_ddp.agent.history.attempts import Placed
 from otel_ddp.agent.history.own_cost import OwnCost
-from otel_ddp.agent.history.run_time import Process, RunTime
-from otel_ddp.agent.reading.journal_feed import News
+from otel_ddp.agent.history.run_time import ProcessTime, RunTime
+from otel_ddp.agent.reading.process import News
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import Event, RunKey, SeriesKey, StepSum, ValueSum
 from otel_ddp.journal.parser import Document, Name, Scalars
@@ -64,7 +64,7 @@ class State(NamedTuple):
     ranks: Mapping[str, Mapping[str, Any]]
     verdicts: Sequence[Mapping[str, Any]]
     samples: Sequence[Sample]
-    processes: Sequence[Process] = ()
+    processes: Sequence[ProcessTime] = ()
     agent_cpu_s: float = 0.0
     """What the agent has needed for the run since the state before."""
 

@@ -42,7 +42,7 @@ def _causes(codes: bytes) -> tuple[tuple[int, str], ...]:
     return tuple((at, _OF_PHASE[word]) for at, word in enumerate(words) if word in _OF_PHASE)
 
 
-class Process(NamedTuple):
+class ProcessTime(NamedTuple):
     """A process of the run, as its journal tells it now."""
 
     rank: str
@@ -128,7 +128,7 @@ class RunTime:
         self._late_ns: dict[str, int] = {}
         self._ranks: dict[str, _Rank] = {}
         # The present processes of the ranks, and those whose steps may still wait to be counted.
-        self._processes: dict[tuple[str, int], Process] = {}
+        self._processes: dict[tuple[str, int], ProcessTime] = {}
         # Whom the ranks wait for now, and since when they hang.
         self._late: _Late | None = None
         self._hangs_since_ns = 0
@@ -167,7 +167,7 @@ class RunTime:
 
     # -- what comes
 
-    def learn(self, processes: Iterable[Process]) -> None:
+    def learn(self, processes: Iterable[ProcessTime]) -> None:
         """Which of them have ended: told before `feed` brings what the next ones did."""
         # A journal is closed soon after its process.
         kept = {(rank, each.began_ns) for rank, each in self._ranks.items()}
@@ -300,7 +300,7 @@ class RunTime:
             rank.until_ns = until_ns
 
     def note(
-        self, processes: Iterable[Process], verdicts: Sequence[Mapping[str, Any]], now_ns: int
+        self, processes: Iterable[ProcessTime], verdicts: Sequence[Mapping[str, Any]], now_ns: int
     ) -> list[tuple[str, str, list[Placed]]]:
         """What is known now. The steps that were held until here, with their rank and clock."""
         self._note_verdicts(verdicts)
@@ -339,7 +339,7 @@ class RunTime:
                 self._release(each.rank)
                 self._end(each, process._replace(ended_ns=min(process.ended_ns, next_ns)))
 
-    def _end(self, rank: _Rank, process: Process) -> None:
+    def _end(self, rank: _Rank, process: ProcessTime) -> None:
         """Its process has ended."""
         rank.has_ended = True
         if rank.has_trained:

@@ -14,7 +14,7 @@ from otel_ddp.agent.notify.addresses import Address
 from otel_ddp.agent.notify.message import Message
 from otel_ddp.agent.notify.occasions import Occasions
 from otel_ddp.agent.notify.outbox import Outbox
-from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.settings import Settings
@@ -48,7 +48,7 @@ class Notifier:
     def poll(
         self,
         cases: Collection[RunCase],
-        feeds: Collection[JournalFeed],
+        feeds: Collection[Process],
         page: str,
         *,
         leaving: bool = False,

@@ -10,7 +10,7 @@ from hashlib import blake2s
 from typing import Any
 
 from otel_ddp.agent.notify.message import Message
-from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.reports import Incident
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.say import unit_name
@@ -68,14 +68,14 @@ class Occasions:
     def __init__(self, grafana: str) -> None:
         self._grafana = grafana
         self._runs: dict[Labels, _Run] = {}
-        self._carded: set[JournalFeed] = set()
+        self._carded: set[Process] = set()
         self.ending: set[Labels] = set()
         """Runs with an ended process and no message on their end yet."""
 
     def poll(
         self,
         cases: Collection[RunCase],
-        feeds: Collection[JournalFeed],
+        feeds: Collection[Process],
         page: str,
         now: float,
         *,
@@ -102,7 +102,7 @@ class Occasions:
             if case.reports.ended and not self._runs[case.run].end_is_told
         }
 
-    def _read(self, feed: JournalFeed, run: _Run, page: str) -> Iterator[Message]:
+    def _read(self, feed: Process, run: _Run, page: str) -> Iterator[Message]:
         """Alerts; and what the verdict on a death and the end of the run will say."""
         for document in feed.new.events:
             content = document.content
@@ -114,7 +114,7 @@ class Occasions:
         of_first = feed.identity.get("global_rank") == 0
         if of_first and feed.ended_at is not None and feed not in self._carded:
             self._carded.add(feed)
-            run.card = card_of(feed.reader, state_word(feed.state), 0.0) or run.card
+            run.card = card_of(feed.reader, state_word(feed.life.state), 0.0) or run.card
 
     def _verdicts(
         self, case: RunCase, run: _Run, page: str, now: float, leaving: bool

@@ -27,9 +27,9 @@ CHECKPOINT_EVENT = "training.checkpoint"
 class Documents:
     """One a process. They wait here until the export takes them."""
 
-    def __init__(self, reader: JournalReader, devices: Devices) -> None:
+    def __init__(self, reader: JournalReader, description: RunDescription) -> None:
         self.waiting: list[Document] = []
-        self.description = RunDescription(reader, devices)
+        self._description = description
         self._reader = reader
         self._step_spans = StepSpans()
         self._has_run_span = False
@@ -55,7 +55,7 @@ class Documents:
         """What the run says of itself, by its rank 0; and its span, once the process has ended."""
         reader = self._reader
         if reader.identity.get("global_rank") == 0:
-            self.waiting += self.description.new_records(now_ns, ended=ended)
+            self.waiting += self._description.new_records(now_ns, ended=ended)
         if ended and not self._has_run_span:
             self._has_run_span = True
             if (span := _run_span(reader, state, ended_ns)) is not None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from otel_ddp import errors, files
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.documents import Devices
-from otel_ddp.agent.reading.journal_feed import Ends, JournalFeed
+from otel_ddp.agent.reading.exports import Exports
 from otel_ddp.agent.reading.logged_values import Summaries
 from otel_ddp.agent.reading.node_names import NodeNames
+from otel_ddp.agent.reading.process import Host, Process
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Document, Unreadable
 from otel_ddp.journal.place import Place
@@ -62,20 +63,20 @@ class Journals:
         place: Place,
         ledger: Ledger,
         own_name: str,
-        ends: Ends | None = None,
+        host: Callable[[JournalReader], Host] = Host,
         *,
         keeps_found: bool = False,
         devices: Devices = dict,
     ) -> None:
         """*keeps_found*: whether journals stay whose processes had ended before; they may be
-        copies. The others: as in JournalFeed."""
+        copies. *host*: makes what this node knows of a process. *devices*: as in Process."""
         self._place = place
         self._ledger = ledger
-        self._ends = ends
+        self._host = host
         self._devices = devices
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
         self._summaries: Summaries = {}
-        self._journals: dict[Path, JournalFeed] = {}
+        self._journals: dict[Path, Exports] = {}
         self._ended: list[Ended] = []
         self._committed: Marks = {}
         self._submitted: Marks = {}
@@ -89,8 +90,8 @@ class Journals:
         # The lock says who lives now: what was read last may be a tick old.
         return (
             each.identity
-            for each in list(self._journals.values())
-            if each.ended_at is None and each.reader.writer_is_alive()
+            for each in self.processes()
+            if each.is_at_work and each.reader.writer_is_alive()
         )
 
     # -- finding and reading
@@ -114,10 +115,8 @@ class Journals:
                     unread[path] = why
             else:
                 unread.pop(path, None)
-                self._journals[path] = JournalFeed(
-                    *(reader, self._ledger, self._names.name, self._ends),
-                    *(self._summaries, self._devices),
-                )
+                process = Process(self._host(reader), self._names.name, self._devices)
+                self._journals[path] = Exports(process, self._ledger, self._summaries)
                 if reader.created_ns < self._keep_before_ns and not reader.writer_is_alive():
                     self._kept.add(path)
         self._unread = unread
@@ -128,19 +127,20 @@ class Journals:
 
     def any_removed(self) -> bool:
         """Whether there is a journal that nobody else can read, since its file was removed."""
-        return any(journal.reader.was_removed() for journal in self._journals.values())
+        return any(each.reader.was_removed() for each in self.processes())
 
     def leave_place(self) -> None:
         """Go on with the removed journals alone: what is in the place now is another agent's."""
         self._has_place = self._ledger.tells_ends = False
         for path, journal in list(self._journals.items()):
-            if not journal.reader.was_removed():
+            reader = journal.process.reader
+            if not reader.was_removed():
                 del self._journals[path]
                 self._committed.pop(path, None)
                 self._submitted.pop(path, None)
                 with self._ledger.lock:
-                    self._ledger.drop(journal.labels)
-                journal.reader.close()
+                    self._ledger.drop(journal.process.labels)
+                reader.close()
 
     def delete_unfinished(self) -> None:
         """Delete the hidden files of processes that were killed while they made their journal."""
@@ -154,29 +154,30 @@ class Journals:
 
     def poll(self) -> None:
         """Read what is new into the ledger."""
-        before = {path for path, journal in self._journals.items() if journal.life.gone_ns}
+        before = sum(1 for each in self.processes() if each.life.gone_ns)
         for journal in self._journals.values():
             self._poll(journal)
-        gone = {path for path, journal in self._journals.items() if journal.life.gone_ns}
-        if gone - before:
+        processes = self.processes()
+        if sum(1 for each in processes if each.life.gone_ns) > before:
             # A process that was polled before the dead one, and still lives, did not die first.
-            for journal in self._journals.values():
-                if not journal.life.gone_ns and journal.reader.writer_is_alive():
-                    journal.life.seen_alive_ns = time.time_ns()
+            for each in processes:
+                if not each.life.gone_ns and each.reader.writer_is_alive():
+                    each.life.seen_alive_ns = time.time_ns()
 
     @errors.contained()
-    def _poll(self, journal: JournalFeed) -> None:
+    def _poll(self, journal: Exports) -> None:
         # The lock is asked before the journal is read: so all that a dead process wrote is read.
         # Nor is it seen alive later than it was, so the time is asked before that.
         now_ns = time.time_ns()
-        alive = journal.reader.writer_is_alive()
+        process = journal.process
+        process = process.poll(now_ns, process.reader.writer_is_alive())
         with self._ledger.lock:
-            journal.poll(now_ns, alive)
+            journal.feed(process, now_ns)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The spans and events that were read since the last call."""
         return [
-            (journal.labels, journal.project, taken)
+            (journal.process.labels, journal.process.project, taken)
             for journal in self._journals.values()
             if (taken := journal.documents.take())
         ]
@@ -185,7 +186,7 @@ class Journals:
 
     def marks(self) -> Marks:
         """How far each journal is read."""
-        return {path: journal.reader.bookmark() for path, journal in self._journals.items()}
+        return {path: each.process.reader.bookmark() for path, each in self._journals.items()}
 
     def commit(self, marks: Marks) -> None:
         """What was read up to here is delivered or on disk.
@@ -197,7 +198,7 @@ class Journals:
             before = self._committed.get(path)
             if journal is not None and (before is None or before[0] <= mark[0]) and before != mark:
                 self._committed[path] = mark
-                journal.reader.commit(*mark)
+                journal.process.reader.commit(*mark)
 
     def submitted(self, marks: Marks) -> None:
         """What was read up to here was handed to the delivery in a hurry: once is enough."""
@@ -206,10 +207,10 @@ class Journals:
     def has_unsubmitted_end(self) -> bool:
         """Whether a process has ended and its last values were not handed to the delivery yet."""
         return any(
-            journal.ended_at is not None
+            not each.process.is_at_work
             and mark not in (self._committed.get(path), self._submitted.get(path))
-            for path, journal in self._journals.items()
-            for mark in [journal.reader.bookmark()]
+            for path, each in self._journals.items()
+            for mark in [each.process.reader.bookmark()]
         )
 
     # -- series
@@ -220,18 +221,19 @@ class Journals:
         for labels, created_ns in self._all_labels():
             newest[labels] = max(created_ns, newest.get(labels, 0))
         for journal in self._journals.values():
+            process = journal.process
             self._update_series(
-                journal, now_ns, newest[journal.labels] == journal.reader.created_ns
+                journal, now_ns, is_newest=newest[process.labels] == process.began_ns
             )
 
     @errors.contained()
-    def _update_series(self, journal: JournalFeed, now_ns: int, is_newest: bool) -> None:
-        journal.update_series(now_ns, is_newest)
+    def _update_series(self, journal: Exports, now_ns: int, *, is_newest: bool) -> None:
+        journal.update_series(now_ns, is_newest=is_newest)
 
     def _all_labels(self) -> Iterator[tuple[Labels, int]]:
         """The labels of each process that has series, and when its journal was made."""
-        for journal in self._journals.values():
-            yield journal.labels, journal.reader.created_ns
+        for each in self.processes():
+            yield each.labels, each.began_ns
         for ended in self._ended:
             yield ended.labels, ended.process.started_ns
 
@@ -241,10 +243,10 @@ class Journals:
         """The journals of dead processes in which nothing is left to read or to export."""
         return [path for path, journal in self._journals.items() if self._is_done(path, journal)]
 
-    def _is_done(self, path: Path, journal: JournalFeed) -> bool:
-        reader = journal.reader
+    def _is_done(self, path: Path, journal: Exports) -> bool:
+        reader = journal.process.reader
         return (
-            journal.ended_at is not None
+            not journal.process.is_at_work
             and not journal.documents.waiting
             and not journal.unread_artifacts
             and reader.drained()
@@ -256,13 +258,12 @@ class Journals:
     def close(self, done: Collection[Path]) -> None:
         """Keep the descriptions of these journals, and close them."""
         for path in done:
-            journal = self._journals.pop(path)
+            process = self._journals.pop(path).process
             self._committed.pop(path, None)
             self._submitted.pop(path, None)
-            ended_at = journal.ended_at or 0.0
-            process = with_texts(journal.describe(), journal.reader)
-            self._ended.append(Ended(journal.labels, ended_at, process))
-            journal.reader.close()
+            described = with_texts(process.describe(), process.reader)
+            self._ended.append(Ended(process.labels, process.ended_at or 0.0, described))
+            process.reader.close()
 
     def delete(self, done: Collection[Path]) -> None:
         """Delete their files: shared memory belongs to the living."""
@@ -283,9 +284,14 @@ class Journals:
 
     # -- questions
 
-    def feeds(self) -> Collection[JournalFeed]:
-        """The journals that are open."""
+    def exports(self) -> Collection[Exports]:
+        """What leaves of each process whose journal is open."""
         return self._journals.values()
+
+    def processes(self) -> list[Process]:
+        """Those whose journals are open."""
+        # The endpoint's threads ask while the loop goes on.
+        return [each.process for each in list(self._journals.values())]
 
     def labels(self) -> set[Labels]:
         """The labels of each process that has series."""
@@ -294,12 +300,12 @@ class Journals:
     def ended_runs(self) -> set[str]:
         """The runs of which a process has ended, and still has series."""
         ended = [each.labels for each in self._ended]
-        ended += [each.labels for each in self._journals.values() if each.ended_at is not None]
+        ended += [each.labels for each in self.processes() if not each.is_at_work]
         return {dict(labels).get("run", "") for labels in ended if labels}
 
     def any_alive(self) -> bool:
         """Whether a process of this node is still at work."""
-        return any(journal.ended_at is None for journal in self._journals.values())
+        return any(each.is_at_work for each in self.processes())
 
     def is_empty(self) -> bool:
         """Whether nothing is left to read, to export or to show."""
@@ -309,28 +315,22 @@ class Journals:
         """The ranks that are at work."""
         return [
             Rank(each.labels, each.pid, each.reader.start_ticks, each.reader.facts)
-            for each in self._journals.values()
-            if each.labels and each.ended_at is None
+            for each in self.processes()
+            if each.labels and each.is_at_work
         ]
 
     def pids(self) -> set[int]:
         """The processes that have a journal, also those that live on after the end of their run."""
-        return {each.pid for each in self._journals.values()} - {0}
+        return {each.pid for each in self.processes()} - {0}
 
     def environments(self) -> set[str]:
         """Digests of the agent's variables with which the living processes were started."""
-        return {
-            str(journal.reader.facts.get("terms") or "")
-            for journal in self._journals.values()
-            if journal.ended_at is None
-        }
+        return {str(each.fact("terms") or "") for each in self.processes() if each.is_at_work}
 
     def node_names(self) -> dict[str, str]:
         """The node label of each journal."""
         return {
-            path.name: dict(journal.labels)["node"]
-            for path, journal in self._journals.items()
-            if journal.labels
+            each.reader.name: dict(each.labels)["node"] for each in self.processes() if each.labels
         }
 
     # -- for people
@@ -341,7 +341,7 @@ class Journals:
 
     def describe(self) -> list[ProcessState]:
         """Every process."""
-        return table(self.describe_ended(), (each.describe() for each in list(self.feeds())))
+        return table(self.describe_ended(), (each.describe() for each in self.processes()))
 
     def describe_ended(self) -> list[ProcessState]:
         """The processes whose journals are deleted."""

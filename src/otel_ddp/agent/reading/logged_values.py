@@ -72,7 +72,6 @@ class LoggedValues:
     """
 
     def __init__(self, reader: JournalReader, ledger: Ledger, summaries: Summaries) -> None:
-        self.last_step: int | None = None
         self.last_epoch: float | None = None
         self.too_fast = 0
         """How many records were left out because they came too fast: points are a millisecond apart
@@ -100,8 +99,8 @@ class LoggedValues:
         self._entries.clear()
         self._restored = False
 
-    def restore(self) -> None:
-        """Show the values that an earlier agent has exported, without sending them again."""
+    def restore(self, position: int) -> None:
+        """Show the values before this, as an earlier agent has exported, and send none again."""
         if self._restored:
             return
         self._restored = True
@@ -110,12 +109,12 @@ class LoggedValues:
                 for point in extremes:
                     self._summary.feed(name, *point)
         for record in self._reader.latest():
-            if record.position < self._reader.position:
+            if record.position < position:
                 self._show(record)
 
     def _show(self, record: Scalars) -> None:
         step, epoch = record.step, record.epoch
-        self._keep_last(step, epoch)
+        self._keep_epoch(epoch)
         if not self._exported:
             return
         for number, value in record.values:
@@ -131,7 +130,7 @@ class LoggedValues:
     def feed(self, record: Scalars) -> None:
         """Add the values of one record."""
         step, epoch, time_ns = record.step, record.epoch, record.time_ns
-        self._keep_last(step, epoch)
+        self._keep_epoch(epoch)
         if not self._exported:
             return
         # This runs for every value of every rank.
@@ -176,9 +175,7 @@ class LoggedValues:
                 if way := direction(name.text, chosen):
                     yield name, way, extremes.best(way)
 
-    def _keep_last(self, step: int | None, epoch: float | None) -> None:
-        if step is not None:
-            self.last_step = step
+    def _keep_epoch(self, epoch: float | None) -> None:
         if epoch is not None:
             self.last_epoch = epoch
 

@@ -148,7 +148,7 @@ class Agent:
         watch = self._watch
         watch.read_and_judge()
         page = (self._front.url or "").removesuffix("/metrics")
-        self._notifier.poll(watch.judge.cases(), watch.journals.feeds(), page, leaving=leaving)
+        self._notifier.poll(watch.judge.cases(), watch.journals.processes(), page, leaving=leaving)
 
     def _update_series(self) -> None:
         """Write into the ledger what is true now."""

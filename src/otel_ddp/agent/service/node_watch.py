@@ -14,7 +14,7 @@ from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.verdicts.ends import Parents
-from otel_ddp.agent.verdicts.journal_source import JournalSources
+from otel_ddp.agent.verdicts.here import Here
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
@@ -36,7 +36,8 @@ class NodeWatch:
         self._parents = Parents(self.exit_causes)
         self.sampling = Sampling(self.ledger, node, conf.sources, drivers.known())
         self.journals = Journals(
-            *(place, self.ledger, conf.node, self._parents),
+            *(place, self.ledger, conf.node),
+            host=lambda reader: Here(reader, self.exit_causes, self._parents),
             keeps_found=keeps_found,
             devices=self.sampling.describe,
         )
@@ -51,7 +52,6 @@ class NodeWatch:
             gpus=self.sampling.gpus,
             cores=self.sampling.cores,
         )
-        self._sources = JournalSources(self.exit_causes)
         self.links = Links(node, self.histories)
         self.silent_ranks = SilentRanks()
 
@@ -65,11 +65,12 @@ class NodeWatch:
         """What is new since the last call."""
         self.journals.find()
         self.journals.poll()
-        self.artifacts.feed(self.journals.feeds())
+        self.artifacts.feed(self.journals.exports())
+        processes = self.journals.processes()
         if self.histories.keeps:
-            self._collector.feed(self.journals.feeds())
-        self._parents.watch(self.journals.feeds())
-        here = self._sources.of(self.journals.feeds())
+            self._collector.feed(processes)
+        self._parents.watch(processes)
+        here = [each for each in processes if each.labels]
         self.links.poll(here)
         self.judge.poll([*here, *self.links.sources()], self.links.judgements())
         self.links.answer(self.judge)
@@ -80,12 +81,12 @@ class NodeWatch:
         with self.ledger.lock:
             self.journals.update_series(now_ns)
             self.judge.update_series(now_ns)
-        self.silent_ranks.poll(self.journals.feeds(), now_ns)
+        self.silent_ranks.poll(self.journals.processes(), now_ns)
         if self.histories.keeps:
             past = [*self.judge.past_bounds(), *self.judge.past()]
             with self.ledger.lock:
                 verdicts = [*past, *self.judge.verdicts()]
-                self._collector.feed_states(self.journals.feeds(), verdicts)
+                self._collector.feed_states(self.journals.processes(), verdicts)
 
     def sample(self) -> None:
         """Write into the ledger what the node's devices and processes do now."""

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import errors
-from otel_ddp.agent.reading.journal_feed import Ends, JournalFeed
+from otel_ddp.agent.reading.process import Host, Process
 from otel_ddp.agent.verdicts.observe import ExitCauses, exit_status, has_ended, open_pidfd
 from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S, EndedProcess
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal import process_state
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary.words import STATES
 
 # The kernel reports how a worker ended once its parent has asked; and by then the parent of failed
@@ -38,7 +39,7 @@ class _Ended(NamedTuple):
     """Its process id and start."""
 
 
-class Parents(Ends):
+class Parents:
     """One per node. Called from the agent's loop alone."""
 
     def __init__(self, causes: ExitCauses, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,27 +54,27 @@ class Parents(Ends):
         self._ended: dict[Path, _Ended] = {}
 
     @errors.contained()
-    def watch(self, journals: Collection[JournalFeed]) -> None:
+    def watch(self, processes: Collection[Process]) -> None:
         """Open handles of workers and of their parents while they live."""
         now = self._clock()
         wanted: set[int] = set()
         self._living = []
-        for journal in journals:
-            reader = journal.reader
+        for each in processes:
+            reader = each.reader
             parent = process_state.parent(reader)
             if parent is None:
                 continue
-            if journal.ended_at is None:
+            if each.is_at_work:
                 # In another PID namespace the number belongs to some other process.
-                wanted |= {parent} if journal.pid == reader.pid else set()
+                wanted |= {parent} if each.pid == reader.pid else set()
                 # At once: it may end before its rank is known.
-                if not journal.life.gone_ns:
+                if not each.life.gone_ns:
                     self._living.append(parent)
-                    self._causes.watch(journal.pid, reader.start_ticks)
+                    each.watch()
             elif reader.path not in self._ended:
-                process = journal.pid, reader.start_ticks
-                self._ended[reader.path] = _Ended(parent, now, journal.state, process)
-        here = {journal.reader.path for journal in journals}
+                process = each.pid, reader.start_ticks
+                self._ended[reader.path] = _Ended(parent, now, each.life.state, process)
+        here = {each.reader.path for each in processes}
         self._seen_ended = {path: at for path, at in self._seen_ended.items() if path in here}
         self._ended = {
             path: each
@@ -92,13 +93,13 @@ class Parents(Ends):
                 self._handles[parent] = opened
 
     @errors.contained(default=False)
-    def ended_well(self, journal: JournalFeed) -> bool | None:
+    def ended_well(self, host: Host) -> bool | None:
         """Whether this process, which recorded no end, has ended well; None: not known yet.
 
         It left with exit code 0, replaced its program, or is a worker that its parent ended.
         """
-        reader = journal.reader
-        process = journal.pid, reader.start_ticks
+        reader = host.reader
+        process = host.pid, reader.start_ticks
         if self._causes.goes_on(*process):
             return True
         waited_s = self._clock() - self._seen_ended.setdefault(reader.path, self._clock())
@@ -112,10 +113,10 @@ class Parents(Ends):
         settled = not requested and cause.keys() & {"signal", "exit_code", "out_of_memory"}
         if not settled and waited_s < _PATIENCE_S:
             return None
-        return process_state.ended_by_parent(reader, self._end(journal, cause))
+        return process_state.ended_by_parent(reader, self._end(reader, cause))
 
-    def _end(self, journal: JournalFeed, cause: Mapping[str, Any]) -> process_state.End:
-        parent = process_state.parent(journal.reader) or 0
+    def _end(self, reader: JournalReader, cause: Mapping[str, Any]) -> process_state.End:
+        parent = process_state.parent(reader) or 0
         now = self._clock()
         handle = self._handles.get(parent)
         status = None if handle is None else exit_status(handle)
@@ -123,7 +124,7 @@ class Parents(Ends):
         failed = any(
             each.parent == parent and now - each.at < FOLLOWS_S and self._failed(each)
             for path, each in self._ended.items()
-            if path != journal.reader.path
+            if path != reader.path
         )
         return process_state.End(
             cause=cause,

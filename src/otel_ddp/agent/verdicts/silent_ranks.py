@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from otel_ddp import errors
-from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.diagnosis.say import first_of, plural, verb
 from otel_ddp.diagnosis.verdict import run_labels
 from otel_ddp.vocabulary.words import STATES
@@ -42,12 +42,12 @@ class SilentRanks:
         return self._notes
 
     @errors.contained()
-    def poll(self, journals: Iterable[JournalFeed], now_ns: int) -> None:
+    def poll(self, processes: Iterable[Process], now_ns: int) -> None:
         """Check all launches; each finding goes to the log once."""
-        by_launch: dict[str, list[JournalFeed]] = {}
-        for journal in journals:
-            if journal.labels and (launched_by := str(journal.identity.get("launched_by") or "")):
-                by_launch.setdefault(launched_by, []).append(journal)
+        by_launch: dict[str, list[Process]] = {}
+        for process in processes:
+            if process.labels and (launched_by := str(process.identity.get("launched_by") or "")):
+                by_launch.setdefault(launched_by, []).append(process)
         # A launch without journals is over.
         self._launches = {key: self._launches.get(key, _Launch()) for key in by_launch}
         self._notes = []
@@ -55,13 +55,11 @@ class SilentRanks:
             launch = self._launches[key]
             launch.local_ranks |= {each.identity.get("local_rank") for each in ranks}
             launch.began_ns = min(launch.began_ns, *(each.reader.created_ns for each in ranks))
-            living = [
-                each for each in ranks if each.ended_at is None and each.identity.get("settled")
-            ]
+            living = [each for each in ranks if each.is_at_work and each.identity.get("settled")]
             if launch.began_ns > self._started_ns - _BEFORE_NS:
                 self._note_silent(launch.local_ranks, living, now_ns)
 
-    def _note_silent(self, known: set[Any], living: list[JournalFeed], now_ns: int) -> None:
+    def _note_silent(self, known: set[Any], living: list[Process], now_ns: int) -> None:
         trained = [each for each in living if _has_run_for_long(each, now_ns)]
         reported = [each.identity.get("local_world_size") for each in living]
         sizes = [size for size in reported if isinstance(size, int)]
@@ -78,17 +76,17 @@ class SilentRanks:
                 "0 alone",
             )
 
-    def _note(self, journal: JournalFeed, sentence: str) -> None:
-        of_run = dict(run_labels(journal.labels))
+    def _note(self, process: Process, sentence: str) -> None:
+        of_run = dict(run_labels(process.labels))
         self._notes.append({**of_run, "sentence": sentence})
         run = of_run["run"]
         errors.warn_once(f"{run}: {sentence}", "run %s: %s", run, sentence)
 
 
-def _has_run_for_long(journal: JournalFeed, now_ns: int) -> bool:
-    progress = journal.reader.progress()
+def _has_run_for_long(process: Process, now_ns: int) -> bool:
+    progress = process.reader.progress()
     return (
-        journal.state == STATES["running"]
+        process.life.state == STATES["running"]
         and progress is not None
         and now_ns - progress.state_since_ns >= _PATIENCE_NS
     )

@@ -11,7 +11,7 @@ from otel_ddp.agent.link.runs import pack, said
 from otel_ddp.agent.link.runs.process_report import ProcessReport
 from otel_ddp.agent.link.runs.stacks import StacksHere
 from otel_ddp.agent.link.runs.wall_clock import WallClock
-from otel_ddp.agent.verdicts.journal_source import JournalSource
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.history.terminal import where_to_look
@@ -42,7 +42,7 @@ class Following:
         self._stacks = StacksHere()
         self._client = client
         self._clock = clock
-        self._processes: dict[JournalSource, ProcessReport] = {}
+        self._processes: dict[Process, ProcessReport] = {}
         self._numbers = 0
         self._report_at_ns = 0
         self._resets = 0
@@ -56,7 +56,7 @@ class Following:
     def stop(self) -> None:
         self._client.stop()
 
-    def poll(self, here: Collection[JournalSource], now_ns: int) -> None:
+    def poll(self, here: Collection[Process], now_ns: int) -> None:
         """Gather what is new, and report it where that is due. *here*: the run's processes here."""
         self._now_ns = now_ns
         self._keep(here)
@@ -72,7 +72,7 @@ class Following:
             self._report_at_ns = now_ns + every * _REPORT_EVERY_NS
             self._report(now_ns, offset_ns)
 
-    def _keep(self, here: Collection[JournalSource]) -> None:
+    def _keep(self, here: Collection[Process]) -> None:
         # What ended is told for a while longer than it has a journal.
         over = [
             source
@@ -112,7 +112,7 @@ class Following:
             if source is None or process is None:
                 continue
             if question.kind == wire.Question.STACKS:
-                self._stacks.ask(question.number, source.journal)
+                self._stacks.ask(question.number, source.reader.path)
             elif (asked := pack.unpack_question(question.kind)) is not None:
                 process.ask(asked, now_ns)
         if answer.judged:
@@ -127,7 +127,7 @@ class Following:
         """What the lead says of the run; None where it does not lead now."""
         return None if self._now_ns - self._said_ns > _LEADS_NO_MORE_NS else self._said
 
-    def sources(self) -> Iterator[JournalSource]:
+    def sources(self) -> Iterator[Process]:
         """The lead has them."""
         return iter(())
 

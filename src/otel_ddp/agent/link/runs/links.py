@@ -12,7 +12,7 @@ from otel_ddp import errors
 from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.link.runs.wall_clock import WallClock
-from otel_ddp.agent.verdicts.journal_source import JournalSource
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.agent.verdicts.source import Source
@@ -48,7 +48,7 @@ class _Link(Protocol):
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
-    def poll(self, here: Collection[JournalSource], now_ns: int) -> None:
+    def poll(self, here: Collection[Process], now_ns: int) -> None:
         """Take in what is new. *here*: the processes of the run on this node."""
         ...
 
@@ -110,11 +110,11 @@ class Links:
             yield self._thread.thread
 
     @errors.contained()
-    def poll(self, here: Collection[JournalSource]) -> None:
+    def poll(self, here: Collection[Process]) -> None:
         """Once a round, before the judge. *here*: the processes of this node."""
         now_ns = self._origin_ns + self._clock()
         self._wall_clock.update()
-        by_run: dict[Labels, list[JournalSource]] = {}
+        by_run: dict[Labels, list[Process]] = {}
         for source in here:
             by_run.setdefault(run_labels(source.labels), []).append(source)
         # More may be known of their ends than their journals say.
@@ -126,7 +126,7 @@ class Links:
         for run, each in self._open.items():
             each.link.poll(by_run[run], now_ns)
 
-    def _update(self, run: Labels, sources: Collection[JournalSource], now_ns: int) -> None:
+    def _update(self, run: Labels, sources: Collection[Process], now_ns: int) -> None:
         if any(each.is_at_work for each in sources):
             self._at_work_ns[run] = now_ns
         elif now_ns - self._at_work_ns.get(run, 0) > _AFTER_END_NS:
@@ -234,7 +234,7 @@ class Links:
             self._thread.stop()
 
 
-def wanted_by(sources: Collection[JournalSource]) -> Wanted | None:
+def wanted_by(sources: Collection[Process]) -> Wanted | None:
     """By the newest process that knows a lead; None: this node has all ranks, or none knows one.
 
     An attempt whose processes know none has none, whatever those of the last one knew.
@@ -266,7 +266,7 @@ def wanted_by(sources: Collection[JournalSource]) -> Wanted | None:
     return Wanted(max(facts, key=lambda known: len(known.hosts)), leads, world_size)
 
 
-def _why_alone(sources: Collection[JournalSource]) -> str:
+def _why_alone(sources: Collection[Process]) -> str:
     """That these ranks name no lead, if the run has more of them; empty if it has not."""
     worlds = [(each.state().own_world_size or 0, each) for each in sources if each.is_at_work]
     world_size = max((size for size, _ in worlds), default=0)

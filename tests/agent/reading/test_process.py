@@ -1,4 +1,4 @@
-"""A journal's feed into the ledger: labels, values, steps, and what survives a restart."""
+"""A process from its journal to the ledger: labels, values, steps; what survives a restart."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def test_a_process_that_never_learns_its_rank_is_exported_when_it_ends(tmp_path:
     bench = Fed(tmp_path, {**IDENTITY, "global_rank": None, "settled": False})
     bench.log({"loss": 1.0}, step=1)
 
-    bench.journal.poll(time.time_ns(), alive=False)
+    bench.read(alive=False)
 
     assert bench.values(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
-    assert dict(bench.journal.labels)["rank"] == f"p{bench.journal.reader.pid}"
+    assert dict(bench.process.labels)["rank"] == f"p{bench.process.reader.pid}"
 
 
 def test_a_process_that_waits_for_its_group_is_not_exported_under_a_provisional_name(
@@ -62,7 +62,7 @@ def test_a_process_that_waits_for_its_group_is_not_exported_under_a_provisional_
 
     assert before == []
     assert bench.values(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
-    assert dict(bench.journal.labels)["run"] == "r"
+    assert dict(bench.process.labels)["run"] == "r"
 
 
 def test_a_rank_that_is_not_exported_leaves_no_training_series(tmp_path: Path) -> None:
@@ -72,26 +72,26 @@ def test_a_rank_that_is_not_exported_leaves_no_training_series(tmp_path: Path) -
     bench.poll()
 
     assert list(bench.ledger.families()) == []
-    assert bench.journal.describe().step == 4
+    assert bench.process.describe().step == 4
 
 
 def test_the_step_of_a_training_is_not_that_of_a_tracker_which_counts_frames(bench: Fed) -> None:
     bench.rank.state("running")
     bench.log({"charts/reward": 1.0}, step=5500)
     bench.poll()
-    without = bench.journal.step(), bench.journal.describe().step
+    without = bench.process.step(), bench.process.describe().step
     bench.writer.add(bench.writer.counter(catalog.TRAINING_STEPS.name, {}), 12.0)
     bench.writer.step(12)
     bench.poll()
 
     assert without == (5500, 5500)
-    assert (bench.journal.step(), bench.journal.describe().step) == (12, 12)
+    assert (bench.process.step(), bench.process.describe().step) == (12, 12)
 
 
 def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(bench: Fed) -> None:
     bench.log({"once": 42.0}, step=1)
     bench.poll()
-    bench.journal.reader.commit(*bench.journal.reader.bookmark())
+    bench.process.reader.commit(*bench.process.reader.bookmark())
     bench.log({"loss": 2.0}, step=2)
 
     bench.start_again()
@@ -106,9 +106,9 @@ def test_a_process_that_was_dead_when_the_agent_came_ended_when_it_wrote_last(be
     bench.log({"loss": 1.0}, step=1)
     wrote_ns = time.time_ns()
 
-    bench.journal.poll(time.time_ns(), alive=False)
+    bench.read(alive=False)
 
-    created_ns, life = bench.writer.created_ns, bench.journal.life
+    created_ns, life = bench.writer.created_ns, bench.process.life
     assert created_ns < life.ended_ns <= wrote_ns < life.gone_ns
 
 
@@ -116,13 +116,13 @@ def test_a_process_that_died_while_the_agent_was_paused_ended_when_it_wrote_last
     bench: Fed,
 ) -> None:
     bench.rank.state("running")
-    bench.journal.poll(time.time_ns() - 60 * 10**9, alive=True)
+    bench.read(after_s=-60)
     bench.log({"loss": 1.0}, step=1)
     wrote_ns = time.time_ns()
 
-    bench.journal.poll(time.time_ns(), alive=False)
+    bench.read(alive=False)
 
-    life = bench.journal.life
+    life = bench.process.life
     assert bench.writer.created_ns < life.ended_ns <= wrote_ns < life.gone_ns
 
 
@@ -170,7 +170,7 @@ def test_the_last_value_of_a_name_survives_an_overrun(
     bench.poll()
 
     # The history has the time as a gap.
-    ((since_ns, until_ns),) = bench.journal.new.overwritten
+    ((since_ns, until_ns),) = bench.process.new.overwritten
     assert since_ns <= before_ns < until_ns <= time.time_ns()
     assert bench.values(catalog.TRAINING_SCALAR) == {"once/train": 42.0, "loss/train": 4999.0}
     lost = bench.values(catalog.OTEL_DDP_RECORDS_LOST)["overwritten"]
@@ -193,10 +193,10 @@ def test_the_time_per_step_goes_when_no_step_was_made_for_two_minutes(bench: Fed
     bench.writer.add(steps, 4.0)
     bench.writer.add(forward, 2.0)
 
-    bench.journal.update_series(began_ns + 10 * 10**9, is_newest=True)
+    bench.exports.update_series(began_ns + 10 * 10**9, is_newest=True)
     told = bench.values(catalog.TRAINING_PHASE_STEP_TIME)
     for seconds in (100, 200, 300):
-        bench.journal.update_series(began_ns + seconds * 10**9, is_newest=True)
+        bench.exports.update_series(began_ns + seconds * 10**9, is_newest=True)
 
     assert told == {"forward": 0.5}
     assert bench.values(catalog.TRAINING_PHASE_STEP_TIME) == {}
@@ -220,7 +220,7 @@ def test_the_runs_info_says_all_that_is_known(tmp_path: Path) -> None:
 
 
 def told_of_config(bench: Fed) -> list[dict[str, Any]]:
-    taken = bench.journal.documents.take()
+    taken = bench.exports.documents.take()
     return [each.content for each in taken]
 
 
@@ -270,7 +270,7 @@ def test_a_description_has_the_driver_and_counts_the_boards_of_the_node(tmp_path
     part = {"name": "NVIDIA H100 MIG 1g.10gb", "parent": "GPU-1"}
     devices = {"gpu_driver": "550.54", "gpus": [board, part, board]}
 
-    described = RunDescription(bench.journal.reader, lambda: devices).environment()
+    described = RunDescription(bench.process.reader, lambda: devices).environment()
 
     assert (described["gpu_driver"], described["gpus"]) == ("550.54", "2 x NVIDIA H100")
 
@@ -323,8 +323,7 @@ def test_an_exception_that_ended_training_is_counted_by_its_class(
 ) -> None:
     bench.writer.reason(reason)
     bench.writer.state(STATES["failed"], 1)
-    bench.journal.poll(time.time_ns(), True)
-    bench.journal.update_series(time.time_ns(), True)
+    bench.poll()
 
     assert bench.values(catalog.TRAINING_EXCEPTIONS) == told
 
@@ -336,8 +335,8 @@ def test_a_process_with_a_newer_one_of_the_same_labels_writes_no_series(bench: F
     before = bench.values(catalog.TRAINING_PHASE)
     bench.writer.phase(3, 0, 2)
 
-    bench.journal.poll(time.time_ns(), alive=True)
-    bench.journal.update_series(time.time_ns(), is_newest=False)
+    bench.read()
+    bench.exports.update_series(time.time_ns(), is_newest=False)
 
     assert bench.values(catalog.TRAINING_PHASE) == before == {"": 2.0}
 
@@ -353,14 +352,14 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Fed) -> None:
     bench.poll()
 
     assert bench.spans() == step_spans(100)
-    documents = [(bench.journal.labels, bench.journal.project, bench.journal.documents.waiting)]
+    documents = [(bench.process.labels, bench.process.project, bench.exports.documents.waiting)]
     (request,) = Documents({}).render(documents)
     message = ExportTraceServiceRequest.FromString(request.body)
     whole, *spans = message.resource_spans[0].scope_spans[0].spans
     for span in (whole, *spans):
         attributes = {pair.key: pair.value for pair in span.attributes}
         found = {name: attributes[name].string_value for name in RANK_LABELS}
-        assert found == dict(bench.journal.labels)
+        assert found == dict(bench.process.labels)
         assert attributes["step"].int_value == 100
     own = spans[0].span_id
     assert [span.parent_span_id for span in spans] == [whole.span_id, own, own]
@@ -389,9 +388,9 @@ def test_a_run_is_a_span_that_is_sent_once_however_its_process_ended(
     assert bench.spans() == []
 
     for _ in range(2):
-        bench.journal.poll(time.time_ns(), alive=False)
+        bench.read(alive=False)
 
-    (document,) = [each for each in bench.journal.documents.waiting if each.kind == layout.SPAN]
+    (document,) = [each for each in bench.exports.documents.waiting if each.kind == layout.SPAN]
     content = document.content
     assert content["name"] == "run"
     assert own.items() <= content.items()
@@ -415,7 +414,7 @@ def test_without_a_collector_no_documents_pile_up(bench: Fed) -> None:
     bench.steps(100)
     bench.writer.append(layout.SPAN, b'{"name": "save"}')
     bench.poll()
-    before = list(bench.journal.documents.waiting)
+    before = list(bench.exports.documents.waiting)
 
     # One is found: what comes from now on is kept for it.
     bench.ledger.keep_history = True

@@ -1,0 +1,79 @@
+"""The logged values of a process that were finite once, and no longer are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_ddp.diagnosis.detector import NonfiniteValue
+from otel_ddp.journal.parser import Name, Scalars, Unreadable
+from otel_ddp.journal.reader import JournalReader
+
+# A single infinite gradient norm is part of finding a loss scale. Two in a row are not, nor is one
+# without a successor for so long.
+_WITHOUT_SUCCESSOR_NS = 60 * 10**9
+
+
+class _Lost(NamedTuple):
+    """The first value of a name that was not finite, after one that was."""
+
+    value: float
+    record: Scalars
+    finite_step: int | None
+    seen_ns: int
+    has_successor: bool = False
+
+
+class NonfiniteValues:
+    """The values of one process that were finite once, and no longer are."""
+
+    def __init__(self) -> None:
+        # By name: the step of its last finite value.
+        self._finite: dict[int, int | None] = {}
+        self._lost: dict[int, _Lost] = {}
+
+    def read_before(self, path: Path, position: int) -> None:
+        """Learn which names were finite before this position: another agent may have read that."""
+        try:
+            reader = JournalReader(path)
+        except Unreadable:
+            return
+        try:
+            while reader.position < position and (records := reader.read()):
+                for record in records:
+                    if isinstance(record, Scalars):
+                        finite = [name for name, value in record.values if math.isfinite(value)]
+                        self._finite.update(dict.fromkeys(finite, record.step))
+        finally:
+            reader.close()
+
+    def feed(self, records: Iterable[Scalars], now_ns: int) -> None:
+        """Those that are new."""
+        finite, lost, isfinite = self._finite, self._lost, math.isfinite
+        for record in records:
+            step = record.step
+            for name, value in record.values:
+                if isfinite(value):
+                    finite[name] = step
+                    if lost:
+                        lost.pop(name, None)
+                elif name in self._lost:
+                    self._lost[name] = self._lost[name]._replace(has_successor=True)
+                elif name in self._finite:
+                    self._lost[name] = _Lost(value, record, self._finite[name], now_ns)
+
+    def find(
+        self, names: Mapping[int, Name], now_ns: int, ended: bool = False
+    ) -> list[NonfiniteValue]:
+        """What is known of the names whose values are lost for sure."""
+        return [
+            NonfiniteValue(
+                *(named.text, named.split, lost.value, lost.record.step),
+                *(lost.record.time_ns, lost.finite_step),
+            )
+            for name, lost in self._lost.items()
+            if (named := names.get(name)) is not None
+            and (ended or lost.has_successor or now_ns - lost.seen_ns >= _WITHOUT_SUCCESSOR_NS)
+        ]

@@ -1,0 +1,517 @@
+"""One process: its records, what is seen of it, and the questions that it is asked."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from otel_ddp import errors, files
+from otel_ddp.agent.ledger import Labels
+from otel_ddp.agent.reading.documents import Devices, RunDescription, checkpoint_event
+from otel_ddp.agent.reading.nonfinite import NonfiniteValues
+from otel_ddp.agent.reading.phase_shares import PhaseShares
+from otel_ddp.agent.reading.steps import Step, StepStream
+from otel_ddp.diagnosis.death.cause import EndedProcess
+from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
+from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
+from otel_ddp.journal.layout import END, EVENT
+from otel_ddp.journal.parser import Document, Record, Scalars, Steps
+from otel_ddp.journal.process_state import ENDED, ProcessState, ended_by_parent, last_step, state_of
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import PHASES, STATES, phase_word, state_word
+
+log = logging.getLogger("otel_ddp.agent")
+
+# Does not export a process without a final identity, such as its rank, for this long.
+_UNSETTLED_S = 60.0
+_SAY_LOST_EVERY_S = 300.0
+# An agent that has not looked for so long does not know when a process died.
+_PAUSED_NS = 5_000_000_000
+
+
+class News(NamedTuple):
+    """What the last poll has read of a process."""
+
+    scalars: list[Scalars]
+    steps: list[Step]
+    device_steps: list[Step]
+    """The same on the device's clock, which lags behind the host's."""
+    estimated: list[Step]
+    device_estimated: list[Step]
+    """Both, with estimates of what was not measured."""
+    events: list[Document]
+    spans: list[Document]
+    """Both of processes whose series leave the node."""
+    overwritten: list[tuple[int, int]]
+    """Times between which records were overwritten before they were read."""
+
+    @property
+    def size(self) -> int:
+        """How many records and steps."""
+        steps = len(self.steps) + len(self.device_steps)
+        return steps + len(self.scalars) + len(self.events)
+
+
+def _nothing() -> News:
+    return News([], [], [], [], [], [], [], [])
+
+
+class Host:
+    """What only the node of a process knows of it. This one knows its journal alone."""
+
+    is_here = True
+    """Whether it is the node of this agent."""
+
+    def __init__(self, reader: JournalReader) -> None:
+        self.reader = reader
+        # The process id as the agent sees it, which differs if only the process is in a container.
+        # 0 if the agent cannot see it: the process's own number may be another process here.
+        holder = files.lock_holder(reader.path)
+        self.pid = reader.pid if holder is None else holder
+
+    def ended_well(self) -> bool | None:
+        """Whether it had done its work as it died without a last record; None: not known yet."""
+        return ended_by_parent(self.reader)
+
+    def watch(self) -> None:
+        """Note what can only be read while it lives."""
+
+    def memory(self) -> Memory | None:
+        return None
+
+    def ask(self, question: Question, now_ns: int) -> bool:
+        """Ask it a question; whether it can receive one."""
+        return False
+
+    def evidence(self, now_ns: int) -> Evidence:
+        """What it has answered to `where` and `what`, and what the kernel says of it now."""
+        return Evidence()
+
+    def arrivals(self, now_ns: int) -> Mapping[str, Any] | None:
+        """What it has answered to `when`; None: nothing yet."""
+        return None
+
+    def cause(self) -> Mapping[str, Any]:
+        """What the kernel and its launcher say of its end by now."""
+        return {}
+
+    def present_ns(self) -> int:
+        """When it was last surely there, even if it has reported its end; 0: not known."""
+        return 0
+
+    def forget(self) -> None:
+        """Nothing more is asked of its end."""
+
+
+class Life:
+    """Whether a process lives, and how it ended."""
+
+    def __init__(self, created_ns: int) -> None:
+        self.state = STATES["starting"]
+        self.ended_at: float | None = None
+        self.seen_alive_ns = created_ns
+        self.gone_ns = 0
+        """When the process was first found dead; 0 while it lives."""
+        self.ended_ns = 0
+        """When it ended: as it recorded, else when it was found dead; 0 until then. Where no agent
+        looked for a while, maybe for hours: when it wrote last."""
+        self._has_ended_well: bool | None = None
+
+    def update(self, host: Host, now_ns: int, alive: bool) -> None:
+        """What its last record, the lock on its journal and its node say now."""
+        reader = host.reader
+        if alive:
+            self.seen_alive_ns = now_ns
+        elif not self.gone_ns:
+            # It was alive at the last poll and is dead now: it died in between.
+            self.gone_ns = time.time_ns()
+        progress = reader.progress()
+        recorded = None if progress is None else progress.state
+        self.state = state_of(recorded, alive)
+        if self.state == STATES["killed"]:
+            if self._has_ended_well is None:
+                self._has_ended_well = host.ended_well()
+            self.state = state_of(recorded, alive, self._has_ended_well)
+        if self.state in ENDED and self.ended_at is None:
+            self.ended_at = time.monotonic()
+            if progress is not None and progress.state in ENDED:
+                self.ended_ns = progress.state_since_ns
+            elif progress is not None and self._was_unseen(reader):
+                written_ns = [each.time_ns for each in reader.latest()]
+                phase_ns = reader.created_ns + progress.phase_after_ns
+                last_ns = max([self.seen_alive_ns, phase_ns, *written_ns])
+                self.ended_ns = min(self.gone_ns, last_ns)
+            else:
+                self.ended_ns = self.gone_ns
+
+    def _was_unseen(self, reader: JournalReader) -> bool:
+        """Whether no agent has seen it alive, or none has looked for long."""
+        unseen_ns = self.gone_ns - self.seen_alive_ns
+        return self.seen_alive_ns == reader.created_ns or unseen_ns > _PAUSED_NS
+
+
+class Process:
+    """One a journal, for as long as its labels stay the same. Read by all who look at what is new.
+
+    Those who compare ranks know one with other labels as another one.
+    """
+
+    has_news = True
+    """Whether anything of it may be new since the last poll."""
+    is_left_out = False
+    """Whether it is of a node that is not heard, while the others go on: not compared here."""
+
+    def __init__(
+        self,
+        host: Host,
+        name_node: Callable[[Mapping[str, Any]], str],
+        devices: Devices = dict,
+    ) -> None:
+        """*devices*: what is known of the devices of its node."""
+        self.reader = host.reader
+        self.pid = host.pid
+        self.labels: Labels = ()
+        self.life = Life(self.reader.created_ns)
+        self.new = _nothing()
+        self.read_from = self.reader.position
+        """How far its journal was read before the last poll."""
+        self.description = RunDescription(self.reader, devices)
+        """What its run says of itself."""
+        self._host = host
+        self._name_node = name_node
+        self._labelled: Mapping[str, Any] = {}
+        self._logged_step: int | None = None
+        # By the clock of the host, and by the device's.
+        created_ns = self.reader.created_ns
+        self._streams = StepStream(created_ns), StepStream(created_ns)
+        self._shares = PhaseShares(), PhaseShares(on_device=True)
+        self._nonfinite = NonfiniteValues()
+        self._overruns = _Overruns(self.reader)
+
+    # -- its identity
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this node. Those of others are fed where they have news."""
+        return self._host.is_here
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return self.reader.identity
+
+    @property
+    def began_ns(self) -> int:
+        """When the process began: of two with the same labels, the newer one counts."""
+        return self.reader.created_ns
+
+    @property
+    def global_rank(self) -> int | None:
+        return _whole(self.identity.get("global_rank"))
+
+    @property
+    def world_size(self) -> int | None:
+        """How many ranks train together with this one; None if unknown."""
+        return _whole(self.identity.get("world_size"))
+
+    @property
+    def trains(self) -> bool:
+        """Whether it will train, as far as that is known before its first step."""
+        return bool(self.identity.get("restarts"))
+
+    @property
+    def exported(self) -> bool:
+        """Whether the strategy lets this process's series leave the node."""
+        return bool(self.identity.get("exported"))
+
+    @property
+    def project(self) -> str:
+        return str(self.identity.get("project") or "")
+
+    def fact(self, name: str) -> Any:
+        """What the process has said of itself; None: nothing."""
+        return self.reader.facts.get(name)
+
+    def settled(self) -> bool:
+        """Whether its identity is final, or will not become final any more."""
+        if self.identity.get("settled"):
+            return True
+        age_s = (time.time_ns() - self.reader.created_ns) / 1e9
+        return not self.is_at_work or age_s > _UNSETTLED_S or self.reader.unread_ratio() > 0.5
+
+    # -- its life
+
+    @property
+    def ended_at(self) -> float | None:
+        return self.life.ended_at
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has not ended."""
+        return self.life.ended_at is None
+
+    def step(self) -> int | None:
+        """The last step that the process recorded."""
+        return last_step(self.reader, self._logged_step)
+
+    def describe(self) -> ProcessState:
+        """What is known of this process now."""
+        return ProcessState.read(
+            self.reader,
+            self.life.state,
+            of_values=self._logged_step,
+            seen_alive_ns=self.life.seen_alive_ns,
+            node=dict(self.labels).get("node", ""),
+        )
+
+    # -- its records
+
+    def poll(self, now_ns: int, alive: bool) -> Process:
+        """Read what is new; the process to go on with: another one where it has other labels."""
+        self.new = _nothing()
+        self.reader.read_definitions()
+        self.life.update(self._host, now_ns, alive)
+        if not self.settled():
+            return self
+        process = self._named()
+        process._read(now_ns, alive)
+        return process
+
+    def _named(self) -> Process:
+        if self._labelled is self.identity:
+            return self
+        self._labelled = self.identity
+        node = self._name_node(self.identity)
+        labels = rank_labels(self.identity, node, self.reader.pid)
+        if labels == self.labels:
+            return self
+        process = copy.copy(self) if self.labels else self
+        process.labels = labels
+        process._begin()
+        return process
+
+    def _begin(self) -> None:
+        """An agent may have read of it before."""
+        reader = self.reader
+        for record in reader.latest():
+            if record.position < reader.position and record.step is not None:
+                self._logged_step = record.step
+        self._nonfinite = NonfiniteValues()
+        self._nonfinite.read_before(reader.path, reader.position)
+        self.watch()
+
+    def _read(self, now_ns: int, alive: bool) -> None:
+        new, self.read_from = self.new, self.reader.position
+        for record in self._overruns.read(now_ns, self.labels, new):
+            if isinstance(record, Scalars):
+                new.scalars.append(record)
+                if record.step is not None:
+                    self._logged_step = record.step
+            elif isinstance(record, Steps):
+                self._read_steps(record)
+            elif record.kind == END:
+                # It may have ended after its progress was read.
+                self.life.update(self._host, now_ns, alive)
+            elif self.exported:
+                (new.events if record.kind == EVENT else new.spans).append(record)
+                if (saved := checkpoint_event(record)) is not None:
+                    new.events.append(saved)
+        self._nonfinite.feed(new.scalars, now_ns)
+
+    @errors.contained()
+    def _read_steps(self, record: Steps) -> None:
+        new, on_device = self.new, record.on_device
+        steps = self._streams[on_device].feed(record)
+        (new.device_steps if on_device else new.steps).extend(steps)
+        estimated = self._shares[on_device].fill(steps)
+        (new.device_estimated if on_device else new.estimated).extend(estimated)
+
+    # -- as the judge sees it
+
+    def state(self) -> RankState:
+        """What is known of its rank, but for the ranks beside it."""
+        reader = self.reader
+        found = reader.facts.get("capability")
+        # By what a process cannot do: why it cannot, or nothing.
+        missing: Mapping[str, Any] = found if isinstance(found, dict) else {}
+        own = reader.facts.get("own_collectives")
+        return RankState(
+            self.labels,
+            own_world_size=self.world_size,
+            waits_known=not missing["comm_wait"] if "comm_wait" in missing else None,
+            own_collectives=tuple(each for each in own if isinstance(each, str) and each in PHASES)
+            if isinstance(own, list)
+            else (),
+            device_clock=not missing["device_clock"] if "device_clock" in missing else None,
+            under_nccl="nccl" in str(reader.facts.get("backend")),
+            began_ns=self.began_ns,
+            clock_shift_ns=reader.created_monotonic_ns - reader.created_ns,
+        )
+
+    def steps(self) -> tuple[Sequence[Step], Sequence[Step]]:
+        """The steps that are new, on the clock of its host and on that of its device."""
+        return self.new.steps, self.new.device_steps
+
+    def position(self, origin_ns: int) -> Position | None:
+        """Where it is in its training; *origin_ns*: when the monotonic clock was 0."""
+        reader = self.reader
+        progress = reader.progress()
+        if progress is None:
+            return None
+        phase = phase_word(progress.phase_code)
+        name = reader.names.get(progress.phase_name) if phase == "other" else None
+        return Position(
+            labels=self.labels,
+            alive=self.is_at_work,
+            state=state_word(self.life.state),
+            step=self.step(),
+            phase=phase,
+            in_mark=reader.in_mark(),
+            waits_in=self.state().waits_in,
+            # On the host's monotonic clock, which the process and the agent share.
+            since_ns=origin_ns + reader.created_monotonic_ns + progress.phase_after_ns,
+            name="" if name is None else name.text,
+            expect_s=progress.expect_ms / 1000 if progress.expect_ms else None,
+            written=reader.position,
+            world=self.world_size,
+        )
+
+    def nonfinite(self, now_ns: int) -> Sequence[NonfiniteValue]:
+        """Its logged values that were finite once, and no longer are."""
+        return self._nonfinite.find(self.reader.names, now_ns, ended=not self.is_at_work)
+
+    def device_memory(self) -> Memory | None:
+        used, limit = (self._last_total(each) for each in _DEVICE_MEMORY)
+        return Memory(round(used), round(limit)) if math.isfinite(used + limit) else None
+
+    def _last_total(self, metric: catalog.Metric) -> float:
+        return next((each.values[0] for each in self.reader.totals(metric.name)[-1:]), math.nan)
+
+    def watch(self) -> None:
+        """Note what can only be read while the process lives."""
+        if self.is_at_work:
+            self._host.watch()
+
+    def memory(self) -> Memory | None:
+        return self._host.memory()
+
+    def ask(self, question: Question, now_ns: int) -> bool:
+        return self._host.ask(question, now_ns)
+
+    def evidence(self, now_ns: int) -> Evidence:
+        return self._host.evidence(now_ns)
+
+    def arrivals(self, now_ns: int) -> Mapping[str, Any] | None:
+        return self._host.arrivals(now_ns)
+
+    # -- its end
+
+    @property
+    def ended_ns(self) -> int:
+        """When it ended, by its own report if there is one."""
+        return self._reported_end_ns() or self.life.gone_ns
+
+    def _reported_end_ns(self) -> int:
+        progress = self.reader.progress()
+        return 0 if progress is None or progress.state not in ENDED else progress.state_since_ns
+
+    def end(self) -> EndedProcess:
+        """How it ended, as far as that is known at once."""
+        described = self.describe()
+        alive_ns, ended_ns = self.life.seen_alive_ns, self.life.gone_ns
+        if reported_ns := self._reported_end_ns():
+            alive_ns = ended_ns = reported_ns
+        return EndedProcess(
+            labels=self.labels,
+            state=described.state,
+            step=described.step,
+            phase=described.phase,
+            phase_since_ns=described.phase_since_ns,
+            seen_alive_ns=alive_ns,
+            ended_ns=ended_ns,
+            reason=described.reason,
+            cause=self.cause(),
+            world_size=self.world_size,
+        )
+
+    def cause(self) -> Mapping[str, Any]:
+        """What the kernel and its launcher say of its end by now; also later, without records."""
+        return self._host.cause()
+
+    def present_ns(self) -> int:
+        return self._host.present_ns()
+
+    def close(self) -> None:
+        """Nothing more is asked of its end."""
+        self._host.forget()
+
+
+_DEVICE_MEMORY = catalog.TRAINING_DEVICE_MEMORY_ALLOCATED, catalog.TRAINING_DEVICE_MEMORY_LIMIT
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+class _Overruns:
+    """Reads records; those that were overwritten before are rescued, or counted and said."""
+
+    def __init__(self, reader: JournalReader) -> None:
+        self._reader = reader
+        self._read_ns = reader.created_ns
+        # Not said yet, and when it may be.
+        self._lost, self._say_at = 0, 0.0
+
+    def read(self, now_ns: int, labels: Labels, new: News) -> Iterable[Record]:
+        """The records that are new."""
+        reader = self._reader
+        before, lost = reader.position, reader.lost
+        records = reader.read()
+        if reader.lost > lost:
+            records = self._rescued(before, records) + records
+        if reader.lost > lost:
+            new.overwritten.append((self._read_ns, now_ns))
+            self._lost += reader.lost - lost
+        self._read_ns = now_ns
+        self._say(dict(labels))
+        return records
+
+    def _rescued(self, before: int, records: list[Record]) -> list[Record]:
+        """Of the records that were overwritten, the last of each name, which has a copy."""
+        first = records[0].position if records else self._reader.position
+        found: list[Record] = [
+            record for record in self._reader.latest() if before <= record.position < first
+        ]
+        self._reader.ring.lost -= len(found)
+        return found
+
+    def _say(self, labels: dict[str, str]) -> None:
+        now = time.monotonic()
+        if self._lost and now >= self._say_at:
+            log.warning(
+                "%d records of rank %s of run %s were overwritten before they were read: values "
+                "come faster than the agent reads, or it could not read for a while. The last "
+                "value of each name is there. A larger OTEL_DDP_JOURNAL_BYTES bridges more.",
+                self._lost,
+                labels.get("rank", "?"),
+                labels.get("run", "?"),
+            )
+            self._lost, self._say_at = 0, now + _SAY_LOST_EVERY_S
+
+
+def rank_labels(identity: Mapping[str, Any], node: str, pid: int) -> Labels:
+    """The six labels of a process."""
+    rank, local_rank = identity.get("global_rank"), identity.get("local_rank")
+    return (
+        ("group", str(identity.get("group") or "")),
+        ("run", str(identity.get("run") or "")),
+        ("job_type", str(identity.get("job_type") or "")),
+        ("node", node),
+        # Without a rank the process id tells two processes apart, and is plainly no rank.
+        ("rank", f"p{pid}" if rank is None else str(rank)),
+        ("local_rank", "" if local_rank is None else str(local_rank)),
+    )
