@@ -18,6 +18,7 @@ KNOWS = {
         "vocabulary": "",
         "errors": "",
         "files": "",
+        "plain": "",
         "identity": "journal",
         "journal": "",
         "settings": "identity journal",
@@ -51,7 +52,7 @@ KNOWS = {
     },
 }
 # What each room may import besides.
-EVERYBODYS = {"vocabulary", "errors", "files"}
+EVERYBODYS = {"vocabulary", "errors", "files", "plain"}
 # A third-party package, and the only places that may name it.
 HOMES = {
     "torch": "torch/ recording/device_scalars.py cli/demo/",

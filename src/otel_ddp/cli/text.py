@@ -1,4 +1,4 @@
-"""Prints the output of a command, and reads values of unknown type safely."""
+"""Prints the output of a command, and shows values of unknown type safely."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from otel_ddp import plain
 from otel_ddp.history.page.exchange import json_text
 from otel_ddp.history.terminal import printable, when
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS
@@ -54,40 +55,12 @@ def print_json(document: Any) -> int:
     return print_answer(json_text(document, indent=2))
 
 
-# Journals and agent.json are files: another version, or any program of this user, may have written
-# them. So a value may be of any type.
-
-
-def mappings(value: Any) -> list[Mapping[str, Any]]:
-    """The dictionaries of a list; empty for anything else."""
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """A dictionary; an empty one for anything else."""
-    return value if isinstance(value, Mapping) else {}
-
-
 def named_ranks(verdict: Mapping[str, Any]) -> Collection[str]:
     """The ranks that a verdict is about: one, or those of a late node."""
-    several = mapping(verdict.get("evidence")).get("ranks")
-    one = mapping(verdict.get("who")).get("rank")
-    return {
-        str(each)
-        for each in (one, *(several if isinstance(several, list) else ()))
-        if each is not None
-    }
-
-
-def integer(value: Any) -> int | None:
-    """An integer of 64 bits, or None."""
-    return value if isinstance(value, int) and abs(value) < 2**63 else None
-
-
-def number(value: Any) -> float | None:
-    """A number that can be shown, or None."""
-    sane = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18
-    return float(value) if sane else None
+    several = plain.mapping(verdict.get("evidence")).get("ranks")
+    one = plain.mapping(verdict.get("who")).get("rank")
+    found = [one, *plain.list_of(object, several)]
+    return {str(each) for each in found if each is not None}
 
 
 def cell(value: Any, otherwise: str = "") -> str:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import files
-from otel_ddp.history.reader import listed, mapping, whole
+from otel_ddp import files, plain
 
 PROFILE = "profile.json"
 _POSTMORTEM_NAME = re.compile(r"postmortem-[\w.-]+")
@@ -30,15 +29,15 @@ def postmortems(folders: Sequence[Path], group: str, run: str) -> list[dict[str,
     """The latest first; a file that cannot be read is passed over."""
     found = []
     for path, report in _reports(folders):
-        verdict = mapping(report.get("verdict"))
-        its_group = mapping(verdict.get("who")).get("group")
+        verdict = plain.mapping(report.get("verdict"))
+        its_group = plain.mapping(verdict.get("who")).get("group")
         if report.get("run") == run and its_group in (None, group):
             found.append(
                 {
                     "name": path.stem,
                     # Of the text for people.
                     "path": str(path.with_suffix(".txt")),
-                    "written_ns": whole(report.get("written_ns")),
+                    "written_ns": plain.whole(report.get("written_ns")) or 0,
                     "sentence": str(verdict.get("sentence") or ""),
                 }
             )
@@ -102,11 +101,11 @@ def profiles(group: str, run: str, root: Path | None = None) -> list[dict[str, A
 
 
 def _profile(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    rows = [mapping(row) for row in listed(content.get("ranks"))]
-    ranks = [row["rank"] for row in rows if row.get("file") and isinstance(row.get("rank"), int)]
-    traces = [each for each in listed(content.get("files")) if isinstance(each, str)]
+    rows = [row for row in plain.list_of(dict, content.get("ranks")) if row.get("file")]
+    ranks = [rank for row in rows if (rank := plain.whole(row.get("rank"))) is not None]
+    traces = plain.list_of(str, content.get("files"))
     return {
-        "asked_ns": whole(content.get("asked_ns")),
+        "asked_ns": plain.whole(content.get("asked_ns")) or 0,
         "why": str(content.get("why") or ""),
         "ranks": ranks,
         "traces": [str(folder / each) for each in traces if _TRACE.fullmatch(each)],

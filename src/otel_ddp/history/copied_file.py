@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.history.reader import History, Unreadable, is_silent, whole
+from otel_ddp import plain
+from otel_ddp.history.reader import History, Unreadable, is_silent
 from otel_ddp.history.run_file import MOST_OF_SERIES, RunFile, Unusable, table_of
 from otel_ddp.history.tables import Event, Rows
 
@@ -22,7 +23,7 @@ def is_written_here(path: Path) -> bool:
             about = found.about
     except Unreadable:
         return False
-    return COPY not in about and not is_silent("running", whole(about.get("seen_ns")))
+    return COPY not in about and not is_silent("running", plain.whole(about.get("seen_ns")) or 0)
 
 
 class CopiedFile(RunFile):

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import blake2s
 from pathlib import Path
 
-from otel_ddp import files
-from otel_ddp.history.reader import History, Unreadable, whole
+from otel_ddp import files, plain
+from otel_ddp.history.reader import History, Unreadable
 from otel_ddp.history.tables import SUFFIX, RunKey, beside, is_history
 from otel_ddp.history.whole_run import WholeRun
 
@@ -198,7 +198,7 @@ def _known(folder: Path) -> dict[RunKey, dict[Path, int]]:
         with contextlib.suppress(Unreadable), History(path) as history:
             about = history.about
             key = str(about.get("group") or ""), str(about.get("run") or "")
-            found.setdefault(key, {})[path] = whole(about.get("seen_ns"))
+            found.setdefault(key, {})[path] = plain.whole(about.get("seen_ns")) or 0
     return found
 
 

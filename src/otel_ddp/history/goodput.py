@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp.history.reader import listed, mapping, whole
+from otel_ddp import plain
 from otel_ddp.history.terminal import shown_s
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary.words import TIME_CAUSES, UNPAID_CAUSES
@@ -64,12 +64,12 @@ def goodput_of(run: WholeRun) -> Goodput | None:
     late: dict[str, float] = {}
     attempts: Sequence[Mapping[str, Any]] = ()
     for history in run.histories:
-        time = mapping(history.about.get("time"))
+        time = plain.mapping(history.about.get("time"))
         for found, told in ((seconds, time.get("seconds")), (late, time.get("late"))):
-            for each, s in mapping(told).items():
+            for each, s in plain.mapping(told).items():
                 found[each] = found.get(each, 0.0) + float(s)
         # The node with rank 0 speaks for all.
-        attempts = attempts or [mapping(each) for each in listed(history.about.get("attempts"))]
+        attempts = attempts or plain.list_of(dict, history.about.get("attempts"))
     if not seconds:
         return None
     ordered = {each: seconds[each] for each in TIME_CAUSES if each in seconds}
@@ -99,7 +99,7 @@ def _plain(attempt: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, A
     found = {key: attempt[key] for key in keys if key in attempt}
     if "ended_ns" in before and "new_ns" in attempt:
         found["back_s"] = round((attempt["new_ns"] - before["ended_ns"]) / 1e9, 3)
-    return {**found, "repeated_steps": whole(attempt.get("repeated_steps"))}
+    return {**found, "repeated_steps": plain.whole(attempt.get("repeated_steps")) or 0}
 
 
 def in_words(told: Mapping[str, Any]) -> str:

@@ -10,13 +10,13 @@ import sqlite3
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from otel_ddp import files
+from otel_ddp import files, plain
 from otel_ddp.history import tables
 from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, Event, SeriesKey
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES
@@ -54,19 +54,6 @@ class Unreadable(Exception):
 # What code meets that reads what no agent has written. A file may come from elsewhere, and SQLite
 # takes a text where a number is declared.
 DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-
-
-def mapping(found: Any) -> Mapping[str, Any]:
-    """What should be a mapping may be anything there."""
-    return found if isinstance(found, Mapping) else {}
-
-
-def listed(found: Any) -> list[Any]:
-    return found if isinstance(found, list) else []
-
-
-def whole(found: Any) -> int:
-    return found if isinstance(found, int) else 0
 
 
 class Series(NamedTuple):
@@ -351,9 +338,7 @@ class History:
 
     def _end_ns(self) -> int:
         """When the run ended here, or was last written of; 0 while it goes on."""
-        seen_ns = self.about.get("seen_ns")
-        if not isinstance(seen_ns, int):
-            return 0
+        seen_ns = plain.whole(self.about.get("seen_ns")) or 0
         return seen_ns if self.state in ENDED_STATES or is_silent(self.state, seen_ns) else 0
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from otel_ddp import plain
 from otel_ddp.history import goodput
 from otel_ddp.history.terminal import Card, CardValue, shown_bytes, shown_s
 from otel_ddp.history.whole_run import Cell, WholeRun
@@ -57,10 +58,7 @@ def gather(
 
 def _run(run: WholeRun, cells: Sequence[Cell]) -> dict[str, Any]:
     about = run.about
-    began_ns, seen_ns = about.get("began_ns"), about.get("seen_ns")
-    duration_s = None
-    if isinstance(began_ns, int) and isinstance(seen_ns, int):
-        duration_s = (seen_ns - began_ns) / 1e9
+    began_ns, seen_ns = (plain.whole(about.get(key)) for key in ("began_ns", "seen_ns"))
     return {
         "group": run.group,
         "run": run.name,
@@ -70,7 +68,7 @@ def _run(run: WholeRun, cells: Sequence[Cell]) -> dict[str, Any]:
         "reasons": sorted({str(e["reason"]) for e in run.ranks.values() if e.get("reason")}),
         "began_ns": began_ns,
         "seen_ns": seen_ns,
-        "duration_s": duration_s,
+        "duration_s": (seen_ns - began_ns) / 1e9 if began_ns and seen_ns else None,
         "nodes": run.nodes,
         "look": run.look,
         "world_size": run.world_size,
@@ -141,15 +139,7 @@ def card_of(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
         phases_s=time["phases_s"],
         goodput=goodput.in_words(report["goodput"]) if report["goodput"] else "",
         values=[
-            CardValue(
-                str(each["name"]),
-                str(each["split"] or ""),
-                *(
-                    _of(each["last"], "value"),
-                    _of(each["best"], "value"),
-                    _of(each["best"], "step"),
-                ),
-            )
+            _card_value(each)
             for each in sorted(report["values"], key=lambda each: not each["best"])
         ],
         sentences=[
@@ -164,6 +154,12 @@ def card_of(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
             *(f"post-mortem {each['path']}" for each in report["postmortems"][:1]),
         ],
     )
+
+
+def _card_value(row: Mapping[str, Any]) -> CardValue:
+    last, best = plain.mapping(row["last"]), plain.mapping(row["best"])
+    known = last.get("value"), best.get("value"), best.get("step")
+    return CardValue(str(row["name"]), str(row["split"] or ""), *known)
 
 
 def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -186,14 +182,10 @@ def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def cost_words(cost: Mapping[str, Any]) -> str:
     """Telemetry's own."""
     parts = []
-    if isinstance(cost.get("hook_s"), (int, float)):
-        share = cost.get("hook_share")
+    if "hook_s" in cost:
+        share = cost["hook_share"]
         of = "" if share is None else f" ({share * 100:.2g} % of the steps)"
         parts.append(f"hooks {shown_s(cost['hook_s'])} on all ranks{of}")
-    if isinstance(cost.get("agent_cpu_s"), (int, float)):
+    if "agent_cpu_s" in cost:
         parts.append(f"agents {shown_s(cost['agent_cpu_s'])} of a core")
     return ", ".join(parts)
-
-
-def _of(point: Any, key: str) -> Any:
-    return point.get(key) if isinstance(point, dict) else None

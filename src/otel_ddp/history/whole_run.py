@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from otel_ddp import plain
 from otel_ddp.history.reader import (
     DAMAGE,
     Bucket,
@@ -14,10 +15,8 @@ from otel_ddp.history.reader import (
     Series,
     StepBucket,
     damaged,
-    mapping,
     rank_order,
     state_of_nodes,
-    whole,
 )
 from otel_ddp.history.terminal import where_to_look
 from otel_ddp.vocabulary import catalog
@@ -78,8 +77,9 @@ class WholeRun:
     @cached_property
     def summary(self) -> list[Mapping[str, Any]]:
         """Last and best values, of all nodes; of a name that rank 0 has not, the last one alone."""
-        rows = (row for each in self.histories for row in each.about.get("summary") or ())
-        found: list[Mapping[str, Any]] = [row for row in rows if isinstance(row, dict)]
+        found: list[Mapping[str, Any]] = [
+            row for each in self.histories for row in plain.list_of(dict, each.about.get("summary"))
+        ]
         told = {(row.get("name"), row.get("split")) for row in found}
         for each, series in self.series("value"):
             name, split = _name_and_split(series)
@@ -94,17 +94,19 @@ class WholeRun:
     def cost(self) -> dict[str, float | None]:
         """Telemetry's own: of the hooks in all processes, and their share of the steps of these;
         and of the agents of all nodes."""
-        costs = [mapping(each.about.get("cost")) for each in self.histories]
-        ranks = [mapping(each) for of in self.histories for each in of.ranks.values()]
-        totals = [mapping(each.get("totals")) for each in ranks]
-        totals += [mapping(each.get("earlier")) for each in costs]
+        costs = [plain.mapping(each.about.get("cost")) for each in self.histories]
+        ranks = [plain.mapping(each) for of in self.histories for each in of.ranks.values()]
+        totals = [plain.mapping(each.get("totals")) for each in ranks]
+        totals += [plain.mapping(each.get("earlier")) for each in costs]
         sums = {
-            "hook_s": [_number(each, catalog.OTEL_DDP_HOOK_TIME.name) for each in totals],
-            "agent_cpu_s": [_number(each, "agent_cpu_s") for each in costs],
+            "hook_s": [plain.number(each.get(catalog.OTEL_DDP_HOOK_TIME.name)) for each in totals],
+            "agent_cpu_s": [plain.number(each.get("agent_cpu_s")) for each in costs],
         }
         known = {key: [one for one in each if one is not None] for key, each in sums.items()}
         found: dict[str, float | None] = {key: sum(each) for key, each in known.items() if each}
-        steps_s = sum(_number(each, catalog.TRAINING_STEP_DURATION.name) or 0.0 for each in totals)
+        steps_s = sum(
+            plain.number(each.get(catalog.TRAINING_STEP_DURATION.name)) or 0.0 for each in totals
+        )
         hook_s = found.get("hook_s")
         return {**found, "hook_share": None if hook_s is None or not steps_s else hook_s / steps_s}
 
@@ -129,7 +131,7 @@ class WholeRun:
     def state(self) -> str:
         """`running`, or the worst end on any node."""
         return state_of_nodes(
-            (each.state, whole(each.about.get("seen_ns"))) for each in self.histories
+            (each.state, plain.whole(each.about.get("seen_ns")) or 0) for each in self.histories
         )
 
     @property
@@ -225,8 +227,3 @@ def _by_rank(found: dict[str, Any]) -> dict[str, Any]:
 
 def _first_rank(history: History) -> tuple[bool, int, str]:
     return min(map(rank_order, history.ranks), default=(True, 0, ""))
-
-
-def _number(found: Any, key: str) -> float | None:
-    value = found.get(key) if isinstance(found, dict) else None
-    return float(value) if isinstance(value, (int, float)) else None

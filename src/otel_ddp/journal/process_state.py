@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, NamedTuple
 
+from otel_ddp import plain
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import (
@@ -79,8 +80,7 @@ NOTHING_KNOWN = End()
 
 def parent(reader: JournalReader) -> int | None:
     """The process that started this one by multiprocessing, as this one sees it; None: none did."""
-    found = reader.facts.get("parent")
-    return found if isinstance(found, int) else None
+    return plain.whole(reader.facts.get("parent"))
 
 
 def in_pool(reader: JournalReader) -> bool:
@@ -143,17 +143,12 @@ def ended_by_parent(reader: JournalReader, end: End = NOTHING_KNOWN) -> bool:
 
 def measuring(fact: Any) -> str:
     """What a process says of that, in words; empty where all steps are measured."""
-    one_of, share = (
-        fact.get(each) if isinstance(fact, Mapping) else None for each in ("one_of", "share")
-    )
-    if not isinstance(one_of, int) or one_of < 2:
+    told = plain.mapping(fact)
+    one_of, share = plain.whole(told.get("one_of")), plain.number(told.get("share"), 0, 1)
+    if one_of is None or one_of < 2:
         return ""
-    cost = f", {share:.1%} of the training thread".replace("%", " %") if _is_share(share) else ""
+    cost = "" if share is None else f", {share:.1%} of the training thread".replace("%", " %")
     return f"measures 1 of {one_of} steps{cost}; stalls that recur take every step to be seen"
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, (int, float)) and 0 <= value <= 1
 
 
 # -- all that is known
@@ -269,7 +264,8 @@ class ProcessState:
     @classmethod
     def from_json(cls, found: Any) -> ProcessState | None:
         """What `to_json` has made, maybe of another version; None for anything else."""
-        if not isinstance(found, Mapping) or _whole(found.get("started_ns")) is None:
+        found = plain.mapping(found)
+        if plain.whole(found.get("started_ns")) is None:
             return None
         kinds = {each.name: _KINDS[str(each.type)] for each in fields(cls)}
         return cls(**{name: kind(found.get(name)) for name, kind in kinds.items()})
@@ -287,29 +283,17 @@ _TEXTS = (
 _IN_STATUS = ("step_s", "wait_ratio", "description", "config", "summary")
 
 
-def _whole(value: Any) -> int | None:
-    """An integer of 64 bits."""
-    sane = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-    return value if sane else None
-
-
-def measured(value: Any) -> float | None:
-    """A duration or a share."""
-    sane = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
-    return float(value) if sane else None
-
-
 # How a value of JSON is read, by the type of its field.
 _KINDS: Mapping[str, Callable[[Any], Any]] = {
-    "str": lambda value: value if isinstance(value, str) else "",
-    "str | None": lambda value: value if isinstance(value, str) else None,
-    "int": lambda value: _whole(value) or 0,
-    "int | None": _whole,
-    "float | None": measured,
-    "bool": lambda value: value is True,
-    "Mapping[str, Any] | None": lambda value: value if isinstance(value, Mapping) else None,
-    "Sequence[Mapping[str, Any]] | None": lambda value: (
-        [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else None
+    "str": plain.text,
+    "str | None": lambda found: found if isinstance(found, str) else None,
+    "int": lambda found: plain.whole(found) or 0,
+    "int | None": plain.whole,
+    "float | None": lambda found: plain.number(found, 0, 1e9),
+    "bool": lambda found: found is True,
+    "Mapping[str, Any] | None": lambda found: found if isinstance(found, Mapping) else None,
+    "Sequence[Mapping[str, Any]] | None": lambda found: (
+        plain.list_of(dict, found) if isinstance(found, list) else None
     ),
 }
 

@@ -9,14 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from otel_ddp import files
+from otel_ddp import files, plain
 from otel_ddp.journal.parser import Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import (
     End,
     ProcessState,
     ended_by_parent,
-    measured,
     parent,
     state_of,
     table,
@@ -72,8 +71,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
         told = map(ProcessState.from_json, _rows(about, "ended"))
         ended = [each for each in told if each is not None]
         known = {each.journal for each in ended}
-        nodes = about.get("nodes")
-        names = nodes if isinstance(nodes, dict) else {}
+        names = plain.mapping(about.get("nodes"))
         here = [
             replace(each, node=str(names.get(each.journal) or each.node))
             for each in here
@@ -120,7 +118,9 @@ def _paced(processes: list[ProcessState], paces: _Rows) -> Iterator[ProcessState
         if told is None or each.ended:
             yield each
         else:
-            step_s, wait_ratio = measured(told.get("step_s")), measured(told.get("wait_ratio"))
+            step_s, wait_ratio = (
+                plain.number(told.get(key), 0, 1e9) for key in ("step_s", "wait_ratio")
+            )
             yield replace(each, step_s=step_s, wait_ratio=wait_ratio)
 
 
@@ -207,9 +207,7 @@ def _agent(place: Place) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _rows(about: Mapping[str, Any], key: str) -> _Rows:
-    """The dictionaries of a list, whatever has written the file."""
-    found = about.get(key)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return plain.list_of(dict, about.get(key))
 
 
 def _verdicts(about: Mapping[str, Any], key: str) -> _Rows:

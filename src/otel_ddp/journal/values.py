@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from otel_ddp import files
+from otel_ddp import files, plain
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Name, clean_text
 from otel_ddp.journal.reader import JournalReader
@@ -130,8 +130,7 @@ class Extremes(NamedTuple):
 
 def chosen_directions(reader: JournalReader) -> Mapping[str, Any]:
     """What the user says of names whose direction is not guessed."""
-    best = reader.facts.get("best")
-    return best if isinstance(best, dict) else {}
+    return plain.mapping(reader.facts.get("best"))
 
 
 def last_values(reader: JournalReader) -> dict[Name, Point]:

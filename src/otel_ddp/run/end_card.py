@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from otel_ddp import errors, files
+from otel_ddp import errors, files, plain
 from otel_ddp.history.card import card_of
 from otel_ddp.history.terminal import lines, when
 from otel_ddp.journal.parser import Unreadable
@@ -70,11 +70,8 @@ def _verdicts(agent_file: Path, group: str, run: str) -> Iterator[str]:
     """What the agent has found of this run; what goes on comes first."""
     about = files.read_mapping(agent_file, _LARGEST_FILE)
     for key in ("verdicts", "past"):
-        found = about.get(key)
-        for each in found if isinstance(found, list) else ():
-            who = each.get("who") if isinstance(each, dict) else None
-            if not isinstance(who, dict):
-                continue
+        for each in plain.list_of(dict, about.get(key)):
+            who = plain.mapping(each.get("who"))
             mine = (who.get("group") or "", who.get("run")) == (group, run)
             if mine and each.get("kind") not in HARMLESS_VERDICTS:
                 yield when(each, time.time_ns()) + str(each.get("sentence"))

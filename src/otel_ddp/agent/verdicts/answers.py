@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import files
+from otel_ddp import files, plain
 from otel_ddp.diagnosis.stall.evidence import (
     Collective,
     Evidence,
@@ -81,33 +81,32 @@ class Answers:
     def _read_answer(self, now_ns: int) -> None:
         content = files.read_mapping(self._answer, _LARGEST_ANSWER)
         # Another program may have asked since. Numbers are times, and a later answer is as good.
-        if (_whole(content.get("question")) or 0) < self._number:
+        if (plain.whole(content.get("question")) or 0) < self._number:
             return
         self._asked_ns = None
         self.content = content
-        threads = _members(content, "threads")
+        threads = plain.list_of(dict, content.get("threads"))
         main = next((each for each in threads if each.get("main") is True), {})
         trains = next((each for each in threads if each.get("trains") is True), main)
         self._choose_thread(main.get("id"), trains.get("id"))
-        found = content.get("device")
-        device = found if isinstance(found, dict) else {}
-        phase = _whole(device.get("phase"))
+        device = plain.mapping(content.get("device"))
+        phase = plain.whole(device.get("phase"))
         self._known = Evidence(
             answered=True,
             kind="what" if content.get("kind") == "what" else "where",
             answered_ns=now_ns,
-            groups=tuple(map(_group, _members(content, "groups"))),
+            groups=tuple(map(_group, plain.list_of(dict, content.get("groups")))),
             collectives=tuple(_collectives(content)),
             stack=frames(trains),
             device_phase="" if phase is None else phase_word(phase),
-            device_step=_whole(device.get("step")),
+            device_step=plain.whole(device.get("step")),
             package=str(content.get("package") or ""),
         )
 
     def _choose_thread(self, main: Any, trains: Any) -> None:
         """Decide which thread the kernel is asked about."""
         # In another PID namespace the process sees other thread numbers, which are of no use here.
-        ours = str(main) == self._process.name and _whole(trains) is not None
+        ours = str(main) == self._process.name and plain.whole(trains) is not None
         task = str(trains) if ours else self._process.name
         if task != self._task:
             self._task, self._before = task, None
@@ -153,41 +152,31 @@ def _status(path: Path) -> tuple[str, int, int] | None:
 # An answer is a file: any program with this user's rights may have written anything there.
 
 
-def _members(content: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    found = content.get(name)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
 def _group(each: dict[str, Any]) -> Group:
     return Group(
         str(each.get("name")),
-        _whole(each.get("size")) or 0,
-        _whole(each.get("enqueued")),
-        _whole(each.get("completed")),
+        plain.whole(each.get("size")) or 0,
+        plain.whole(each.get("enqueued")),
+        plain.whole(each.get("completed")),
         str(each.get("backend") or ""),
         str(each.get("description") or ""),
     )
 
 
 def _collectives(content: dict[str, Any]) -> Iterator[Collective]:
-    for each in _members(content, "collectives"):
-        if (number := _whole(each.get("number"))) is not None:
+    for each in plain.list_of(dict, content.get("collectives")):
+        if (number := plain.whole(each.get("number"))) is not None:
             words = (str(each.get(word) or "") for word in ("op", "sizes", "state"))
             yield Collective(str(each.get("group")), number, *words)
 
 
 def frames(thread: dict[str, Any]) -> tuple[Frame, ...]:
     """The stack of one thread of an answer, the innermost frame first."""
-    stack = thread.get("frames")
     return tuple(
-        Frame(str(each[0]), _whole(each[1]), str(each[2]))
-        for each in (stack[:_MOST_FRAMES] if isinstance(stack, list) else ())
-        if isinstance(each, list) and len(each) == 3
+        Frame(str(each[0]), plain.whole(each[1]), str(each[2]))
+        for each in plain.list_of(list, thread.get("frames"))[:_MOST_FRAMES]
+        if len(each) == 3
     )
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 # -- several at once, for people who look at stacks
@@ -200,8 +189,7 @@ class AskedProcess:
     """A living process that was asked for its stacks."""
 
     def __init__(self, reader: JournalReader) -> None:
-        rank = reader.identity.get("global_rank")
-        self.rank = rank if isinstance(rank, int) else None
+        self.rank = plain.whole(reader.identity.get("global_rank"))
         self.run = reader.identity.get("run")
         self.group = reader.identity.get("group")
         self.pid = reader.pid
@@ -218,7 +206,7 @@ class AskedProcess:
     def stacks(self) -> list[tuple[str, tuple[Frame, ...]]]:
         """Each thread, and its frames, the innermost first."""
         found = []
-        for thread in _members(self._answers.content, "threads"):
+        for thread in plain.list_of(dict, self._answers.content.get("threads")):
             trains = thread.get("trains") is True and thread.get("main") is not True
             name = str(thread.get("name") or "?") + ", which trains" * trains
             found.append((name, frames(thread)))

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from otel_ddp import settings
+from otel_ddp import plain, settings
 from otel_ddp.cli.demo.injection import (
     FAULTS,
     PHASES,
@@ -21,7 +21,7 @@ from otel_ddp.cli.demo.injection import (
 )
 from otel_ddp.cli.demo.played import Played
 from otel_ddp.cli.node.picture import heading, ranks
-from otel_ddp.cli.text import end_by_signals, number
+from otel_ddp.cli.text import end_by_signals
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses
 from otel_ddp.journal import process_state
@@ -143,7 +143,7 @@ def _progress(played: Played) -> Iterator[str]:
     ranks = [each for each in _processes(played) if each.rank is not None]
     for each in sorted(ranks, key=lambda one: one.rank or 0):
         losses = [row.get("last") for row in each.summary or () if row.get("name") == "loss"]
-        loss = number(losses[0].get("value")) if losses and losses[0] else None
+        loss = plain.number(losses[0].get("value")) if losses and losses[0] else None
         yield f"rank {each.rank}: step {each.step}" + ("" if loss is None else f", loss {loss:.3f}")
 
 

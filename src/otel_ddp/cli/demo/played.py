@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from otel_ddp import files
+from otel_ddp import files, plain
 from otel_ddp.cli.demo.injection import Injection
-from otel_ddp.cli.text import dated, integer, mappings
+from otel_ddp.cli.text import dated
 from otel_ddp.journal.place import Place
 
 if TYPE_CHECKING:
@@ -165,7 +165,9 @@ def told_once(agents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The verdicts of all agents, each once. One that is led hears of an end a moment later."""
     found: list[Mapping[str, Any]] = []
     for key in ("past", "verdicts"):
-        for each in (verdict for agent in agents for verdict in mappings(agent.get(key))):
+        for each in (
+            verdict for agent in agents for verdict in plain.list_of(dict, agent.get(key))
+        ):
             if not any(_are_one(each, other) for other in found):
                 found.append(each)
     return sorted(found, key=_since_ns)
@@ -177,7 +179,7 @@ def _are_one(verdict: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _since_ns(verdict: Mapping[str, Any]) -> int:
-    return integer(verdict.get("since_ns")) or 0
+    return plain.whole(verdict.get("since_ns")) or 0
 
 
 def _free_port() -> int:

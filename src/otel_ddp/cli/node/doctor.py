@@ -17,7 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from otel_ddp import __version__, errors, settings
+from otel_ddp import __version__, errors, plain, settings
 from otel_ddp.agent.export.otlp import (
     NO_COLLECTOR,
     Signal,
@@ -28,7 +28,7 @@ from otel_ddp.agent.export.otlp import (
 from otel_ddp.cli import fetch
 from otel_ddp.cli.node.picture import NO_AGENT, unserved
 from otel_ddp.cli.options import add_directory_option
-from otel_ddp.cli.text import cell, mappings, print_answer
+from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import identity
 from otel_ddp.identity.strategy import Choice
@@ -237,21 +237,23 @@ def _of_agent(each: Mapping[str, Any], inputs: Inputs) -> Said:
         )
     if remark := cell(each.get("remark")):
         yield "warn", remark
-    url = each.get("scrape")
-    if isinstance(url, str) and url.startswith(("http://", "https://")):
+    url = plain.text(each.get("scrape"))
+    if url.startswith(("http://", "https://")):
         yield _scraped(url, inputs.answer_s)
     else:
         yield "fail", "the agent has no endpoint: see its remark above, or its log agent.log"
-    gpus, remarks, unseen = (each.get(key) for key in ("gpus", "gpu_remarks", "unseen"))
-    if inputs.wanted and not mappings(gpus):
+    gpus, remarks, unseen = (
+        plain.list_of(object, each.get(key)) for key in ("gpus", "gpu_remarks", "unseen")
+    )
+    if inputs.wanted and not gpus:
         yield (
             "warn",
             "the agent shows no GPU, although there are some: it was started with other "
             "OTEL_DDP_SOURCES, or in a container that does not see them",
         )
-    if isinstance(remarks, list) and (inputs.wanted or mappings(gpus)):
+    if inputs.wanted or gpus:
         yield from (("warn", cell(remark, "?")) for remark in remarks)
-    if isinstance(unseen, list) and unseen:
+    if unseen:
         yield (
             "warn",
             f"the agent cannot see the process of rank {', '.join(map(cell, unseen))}, so there "

@@ -8,16 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from otel_ddp.cli.text import (
-    cell,
-    dated,
-    integer,
-    mapping,
-    mappings,
-    marked,
-    named_ranks,
-    number,
-)
+from otel_ddp import plain
+from otel_ddp.cli.text import cell, dated, marked, named_ranks
 from otel_ddp.history.terminal import aligned, shown_number, shown_s
 from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState, world_of
@@ -253,9 +245,9 @@ def _values(processes: Iterable[ProcessState]) -> str:
     having = (each for each in processes if each.summary)
     first = min(having, key=lambda one: (one.ended, one.rank is None, one.rank), default=None)
     shown = []
-    rows = [] if first is None else mappings(first.summary)
+    rows = [] if first is None or first.summary is None else first.summary
     for each in sorted(rows, key=lambda row: not row.get("direction")):
-        value = number(mapping(each.get("last")).get("value"))
+        value = plain.number(plain.mapping(each.get("last")).get("value"))
         split = cell(each.get("split"))
         of_split = f" ({split})" if split not in ("", "train") else ""
         shown.append(f"{cell(each.get('name'), '?')}{of_split} {shown_number(value)}")
@@ -380,9 +372,8 @@ _NO_DRIVER = ("There is no NVIDIA driver", "The NVIDIA kernel driver is not load
 
 def _gpus(agent: Mapping[str, Any], columns: int | None) -> Iterator[Line | Table]:
     """The GPUs of one agent's node, and the agent's remarks on them."""
-    gpus = mappings(agent.get("gpus"))
-    told = agent.get("gpu_remarks")
-    remarks = [cell(each, "?") for each in told] if isinstance(told, list) else []
+    gpus = plain.list_of(dict, agent.get("gpus"))
+    remarks = [cell(each, "?") for each in plain.list_of(object, agent.get("gpu_remarks"))]
     if not gpus:
         remarks = [each for each in remarks if not each.startswith(_NO_DRIVER)]
     if not gpus and not remarks:
@@ -397,7 +388,7 @@ def _gpus(agent: Mapping[str, Any], columns: int | None) -> Iterator[Line | Tabl
 
 
 def _gpu_rows(gpus: Sequence[Mapping[str, Any]], columns: int | None, most: int) -> Iterator[Line]:
-    runs = {cell(mapping(each.get("labels")).get("run")) for each in gpus} - {""}
+    runs = {cell(plain.mapping(each.get("labels")).get("run")) for each in gpus} - {""}
     shown = gpus if len(gpus) <= most else gpus[: most - 1]
     head, *texts = _table([_gpu(each, len(runs) > 1) for each in shown], columns, _GPUS_GO)
     yield Line(head, "bold")
@@ -407,9 +398,8 @@ def _gpu_rows(gpus: Sequence[Mapping[str, Any]], columns: int | None, most: int)
 
 
 def _gpu(each: Mapping[str, Any], several_runs: bool) -> dict[str, str]:
-    busy, celsius = number(each.get("busy_ratio")), number(each.get("temperature_c"))
-    throttled = each.get("throttled")
-    reasons = throttled if isinstance(throttled, list) else ()
+    busy, celsius = plain.number(each.get("busy_ratio")), plain.number(each.get("temperature_c"))
+    reasons = plain.list_of(object, each.get("throttled"))
     row = {
         "gpu": cell(each.get("index"), "?"),
         "name": cell(each.get("name"), "?"),
@@ -425,7 +415,7 @@ def _gpu(each: Mapping[str, Any], several_runs: bool) -> dict[str, str]:
 
 def _gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
     """The rank that uses a GPU: `3`, `3 of run x` if there are several runs, `free` and so on."""
-    labels = mapping(gpu.get("labels"))
+    labels = plain.mapping(gpu.get("labels"))
     run = cell(labels.get("run"), "?")
     if rank := cell(labels.get("rank")):
         return f"{rank} of run {run}" if several_runs else rank
@@ -433,9 +423,9 @@ def _gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
         return f"shared by run {run}"
     # Other processes, or several runs at once. In a container the driver may tell of no process,
     # but of the memory that they hold.
-    used, limit = number(gpu.get("used_bytes")), number(gpu.get("limit_bytes"))
+    used, limit = plain.number(gpu.get("used_bytes")), plain.number(gpu.get("limit_bytes"))
     held = used is not None and limit is not None and used > _IDLE_SHARE * limit
-    if held or integer(gpu.get("processes")):
+    if held or plain.whole(gpu.get("processes")):
         return "others"
     # A process of another user is not seen on every vendor's boards, but its memory is.
     return "no rank" if used is None else "free"
@@ -445,7 +435,7 @@ def _share(part: Any, total: Any, unit: int, name: str, digits: int) -> str:
     """`60.0/80.0 GiB`, or as much of it as is known."""
     used, most = (
         "-" if value is None else f"{value / unit:.{digits}f}"
-        for value in (number(part), number(total))
+        for value in (plain.number(part), plain.number(total))
     )
     if used == most == "-":
         return "-"

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from otel_ddp import settings
+from otel_ddp import plain, settings
 from otel_ddp.agent.verdicts.answers import AskedProcess, ask
 from otel_ddp.cli.node import agent_page
 from otel_ddp.cli.options import add_directory_option, find_places
-from otel_ddp.cli.text import cell, mappings, print_answer, print_json
+from otel_ddp.cli.text import cell, print_answer, print_json
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
@@ -80,7 +80,7 @@ def _row(
         "state": "",
         "why": str(told.get("why") or ""),
         "advice": "",
-        "threads": mappings(told.get("threads")),
+        "threads": plain.list_of(dict, told.get("threads")),
         **more,
     }
 
@@ -112,7 +112,7 @@ def _of_other_nodes(
 
 
 def _told(answer: Mapping[str, Any], process: ProcessState) -> Mapping[str, Any]:
-    rows = mappings(answer.get("processes"))
+    rows = plain.list_of(dict, answer.get("processes"))
     return next((row for row in rows if row.get("rank") == process.rank), {"why": "no answer"})
 
 
@@ -128,7 +128,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         )
         for thread in each["threads"]:
             yield f"  thread {cell(thread.get('name'), '?')}"
-            for frame in mappings(thread.get("frames")):
+            for frame in plain.list_of(dict, thread.get("frames")):
                 at = f"{cell(frame.get('file'))}:{cell(frame.get('line'))}"
                 yield f"    {cell(frame.get('function'))} ({at})"
         yield from (f"  {cell(each[key])}" for key in ("why", "advice") if each[key])

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from otel_ddp import plain
 from otel_ddp.cli.options import find_places, history_directory
 from otel_ddp.history.directory import NotFound
 from otel_ddp.history.page import columns
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.page.runs import Runs
-from otel_ddp.history.reader import mapping
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.survey import of_run, survey
 from otel_ddp.vocabulary.words import ENDED_STATES
@@ -52,10 +52,9 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "name": each.get("name"),
                 "split": each.get("split") or "",
-                "last": mapping(each.get("last")).get("value"),
+                "last": plain.mapping(each.get("last")).get("value"),
             }
             for each in row["summary"]
-            if isinstance(each, Mapping)
         ],
         "verdicts": row["verdicts"],
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from otel_ddp import plain
 from otel_ddp.history.compare import blocks
 from otel_ddp.history.compare.blocks import Difference
 from otel_ddp.history.directory import NotFound, find_run, split_names
@@ -109,13 +110,13 @@ def _value(run: WholeRun, name: str, split: str, buckets: Sequence[Bucket]) -> V
     summary = next(own, {})
     direction = str(summary.get("direction") or "")
     point = summary.get(direction)
-    best = point.get("value") if isinstance(point, dict) else None
+    best = plain.number(plain.mapping(point).get("value"))
     newest = max(buckets, key=lambda each: each.last_ns, default=None)
     return Value(
         *(name, split, direction),
         {int(each.first): each.total / each.finite for each in buckets if each.finite},
         None if newest is None or newest.last is None else float(newest.last),
-        None if best is None else float(best),
+        best,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from otel_ddp import plain
 from otel_ddp.history import directory
 from otel_ddp.history.goodput import Price
 from otel_ddp.history.page.exchange import Refused
@@ -17,11 +18,8 @@ from otel_ddp.history.reader import (
     History,
     Unreadable,
     is_silent,
-    listed,
-    mapping,
     rank_order,
     state_of_nodes,
-    whole,
 )
 from otel_ddp.history.report import cost_words
 from otel_ddp.history.whole_run import WholeRun
@@ -123,9 +121,9 @@ def _signature(path: Path) -> tuple[int, ...]:
 
 def _row(history: History) -> dict[str, Any]:
     about, ranks = history.about, history.ranks
-    texts, environment = mapping(about.get("texts")), mapping(about.get("environment"))
+    texts, environment = (plain.mapping(about.get(key)) for key in ("texts", "environment"))
     worlds = (each.get("world_size") for each in (environment, *ranks.values()))
-    steps = [each.get("step") for each in ranks.values()]
+    steps = [plain.whole(each.get("step")) for each in ranks.values()]
     return {
         "group": str(about.get("group") or ""),
         "run": str(about.get("run") or history.path.stem),
@@ -139,10 +137,10 @@ def _row(history: History) -> dict[str, Any]:
         "name": texts.get("name"),
         "script": environment.get("script"),
         "state": history.state,
-        "step": max((step for step in steps if isinstance(step, int)), default=None),
-        "began_ns": whole(about.get("began_ns")),
-        "seen_ns": whole(about.get("seen_ns")),
-        "summary": listed(about.get("summary"))[:_MOST_SUMMARY_IN_LIST],
+        "step": max((step for step in steps if step is not None), default=None),
+        "began_ns": plain.whole(about.get("began_ns")) or 0,
+        "seen_ns": plain.whole(about.get("seen_ns")) or 0,
+        "summary": plain.list_of(dict, about.get("summary"))[:_MOST_SUMMARY_IN_LIST],
         "verdicts": [
             _told(each)
             for each in _worst_first(_of_last_attempt(history.verdicts(), about))[:_MOST_SENTENCES]
@@ -153,7 +151,7 @@ def _row(history: History) -> dict[str, Any]:
 def _told(verdict: Mapping[str, Any]) -> dict[str, Any]:
     """What a list needs of it."""
     keys = ("kind", "who", "phase", "sentence", "since_ns", "until_ns")
-    lost_s = mapping(verdict.get("evidence")).get("lost_s")
+    lost_s = plain.mapping(verdict.get("evidence")).get("lost_s")
     return {**{key: verdict.get(key) for key in keys}, "evidence": {"lost_s": lost_s}}
 
 
@@ -181,30 +179,32 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _worst_first(verdicts: Iterable[Any]) -> list[dict[str, Any]]:
+def _worst_first(verdicts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Verdicts, those that go on before those that are over; harmless ones come last."""
-    return sorted((dict(each) for each in verdicts if isinstance(each, Mapping)), key=_harm)
+    return sorted(verdicts, key=_harm)
 
 
-def _of_last_attempt(verdicts: Iterable[Any], about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _of_last_attempt(
+    verdicts: Iterable[dict[str, Any]], about: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Without those that a restart has ended: why earlier attempts ended is told with these."""
-    attempts = listed(about.get("attempts"))
-    began_ns = whole(mapping(attempts[-1]).get("began_ns")) if len(attempts) > 1 else 0
+    _, *later = plain.list_of(dict, about.get("attempts")) or [{}]
+    began_ns = plain.whole(later[-1].get("began_ns")) or 0 if later else 0
     return [
         each
-        for each in map(mapping, verdicts)
-        if each.get("until_ns") is None or whole(each.get("since_ns")) >= began_ns
+        for each in verdicts
+        if each.get("until_ns") is None or (plain.whole(each.get("since_ns")) or 0) >= began_ns
     ]
 
 
 def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
-    kind, lost_s = verdict.get("kind"), mapping(verdict.get("evidence")).get("lost_s")
+    kind, lost_s = verdict.get("kind"), plain.mapping(verdict.get("evidence")).get("lost_s")
     return (
         kind in HARMLESS_VERDICTS,
         verdict.get("until_ns") is not None,
         VERDICTS.index(kind) if kind in VERDICTS else len(VERDICTS),
-        -lost_s if isinstance(lost_s, (int, float)) else 0.0,
-        -whole(verdict.get("since_ns")),
+        -(plain.number(lost_s) or 0.0),
+        -(plain.whole(verdict.get("since_ns")) or 0),
     )
 
 
@@ -214,11 +214,11 @@ def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
 def head(run: WholeRun, live: Live, private: bool, price: Price | None) -> dict[str, Any]:
     """State, ranks, what its time went to, verdicts, gaps, configuration."""
     about, of_run, state = run.about, (run.group, run.name), run.state
-    seen_ns = whole(about.get("seen_ns"))
+    seen_ns = plain.whole(about.get("seen_ns")) or 0
     ranks = {**run.ranks}
     for process in live.get("processes", ()):
         key = process.rank_key(str(about.get("job_type") or ""))
-        before = whole(mapping(ranks.get(key)).get("started_ns"))
+        before = plain.whole(plain.mapping(ranks.get(key)).get("started_ns")) or 0
         if process.of_run == of_run and process.started_ns >= before:
             ranks[key] = process.to_json()
     shown = _PRIVATE_RANK if private else _PUBLIC_RANK
@@ -231,7 +231,7 @@ def head(run: WholeRun, live: Live, private: bool, price: Price | None) -> dict[
         "nodes": run.nodes,
         "state": state,
         "silent": is_silent(state, seen_ns),
-        "began_ns": whole(about.get("began_ns")),
+        "began_ns": plain.whole(about.get("began_ns")) or 0,
         "seen_ns": seen_ns,
         "ranks": [
             {key: each[key] for key in shown if key in each} | {"rank": rank}
@@ -245,8 +245,7 @@ def head(run: WholeRun, live: Live, private: bool, price: Price | None) -> dict[
         "gaps": [
             {"node": node, **gap}
             for node, history in zip(run.nodes, run.histories, strict=True)
-            for gap in listed(history.about.get("gaps"))
-            if isinstance(gap, Mapping)
+            for gap in plain.list_of(dict, history.about.get("gaps"))
         ],
         "summary": run.summary[:_MOST_SUMMARY],
         "agent": bool(live),
@@ -254,7 +253,7 @@ def head(run: WholeRun, live: Live, private: bool, price: Price | None) -> dict[
     }
     if private:
         for key in ("config", "texts", "environment"):
-            found[key] = mapping(about.get(key))
+            found[key] = plain.mapping(about.get(key))
         found["telemetry"] = cost_words(run.cost)
         found["look"] = run.look
         found["insufficient"] = [
@@ -278,5 +277,4 @@ def verdicts(found: Iterable[Any], private: bool) -> list[dict[str, Any]]:
         {key: each[key] for key in shown if key in each}
         | {"harmless": each.get("kind") in HARMLESS_VERDICTS}
         for each in found
-        if isinstance(each, Mapping)
     ]

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from otel_ddp import plain
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.gpu.driver import Device
 from otel_ddp.agent.node.gpu.polling import DeviceSample
@@ -132,12 +133,10 @@ def _address(pci: str) -> str:
 
 def _declared(rank: Rank) -> list[tuple[str, str]]:
     """The UUIDs and PCI addresses that its process has written down."""
-    boards = rank.facts.get("boards")
-    listed = [each for each in boards if isinstance(each, dict)] if isinstance(boards, list) else []
     return [
-        (each["uuid"], pci if isinstance(pci := each.get("pci"), str) else "")
-        for each in listed
-        if isinstance(each.get("uuid"), str)
+        (uuid, plain.text(each.get("pci")))
+        for each in plain.list_of(dict, rank.facts.get("boards"))
+        if (uuid := plain.text(each.get("uuid")))
     ]
 
 

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import files
+from otel_ddp import files, plain
 from otel_ddp.cli.node.profile.choice import Candidate
-from otel_ddp.cli.text import cell, integer
+from otel_ddp.cli.text import cell
 from otel_ddp.journal.layout import ASK_SUFFIX, PROFILE_SUFFIX
 
 _LARGEST_ANSWER = 64 * 1024
@@ -55,10 +55,10 @@ class Window:
         answer = files.read_mapping(self.rank.journal.with_suffix(PROFILE_SUFFIX), _LARGEST_ANSWER)
         state = answer.get("state")
         if not self._is_over and answer.get("number") == self._number:
-            self.state = state if isinstance(state, str) else "failed"
+            self.state = plain.text(state) or "failed"
             self.why = cell(answer.get("why"))
-            self.steps = integer(answer.get("steps")) or 0
-            self.first_step = integer(answer.get("first_step"))
+            self.steps = plain.whole(answer.get("steps")) or 0
+            self.first_step = plain.whole(answer.get("first_step"))
         elif self.state == "waiting" and state == "recording":
             self.refuse("another profile of this rank is under way")
         if files.lock_holder(self.rank.journal) is None:
