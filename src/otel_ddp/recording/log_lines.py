@@ -7,7 +7,8 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from functools import cache
 from typing import Any, NamedTuple
 
 from otel_ddp import errors
@@ -27,8 +28,6 @@ _BYTES_A_SECOND = 16 * 1024
 _SHARE_OF_RING = 0.25
 # Of that, what is kept for errors.
 _FOR_ERRORS = 0.25
-# How often a line looks for loggers that came since: a program may have thousands of them.
-LOOK_EVERY_S = 3.0
 
 _OURS = ("otel_ddp", "opentelemetry")
 _LIBRARIES = tuple(
@@ -46,7 +45,15 @@ class Choice(NamedTuple):
 
     level: int
     others: int
-    loggers: tuple[logging.Logger, ...]
+    loggers: tuple[str, ...]
+
+    def is_of(self, name: str) -> bool:
+        """Whether the lines of a logger of this name are asked for."""
+        if name.partition(".")[0] in _OURS:
+            return False
+        if not self.loggers:
+            return _is_of_program(name.partition(".")[0])
+        return any(each == "root" or f"{name}.".startswith(f"{each}.") for each in self.loggers)
 
 
 def chosen(level: Any, others: Any, logger: Any) -> Choice:
@@ -64,7 +71,7 @@ def chosen(level: Any, others: Any, logger: Any) -> Choice:
     found = [logging.getLogger(e.strip()) if isinstance(e, str) else e for e in several]
     if not all(isinstance(each, logging.Logger) for each in found):
         raise ConfigError(f"logger must be a logger, its name, or several; got {logger!r}.")
-    return Choice(numbers[0], numbers[1], tuple(found))
+    return Choice(numbers[0], numbers[1], tuple(each.name for each in found))
 
 
 def asked(words: str) -> Choice:
@@ -77,38 +84,47 @@ def asked(words: str) -> Choice:
 # -- the loggers of the program, and those of libraries
 
 
-def _is_ours(name: str) -> bool:
-    """Whether a logger is ours or OpenTelemetry's, whose lines must not come back to us."""
-    return name.partition(".")[0] in _OURS
-
-
-def _own() -> Iterator[logging.Logger]:
-    """The uppermost loggers of the program: `__main__`, and those of its modules and words."""
-    for name, logger in list(logging.root.manager.loggerDict.items()):
-        if not isinstance(logger, logging.Logger) or _is_ours(name):
-            continue
-        if logger.parent is logging.root and not _is_library(name.partition(".")[0]):
-            yield logger
-
-
-def _is_library(name: str) -> bool:
-    """Whether a module of this name was installed, or belongs to Python."""
+@cache
+def _is_of_program(name: str) -> bool:
+    """Whether a logger is the program's: named like no module that was installed."""
     if name == "__main__":
-        return False
-    if name in sys.stdlib_module_names:
         return True
+    if name == "root" or name in sys.stdlib_module_names:
+        return False
     module = sys.modules.get(name)
     # A package without a file of its own is a folder in several places.
     paths = [getattr(module, "__file__", None), *(getattr(module, "__path__", None) or ())]
-    return any(
+    return not any(
         path.startswith(_LIBRARIES) or "site-packages" in path or "dist-packages" in path
         for path in paths
         if isinstance(path, str)
     )
 
 
-def _depth(logger: logging.Logger) -> int:
-    return 0 if logger is logging.root else 1 + logger.name.count(".")
+# -- where lines are heard
+
+# What every line of every logger comes through once its logger has let it pass, on its way to the
+# handlers. No handler of ours is on any logger: so `basicConfig` works as ever, Python prints what
+# has no handler, and a configuration that takes all handlers away takes nothing of ours.
+_logger: Any = logging.Logger
+_call_handlers, _is_in_place = _logger.callHandlers, False
+_listening: tuple[LogLines, ...] = ()
+
+
+def _heard(logger: logging.Logger, record: logging.LogRecord) -> None:
+    _call_handlers(logger, record)
+    for each in _listening:
+        each.hear(record)
+
+
+def _listen(to: tuple[LogLines, ...]) -> None:
+    global _listening, _call_handlers, _is_in_place
+    _listening = to
+    if to and not _is_in_place:
+        _call_handlers, _logger.callHandlers, _is_in_place = _logger.callHandlers, _heard, True
+    # Another one may have taken our place, and calls us.
+    elif not to and _logger.callHandlers is _heard:
+        _logger.callHandlers, _is_in_place = _call_handlers, False
 
 
 # -- what is recorded
@@ -134,121 +150,50 @@ class _Rate:
         self._room_bytes -= max(_LEAST_BYTES, size_bytes)
 
 
-class LogHandler(logging.Handler):
+class LogLines:
     """One a run. It never waits, never raises, and has no lock of its own."""
 
     def __init__(self, recorder: Recorder, choice: Choice, is_rank_0: Callable[[], bool]) -> None:
-        # As low as Python's last resort, which it stands in for.
-        super().__init__(min(choice.level, choice.others, logging.WARNING))
         self._recorder = recorder
         self._choice = choice
         self._is_rank_0 = is_rank_0
         self._here = threading.local()
         self._rate = _Rate(recorder.writer.ring_bytes * _SHARE_OF_RING)
-        self._attached: list[logging.Logger] = []
-        self._waits_for_root = self._started = False
-        # How many loggers there were when it looked for them, and when it did.
-        self._seen, self._looked_at = -1, -LOOK_EVERY_S
+        self._checked = False
+        _listen((*_listening, self))
 
-    # -- where it listens
+    def close(self) -> None:
+        """Hear no more."""
+        _listen(tuple(each for each in _listening if each is not self))
 
-    def attach(self, *, started: bool) -> None:
-        """Listen where it is to listen; called again, to the loggers that came since.
-
-        *started*: the program has set up what it needs. Before that a root logger without handlers
-        is left alone: with one of ours `logging.basicConfig` would do nothing.
-        """
-        self._looked_at = time.monotonic()
-        known = len(logging.root.manager.loggerDict)
-        is_first = started and not self._started
-        # `basicConfig(force=True)` and `dictConfig` take handlers away.
-        in_place = all(self in logger.handlers for logger in self._attached)
-        if in_place and known == self._seen and not (self._waits_for_root or is_first):
+    def check_levels(self) -> None:
+        """Say once, on rank 0, if no line of the asked level can come."""
+        if self._checked or not self._is_rank_0():
             return
-        self._seen = known
-        self._started |= started
-        wanted = self._choice.loggers or list(_own())
-        self._waits_for_root = logging.root in wanted and not (started or logging.root.handlers)
-        # The upper ones first: what they hear, those below them need not tell again.
-        for logger in sorted(wanted, key=_depth):
-            waits = logger is logging.root and self._waits_for_root
-            if not waits and not self._hears(logger):
-                logger.addHandler(self)
-                if logger not in self._attached:
-                    self._attached.append(logger)
-        if is_first and self._is_rank_0():
-            self._check_levels()
-
-    def _hears(self, logger: logging.Logger | None) -> bool:
-        while logger is not None:
-            if self in logger.handlers:
-                return True
-            logger = logger.parent if logger.propagate else None
-        return False
-
-    def _check_levels(self) -> None:
-        """Says once if no line of the asked level can come."""
-        if not self._attached:
+        self._checked = True
+        known = [
+            e for e in logging.root.manager.loggerDict.values() if isinstance(e, logging.Logger)
+        ]
+        asked = [*map(logging.getLogger, self._choice.loggers)] or [
+            each for each in known if self._choice.is_of(each.name)
+        ]
+        level = self._choice.level
+        if all(each.getEffectiveLevel() > level for each in asked):
+            name = logging.getLevelName(level)
             errors.warn_once(
                 "log levels",
-                "Log lines are asked for, and this program has no logger of its own: "
-                "OTEL_DDP_LOGS=info,root hears every logger.",
-            )
-            return
-        lowest = min(each.getEffectiveLevel() for each in self._attached)
-        if lowest > self._choice.level:
-            level, made = map(logging.getLevelName, (self._choice.level, lowest))
-            errors.warn_once(
-                "log levels",
-                "Log lines are asked for from %s on, and the loggers of this program make them "
-                'from %s on: logging.basicConfig(level="%s") makes the others.',
-                *(level, made, level),
+                "Log lines are asked for from %s on, and no logger of this program makes them: "
+                'logging.basicConfig(level="%s") lets them, OTEL_DDP_LOGS=%s,root hears every '
+                "logger.",
+                *(name, name, name.lower()),
             )
 
-    def detach(self) -> None:
-        """Listen no more."""
-        for logger in self._attached:
-            logger.removeHandler(self)
-        self._attached.clear()
-
-    # -- without a lock: one of ours around the journal's could wait for it the other way round
-
-    def createLock(self) -> None:
-        """Python's handlers have a lock; this one needs none."""
-        self.lock = None
-
-    def _at_fork_reinit(self) -> None:
-        pass
-
-    @errors.contained(default=False)
-    def handle(self, record: logging.LogRecord) -> bool:
-        """Record one line; without the lock that other handlers take."""
-        if _is_ours(record.name) or not self.filter(record):
-            return False
-        self._last_resort(record)
-        if time.monotonic() - self._looked_at >= LOOK_EVERY_S:
-            self.attach(started=False)
-        if record.levelno < (self._choice.level if self._is_rank_0() else self._choice.others):
-            return False
-        self.emit(record)
-        return True
-
-    def _last_resort(self, record: logging.LogRecord) -> None:
-        """Python prints warnings of loggers without any handler: it must not miss them for us."""
-        last, logger = logging.lastResort, logging.getLogger(record.name)
-        if last is None or record.levelno < last.level:
+    @errors.contained()
+    def hear(self, record: logging.LogRecord) -> None:
+        """Write one line into the journal, if it was asked for and there is room for it."""
+        least = self._choice.level if self._is_rank_0() else self._choice.others
+        if record.levelno < least or not self._choice.is_of(record.name):
             return
-        found: logging.Logger | None = logger
-        while found is not None:
-            if any(each is not self for each in found.handlers):
-                return
-            found = found.parent if found.propagate else None
-        last.handle(record)
-
-    # -- what it writes
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one line into the journal, if there is room for it."""
         if getattr(self._here, "busy", False):
             # The text of what is logged logs by itself, or a signal handler logs in between.
             self._recorder.totals.count(catalog.OTEL_DDP_VALUES_REFUSED, why="reentered")
@@ -279,8 +224,7 @@ class LogHandler(logging.Handler):
             return log_records.from_line(record)
         except errors.ANY_ERROR:
             errors.reraise_foreign()
-            # As every handler does: prints, if `logging.raiseExceptions` is set, and goes on.
-            self.handleError(record)
+            # The program's own handlers report it.
             bare = errors.attempt(lambda: str(record.msg), type(record.msg).__name__)
             plain = logging.makeLogRecord({**vars(record), "args": (), "msg": bare})
             return log_records.from_line(plain)

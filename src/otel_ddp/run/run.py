@@ -20,7 +20,7 @@ from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import layout, place
 from otel_ddp.recording import agent_start, log_lines, log_records, values
-from otel_ddp.recording.log_lines import LogHandler
+from otel_ddp.recording.log_lines import LogLines
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.spans import (
@@ -68,14 +68,14 @@ class Records:
         self.place = where
         self.exported = exported
         """None: the rank is not known yet."""
-        self.log_lines: LogHandler | None = None
+        self.log_lines: LogLines | None = None
         self.where_to_look = WhereToLook()
 
     def unhook_logs(self) -> None:
         """Record no log lines from here on."""
         hooked, self.log_lines = self.log_lines, None
         if hooked is not None:
-            hooked.detach()
+            hooked.close()
 
 
 class Run:
@@ -134,9 +134,7 @@ class Run:
         self._log_by_run()
         if records is not None:
             records.recorder.disown(partial(Run.log, self))
-            if records.log_lines is not None:
-                # Not its end: that would wait for the parent's lock.
-                records.log_lines.detach()
+            records.unhook_logs()
         self._ending, self._lead = Ending(), LeadSearch()
         self._opened, self._settled = not joinable, not joinable
         return joinable
@@ -296,8 +294,8 @@ class Run:
         """Asks the process group what it may know by now, and finds loggers that have come."""
         if not self._settled or self.identity.may_have_others:
             self._settle(records)
-        if records.log_lines is not None:
-            records.log_lines.attach(started=records.recorder.steps.have_begun)
+        if records.log_lines is not None and records.recorder.steps.have_begun:
+            records.log_lines.check_levels()
         is_due = self._lead.is_due(has_synced=records.recorder.steps.have_ended)
         if is_due and self.identity.may_have_other_nodes:
             self._ask_group(self.identity)
@@ -562,8 +560,7 @@ class Run:
         if (records := self._records) is not None:
             records.unhook_logs()
             recorder = records.recorder
-            records.log_lines = LogHandler(recorder, choice, lambda: self.identity.global_rank == 0)
-            records.log_lines.attach(started=recorder.steps.have_begun)
+            records.log_lines = LogLines(recorder, choice, lambda: self.identity.global_rank == 0)
 
     @errors.contained()
     def ended_by(self, error: BaseException) -> None:
