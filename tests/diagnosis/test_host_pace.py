@@ -8,7 +8,6 @@ import pytest
 
 from make import labels_of, step_facts
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.straggler.host_pace import HostNeed, HostPace, LaunchNeed
 
 MS = 1_000_000
@@ -123,8 +122,8 @@ def late_ms(loads_ms: Sequence[float], slower_ms: float = 0) -> list[float]:
             )
             facts.append(each)
             pace.begin(labels, [each])
-        adjusted = pace.adjusted(Row(number, tuple(facts)))
-    return [each.work_ns / MS - 90 for each in adjusted.facts]
+        adjusted = pace.adjusted(facts)
+    return [each.work_ns / MS - 90 for each in adjusted]
 
 
 @pytest.mark.parametrize(("load_ms", "late"), [(80, 27), (72, 27), (60, 15), (46, 1), (30, 0)])

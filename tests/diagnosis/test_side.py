@@ -6,9 +6,9 @@ import pytest
 
 from make import labels_of, step_facts
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.units import ranks_of
+from otel_ddp.diagnosis.straggler.window import Compared, works_ns
 from otel_ddp.vocabulary.words import WORK_PHASES
 
 MS = 1_000_000
@@ -35,6 +35,11 @@ USUAL = step(4, 32)
 RANKS = ranks_of([labels_of(rank) for rank in range(3)])
 
 
+def table_of(*ranks: StepFacts) -> PhaseTable:
+    """Of five such steps of three ranks."""
+    return PhaseTable([Compared.of(1, ranks, works_ns(ranks, ()), 1, 0.0)] * 5, RANKS, ())
+
+
 @pytest.mark.parametrize(
     ("late", "side"),
     [
@@ -52,7 +57,7 @@ RANKS = ranks_of([labels_of(rank) for rank in range(3)])
     ],
 )
 def test_the_side_of_a_rank_that_is_late_in_forward(late: StepFacts, side: str) -> None:
-    table = PhaseTable([Row(1, (USUAL, late, USUAL))] * 5, RANKS, ())
+    table = table_of(USUAL, late, USUAL)
 
     assert table.side(1, "forward") == side
 
@@ -66,16 +71,16 @@ def test_a_host_that_is_late_by_a_third_of_it_is_the_side_where_its_queue_is_nea
     behind_ms: float, side: str
 ) -> None:
     others, late = step(52, 27, behind_ms=390), step(60, 50, behind_ms=behind_ms)
-    table = PhaseTable([Row(1, (others, late, others))] * 5, RANKS, ())
+    table = table_of(others, late, others)
 
     assert table.side(1, "forward") == side
 
 
-def asking(device_ms: float, waits_ms: float = 40) -> Row:
+def asking(device_ms: float, waits_ms: float = 40) -> PhaseTable:
     """The host of rank 1 alone waits for its device before, and then launches for 4 ms."""
     others = step(4, 32, behind_ms=300)
     late = step(4, device_ms, behind_ms=waits_ms, waits_ms=waits_ms)
-    return Row(1, (others, late, others))
+    return table_of(others, late, others)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +91,7 @@ def asking(device_ms: float, waits_ms: float = 40) -> Row:
 def test_a_host_that_waits_for_its_device_alone_is_the_side_as_far_as_it_explains_it(
     device_ms: float, side: str
 ) -> None:
-    table = PhaseTable([asking(device_ms)] * 5, RANKS, ())
+    table = asking(device_ms)
 
     assert table.waits_alone(1, "forward")
     assert table.side(1, "forward") == side
@@ -96,14 +101,14 @@ def test_a_host_that_waits_for_its_device_alone_is_the_side_as_far_as_it_explain
 
 
 def test_a_host_that_never_has_much_in_line_does_not_wait_for_its_device() -> None:
-    table = PhaseTable([asking(35, waits_ms=0)] * 5, RANKS, ())
+    table = asking(35, waits_ms=0)
 
     assert not table.waits_alone(1, "forward")
 
 
 def test_hosts_that_all_wait_for_their_devices_do_not_explain_one_that_is_late() -> None:
     usual, late = (step(4, ms, behind_ms=40, waits_ms=40) for ms in (32, 35))
-    table = PhaseTable([Row(1, (usual, late, usual))] * 5, RANKS, ())
+    table = table_of(usual, late, usual)
 
     assert not table.waits_alone(1, "forward")
     assert table.side(1, "forward") == "device"
@@ -111,13 +116,13 @@ def test_hosts_that_all_wait_for_their_devices_do_not_explain_one_that_is_late()
 
 def test_a_loader_that_moves_its_batches_to_the_device_is_the_hosts_side() -> None:
     usual, late = step(3, 8, phase="data"), step(33, 42, phase="data")
-    table = PhaseTable([Row(1, (usual, late, usual))] * 5, RANKS, ())
+    table = table_of(usual, late, usual)
 
     assert table.side(1, "data") == "host"
 
 
 def test_a_copy_that_takes_longer_is_the_devices_side() -> None:
     usual, late = step(3, 8, phase="data"), step(3, 38, phase="data")
-    table = PhaseTable([Row(1, (usual, late, usual))] * 5, RANKS, ())
+    table = table_of(usual, late, usual)
 
     assert table.side(1, "data") == "device"

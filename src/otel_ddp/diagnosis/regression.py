@@ -38,8 +38,11 @@ class Regression:
 
     def __init__(self, labels: Labels) -> None:
         self._who = labels
-        self._steps: list[Sequence[StepFacts]] = []
+        # Of the block that is not full yet: how long steps took, what there was to do in each, and
+        # the medians of waits and phases in every _THINNED one.
         self._steps_ns: list[float] = []
+        self._amounts: list[int] = []
+        self._medians_ns: list[list[float]] = []
         self._first: list[_Block] = []
         self._usual: dict[str, float] = {}
         self._last_ns = 0
@@ -57,17 +60,18 @@ class Regression:
         *steps_ns*: how long it took, and those before it that were not measured.
         """
         if explained:
-            self._steps.clear()
-            self._steps_ns.clear()
+            self._begin_block()
             self._slow.clear()
             return []
-        self._steps.append(ranks)
+        if len(self._amounts) % _THINNED == 0:
+            columns = zip(*[(each.wait_ns, *each.phases_ns) for each in ranks], strict=True)
+            self._medians_ns.append(list(map(median, columns)))
+        self._amounts.append(sum([each.work for each in ranks]))
         self._steps_ns.extend(steps_ns)
-        if len(self._steps) < _BLOCK:
+        if len(self._amounts) < _BLOCK:
             return []
-        block = _block(self._steps, median(self._steps_ns))
-        self._steps.clear()
-        self._steps_ns.clear()
+        block = self._block(max([each.ended_ns for each in ranks]))
+        self._begin_block()
         if self._usual:
             return self._judge(block)
         self._first.append(block)
@@ -77,6 +81,17 @@ class Regression:
             }
             self._last_ns = block.ended_ns
         return []
+
+    def _begin_block(self) -> None:
+        self._steps_ns.clear()
+        self._amounts.clear()
+        self._medians_ns.clear()
+
+    def _block(self, ended_ns: int) -> _Block:
+        typical_s = [median(each) / 1e9 for each in zip(*self._medians_ns, strict=True)]
+        parts = dict(zip(("comm_wait", *WORK_PHASES), typical_s, strict=True))
+        amount, step_s = median(self._amounts), median(self._steps_ns) / 1e9
+        return _Block(ended_ns, {"step": step_s, "amount": amount, **parts})
 
     def _judge(self, block: _Block) -> list[Change]:
         usual = self._usual
@@ -156,19 +171,3 @@ class Regression:
         """The run has no ranks on this node any more."""
         verdict, self._open, self._recovered = self._open, None, 0
         return [Change(verdict, False)] if verdict else []
-
-
-def _block(steps: Sequence[Sequence[StepFacts]], step_ns: float) -> _Block:
-    some = steps[::_THINNED]
-    waits_ns = [median([each.wait_ns for each in ranks]) for ranks in some]
-    phases_ns = [
-        map(median, zip(*[each.phases_ns for each in ranks], strict=True)) for ranks in some
-    ]
-    parts = {
-        "step": step_ns / 1e9,
-        "comm_wait": median(waits_ns) / 1e9,
-        "amount": median([sum([each.work for each in ranks]) for ranks in steps]),
-    }
-    for word, column in zip(WORK_PHASES, zip(*phases_ns, strict=True), strict=True):
-        parts[word] = median(column) / 1e9
-    return _Block(max(each.ended_ns for each in steps[-1]), parts)

@@ -22,8 +22,6 @@ class Row(NamedTuple):
     facts: Sequence[StepFacts]
     first: bool = False
     """It holds one of the first steps of a process: those are like no others."""
-    steps: int = 1
-    """How many steps it stands for: itself, and those before it that were not measured."""
 
 
 class _Rank:

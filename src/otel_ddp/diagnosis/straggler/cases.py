@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from otel_ddp.diagnosis.detector import RankState
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler import limits, rule
-from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.straggler.excess_history import (
     ExcessHistory,
     LostTime,
@@ -22,6 +21,7 @@ from otel_ddp.diagnosis.straggler.excess_history import (
 from otel_ddp.diagnosis.straggler.finding import Finding
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.units import nodes_of, ranks_of
+from otel_ddp.diagnosis.straggler.window import Compared, Window
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import WORK_PHASES, Kind
 
@@ -52,7 +52,7 @@ class _Late(NamedTuple):
 
     def is_late(self, steps: int, least: float) -> bool:
         """Whether it was, in the last steps, by this share of them."""
-        return self.excess_s(steps) >= least * self.history.step_s(steps)
+        return self.excess_s(steps) >= least * self.history.window.step_s(steps)
 
 
 class _Case:
@@ -133,10 +133,10 @@ class Cases:
         """*compute_apart*: a late forward can be told from a late backward."""
         self._hint = hint
         self._compute_apart = compute_apart
-        self.ranks = ExcessHistory()
+        self.window = Window()
+        self.ranks = ExcessHistory(self.window)
         # Without units where there is nothing to say of nodes.
-        self._nodes = ExcessHistory()
-        self._left_out: tuple[int, ...] = ()
+        self._nodes = ExcessHistory(self.window)
         self._open: dict[Labels, _Case] = {}
         # Late ranks that wait for a verdict on their node: since how many steps.
         self._waiting: dict[Labels, int] = {}
@@ -151,9 +151,9 @@ class Cases:
 
     def start_again(self, ranks: Sequence[Labels], left_out: tuple[int, ...]) -> None:
         """From now on these ranks are compared, without the phases that are left out."""
-        self._left_out = left_out
-        self.ranks.start_again(ranks_of(ranks), left_out)
-        self._nodes.start_again(nodes_of(ranks), left_out)
+        self.window = Window(left_out)
+        self.ranks = ExcessHistory(self.window, ranks_of(ranks))
+        self._nodes = ExcessHistory(self.window, nodes_of(ranks))
         self._waiting.clear()
         self._steps_since_look, self._ns_since_look = 0, 0.0
         compared = {unit.labels for unit in (*self.ranks.units, *self._nodes.units)}
@@ -162,22 +162,23 @@ class Cases:
 
     def feed(
         self,
-        row: Row,
+        step: Compared,
         works_ns: Sequence[int],
-        step_ns: float,
         states: Mapping[Labels, RankState],
         world_size: int,
     ) -> list[float]:
         """One step of all ranks; the excess of each.
 
-        *world_size*: how many ranks of the whole job wait for each other.
+        *works_ns*: what is usual, for a rank that did something unusual. *world_size*: how many
+        ranks of the whole job wait for each other.
         """
         self._states, self._world_size = states, world_size
-        excesses_ns = self.ranks.append(row, works_ns, step_ns)
+        self.window.append(step)
+        excesses_ns = self.ranks.append(works_ns, step.step_ns)
         if self._nodes.units:
-            self._nodes.append(row, works_ns, step_ns)
+            self._nodes.append(works_ns, step.step_ns)
         self._steps_since_look += 1
-        self._ns_since_look += row.steps * step_ns
+        self._ns_since_look += step.steps * step.step_ns
         if self._is_time_to_look:
             self._judge()
             self._steps_since_look, self._ns_since_look = 0, 0.0
@@ -198,14 +199,15 @@ class Cases:
         """The open verdicts with the figures of the last check that found them."""
         return [case.verdict for case in self._open.values()]
 
-    def table(self, history: ExcessHistory, rows: Sequence[Row]) -> PhaseTable:
+    def table(self, history: ExcessHistory, steps: Sequence[Compared]) -> PhaseTable:
         """What the units of a history needed in these steps."""
-        return PhaseTable(rows, history.units, self._left_out, compute_apart=self._compute_apart)
+        left_out = self.window.left_out
+        return PhaseTable(steps, history.units, left_out, compute_apart=self._compute_apart)
 
     # -- who is late
 
     def _judge(self) -> None:
-        look = _Look(lambda history, length: self.table(history, history.rows(length)))
+        look = _Look(lambda history, length: self.table(history, self.window.last(length)))
         opening = self._late_nodes(look)
         opening += self._late_ranks(look, opening)
         # The cost of each one depends on the other late ones: from here on all are known.
@@ -228,7 +230,7 @@ class Cases:
             case = self._open.get(unit.labels)
             if case is not None:
                 if rule.is_over(nodes, i, case.length) or rule.is_alike_no_more(nodes, i):
-                    self._end(unit.labels, nodes, case.length)
+                    self._end(unit.labels, case.length)
             elif len(unit.members) > 1:
                 length = rule.late_over(nodes, i, lambda length: look.table(nodes, length))
                 if length is not None:
@@ -259,7 +261,7 @@ class Cases:
                 self.close(unit.labels)
             elif case is not None:
                 if rule.is_over(ranks, i, case.length):
-                    self._end(unit.labels, ranks, case.length)
+                    self._end(unit.labels, case.length)
             elif (length := rule.late_over(ranks, i, table)) is not None:
                 waited = self._waiting.get(unit.labels, 0)
                 may_be_its_node = node and rule.may_be_its_node(self._nodes, node[i], length)
@@ -270,10 +272,9 @@ class Cases:
         self._waiting = waiting
         return found
 
-    def _end(self, labels: Labels, history: ExcessHistory, length: int) -> None:
+    def _end(self, labels: Labels, length: int) -> None:
         """It was late no more when the steps began that show it."""
-        oldest = history.rows(length)[0]
-        self.close(labels, max(each.ended_ns for each in oldest.facts))
+        self.close(labels, self.window.last(length)[0].last_ended_ns)
 
     # -- the verdicts on them
 
@@ -283,7 +284,7 @@ class Cases:
 
     def _charge(self, late: _Late, wait_s: float, steps: int, before: int = 0) -> float:
         """For so many of the last steps, but for those *before* was charged for."""
-        many = late.history.stand_for(steps) - late.history.stand_for(before)
+        many = self.window.stand_for(steps) - self.window.stand_for(before)
         ranks = [self.ranks.units[i].labels for i in late.members]
         return self.lost_time.charge(ranks, wait_s, many, self._others(late))
 
@@ -301,7 +302,7 @@ class Cases:
         steps = min(self._steps_since_look, length)
         lost_s = self._charge(late, part(labels, opening_s) * left_s, length, steps)
         lost_s += self._charge(late, share_s(labels, late_s), steps)
-        case.add(length, late.excess_s(), late.history.step_s(length), lost_s)
+        case.add(length, late.excess_s(), self.window.step_s(length), lost_s)
         case.verdict = case.with_cost()
         self._open[labels] = case
         self._changes.append(Change(case.verdict, True))
@@ -314,7 +315,7 @@ class Cases:
         if steps and late.is_late(steps, limits.EXCESS_OVER):
             wait_s = share_s(late.labels, look.excesses_s(steps))
             lost_s = self._charge(late, wait_s, steps)
-            case.add(steps, late.excess_s(steps), late.history.step_s(steps), lost_s)
+            case.add(steps, late.excess_s(steps), self.window.step_s(steps), lost_s)
         case.steps_since_check += self._steps_since_look
         if case.steps_since_check < limits.CHECK_EVERY or len(late.history) < case.length:
             return
@@ -349,11 +350,8 @@ class Cases:
     def _verdict(self, late: _Late, look: _Look, reading: tuple[Kind, str]) -> Verdict:
         history, i, length = late
         kind, phase = reading
-        table, step_s, others = (
-            look.table(history, length),
-            history.step_s(length),
-            self._others(late),
-        )
+        table, others = look.table(history, length), self._others(late)
+        step_s, steps = self.window.step_s(length), self.window.last(length)
         ranks = [self.ranks.units[at].labels for at in late.members]
         excess_by_rank: dict[Labels, float] = {}
         if len(ranks) > 1:
@@ -371,11 +369,11 @@ class Cases:
             excess_by_phase=table.excess_by_phase(i),
             more_to_do=table.more_to_do(i),
             steps=length,
-            one_of=history.one_of(length),
+            one_of=self.window.one_of(length),
             share_above=history.share_above(i, length),
             lost_per_s=share_s(late.labels, look.excesses_s(length)) / step_s * others,
             others=others,
-            not_compared=[WORK_PHASES[at] for at in self._left_out],
+            not_compared=[WORK_PHASES[at] for at in self.window.left_out],
             side=table.side(i, phase),
             waits_for_device=table.waits_alone(i, phase),
             step_without_s=look.step_without_s(length),
@@ -385,11 +383,10 @@ class Cases:
         evidence = finding.evidence()
         states = [self._states[labels] for labels in ranks]
         advice, more = self._hint(states, phase, evidence) if self._hint else ("", {})
-        rows = history.rows(length)
-        since_ns = min(each.ended_ns for each in rows[0].facts)
         sentence = finding.sentence(advice if kind == "straggler" else "")
         evidence = {**evidence, **more}
-        return Verdict(kind, late.labels, phase, sentence, evidence, rows[-1].number, since_ns)
+        step, since_ns = steps[-1].number, steps[0].first_ended_ns
+        return Verdict(kind, late.labels, phase, sentence, evidence, step, since_ns)
 
     def close(self, labels: Labels, until_ns: int = 0) -> None:
         """The verdict on this rank or node is over, if there is one."""

@@ -17,17 +17,17 @@ from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits, rule
 from otel_ddp.diagnosis.straggler.alignment import Alignment, Row
 from otel_ddp.diagnosis.straggler.cases import Cases, Hint
-from otel_ddp.diagnosis.straggler.excess_history import LostTime, works_ns
+from otel_ddp.diagnosis.straggler.excess_history import LostTime
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.straggler.host_pace import HostPace
-from otel_ddp.diagnosis.straggler.kept_facts import kept
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
+from otel_ddp.diagnosis.straggler.window import Compared, works_ns
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.vocabulary.words import WORK_PHASES
 
 
-class _Compared(NamedTuple):
+class _Present(NamedTuple):
     """How all ranks compare, and what that is taken from."""
 
     ranks: tuple[RankReport, ...]
@@ -66,7 +66,7 @@ class Stragglers(Detector):
         self._unusual_share = 0.0
         self._regression: Regression | None = None
         self._changes: list[Change] = []
-        self._compared: _Compared | None = None
+        self._compared: _Present | None = None
 
     @property
     def lost_time(self) -> LostTime:
@@ -186,21 +186,18 @@ class Stragglers(Detector):
         # A measured step stands for those before it, and takes a little longer than they do.
         steps_ns, step_ns = [*self._steps_ns], median(self._steps_ns)
         self._steps_ns.clear()
-        stored = kept(facts)
         if self._regression is not None:
-            self._changes += self._regression.feed(stored, steps_ns, bool(self._cases))
+            self._changes += self._regression.feed(facts, steps_ns, bool(self._cases))
         if not comparable:
             return
-        adjusted = self._pace.adjusted(row)
-        if adjusted is not row:
-            facts = adjusted.facts
-            stored = kept(facts)
-        row = adjusted._replace(facts=stored, steps=len(steps_ns))
+        facts = self._pace.adjusted(facts)
         all_ns = works_ns(facts, self._not_compared)
+        step = Compared.of(row.number, facts, all_ns, len(steps_ns), step_ns)
+        usual_ns = [*all_ns]
         for i in unusual:
             # Among very many ranks there is one in nearly every step. It says nothing of itself.
-            all_ns[i] = round(median(all_ns))
-        excesses_ns = self._cases.feed(row, all_ns, step_ns, self._ranks, self._world_size)
+            usual_ns[i] = round(median(usual_ns))
+        excesses_ns = self._cases.feed(step, usual_ns, self._ranks, self._world_size)
         if self._recurring is not None and len(steps_ns) == 1:
             self._recurs = True
             self._recurring.feed(row.number, facts, None if unusual else excesses_ns, others)
@@ -228,7 +225,7 @@ class Stragglers(Detector):
     def report(self) -> Report:
         """The present state, over the shortest length of the rule at most."""
         self._settle()
-        compared, last = self._compared, self._cases.ranks.rows(1)
+        compared, last = self._compared, self._cases.window.last(1)
         if (
             compared is None
             or len(self._alignment) < limits.MANY_RANKS
@@ -238,11 +235,11 @@ class Stragglers(Detector):
             compared = self._compared = self._compare()
         return Report(compared.ranks, self._insufficient(compared))
 
-    def _compare(self) -> _Compared:
-        ranks, history = self._alignment.ranks, self._cases.ranks
-        rows = history.some_rows(limits.LENGTHS[0])
-        table = self._cases.table(history, rows) if rows else None
-        step_s = history.step_s(limits.LENGTHS[0]) if rows else 0.0
+    def _compare(self) -> _Present:
+        ranks, history, window = self._alignment.ranks, self._cases.ranks, self._cases.window
+        steps = history.some_steps(limits.LENGTHS[0])
+        table = self._cases.table(history, steps) if steps else None
+        step_s = window.step_s(limits.LENGTHS[0]) if steps else 0.0
         lost_s = Counter(self.lost_time.lost_s)
         if self._recurring is not None:
             lost_s.update(self._recurring.lost_s)
@@ -261,13 +258,13 @@ class Stragglers(Detector):
             for labels, each_s in lost_s.items()
             if labels not in self._alignment
         ]
-        return _Compared(tuple(found), table, step_s, rows[0].number if rows else 0)
+        return _Present(tuple(found), table, step_s, steps[0].number if steps else 0)
 
-    def _insufficient(self, compared: _Compared) -> str:
+    def _insufficient(self, compared: _Present) -> str:
         why = next(self._why_not_compared(compared), "")
         return why and f"insufficient data: {why}"
 
-    def _why_not_compared(self, compared: _Compared) -> Iterator[str]:
+    def _why_not_compared(self, compared: _Present) -> Iterator[str]:
         table, step_s = compared.table, compared.step_s
         alone = self._world_size == 1
         unclocked = self._named(lambda rank: rank.device_clock is False)

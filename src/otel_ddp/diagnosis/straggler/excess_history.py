@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from itertools import islice
-from math import ceil, log2
+from math import ceil
 from typing import TypeVar
 
 from otel_ddp.diagnosis.medians import excesses, median
-from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.straggler.units import Unit
+from otel_ddp.diagnosis.straggler.window import Compared, Window
 from otel_ddp.diagnosis.verdict import Labels
 
 _MOST_STEPS = limits.LENGTHS[-1]
 _Key = TypeVar("_Key", bound=Hashable)
-_Each = TypeVar("_Each")
 
 
 class ExcessHistory:
@@ -27,16 +23,14 @@ class ExcessHistory:
     A node counts with the median of its ranks.
     """
 
-    def __init__(self) -> None:
-        self.units: Sequence[Unit] = ()
-        self._left_out: tuple[int, ...] = ()
-        self._rows: deque[Row] = deque(maxlen=_MOST_STEPS)
-        self._excesses_ns: deque[array[float]] = deque(maxlen=_MOST_STEPS)
-        self._steps_ns: deque[float] = deque(maxlen=_MOST_STEPS)
+    def __init__(self, window: Window, units: Sequence[Unit] = ()) -> None:
+        """*window*: the steps themselves."""
+        self.window, self.units = window, units
+        self._excesses_ns: list[array[float]] = []
         # The steps since the last full stride.
         self._fresh: list[list[float]] = []
         # By unit and stride: in how many steps the unit was above the others.
-        self._above: list[list[int]] = []
+        self._above: list[list[int]] = [[] for _ in units]
         # By unit: in how many of the last steps in a row it was far above. Empty where steps are
         # fast.
         self._in_a_row: Sequence[int] = ()
@@ -44,31 +38,16 @@ class ExcessHistory:
     def __len__(self) -> int:
         return len(self._excesses_ns)
 
-    def start_again(self, units: Sequence[Unit], left_out: tuple[int, ...]) -> None:
-        """Forget all steps: other units, or other phases, are compared now.
-
-        *left_out*: indices into WORK_PHASES, of the phases that are not compared.
-        """
-        self.units, self._left_out = units, left_out
-        self._rows.clear()
-        self._excesses_ns.clear()
-        self._steps_ns.clear()
-        self._fresh.clear()
-        self._above.clear()
-        self._in_a_row = ()
-
-    def append(self, row: Row, works_ns: Sequence[int], step_ns: float) -> list[float]:
-        """Add one step of all ranks, and what each worked in it; the excess of each unit."""
+    def append(self, works_ns: Sequence[int], step_ns: float) -> list[float]:
+        """Add the last step: what each rank worked in it. The excess of each unit."""
         each_ns: Sequence[float] = works_ns
         if len(self.units) < len(works_ns):
             each_ns = [median([works_ns[i] for i in unit.members]) for unit in self.units]
         found = excesses(each_ns)
-        self._rows.append(row)
         self._excesses_ns.append(array("d", found))
-        self._steps_ns.append(step_ns)
+        del self._excesses_ns[:-_MOST_STEPS]
         self._fresh.append(found)
         if len(self._fresh) == limits.STRIDE:
-            self._above = self._above or [[] for _ in found]
             for counts, excess_ns in zip(self._above, zip(*self._fresh, strict=True), strict=True):
                 counts.append(_count_above(excess_ns))
                 del counts[: -_MOST_STEPS // limits.STRIDE]
@@ -77,7 +56,7 @@ class ExcessHistory:
         return found
 
     def _one_more(self, excesses_ns: Sequence[float], step_ns: float) -> Sequence[int]:
-        if step_ns * self._apart * limits.LENGTHS[0] <= limits.SOON_NS:
+        if step_ns * self.window.apart * limits.LENGTHS[0] <= limits.SOON_NS:
             return ()
         least_ns = limits.EXCESS_PER_WINDOW * step_ns
         before = self._in_a_row or [0] * len(excesses_ns)
@@ -90,22 +69,9 @@ class ExcessHistory:
         """How many steps show a clear case: fewer than the rule takes, where steps are slow."""
         if not self._in_a_row:
             return limits.LENGTHS[0]
-        step_ns = self._apart * median(self.steps_ns(limits.SOON_FEWEST))
+        step_ns = self.window.apart * median(self.window.steps_ns(limits.SOON_FEWEST))
         steps = ceil(limits.SOON_NS / step_ns)
         return min(max(steps, limits.SOON_FEWEST), limits.LENGTHS[0])
-
-    @property
-    def _apart(self) -> float:
-        """How far apart the last steps lie."""
-        return self.stand_for(limits.SOON_FEWEST) / min(len(self), limits.SOON_FEWEST)
-
-    def stand_for(self, length: int) -> int:
-        """How many steps the last ones stand for."""
-        return sum([row.steps for row in self.rows(length)]) if length else 0
-
-    def one_of(self, length: int) -> int:
-        """Of how many steps one is measured: a power of two."""
-        return 1 << round(log2(self.stand_for(length) / length))
 
     def far_above(self, i: int) -> int:
         """In how many of the last steps, one after the other, unit *i* was far above the others."""
@@ -119,7 +85,7 @@ class ExcessHistory:
     @property
     def is_at_stride(self) -> bool:
         """Whether the last step has completed a stride."""
-        return not self._fresh and bool(self._rows)
+        return not self._fresh and bool(self._excesses_ns)
 
     def above_counts(self, i: int) -> Sequence[int]:
         """For each of the last strides: in how many steps unit *i* was above the others."""
@@ -127,13 +93,12 @@ class ExcessHistory:
 
     def excess_ns(self, i: int, length: int) -> list[float]:
         """The last excesses of unit *i*."""
-        start = max(len(self._excesses_ns) - length, 0)
-        return [each[i] for each in islice(self._excesses_ns, start, None)]
+        return [each[i] for each in self._excesses_ns[max(len(self) - length, 0) :]]
 
     def waits_ns(self, i: int, length: int) -> list[float]:
         """How long unit *i* waited for others in each of the last steps."""
         members = self.units[i].members
-        return [median([row.facts[at].wait_ns for at in members]) for row in self.rows(length)]
+        return [median([each.waits_ns[at] for at in members]) for each in self.window.last(length)]
 
     def rank_excesses_ns(
         self, i: int, ranks: Sequence[int], length: int
@@ -144,57 +109,32 @@ class ExcessHistory:
         """
         members = self.units[i].members
         found = []
-        for row, excess_ns in zip(self.rows(length), self.excess_ns(i, length), strict=True):
-            own_ns = works_ns([row.facts[at] for at in members], self._left_out)
-            typical_ns = median(own_ns) - excess_ns
-            facts = [row.facts[at] for at in ranks]
-            found.append([each - typical_ns for each in works_ns(facts, self._left_out)])
+        for step, excess_ns in zip(
+            self.window.last(length), self.excess_ns(i, length), strict=True
+        ):
+            typical_ns = median([step.works_ns[at] for at in members]) - excess_ns
+            found.append([step.works_ns[at] - typical_ns for at in ranks])
         return list(zip(*found, strict=True))
+
+    def some_steps(self, length: int) -> list[Compared]:
+        """Some of the last steps, which say the same as all; the last one first."""
+        return self.window.last(length)[:: -3 if len(self.units) < limits.MANY_RANKS else -9]
 
     def step_without_s(self, late: Collection[int], length: int) -> float:
         """What a step would take without these ranks: the latest of the others ends it then."""
         found = []
-        steps_ns = self._some(self.steps_ns(length))
-        for row, step_ns in zip(self.some_rows(length), steps_ns, strict=True):
-            all_ns = works_ns(row.facts, self._left_out)
-            others_ns = [each for at, each in enumerate(all_ns) if at not in late]
-            found.append(step_ns - max(all_ns) + max(others_ns, default=0))
+        for each in self.some_steps(length):
+            others_ns = [ns for at, ns in enumerate(each.works_ns) if at not in late]
+            found.append(each.step_ns - max(each.works_ns) + max(others_ns, default=0))
         return median(found) / 1e9
-
-    def rows(self, length: int) -> list[Row]:
-        """The last steps themselves."""
-        return list(islice(self._rows, max(len(self._rows) - length, 0), None))
-
-    def some_rows(self, length: int) -> list[Row]:
-        """Some of the last steps, which say the same as all; the last one first."""
-        return self._some(self.rows(length))
-
-    def _some(self, each_step: list[_Each]) -> list[_Each]:
-        return each_step[:: -3 if len(self.units) < limits.MANY_RANKS else -9]
-
-    def steps_ns(self, length: int) -> list[float]:
-        """The last step times."""
-        return list(islice(self._steps_ns, max(len(self._steps_ns) - length, 0), None))
 
     def excess_s(self, i: int, length: int) -> float:
         """The median excess of unit *i* over the last steps, in seconds."""
         return median(self.excess_ns(i, length)) / 1e9
 
-    def step_s(self, length: int) -> float:
-        """The median time of the last steps, in seconds."""
-        return median(self.steps_ns(length)) / 1e9
-
     def share_above(self, i: int, length: int) -> float:
         """The share of the last steps in which unit *i* was above the others."""
         return _count_above(self.excess_ns(i, length)) / length
-
-
-def works_ns(facts: Sequence[StepFacts], left_out: Sequence[int]) -> list[int]:
-    """What each rank worked in a step, without the phases that are not compared."""
-    found = [each.took_ns - each.wait_ns for each in facts]
-    for at in left_out:
-        found = [ns - each.phases_ns[at] for ns, each in zip(found, facts, strict=True)]
-    return found
 
 
 def _count_above(excesses: Sequence[float]) -> int:

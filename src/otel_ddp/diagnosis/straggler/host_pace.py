@@ -20,7 +20,6 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.medians import excesses, median
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.alignment import Row
 from otel_ddp.diagnosis.straggler.phase_table import spread
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES
@@ -66,19 +65,18 @@ class HostPace:
         self._compared = [self._hosts.setdefault(labels, HostNeed()) for labels in ranks]
         self.unclear = 0.0
 
-    def adjusted(self, row: Row) -> Row:
+    def adjusted(self, facts: Sequence[StepFacts]) -> Sequence[StepFacts]:
         """The step with what is no lateness counted as waiting, and lateness that a later rank
         hides counted as work."""
-        facts = row.facts
         if not self.follow(facts):
-            return row
+            return facts
         above_ns = _by_rank(
             [_above_least([each.phases_ns[at] for each in facts]) for at in _PHASES]
         )
         idle_ns = [_idle_ns(*each) for each in zip(facts, above_ns, strict=True)]
         if not any(map(any, idle_ns)):
             self.unclear -= limits.PACE_FORGETS * self.unclear
-            return row
+            return facts
         hosts = _Hosts(self._compared, facts[0].took_ns)
         late_ns = _late_ns(facts, [sum(each) for each in idle_ns], hosts)
         pairs = [
@@ -87,7 +85,7 @@ class HostPace:
         ]
         most = max(unclear_ns / each.took_ns for each, unclear_ns in pairs)
         self.unclear += limits.PACE_FORGETS * (most - self.unclear)
-        return Row(row.number, tuple([each for each, _ in pairs]))
+        return [each for each, _ in pairs]
 
     def follow(self, facts: Sequence[StepFacts]) -> bool:
         """Learn what hosts usually need; whether there are devices that they may be ahead of."""

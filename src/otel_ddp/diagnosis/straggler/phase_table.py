@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.medians import median
-from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.alignment import Row
-from otel_ddp.diagnosis.straggler.excess_history import works_ns
 from otel_ddp.diagnosis.straggler.units import Unit
+from otel_ddp.diagnosis.straggler.window import Compared
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES, Kind
 
 # How a step begins. Of these phases it is known how far the device is behind its host.
@@ -31,14 +29,15 @@ class _Host(NamedTuple):
     """How far the device was behind at their end."""
 
 
-def _host(steps: Sequence[StepFacts], first: int, last: int) -> _Host | None:
+def _host(steps: Sequence[Compared], rank: int, first: int, last: int) -> _Host | None:
     found = []
-    for facts in steps:
-        if facts.host_ns is None or facts.behind_ns is None:
+    for each in steps:
+        behind_ns = each.behind_ns[rank]
+        if each.host_ns is None or behind_ns is None:
             continue
-        more_ns = [facts.phases_ns[at] - facts.host_ns[at] for at in _ORDER]
-        began_ns = facts.behind_ns + sum(more_ns[:first])
-        took_ns = sum([facts.host_ns[at] for at in _ORDER[first:last]])
+        more_ns = [each.phases_ns[at][rank] - each.host_ns[at][rank] for at in _ORDER]
+        began_ns = behind_ns + sum(more_ns[:first])
+        took_ns = sum([each.host_ns[at][rank] for at in _ORDER[first:last]])
         found.append((began_ns, took_ns, began_ns + sum(more_ns[first:last])))
     return _Host(*map(median, zip(*found, strict=True))) if found else None
 
@@ -54,14 +53,14 @@ class _Need(NamedTuple):
     amount: float
 
     @classmethod
-    def of(cls, steps: Sequence[StepFacts], left_out: Sequence[int]) -> _Need:
+    def of(cls, steps: Sequence[Compared], rank: int) -> _Need:
         """That of a rank."""
         paced_ns = [each.paced_ns for each in steps if each.paced_ns is not None]
         return cls(
-            median(works_ns(steps, left_out)) / 1e9,
-            _medians_s([each.phases_ns for each in steps]),
-            _medians_s(paced_ns) if paced_ns else None,
-            sum([each.work for each in steps]),
+            median([each.works_ns[rank] for each in steps]) / 1e9,
+            _medians_s([each.phases_ns for each in steps], rank),
+            _medians_s(paced_ns, rank) if paced_ns else None,
+            sum([each.amounts[rank] for each in steps]),
         )
 
     @classmethod
@@ -82,8 +81,9 @@ def _medians(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(map(median, zip(*rows, strict=True)))
 
 
-def _medians_s(rows_ns: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    return tuple([each / 1e9 for each in _medians(rows_ns)])
+def _medians_s(steps_ns: Sequence[Sequence[Sequence[int]]], rank: int) -> tuple[float, ...]:
+    by_phase = zip(*steps_ns, strict=True)
+    return tuple([median([each[rank] for each in columns]) / 1e9 for columns in by_phase])
 
 
 class PhaseTable:
@@ -91,9 +91,9 @@ class PhaseTable:
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        steps: Sequence[Compared],
         units: Sequence[Unit],
-        left_out: tuple[int, ...],
+        left_out: Sequence[int],
         *,
         compute_apart: bool = True,
     ) -> None:
@@ -101,7 +101,7 @@ class PhaseTable:
 
         *compute_apart*: a late forward can be told from a late backward.
         """
-        self._rows = rows
+        self._steps = steps
         self._units = units
         self._left_out = left_out
         self._compute_apart = compute_apart
@@ -110,16 +110,12 @@ class PhaseTable:
         # Of thousands of units, some say what is usual as well as all.
         self._sample = spread(len(units))
         self._usual: dict[int | None, _Need] = {}
-        self.step_s = median([row.facts[0].took_ns for row in rows]) / 1e9
-
-    def _steps(self, rank: int) -> list[StepFacts]:
-        return [row.facts[rank] for row in self._rows]
+        self.step_s = median([each.took_ns for each in steps]) / 1e9
 
     def _need(self, i: int) -> _Need:
         if i not in self._needs:
             members = self._units[i].members
-            each = [_Need.of(self._steps(at), self._left_out) for at in members]
-            self._needs[i] = _Need.of_several(each)
+            self._needs[i] = _Need.of_several([_Need.of(self._steps, at) for at in members])
         return self._needs[i]
 
     def _others(self, i: int) -> list[int]:
@@ -143,8 +139,8 @@ class PhaseTable:
     def left_out_s(self) -> float:
         """Time in the phases that are left out, of the rank that has the most there."""
         left_out_ns = [
-            median([sum([each.phases_ns[at] for at in self._left_out]) for each in self._steps(i)])
-            for i in range(len(self._rows[0].facts))
+            median([sum([each.phases_ns[at][i] for at in self._left_out]) for each in self._steps])
+            for i in range(len(self._steps[0].works_ns))
             if self._left_out
         ]
         return max(left_out_ns, default=0.0) / 1e9
@@ -249,7 +245,7 @@ class PhaseTable:
         return (own, known) if own is not None and len(known) == len(others) else None
 
     def _unit_host(self, i: int, first: int, last: int) -> _Host | None:
-        hosts = [_host(self._steps(at), first, last) for at in self._units[i].members]
+        hosts = [_host(self._steps, at, first, last) for at in self._units[i].members]
         known = [each for each in hosts if each is not None]
         return _Host(*_medians(known)) if known and len(known) == len(hosts) else None
 

@@ -10,7 +10,6 @@ from otel_ddp.diagnosis.medians import excesses, median
 from otel_ddp.diagnosis.say import COLLECT_TOGETHER, duration, phase_in_words, rank_name, recurs
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.excess_history import works_ns
 from otel_ddp.diagnosis.straggler.stalls import (
     Burst,
     Event,
@@ -24,6 +23,7 @@ from otel_ddp.diagnosis.straggler.stalls import (
     longest_apart,
     waited_ns,
 )
+from otel_ddp.diagnosis.straggler.window import works_ns
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import GARBAGE
 

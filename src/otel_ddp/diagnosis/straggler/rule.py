@@ -51,7 +51,7 @@ def is_alike_no_more(nodes: ExcessHistory, i: int) -> bool:
 
 
 def _is_low(history: ExcessHistory, excess_ns: Sequence[float]) -> bool:
-    step_ns = median(history.steps_ns(len(excess_ns)))
+    step_ns = median(history.window.steps_ns(len(excess_ns)))
     limit_ns = max(limits.EXCESS_OVER * step_ns, limits.EXCESS_OVER_NS)
     return all(each < limit_ns for each in _window_medians(excess_ns))
 
@@ -78,7 +78,7 @@ def may_be_its_node(nodes: ExcessHistory, i: int, length: int) -> bool:
     """Whether a rank that is late may be so as all of its node *i* is, which shows soon."""
     if len(nodes.units[i].members) == 1:
         return False
-    least_ns = limits.EXCESS_PER_WINDOW * median(nodes.steps_ns(length))
+    least_ns = limits.EXCESS_PER_WINDOW * median(nodes.window.steps_ns(length))
     return median(nodes.excess_ns(i, length)) > least_ns and is_alike(nodes, i, length)
 
 
@@ -102,7 +102,7 @@ def _lengths_often_above(history: ExcessHistory, i: int) -> list[int]:
 
 def _stands_out(history: ExcessHistory, i: int, length: int) -> bool:
     excess_ns = history.excess_ns(i, length)
-    step_ns = median(history.steps_ns(length))
+    step_ns = median(history.window.steps_ns(length))
     if median(excess_ns) <= least_excess_ns(step_ns):
         return False
     least_mean_ns = max(limits.EXCESS_PER_WINDOW * step_ns, limits.ALIKE * median(excess_ns))

@@ -1,0 +1,136 @@
+"""The last steps that all ranks of a run have made, as columns: all that is compared looks here."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from math import log2
+from operator import sub
+from typing import Any, NamedTuple
+
+from otel_ddp.diagnosis.medians import median
+from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.straggler import limits
+
+_MOST_STEPS = limits.LENGTHS[-1]
+_Column = Sequence[int]
+"""A value of each rank, in their order."""
+
+
+class Compared(NamedTuple):
+    """One step of all ranks."""
+
+    number: int
+    steps: int
+    """How many steps it stands for: itself, and those before it that were not measured."""
+    step_ns: float
+    """How long each of these took."""
+    first_ended_ns: int
+    last_ended_ns: int
+    took_ns: int
+    """By the first rank."""
+    works_ns: _Column
+    """The own time of each rank, without the phases that are not compared."""
+    waits_ns: _Column
+    amounts: _Column
+    """Tokens, or samples."""
+    phases_ns: Sequence[_Column]
+    """One for each of WORK_PHASES, and so are the next two."""
+    paced_ns: Sequence[_Column] | None
+    host_ns: Sequence[_Column] | None
+    behind_ns: Sequence[int | None]
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        facts: Sequence[StepFacts],
+        works_ns: Sequence[int],
+        steps: int,
+        step_ns: float,
+    ) -> Compared:
+        """The columns of the facts of all ranks."""
+        _, ended_ns, took_ns, wait_ns, phases_ns, _, _, work, paced_ns, host_ns, behind_ns, *_ = (
+            zip(*facts, strict=True)
+        )
+        return cls(
+            number=number,
+            steps=steps,
+            step_ns=step_ns,
+            first_ended_ns=min(ended_ns),
+            last_ended_ns=max(ended_ns),
+            took_ns=took_ns[0],
+            works_ns=_packed(works_ns),
+            waits_ns=_packed(wait_ns),
+            amounts=_packed(work),
+            phases_ns=_by_phase(phases_ns),
+            paced_ns=_by_phase(paced_ns),
+            host_ns=_by_phase(host_ns),
+            behind_ns=_packed(behind_ns),
+        )
+
+
+def _packed(column: Sequence[Any]) -> Sequence[Any]:
+    """In a fifth of the memory, where there are very many ranks."""
+    if len(column) < limits.MANY_RANKS:
+        return column
+    try:
+        return array("q", column)
+    except (TypeError, OverflowError):
+        # It is not known of all of them, or beyond 64 bits.
+        return column
+
+
+def _by_phase(ranks: Sequence[Any]) -> Any:
+    """None where the clock of a device is not known on all ranks."""
+    return None if None in ranks else [_packed(each) for each in zip(*ranks, strict=True)]
+
+
+class Window:
+    """As many of these steps as the rule looks back on."""
+
+    def __init__(self, left_out: Sequence[int] = ()) -> None:
+        """*left_out*: indices into WORK_PHASES, of the phases that are not compared."""
+        self.left_out = left_out
+        self._steps: list[Compared] = []
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def append(self, step: Compared) -> None:
+        """One more."""
+        self._steps.append(step)
+        del self._steps[:-_MOST_STEPS]
+
+    def last(self, length: int) -> list[Compared]:
+        """The last ones, oldest first."""
+        return self._steps[max(len(self._steps) - length, 0) :]
+
+    def steps_ns(self, length: int) -> list[float]:
+        """How long the last ones took."""
+        return [each.step_ns for each in self.last(length)]
+
+    def step_s(self, length: int) -> float:
+        """The median of that, in seconds."""
+        return median(self.steps_ns(length)) / 1e9
+
+    def stand_for(self, length: int) -> int:
+        """How many steps the last ones stand for."""
+        return sum([each.steps for each in self.last(length)])
+
+    def one_of(self, length: int) -> int:
+        """Of how many steps one is measured: a power of two."""
+        return 1 << round(log2(self.stand_for(length) / length))
+
+    @property
+    def apart(self) -> float:
+        """How far apart the last steps lie."""
+        return self.stand_for(limits.SOON_FEWEST) / min(len(self), limits.SOON_FEWEST)
+
+
+def works_ns(facts: Sequence[StepFacts], left_out: Sequence[int]) -> list[int]:
+    """What each rank worked in a step, without the phases that are not compared."""
+    found = [each.took_ns - each.wait_ns for each in facts]
+    for at in left_out:
+        found = list(map(sub, found, [each.phases_ns[at] for each in facts]))
+    return found
