@@ -834,8 +834,8 @@ def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Ro
     recorded = list(zip(*simulated(Case(ranks, 0.05, steps=steps)), strict=True))
     best_s = float("inf")
     for _ in range(5):
-        stragglers = Stragglers()
-        detectors: list[Detector] = [Stalls(), stragglers, Bounds()]
+        stragglers = Stragglers(bounds=Bounds())
+        detectors: list[Detector] = [Stalls(), stragglers]
         states = [RankState(labels_of(rank), ranks) for rank in range(ranks)]
         before = time.process_time()
         for at in range(0, steps, rate // 2):

@@ -24,7 +24,7 @@ from tools.diagnosis_cases import labels_of
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.arrivals import Arrival, HostStep, Sample, compare
 from otel_ddp.diagnosis.bounds import Bounds
-from otel_ddp.diagnosis.detector import Detector, Observation, RankState
+from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import side_of
@@ -213,7 +213,9 @@ def replayed(case: Case) -> Found:
     ]
     readers = [_Rank() for _ in range(ranks)]
     asked = _Asked({state.labels: rank for state, rank in zip(states, readers, strict=True)})
-    stragglers, bounds = asked.stragglers if sharded else Stragglers(), Bounds()
+    bounds = Bounds()
+    detector = Stragglers(bounds=bounds)
+    stragglers = asked.stragglers if sharded else detector
     named: dict[int | str, Named] = {}
     verdicts, bound = 0, ""
     pieces: list[list[Piece]] = []
@@ -223,9 +225,7 @@ def replayed(case: Case) -> Found:
             continue
         for rank, theirs in enumerate(zip(*pieces, strict=True)):
             facts = readers[rank].read(theirs)
-            detectors: tuple[Detector, ...] = (bounds,) if sharded else (stragglers, bounds)
-            for detector in detectors:
-                detector.feed(states[rank], Observation(facts=facts))
+            detector.feed(states[rank], Observation(facts=facts))
         pieces.clear()
         if sharded and at % _STEPS_A_SAMPLE == 0:
             asked.ask()

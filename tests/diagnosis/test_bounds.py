@@ -12,6 +12,7 @@ from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.detector import Memory, Observation, RankState
 from otel_ddp.diagnosis.memory_creep import MemoryCreep
 from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change
 from ranks import Told
 
@@ -26,7 +27,7 @@ COMPUTE = {"data": 5, "forward": 25, "backward": 50, "optimizer": 10, "other": 5
 class Run:
     def __init__(self, *counts_from: int, at_once: int = 1) -> None:
         self.bounds = Bounds()
-        self.told = Told(self.bounds)
+        self.told = Told(Stragglers(bounds=self.bounds))
         self.number = 0
         self.now_ns = NOW
         # What each rank adds to its numbers; and how many steps of one are read before the next.
@@ -54,6 +55,13 @@ class Run:
                 self.told.feed(rank, facts)
             changes += self.bounds.poll(0)
         return changes
+
+    def end(self, *ranks: int) -> list[Change]:
+        for rank in ranks:
+            self.told.forget(rank)
+        for each in self.told.detectors:
+            each.poll(0)
+        return self.bounds.poll(0)
 
 
 def phases(changes: list[Change]) -> list[tuple[str, bool]]:
@@ -100,8 +108,7 @@ def test_an_open_bound_has_the_present_share_without_a_further_change() -> None:
     assert "50 % of the step" in present.sentence
     assert present.evidence["shares"]["data"] == pytest.approx(0.5, abs=0.001)
     assert (present.since_ns, present.step) == (opened.since_ns, opened.step)
-    run.told.forget(0)
-    run.told.forget(1)
+    assert phases(run.end(0, 1)) == [("data", False)]
     assert run.bounds.present() == []
 
 
@@ -133,7 +140,7 @@ def test_ranks_that_are_late_in_turn_are_no_communication_bound(
 ) -> None:
     run = Run(*counts_from, at_once=at_once)
     longer, waiting = {**COMPUTE, "forward": 125}, {**COMPUTE, "comm_wait": 105}
-    changes = run.turns([(longer, waiting), (waiting, longer)] * 600)
+    changes = run.turns([(longer, waiting), (waiting, longer)] * 800)
 
     assert phases(changes) == [("late_in_turn", True)]
     shares = changes[0].verdict.evidence["shares"]
@@ -205,10 +212,8 @@ def test_a_run_that_has_no_bound_any_more_or_has_ended_closes_the_verdict(ends: 
     run = Run()
     run.steps(500, {**COMPUTE, "data": 60})
     even = {"data": 10, "forward": 15, "backward": 20, "optimizer": 5, "other": 25, "comm_wait": 25}
-    if ends:
-        run.told.forget(0)
 
-    (change,) = run.bounds.poll(0) if ends else run.steps(500, even)
+    (change,) = run.end(0) if ends else run.steps(500, even)
 
     assert phases([change]) == [("data", False)]
     # With the share of its whole time, and not that of the last steps.

@@ -13,6 +13,7 @@ from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.death.cause import EndedProcess, how_it_ended
 from otel_ddp.diagnosis.stall.evidence import Evidence, Frame
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change, Verdict
 from otel_ddp.vocabulary.words import PHASES
 from ranks import PLAIN_S, STEP_S, Job, Told
@@ -124,7 +125,7 @@ def test_a_run_that_is_slower_is_seen_by_the_times_of_all_steps() -> None:
 
 def test_what_bounds_a_run_is_told_from_its_measured_steps() -> None:
     bounds = Bounds()
-    told, changes = Told(bounds), list[Change]()
+    told, changes = Told(Stragglers(bounds=bounds)), list[Change]()
     for number in range(1, 2400):
         for rank in range(2):
             facts = step_facts(number, number * 100 * MS, {"data": 40, "forward": 60})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,17 +10,14 @@ from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.medians import lower_median, median
 from otel_ddp.diagnosis.say import COLLECT_TOGETHER, percent, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.diagnosis.straggler.alignment import shift_by_clock
 from otel_ddp.diagnosis.straggler.host_pace import LaunchNeed
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
-from otel_ddp.vocabulary.words import COMPUTE_PHASES, GARBAGE, UNUSUAL_PHASES, WORK_PHASES
+from otel_ddp.vocabulary.words import COMPUTE_PHASES, GARBAGE, WORK_PHASES
 
 _STEPS = 100
+_CHECK_EVERY = 50
 # Of very many ranks, so many tell where the time of the typical one goes.
 _MOST_RANKS = 256
-# The first steps allocate, compile, and start workers.
-_FIRST_STEPS = 20
-_CHECK_EVERY = 50
 # So many checks must agree before the first verdict, or before another one.
 _CHECKS = 4
 # The share of the time above which each of these bounds the run.
@@ -35,6 +32,8 @@ _LIMITS = {
     "launch": 0.40,
 }
 _DATA = WORK_PHASES.index("data")
+# What a rank has a share of for itself.
+_OWN = ("compute", "saving", "data", "other", "compile", "launch")
 _COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
 # A verdict stays until its share is below this part of the limit.
 _STAYS = 0.8
@@ -63,56 +62,33 @@ _SENTENCES = {
 }
 
 
-class _Rank:
-    """One rank's last steps."""
-
-    def __init__(self) -> None:
-        self.state = RankState(())
-        self.seen = 0
-        self.steps: deque[StepFacts] = deque(maxlen=_STEPS)
-        self._launches = LaunchNeed()
-
-    def learn(self, steps: Sequence[StepFacts]) -> None:
-        """More steps, the first ones too: what its host needs may show in these alone."""
-        self.seen += len(steps)
-        if steps and steps[0].paced_ns is not None:
-            for each in steps:
-                self._launches.follow(each)
-
-    def shares(self) -> dict[str, float]:
-        """The share of its time that each use took."""
-        _, _, took_ns, _, phases_ns, unusual_ns, _, _, paced_ns, *_ = zip(*self.steps, strict=True)
-        columns = zip(*phases_ns, strict=True)
-        spent_ns = dict(zip(WORK_PHASES, map(sum, columns), strict=True))
-        unusual_ns = tuple(filter(None, unusual_ns))
-        for word in UNUSUAL_PHASES:
-            spent_ns[word] = sum([each.get(word, 0) for each in unusual_ns])
-        total_ns = {
-            "compute": sum(spent_ns[word] for word in COMPUTE_PHASES),
-            "saving": spent_ns["checkpoint"] + spent_ns["eval"],
-            **{word: spent_ns[word] for word in ("data", "other", "compile")},
-            "launch": sum([sum(map(each.__getitem__, _COMPUTE)) for each in paced_ns if each]),
-        }
-        step_ns = sum(took_ns)
-        return {word: each_ns / step_ns for word, each_ns in total_ns.items()}
-
-    def data_on_host(self) -> float:
-        """The share of its time that the host of a rank with a device waits for batches."""
-        spent_ns = [each.host_ns[_DATA] for each in self.steps if each.host_ns]
-        return sum(spent_ns) / sum([each.took_ns for each in self.steps])
-
-    def launches_on_host(self) -> float:
-        """The share of its time that its host needs to launch; 0 where that is not known."""
-        step_ns = sum([each.took_ns for each in self.steps]) / len(self.steps)
-        return self._launches.usual_ns(step_ns) / step_ns
+def _spent_ns(steps: Sequence[StepFacts]) -> Counter[str]:
+    """Where the time of one rank went in these steps."""
+    columns = zip(*[each.phases_ns for each in steps], strict=True)
+    found = Counter(dict(zip(WORK_PHASES, map(sum, columns), strict=True)))
+    for each in steps:
+        found.update(each.unusual_ns)
+        if each.paced_ns is not None and each.host_ns is not None:
+            found["launch"] += sum(map(each.paced_ns.__getitem__, _COMPUTE))
+            found["data on host"] += each.host_ns[_DATA]
+    found["compute"] = sum(found[word] for word in COMPUTE_PHASES)
+    found["saving"] = found["checkpoint"] + found["eval"]
+    found["took"] = sum([each.took_ns for each in steps])
+    found["wait"] = sum([each.wait_ns for each in steps])
+    found[GARBAGE] = sum([each.garbage_ns for each in steps])
+    return found
 
 
 class Bounds(Detector):
-    """The ranks of one run."""
+    """One run. `Stragglers` feeds it with the steps of all ranks, unusual ones too."""
 
     def __init__(self) -> None:
-        self._ranks: dict[Labels, _Rank] = {}
-        self._fed = 0
+        self._ranks: Sequence[RankState] = ()
+        # What their hosts need to launch: it may show in the first steps alone.
+        self._launches: dict[Labels, LaunchNeed] = {}
+        # The last ones, of all ranks, and how many came since the last check.
+        self._steps: list[Sequence[StepFacts]] = []
+        self._fresh = 0
         self._open: Verdict | None = None
         # The sums of the shares that the checks found since it was opened, and how many these are.
         self._sums: Mapping[str, float] = {}
@@ -122,33 +98,40 @@ class Bounds(Detector):
         self._changes: list[Change] = []
 
     def feed(self, rank: RankState, seen: Observation) -> None:
-        """Unusual steps count too."""
-        if rank.is_beside or seen.ended is not None:
-            self.forget(rank.labels)
-        elif seen.facts and (rank.labels in self._ranks or len(self._ranks) < _MOST_RANKS):
-            known = self._ranks.setdefault(rank.labels, _Rank())
-            known.state = rank
-            self._feed_steps(known, [each for each in seen.facts if each.measured])
-
-    def _feed_steps(self, rank: _Rank, steps: Sequence[StepFacts]) -> None:
-        rest = steps[max(_FIRST_STEPS - rank.seen, 0) :]
-        rank.learn(steps)
-        check_at = _CHECK_EVERY * len(self._ranks)
-        while rest:
-            some = rest[: max(check_at - self._fed, 0) or len(rest)]
-            rank.steps.extend(some)
-            self._fed += len(some)
-            if self._fed >= check_at and (shares := self._shares()):
-                self._fed = 0
-                self._judge(some[-1], shares)
-            rest = rest[len(some) :]
+        return
 
     def forget(self, labels: Labels) -> None:
-        if self._ranks.keys() == {labels}:
+        return
+
+    def start_again(self, ranks: Sequence[RankState]) -> None:
+        """From now on the steps of these ranks are fed, in this order."""
+        if not ranks:
             self._close()
-        self._ranks.pop(labels, None)
+        self._ranks = ranks[:_MOST_RANKS]
+        before = self._launches
+        self._launches = {
+            each.labels: before.get(each.labels, LaunchNeed()) for each in self._ranks
+        }
+        self._steps.clear()
+        self._fresh = 0
+
+    def feed_row(self, facts: Sequence[StepFacts], *, first: bool) -> None:
+        """One more step that all ranks have measured. *first*: it allocates, and starts workers."""
+        facts = facts[:_MOST_RANKS]
+        if facts[0].paced_ns is not None:
+            for launches, each in zip(self._launches.values(), facts, strict=True):
+                launches.follow(each)
+        if first:
+            return
+        self._steps.append(facts)
+        del self._steps[:-_STEPS]
+        self._fresh += 1
 
     def poll(self, now_ns: int) -> list[Change]:
+        # Not before: a rank that is read first would be judged without the others.
+        if self._fresh >= _CHECK_EVERY and len(self._steps) == _STEPS:
+            self._fresh = 0
+            self._judge(self._steps[-1][-1], self._shares())
         changes, self._changes = self._changes, []
         return changes
 
@@ -157,39 +140,43 @@ class Bounds(Detector):
         return [self._open] if self._open else []
 
     def _shares(self) -> Mapping[str, float]:
-        """Where the time of the typical rank goes; empty while its steps cannot be compared yet."""
-        ranks = self._ranks.values()
-        if not ranks or any(len(rank.steps) < _STEPS for rank in ranks):
-            return {}
-        steps = self._same_steps()
-        if len(steps[0]) < _STEPS / 2:
-            # These steps of the other ranks have not been read yet.
-            return {}
-        by_rank = [rank.shares() for rank in ranks]
+        """Where the time of the typical rank goes."""
+        ranks = list(map(_spent_ns, zip(*self._steps, strict=True)))
+        by_rank = [{word: each[word] / each["took"] for word in _OWN} for each in ranks]
         # Of two ranks the lower one: a single rank that waits for data is a straggler, not a bound.
-        shares = {word: lower_median([each[word] for each in by_rank]) for word in by_rank[0]}
+        shares = {word: lower_median([each[word] for each in by_rank]) for word in _OWN}
         # Where all loaders are slow, a device whose host happens to be ahead does not run dry.
         # The same is true where all hosts launch slowly.
-        for word, on_host in (("data", _Rank.data_on_host), ("launch", _Rank.launches_on_host)):
-            by_host = lower_median(list(map(on_host, ranks)))
-            shares[word] = max(shares[word], min(by_host, max(each[word] for each in by_rank)))
-        for word in {word for rank in ranks for word in rank.state.own_collectives} & shares.keys():
+        steps_ns = [each["took"] / _STEPS for each in ranks]
+        launches = [
+            each.usual_ns(step_ns) / step_ns
+            for each, step_ns in zip(self._launches.values(), steps_ns, strict=True)
+        ]
+        loads = [each["data on host"] / each["took"] for each in ranks]
+        for word, on_host in (("data", loads), ("launch", launches)):
+            most = max(each[word] for each in by_rank)
+            shares[word] = max(shares[word], min(lower_median(on_host), most))
+        for word in {word for each in self._ranks for word in each.own_collectives} & shares.keys():
             # A late rank waits least there, and the others wait for it.
             shares[word] = min([each[word] for each in by_rank])
-        return {**shares, **_waits(steps), GARBAGE: _garbage(steps)}
+        return {**shares, **self._waits(ranks)}
 
-    def _same_steps(self) -> list[list[StepFacts]]:
-        """For each rank, those of its last steps that all ranks have, in one order."""
-        first, *others = [list(rank.steps) for rank in self._ranks.values()]
-        by_number = [{each.number: each for each in first}]
-        for steps in others:
-            numbered = {each.number: each for each in steps}
-            if len(numbered.keys() & by_number[0]) < _STEPS / 2:
-                shift = shift_by_clock(first, steps) or 0
-                numbered = {each.number + shift: each for each in steps}
-            by_number.append(numbered)
-        common = set.intersection(*map(set, by_number))
-        return [[numbered[number] for number in common] for numbered in by_number]
+    def _waits(self, ranks: Sequence[Mapping[str, int]]) -> dict[str, float]:
+        """Shares of the time that ranks wait for each other, by what the wait is for."""
+        took_ns = sum([each["took"] for each in ranks]) / len(ranks)
+        summed_ns = [each["wait"] for each in ranks]
+        # The rank that waits least in a step waits for no rank of this node. If that is always the
+        # same rank, it is late; if it is another one each time, they are late in turn.
+        for_all_ns = sum([min([each.wait_ns for each in step]) for step in self._steps])
+        # In how much of it some rank collects garbage, if the typical rank does.
+        in_turn_ns = sum([max([each.garbage_ns for each in step]) for step in self._steps])
+        typical_ns = lower_median([each[GARBAGE] for each in ranks])
+        return {
+            "comm_wait": for_all_ns / took_ns,
+            "late_in_turn": (min(summed_ns) - for_all_ns) / took_ns,
+            "late_ranks": max(median(summed_ns) - min(summed_ns), 0.0) / took_ns,
+            GARBAGE: float(min(in_turn_ns, len(ranks) * typical_ns) / took_ns),
+        }
 
     def _leading(self, shares: Mapping[str, float]) -> str:
         present = self._open.phase if self._open else ""
@@ -223,7 +210,7 @@ class Bounds(Detector):
         self._add(shares)
         self._open = Verdict(
             "bound",
-            run_labels(next(iter(self._ranks))),
+            run_labels(self._ranks[0].labels),
             leading,
             **self._figures(leading, shares),
             step=facts.number,
@@ -245,35 +232,12 @@ class Bounds(Detector):
 
     def _figures(self, leading: str, shares: Mapping[str, float]) -> dict[str, Any]:
         """What of a verdict moves with the shares."""
-        nodes = {dict(labels).get("node") for labels in self._ranks}
+        nodes = {dict(each.labels).get("node") for each in self._ranks}
         where = "this node" if len(nodes) == 1 else "the run"
         sentence = _SENTENCES[leading].format(share=percent(shares[leading]), where=where)
         if leading == "comm_wait" and len(nodes) == 1:
             sentence += " If the run has other nodes, a rank there may be late."
-        if any(rank.state.waits_known is False for rank in self._ranks.values()):
+        if any(each.waits_known is False for each in self._ranks):
             sentence += " A phase may hold waits for other ranks, which cannot be told apart here."
-        return {"sentence": sentence, "evidence": {"shares": rounded(shares), "steps": _STEPS}}
-
-
-def _garbage(columns: Sequence[Sequence[StepFacts]]) -> float:
-    """The share of the time in which some rank collects garbage, if the typical rank does."""
-    took_ns = sum([each.took_ns for steps in columns for each in steps]) / len(columns)
-    collected_ns = [[each.garbage_ns for each in steps] for steps in columns]
-    in_turn_ns = sum(map(max, zip(*collected_ns, strict=True)))
-    typical_ns = lower_median(list(map(sum, collected_ns)))
-    return float(min(in_turn_ns, len(columns) * typical_ns) / took_ns)
-
-
-def _waits(columns: Sequence[Sequence[StepFacts]]) -> dict[str, float]:
-    """Shares of the time that ranks wait for each other, by what the wait is for."""
-    took_ns = sum([each.took_ns for steps in columns for each in steps]) / len(columns)
-    waits_ns = [[each.wait_ns for each in steps] for steps in columns]
-    summed_ns = list(map(sum, waits_ns))
-    # The rank that waits least in a step waits for no rank of this node. If that is always the same
-    # rank, it is late; if it is another one each time, they are late in turn.
-    for_all_ns = sum(map(min, zip(*waits_ns, strict=True)))
-    return {
-        "comm_wait": for_all_ns / took_ns,
-        "late_in_turn": (min(summed_ns) - for_all_ns) / took_ns,
-        "late_ranks": max(median(summed_ns) - min(summed_ns), 0.0) / took_ns,
-    }
+        evidence = {"shares": rounded(shares), "steps": _STEPS}
+        return {"sentence": sentence, "evidence": evidence}

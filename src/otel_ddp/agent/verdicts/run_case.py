@@ -158,12 +158,13 @@ class RunCase:
         self._exits = Exits()
         silence = Silence()
         self.stalls = Stalls(floor_s, lambda: silence.unheard)
-        self.stragglers = Stragglers(hint)
+        bounds = Bounds()
+        self.stragglers = Stragglers(hint, bounds)
         self.arrivals = Arrivals(self._processes.living, hint, self._may_ask_when)
         self._deaths = Deaths(lambda: self.stalls.told, lambda: silence.unheard)
         self._detectors: Sequence[Detector] = (
             *(self._deaths, silence, self.stalls, self.stragglers, self.arrivals),
-            *(Bounds(), MemoryCreep(), Nonfinite()),
+            *(bounds, MemoryCreep(), Nonfinite()),
         )
         self.last_report: Report | None = None
         """How the ranks compare, as last worked out."""

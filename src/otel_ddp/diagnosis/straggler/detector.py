@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.regression import Regression
@@ -40,8 +41,12 @@ class _Present(NamedTuple):
 class Stragglers(Detector):
     """The ranks of one run."""
 
-    def __init__(self, hint: Hint | None = None, *, every_step: bool = True) -> None:
-        """*every_step*: all steps are fed, and not samples of them.
+    def __init__(
+        self, hint: Hint | None = None, bounds: Bounds | None = None, *, every_step: bool = True
+    ) -> None:
+        """*bounds*: is fed with the steps that are put side by side.
+
+        *every_step*: all steps are fed, and not samples of them.
 
         Samples show late ranks alone, and their waits are known by when they were launched, which
         may be in forward for a wait in backward.
@@ -50,6 +55,7 @@ class Stragglers(Detector):
         self._recurring = RecurringStalls() if every_step else None
         self._recurs = False
         self._cases = Cases(hint, compute_apart=every_step)
+        self._bounds = bounds
         self._ranks: dict[Labels, RankState] = {}
         self._world_size = 0
         self._alignment = Alignment()
@@ -151,6 +157,8 @@ class Stragglers(Detector):
         self._pace.start_again(ranks)
         if self._recurring is not None:
             self._recurring.start_again(ranks, self._not_compared)
+        if self._bounds is not None:
+            self._bounds.start_again([self._ranks[labels] for labels in ranks])
 
     # -- steps
 
@@ -165,6 +173,8 @@ class Stragglers(Detector):
         self._settle()
         facts = row.facts
         measured = all(each.measured for each in facts)
+        if measured and self._bounds is not None:
+            self._bounds.feed_row(facts, first=row.first)
         if row.first:
             if measured:
                 self._pace.follow(facts)
