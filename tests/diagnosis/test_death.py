@@ -50,12 +50,14 @@ def ended(
     return ended_process._replace(state="finished", cause=cause)
 
 
-def fed(deaths: Deaths, ended: list[EndedProcess], under_nccl: bool = False) -> list[Change]:
-    """All ends that were seen at once."""
+def fed(
+    deaths: Deaths, ended: list[EndedProcess], under_nccl: bool = False, stall: str = ""
+) -> list[Change]:
+    """All ends that were seen at once; *stall*: how all had stood before."""
     for each in ended:
         state = RankState(each.labels, under_nccl=under_nccl)
         deaths.feed(state, Observation(ended=each))
-    return deaths.poll(0)
+    return deaths.poll(0, stall)
 
 
 def seen_at_work(deaths: Deaths, *ranks: int) -> list[Change]:
@@ -616,10 +618,10 @@ HANGS = "for 88 s: rank 1 is in data after step 7 at train.py:31 (load)"
 def test_ranks_that_gave_up_where_nothing_moved_were_most_likely_ended_by_a_watchdog(
     ranks: int,
 ) -> None:
-    deaths = Deaths(lambda: HANGS)
+    deaths = Deaths()
     gave_up = [killed(rank, signal="SIGABRT") for rank in range(ranks)]
     # The signal comes to be known a moment after the death, and the stall is over by then.
-    fed(deaths, [killed(rank) for rank in range(ranks)], under_nccl=True)
+    fed(deaths, [killed(rank) for rank in range(ranks)], under_nccl=True, stall=HANGS)
     (*_, change) = fed(deaths, gave_up)
 
     assert change.verdict.sentence.endswith(
@@ -633,8 +635,7 @@ def test_ranks_that_gave_up_where_nothing_moved_were_most_likely_ended_by_a_watc
     [("", "SIGABRT", True), (HANGS, "SIGKILL", True), (HANGS, "SIGABRT", False)],
 )
 def test_no_watchdog_is_blamed_for_another_end(stall: str, signal: str, under_nccl: bool) -> None:
-    deaths = Deaths(lambda: stall)
-    (change,) = fed(deaths, [killed(0, signal=signal)], under_nccl=under_nccl)
+    (change,) = fed(Deaths(), [killed(0, signal=signal)], under_nccl, stall)
 
     assert "watchdog" not in change.verdict.sentence
 
@@ -648,6 +649,6 @@ def test_no_watchdog_is_blamed_for_another_end(stall: str, signal: str, under_nc
     ],
 )
 def test_deaths_after_a_hang_are_told_as_its_end(gone: list[EndedProcess]) -> None:
-    (change,) = fed(Deaths(lambda: HANGS), gone)
+    (change,) = fed(Deaths(), gone, stall=HANGS)
 
     assert change.verdict.sentence.endswith(f". Before that, no rank had moved {HANGS}.")

@@ -102,8 +102,7 @@ class Bench:
         began_ns = [rank.process.reader.created_monotonic_ns for rank in self.ranks]
         for rank, own_ns in zip(self.ranks, began_ns, strict=True):
             rank.at_ns = max(began_ns) - own_ns
-        self.quiet = True
-        self.arrivals = Arrivals(self.source, quiet=lambda: self.quiet)
+        self.arrivals = Arrivals(self.source)
         self.now_s = 1000.0
         self.random = random.Random(1)
         for rank in self.ranks:
@@ -136,8 +135,7 @@ class Bench:
 
     def poll(self, later_s: float = 1.0, quiet: bool = True) -> list[Change]:
         self.now_s += later_s
-        self.quiet = quiet
-        return self.arrivals.poll(int(self.now_s * 1e9))
+        return self.arrivals.poll(int(self.now_s * 1e9), quiet)
 
     def asked(self) -> list[int | None]:
         return [rank.asked() for rank in self.ranks]

@@ -70,12 +70,10 @@ class Arrivals(Detector):
         self,
         source: Callable[[Labels], Source | None],
         hint: Hint | None = None,
-        quiet: Callable[[], bool] = lambda: True,
     ) -> None:
-        """*source*: the process of a rank. *quiet*: no rank is asked anything else now."""
+        """*source*: the process of a rank."""
         self._source = source
         self._hint = hint
-        self._quiet = quiet
         self._stragglers = Stragglers(self._with_source, every_step=False)
         self._states: dict[Labels, RankState] = {}
         self._ranks: dict[Labels, _Rank] = {}
@@ -136,14 +134,15 @@ class Arrivals(Detector):
 
     # -- asking
 
-    def poll(self, now_ns: int) -> list[Change]:
+    def poll(self, now_ns: int, quiet: bool = True) -> list[Change]:
+        """*quiet*: no rank is asked anything else now."""
         if not self.wanted:
             self._start_again()
         elif self._asked_ns is not None:
             self._read_answers(now_ns)
         # At once: the sooner they are asked, the less there is to write down, and the sooner it is
         # known what an answer costs. After that as soon as the ranks allow it.
-        elif self._quiet() and now_ns >= self._next_ns:
+        elif quiet and now_ns >= self._next_ns:
             self._ask(now_ns)
         if self._compared_ns is not None and now_ns - self._compared_ns > _STALE_NS:
             self._start_again()

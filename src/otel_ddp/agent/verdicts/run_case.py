@@ -156,15 +156,20 @@ class RunCase:
         self._world = _Worlds()
         self._processes = _Processes()
         self._exits = Exits()
-        silence = Silence()
-        self.stalls = Stalls(floor_s, lambda: silence.unheard)
+        self._deaths = Deaths()
+        self._silence = Silence()
+        self.stalls = Stalls(floor_s)
         bounds = Bounds()
         self.stragglers = Stragglers(hint, bounds)
-        self.arrivals = Arrivals(self._processes.living, hint, self._may_ask_when)
-        self._deaths = Deaths(lambda: self.stalls.told, lambda: silence.unheard)
+        self.arrivals = Arrivals(self._processes.living, hint)
+        self._others: Sequence[Detector] = (bounds, MemoryCreep(), Nonfinite())
         self._detectors: Sequence[Detector] = (
-            *(self._deaths, silence, self.stalls, self.stragglers, self.arrivals),
-            *(bounds, MemoryCreep(), Nonfinite()),
+            self._deaths,
+            self._silence,
+            self.stalls,
+            self.stragglers,
+            self.arrivals,
+            *self._others,
         )
         self.last_report: Report | None = None
         """How the ranks compare, as last worked out."""
@@ -260,7 +265,7 @@ class RunCase:
             for detector in self._detectors:
                 _contained(detector.leave_out, left_out)
         self._feed_ends(now_ns)
-        changes = [change for each in self._detectors for change in _contained(each.poll, now_ns)]
+        changes = self._poll_detectors(now_ns)
         for verdict, opened in changes:
             self.reports.found.pop(verdict.key, None)
             if opened:
@@ -271,6 +276,18 @@ class RunCase:
         for labels, question in self.stalls.questions.items() if self.judgement is None else ():
             if (source := self._processes.living(labels)) is not None:
                 source.ask(question, now_ns)
+        return changes
+
+    def _poll_detectors(self, now_ns: int) -> list[Change]:
+        # Ranks that ended stood before that, if they did: so deaths come before stalls.
+        stall, unheard = self.stalls.told, self._silence.unheard
+        changes = [*_contained(self._deaths.poll, now_ns, stall, unheard)]
+        changes += _contained(self._silence.poll, now_ns)
+        changes += _contained(self.stalls.poll, now_ns, self._silence.unheard)
+        changes += _contained(self.stragglers.poll, now_ns)
+        changes += _contained(self.arrivals.poll, now_ns, self._may_ask_when())
+        for each in self._others:
+            changes += _contained(each.poll, now_ns)
         return changes
 
     def follow(self, judgement: Judgement | None, now_ns: int) -> list[Change]:

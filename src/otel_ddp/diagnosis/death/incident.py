@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from otel_ddp.diagnosis.death.cause import (
@@ -97,15 +97,7 @@ class _Incident:
 class Deaths(Detector):
     """The ends of one run. An incident is one verdict, however many ranks it took."""
 
-    def __init__(
-        self, stall: Callable[[], str] = str, unheard: Callable[[], Collection[Labels]] = tuple
-    ) -> None:
-        """*stall*: for how long no rank has moved, and why; empty where ranks move.
-
-        *unheard*: the nodes of the run that are no longer heard.
-        """
-        self._stall = stall
-        self._unheard = unheard
+    def __init__(self) -> None:
         self._incidents: list[_Incident] = []
         self._ended: list[EndedProcess] = []
         self._finished: dict[Labels, EndedProcess] = {}
@@ -136,8 +128,12 @@ class Deaths(Detector):
     def forget(self, labels: Labels) -> None:
         self._at_work.discard(labels)
 
-    def poll(self, now_ns: int) -> list[Change]:
-        """All ends that were seen since the last poll are judged at once."""
+    def poll(self, now_ns: int, stall: str = "", unheard: Collection[Labels] = ()) -> list[Change]:
+        """All ends that were seen since the last poll are judged at once.
+
+        *stall*: for how long no rank had moved before them, and why; empty where ranks moved.
+        *unheard*: the nodes of the run that are no longer heard.
+        """
         ended, self._ended = self._ended, []
         changes, self._changes = self._changes, []
         touched: list[_Incident] = []
@@ -148,13 +144,13 @@ class Deaths(Detector):
             self._finished.pop(each.labels, None)
             incident = next((known for known in self._incidents if known.includes(each)), None)
             if incident is None:
-                incident = _Incident(self._stall(), self._under_nccl)
+                incident = _Incident(stall, self._under_nccl)
                 self._incidents = [incident, *self._incidents][:_MOST_INCIDENTS]
             incident.members[each.labels] = each
             if incident not in touched:
                 touched.append(incident)
         for incident in touched:
-            incident.unheard = sorted(dict(node).get("node", "?") for node in self._unheard())
+            incident.unheard = sorted(dict(node).get("node", "?") for node in unheard)
             changes += incident.update([*self._finished.values()], self._at_work)
         return changes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
@@ -60,14 +60,10 @@ class Stalls(Detector):
     Times are nanoseconds since 1970, on a clock that does not jump when the machine's is set.
     """
 
-    def __init__(
-        self,
-        floor_s: float = 60.0,
-        unheard: Callable[[], Collection[Labels]] = tuple,
-    ) -> None:
-        """*floor_s*: the shortest limit. *unheard*: the nodes that are not heard."""
+    def __init__(self, floor_s: float = 60.0) -> None:
+        """*floor_s*: the shortest limit."""
         self._floor_s = floor_s
-        self._unheard = unheard
+        self._unheard: Collection[Labels] = ()
         self._ranks: dict[Labels, RankMovement] = {}
         # Where each living rank is now, and what it has answered.
         self._living: dict[Labels, Suspect] = {}
@@ -123,7 +119,9 @@ class Stalls(Detector):
                 if spent_ns > 1e9 * rank.longest_s.get(phase, 0.0):
                     rank.learn_stretch(phase, began_ns, began_ns + spent_ns)
 
-    def poll(self, now_ns: int) -> list[Change]:
+    def poll(self, now_ns: int, unheard: Collection[Labels] = ()) -> list[Change]:
+        """*unheard*: the nodes that are not heard."""
+        self._unheard = unheard
         # A living process may have the labels of one that has ended, and replaces it. Those of a
         # larger world may have finished, and this process goes on without them.
         found = {
@@ -245,10 +243,10 @@ class Stalls(Detector):
     # -- the verdict
 
     def _find(self, living: Mapping[Labels, Suspect], found: Mapping[Labels, Suspect]) -> Findings:
-        unheard = self._unheard()
         if len({dict(labels).get("node") for labels in found}) > 1:
+            heard = {each: _common_labels([each]) not in self._unheard for each in living}
             living = {
-                labels: each._replace(on_nodes=True, heard=_common_labels([labels]) not in unheard)
+                labels: each._replace(on_nodes=True, heard=heard[labels])
                 for labels, each in living.items()
             }
         ended = [each for labels, each in found.items() if labels not in living]
