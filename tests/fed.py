@@ -52,7 +52,7 @@ class ReadRank(WrittenRank):
         self.alive = True
         reader = JournalReader(self.writer.path)
         host = Host(reader) if causes is None else _OfTest(reader, causes, Parents(causes))
-        self.process = Process(host, lambda _: node)
+        self.process, self.reader = Process(host, lambda _: node), reader
 
     def poll(self) -> None:
         now_ns = time.time_ns()
@@ -61,7 +61,7 @@ class ReadRank(WrittenRank):
         self.process = self.process.poll(now_ns, self.alive)
 
     def close(self) -> None:
-        self.process.reader.close()
+        self.reader.close()
         super().close()
 
 
@@ -83,7 +83,7 @@ class Fed:
         self.ledger, self.ledger.keep_history = ledger, True
         self.readers.append(JournalReader(self.writer.path))
         self.process = Process(Host(self.readers[-1]), self.names.name)
-        self.exports = Exports(self.process, ledger, summaries)
+        self.exports = Exports(self.readers[-1], self.process, ledger, summaries)
 
     def steps(self, *numbers: int) -> None:
         """Of 10 ms each, half forward and half a wait."""
@@ -110,7 +110,7 @@ class Fed:
 
     def start_again(self) -> None:
         """Start another agent after one that was killed."""
-        self.process.reader.close()
+        self.exports.reader.close()
         self.read_by(Ledger(), {})
 
     def rows(self, metric: catalog.Metric) -> list[Series]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from otel_ddp.history.terminal import Card, CardValue, shown_s
+from otel_ddp.journal.parser import Journal
 from otel_ddp.journal.process_state import ProcessState
-from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.values import chosen_directions, direction, last_values, read_extremes
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES
 
 
 def card_of(
-    reader: JournalReader,
+    reader: Journal,
     state: str,
     lasted_s: float,
     sentences: Sequence[str] = (),
@@ -50,7 +50,7 @@ def card_of(
 class _Totals:
     """What the process has counted."""
 
-    def __init__(self, reader: JournalReader) -> None:
+    def __init__(self, reader: Journal) -> None:
         self._totals = reader.totals()
 
     def sum_of(self, metric: catalog.Metric) -> float:
@@ -76,7 +76,7 @@ class _Totals:
         return by_clock.get("device") or by_clock.get("host") or {}
 
 
-def _values(reader: JournalReader) -> tuple[list[CardValue], int]:
+def _values(reader: Journal) -> tuple[list[CardValue], int]:
     """The logged values, those with a best one first; and the last step of any of them."""
     chosen, extremes = chosen_directions(reader), dict(read_extremes(reader))
     values, last_step = [], -1

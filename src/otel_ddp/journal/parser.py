@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files
@@ -34,6 +35,8 @@ _WORDS = frozenset(
     }
 )
 _MOST_RANKS = 2**31
+# Where a record has what its type says.
+_WORDS_AT, _VALUES_AT = RECORD.size + 8, RECORD.size + SCALARS_HEAD.size
 # Without the code that lies above it in the same word.
 _VALUE = layout.WORD_VALUE
 
@@ -179,8 +182,8 @@ class Definitions:
                 at += skipped
                 continue
             self.stuck = 0
-            size, kind, _, payload = parsed
-            self._define(kind, payload)
+            size, kind, _, whole = parsed
+            self._define(kind, whole[RECORD.size :])
             at += size
         self.position += min(at, len(block))
 
@@ -210,19 +213,26 @@ class Definitions:
             self.totals.append(content)
 
 
+Made = Callable[[int, bytes, int], Any]
+
+
 class Records:
     """The records of a ring, in their order."""
 
-    def __init__(self, mark: tuple[int, int, int] = (0, 1, 0)) -> None:
-        """*mark*: how far they were read before, the number of the next, and how many were lost."""
+    def __init__(self, mark: tuple[int, int, int] = (0, 1, 0), made: Made | None = None) -> None:
+        """*mark*: how far they were read before, the number of the next, and how many were lost.
+
+        *made*: makes one of its type, all its bytes and its position; None: it makes no sense.
+        """
         self.position, self.expected, self.lost = mark
+        self._made = made or _parsed
         self.unreadable = 0
         self.stuck = 0
         """How many reads in a row have found nothing at our position."""
 
-    def feed(self, block: bytes, stop: int | None = None) -> list[Record]:
+    def feed(self, block: bytes, stop: int | None = None) -> list[Any]:
         """Every whole record of this block, from our position on, that starts before *stop*."""
-        records: list[Record] = []
+        records: list[Any] = []
         stop = len(block) if stop is None else stop
         at = 0
         while at < stop:
@@ -238,7 +248,7 @@ class Records:
                 at = min(len(block), at + skipped)
                 continue
             self.stuck = 0
-            size, kind, number, payload = parsed
+            size, kind, number, whole = parsed
             at += size
             if kind == layout.PAD:
                 continue
@@ -247,7 +257,7 @@ class Records:
             if gap < 0x80000000:
                 self.lost += gap
             self.expected = (number + 1) & 0xFFFFFFFF
-            record = _parsed(kind, payload, position)
+            record = self._made(kind, whole, position)
             if record is None:
                 self.unreadable += 1
             else:
@@ -277,16 +287,21 @@ class Journal:
     """What one journal says, wherever its bytes come from."""
 
     def __init__(
-        self, name: str, head: Head, content: Bytes, definitions: Definitions, ring: Records
+        self, path: Path, head: Head, content: Bytes, definitions: Definitions, ring: Records
     ) -> None:
-        self.name, self.ring = name, ring
-        _, self._areas, self.pid, self.start_ticks, self.created_ns, created_ns = head
+        """*path*: where it lies on the node of its process."""
+        self.path, self.ring = path, ring
+        _, self.areas, self.pid, self.start_ticks, self.created_ns, created_ns = head
         self.created_monotonic_ns = created_ns
-        self._content = content
+        self.content = content
         self._definitions = definitions
         self.config, self.facts = definitions.config, definitions.facts
         self.names = definitions.names
         self._last_progress: ProgressRecord | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.name
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -294,9 +309,18 @@ class Journal:
         return self._definitions.identity
 
     @property
+    def defined(self) -> int:
+        """How far the definitions are read."""
+        return self._definitions.position
+
+    @property
     def position(self) -> int:
         """How far the ring is read."""
         return self.ring.position
+
+    def bookmark(self) -> tuple[int, int, int]:
+        """From where on to read the ring again, as `Records` takes it."""
+        return self.ring.position, self.ring.expected, self.ring.lost
 
     @property
     def lost(self) -> int:
@@ -308,16 +332,29 @@ class Journal:
         """How many records and definitions made no sense."""
         return self.ring.unreadable + self._definitions.unreadable
 
+    def read_definitions(self) -> None:
+        """Reads the definitions since the last call."""
+
+    def read(self) -> list[Record]:
+        """Every whole record since the last read, in order; overwritten records are counted."""
+        raise NotImplementedError
+
+    def unread_ratio(self) -> float:
+        """The unread part of the ring, 0 to 1."""
+        return 0.0
+
     # -- what is overwritten in place
 
     def latest(self) -> list[Scalars]:
         """The last record of each set of names, oldest first."""
-        start, room = self._areas.latest
-        end = min(self._content.word(layout.LATEST_POSITION), room)
+        start, room = self.areas.latest
+        end = min(self.content.word(layout.LATEST_POSITION), room)
+        # After the position: what the records before it refer to is defined by then.
+        self.read_definitions()
         found = []
         at = 0
         while at + layout.LATEST_HEAD.size <= end:
-            head = self._content.read(start + at, layout.LATEST_HEAD.size)
+            head = self.content.read(start + at, layout.LATEST_HEAD.size)
             if len(head) < layout.LATEST_HEAD.size:
                 break
             size, complement, position = layout.LATEST_HEAD.unpack(head)
@@ -326,7 +363,7 @@ class Journal:
                 break
             if not RECORD.size <= size <= layout.LARGEST_RECORD or size % 8:
                 break
-            block = self._content.read(start + at, size)
+            block = self.content.read(start + at, size)
             parsed = _record(block, 0, position) if len(block) == size else None
             # Incomplete: its writer is writing it, or died there. The ring has it as well.
             if parsed is not None and parsed[1] == layout.SCALARS:
@@ -339,8 +376,8 @@ class Journal:
 
     def totals(self, metric: str = "") -> list[Total]:
         """The present value of every total, or of those of this metric."""
-        start, room = self._areas.totals
-        block = self._content.read(start, min(room, _MOST_TOTALS))
+        start, room = self.areas.totals
+        block = self.content.read(start, min(room, _MOST_TOTALS))
         places = self._definitions.totals
         if metric:
             places = [each for each in places if each.get("metric") == metric]
@@ -350,8 +387,8 @@ class Journal:
     def progress(self) -> ProgressRecord | None:
         """The progress of the process, each word as last written; None before the first state."""
         # The state first: it is written after all the rest.
-        if self._content.word(layout.STATE):
-            block = self._content.read(layout.PHASE, layout.PROGRESS.size)
+        if self.content.word(layout.STATE):
+            block = self.content.read(layout.PHASE, layout.PROGRESS.size)
             if len(block) == layout.PROGRESS.size:
                 phase, name, step, expect_ms, state = layout.PROGRESS.unpack(block)
                 self._last_progress = ProgressRecord(
@@ -368,11 +405,11 @@ class Journal:
 
     def in_mark(self) -> bool:
         """Whether it records an event of ours on its device, which a full launch queue delays."""
-        return self._content.word(layout.IN_MARK) == 1
+        return self.content.word(layout.IN_MARK) == 1
 
     def reason(self) -> str:
         """Why the run ended; empty if the run did not say."""
-        block = self._content.read(layout.REASON, layout.REASON_BYTES)
+        block = self.content.read(layout.REASON, layout.REASON_BYTES)
         if len(block) < layout.REASON_HEAD.size:
             return ""
         size, crc = layout.REASON_HEAD.unpack_from(block)
@@ -382,39 +419,50 @@ class Journal:
         return clean_text(text)
 
 
+def whole_records(block: bytes, position: int) -> Iterator[tuple[int, int, bytes]]:
+    """The position, type and all bytes of each record here, up to the first that is not whole."""
+    at = 0
+    while at + RECORD.size <= len(block):
+        if (parsed := _record(block, at, position + at)) is None:
+            return
+        size, kind, _, whole = parsed
+        yield position + at, kind, whole
+        at += size
+
+
 def _record(block: bytes, at: int, position: int) -> tuple[int, int, int, bytes] | None:
-    """Size, type, number and payload of the record here; None if it is not whole."""
+    """Size, type, number and all bytes of the record here; None if it is not whole."""
     crc, size, kind, _, number = RECORD.unpack_from(block, at)
     if size < RECORD.size or size % 8 or at + size > len(block):
         return None
     end = at + (RECORD.size if kind == layout.PAD else size)
     if checksum(memoryview(block)[at + 4 : end], position) != crc:
         return None
-    return size, kind, number, block[at + RECORD.size : end]
+    return size, kind, number, block[at:end]
 
 
-def _parsed(kind: int, payload: bytes, position: int) -> Record | None:
+def _parsed(kind: int, whole: bytes, position: int) -> Record | None:
     if kind == layout.SCALARS:
-        return _scalars(payload, position)
+        return _scalars(whole, position)
     if kind in (layout.STEPS, layout.DEVICE_STEPS):
-        if len(payload) < 16:
+        words = whole[_WORDS_AT:]
+        if len(words) < 8:
             return None
-        on_device = kind == layout.DEVICE_STEPS
-        return Steps(int.from_bytes(payload[:8], "little"), payload[8:], position, on_device)
+        offset = int.from_bytes(whole[RECORD.size : _WORDS_AT], "little")
+        return Steps(offset, words, position, kind == layout.DEVICE_STEPS)
     if kind in (layout.SPAN, layout.EVENT, layout.END):
-        content = _document(payload)
+        content = _document(whole[RECORD.size :])
         return None if content is None else Document(kind, content, position)
     return None
 
 
-def _scalars(payload: bytes, position: int) -> Scalars | None:
-    if len(payload) < SCALARS_HEAD.size:
+def _scalars(whole: bytes, position: int) -> Scalars | None:
+    if len(whole) < _VALUES_AT:
         return None
-    count, _, time_ns, step, epoch = SCALARS_HEAD.unpack_from(payload)
-    values_at = SCALARS_HEAD.size + padded(4 * count)
-    if count == 0 or values_at + 8 * count > len(payload) or time_ns < 0:
+    count, _, time_ns, step, epoch = SCALARS_HEAD.unpack_from(whole, RECORD.size)
+    if count == 0 or _VALUES_AT + padded(4 * count) + 8 * count > len(whole) or time_ns < 0:
         return None
-    pairs = _pairs(count)(payload, SCALARS_HEAD.size)
+    pairs = _pairs(count)(whole, _VALUES_AT)
     return Scalars(
         time_ns,
         None if step == layout.NO_STEP else step,

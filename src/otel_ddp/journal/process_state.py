@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
-from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.parser import Journal
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import (
     ENDED_STATES,
@@ -39,14 +39,12 @@ def state_of(recorded: int | None, alive: bool, ended_well: bool | None = False)
     return STATES["finished" if ended_well else "killed"]
 
 
-def made_steps(reader: JournalReader) -> bool:
+def made_steps(reader: Journal) -> bool:
     """Whether the hooks in this process have counted a step of training."""
-    return any(
-        each.values[0] for each in reader.totals() if each.metric == catalog.TRAINING_STEPS.name
-    )
+    return any(each.values[0] for each in reader.totals(catalog.TRAINING_STEPS.name))
 
 
-def last_step(reader: JournalReader, of_values: int | None) -> int | None:
+def last_step(reader: Journal, of_values: int | None) -> int | None:
     """The last step of training; where no hooks count steps, the highest of a value."""
     progress = reader.progress()
     counted = None if progress is None else progress.step
@@ -78,17 +76,17 @@ class End(NamedTuple):
 NOTHING_KNOWN = End()
 
 
-def parent(reader: JournalReader) -> int | None:
+def parent(reader: Journal) -> int | None:
     """The process that started this one by multiprocessing, as this one sees it; None: none did."""
     return plain.whole(reader.facts.get("parent"))
 
 
-def in_pool(reader: JournalReader) -> bool:
+def in_pool(reader: Journal) -> bool:
     """Whether this is a worker of a pool, which does one task after another."""
     return reader.facts.get("pool") is True
 
 
-def has_returned(reader: JournalReader) -> bool:
+def has_returned(reader: Journal) -> bool:
     """Whether the thread that trained has ended between two steps: its process is a container.
 
     Ray's workers leave with 1, or are killed, once the function that trains has returned.
@@ -96,7 +94,7 @@ def has_returned(reader: JournalReader) -> bool:
     return reader.facts.get("returned") is True and _between_phases(reader)
 
 
-def _between_phases(reader: JournalReader) -> bool:
+def _between_phases(reader: Journal) -> bool:
     progress = reader.progress()
     if progress is None or progress.phase_name:
         return False
@@ -104,7 +102,7 @@ def _between_phases(reader: JournalReader) -> bool:
     return progress.phase_code in (_OTHER, UNMEASURED)
 
 
-def is_idle(reader: JournalReader) -> bool:
+def is_idle(reader: Journal) -> bool:
     """Whether this is a child of multiprocessing with no step and no phase under way.
 
     A pool ends its workers by SIGTERM while they wait for a task; so does a parent that has no
@@ -117,7 +115,7 @@ def is_idle(reader: JournalReader) -> bool:
     return in_pool(reader) or not made_steps(reader)
 
 
-def ended_by_parent(reader: JournalReader, end: End = NOTHING_KNOWN) -> bool:
+def ended_by_parent(reader: Journal, end: End = NOTHING_KNOWN) -> bool:
     """Whether this process, which recorded no end, was ended after its work."""
     if has_returned(reader):
         signal = end.cause.get("signal", "SIGKILL")
@@ -219,7 +217,7 @@ class ProcessState:
     @classmethod
     def read(
         cls,
-        reader: JournalReader,
+        reader: Journal,
         state: int,
         *,
         of_values: int | None = None,
@@ -257,7 +255,7 @@ class ProcessState:
             seen_alive_ns=seen_alive_ns or None,
             started_ns=reader.created_ns,
             lost=reader.lost,
-            journal=reader.path.name,
+            journal=reader.name,
             measuring=measuring(reader.facts.get("measuring")),
         )
 

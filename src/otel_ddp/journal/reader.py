@@ -7,6 +7,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from otel_ddp import files
 from otel_ddp.journal import layout
@@ -16,9 +17,9 @@ from otel_ddp.journal.parser import (
     Definitions,
     Head,
     Journal,
+    Made,
     Record,
     Records,
-    Scalars,
     Unreadable,
 )
 
@@ -39,7 +40,7 @@ class CannotOpen(Unreadable):
 
 
 @dataclass
-class _File(Bytes):
+class FileBytes(Bytes):
     """The journal's bytes. What was cut off, or is asked for after the end, is not there."""
 
     fd: int = -1
@@ -50,6 +51,19 @@ class _File(Bytes):
             return os.pread(self.fd, size, at)
         except OSError:
             return b""
+
+    def again(self) -> FileBytes:
+        """The same bytes, also once these are closed and the file is deleted."""
+        try:
+            return FileBytes(os.dup(self.fd))
+        except OSError:
+            return FileBytes()
+
+    def close(self) -> None:
+        """Later reads find nothing."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class _Definitions(Definitions):
@@ -64,11 +78,17 @@ class _Definitions(Definitions):
         return 8
 
 
-class _Ring(Records):
+class Ring(Records):
     """The records of a file, whose writer may overtake us."""
 
-    def __init__(self, file: _File, area: tuple[int, int], mark: tuple[int, int, int]) -> None:
-        super().__init__(mark)
+    def __init__(
+        self,
+        file: FileBytes,
+        area: tuple[int, int],
+        mark: tuple[int, int, int],
+        made: Made | None = None,
+    ) -> None:
+        super().__init__(mark, made)
         self._file = file
         self._start, self.size = area
         # A record, and the padding before it, are written before they are published.
@@ -81,18 +101,21 @@ class _Ring(Records):
         # Always a multiple of eight, unless it is damaged.
         return self._file.word(layout.RING_POSITION) & ~7
 
-    def read(self, end: int) -> list[Record]:
-        """Every whole record up to this end, in order; overwritten records are counted."""
-        records: list[Record] = []
+    def read(self, end: int, most: int = _MOST_BYTES - layout.LARGEST_RECORD) -> list[Any]:
+        """Every whole record up to this end, in order; overwritten records are counted.
+
+        *most*: records that begin within so many bytes.
+        """
+        records: list[Any] = []
         if end - self.position > self.size:
             if self.end() < end:
                 return records  # Damaged: a position only grows.
             self.position = end - self.size
         read_bytes = 0
-        while self.position < end and read_bytes < _MOST_BYTES:
+        while self.position < end and read_bytes < most:
             offset = self.position % self.size
             whole = min(end - self.position, self.size - offset)
-            want = min(whole, _MOST_BYTES)
+            want = min(whole, most + layout.LARGEST_RECORD)
             block = self._file.read(self._start + offset, want)
             # The cut-off end of a file counts as zeros: no record, and given up in time.
             block += bytes(want - len(block))
@@ -121,14 +144,15 @@ class _Ring(Records):
 class JournalReader(Journal):
     """One journal of another process. Raises `Unreadable` on opening, and nothing afterwards."""
 
-    ring: _Ring
+    ring: Ring
+    content: FileBytes
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._taken_path = path.with_suffix(layout.TAKEN_SUFFIX)
-        self._file = _File()
+        self.content = FileBytes()
         try:
-            self._file.fd = files.open_own(path)
+            self.content.fd = files.open_own(path)
             self._open()
         except OSError as error:
             self.close()
@@ -138,40 +162,38 @@ class JournalReader(Journal):
             raise
 
     def _open(self) -> None:
-        found = os.fstat(self._file.fd)
-        # Not _File.read: an error of the system says nothing about the file.
+        found = os.fstat(self.content.fd)
+        # Not FileBytes.read: an error of the system says nothing about the file.
         content = b""
         if stat.S_ISREG(found.st_mode):
-            content = os.pread(self._file.fd, layout.HEAD_BYTES, 0)
+            content = os.pread(self.content.fd, layout.HEAD_BYTES, 0)
         head = Head.parse(content, str(self.path))
         if found.st_size < head.size:
             raise Unreadable(f"{self.path} is damaged")
         mark = layout.read_taken(self._taken_path) or (0, 1, 0)
-        ring = _Ring(self._file, head.areas.ring, mark)
-        super().__init__(self.path.name, head, self._file, _Definitions(), ring)
+        ring = Ring(self.content, head.areas.ring, mark)
+        super().__init__(self.path, head, self.content, _Definitions(), ring)
         self.read_definitions()
 
     def read_definitions(self) -> None:
-        """Reads the definitions since the last call."""
-        definitions, (start, room) = self._definitions, self._areas.definitions
-        end = min(self._file.word(layout.DEFINITIONS_POSITION), room)
+        definitions, (start, room) = self._definitions, self.areas.definitions
+        end = min(self.content.word(layout.DEFINITIONS_POSITION), room)
         while (position := definitions.position) < end:
             most = _MOST_DAMAGED if definitions.stuck else _MOST_BYTES
-            block = self._file.read(start + position, min(end - position, most))
+            block = self.content.read(start + position, min(end - position, most))
             definitions.feed(block, more=position + len(block) < end)
             # One piece of a damaged stretch a call: however long it is, other journals wait for us.
             if definitions.position == position or definitions.stuck:
                 break
 
     def read(self) -> list[Record]:
-        """Every whole record since the last read, in order; overwritten records are counted."""
         end = self.ring.end()
         # After the position: what the records before it refer to is defined by then.
         self.read_definitions()
         return self.ring.read(end)
 
     def commit(self, position: int, expected: int, lost: int) -> None:
-        """Records that everything before *position* was delivered."""
+        """Records that everything before this bookmark was delivered."""
         content = layout.TAKEN.pack(position, expected, lost, 0)[:-4]
         content += checksum(content, 0).to_bytes(4, "little")
         # If the directory is full or gone, some records may be read again.
@@ -182,30 +204,21 @@ class JournalReader(Journal):
             finally:
                 os.close(fd)
 
-    def bookmark(self) -> tuple[int, int, int]:
-        """The arguments of `commit`, as of now."""
-        return self.ring.position, self.ring.expected, self.ring.lost
-
-    def latest(self) -> list[Scalars]:
-        self.read_definitions()
-        return super().latest()
-
     def writer_is_alive(self) -> bool:
         """Whether a process holds the journal's lock: true across PID namespaces, unlike a pid."""
         try:
-            return files.holder(self._file.fd) is not None
+            return files.holder(self.content.fd) is not None
         except (OSError, ValueError):
             return False
 
     def was_removed(self) -> bool:
         """Whether the file has no name any more: only those who have it open can read it."""
         try:
-            return os.fstat(self._file.fd).st_nlink == 0
+            return os.fstat(self.content.fd).st_nlink == 0
         except OSError:
             return False
 
     def unread_ratio(self) -> float:
-        """The unread part of the ring, 0 to 1."""
         unread = max(0, self.ring.end() - self.ring.position)
         return float(min(1.0, unread / self.ring.size))
 
@@ -215,6 +228,4 @@ class JournalReader(Journal):
 
     def close(self) -> None:
         """Closes the file; later reads return nothing."""
-        fd, self._file.fd = self._file.fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self.content.close()

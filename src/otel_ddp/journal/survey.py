@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from otel_ddp import files, plain
-from otel_ddp.journal.parser import Unreadable
+from otel_ddp.journal.parser import Journal, Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import (
     End,
@@ -161,7 +161,7 @@ def _process(reader: JournalReader) -> ProcessState:
     return with_texts(found, reader)
 
 
-def with_texts(process: ProcessState, reader: JournalReader) -> ProcessState:
+def with_texts(process: ProcessState, reader: Journal) -> ProcessState:
     """The same with its long texts."""
     return replace(
         process,

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp import files, plain
 from otel_ddp.journal import layout
-from otel_ddp.journal.parser import Name, clean_text
-from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.parser import Journal, Name, clean_text
 from otel_ddp.vocabulary import catalog
 
 
@@ -128,12 +127,12 @@ class Extremes(NamedTuple):
         return self.lowest if way == "min" else self.highest
 
 
-def chosen_directions(reader: JournalReader) -> Mapping[str, Any]:
+def chosen_directions(reader: Journal) -> Mapping[str, Any]:
     """What the user says of names whose direction is not guessed."""
     return plain.mapping(reader.facts.get("best"))
 
 
-def last_values(reader: JournalReader) -> dict[Name, Point]:
+def last_values(reader: Journal) -> dict[Name, Point]:
     """The last value of each name."""
     last: dict[Name, Point] = {}
     for record in reader.latest():
@@ -145,7 +144,7 @@ def last_values(reader: JournalReader) -> dict[Name, Point]:
     return last
 
 
-def described(reader: JournalReader) -> list[dict[str, Any]]:
+def described(reader: Journal) -> list[dict[str, Any]]:
     """The summary of a process for people, with its last values; empty where none was kept."""
     last, chosen = last_values(reader), chosen_directions(reader)
     return [
@@ -161,13 +160,13 @@ def described(reader: JournalReader) -> list[dict[str, Any]]:
     ]
 
 
-def write_extremes(reader: JournalReader, extremes: Mapping[Name, Extremes]) -> None:
+def write_extremes(reader: Journal, extremes: Mapping[Name, Extremes]) -> None:
     """Writes them beside a journal; raises OSError."""
     content = [[*name, *low, *high] for name, (low, high) in extremes.items()]
     files.replace(reader.path.with_suffix(layout.SUMMARY_SUFFIX), json.dumps(content))
 
 
-def read_extremes(reader: JournalReader) -> Iterator[tuple[Name, Extremes]]:
+def read_extremes(reader: Journal) -> Iterator[tuple[Name, Extremes]]:
     """What an agent has written beside a journal; nothing of a damaged file."""
     content = files.read_json(reader.path.with_suffix(layout.SUMMARY_SUFFIX), _MOST_BYTES)
     for row in content if isinstance(content, list) else ():

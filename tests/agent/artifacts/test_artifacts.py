@@ -58,7 +58,7 @@ class Here:
         """Take what is named; a reader begins with the first."""
         self.journals.find()
         self.journals.poll()
-        self.artifacts.feed(self.journals.feeds())
+        self.artifacts.feed(self.journals.exports())
 
     def read(self) -> None:
         """All that is named, to the end."""
@@ -87,7 +87,7 @@ class Here:
 
     def close(self) -> None:
         self.artifacts.stop()
-        for each in self.journals.feeds():
+        for each in self.journals.exports():
             each.reader.close()
         self.recorder.close()
 

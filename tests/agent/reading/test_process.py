@@ -91,7 +91,7 @@ def test_the_step_of_a_training_is_not_that_of_a_tracker_which_counts_frames(ben
 def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(bench: Fed) -> None:
     bench.log({"once": 42.0}, step=1)
     bench.poll()
-    bench.process.reader.commit(*bench.process.reader.bookmark())
+    bench.exports.reader.commit(*bench.process.reader.bookmark())
     bench.log({"loss": 2.0}, step=2)
 
     bench.start_again()

@@ -90,7 +90,7 @@ def test_the_best_value_outlives_the_agent_that_has_read_it(node: Node) -> None:
     for step, loss in enumerate([3.0, 1.0, 2.0]):
         log(rank, "loss", loss, step)
     rank.poll()
-    rank.process.reader.commit(*rank.process.reader.bookmark())
+    rank.exports.reader.commit(*rank.process.reader.bookmark())
 
     node.new_agent(rank)
     log(rank, "loss", 1.5, 3)

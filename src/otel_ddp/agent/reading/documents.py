@@ -16,8 +16,7 @@ from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.journal.layout import EVENT, SPAN
-from otel_ddp.journal.parser import Document
-from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.parser import Document, Journal
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES, state_word
 
@@ -27,7 +26,7 @@ CHECKPOINT_EVENT = "training.checkpoint"
 class Documents:
     """One a process. They wait here until the export takes them."""
 
-    def __init__(self, reader: JournalReader, description: RunDescription) -> None:
+    def __init__(self, reader: Journal, description: RunDescription) -> None:
         self.waiting: list[Document] = []
         self._description = description
         self._reader = reader
@@ -87,7 +86,7 @@ def checkpoint_event(document: Document) -> Document | None:
     return Document(EVENT, content, document.position)
 
 
-def _context(reader: JournalReader) -> tuple[str, str] | None:
+def _context(reader: Journal) -> tuple[str, str] | None:
     """The trace and the id of the run's span, which are known from the beginning."""
     known = reader.facts.get("span")
     if not isinstance(known, dict) or not (known.get("trace") and known.get("id")):
@@ -95,7 +94,7 @@ def _context(reader: JournalReader) -> tuple[str, str] | None:
     return str(known["trace"]), str(known["id"])
 
 
-def _run_span(reader: JournalReader, state: int, ended_ns: int) -> dict[str, Any] | None:
+def _run_span(reader: Journal, state: int, ended_ns: int) -> dict[str, Any] | None:
     """The run in this process, as content of a document."""
     if (ids := _context(reader)) is None:
         return None
@@ -142,7 +141,7 @@ _RESTS_NS = 2 * 10**9
 class RunDescription:
     """Of one rank 0. What the agent finds out by itself arrives a little later."""
 
-    def __init__(self, reader: JournalReader, devices: Devices) -> None:
+    def __init__(self, reader: Journal, devices: Devices) -> None:
         self._reader = reader
         self._devices = devices
         self._git: GitState | None = None

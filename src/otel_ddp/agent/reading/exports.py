@@ -9,24 +9,29 @@ from otel_ddp.agent.reading.documents import Documents
 from otel_ddp.agent.reading.logged_values import LoggedValues, Summaries
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.reading.process_series import ProcessSeries
+from otel_ddp.journal.reader import JournalReader
 
 
 class Exports:
     """One a process, fed after each poll of it. Callers hold the lock of the ledger."""
 
     def __init__(
-        self, process: Process, ledger: Ledger, summaries: Summaries | None = None
+        self,
+        reader: JournalReader,
+        process: Process,
+        ledger: Ledger,
+        summaries: Summaries | None = None,
     ) -> None:
         """*summaries*: those of the node's other journals."""
-        self.process = process
-        self.documents = Documents(process.reader, process.description)
+        self.reader, self.process = reader, process
+        self.documents = Documents(reader, process.description)
         self.artifacts: dict[tuple[str, str], dict[str, Any]] = {}
         """By name and direction: what is known of the newest, once it is read."""
         self.unread_artifacts = 0
         self._labels = process.labels
         self._ledger = ledger
-        self._values = LoggedValues(process.reader, ledger, {} if summaries is None else summaries)
-        self._series = ProcessSeries(process.reader, ledger)
+        self._values = LoggedValues(reader, ledger, {} if summaries is None else summaries)
+        self._series = ProcessSeries(reader, ledger)
 
     @property
     def is_sent(self) -> bool:
@@ -44,11 +49,11 @@ class Exports:
             self._series.relabel(labels)
             self._values.relabel(labels)
             self._labels = labels
-        self._values.restore(process.read_from)
+        self._values.restore(process.mark_before[0])
         for record in new.scalars:
             self._values.feed(record)
         if self.is_sent:
-            spans = self.documents.add_steps(new.steps, labels, process.reader.position)
+            spans = self.documents.add_steps(new.steps, labels, self.reader.position)
             for step, span in spans:
                 self._series.exemplify(step, span)
             self.documents.waiting += [*new.spans, *new.events]

@@ -89,9 +89,9 @@ class Journals:
     def _living_identities(self) -> Iterator[Mapping[str, Any]]:
         # The lock says who lives now: what was read last may be a tick old.
         return (
-            each.identity
-            for each in self.processes()
-            if each.is_at_work and each.reader.writer_is_alive()
+            each.process.identity
+            for each in list(self._journals.values())
+            if each.process.is_at_work and each.reader.writer_is_alive()
         )
 
     # -- finding and reading
@@ -116,7 +116,7 @@ class Journals:
             else:
                 unread.pop(path, None)
                 process = Process(self._host(reader), self._names.name, self._devices)
-                self._journals[path] = Exports(process, self._ledger, self._summaries)
+                self._journals[path] = Exports(reader, process, self._ledger, self._summaries)
                 if reader.created_ns < self._keep_before_ns and not reader.writer_is_alive():
                     self._kept.add(path)
         self._unread = unread
@@ -127,13 +127,13 @@ class Journals:
 
     def any_removed(self) -> bool:
         """Whether there is a journal that nobody else can read, since its file was removed."""
-        return any(each.reader.was_removed() for each in self.processes())
+        return any(each.reader.was_removed() for each in self._journals.values())
 
     def leave_place(self) -> None:
         """Go on with the removed journals alone: what is in the place now is another agent's."""
         self._has_place = self._ledger.tells_ends = False
         for path, journal in list(self._journals.items()):
-            reader = journal.process.reader
+            reader = journal.reader
             if not reader.was_removed():
                 del self._journals[path]
                 self._committed.pop(path, None)
@@ -157,20 +157,19 @@ class Journals:
         before = sum(1 for each in self.processes() if each.life.gone_ns)
         for journal in self._journals.values():
             self._poll(journal)
-        processes = self.processes()
-        if sum(1 for each in processes if each.life.gone_ns) > before:
+        if sum(1 for each in self.processes() if each.life.gone_ns) > before:
             # A process that was polled before the dead one, and still lives, did not die first.
-            for each in processes:
-                if not each.life.gone_ns and each.reader.writer_is_alive():
-                    each.life.seen_alive_ns = time.time_ns()
+            for journal in self._journals.values():
+                life = journal.process.life
+                if not life.gone_ns and journal.reader.writer_is_alive():
+                    life.seen_alive_ns = time.time_ns()
 
     @errors.contained()
     def _poll(self, journal: Exports) -> None:
         # The lock is asked before the journal is read: so all that a dead process wrote is read.
         # Nor is it seen alive later than it was, so the time is asked before that.
         now_ns = time.time_ns()
-        process = journal.process
-        process = process.poll(now_ns, process.reader.writer_is_alive())
+        process = journal.process.poll(now_ns, journal.reader.writer_is_alive())
         with self._ledger.lock:
             journal.feed(process, now_ns)
 
@@ -186,7 +185,7 @@ class Journals:
 
     def marks(self) -> Marks:
         """How far each journal is read."""
-        return {path: each.process.reader.bookmark() for path, each in self._journals.items()}
+        return {path: each.reader.bookmark() for path, each in self._journals.items()}
 
     def commit(self, marks: Marks) -> None:
         """What was read up to here is delivered or on disk.
@@ -198,7 +197,7 @@ class Journals:
             before = self._committed.get(path)
             if journal is not None and (before is None or before[0] <= mark[0]) and before != mark:
                 self._committed[path] = mark
-                journal.process.reader.commit(*mark)
+                journal.reader.commit(*mark)
 
     def submitted(self, marks: Marks) -> None:
         """What was read up to here was handed to the delivery in a hurry: once is enough."""
@@ -210,7 +209,7 @@ class Journals:
             not each.process.is_at_work
             and mark not in (self._committed.get(path), self._submitted.get(path))
             for path, each in self._journals.items()
-            for mark in [each.process.reader.bookmark()]
+            for mark in [each.reader.bookmark()]
         )
 
     # -- series
@@ -244,7 +243,7 @@ class Journals:
         return [path for path, journal in self._journals.items() if self._is_done(path, journal)]
 
     def _is_done(self, path: Path, journal: Exports) -> bool:
-        reader = journal.process.reader
+        reader = journal.reader
         return (
             not journal.process.is_at_work
             and not journal.documents.waiting
@@ -258,12 +257,13 @@ class Journals:
     def close(self, done: Collection[Path]) -> None:
         """Keep the descriptions of these journals, and close them."""
         for path in done:
-            process = self._journals.pop(path).process
+            journal = self._journals.pop(path)
+            process = journal.process
             self._committed.pop(path, None)
             self._submitted.pop(path, None)
-            described = with_texts(process.describe(), process.reader)
+            described = with_texts(process.describe(), journal.reader)
             self._ended.append(Ended(process.labels, process.ended_at or 0.0, described))
-            process.reader.close()
+            journal.reader.close()
 
     def delete(self, done: Collection[Path]) -> None:
         """Delete their files: shared memory belongs to the living."""

@@ -8,8 +8,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from otel_ddp.agent.ledger import Labels, Ledger, Series
-from otel_ddp.journal.parser import Name, Scalars
-from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.parser import Journal, Name, Scalars
 from otel_ddp.journal.values import (
     Extremes,
     Point,
@@ -71,7 +70,7 @@ class LoggedValues:
     killed in between leaves values to be read again, which change nothing.
     """
 
-    def __init__(self, reader: JournalReader, ledger: Ledger, summaries: Summaries) -> None:
+    def __init__(self, reader: Journal, ledger: Ledger, summaries: Summaries) -> None:
         self.last_epoch: float | None = None
         self.too_fast = 0
         """How many records were left out because they came too fast: points are a millisecond apart

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from otel_ddp import errors, files
@@ -19,11 +20,11 @@ from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
 from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
 from otel_ddp.journal.layout import END, EVENT
-from otel_ddp.journal.parser import Document, Record, Scalars, Steps
+from otel_ddp.journal.parser import Document, Journal, Record, Scalars, Steps
 from otel_ddp.journal.process_state import ENDED, ProcessState, ended_by_parent, last_step, state_of
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import PHASES, STATES, phase_word, state_word
+from otel_ddp.vocabulary.words import NOT_HEARD, PHASES, STATES, phase_word, state_word
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -66,6 +67,13 @@ class Host:
 
     is_here = True
     """Whether it is the node of this agent."""
+    silent_since_ns = 0
+    """When its node was last heard, where that is too long ago; 0: it is heard."""
+    clock_uncertainty_ns = 0
+    """How far its clock may be from what is believed of it."""
+    logged_step: int | None = None
+    """The last step of the logged values that were read there alone."""
+    reader: Journal
 
     def __init__(self, reader: JournalReader) -> None:
         self.reader = reader
@@ -77,6 +85,14 @@ class Host:
     def ended_well(self) -> bool | None:
         """Whether it had done its work as it died without a last record; None: not known yet."""
         return ended_by_parent(self.reader)
+
+    def update(self, life: Life, now_ns: int, alive: bool) -> None:
+        """Look how it is."""
+        life.update(self, now_ns, alive)
+
+    def nonfinite(self) -> Sequence[NonfiniteValue] | None:
+        """As its node has found them; None: look for yourself."""
+        return None
 
     def watch(self) -> None:
         """Note what can only be read while it lives."""
@@ -149,7 +165,7 @@ class Life:
             else:
                 self.ended_ns = self.gone_ns
 
-    def _was_unseen(self, reader: JournalReader) -> bool:
+    def _was_unseen(self, reader: Journal) -> bool:
         """Whether no agent has seen it alive, or none has looked for long."""
         unseen_ns = self.gone_ns - self.seen_alive_ns
         return self.seen_alive_ns == reader.created_ns or unseen_ns > _PAUSED_NS
@@ -178,7 +194,7 @@ class Process:
         self.labels: Labels = ()
         self.life = Life(self.reader.created_ns)
         self.new = _nothing()
-        self.read_from = self.reader.position
+        self.mark_before = self.reader.bookmark()
         """How far its journal was read before the last poll."""
         self.description = RunDescription(self.reader, devices)
         """What its run says of itself."""
@@ -238,7 +254,7 @@ class Process:
 
     def settled(self) -> bool:
         """Whether its identity is final, or will not become final any more."""
-        if self.identity.get("settled"):
+        if self.identity.get("settled") or not self.is_here:
             return True
         age_s = (time.time_ns() - self.reader.created_ns) / 1e9
         return not self.is_at_work or age_s > _UNSETTLED_S or self.reader.unread_ratio() > 0.5
@@ -256,17 +272,27 @@ class Process:
 
     def step(self) -> int | None:
         """The last step that the process recorded."""
-        return last_step(self.reader, self._logged_step)
+        return last_step(self.reader, self.logged_step)
+
+    @property
+    def logged_step(self) -> int | None:
+        """The last step of its logged values."""
+        return self._host.logged_step if self._logged_step is None else self._logged_step
 
     def describe(self) -> ProcessState:
         """What is known of this process now."""
-        return ProcessState.read(
+        found = ProcessState.read(
             self.reader,
             self.life.state,
-            of_values=self._logged_step,
+            of_values=self.logged_step,
             seen_alive_ns=self.life.seen_alive_ns,
             node=dict(self.labels).get("node", ""),
         )
+        silent_since_ns = self._host.silent_since_ns
+        if not silent_since_ns or not self.is_at_work:
+            return found
+        # The step and phase are those of then.
+        return replace(found, state=NOT_HEARD, phase_since_ns=silent_since_ns)
 
     # -- its records
 
@@ -274,7 +300,7 @@ class Process:
         """Read what is new; the process to go on with: another one where it has other labels."""
         self.new = _nothing()
         self.reader.read_definitions()
-        self.life.update(self._host, now_ns, alive)
+        self._host.update(self.life, now_ns, alive)
         if not self.settled():
             return self
         process = self._named()
@@ -301,11 +327,12 @@ class Process:
             if record.position < reader.position and record.step is not None:
                 self._logged_step = record.step
         self._nonfinite = NonfiniteValues()
-        self._nonfinite.read_before(reader.path, reader.position)
+        if self.is_here:
+            self._nonfinite.read_before(reader.path, reader.position)
         self.watch()
 
     def _read(self, now_ns: int, alive: bool) -> None:
-        new, self.read_from = self.new, self.reader.position
+        new, self.mark_before = self.new, self.reader.bookmark()
         for record in self._overruns.read(now_ns, self.labels, new):
             if isinstance(record, Scalars):
                 new.scalars.append(record)
@@ -315,7 +342,7 @@ class Process:
                 self._read_steps(record)
             elif record.kind == END:
                 # It may have ended after its progress was read.
-                self.life.update(self._host, now_ns, alive)
+                self._host.update(self.life, now_ns, alive)
             elif self.exported:
                 (new.events if record.kind == EVENT else new.spans).append(record)
                 if (saved := checkpoint_event(record)) is not None:
@@ -325,8 +352,12 @@ class Process:
     @errors.contained()
     def _read_steps(self, record: Steps) -> None:
         new, on_device = self.new, record.on_device
-        steps = self._streams[on_device].feed(record)
+        stream = self._streams[on_device]
+        stream.set_clock(self.began_ns)
+        steps = stream.feed(record)
         (new.device_steps if on_device else new.steps).extend(steps)
+        if not self.is_here:
+            return
         estimated = self._shares[on_device].fill(steps)
         (new.device_estimated if on_device else new.estimated).extend(estimated)
 
@@ -373,7 +404,8 @@ class Process:
             in_mark=reader.in_mark(),
             waits_in=self.state().waits_in,
             # On the host's monotonic clock, which the process and the agent share.
-            since_ns=origin_ns + reader.created_monotonic_ns + progress.phase_after_ns,
+            since_ns=(origin_ns + reader.created_monotonic_ns if self.is_here else self.began_ns)
+            + progress.phase_after_ns,
             name="" if name is None else name.text,
             expect_s=progress.expect_ms / 1000 if progress.expect_ms else None,
             written=reader.position,
@@ -382,6 +414,9 @@ class Process:
 
     def nonfinite(self, now_ns: int) -> Sequence[NonfiniteValue]:
         """Its logged values that were finite once, and no longer are."""
+        told = self._host.nonfinite()
+        if told is not None:
+            return told
         return self._nonfinite.find(self.reader.names, now_ns, ended=not self.is_at_work)
 
     def device_memory(self) -> Memory | None:
@@ -425,14 +460,16 @@ class Process:
         alive_ns, ended_ns = self.life.seen_alive_ns, self.life.gone_ns
         if reported_ns := self._reported_end_ns():
             alive_ns = ended_ns = reported_ns
+        # Ends on several nodes are put in order.
+        uncertain_ns = self._host.clock_uncertainty_ns
         return EndedProcess(
             labels=self.labels,
             state=described.state,
             step=described.step,
             phase=described.phase,
             phase_since_ns=described.phase_since_ns,
-            seen_alive_ns=alive_ns,
-            ended_ns=ended_ns,
+            seen_alive_ns=alive_ns - uncertain_ns,
+            ended_ns=ended_ns + uncertain_ns,
             reason=described.reason,
             cause=self.cause(),
             world_size=self.world_size,
@@ -460,7 +497,7 @@ def _whole(value: Any) -> int | None:
 class _Overruns:
     """Reads records; those that were overwritten before are rescued, or counted and said."""
 
-    def __init__(self, reader: JournalReader) -> None:
+    def __init__(self, reader: Journal) -> None:
         self._reader = reader
         self._read_ns = reader.created_ns
         # Not said yet, and when it may be.

@@ -13,9 +13,8 @@ from otel_ddp.agent.reading.documents import RunDescription, label_text
 from otel_ddp.agent.reading.logged_values import LoggedValues
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.journal.layout import trace_id
-from otel_ddp.journal.parser import Total
+from otel_ddp.journal.parser import Journal, Total
 from otel_ddp.journal.process_state import ProcessState
-from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
 
@@ -29,7 +28,7 @@ _OF_ARTIFACT = ("name", "type", "direction", "digest", "uri")
 class ProcessSeries:
     """One a process. The caller of every method holds the ledger's lock."""
 
-    def __init__(self, reader: JournalReader, ledger: Ledger) -> None:
+    def __init__(self, reader: Journal, ledger: Ledger) -> None:
         self._reader = reader
         self._ledger = ledger
         self._labels: Labels = ()

@@ -107,6 +107,12 @@ class StepStream:
         self._expected = 0
         self._forget()
 
+    def set_clock(self, created_ns: int) -> None:
+        """When the journal was made, where that is known anew."""
+        if created_ns != self._created_ns:
+            self._created_ns = created_ns
+            self._forget()
+
     def _forget(self) -> None:
         """The current step is unknown: the next step begins at the next end of one."""
         self._code = _OTHER

@@ -15,7 +15,7 @@ from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S, EndedProcess
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal import process_state
-from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.parser import Journal
 from otel_ddp.vocabulary.words import STATES
 
 # The kernel reports how a worker ended once its parent has asked; and by then the parent of failed
@@ -115,7 +115,7 @@ class Parents:
             return None
         return process_state.ended_by_parent(reader, self._end(reader, cause))
 
-    def _end(self, reader: JournalReader, cause: Mapping[str, Any]) -> process_state.End:
+    def _end(self, reader: Journal, cause: Mapping[str, Any]) -> process_state.End:
         parent = process_state.parent(reader) or 0
         now = self._clock()
         handle = self._handles.get(parent)

@@ -18,6 +18,8 @@ from otel_ddp.journal.reader import JournalReader
 class Here(Host):
     """One a process of this node."""
 
+    reader: JournalReader
+
     def __init__(self, reader: JournalReader, causes: ExitCauses, parents: Parents) -> None:
         super().__init__(reader)
         self._causes, self._parents = causes, parents
