@@ -69,17 +69,6 @@ def test_what_a_process_logged_is_on_the_endpoint_after_it_ended(trained: Traine
     assert labels == ["g", "r", "train", "0", "0"]
 
 
-def test_nothing_configured_means_scrape_only_and_the_status_says_so(trained: Trained) -> None:
-    said = trained.node.agent()
-    output = finished(trained.node.start(sys.executable, "-m", "otel_ddp", "status"))
-
-    assert said["export"].endswith("scrape only")
-    assert "scrape only" in output
-    assert said["scrape"] in output
-    assert "run r, group g, train, world 1" in output
-    assert not trained.node.spool.exists()
-
-
 def test_a_port_that_is_taken_is_no_error_and_is_said(trained: Trained) -> None:
     said = trained.node.agent()
 

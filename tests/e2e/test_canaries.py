@@ -54,6 +54,31 @@ with otel_ddp.init(group="g", run="canaries", config=config) as run:
 """
 
 
+def everything(node: Node, receiver: Receiver, run: str) -> str:
+    """All that is shown, sent and kept of a run that has failed, but for its journals."""
+    until(lambda: node.value("training_state") == 3.0, "the end to be told")
+    until(lambda: any((node.root / "history").glob("postmortem-*.json")), "the post-mortem")
+    until(lambda: node.page("runs")["runs"], "the history")
+    endpoint = node.agent()["scrape"].removesuffix("/metrics")
+    shown = [
+        urllib.request.urlopen(endpoint + path, timeout=10).read().decode()
+        for path in ("/metrics", "/", "/healthz")
+    ]
+    shown += [str(node.page(path, run=run, group="g")) for path in ("runs", "run", "now")]
+    report = ["report", f"g/{run}", "--out", str(node.root / "report")]
+    shown += [
+        node.run(f"from otel_ddp.cli import main; main({command})")
+        for command in (["status"], ["status", "--json"], report)
+    ]
+    shown.append(json.dumps(node.agent()))
+    node.stop_agent()
+    shown += [str(each) for each in (*receiver.points(), *receiver.spans(), *receiver.logs())]
+    # The agent's file and log, the spool, histories, post-mortems, the report.
+    files = [path.read_bytes() for path in node.root.rglob("*") if path.is_file()]
+    kept = [each.decode("latin-1") for each in files if not each.startswith(layout.MAGIC)]
+    return "\n".join([*shown, *kept])
+
+
 def test_secrets_of_a_program_are_nowhere(tmp_path: Path) -> None:
     with Receiver() as receiver, Node(MY_TOKEN=f"{CANARY}-env", OTEL_DDP_LOGS="info") as node:
         node.export_to(receiver.start_http())
@@ -64,31 +89,15 @@ def test_secrets_of_a_program_are_nowhere(tmp_path: Path) -> None:
         program.write_text(PROGRAM)
         process = node.start(sys.executable, program, *arguments, "--token", f"{CANARY}-token")
         process.communicate(timeout=300)
+        journals = [path.read_bytes().decode("latin-1") for path in node.place.journals()]
 
-        until(lambda: node.value("training_state") == 3.0, "the end to be told")
-        written = node.root / "history"
-        until(lambda: any(written.glob("postmortem-*.json")), "the post-mortem")
-        endpoint = node.agent()["scrape"].removesuffix("/metrics")
-        shown = [
-            urllib.request.urlopen(endpoint + path, timeout=300).read().decode()
-            for path in ("/metrics", "/", "/healthz")
-        ]
-        shown += [
-            node.run(f"from otel_ddp.cli import main; main({command})")
-            for command in (["status"], ["status", "--json"])
-        ]
-        node.stop_agent()
-        sent = [*receiver.points(), *receiver.spans(), *receiver.logs()]
-        shown += [str(each) for each in sent]
-        # Journals, the agent's file and log, the spool, post-mortems.
-        files = [path.read_bytes() for path in node.root.rglob("*") if path.is_file()]
+        found = "\n".join([*journals, everything(node, receiver, "canaries")])
 
     assert process.returncode == 1
     # What is looked through is what it should be.
-    everything = "\n".join(shown) + "\n".join(each.decode("latin-1") for each in files)
     for word in ("[hidden]", "config_lr", "refused by https://host/x", "s3://bucket/x", "login"):
-        assert word in everything, word
-    assert CANARY not in everything
+        assert word in found, word
+    assert CANARY not in found
 
 
 # The secret of a lead is in the journal, for the agent of the node: it goes no further.
@@ -120,30 +129,10 @@ def test_the_secret_of_a_lead_is_in_the_journal_alone(tmp_path: Path) -> None:
         reader.close()
         process.communicate("\n", timeout=300)
 
-        until(lambda: node.value("training_state") == 3.0, "the end to be told")
-        written = node.root / "history"
-        until(lambda: any(written.glob("postmortem-*.json")), "the post-mortem")
-        until(lambda: node.page("runs")["runs"], "the history")
-        report = ["report", "g/led", "--out", str(node.root / "report")]
-        shown = [
-            str(node.scrape()),
-            *(str(node.page(path, run="led", group="g")) for path in ("runs", "run", "now")),
-            json.dumps(node.agent()),
-        ]
-        shown += [
-            node.run(f"from otel_ddp.cli import main; main({command})")
-            for command in (["status"], ["status", "--json"], report)
-        ]
-        node.stop_agent()
-        sent = [*receiver.points(), *receiver.spans(), *receiver.logs()]
-        shown += [str(each) for each in sent]
-        # The agent's file and log, the spool, histories, post-mortems, the report.
-        files = [path.read_bytes() for path in node.root.rglob("*") if path.is_file()]
-        files = [each for each in files if not each.startswith(layout.MAGIC)]
+        found = everything(node, receiver, "led")
 
     assert (noted, mode & 0o077) == (secret, 0)
-    everything = "\n".join(shown) + "\n".join(each.decode("latin-1") for each in files)
     for word in ("config_lr", "it fails", "led", "loss"):
-        assert word in everything, word
+        assert word in found, word
     for hidden in (secret, token.read_text(), bytes.fromhex(secret).decode("latin-1")):
-        assert hidden not in everything
+        assert hidden not in found

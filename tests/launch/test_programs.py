@@ -110,19 +110,6 @@ def test_a_program_that_imports_no_torch_has_no_run(program: str) -> None:
     assert journals(str(EXAMPLES / f"from_wandb_guide/{program}_before.py")) == []
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize(
-    ("program", "steps"),
-    [("ddp", 96), ("fsdp", 30), ("gan", 100), ("accumulate_amp_compile", 96)],
-)
-def test_the_line_of_an_example_wins(program: str, steps: int) -> None:
-    ranks = journals(*TORCHRUN, str(EXAMPLES / f"{program}.py"))
-
-    assert [each.identity["group"] for each in ranks] == ["examples", "examples"]
-    assert len({each.identity["run"] for each in ranks}) == 1
-    assert [each.total(catalog.TRAINING_STEPS) for each in ranks] == [steps, steps]
-
-
 POOL = """
 import multiprocessing, sys
 import torch

@@ -174,28 +174,6 @@ def test_whatever_is_queued_lies_on_disk_is_never_given_up_and_keeps_its_order(p
         assert pipeline["processors"] == ["memory_limiter"]
 
 
-# All in one
-
-
-def test_what_a_killed_collector_had_queued_arrives_after_its_restart(
-    binaries: Binaries, prometheus: Prometheus, tmp_path: Path
-) -> None:
-    env = {"METRICS_URL": prometheus.otlp_metrics}
-    with Collector(binaries, tmp_path, ALL_IN_ONE, **env) as collector:
-        prometheus.kill()
-        with Node() as node:
-            train(node, collector)
-            # The agent has nothing left to send once it lets the journal go.
-            until(lambda: not list(node.place.journals()), "the collector to take everything")
-        collector.kill()
-        prometheus.start()
-        assert logged(prometheus) == {}
-
-        collector.start()
-
-        assert_right(prometheus)
-
-
 # Agent and gateway
 
 
