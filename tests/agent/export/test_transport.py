@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.stack.server import free_port
 
 from node import new_certificate
 from otel_ddp import settings
@@ -125,12 +126,6 @@ def send_all(transport: Transport) -> list[str]:
     return [transport.send(signal, BODY[signal]).kind for signal in SIGNALS]
 
 
-def closed_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 def test_each_signal_arrives_as_it_was_encoded(way: Way) -> None:
     assert send_all(way.connect()) == ["delivered"] * 3
 
@@ -202,7 +197,7 @@ def test_only_what_is_wrong_with_the_bytes_is_refused(http: Way) -> None:
 
 
 def test_a_collector_that_comes_back_is_used_again(way: Way) -> None:
-    port = closed_port()
+    port = free_port()
     transport = way.connect(f"http://user:secret@127.0.0.1:{port}")
 
     first = transport.send("metrics", BODY["metrics"])
@@ -230,7 +225,7 @@ def test_a_signals_own_endpoint_and_protocol_win(http: Way) -> None:
     http.set(LOGS_PROTOCOL="grpc", LOGS_ENDPOINT=http.receiver.start_grpc())
     http.set(TRACES_ENDPOINT=f"{http.start()}/v1/traces")
 
-    outcomes = send_all(http.connect(f"http://127.0.0.1:{closed_port()}"))
+    outcomes = send_all(http.connect(f"http://127.0.0.1:{free_port()}"))
 
     assert outcomes == ["retry", "delivered", "delivered"]
     assert {r.signal: "grpc" in r.headers["user-agent"] for r in http.receiver.requests} == {
@@ -242,7 +237,7 @@ def test_a_signals_own_endpoint_and_protocol_win(http: Way) -> None:
 def test_a_proxy_of_the_cluster_is_not_used_for_loopback(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proxy = f"http://127.0.0.1:{closed_port()}"
+    proxy = f"http://127.0.0.1:{free_port()}"
     for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, proxy)
 
