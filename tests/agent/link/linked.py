@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import random
 import select
 import socket
 import threading
@@ -13,21 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from tools.stack.server import free_port
+
 from otel_ddp.agent.link.client import LinkClient
 from otel_ddp.agent.link.link_thread import LinkThread
 from otel_ddp.agent.link.server import LinkServer
 
 SECRET = bytes(range(32))
 WITHIN_S = 60.0
-
-
-def free_port() -> int:
-    """One that the kernel gives to no connection meanwhile."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 30_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def until(holds: Callable[[], Any]) -> Any:

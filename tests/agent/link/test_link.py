@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tools.stack.server import free_port
 
 from agent.link import linked
 from agent.link.linked import Links, until
@@ -150,10 +151,10 @@ def test_the_next_lead_gets_what_the_last_one_has_not_confirmed(links: Links) ->
 def test_a_follower_finds_its_lead_behind_the_wrong_places(links: Links) -> None:
     taken = links.lead(bytes(32))
     until(lambda: taken.state.startswith("listens"))
-    lead = links.lead(ports=[links.port, linked.free_port()])
+    lead = links.lead(ports=[links.port, free_port()])
 
     follower = links.follower(
-        hosts=["no-such-host.invalid", "127.0.0.1"], ports=[linked.free_port(), *lead.ports]
+        hosts=["no-such-host.invalid", "127.0.0.1"], ports=[free_port(), *lead.ports]
     )
     send(follower, b"a")
 
@@ -164,7 +165,7 @@ def test_a_follower_finds_its_lead_behind_the_wrong_places(links: Links) -> None
 def test_a_follower_says_why_it_reaches_no_lead(links: Links) -> None:
     other = links.lead(bytes(32))
     until(lambda: other.state.startswith("listens"))
-    closed = linked.free_port()
+    closed = free_port()
 
     follower = links.follower(
         hosts=["127.0.0.1", "no-such-host.invalid"], ports=[closed, links.port]
