@@ -117,6 +117,7 @@ def test_every_python_fragment_of_the_pages_is_run_by_a_test() -> None:
     assert there - whole == {*fragments.AROUND, *fragments.ELSEWHERE}
 
 
+@pytest.mark.timed
 def test_the_quickstart_names_the_late_rank_and_has_a_curve_of_every_rank(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.stack.server import free_port
 
 from documents import check
 from node import Node, until
 from otel_ddp.cli import main
 from otel_ddp.history.directory import find_run
+
+# A late rank is named, and none but it.
+pytestmark = pytest.mark.timed
 
 PROGRAM = Path(__file__).parents[1] / "nodes" / "train.py"
 FLOOR_S = 8.0
@@ -27,9 +30,7 @@ class TwoNodes:
 
     def __init__(self, nodes: list[Node], folder: Path) -> None:
         self.nodes, self.folder = nodes, folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+        port = free_port()
         for rank in range(4):
             number, local = divmod(rank, 2)
             launched = {
