@@ -22,7 +22,7 @@ TESTS = "STARTED_BY_TESTS"
 NODE = "STARTED_ON_NODE"
 # An agent that a process has started by itself has this as well.
 _AGENT = b"_OTEL_DDP_IS_AGENT="
-_PATIENCE_S = 30.0
+_PATIENCE_S = 180.0
 
 
 def living(name: str, value: str, *, agents: bool = True) -> dict[int, str]:
