@@ -11,7 +11,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -188,6 +189,18 @@ class Node:
         if pid := self.place.agent_pid():
             os.kill(pid, signal.SIGTERM)
         until(lambda: not self.place.agent_is_alive(), "the agent's end")
+
+    @contextmanager
+    def agent_stopped(self, pid: int) -> Iterator[None]:
+        """It writes nothing meanwhile."""
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            threads = Path(f"/proc/{pid}/task").glob("*/status")
+            for status in list(threads):
+                until(lambda status=status: "State:\tT" in status.read_text(), "the stop")
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def _no_start_under_way(self) -> bool:
         return self.place.agent_is_alive() or time.monotonic() > self.place.start_not_before()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from node import Node, finished
+from node import PATIENCE_S, Node, finished
 from otel_ddp import __version__
 from otel_ddp.cli import main
 from otel_ddp.cli.node import doctor
@@ -221,12 +220,9 @@ def test_a_living_agent_answers_and_one_that_is_stopped_fails_within_the_time_li
         pid, scrape = node.agent()["pid"], node.agent()["scrape"]
         place = str(node.place.directory)
 
-        findings = found(doctor.agent, directory=place)
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        findings = found(doctor.agent, directory=place, answer_s=PATIENCE_S)
+        with node.agent_stopped(pid):
             stopped = found(doctor.agent, directory=place, answer_s=0.3)
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
     assert levels(findings) == ["ok", "ok"]
     assert findings[0].sentence.startswith(f"pid {pid}, version {__version__}; OTLP: switched off")

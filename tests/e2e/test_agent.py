@@ -92,11 +92,10 @@ def test_a_second_agent_says_that_there_is_one(trained: Trained) -> None:
 
 def test_a_stopped_agent_is_not_said_to_be_well(trained: Trained) -> None:
     place = Place(trained.node.place.directory)
-    trained.node.agent()
-    os.utime(place.agent_file, (0, 0))
+    with trained.node.agent_stopped(trained.node.agent()["pid"]):
+        os.utime(place.agent_file, (0, 0))
 
-    # Asked at once: the agent is about to write it again.
-    (agent,) = survey([place]).agents
+        (agent,) = survey([place]).agents
 
     assert agent["alive"]
     assert "has not moved" in agent["remark"]
@@ -160,8 +159,9 @@ def _command_line(pid: str) -> str:
 
 def test_the_agent_leaves_after_its_linger_time_and_takes_the_journals_along() -> None:
     with Node(OTEL_DDP_LINGER_S="1") as node:
-        node.run(TRAIN)
+        process = node.python(TRAIN + "input()")
         node.agent()
+        process.communicate("\n")
 
         until(lambda: not node.place.agent_is_alive(), "the agent to leave")
 

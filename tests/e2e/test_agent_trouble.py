@@ -62,19 +62,6 @@ def _held_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-@contextmanager
-def _stopped(pid: int) -> Iterator[None]:
-    """The agent writes nothing meanwhile, as it would into a folder that is being emptied."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        threads = Path(f"/proc/{pid}/task").glob("*/status")
-        for status in list(threads):
-            until(lambda status=status: "State:\tT" in status.read_text(), "the stop")
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def test_a_disk_that_takes_nothing_costs_neither_the_endpoint_nor_the_values() -> None:
     with (
         _held_port() as port,
@@ -130,7 +117,7 @@ def test_a_place_that_is_removed_in_mid_run_costs_no_value() -> None:
         assert receiver.wait_for(lambda r: len(_losses(r)) == 1000)
         first = int(node.agent()["pid"])
 
-        with _stopped(first):
+        with node.agent_stopped(first):
             shutil.rmtree(node.place.directory)
         process.stdin.write("\n")
         process.stdin.flush()
@@ -180,7 +167,7 @@ def test_where_another_user_takes_a_removed_place_nothing_is_read_or_written() -
         assert receiver.wait_for(lambda r: len(_losses(r)) == 1000)
         first = int(node.agent()["pid"])
 
-        with _stopped(first):
+        with node.agent_stopped(first):
             shutil.rmtree(node.place.directory)
             stranger = node.start(
                 *(sys.executable, "-c", OF_A_STRANGER, str(secret)),
