@@ -88,7 +88,7 @@ def train_ddp(rank: int, world_size: int, config: dict[str, Any]) -> None:
     parallel["world_size"] = world_size
     try:
         initialize_ddp(rank, world_size, parallel["master_addr"], parallel["master_port"])
-        otel_ddp.instrument(group="trainer", config=config, parallel=parallel)
+        otel_ddp.instrument(group="trainer", config=config)
         trainer = TrainerDDP(rank, config)
         train_loader, val_loader, test_loader = trainer.prepare_dataloaders()
         logging.info("%d samples to train with", len(train_loader.dataset))

@@ -468,7 +468,6 @@ def test_other_arguments_of_a_second_init_give_a_warning(
     caplog.clear()
 
     assert otel_ddp.init("main", group=" g1 ", config={"lr": 0.1}, **told) is run
-    assert otel_ddp.init(parallel={"rank": 0, "world_size": 1}) is run
     assert caplog.messages == []
     assert otel_ddp.init("node", group="g2") is run
 
@@ -548,24 +547,6 @@ def test_a_directory_that_others_can_enter_is_passed_over_in_one_line_by_runs_an
     assert (list(named.iterdir()), named.stat().st_mode & 0o777) == ([], 0o755)
 
 
-def test_what_a_configuration_says_of_ranks_gives_way_to_the_process_group(place: Here) -> None:
-    parallel = {"rank": 5, "world_size": 8, "backend": "nccl"}
-    with otel_ddp.instrument(None, parallel=parallel) as alone:
-        assert (alone.identity.global_rank, alone.identity.world_size) == (5, 8)
-    with group_of_one(), otel_ddp.instrument(None, parallel=parallel) as run:
-        assert (run.identity.global_rank, run.identity.world_size) == (0, 1)
-
-
-def test_what_a_configuration_says_of_ranks_gives_way_to_the_launcher(
-    place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
-
-    with otel_ddp.instrument(None, parallel={"rank": 0, "world_size": 1}) as run:
-        assert (run.identity.global_rank, run.identity.world_size) == (1, 2)
-
-
 def test_a_rank_without_a_world_size_gives_a_warning_until_a_process_group_has_it(
     place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -586,21 +567,6 @@ def test_a_rank_without_a_world_size_gives_a_warning_until_a_process_group_has_i
         "number of ranks. Set WORLD_SIZE as well, as torchrun does, or open the run after "
         "init_process_group. If this process is no rank, unset RANK."
     ]
-
-
-@pytest.mark.parametrize(
-    ("parallel", "said"),
-    [
-        ("rank 5", "parallel must be a mapping"),
-        ({"rank": "five"}, r"parallel\['rank'\] must be a whole number, 0 or more"),
-        ({"rank": 8, "world_size": 8}, r"got rank 8 \(from parallel\) in a world of 8"),
-    ],
-)
-def test_a_configuration_that_means_nothing_is_refused(
-    parallel: Any, said: str, place: Here
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        otel_ddp.instrument(None, parallel=parallel)
 
 
 @pytest.mark.parametrize(

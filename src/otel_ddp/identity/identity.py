@@ -173,10 +173,7 @@ def resolve(
         name: _text(name, arguments.get(name), env)
         for name in ("job_type", "project", "name", "description", "node", "group")
     }
-    parallel = arguments.get("parallel")
-    facts = _configured(
-        launchers.LauncherFacts("pool") if in_task else launchers.read(process), parallel
-    )
+    facts = launchers.LauncherFacts("pool") if in_task else launchers.read(process)
 
     # Decide.
     rank = _first(numbers["global_rank"], facts.global_rank)
@@ -194,7 +191,7 @@ def resolve(
         facts = facts._replace(world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1)
     # The launcher's ranks may be wrong where there is a group, which takes precedence.
     if process_group is None:
-        _check_rank(rank, world, given, facts.launcher if parallel is None else "parallel")
+        _check_rank(rank, world, given, facts.launcher)
     else:
         _check_rank(numbers["global_rank"], numbers["world_size"], given, facts.launcher)
     node_rank = _first(numbers["node_rank"], facts.node_rank)
@@ -327,30 +324,6 @@ def _is_loopback(master: str) -> bool:
 
 def _name(master: str) -> str:
     return master.strip().lower().strip("[]")
-
-
-def _configured(
-    launcher_facts: launchers.LauncherFacts, parallel: Mapping[str, Any] | None
-) -> launchers.LauncherFacts:
-    """The launcher's facts, completed by a trainer's configuration."""
-    if parallel is None:
-        return launcher_facts
-    if not isinstance(parallel, Mapping):
-        raise ConfigError(
-            "parallel must be a mapping such as {'world_size': 8, 'rank': 0}, "
-            f"got {type(parallel).__name__}."
-        )
-
-    def number(name: str, known: int | None, least: int = 0) -> int | None:
-        if known is not None or parallel.get(name) is None:
-            return known
-        return _number(f"parallel[{name!r}]", parallel[name], {}, least)
-
-    return launcher_facts._replace(
-        global_rank=number("rank", launcher_facts.global_rank),
-        local_rank=number("local_rank", launcher_facts.local_rank),
-        world_size=number("world_size", launcher_facts.world_size, 1),
-    )
 
 
 def _text(name: str, argument: object, env: Mapping[str, str]) -> str:

@@ -38,7 +38,6 @@ def init(
     local_rank: int | None = None,
     world_size: int | None = None,
     config: Any = None,
-    parallel: Mapping[str, Any] | None = None,
     best: Mapping[str, Literal["min", "max", "none"]] | None = None,
 ) -> Run:
     """Open the run of this process, or return the one that is open.
@@ -80,7 +79,6 @@ def instrument(
     description: str | None = None,
     tags: str | Collection[str] | None = None,
     config: Any = None,
-    parallel: Mapping[str, Any] | None = None,
     best: Mapping[str, Literal["min", "max", "none"]] | None = None,
     optimizer: Any = None,
     step_optimizer: Any = None,
@@ -91,9 +89,7 @@ def instrument(
     """Open the run of this process if none is open, measure the steps of a model, return the run.
 
     Without a *model*, as with a trainer that builds its own, the models that train are found when
-    they are called for the first time.
-    *parallel* is the `rank`, `local_rank` and `world_size` of a trainer's configuration. The
-    launcher and a live process group take precedence. *best* is as for `init`.
+    they are called for the first time. *best* is as for `init`.
     *optimizer* has parameters that are not the model's own, such as copies in float32. If there are
     several, *step_optimizer* is the one whose step ends a training step. *scaler* knows the steps
     that it skipped. *flops_per_sample* counts forward and backward, where counting is not enough.

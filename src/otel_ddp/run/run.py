@@ -41,7 +41,7 @@ from otel_ddp.vocabulary import catalog
 T = TypeVar("T")
 
 # The arguments of `init` that a later call may add to.
-_ADDED_LATER = ("config", "parallel", "best")
+_ADDED_LATER = ("config", "best")
 
 
 class Origin(NamedTuple):
@@ -751,7 +751,7 @@ class Run:
 
     def _for_a_child(self) -> dict[str, Any]:
         """The arguments by which a child joins this run, without the parent's ranks and config."""
-        stays = ("config", "global_rank", "local_rank", "world_size", "parallel")
+        stays = ("config", "global_rank", "local_rank", "world_size")
         own = self._origin.arguments.items()
         arguments = {key: value for key, value in own if key not in stays}
         return {**arguments, "run": self.run, "group": self.group}
