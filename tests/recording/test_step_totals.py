@@ -11,8 +11,10 @@ from otel_ddp.recording.totals import StepTotals
 
 def test_a_thread_that_counted_before_the_last_step_takes_nothing_away() -> None:
     written = memoryview(bytearray(8 * 8)).cast("d")
-    places = iter(range(8))
-    of_process: Any = SimpleNamespace(place=lambda *_, **__: next(places))
+    places: dict[str, int] = {}
+    of_process: Any = SimpleNamespace(
+        place=lambda metric, **_: places.setdefault(metric.name, len(places))
+    )
     writer: Any = SimpleNamespace(totals=written)
     totals = StepTotals(of_process, writer)
     totals.steps = 2

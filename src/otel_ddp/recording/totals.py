@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from otel_ddp import errors
@@ -42,6 +42,9 @@ class Totals:
 
     def place(self, metric: catalog.Metric, **attributes: str) -> int:
         """Where in the totals this one is, or where its histogram begins; -1: there is no room."""
+        known = self._places.get((metric.name, *attributes.values()))
+        if known is not None:
+            return known
         return self._gate.write(partial(self._place, metric, attributes), -1)
 
     def stamp(self, metric: catalog.Metric, value: float, **attributes: str) -> None:
@@ -78,7 +81,6 @@ _COUNTED = (
     *(catalog.TRAINING_MICRO_BATCHES, catalog.TRAINING_GC_TIME, catalog.OTEL_DDP_HOOK_TIME),
 )
 _BOUNDS = catalog.TRAINING_STEP_DURATION.bounds
-_NO_PLACE_YET = -2
 
 
 class StepTotals:
@@ -95,13 +97,7 @@ class StepTotals:
         self.store = writer.totals
         self.steps, self.place = 0, -1
         """How many there were, and where their number is stored; -1: nowhere yet."""
-        self._places = [_NO_PLACE_YET] * len(_COUNTED)
-        self._durations = _NO_PLACE_YET
         self._flops = 0.0
-        self._flops_places: dict[str, int] = {}
-        # By the code of the phase: on the host, and on the device.
-        self._host_places: dict[int, int] = {}
-        self._device_places: dict[int, int] = {}
 
     def step_ended(self) -> None:
         """Counts a step."""
@@ -109,33 +105,24 @@ class StepTotals:
         if self.place >= 0:
             self.store[self.place] = self.steps
 
-    def took(self, durations_ns: Iterable[int]) -> None:
+    def took(self, durations_ns: Sequence[int]) -> None:
         """Adds how long the last steps took."""
-        place = self._durations
-        for took_ns in durations_ns:
-            if place == _NO_PLACE_YET:
-                place = self._durations = self._of_process.place(catalog.TRAINING_STEP_DURATION)
-            if place >= 0:
-                seconds = took_ns / 1e9
-                bucket = place + 1 + bisect_left(_BOUNDS, seconds)
-                self.store[place] += seconds
-                self.store[bucket] += 1.0
+        place = self._of_process.place(catalog.TRAINING_STEP_DURATION) if durations_ns else -1
+        for took_ns in durations_ns if place >= 0 else ():
+            seconds = took_ns / 1e9
+            self.store[place] += seconds
+            self.store[place + 1 + bisect_left(_BOUNDS, seconds)] += 1.0
 
     def were_in(self, by_phase: Mapping[int, float], on_device: Mapping[int, float]) -> None:
         """Adds the time in each phase: of the host in nanoseconds, of the device in seconds."""
-        places = self._host_places
         for code, nanoseconds in by_phase.items():
-            place = places.get(code)
-            if place is None:
-                place = places[code] = self._place_of_phase(code, "host")
-            if place >= 0:
-                self.store[place] += nanoseconds / 1e9
-        places = self._device_places
+            self._add(self._place_of_phase(code, "host"), nanoseconds / 1e9)
         for code, seconds in on_device.items():
-            if code not in places:
-                places[code] = self._place_of_phase(code, "device")
-            if places[code] >= 0:
-                self.store[places[code]] += seconds
+            self._add(self._place_of_phase(code, "device"), seconds)
+
+    def _add(self, place: int, amount: float) -> None:
+        if place >= 0:
+            self.store[place] += amount
 
     def _place_of_phase(self, code: int, clock: str) -> int:
         word = phase_word(code & PHASE_CODE)
@@ -150,23 +137,17 @@ class StepTotals:
             *(self.steps, work.samples, work.tokens, micro_batches),
             *(work.gc_ns / 1e9, work.hook_ns / 1e9),
         )
-        for at, value in enumerate(counts):
-            place = self._places[at]
-            if place == _NO_PLACE_YET and value:
-                place = self._places[at] = self._of_process.place(_COUNTED[at])
-                self.place = self._places[0] if self.steps else -1
+        for metric, value in zip(_COUNTED, counts, strict=True):
+            place = self._of_process.place(metric) if value else -1
             # A thread that flushes may have counted before the step that has ended meanwhile.
             if place >= 0 and value > self.store[place]:
                 self.store[place] = value
-        flops, method = work.flops, work.flops_method
-        if flops != self._flops:
-            if method not in self._flops_places:
-                place = self._of_process.place(catalog.TRAINING_FLOPS, method=method)
-                self._flops_places[method] = place
-            place = self._flops_places[method]
-            if place >= 0:
-                self.store[place] += flops - self._flops
-            self._flops = flops
+        if self.steps:
+            self.place = self._of_process.place(catalog.TRAINING_STEPS)
+        if work.flops != self._flops:
+            place = self._of_process.place(catalog.TRAINING_FLOPS, method=work.flops_method)
+            self._add(place, work.flops - self._flops)
+            self._flops = work.flops
 
     def close(self) -> None:
         """The journal is about to close: writes that come later go nowhere."""
