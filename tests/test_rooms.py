@@ -42,10 +42,11 @@ KNOWS = {
         "verdicts": "ledger node reading",
         "artifacts": "reading",
         "history": "kept_thread ledger reading",
-        "export": "kept_thread ledger node",
+        "queue": "kept_thread",
+        "export": "kept_thread ledger node queue",
         "scrape": "kept_thread ledger node",
         "link": "history kept_thread reading verdicts",
-        "notify": "kept_thread reading verdicts",
+        "notify": "kept_thread queue reading verdicts",
         "service": (
             "artifacts export history kept_thread ledger link node notify reading scrape verdicts"
         ),

@@ -12,8 +12,8 @@ from node import until
 from otel_ddp import settings
 from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.export.render import Renderer
-from otel_ddp.agent.export.spool import Spool
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.queue.folder import Queue
 from otel_ddp.cli import main
 from otel_ddp.vocabulary import catalog
 from stack.servers import CONFIGURATIONS, Collector, Prometheus
@@ -34,13 +34,14 @@ def exported(node: str, values: int, ledger: Ledger, began_ns: int) -> None:
 
 def keep(directory: Path, node: str, began_ns: int) -> list[tuple[float, float]]:
     """The spool of a node that was offline since then; its points as Prometheus tells them."""
-    spool, ledger = Spool(directory, 1 << 30), Ledger()
+    queue, ledger = Queue(["metrics"], directory, 1 << 30), Ledger()
     renderer, ledger.keep_history = Renderer({"service.name": "otel-ddp"}), True
     for minute in range(MINUTES):
         now_ns = began_ns + minute * 60 * S
         exported(node, VALUES, ledger, now_ns)
         for made in renderer.metrics(ledger, now_ns + 59 * S):
-            assert spool.append(made)
+            queue.add(made)
+            queue.write("metrics")
     return [
         ((began_ns // 10**6 + (minute * 60 + number * 3) * 1000) / 1000, float(number))
         for minute in range(MINUTES)

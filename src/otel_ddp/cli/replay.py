@@ -7,20 +7,20 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from otel_ddp import files, settings
-from otel_ddp.agent.export.otlp import SIGNALS
-from otel_ddp.agent.export.report import human_size
-from otel_ddp.agent.export.spool import LOCK, OFFLINE_PREFIX, Entries, Entry, Why, list_entries
+from otel_ddp.agent.export import OFFLINE_PREFIX
+from otel_ddp.agent.export.otlp import SIGNALS, signals_with_endpoint
+from otel_ddp.agent.export.report import DeliveryReport
+from otel_ddp.agent.queue import Request
+from otel_ddp.agent.queue.delivery import Delivery, Send
+from otel_ddp.agent.queue.folder import LOCK, Waiting, Why, human_size, list_requests
 from otel_ddp.cli.text import cell
 from otel_ddp.errors import ConfigError
-
-if TYPE_CHECKING:
-    from otel_ddp.agent.export.delivery import Delivery
 
 # After so many failures without a success, a minute or two, the rest of a signal is left.
 _MOST_FAILURES = 7
@@ -29,6 +29,9 @@ _OLD_S = 3600.0
 _SHOWN_EVERY_S = 10.0
 # A file beside the data, with the names of the requests that were sent.
 _SENT = "sent"
+
+# The requests of one folder, in their order.
+Requests = Sequence[Request]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +62,6 @@ def run(options: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     # These packages take long to import.
-    from otel_ddp.agent.export.delivery import Delivery
-    from otel_ddp.agent.export.otlp import signals_with_endpoint
     from otel_ddp.agent.export.otlp.transport import Transport
 
     if not signals_with_endpoint(conf, os.environ):
@@ -69,10 +70,12 @@ def run(options: argparse.Namespace) -> int:
         return 2
     with contextlib.closing(Transport(conf)) as transport:
         try:
-            kept = KeptRequests(spools, again=options.again)
-            # In the order of time, and whatever is in doubt is refused: a person waits.
-            delivery = Delivery(transport, kept, jitter=lambda: 0.5, patience_s=0.0)
-            return _replay(kept, spools, delivery, cell(transport.destination))
+            replay = Replay(spools, again=options.again)
+            report = DeliveryReport(transport.destination, replay, time.monotonic)
+            delivery = delivery_of(replay, transport.send, report)
+            _say_before(replay, spools)
+            _send(replay, delivery, report, cell(transport.destination))
+            return _say_troubles(replay, spools, report)
         except OSError as error:
             sentence = f"What was sent cannot be remembered ({error}): replay a copy of the data."
             print(sentence, file=sys.stderr)
@@ -81,16 +84,12 @@ def run(options: argparse.Namespace) -> int:
 
 # -- what was kept
 
-# The requests of one directory, in their order.
-Requests = Sequence[Entry]
-
 
 def find_spools(directory: Path) -> list[Requests]:
     """The directory as a spool, or the offline spools in it. Raises OSError."""
-    if own := list_entries(directory):
-        return [own]
-    paths = sorted(path for path in directory.glob(f"{OFFLINE_PREFIX}*") if path.is_dir())
-    return [found for path in paths if (found := list_entries(path))]
+    folders = (directory, *sorted(directory.glob(f"{OFFLINE_PREFIX}*/")))
+    found = ([each for each in list_requests(folder) if each.lane in SIGNALS] for folder in folders)
+    return list(filter(None, found))
 
 
 def _spools(directory: Path) -> list[Requests]:
@@ -103,101 +102,108 @@ def _spools(directory: Path) -> list[Requests]:
     return spools
 
 
-def merge_by_time(spools: Sequence[Requests]) -> list[Entry]:
+def merge_by_time(spools: Iterable[Requests]) -> list[Request]:
     """The requests of all spools by time; those of one spool in their own order.
 
     Merged, because a backend refuses values that are much older than its newest one. If one node
     were sent after the other, all values of the second would be too old.
     """
-    dated: list[tuple[int, Entry]] = []
+    dated: list[tuple[int, Request]] = []
     for spool in spools:
-        times = accumulate((entry.oldest_s for entry in spool), max)
+        times = accumulate((each.oldest_s for each in spool), max)
         dated += zip(times, spool, strict=True)
-    return [entry for _, entry in sorted(dated, key=lambda each: each[0])]
+    return [request for _, request in sorted(dated, key=itemgetter(0))]
 
 
-def _sent_log(spool: Path) -> int:
+def _folder(spool: Requests) -> Path:
+    return spool[0].path.parent
+
+
+def _sent_log(folder: Path) -> int:
     """The file of what was sent, open; raises OSError where it cannot be written."""
-    return files.open_private(spool / _SENT, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    return files.open_private(folder / _SENT, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
 
-def _names_sent(spool: Path) -> set[str]:
-    with os.fdopen(_sent_log(spool), errors="replace") as file:
+def _names_sent(folder: Path) -> set[str]:
+    with os.fdopen(_sent_log(folder), errors="replace") as file:
         return set(file.read().splitlines())
 
 
-class KeptRequests(Entries):
-    """What is left to send, as the delivery takes it from a spool; no file is removed."""
+class Replay(Waiting):
+    """Sends what is left of some spools; their files stay."""
 
     def __init__(self, spools: Sequence[Requests], *, again: bool = False) -> None:
         """*again*: also what was sent before. Raises OSError where nothing can be remembered."""
-        super().__init__()
-        folders = {spool[0].path.parent for spool in spools}
-        sent = {folder: _names_sent(folder) for folder in folders}
-        for each in merge_by_time(spools):
-            if again or each.path.name not in sent[each.path.parent]:
-                self.add(each)
+        super().__init__(SIGNALS)
+        sent = {folder: _names_sent(folder) for folder in map(_folder, spools)}
+        for request in merge_by_time(spools):
+            if again or request.path.name not in sent[request.path.parent]:
+                self.add(request)
+
+    def remove(self, request: Request, why: Why) -> None:
+        """Done with; the next replay tries again what is refused."""
+        super().remove(request, why)
+        if why == "delivered":
+            # A kill that tears this line makes a name that no request has.
+            with os.fdopen(_sent_log(request.path.parent), "a") as file:
+                file.write(f"\n{request.path.name}")
+
+    @property
+    def left(self) -> int:
+        """How many requests are still to be sent."""
+        return sum(map(len, self.lanes.values()))
 
     @property
     def oldest_s(self) -> int:
         """When the oldest value that is to be sent was measured; 0: there is none."""
-        times = (each.oldest_s for each in self._entries["metrics"].values())
-        return min(filter(None, times), default=0)
+        return min(filter(None, (each.oldest_s for each in self.lanes["metrics"])), default=0)
 
-    def remove(self, entry: Entry, why: Why) -> None:
-        """Done with; the next replay tries again what is refused."""
-        super().remove(entry, why)
-        if why == "delivered":
-            # A kill that tears this line makes a name that no request has.
-            with os.fdopen(_sent_log(entry.path.parent), "a") as file:
-                file.write(f"\n{entry.path.name}")
-
-
-# -- sending it
-
-
-def send(
-    kept: KeptRequests, delivery: Delivery, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[None]:
-    """Send all that is taken; comes back after each attempt."""
-    for signal in SIGNALS:
-        while (wait_s := delivery.send_next(signal)) is not None:
-            yield
-            if wait_s:
-                # Before the first success, a wrong address is more likely than a busy collector.
-                failures, status = delivery.failures(signal), delivery.status()
-                if failures >= _MOST_FAILURES or not status.delivered:
-                    break
-                sleep(wait_s)
+    def send(
+        self, delivery: Delivery, sleep: Callable[[float], None] = time.sleep
+    ) -> Iterator[None]:
+        """Send all that is taken; comes back after each attempt."""
+        total = self.left
+        for signal in SIGNALS:
+            while (wait_s := delivery.send_next(signal)) is not None:
+                yield
+                if wait_s:
+                    # Before a success, a wrong address is more likely than a busy collector.
+                    if delivery.failures(signal) >= _MOST_FAILURES or self.left == total:
+                        break
+                    sleep(wait_s)
 
 
-def _replay(kept: KeptRequests, spools: Sequence[Requests], delivery: Delivery, there: str) -> int:
-    for spool in spools:
-        _describe(spool)
-    requests = kept.entries
-    if before := sum(map(len, spools)) - requests:
-        print(f"{before} requests were sent before and are left out (--again sends them too)")
-    _warn_of_age(kept.oldest_s, time.time())
-    shown_at = time.monotonic()
+def delivery_of(
+    replay: Replay, send: Send, report: DeliveryReport, clock: Callable[[], float] = time.monotonic
+) -> Delivery:
+    """In the order of time; and whatever is in doubt is refused, since a person waits."""
+    return Delivery(replay, send, report, clock, jitter=lambda: 0.5, patience_s=0.0)
+
+
+def _send(replay: Replay, delivery: Delivery, report: DeliveryReport, there: str) -> None:
+    requests, shown_at = replay.left, time.monotonic()
     try:
-        for _ in send(kept, delivery):
+        for _ in replay.send(delivery):
             if time.monotonic() - shown_at >= _SHOWN_EVERY_S:
                 shown_at = time.monotonic()
-                print(f"{requests - kept.entries} of {requests} requests", flush=True)
+                print(f"{requests - replay.left} of {requests} requests", flush=True)
     finally:
-        print(f"sent {delivery.status().delivered} requests to {there}")
-    troubles = list(_troubles(kept, spools, delivery))
-    for sentence in troubles:
-        print(f"! {sentence}")
-    return 1 if troubles else 0
+        print(f"sent {report.status().attempts['delivered']} requests to {there}")
 
 
-def _describe(spool: Requests) -> None:
-    folder, kept = spool[0].path.parent, human_size(sum(entry.size_bytes for entry in spool))
-    print(f"{folder}: {len(spool)} requests, {kept}")
-    # A living agent still adds requests.
-    if files.lock_holder(folder / LOCK) is not None:
-        print("! an agent still adds to it: replay it again when the training has ended")
+# -- what people are told
+
+
+def _say_before(replay: Replay, spools: Sequence[Requests]) -> None:
+    for spool in spools:
+        folder, kept = _folder(spool), human_size(sum(each.size_bytes for each in spool))
+        print(f"{folder}: {len(spool)} requests, {kept}")
+        # A living agent still adds requests.
+        if files.lock_holder(folder / LOCK) is not None:
+            print("! an agent still adds to it: replay it again when the training has ended")
+    if before := sum(map(len, spools)) - replay.left:
+        print(f"{before} requests were sent before and are left out (--again sends them too)")
+    _warn_of_age(replay.oldest_s, time.time())
 
 
 def _warn_of_age(oldest_s: int, now_s: float) -> None:
@@ -211,17 +217,20 @@ def _warn_of_age(oldest_s: int, now_s: float) -> None:
         )
 
 
-def _troubles(kept: KeptRequests, spools: Sequence[Requests], delivery: Delivery) -> Iterator[str]:
-    """A sentence for each kind of data that did not arrive."""
+def _say_troubles(replay: Replay, spools: Sequence[Requests], report: DeliveryReport) -> int:
+    """A sentence for each kind of data that did not arrive; the exit status."""
     # The delivery's log, on stderr, has said why.
-    for what, points in delivery.status().dropped_points.items():
-        yield f"{points} points did not arrive: {what}"
-    if kept.entries:
-        yield f"{kept.entries} requests are left, and the next replay goes on there"
+    lost = report.status().dropped_points.items()
+    troubles = [f"{points} points did not arrive: {what}" for what, points in lost]
+    if replay.left:
+        troubles.append(f"{replay.left} requests are left, and the next replay goes on there")
     # An agent that sends empties its own spool.
-    offline = [each for each in spools if each[0].path.parent.name.startswith(OFFLINE_PREFIX)]
+    offline = [each for each in spools if _folder(each).name.startswith(OFFLINE_PREFIX)]
     if missing := sum(each[-1].number - len(each) for each in offline):
-        yield (
+        troubles.append(
             f"{missing} requests are missing: they made room for newer ones "
             "(OTEL_DDP_SPOOL_BYTES), or were deleted"
         )
+    for sentence in troubles:
+        print(f"! {sentence}")
+    return 1 if troubles else 0

@@ -16,19 +16,17 @@ from otlp_receiver import Receiver
 
 
 class Source:
-    """Journals of which nothing is read; remembers what the exporter has told them."""
+    """A journal that is read; remembers what the exporter has told it."""
 
     def __init__(self) -> None:
-        self.committed = 0
+        self.read: Marks = {Path("journal"): (1, 2, 3)}
+        self.committed: Marks = {}
 
     def marks(self) -> Marks:
-        return {}
+        return self.read
 
     def commit(self, marks: Marks) -> None:
-        self.committed += 1
-
-    def submitted(self, marks: Marks) -> None:
-        pass
+        self.committed.update(marks)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +78,34 @@ def test_an_error_at_the_start_keeps_everything_until_the_next_try(
     assert described.startswith("exporting could not start: the agent's log says why")
     assert not exporter.failed_to_start
     assert [each.value for each in receiver.points()] == [0.5]
-    assert source.committed == 1
+    assert source.committed == source.read
+
+
+def test_what_neither_collector_nor_disk_takes_keeps_the_agent_and_holds_up_no_journal(
+    tmp_path: Path,
+) -> None:
+    in_the_way = tmp_path / "spool"
+    in_the_way.write_text("")
+    with Receiver() as receiver:
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.start_http()}
+        receiver.set_mode(503)
+        conf = settings.read(env, spool_directory=str(in_the_way))
+        ledger, source = Ledger(), Source()
+        exporter = Exporter(conf, Place(tmp_path / "place"), ledger, source, list, "n", "h", env)
+        exporter.connect()
+        series = ledger.series(catalog.TRAINING_SCALAR, (("run", "r"), ("name", "loss")))
+        ledger.log(series, 0.5, 10**18)
+
+        exporter.export_at_once()
+
+        assert source.committed == source.read
+        assert exporter.busy()
+        assert "wait in memory, the disk does not take it" in exporter.describe()
+        receiver.set_mode("ok")
+        assert receiver.wait_for(lambda receiver: bool(receiver.points()))
+        exporter.stop()
+    assert [each.value for each in receiver.points()] == [0.5]
+    assert not exporter.busy()
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from otel_ddp import __version__, errors
-from otel_ddp.agent.export.otlp import Request
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
+from otel_ddp.agent.queue import Request
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.parser import Document
 from otel_ddp.vocabulary import catalog

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import pytest
 
-from otel_ddp.agent.export.delivery import Delivery
-from otel_ddp.agent.export.otlp import Outcome, Request, Signal
-from otel_ddp.agent.export.report import DeliveryStatus
-from otel_ddp.agent.export.spool import BLOCK_BYTES, Spool
+from otel_ddp.agent.export.otlp import SIGNALS
+from otel_ddp.agent.export.report import DeliveryReport, DeliveryStatus
+from otel_ddp.agent.queue import Outcome, Request
+from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue
 from otel_ddp.cli import main
-from otel_ddp.cli.replay import KeptRequests, find_spools, merge_by_time, send
+from otel_ddp.cli.replay import Replay, delivery_of, find_spools, merge_by_time
 from otlp_receiver import Receiver
 
 PLENTY = 1024 * BLOCK_BYTES
@@ -24,27 +24,26 @@ TAKEN = Outcome("delivered", "")
 AWAY = Outcome("retry", "connection refused")
 
 
-class FakeTransport:
+class Home:
     """Answers as configured, and then accepts everything."""
-
-    destination = "home"
 
     def __init__(self, *answers: Outcome) -> None:
         self.answers = list(answers)
         self.bodies: list[bytes] = []
 
-    def send(self, signal: Signal, body: bytes) -> Outcome:
+    def send(self, lane: str, body: bytes) -> Outcome:
         outcome = self.answers.pop(0) if self.answers else TAKEN
         if outcome.kind == "delivered":
             self.bodies.append(body)
         return outcome
 
 
-def spool(directory: Path, *requests: tuple[Signal, str, int]) -> Path:
+def spool(directory: Path, *requests: tuple[str, str, int]) -> Path:
     """One as an agent leaves it; each request by signal, content and the time of its oldest."""
-    opened = Spool(directory, PLENTY)
+    opened = Queue(SIGNALS, directory, PLENTY)
     for signal, name, oldest_s in requests:
-        assert opened.append(Request(signal, name.encode(), 1, oldest_s=oldest_s))
+        opened.add(Request(signal, name.encode(), 1, oldest_s=oldest_s))
+        opened.write(signal)
     return directory
 
 
@@ -60,16 +59,15 @@ class Sent(NamedTuple):
     pauses: list[float]
 
 
-def sent(
-    transport: FakeTransport, directory: Path, *, again: bool = False, attempts: int = 99
-) -> Sent:
+def sent(home: Home, directory: Path, *, again: bool = False, attempts: int = 99) -> Sent:
     """A replay that is interrupted after so many attempts."""
     pauses: list[float] = []
-    kept = KeptRequests(find_spools(directory), again=again)
-    delivery = Delivery(*(transport, kept, lambda: sum(pauses)), jitter=lambda: 0.5, patience_s=0.0)
-    for _, _ in zip(range(attempts), send(kept, delivery, pauses.append), strict=False):
+    replay = Replay(find_spools(directory), again=again)
+    report = DeliveryReport("home", replay, lambda: sum(pauses))
+    delivery = delivery_of(replay, home.send, report, lambda: sum(pauses))
+    for _, _ in zip(range(attempts), replay.send(delivery, pauses.append), strict=False):
         pass
-    return Sent(delivery.status(), kept.entries, pauses)
+    return Sent(report.status(), replay.left, pauses)
 
 
 def test_spools_of_several_nodes_are_sent_by_time_and_each_in_its_own_order(tmp_path: Path) -> None:
@@ -85,40 +83,40 @@ def test_spools_of_several_nodes_are_sent_by_time_and_each_in_its_own_order(tmp_
 
 def test_a_collector_that_goes_away_is_tried_for_a_while_and_then_no_more(tmp_path: Path) -> None:
     directory = three(tmp_path)
-    transport = FakeTransport(TAKEN, TAKEN, *[AWAY] * 7)
+    home = Home(TAKEN, TAKEN, *[AWAY] * 7)
 
-    status, left, pauses = sent(transport, directory)
+    status, left, pauses = sent(home, directory)
 
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
-    assert (status.delivered, left) == (2, 1)
-    assert sent(transport, directory).left == 0
-    assert transport.bodies == [b"a", b"c", b"b"]
+    assert (status.attempts["delivered"], left) == (2, 1)
+    assert sent(home, directory).left == 0
+    assert home.bodies == [b"a", b"c", b"b"]
 
 
 def test_an_interrupted_replay_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    directory, transport = three(tmp_path), FakeTransport()
+    directory, home = three(tmp_path), Home()
 
-    sent(transport, directory, attempts=1)
-    sent(transport, directory)
-    sent(transport, directory)
+    sent(home, directory, attempts=1)
+    sent(home, directory)
+    sent(home, directory)
 
-    assert transport.bodies == [b"a", b"c", b"b"]
-    sent(transport, directory, again=True)
-    assert transport.bodies == [b"a", b"c", b"b"] * 2
+    assert home.bodies == [b"a", b"c", b"b"]
+    sent(home, directory, again=True)
+    assert home.bodies == [b"a", b"c", b"b"] * 2
 
 
 def test_what_is_refused_or_damaged_keeps_the_others_not_back(tmp_path: Path) -> None:
-    transport = FakeTransport(TAKEN, Outcome("retry", "500 from http://c", doubtful=True))
+    home = Home(TAKEN, Outcome("retry", "500 from http://c", doubtful=True))
     directory = spool(three(tmp_path), ("logs", "d", 4))
     next(directory.glob("*2-traces*")).write_bytes(b"torn")
 
-    status, left, pauses = sent(transport, directory)
+    status, left, pauses = sent(home, directory)
 
     assert (pauses, left, status.dropped_points) == ([], 0, {"refused": 1, "corrupt": 1})
-    assert transport.bodies == [b"a", b"d"]
+    assert home.bodies == [b"a", b"d"]
     # What was refused is tried again.
-    sent(transport, directory)
-    assert transport.bodies == [b"a", b"d", b"c"]
+    sent(home, directory)
+    assert home.bodies == [b"a", b"d", b"c"]
 
 
 def test_a_request_that_unpacks_to_more_than_any_of_ours_takes_little_memory(
@@ -128,7 +126,7 @@ def test_a_request_that_unpacks_to_more_than_any_of_ours_takes_little_memory(
     packed.write_bytes(zlib.compress(bytes(128 << 20)))
 
     tracemalloc.start()
-    status, _, _ = sent(FakeTransport(), tmp_path)
+    status, _, _ = sent(Home(), tmp_path)
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -137,16 +135,16 @@ def test_a_request_that_unpacks_to_more_than_any_of_ours_takes_little_memory(
 
 
 def test_a_line_that_a_kill_tore_does_not_count_as_sent(tmp_path: Path) -> None:
-    directory, transport = three(tmp_path), FakeTransport()
-    sent(transport, directory)
+    directory, home = three(tmp_path), Home()
+    sent(home, directory)
     memory = directory / "sent"
     # The end of its last line is missing, and it is that of "b".
     memory.write_bytes(memory.read_bytes()[:-1])
 
-    sent(transport, directory)
-    sent(transport, directory)
+    sent(home, directory)
+    sent(home, directory)
 
-    assert transport.bodies == [b"a", b"c", b"b", b"b"]
+    assert home.bodies == [b"a", b"c", b"b", b"b"]
 
 
 def test_nothing_is_sent_where_it_cannot_be_remembered(

@@ -17,7 +17,7 @@ from tools.stack.server import free_port
 
 from node import new_certificate
 from otel_ddp import settings
-from otel_ddp.agent.export.otlp import SIGNALS, Outcome, Signal, signals_with_endpoint
+from otel_ddp.agent.export.otlp import SIGNALS, signals_with_endpoint
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.otlp.encode import (
     attribute_bytes,
@@ -27,9 +27,10 @@ from otel_ddp.agent.export.otlp.encode import (
     resource_bytes,
 )
 from otel_ddp.agent.export.otlp.transport import Transport
+from otel_ddp.agent.queue import Outcome
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.parser import Document
-from otlp_receiver import Receiver
+from otlp_receiver import Receiver, points_in
 
 HTTP, GRPC = "http/protobuf", "grpc"
 
@@ -37,7 +38,7 @@ DOCUMENTS = [
     Document(SPAN, {"name": "step", "id": "01" * 8, "start": 1, "end": 2}, 0),
     Document(EVENT, {"name": "run.started", "time": 1, "body": "hello"}, 0),
 ]
-BODY: dict[Signal, bytes] = {
+BODY: dict[str, bytes] = {
     "metrics": metrics_request(
         resource_bytes({"service.name": "training"}),
         "otel_ddp",
@@ -49,7 +50,7 @@ BODY: dict[Signal, bytes] = {
             )
         ],
     ),
-    **{each.signal: each.body for each in Documents({}).render([((), "", DOCUMENTS)])},
+    **{each.lane: each.body for each in Documents({}).render([((), "", DOCUMENTS)])},
 }
 
 
@@ -167,7 +168,7 @@ def test_every_answer_has_its_outcome(way: Way, mode: str | int, kind: str, says
     assert outcome.kind == kind
     assert says in outcome.why
     assert outcome.rejected == (3 if mode == "partial" else 0)
-    assert outcome.retry_after_s == (3.5 if mode in (429, 503) else None)
+    assert outcome.retry_after_s == (3.5 if mode in (429, 503) else 0.0)
     # One attempt each: the delivery decides when to try again.
     assert way.receiver.attempts == ["metrics"]
 
@@ -186,14 +187,26 @@ def test_only_what_is_wrong_with_the_bytes_is_refused(http: Way) -> None:
         http.receiver.retry_after = "soon"
         outcome = transport.send("metrics", BODY["metrics"])
         found.setdefault((outcome.kind, outcome.doubtful), []).append(status)
-        assert outcome.too_large is (status == 413)
-        assert outcome.retry_after_s is None
+        assert outcome.retry_after_s == 0.0
 
     assert found == {
         ("retry", False): ["redirect", *ABOUT_THE_WAY],
         ("retry", True): [*IN_DOUBT],
         ("refused", False): [400, 413, 422],
     }
+
+
+def test_what_is_too_large_comes_back_in_two_halves(http: Way) -> None:
+    http.receiver.set_mode(413)
+    points = [number_point(attribute_bytes({"rank": rank}), 17, 0.5) for rank in range(3)]
+    metrics = [metric("training.loss", "The loss.", "", "gauge", points)]
+    body = metrics_request(resource_bytes({}), "otel_ddp", "1", metrics)
+
+    outcome = http.connect().send("metrics", body)
+
+    first, second = outcome.pieces
+    assert [each.attributes["rank"] for each in points_in(first.body, second.body)] == [0, 1, 2]
+    assert (first.points, second.points) == (1, 2)
 
 
 def test_a_collector_that_comes_back_is_used_again(way: Way) -> None:

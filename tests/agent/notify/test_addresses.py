@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from extras import needed
-from otel_ddp.agent.notify.addresses import Address, Outcome
+from otel_ddp.agent.notify.addresses import Address
 from otel_ddp.agent.notify.message import Message
+from otel_ddp.agent.queue import Outcome
 from webhook import Webhook
 
 MESSAGE = Message(
@@ -32,7 +33,7 @@ by_apprise = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_webhook_gets_what_the_page_promises(webhook: Webhook) -> None:
     outcome = Address(f"http://me:p%40ss@127.0.0.1:{webhook.port}/hook?team=x").send(MESSAGE)
 
-    assert outcome == Outcome(True)
+    assert outcome == Outcome("delivered")
     (posted,) = webhook.posted
     assert posted.path == "/hook?team=x"
     assert posted.headers["Content-Type"] == "application/json"
@@ -59,7 +60,7 @@ def test_apprise_sends_it_to_its_own_kind_of_webhook(webhook: Webhook) -> None:
 
     outcome = Address(f"json://127.0.0.1:{webhook.port}/hook").send(MESSAGE)
 
-    assert outcome == Outcome(True)
+    assert outcome == Outcome("delivered")
     (posted,) = webhook.posted
     assert posted.body["title"] == MESSAGE.title
     assert posted.body["message"] == f"{MESSAGE.text}\n\n{MESSAGE.url}"
@@ -76,7 +77,7 @@ def test_a_run_cannot_call_the_people_of_a_chat(webhook: Webhook) -> None:
 
     outcome = Address(f"json://127.0.0.1:{webhook.port}/hook").send(evil)
 
-    assert outcome == Outcome(True)
+    assert outcome == Outcome("delivered")
     (posted,) = webhook.posted
     said = f"{posted.body['title']} {posted.body['message']}"
     assert said.replace("\u200b", "") == f"{evil.title} {evil.text}\n\n{evil.url}"
@@ -108,7 +109,7 @@ def test_an_answer_decides_whether_it_is_tried_again(
 
     outcome = Address(f"{scheme}://127.0.0.1:{webhook.port}/hook").send(MESSAGE)
 
-    assert outcome == Outcome(False, f"it answered {code}", is_final)
+    assert outcome == Outcome("refused" if is_final else "retry", f"it answered {code}")
     assert webhook.posted == []
 
 
@@ -156,7 +157,7 @@ def test_a_failure_says_why_and_nothing_of_the_address(
 
     outcome = Address(url).send(MESSAGE)
 
-    assert (outcome.taken, outcome.why) == (False, why)
+    assert (outcome.kind != "delivered", outcome.why) == (True, why)
     assert "s3cret" not in caplog.text + "".join(capfd.readouterr())
 
 
@@ -164,7 +165,7 @@ def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "apprise", None)
     why = "it needs the library apprise: pip install 'otel-ddp[notify]'"
 
-    assert Address("slack://a/b/c").send(MESSAGE) == Outcome(False, why)
+    assert Address("slack://a/b/c").send(MESSAGE) == Outcome("retry", why)
     assert Address("slack://a/b/c").problem == why
     assert Address("https://example.org/").problem == ""
 

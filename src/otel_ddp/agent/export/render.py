@@ -7,9 +7,10 @@ from itertools import groupby
 from operator import itemgetter
 
 from otel_ddp import __version__, errors
-from otel_ddp.agent.export.otlp import Request, encode, in_parts, resource
+from otel_ddp.agent.export.otlp import encode, in_parts, resource
 from otel_ddp.agent.export.otlp.encode import SCOPE
 from otel_ddp.agent.ledger import Buckets, Ledger, Series, is_logged
+from otel_ddp.agent.queue import Request
 from otel_ddp.vocabulary.catalog import Kind, Metric
 
 _MOST_POINTS = 2000

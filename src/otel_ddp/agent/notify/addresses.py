@@ -15,11 +15,12 @@ import ssl
 import urllib.error
 import urllib.request
 from hashlib import blake2s
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from otel_ddp import __version__, errors
 from otel_ddp.agent.notify.message import Message
+from otel_ddp.agent.queue import Outcome
 from otel_ddp.history.terminal import without_mentions
 
 _ANSWER_S = 10.0
@@ -30,15 +31,6 @@ _WEBHOOK = ("http", "https")
 _REFUSALS = (400, 401, 403, 405, 410, 413, 415, 422)
 _LEVELS = {"info": "info", "warn": "warning", "error": "failure"}
 _NEEDS_APPRISE = "it needs the library apprise: pip install 'otel-ddp[notify]'"
-
-
-class Outcome(NamedTuple):
-    """What became of one attempt."""
-
-    taken: bool
-    why: str = ""
-    is_final: bool = False
-    """The receiver refuses this message, so that no later try helps."""
 
 
 class Address:
@@ -66,18 +58,18 @@ class Address:
         """Try it once, for some seconds at most."""
         if self._scheme in _WEBHOOK:
             return self._post(message)
-        failed = Outcome(False, "the library apprise failed")
+        failed = Outcome("retry", "the library apprise failed")
         return errors.attempt(lambda: self._by_apprise(message), failed)
 
     def _post(self, message: Message) -> Outcome:
         try:
             with _opener().open(self._request(message), timeout=_ANSWER_S):
-                return Outcome(True)
+                return Outcome("delivered")
         except urllib.error.HTTPError as error:
             error.close()
             return _answered(error.code)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            return Outcome(False, _reason(error))
+            return Outcome("retry", _reason(error))
 
     def _request(self, message: Message) -> urllib.request.Request:
         parts = urlsplit(self._url)
@@ -95,25 +87,25 @@ class Address:
             # Imported here: it takes long, and few addresses need it.
             import apprise
         except ImportError:
-            return Outcome(False, _NEEDS_APPRISE)
+            return Outcome("retry", _NEEDS_APPRISE)
         said = _Codes()
         log = logging.getLogger("apprise")
         log.propagate, log.handlers = False, [said]
         # No limit of its own: for that it needs threads, which an agent that ends would wait for.
         service = apprise.Apprise(asset=apprise.AppriseAsset(service_timeout=0))
         if not service.add(self._url):
-            return Outcome(False, "apprise does not know this form of address", is_final=True)
+            return Outcome("refused", "apprise does not know this form of address")
         title = without_mentions(message.title)
         text = without_mentions(message.text)
         text = "\n\n".join(filter(None, (text, message.url))) or title
         how = {"notify_type": _LEVELS[message.level], "body_format": "text"}
         if service.notify(text, title=title, **how):
-            return Outcome(True)
-        return _answered(said.code) if said.code else Outcome(False, "apprise could not send it")
+            return Outcome("delivered")
+        return _answered(said.code) if said.code else Outcome("retry", "apprise could not send it")
 
 
 def _answered(code: int) -> Outcome:
-    return Outcome(False, f"it answered {code}", is_final=code in _REFUSALS)
+    return Outcome("refused" if code in _REFUSALS else "retry", f"it answered {code}")
 
 
 def _reason(error: BaseException) -> str:

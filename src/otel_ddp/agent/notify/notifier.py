@@ -34,12 +34,15 @@ class Notifier:
             self._why_none = "off: OTEL_DDP_AGENT=offline sends nothing"
         elif conf.notify:
             self._addresses = [*map(Address, dict.fromkeys(conf.notify))]
+            self._why_none = "starting"
         self._occasions = Occasions(conf.grafana_url)
-        self._outbox = Outbox(folder, self._addresses)
+        self._folder = folder
+        # The thread makes it: its disk may hang.
+        self._outbox: Outbox | None = None
         # What the thread has not taken yet.
         self._new: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._wake = threading.Event()
-        self._loaded = self._stopping = False
+        self._stopping = False
         self.thread = KeptThread("notify", self._work)
 
     # -- called by the agent's loop
@@ -73,11 +76,12 @@ class Notifier:
 
     def busy(self) -> bool:
         """Whether the agent should stay for what waits."""
-        return bool(self.ending) or not self._new.empty() or self._outbox.is_awaited()
+        waits = self._outbox is not None and self._outbox.is_awaited()
+        return bool(self.ending) or not self._new.empty() or waits
 
     def describe(self) -> str:
         """How it goes, in a sentence without secrets."""
-        return self._outbox.describe() if self._addresses else self._why_none
+        return self._outbox.describe() if self._outbox else self._why_none
 
     def stop(self) -> None:
         """Send for a moment more; the rest waits on disk for the next agent."""
@@ -89,16 +93,13 @@ class Notifier:
 
     def _work(self) -> None:
         # An error may have ended the thread, and then it is started again.
-        if not self._loaded:
-            self._loaded = True
-            self._outbox.load()
-        while not self._stopping:
+        outbox = self._outbox = self._outbox or Outbox(self._folder, self._addresses)
+        while True:
             self._wake.wait(_LOOK_EVERY_S)
             self._wake.clear()
-            self._send()
-        self._send()
-
-    def _send(self) -> None:
-        while not self._new.empty():
-            self._outbox.put(self._new.get())
-        self._outbox.deliver()
+            stopping = self._stopping
+            while not self._new.empty():
+                outbox.put(self._new.get())
+            outbox.deliver()
+            if stopping:
+                return

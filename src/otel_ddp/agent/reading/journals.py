@@ -56,7 +56,7 @@ class Ended(NamedTuple):
 
 
 class Journals:
-    """One a node. Only the agent's loop calls it, except for `commit`."""
+    """One a node. Only the agent's loop calls it."""
 
     def __init__(
         self,
@@ -79,7 +79,6 @@ class Journals:
         self._journals: dict[Path, Exports] = {}
         self._ended: list[Ended] = []
         self._committed: Marks = {}
-        self._submitted: Marks = {}
         self._keep_before_ns = time.time_ns() if keeps_found else 0
         self._kept: set[Path] = set()
         # Those that cannot be opened are tried again.
@@ -137,7 +136,6 @@ class Journals:
             if not reader.was_removed():
                 del self._journals[path]
                 self._committed.pop(path, None)
-                self._submitted.pop(path, None)
                 with self._ledger.lock:
                     self._ledger.drop(journal.process.labels)
                 reader.close()
@@ -188,28 +186,18 @@ class Journals:
         return {path: each.reader.bookmark() for path, each in self._journals.items()}
 
     def commit(self, marks: Marks) -> None:
-        """What was read up to here is delivered or on disk.
-
-        The delivery's threads call this too; batches settle in order, so marks only grow.
-        """
+        """What was read up to here is delivered or on disk."""
         for path, mark in marks.items():
             journal = self._journals.get(path)
-            before = self._committed.get(path)
-            if journal is not None and (before is None or before[0] <= mark[0]) and before != mark:
+            if journal is not None and self._committed.get(path) != mark:
                 self._committed[path] = mark
                 journal.reader.commit(*mark)
 
-    def submitted(self, marks: Marks) -> None:
-        """What was read up to here was handed to the delivery in a hurry: once is enough."""
-        self._submitted.update(marks)
-
-    def has_unsubmitted_end(self) -> bool:
-        """Whether a process has ended and its last values were not handed to the delivery yet."""
+    def has_uncommitted_end(self) -> bool:
+        """Whether a process has ended, and not all that was read of it is delivered or on disk."""
         return any(
-            not each.process.is_at_work
-            and mark not in (self._committed.get(path), self._submitted.get(path))
+            not each.process.is_at_work and self._committed.get(path) != each.reader.bookmark()
             for path, each in self._journals.items()
-            for mark in [each.reader.bookmark()]
         )
 
     # -- series
@@ -260,7 +248,6 @@ class Journals:
             journal = self._journals.pop(path)
             process = journal.process
             self._committed.pop(path, None)
-            self._submitted.pop(path, None)
             described = with_texts(process.describe(), journal.reader)
             self._ended.append(Ended(process.labels, process.ended_at or 0.0, described))
             journal.reader.close()

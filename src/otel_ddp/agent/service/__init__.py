@@ -9,7 +9,7 @@ import socket
 import time
 
 from otel_ddp import files, settings
-from otel_ddp.agent.export import Exporter, spool_directory
+from otel_ddp.agent.export import Exporter, folder_of
 from otel_ddp.agent.notify.notifier import Notifier
 from otel_ddp.agent.service import startup
 from otel_ddp.agent.service.front import Front
@@ -50,7 +50,7 @@ class Agent:
         self._exporter = Exporter(
             *(conf, place, watch.ledger, watch.journals, watch.flush_documents, self._node, host)
         )
-        self._notifier = Notifier(conf, spool_directory(conf, place, self._node) / "notify")
+        self._notifier = Notifier(conf, folder_of("notify-", conf, place, self._node))
         self._front = Front(place, conf, self._node, watch, self._exporter, self._notifier)
         self._lock = lock
         self._stop_reason = ""
@@ -103,7 +103,7 @@ class Agent:
         """Everything that is due, once."""
         self._front.moved_at = time.monotonic()
         self._read_and_judge()
-        if self._watch.journals.has_unsubmitted_end():
+        if self._watch.journals.has_uncommitted_end():
             self._update_series()
             self._exporter.export_at_once()
         if self._is_due("series", _SERIES_EVERY_S):
@@ -117,7 +117,7 @@ class Agent:
             self._exporter.connect()
         if self._is_due("export", self._conf.interval_s):
             self._exporter.export()
-        self._commit_unless_exported()
+        self._exporter.commit()
         self._delete_done()
 
     def _end(self) -> None:
@@ -128,7 +128,7 @@ class Agent:
         self._notifier.stop()
         self._update_series()
         exporter.export()
-        self._commit_unless_exported()
+        self._exporter.commit()
         self._delete_done()
         watch.stop()
         self._front.stop()
@@ -168,15 +168,11 @@ class Agent:
         if status is None:
             return
         put(catalog.OTEL_DDP_SPOOL_SIZE, status.spool_bytes)
-        for outcome in ("delivered", "failed", "refused"):
-            put(catalog.OTEL_DDP_EXPORTS, getattr(status, outcome), ("outcome", outcome))
+        for outcome, count in status.attempts.items():
+            put(catalog.OTEL_DDP_EXPORTS, count, ("outcome", outcome))
         lost = {"rejected": 0, "history_full": ledger.points_dropped}
         for why, count in (lost | dict(status.dropped_points)).items():
             put(catalog.OTEL_DDP_POINTS_DROPPED, count, ("why", why))
-
-    def _commit_unless_exported(self) -> None:
-        if not (self._exporter.connected or self._exporter.failed_to_start):
-            self._watch.journals.commit(self._watch.journals.marks())
 
     def _delete_done(self) -> None:
         """Delete the journals of dead processes once everything in them is exported."""
@@ -198,7 +194,7 @@ class Agent:
 
     def _check_whether_to_stop(self) -> None:
         now, journals, linger_s = time.monotonic(), self._watch.journals, self._conf.linger_s
-        if journals.any_alive() or self._notifier.busy():
+        if journals.any_alive() or self._notifier.busy() or self._exporter.busy():
             self._busy_at = now
         if not self._owns_lock():
             if journals.any_removed():

@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple
 from otel_ddp import __version__, errors, plain, settings
 from otel_ddp.agent.export.otlp import (
     NO_COLLECTOR,
-    Signal,
     Variables,
     exported_signals,
     signals_with_endpoint,
@@ -306,7 +305,7 @@ def collector(inputs: Inputs) -> Said:
     accepted = [each for each, outcome in outcomes.items() if outcome.kind == "delivered"]
     if accepted:
         yield "ok", f"{transport.destination} accepts {', '.join(accepted)}"
-    failed: dict[str, list[Signal]] = {}
+    failed: dict[str, list[str]] = {}
     for each, outcome in outcomes.items():
         if each not in accepted:
             failed.setdefault(outcome.why, []).append(each)

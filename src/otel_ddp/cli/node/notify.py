@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     failed = False
     for address in map(Address, dict.fromkeys(conf.notify)):
         outcome = address.send(message)
-        failed |= not outcome.taken
-        print(f"{'ok   taken by' if outcome.taken else 'fail'} {address.shown}", end="")
-        print("" if outcome.taken else f": {outcome.why}")
+        taken = outcome.kind == "delivered"
+        failed |= not taken
+        print(f"ok   taken by {address.shown}" if taken else f"fail {address.shown}: {outcome.why}")
     return int(failed)

@@ -1,4 +1,4 @@
-"""Speaks the OpenTelemetry protocol: what is sent, where to, and what comes of an attempt."""
+"""Speaks the OpenTelemetry protocol: what is sent, and where to."""
 
 from __future__ import annotations
 
@@ -6,53 +6,35 @@ import base64
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from otel_ddp.settings import Settings, value
 
-Signal = Literal["metrics", "traces", "logs"]
-SIGNALS: tuple[Signal, ...] = ("metrics", "traces", "logs")
+SIGNALS = ("metrics", "traces", "logs")
 
 # Gateways mostly refuse more than 1 MiB (nginx) or 4 MiB (gRPC) at once.
 MOST_BYTES = 900 * 1024
-# A collector that asks for a longer pause is tried again after this one.
-RETRY_AFTER_LIMIT_S = 60.0
 _GENERAL = "OTEL_EXPORTER_OTLP_"
 NO_COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT names no collector"
 # What names of headers have in them whose values are secret.
 _SECRET = re.compile("auth|token|key|secret|password|credential|cookie", re.IGNORECASE)
 
 
-def exported_signals(env: Mapping[str, str]) -> tuple[Signal, ...]:
+def exported_signals(env: Mapping[str, str]) -> tuple[str, ...]:
     """The signals that are exported: a standard variable switches each of them off."""
     return tuple(each for each in SIGNALS if value(f"OTEL_{each.upper()}_EXPORTER", env) != "none")
 
 
-def signals_with_endpoint(settings: Settings, env: Mapping[str, str]) -> tuple[Signal, ...]:
+def signals_with_endpoint(settings: Settings, env: Mapping[str, str]) -> tuple[str, ...]:
     """The exported signals for which a variable names a collector."""
     return tuple(
         each
         for each in exported_signals(env)
         if settings.endpoint or env.get(f"{_GENERAL}{each.upper()}_ENDPOINT", "").strip()
     )
-
-
-@dataclass(frozen=True)
-class Request:
-    """One OTLP request, ready to be sent."""
-
-    signal: Signal
-    body: bytes
-    points: int
-    irreplaceable: bool = True
-    """Whether it holds what is sent only once: logged values, spans, events. A request with
-    current values alone is replaced by the next export, so it is dropped first."""
-    oldest_s: int = 0
-    """When the oldest point in it was measured, in seconds; 0: not known."""
 
 
 # A point, a span or a log record: its bytes, its time, and what it belongs to.
@@ -69,24 +51,6 @@ def in_parts(messages: Sequence[Part], most: int) -> Iterator[Sequence[Part]]:
             part = part[: max(sum(end <= MOST_BYTES for end in ends), 1)]
         yield part
         begin += len(part)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one attempt to send went."""
-
-    kind: Literal["delivered", "retry", "refused"]
-    """`retry`: kept for later, because people can mend the cause. `refused`: the receiver says that
-    these bytes are wrong."""
-    why: str
-    """One short line, without any credentials."""
-    retry_after_s: float | None = None
-    too_large: bool = False
-    """Refused for its size: a part of it may be accepted."""
-    doubtful: bool = False
-    """To be tried again, but the cause may be this request: a receiver that fails over it."""
-    rejected: int = 0
-    """Points, spans or records that the collector dropped out of a request that it accepted."""
 
 
 def one_line(text: str, limit: int = 200) -> str:
@@ -109,7 +73,7 @@ class TlsFiles(NamedTuple):
 class Variables:
     """What OTEL_EXPORTER_OTLP_* say of a signal: where it goes, and how. Its own ones win."""
 
-    def __init__(self, signal: Signal, settings: Settings, env: Mapping[str, str]) -> None:
+    def __init__(self, signal: str, settings: Settings, env: Mapping[str, str]) -> None:
         self.signal = signal
         self._own = f"{_GENERAL}{signal.upper()}_"
         self._settings = settings

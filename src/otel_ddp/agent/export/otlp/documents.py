@@ -9,7 +9,7 @@ from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import Request, Signal, in_parts, resource
+from otel_ddp.agent.export.otlp import in_parts, resource
 from otel_ddp.agent.export.otlp.encode import (
     EVENT_ATTRIBUTES,
     LOG_ATTRIBUTES,
@@ -23,6 +23,7 @@ from otel_ddp.agent.export.otlp.encode import (
     utf8,
 )
 from otel_ddp.agent.ledger import Labels
+from otel_ddp.agent.queue import Request
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import SPAN
 from otel_ddp.journal.parser import Document
@@ -62,10 +63,10 @@ class Documents:
         self, documents_of: Iterable[tuple[Labels, str, Sequence[Document]]]
     ) -> list[Request]:
         """The requests; a document that OTLP cannot express is left out alone."""
-        found: dict[tuple[Signal, str], list[_Message]] = {}
+        found: dict[tuple[str, str], list[_Message]] = {}
         for labels, project, documents in documents_of:
             for each in documents:
-                signal: Signal = "traces" if each.kind == SPAN else "logs"
+                signal = "traces" if each.kind == SPAN else "logs"
                 make = self._spans if each.kind == SPAN else _log_records
                 try:
                     messages = list(make(labels, each.content))

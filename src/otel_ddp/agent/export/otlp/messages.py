@@ -10,7 +10,8 @@ from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from otel_ddp.agent.export.otlp import Outcome, Signal, one_line
+from otel_ddp.agent.export.otlp import one_line
+from otel_ddp.agent.queue import Outcome, Piece
 
 
 class Service(NamedTuple):
@@ -26,7 +27,7 @@ class Service(NamedTuple):
 
 
 _COLLECTOR = "/opentelemetry.proto.collector"
-SERVICES: dict[Signal, Service] = {
+SERVICES: dict[str, Service] = {
     "metrics": Service(
         f"{_COLLECTOR}.metrics.v1.MetricsService/Export",
         metrics_service_pb2.ExportMetricsServiceRequest,
@@ -48,7 +49,7 @@ SERVICES: dict[Signal, Service] = {
 }
 
 
-def accepted_with(signal: Signal, reply: bytes, where: str) -> Outcome:
+def accepted_with(signal: str, reply: bytes, where: str) -> Outcome:
     """The outcome of a request that was accepted: the reply says whether all of it was."""
     rejected, message = 0, ""
     # Some backends answer with text; that they accepted it is what counts.
@@ -61,14 +62,7 @@ def accepted_with(signal: Signal, reply: bytes, where: str) -> Outcome:
     return Outcome("delivered", f"{why}: {message}" if message else why, rejected=rejected)
 
 
-class Piece(NamedTuple):
-    """A request, or a part of one that was split."""
-
-    body: bytes
-    points: int
-
-
-def halves(signal: Signal, body: bytes) -> list[Piece]:
+def halves(signal: str, body: bytes) -> list[Piece]:
     """Two requests with the same content; none if there is only one point, span or record."""
     service = SERVICES[signal]
     try:

@@ -15,14 +15,9 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import (
-    Outcome,
-    Variables,
-    is_loopback,
-    one_line,
-    without_credentials,
-)
-from otel_ddp.agent.export.otlp.messages import SERVICES, accepted_with
+from otel_ddp.agent.export.otlp import Variables, is_loopback, one_line, without_credentials
+from otel_ddp.agent.export.otlp.messages import SERVICES, accepted_with, halves
+from otel_ddp.agent.queue import Outcome
 
 # What these say may be about the request, or about the server. INVALID_ARGUMENT alone is certain.
 _DOUBTFUL = frozenset(
@@ -59,7 +54,7 @@ class GrpcSender:
                 body, timeout=self._timeout_s, metadata=self._metadata
             )
         except grpc.RpcError as error:
-            return self._failed(error)
+            return self._failed(error, body)
         except ValueError:
             # grpc puts the metadata, and with it a token, into this error's text.
             return _BAD_HEADER
@@ -84,13 +79,13 @@ class GrpcSender:
         )
         return grpc.secure_channel(self._target, credentials, options, compression)
 
-    def _failed(self, error: Any) -> Outcome:
+    def _failed(self, error: Any, body: bytes) -> Outcome:
         code, details = error.code(), error.details() or ""
         text = one_line(details)
         where = without_credentials(self._url)
         why = f"{code.name} from {where}"
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
-            return Outcome("refused", f"{why}: {text}", too_large=True)
+            return Outcome("refused", f"{why}: {text}", pieces=halves(self._signal, body))
         if code in _CREDENTIALS:
             return Outcome("retry", f"{why}: token rejected (OTEL_EXPORTER_OTLP_HEADERS)")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -137,14 +132,12 @@ def _unavailable(details: str, where: str) -> str:
     return f"UNAVAILABLE from {where}: {text}" if text else f"UNAVAILABLE from {where}"
 
 
-def _retry_after_s(error: Any) -> float | None:
+def _retry_after_s(error: Any) -> float:
     info = RetryInfo()
     metadata = dict(error.trailing_metadata() or ())
     try:
         for detail in Status.FromString(metadata.get("grpc-status-details-bin", b"")).details:
             detail.Unpack(info)
     except DecodeError:
-        return None
-    if not info.HasField("retry_delay"):
-        return None
+        return 0.0
     return float(max(info.retry_delay.seconds + info.retry_delay.nanos / 1e9, 0.0))

@@ -16,14 +16,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import (
-    Outcome,
-    Variables,
-    is_loopback,
-    one_line,
-    without_credentials,
-)
-from otel_ddp.agent.export.otlp.messages import accepted_with
+from otel_ddp.agent.export.otlp import Variables, is_loopback, one_line, without_credentials
+from otel_ddp.agent.export.otlp.messages import accepted_with, halves
+from otel_ddp.agent.queue import Outcome
 
 # A reply of a collector is a few bytes; a longer one comes from another program.
 _REPLY_LIMIT_BYTES = 16 * 1024
@@ -82,7 +77,7 @@ class HttpSender:
                 allow_redirects=False,
                 stream=True,
             ) as response:
-                return self._outcome_of(response, ends_at)
+                return self._outcome_of(response, ends_at, body)
         except (OSError, ValueError, http.client.HTTPException) as error:
             # RequestException is an OSError. Other errors come from a certificate that cannot be
             # loaded, or from a header that cannot be written.
@@ -91,7 +86,7 @@ class HttpSender:
     def close(self) -> None:
         self._session.close()
 
-    def _outcome_of(self, response: requests.Response, ends_at: float) -> Outcome:
+    def _outcome_of(self, response: requests.Response, ends_at: float, body: bytes) -> Outcome:
         status = response.status_code
         where = without_credentials(self._url, with_path=True)
         about_the_way = status < 400 or status in _ABOUT_THE_WAY
@@ -108,7 +103,8 @@ class HttpSender:
         detail = _detail(response, reply)
         why = f"{why}: {detail}" if detail else why
         if status in _ABOUT_THE_REQUEST:
-            return Outcome("refused", why, too_large=status == 413)
+            pieces = halves(self._signal, body) if status == 413 else ()
+            return Outcome("refused", why, pieces=pieces)
         return Outcome("retry", why, doubtful=True)
 
     def _advice(self, status: int) -> str:
@@ -157,12 +153,12 @@ def _is_tls_port(response: requests.Response, reply: bytes) -> bool:
     return not response.headers or b"plain http" in reply.lower()
 
 
-def _retry_after_s(text: str | None) -> float | None:
-    """The header's seconds; None for any other text, such as a date."""
+def _retry_after_s(text: str | None) -> float:
+    """The header's seconds; 0 for any other text, such as a date."""
     with contextlib.suppress(TypeError, ValueError):
         seconds = float(text or "")
-        return max(seconds, 0.0) if math.isfinite(seconds) else None
-    return None
+        return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
+    return 0.0
 
 
 def _explain(error: BaseException, url: str, timeout_s: float) -> str:

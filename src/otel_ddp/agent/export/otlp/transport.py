@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from otel_ddp import errors
 from otel_ddp.agent.export.otlp import (
-    Outcome,
-    Signal,
     Variables,
     one_line,
     signals_with_endpoint,
     without_credentials,
 )
+from otel_ddp.agent.queue import Outcome
 from otel_ddp.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Transport:
     ) -> None:
         self._settings = settings
         self._env = os.environ if env is None else env
-        self._senders: dict[Signal, HttpSender | GrpcSender] = {}
+        self._senders: dict[str, HttpSender | GrpcSender] = {}
         _silence_libraries()
 
     @property
@@ -48,10 +47,10 @@ class Transport:
         (first, *_) = signals_with_endpoint(self._settings, self._env)
         return without_credentials(self._variables(first).url)
 
-    def _variables(self, signal: Signal) -> Variables:
+    def _variables(self, signal: str) -> Variables:
         return Variables(signal, self._settings, self._env)
 
-    def send(self, signal: Signal, body: bytes) -> Outcome:
+    def send(self, signal: str, body: bytes) -> Outcome:
         """Make one attempt, which takes no longer than the timeout."""
         try:
             if signal not in self._senders:

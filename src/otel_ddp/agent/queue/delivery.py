@@ -1,0 +1,254 @@
+"""Sends what waits in a queue: each lane in its order, and none waits for another.
+
+Only the oldest request of a lane is ever being sent. A lane may have a thread of its own, because
+each may have its own receiver: a trace backend that is down or does not answer delays no metrics.
+
+A request that is taken at once never touches a disk. Those of a lane that has to wait are in files.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+from otel_ddp import errors
+from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.agent.queue import Outcome, Piece, Request
+from otel_ddp.agent.queue.backoff import Backoff
+from otel_ddp.agent.queue.folder import Waiting
+
+# A receiver that asks for a longer pause is tried again after this one.
+_RETRY_AFTER_LIMIT_S = 60.0
+# How long one request waits where the receiver may fail over it. Then the next ones get their turn.
+_PATIENCE_S = 900.0
+
+Send = Callable[[str, bytes], Outcome]
+"""Makes one attempt for a lane, and raises nothing."""
+
+
+class Report(Protocol):
+    """Is told of each attempt."""
+
+    def add_outcome(self, lane: str, points: int, outcome: Outcome) -> None: ...
+
+
+@dataclass(eq=False)
+class _Lane:
+    name: str
+    thread: KeptThread
+    backoff: Backoff
+    head: Request | None = None
+    """The request that was tried last."""
+    pieces: deque[Piece] = field(default_factory=deque)
+    """What is still to be sent of it."""
+    refused: bool = False
+    """Whether a piece of it was refused."""
+    doubted_since: float | None = None
+    """Since when answers may be about it, or about the way to the receiver."""
+    busy: bool = False
+    """Whether it is being sent at this moment."""
+
+
+class Delivery:
+    """Sends on threads of its own once it is started, and else whenever `send_next` is called."""
+
+    def __init__(
+        self,
+        queue: Waiting,
+        send: Send,
+        report: Report,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        backoff_s: tuple[float, float] = (1.0, 30.0),
+        jitter: Callable[[], float] = random.random,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        self._queue = queue
+        self._send = send
+        self._report = report
+        self._clock = clock
+        self._patience_s = patience_s
+        self.lock = threading.Condition()
+        """Of the queue, the report and all that follows. It is held over small writes to disk,
+        never over the network."""
+        self._lanes = {
+            name: _Lane(
+                *(name, KeptThread(name, partial(self._run, name))),
+                Backoff(*backoff_s, clock, jitter),
+            )
+            for name in queue.lanes
+        }
+        self._stopping = False
+
+    # -- called by the agent
+
+    def threads(self) -> list[KeptThread]:
+        """The thread of each lane, which the caller keeps running if it wants them."""
+        return [each.thread for each in self._lanes.values()]
+
+    def put(self, requests: Iterable[Request]) -> None:
+        """Add requests behind those that wait."""
+        with self.lock:
+            for request in requests:
+                self._queue.add(request)
+            for lane in self._lanes.values():
+                # Behind a failure there is no hurry, and a crash would lose less.
+                oldest = self._queue.oldest(lane.name)
+                waits = lane.backoff.failures or (oldest and oldest.number)
+                if waits or not lane.thread.is_alive():
+                    self._queue.write(lane.name)
+            self.lock.notify_all()
+
+    def is_under_way(self) -> bool:
+        """Whether a request is in memory alone that may be taken in a moment."""
+        with self.lock:
+            newest = [
+                self._queue.newest(lane.name)
+                for lane in self._lanes.values()
+                if not lane.backoff.failures
+            ]
+            return any(request and not request.number for request in newest)
+
+    def secure(self, timeout_s: float) -> None:
+        """Put on disk what is not taken within this time."""
+        with self.lock:
+            if not self.lock.wait_for(lambda: not self.is_under_way(), timeout_s):
+                self._write_all()
+
+    def stop(self, flush_s: float, join_s: float) -> None:
+        """Send what can be sent in this time, put the rest on disk, and end."""
+        with self.lock:
+            for lane in self._lanes.values():
+                # The last chance: one that pauses after a failure is tried now.
+                lane.backoff.succeed()
+            self.lock.notify_all()
+            self.lock.wait_for(self._is_idle, flush_s)
+            self._stopping = True
+            self.lock.notify_all()
+            # Also what is being sent: if it arrives after all, its file is removed.
+            self._write_all()
+        deadline = time.monotonic() + join_s
+        for thread in self.threads():
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
+    def _write_all(self) -> None:
+        for lane in self._lanes:
+            self._queue.write(lane)
+
+    def _is_idle(self) -> bool:
+        return not any(
+            lane.thread.is_alive()
+            and (lane.busy or (self._queue.oldest(lane.name) and not lane.backoff.failures))
+            for lane in self._lanes.values()
+        )
+
+    def failures(self, lane: str) -> int:
+        """How many attempts have failed since the last success."""
+        return self._lanes[lane].backoff.failures
+
+    # -- the threads
+
+    def _run(self, name: str) -> None:
+        lane = self._lanes[name]
+        while True:
+            wait_s = self.send_next(name)
+            with self.lock:
+                if self._stopping:
+                    return
+                # Asked again under the lock: a request may have been added meanwhile.
+                if wait_s != 0.0 and (wait_s := self._due_in_s(lane)) != 0.0:
+                    self.lock.wait(wait_s)
+
+    def send_next(self, name: str) -> float | None:
+        """Send one request of a lane if one is due; the seconds until one is, or None."""
+        lane = self._lanes[name]
+        with self.lock:
+            wait_s = self._due_in_s(lane)
+            if wait_s != 0.0 or self._stopping:
+                return wait_s
+            if not self._take_oldest(lane):
+                return 0.0
+            piece, lane.busy = lane.pieces[0], True
+        try:
+            outcome = _attempt(self._send, name, piece.body)
+        finally:
+            # Where an error ends the thread it is started again: the request is still there.
+            with self.lock:
+                lane.busy = False
+        with self.lock:
+            self._finish(lane, piece, outcome)
+            self.lock.notify_all()
+        return 0.0
+
+    def _due_in_s(self, lane: _Lane) -> float | None:
+        """In how many seconds its oldest request may be sent; None if nothing waits."""
+        return lane.backoff.wait_s() if self._queue.oldest(lane.name) else None
+
+    def _take_oldest(self, lane: _Lane) -> bool:
+        """Make the oldest request the head of its lane; False where it cannot be read now."""
+        request = self._queue.oldest(lane.name)
+        if request is None or (request is lane.head and lane.pieces):
+            return request is not None
+        lane.head, lane.refused, lane.doubted_since = request, False, None
+        lane.pieces.clear()
+        try:
+            body = request.read()
+        except FileNotFoundError:
+            # Another program has removed it.
+            self._queue.remove(request, "spool_error")
+        except OSError as error:
+            # Too many open files, or a file server that is away: the file can be read later.
+            why = f"{request.path} cannot be read: {error.strerror or error}"
+            self._postpone(lane, request.points, Outcome("retry", why))
+        else:
+            if body is None:
+                self._queue.remove(request, "corrupt")
+            else:
+                lane.pieces.append(Piece(body, request.points))
+        return bool(lane.pieces)
+
+    def _finish(self, lane: _Lane, piece: Piece, outcome: Outcome) -> None:
+        if outcome.pieces:
+            # In place of what was too large: all of it is to arrive, in its order.
+            lane.pieces.popleft()
+            lane.pieces.extendleft(reversed(outcome.pieces))
+            return
+        outcome = self._decided(lane, outcome)
+        if outcome.kind == "retry":
+            self._postpone(lane, piece.points, outcome)
+            return
+        # The receiver answers, so the next request need not wait.
+        lane.backoff.succeed()
+        lane.pieces.popleft()
+        lane.refused |= outcome.kind == "refused"
+        if lane.head is not None and not lane.pieces:
+            self._queue.remove(lane.head, "refused" if lane.refused else "delivered")
+        self._report.add_outcome(lane.name, piece.points, outcome)
+
+    def _decided(self, lane: _Lane, outcome: Outcome) -> Outcome:
+        """An outcome that may be about this request, or about the way, is taken for one of them."""
+        if not outcome.doubtful:
+            lane.doubted_since = None
+            return outcome
+        now = self._clock()
+        if lane.doubted_since is None:
+            lane.doubted_since = now
+        waits = now - lane.doubted_since < self._patience_s
+        return replace(outcome, kind="retry" if waits else "refused")
+
+    def _postpone(self, lane: _Lane, points: int, outcome: Outcome) -> None:
+        lane.backoff.fail(min(outcome.retry_after_s, _RETRY_AFTER_LIMIT_S))
+        self._queue.write(lane.name)
+        # After that: the report tells where the requests wait.
+        self._report.add_outcome(lane.name, points, outcome)
+
+
+@errors.contained(default=Outcome("retry", "sending failed: the agent's log says how"))
+def _attempt(send: Send, lane: str, body: bytes) -> Outcome:
+    return send(lane, body)

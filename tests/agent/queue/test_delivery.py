@@ -1,0 +1,608 @@
+"""The delivery keeps the order, survives outages, and loses and repeats nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make import Clock
+from otel_ddp import settings
+from otel_ddp.agent.export.otlp import SIGNALS
+from otel_ddp.agent.export.otlp.encode import (
+    attribute_bytes,
+    metric,
+    metrics_request,
+    number_point,
+    resource_bytes,
+)
+from otel_ddp.agent.export.otlp.messages import halves
+from otel_ddp.agent.export.otlp.transport import Transport
+from otel_ddp.agent.export.report import DeliveryReport, DeliveryStatus
+from otel_ddp.agent.queue import Outcome, Request
+from otel_ddp.agent.queue.delivery import Delivery, Send
+from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue
+from otlp_receiver import Receiver, points_in
+from shortages import descriptors_below, no_threads
+
+DELIVERED = Outcome("delivered", "accepted by http://c")
+DOWN = Outcome("retry", "connection refused by http://c")
+BAD = Outcome("refused", "400 from http://c/v1/metrics")
+PLENTY = 1024 * BLOCK_BYTES
+PATIENCE_S = 60.0
+
+
+class Bench(Delivery):
+    """Sends to a receiver that answers as configured. The jitter is in the middle.
+
+    Without a thread, unless the test starts some: it calls `send_next`.
+    """
+
+    def __init__(self, queue: Queue, send: Send | None = None, **how: Any) -> None:
+        self.queue, self.clock = queue, Clock()
+        self.answer: Callable[[bytes], Outcome] = lambda body: DELIVERED
+        self.tried: list[bytes] = []
+        self.arrived: list[bytes] = []
+        self.report = DeliveryReport("http://c", queue, self.clock)
+        how = {"jitter": lambda: 0.5, "clock": self.clock, **how}
+        super().__init__(queue, send or self.receive, self.report, **how)
+
+    def receive(self, lane: str, body: bytes) -> Outcome:
+        self.tried.append(body)
+        outcome = self.answer(body)
+        if outcome.kind == "delivered":
+            self.arrived.append(body)
+        return outcome
+
+    def always(self, outcome: Outcome) -> None:
+        self.answer = lambda body: outcome
+
+    def start(self) -> None:
+        for thread in self.threads():
+            thread.keep_running()
+
+    def send_due(self) -> float | None:
+        """Send until nothing is due; the seconds until something is."""
+        waits_s = []
+        for lane in SIGNALS:
+            while (wait_s := self.send_next(lane)) == 0.0:
+                pass
+            waits_s += [] if wait_s is None else [wait_s]
+        return min(waits_s, default=None)
+
+    def send_all_after(self, seconds: float) -> None:
+        """Everything is taken again, so long after the last attempt."""
+        self.always(DELIVERED)
+        self.clock.now += seconds
+        self.send_due()
+
+    def status(self) -> DeliveryStatus:
+        return self.report.status()
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue(SIGNALS, tmp_path / "spool", PLENTY)
+
+
+@pytest.fixture
+def delivery(queue: Queue) -> Bench:
+    return Bench(queue)
+
+
+@pytest.fixture
+def no_disk(tmp_path: Path) -> Queue:
+    in_the_way = tmp_path / "spool"
+    in_the_way.write_text("")
+    return Queue(SIGNALS, in_the_way, PLENTY, memory_limit_bytes=4)
+
+
+def requests(
+    *names: str, lane: str = "metrics", points: int = 10, irreplaceable: bool = True
+) -> list[Request]:
+    return [Request(lane, name.encode(), points, irreplaceable) for name in names]
+
+
+def files_of(queue: Queue) -> list[Path]:
+    return sorted(queue.folder.glob("*.z"))
+
+
+# --------------------------------------------------------------------------- order and patience
+
+
+def test_order_is_kept_through_an_outage(delivery: Bench) -> None:
+    delivery.always(DOWN)
+    delivery.put(requests("a", "b"))
+    delivery.send_due()
+    delivery.put(requests("c"))
+    assert len(files_of(delivery.queue)) == 3
+
+    delivery.always(DELIVERED)
+    delivery.clock.now += 100
+    delivery.send_next("metrics")
+    # One is gone and two wait on disk: what comes now goes behind them.
+    delivery.put(requests("d"))
+    assert len(files_of(delivery.queue)) == 3
+    delivery.send_due()
+
+    assert delivery.arrived == [b"a", b"b", b"c", b"d"]
+    assert files_of(delivery.queue) == []
+
+
+@pytest.mark.parametrize(("jitter", "wait_s"), [(0.0, 0.5), (1.0, 1.5)])
+def test_nodes_do_not_try_again_in_the_same_moment(
+    queue: Queue, jitter: float, wait_s: float
+) -> None:
+    delivery = Bench(queue, jitter=lambda: jitter)
+    delivery.always(DOWN)
+    delivery.put(requests("a"))
+
+    assert delivery.send_due() == pytest.approx(wait_s)
+
+
+@pytest.mark.parametrize(("wish_s", "wait_s"), [(0.0, 1.0), (8.0, 10.0), (3600.0, 75.0)])
+def test_the_pause_that_a_collector_asks_for_is_kept_up_to_a_minute(
+    delivery: Bench, wish_s: float, wait_s: float
+) -> None:
+    delivery.always(Outcome("retry", "503", retry_after_s=wish_s))
+    delivery.put(requests("a"))
+
+    assert delivery.send_due() == pytest.approx(wait_s)
+
+
+def test_a_refused_request_is_dropped_and_the_next_goes_on_at_once(delivery: Bench) -> None:
+    delivery.answer = lambda body: BAD if body == b"bad" else DELIVERED
+    delivery.put(requests("a", "bad", "c"))
+
+    assert delivery.send_due() is None
+
+    assert delivery.arrived == [b"a", b"c"]
+    status = delivery.status()
+    assert status.dropped_points == {"refused": 10}
+    assert status.attempts == {"delivered": 2, "failed": 0, "refused": 1}
+
+
+def points_of(*series: tuple[str, int]) -> bytes:
+    """A real request with one point for each metric and rank."""
+    metrics = [
+        metric(name, "", "", "gauge", [number_point(attribute_bytes({"rank": rank}), 17, rank)])
+        for name, rank in series
+    ]
+    return metrics_request(resource_bytes({}), "otel_ddp", "1", metrics)
+
+
+def series_in(bodies: Sequence[bytes]) -> list[tuple[str, int]]:
+    """The metric and the rank of every point, in the order of their arrival."""
+    return [(each.metric, each.attributes["rank"]) for each in points_in(*bodies)]
+
+
+MANY = [(name, rank) for name in ("training.a", "training.b") for rank in range(100)]
+
+
+def too_large(body: bytes) -> Outcome:
+    return Outcome("refused", "413 from http://c/v1/metrics", pieces=halves("metrics", body))
+
+
+def test_after_a_failure_the_parts_that_were_delivered_are_not_sent_again(delivery: Bench) -> None:
+    def fail_at_the_third(body: bytes) -> Outcome:
+        if len(delivery.tried) == 1:
+            return too_large(body)
+        return DOWN if len(delivery.tried) == 3 else DELIVERED
+
+    delivery.answer = fail_at_the_third
+    delivery.put([Request("metrics", points_of(*MANY), len(MANY))])
+    delivery.send_due()
+    assert len(files_of(delivery.queue)) == 1
+
+    delivery.send_all_after(100)
+
+    assert len(series_in(delivery.arrived)) == len(MANY)
+    assert files_of(delivery.queue) == []
+
+
+def test_what_is_too_large_is_split_and_one_large_point_is_dropped_alone(delivery: Bench) -> None:
+    series = [("training.large." + "x" * 5000, 3), *MANY]
+    delivery.answer = lambda body: too_large(body) if len(body) > 2000 else DELIVERED
+
+    delivery.put([Request("metrics", points_of(*series), len(series))])
+    delivery.send_due()
+
+    assert series_in(delivery.arrived) == MANY
+    assert delivery.status().dropped_points == {"refused": 1}
+
+
+def test_a_request_over_which_the_receiver_fails_holds_the_others_up_for_minutes_only(
+    delivery: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = Outcome("retry", "500 from http://c/v1/logs", doubtful=True)
+    delivery.answer = lambda body: failed if body == b"poison" else DELIVERED
+    delivery.put(requests("poison", "b", lane="logs", points=1))
+    begin = delivery.clock.now
+
+    while delivery.clock.now < begin + 890:
+        delivery.clock.now += delivery.send_due() or 0.0
+    before = list(delivery.arrived)
+    delivery.clock.now += 60
+    delivery.send_due()
+
+    assert before == []
+    assert delivery.arrived == [b"b"]
+    assert delivery.status().dropped_points == {"refused": 1}
+    assert "OTLP logs: 500 from http://c/v1/logs; points dropped: 1." in caplog.messages
+
+
+def test_a_torn_file_is_counted_and_the_next_goes_out(delivery: Bench) -> None:
+    delivery.put(requests("torn", "whole", points=7))
+    files_of(delivery.queue)[0].write_bytes(b"")
+
+    delivery.send_due()
+
+    assert delivery.arrived == [b"whole"]
+    assert delivery.status().dropped_points == {"corrupt": 7}
+
+
+def test_a_file_that_cannot_be_read_now_is_sent_later(delivery: Bench) -> None:
+    delivery.put(requests("whole"))
+
+    with descriptors_below(3):
+        due_s = delivery.send_due()
+    during = delivery.status()
+    delivery.send_all_after(100)
+
+    assert due_s == pytest.approx(1.0)
+    assert "cannot be read: Too many open files since" in during.state
+    assert delivery.arrived == [b"whole"]
+    assert delivery.status().dropped_points == {}
+
+
+# --------------------------------------------------------------------------- no disk
+
+
+def test_when_the_disk_recovers_memory_moves_there(no_disk: Queue) -> None:
+    delivery = Bench(no_disk)
+    delivery.always(DOWN)
+    delivery.put(requests("a", "b"))
+    delivery.send_due()
+    assert "wait in memory, the disk does not take it" in delivery.status().state
+
+    no_disk.folder.unlink()
+    delivery.put(requests("c"))
+
+    assert (len(files_of(no_disk)), no_disk.memory_bytes) == (3, 0)
+    delivery.send_all_after(100)
+    assert delivery.arrived == [b"a", b"b", b"c"]
+
+
+def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
+    no_disk: Queue,
+) -> None:
+    delivery = Bench(no_disk)
+    delivery.always(DOWN)
+    for name in "abcdef":
+        delivery.put(requests(name))
+        delivery.send_due()
+    during = delivery.status()
+
+    delivery.send_all_after(100)
+
+    assert during.dropped_points == {"memory_full": 20}
+    assert "the disk does not take it" in during.state
+    assert delivery.arrived == [b"c", b"d", b"e", b"f"]
+
+
+def test_without_a_disk_current_values_are_dropped_before_logged_ones(no_disk: Queue) -> None:
+    delivery = Bench(no_disk)
+    for logged, standing in ("aA", "bB", "cC"):
+        delivery.put(requests(logged) + requests(standing, points=3, irreplaceable=False))
+
+    delivery.send_due()
+
+    assert delivery.arrived == [b"a", b"b", b"c", b"C"]
+    assert delivery.status().dropped_points == {"memory_full": 3 + 3}
+
+
+def test_what_neither_network_nor_disk_takes_is_not_waited_for(no_disk: Queue) -> None:
+    delivery = Bench(no_disk)
+    delivery.answer = lambda body: DOWN if body == b"s" else DELIVERED
+    delivery.put(requests("s", lane="traces") + requests("a"))
+    before = delivery.is_under_way()
+
+    delivery.send_due()
+
+    assert before
+    assert not delivery.is_under_way()
+    assert delivery.status().state.startswith("traces: connection refused by http://c since")
+
+
+# --------------------------------------------------------------------------- what people see
+
+
+def test_the_status_describes_success_and_failure(
+    delivery: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert delivery.status().state == "nothing sent yet to http://c"
+    delivery.always(Outcome("delivered", "http://c accepted the rest", rejected=3))
+    delivery.put(requests("a"))
+    delivery.send_due()
+    well = delivery.status()
+    delivery.always(DOWN)
+    delivery.put(requests("b"))
+    delivery.send_due()
+    ill = delivery.status()
+
+    assert well.state == "delivering to http://c"
+    assert (well.attempts["delivered"], well.dropped_points) == (1, {"rejected": 3})
+    assert caplog.messages[0] == "OTLP metrics: http://c accepted the rest; points dropped: 3."
+    assert ill.attempts == {"delivered": 1, "failed": 1, "refused": 0}
+    assert ill.spool_bytes == BLOCK_BYTES
+    assert ill.state.startswith("connection refused by http://c since ")
+    assert ill.state.endswith(", 4 KiB wait on disk")
+
+
+def test_an_outage_is_logged_at_its_begin_its_end_and_every_five_minutes(
+    delivery: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "otel_ddp.agent")
+    delivery.always(DOWN)
+    delivery.put(requests("a") + requests("s", lane="traces"))
+    begin = delivery.clock.now
+    while delivery.clock.now < begin + 590:
+        delivery.clock.now += delivery.send_due() or 0.0
+    lines_during = len(caplog.records)
+    delivery.send_all_after(60)
+
+    assert lines_during == 2
+    assert caplog.messages[0].startswith("OTLP metrics: connection refused by http://c; ")
+    assert len(caplog.records) == 3
+    assert caplog.messages[-1].startswith("OTLP: http://c takes data again after ")
+
+    # One that comes and goes is not logged each time.
+    for _ in range(10):
+        delivery.always(DOWN)
+        delivery.put(requests("a"))
+        delivery.send_due()
+        delivery.send_all_after(10)
+    assert len(caplog.records) == 5
+
+
+def test_what_is_refused_is_said_at_once_also_in_an_outage_and_then_every_five_minutes(
+    delivery: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    delivery.always(DOWN)
+    delivery.put(requests("a"))
+    delivery.send_due()
+    delivery.always(BAD)
+    for _ in range(31):
+        delivery.clock.now += 10
+        delivery.put(requests("b"))
+        delivery.send_due()
+
+    assert caplog.messages == [
+        "OTLP metrics: connection refused by http://c; 4 KiB wait on disk.",
+        "OTLP metrics: 400 from http://c/v1/metrics; points dropped: 10.",
+        "OTLP metrics: 400 from http://c/v1/metrics; points dropped: 310.",
+    ]
+
+
+# --------------------------------------------------------------------------- with its threads
+
+
+class Gate:
+    """A receiver that hangs until the test releases it."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.let_go = threading.Event()
+        self.outcome = DELIVERED
+        self.sent: list[bytes] = []
+
+    def send(self, lane: str, body: bytes) -> Outcome:
+        self.sent.append(body)
+        self.entered.set()
+        assert self.let_go.wait(60)
+        return self.outcome
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.let_go.set()
+
+
+def test_what_is_taken_at_once_touches_no_disk(queue: Queue) -> None:
+    delivery = Bench(queue)
+    delivery.start()
+
+    delivery.put(requests("a", "b"))
+    delivery.secure(PATIENCE_S)
+
+    assert delivery.arrived == [b"a", b"b"]
+    assert not queue.folder.exists()
+    delivery.stop(0.0, PATIENCE_S)
+
+
+def test_what_a_hanging_collector_does_not_take_is_put_on_disk_and_sent_once(
+    gate: Gate, queue: Queue
+) -> None:
+    delivery = Bench(queue, gate.send)
+    delivery.start()
+    delivery.put(requests("a", "b", "c"))
+    assert gate.entered.wait(60)
+    assert delivery.is_under_way()
+
+    # It returns although the receiver does not: the gate is still closed.
+    delivery.secure(0.0)
+
+    assert not delivery.is_under_way()
+    # What the next agent finds after a kill.
+    after_a_kill = Queue(SIGNALS, queue.folder, PLENTY)
+    assert [each.read() for each in after_a_kill.lanes["metrics"]] == [b"a", b"b", b"c"]
+
+    gate.let_go.set()
+    delivery.stop(PATIENCE_S, PATIENCE_S)
+    # The copy of what arrived after all is gone, so it is not sent again.
+    assert gate.sent == [b"a", b"b", b"c"]
+    assert files_of(queue) == []
+
+
+@pytest.mark.parametrize(("outcome", "left"), [(DOWN, 1), (BAD, 0)])
+def test_a_request_that_was_put_on_disk_in_flight_and_then_failed_is_handled_once(
+    gate: Gate, queue: Queue, outcome: Outcome, left: int
+) -> None:
+    gate.outcome = outcome
+    delivery = Bench(queue, gate.send)
+    delivery.start()
+    delivery.put(requests("a"))
+    assert gate.entered.wait(60)
+    delivery.secure(0.0)
+
+    gate.let_go.set()
+    delivery.stop(0.0, PATIENCE_S)
+
+    assert gate.sent == [b"a"]
+    assert len(files_of(queue)) == left
+
+
+def test_a_lane_that_an_error_ended_is_started_again_and_loses_nothing(delivery: Bench) -> None:
+    failed = threading.Event()
+
+    def fail_once(body: bytes) -> Outcome:
+        if not failed.is_set():
+            failed.set()
+            raise AssertionError("a fault of ours")
+        return DELIVERED
+
+    delivery.answer = fail_once
+    delivery.start()
+    delivery.put(requests("a", "b"))
+    assert failed.wait(PATIENCE_S)
+    lane = delivery.threads()[0]
+    while lane.is_alive():
+        pass
+    problem = lane.problem
+
+    delivery.start()
+    delivery.stop(PATIENCE_S, PATIENCE_S)
+
+    assert problem == "the thread metrics does not run: an error ended it"
+    assert delivery.arrived == [b"a", b"b"]
+
+
+def test_without_threads_everything_goes_to_disk_and_is_sent_once_there_are_some(
+    delivery: Bench,
+) -> None:
+    with no_threads():
+        delivery.start()
+        delivery.put(requests("a", "b"))
+    assert len(files_of(delivery.queue)) == 2
+
+    delivery.start()
+    delivery.stop(PATIENCE_S, PATIENCE_S)
+
+    assert delivery.arrived == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("outcome", [DELIVERED, DOWN])
+def test_at_its_end_it_tries_once_more_and_does_not_wait_for_a_collector_that_is_down(
+    delivery: Bench, outcome: Outcome
+) -> None:
+    failed = threading.Event()
+
+    def fail(body: bytes) -> Outcome:
+        failed.set()
+        return DOWN
+
+    delivery.answer = fail
+    delivery.start()
+    delivery.put(requests("a"))
+    assert failed.wait(PATIENCE_S)
+    delivery.secure(PATIENCE_S)
+
+    delivery.always(outcome)
+    delivery.stop(PATIENCE_S, PATIENCE_S)
+
+    assert delivery.tried == [b"a", b"a"]
+    assert len(files_of(delivery.queue)) == (outcome is DOWN)
+
+
+# --------------------------------------------------------------------------- over real sockets
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_an_outage_of_a_real_collector_loses_nothing_and_keeps_the_order(
+    queue: Queue, protocol: str
+) -> None:
+    with Receiver() as receiver:
+        begin = receiver.start_grpc if protocol == "grpc" else receiver.start_http
+        transport = Transport(settings.read({}, endpoint=begin(), protocol=protocol), {})
+        delivery = Bench(queue, transport.send, clock=time.monotonic, backoff_s=(0.001, 0.001))
+        delivery.start()
+        for number in range(10):
+            delivery.put([Request("metrics", points_of(("loss", number)), 1)])
+        assert receiver.wait_for(lambda r: len(r.points()) == 10)
+        receiver.set_mode(503)
+        for number in range(10, 20):
+            delivery.put([Request("metrics", points_of(("loss", number)), 1)])
+        assert receiver.wait_for(lambda r: len(r.attempts) >= 13)
+        receiver.set_mode("ok")
+        for number in range(20, 30):
+            delivery.put([Request("metrics", points_of(("loss", number)), 1)])
+
+        assert receiver.wait_for(lambda r: len(r.points()) == 30)
+        assert [point.value for point in receiver.points()] == [float(n) for n in range(30)]
+        delivery.stop(PATIENCE_S, PATIENCE_S)
+        transport.close()
+    status = delivery.status()
+    assert status.dropped_points == {}
+    assert (status.attempts["delivered"], status.spool_bytes) == (30, 0)
+
+
+def test_traces_that_are_never_answered_delay_no_metrics(queue: Queue) -> None:
+    with Receiver() as receiver:
+        receiver.set_mode("hang", "traces")
+        endpoint = receiver.start_http()
+        transport = Transport(settings.read({}, endpoint=endpoint, timeout_s=60.0), {})
+        delivery = Bench(queue, transport.send)
+        delivery.start()
+        delivery.put([Request("traces", b"", 1)])
+        assert receiver.wait_for(lambda r: r.hanging == 1)
+
+        delivery.put([Request("metrics", points_of(("loss", 1)), 1)])
+
+        assert receiver.wait_for(lambda r: len(r.points()) == 1)
+        assert receiver.hanging == 1
+    delivery.stop(0.0, PATIENCE_S)
+    transport.close()
+
+
+@pytest.mark.parametrize("mode", ["redirect", 401, 404, 500, 503])
+def test_a_route_that_is_wrong_for_a_while_after_an_outage_loses_nothing(
+    queue: Queue, mode: str | int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What stands in the log about it is true: nothing is dropped, and it is taken in the end."""
+    with Receiver() as receiver:
+        transport = Transport(settings.read({}, endpoint=receiver.start_http()), {})
+        delivery = Bench(queue, transport.send)
+        receiver.set_mode(503)
+        for _ in range(5):
+            delivery.put([Request("metrics", points_of(*MANY), len(MANY))])
+            delivery.send_due()
+        receiver.set_mode(mode)
+        for _ in range(10):
+            delivery.clock.now += 50
+            delivery.send_due()
+        during = list(caplog.messages)
+        receiver.set_mode("ok")
+        delivery.send_all_after(50)
+
+        assert len(receiver.points()) == 5 * len(MANY)
+        transport.close()
+    assert delivery.status().dropped_points == {}
+    assert {each.endswith(" wait on disk.") for each in during} == {True}
+    assert "takes data again" in caplog.messages[-1]
