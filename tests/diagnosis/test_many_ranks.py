@@ -7,8 +7,9 @@ from array import array
 import pytest
 
 from make import labels_of, step_facts
+from otel_ddp.diagnosis.step_facts import columns_of
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.window import Compared, works_ns
+from otel_ddp.diagnosis.straggler.window import Compared
 from ranks import Job
 
 MANY = limits.MANY_RANKS
@@ -20,7 +21,7 @@ def test_the_step_of_very_many_ranks_takes_little_memory_and_loses_nothing(work:
     facts = [ON_HOST._replace(wait_ns=rank) for rank in range(MANY - 1)]
     facts.append(ON_HOST._replace(work=work))
 
-    step = Compared.of(7, facts, works_ns(facts, ()), 1, 0.0)
+    step = Compared.of(7, columns_of(facts), (), 1, 0.0)
 
     assert isinstance(step.waits_ns, array)
     assert list(step.waits_ns) == [each.wait_ns for each in facts]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from make import labels_of, step_facts
-from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.units import ranks_of
-from otel_ddp.diagnosis.straggler.window import Compared, works_ns
+from otel_ddp.diagnosis.straggler.window import Compared
 from otel_ddp.vocabulary.words import WORK_PHASES
 
 MS = 1_000_000
@@ -37,7 +37,7 @@ RANKS = ranks_of([labels_of(rank) for rank in range(3)])
 
 def table_of(*ranks: StepFacts) -> PhaseTable:
     """Of five such steps of three ranks."""
-    return PhaseTable([Compared.of(1, ranks, works_ns(ranks, ()), 1, 0.0)] * 5, RANKS, ())
+    return PhaseTable([Compared.of(1, columns_of(ranks), (), 1, 0.0)] * 5, RANKS, ())
 
 
 @pytest.mark.parametrize(

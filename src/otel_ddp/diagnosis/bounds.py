@@ -9,7 +9,7 @@ from typing import Any
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.medians import lower_median, median
 from otel_ddp.diagnosis.say import COLLECT_TOGETHER, percent, rounded
-from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler.host_pace import LaunchNeed
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, GARBAGE, WORK_PHASES
@@ -64,18 +64,18 @@ _SENTENCES = {
 
 def _spent_ns(steps: Sequence[StepFacts]) -> Counter[str]:
     """Where the time of one rank went in these steps."""
-    columns = zip(*[each.phases_ns for each in steps], strict=True)
-    found = Counter(dict(zip(WORK_PHASES, map(sum, columns), strict=True)))
-    for each in steps:
-        found.update(each.unusual_ns)
-        if each.paced_ns is not None and each.host_ns is not None:
-            found["launch"] += sum(map(each.paced_ns.__getitem__, _COMPUTE))
-            found["data on host"] += each.host_ns[_DATA]
+    columns = columns_of(steps)
+    phases_ns = map(sum, zip(*columns.phases_ns, strict=True))
+    found = Counter(dict(zip(WORK_PHASES, phases_ns, strict=True)))
+    for each in filter(None, columns.unusual_ns):
+        found.update(each)
     found["compute"] = sum(found[word] for word in COMPUTE_PHASES)
     found["saving"] = found["checkpoint"] + found["eval"]
-    found["took"] = sum([each.took_ns for each in steps])
-    found["wait"] = sum([each.wait_ns for each in steps])
-    found[GARBAGE] = sum([each.garbage_ns for each in steps])
+    paced_ns = [sum(map(each.__getitem__, _COMPUTE)) for each in columns.paced_ns if each]
+    found["launch"] = sum(paced_ns)
+    found["data on host"] = sum([each[_DATA] for each in columns.host_ns if each])
+    found["took"], found["wait"] = sum(columns.took_ns), sum(columns.wait_ns)
+    found[GARBAGE] = sum(columns.garbage_ns)
     return found
 
 

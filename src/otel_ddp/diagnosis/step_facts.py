@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from otel_ddp.vocabulary.words import (
     PHASE_CODE,
@@ -90,6 +90,11 @@ class StepFacts(NamedTuple):
     def work_ns(self) -> int:
         """Its own time: it does not depend on how late the other ranks are."""
         return self.took_ns - self.wait_ns
+
+
+def columns_of(steps: Sequence[StepFacts]) -> Any:
+    """The same fields, each with the values of all these steps: cheaper than one by one."""
+    return StepFacts(*zip(*steps, strict=True))  # type: ignore[arg-type]
 
 
 class StepBatch(NamedTuple):
@@ -179,14 +184,11 @@ def facts_of(batch: StepBatch) -> list[StepFacts]:
             continue
         unusual = bool(unusual_ns) or step.skipped or step.profiled
         collects = gc_s > _SMALL_GC_S and gc_s > min(_GC_SHARE * took_ns / 1e9, _LONG_GC_S)
-        facts = StepFacts(
-            *(number, ended_ns, took_ns, wait_ns, phases_ns, unusual_ns),
-            *(unusual or collects, step.work),
-            measured=measured,
-        )
-        if collects and not unusual:
-            facts = facts._replace(garbage_ns=round(gc_s * 1e9))
-        found.append(facts)
+        garbage_ns = round(gc_s * 1e9) if collects and not unusual else 0
+        on_host = number, ended_ns, took_ns, wait_ns, phases_ns, unusual_ns
+        of_device = None, None, None
+        kind = unusual or collects
+        found.append(StepFacts(*on_host, kind, step.work, *of_device, garbage_ns, measured))
     return found
 
 

@@ -195,6 +195,6 @@ def _order(labels: Labels) -> tuple[int, str]:
 
 def _at_one_time(facts: Sequence[StepFacts]) -> bool:
     """Ranks that wait for each other end a step at about one time; else these are not one step."""
-    ends_ns = sorted([each.ended_ns for each in facts])
-    apart_ns = ends_ns[-1] - ends_ns[0] - 100_000_000
+    ends_ns = [each.ended_ns for each in facts]
+    apart_ns = max(ends_ns) - min(ends_ns) - 100_000_000
     return apart_ns <= 0 or apart_ns <= 2 * max(each.took_ns for each in facts)

@@ -14,7 +14,7 @@ from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.regression import Regression
 from otel_ddp.diagnosis.say import rank_numbers, rounded
-from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler import limits, rule
 from otel_ddp.diagnosis.straggler.alignment import Alignment, Row
 from otel_ddp.diagnosis.straggler.cases import Cases, Hint
@@ -23,7 +23,7 @@ from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.straggler.host_pace import HostPace
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
-from otel_ddp.diagnosis.straggler.window import Compared, works_ns
+from otel_ddp.diagnosis.straggler.window import Compared
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.vocabulary.words import WORK_PHASES
 
@@ -171,15 +171,15 @@ class Stragglers(Detector):
 
     def _feed_row(self, row: Row) -> None:
         self._settle()
-        facts = row.facts
-        measured = all(each.measured for each in facts)
+        facts, columns = row.facts, columns_of(row.facts)
+        measured = all(columns.measured)
         if measured and self._bounds is not None:
             self._bounds.feed_row(facts, first=row.first)
         if row.first:
             if measured:
                 self._pace.follow(facts)
             return
-        unusual = [i for i, each in enumerate(facts) if each.unusual]
+        unusual = [i for i, each in enumerate(columns.unusual) if each]
         # Of processes that are each a world of one, none waits for another.
         comparable = len(facts) > 1 and not self._waits_unknown and self._world_size != 1
         others = max(self._world_size, len(facts)) - 1
@@ -189,7 +189,7 @@ class Stragglers(Detector):
             self._unusual_share = 0.99 * self._unusual_share + 0.01
             return
         self._unusual_share *= 0.99
-        self._steps_ns.append(median([each.took_ns for each in facts]))
+        self._steps_ns.append(median(columns.took_ns))
         if not measured:
             self._pause_recurring()
             return
@@ -201,9 +201,10 @@ class Stragglers(Detector):
         if not comparable:
             return
         facts = self._pace.adjusted(facts)
-        all_ns = works_ns(facts, self._not_compared)
-        step = Compared.of(row.number, facts, all_ns, len(steps_ns), step_ns)
-        usual_ns = [*all_ns]
+        if facts is not row.facts:
+            columns = columns_of(facts)
+        step = Compared.of(row.number, columns, self._not_compared, len(steps_ns), step_ns)
+        usual_ns = [*step.works_ns]
         for i in unusual:
             # Among very many ranks there is one in nearly every step. It says nothing of itself.
             usual_ns[i] = round(median(usual_ns))

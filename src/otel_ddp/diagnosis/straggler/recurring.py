@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.medians import excesses, median
 from otel_ddp.diagnosis.say import COLLECT_TOGETHER, duration, phase_in_words, rank_name, recurs
-from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.stalls import (
     Burst,
@@ -124,7 +124,7 @@ class RecurringStalls:
         odd = [i for i, each in enumerate(facts) if each.unusual and not each.garbage_ns]
         if len(odd) > limits.UNUSUAL * len(facts):
             return ()
-        all_ns = works_ns(facts, self._not_compared)
+        all_ns = works_ns(columns_of(facts), self._not_compared)
         for i in odd:
             all_ns[i] = round(median(all_ns))
         collected_ns = [each.garbage_ns for each in facts]

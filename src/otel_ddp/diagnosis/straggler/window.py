@@ -9,7 +9,6 @@ from operator import sub
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.medians import median
-from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
 
 _MOST_STEPS = limits.LENGTHS[-1]
@@ -42,31 +41,23 @@ class Compared(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        number: int,
-        facts: Sequence[StepFacts],
-        works_ns: Sequence[int],
-        steps: int,
-        step_ns: float,
+        cls, number: int, columns: Any, left_out: Sequence[int], steps: int, step_ns: float
     ) -> Compared:
-        """The columns of the facts of all ranks."""
-        _, ended_ns, took_ns, wait_ns, phases_ns, _, _, work, paced_ns, host_ns, behind_ns, *_ = (
-            zip(*facts, strict=True)
-        )
+        """*columns*: of all ranks. *left_out*: phases that are not compared."""
         return cls(
             number=number,
             steps=steps,
             step_ns=step_ns,
-            first_ended_ns=min(ended_ns),
-            last_ended_ns=max(ended_ns),
-            took_ns=took_ns[0],
-            works_ns=_packed(works_ns),
-            waits_ns=_packed(wait_ns),
-            amounts=_packed(work),
-            phases_ns=_by_phase(phases_ns),
-            paced_ns=_by_phase(paced_ns),
-            host_ns=_by_phase(host_ns),
-            behind_ns=_packed(behind_ns),
+            first_ended_ns=min(columns.ended_ns),
+            last_ended_ns=max(columns.ended_ns),
+            took_ns=columns.took_ns[0],
+            works_ns=_packed(works_ns(columns, left_out)),
+            waits_ns=_packed(columns.wait_ns),
+            amounts=_packed(columns.work),
+            phases_ns=_by_phase(columns.phases_ns),
+            paced_ns=_by_phase(columns.paced_ns),
+            host_ns=_by_phase(columns.host_ns),
+            behind_ns=_packed(columns.behind_ns),
         )
 
 
@@ -128,9 +119,9 @@ class Window:
         return self.stand_for(limits.SOON_FEWEST) / min(len(self), limits.SOON_FEWEST)
 
 
-def works_ns(facts: Sequence[StepFacts], left_out: Sequence[int]) -> list[int]:
+def works_ns(columns: Any, left_out: Sequence[int]) -> list[int]:
     """What each rank worked in a step, without the phases that are not compared."""
-    found = [each.took_ns - each.wait_ns for each in facts]
+    found = list(map(sub, columns.took_ns, columns.wait_ns))
     for at in left_out:
-        found = list(map(sub, found, [each.phases_ns[at] for each in facts]))
+        found = list(map(sub, found, [each[at] for each in columns.phases_ns]))
     return found
