@@ -46,7 +46,7 @@ _LONGEST = (
     *("test_examples", "test_dashboards", "test_rules", "test_outages", "test_browser"),
     *("test_integrations", "test_programs", "test_agent", "test_device_cases"),
 )
-_LONGEST_TIMED = ("test_memory_creep", "test_verdicts", "test_whole_run")
+_LONGEST_TIMED = ("test_verdicts", "test_whole_run")
 _FIRST = ("stack", "e2e", "torch", "cli", "identity", "journal")
 
 

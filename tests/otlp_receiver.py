@@ -52,7 +52,6 @@ class Received:
 
     signal: str
     headers: Mapping[str, str]
-    wire_bytes: int
     message: Any
     query: str = ""
 
@@ -297,7 +296,6 @@ class _Handler(BaseHTTPRequestHandler):
         received = Received(
             signal=signal,
             headers={name.lower(): text for name, text in self.headers.items()},
-            wire_bytes=len(wire),
             message=_parsed(signal, body),
             query=query,
         )
@@ -338,7 +336,7 @@ class _Servicer:
                 context.set_trailing_metadata((_retry_info(float(receiver.retry_after)),))
             context.abort(_GRPC_CODE[mode], f"told to say {mode}")
         headers = dict(context.invocation_metadata())
-        receiver.accept(Received(signal, headers, request.ByteSize(), request))
+        receiver.accept(Received(signal, headers, request))
         return receiver.reply(signal, mode)
 
 
@@ -353,7 +351,8 @@ def _plain(wire: bytes, encoding: str) -> bytes:
     return gzip.decompress(wire) if encoding == "gzip" else wire
 
 
-def _attributes(pairs: Any) -> dict[str, Any]:
+def attributes_of(pairs: Any) -> dict[str, Any]:
+    """The values of attributes, by their names."""
     return {
         pair.key: getattr(pair.value, pair.value.WhichOneof("value") or "string_value")
         for pair in pairs
@@ -380,7 +379,7 @@ def _points_of(message: Any) -> list[Point]:
         for of_resource in message.resource_metrics
         for of_scope in of_resource.scope_metrics
         for metric in of_scope.metrics
-        for point in _points(metric, _attributes(of_resource.resource.attributes))
+        for point in _points(metric, attributes_of(of_resource.resource.attributes))
     ]
 
 
@@ -394,7 +393,7 @@ def _points(metric: Any, resource: dict[str, Any]) -> list[Point]:
             metric=metric.name,
             kind=kind,
             unit=metric.unit,
-            attributes=_attributes(point.attributes),
+            attributes=attributes_of(point.attributes),
             resource=resource,
             time_ns=point.time_unix_nano,
             start_ns=point.start_time_unix_nano,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from node import Labels, Node, finished, until
-from otlp_receiver import Point, Receiver
+from otlp_receiver import Point, Receiver, attributes_of
 
 PROGRAM = Path(__file__).with_name("training.py")
 
@@ -91,10 +91,7 @@ class Watched:
     def records(self) -> list[tuple[Any, dict[str, str]]]:
         """Every log record that the agent has sent by its end, with its attributes."""
         self.node.stop_agent()
-        return [
-            (each, {pair.key: pair.value.string_value for pair in each.attributes})
-            for each in self._receiver.logs()
-        ]
+        return [(each, attributes_of(each.attributes)) for each in self._receiver.logs()]
 
 
 def opened(

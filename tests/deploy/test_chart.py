@@ -23,7 +23,6 @@ from deploy.schemas import Manifest
 from extras import needed
 
 HELM = "helm.sh/helm/v4@v4.3.1/cmd/helm"
-KUSTOMIZE = "sigs.k8s.io/kustomize/kustomize/v5@v5.8.1"
 VALUES: Manifest = yaml.safe_load((DEPLOY / "values.yaml").read_text())
 SCHEMA: Manifest = json.loads((DEPLOY / "values.schema.json").read_text())
 # The manifests' own image and namespaces, so that nothing but the values' effect differs.
@@ -168,15 +167,6 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[M
 Rendered = Callable[[str], list[Manifest]]
 
 
-def kustomized(folder: Path) -> list[Manifest]:
-    """What `kubectl kustomize` prints for a folder."""
-    status, told = go_modules.run(
-        KUSTOMIZE, "build", "--load-restrictor=LoadRestrictionsNone", folder
-    )
-    assert status == 0, told
-    return parsed(told)
-
-
 def by_name(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
     found = {(each["kind"], each["metadata"]["name"]): each for each in manifests}
     assert len(found) == len(manifests)
@@ -200,41 +190,46 @@ def test_what_the_chart_makes_is_what_kubernetes_and_the_operator_know(
             schemas.check_with_kubernetes(manifest, version)
 
 
+def files_of(folder: str) -> list[Path]:
+    return sorted((DEPLOY / "prometheus" / folder).iterdir())
+
+
 @pytest.mark.stress
-def test_without_values_the_chart_makes_the_plain_manifests(rendered: Rendered) -> None:
+def test_the_chart_makes_the_plain_manifests_and_what_their_config_maps_hold(
+    rendered: Rendered,
+) -> None:
     made = by_name(rendered("as-it-is"))
     pod = made["StatefulSet", "otel-ddp-gateway"]["spec"]["template"]
     # Kustomize begins a gateway anew by the name of its configuration instead.
     assert list(pod["metadata"].pop("annotations")) == ["otel-ddp.io/configuration"]
-    configuration = made.pop(("ConfigMap", "otel-ddp-gateway"))["data"]
-    rules = made.pop(("ConfigMap", "otel-ddp-rules"))["data"]
-    boards = {name: made.pop((kind, name)) for kind, name in list(made) if kind == "ConfigMap"}
-
-    assert made == plain("gateway.yaml", "network-policy.yaml")
-    assert configuration == {
-        "gateway.yaml": (DEPLOY / "otel-collector" / "gateway.yaml").read_text()
-    }
-    assert rules == {
-        f"{folder}-{path.name}": path.read_text()
-        for folder in ("rules", "alerts")
-        for path in (DEPLOY / "prometheus" / folder).iterdir()
-    }
-    theirs = by_name(kustomized(DEPLOY / "grafana" / "kubernetes"))
-    # The data sources are for a Grafana that has none.
-    del theirs["ConfigMap", "otel-ddp-datasources"]
-    assert boards == {name: each for (_, name), each in theirs.items()}
-
-
-@pytest.mark.stress
-def test_the_daemonset_of_the_chart_is_the_plain_one(rendered: Rendered) -> None:
+    maps = {name: made.pop((kind, name)) for kind, name in list(made) if kind == "ConfigMap"}
+    daemonset = by_name(rendered("daemonset"))
     theirs = plain("agent-daemonset.yaml")
-    made = by_name(rendered("daemonset"))
-
     # One variable stands at another place of the list.
-    for manifests in (made, theirs):
+    for manifests in (daemonset, theirs):
         pod = manifests["DaemonSet", "otel-ddp-agent"]["spec"]["template"]["spec"]
         pod["containers"][0]["env"].sort(key=lambda each: str(each["name"]))
-    assert {name: made[name] for name in theirs} == theirs
+
+    assert made == plain("gateway.yaml", "network-policy.yaml")
+    assert {name: daemonset[name] for name in theirs} == theirs
+    gateway = DEPLOY / "otel-collector" / "gateway.yaml"
+    assert {name: each["data"] for name, each in maps.items()} == {
+        "otel-ddp-gateway": {"gateway.yaml": gateway.read_text()},
+        "otel-ddp-rules": {
+            f"{folder}-{path.name}": path.read_text()
+            for folder in ("rules", "alerts")
+            for path in files_of(folder)
+        },
+        **{
+            f"otel-ddp-dashboard-{path.stem}": {path.name: path.read_text()}
+            for path in (DEPLOY / "grafana" / "dashboards").iterdir()
+        },
+    }
+    # By these Grafana finds a board, as it does one of Kustomize's.
+    (kustomization,) = documents(DEPLOY / "grafana" / "kubernetes" / "kustomization.yaml")
+    for each in kustomization["configMapGenerator"][:-1]:
+        found = maps[each["name"]]["metadata"]
+        assert {kind: found[kind] for kind in each["options"]} == each["options"]
 
 
 @pytest.mark.stress
@@ -250,9 +245,10 @@ def test_monitors_of_the_chart_are_the_plain_ones_under_the_operators_labels(
         name: {**each, "metadata": {**each["metadata"], "labels": labels}}
         for name, each in theirs.items()
     }
-    files = sorted((DEPLOY / "prometheus").glob("[ar][lu]*s/*.yml"))
     assert {name: each["spec"] for name, each in rules.items()} == {
-        f"otel-ddp-{path.parent.name}-{path.stem}": documents(path)[0] for path in files
+        f"otel-ddp-{folder}-{path.stem}": documents(path)[0]
+        for folder in ("rules", "alerts")
+        for path in files_of(folder)
     }
     assert all(each["metadata"]["labels"] == labels for each in rules.values())
     # Who is not scraped is not asked.

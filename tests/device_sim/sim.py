@@ -77,13 +77,11 @@ def install(
     devices: int = 1,
     events_keep_lock: bool = False,
     collectives: str = COLLECTIVES,
-    memory_bytes: int = MEMORY_BYTES,
 ) -> ModuleType:
     """Let torch know the device, once a process: `torch.sim` is its module, which is returned.
 
     *events_keep_lock*: whether other threads of Python stand still while an event waits for a place
     in the launch queue. *collectives*: the name of the backend of its process groups.
-    *memory_bytes*: what each device says that it has.
     """
     loader = importlib.machinery.ExtensionFileLoader(_NATIVE, str(library()))
     spec = importlib.util.spec_from_loader(_NATIVE, loader)
@@ -93,7 +91,7 @@ def install(
     torch.utils.rename_privateuse1_backend(NAME)
     native.set_up(devices)
     event = _events(native, keep_lock=events_keep_lock)
-    module = _module(native, event, devices, memory_bytes)
+    module = _module(native, event, devices)
     torch._register_device_module(NAME, module)
 
     def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
@@ -151,9 +149,7 @@ def _graph(native: ModuleType, graph: Any) -> Iterator[None]:
         native.end_capture()
 
 
-def _module(
-    native: ModuleType, event: type[torch.Event], devices: int, memory_bytes: int
-) -> ModuleType:
+def _module(native: ModuleType, event: type[torch.Event], devices: int) -> ModuleType:
     """What `torch.cuda` offers, under the same names."""
     module = ModuleType(f"torch.{NAME}")
     accelerator = torch.accelerator
@@ -167,7 +163,7 @@ def _module(
         "current_stream": accelerator.current_stream,
         "device": lambda device: accelerator.device_index(torch.device(device).index or 0),
         "device_count": lambda: devices,
-        "get_device_properties": lambda device: SimpleNamespace(total_memory=memory_bytes),
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=MEMORY_BYTES),
         "graph": partial(_graph, native),
         "is_available": lambda: True,
         "is_current_stream_capturing": native.is_capturing,

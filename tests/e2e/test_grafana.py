@@ -1,4 +1,4 @@
-"""The boards in a real Grafana, looked at in a real browser; skipped where either is missing."""
+"""The boards in a real Grafana, looked at in a real browser; skipped where one is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tools.stack.server import free_port
 
 from nvml_boards import standin_library
 from stack.browser import Browser, browser
-from stack.loki_standin import LogStore, standin
 from stack.scenario import BASE, LOW, Scenario, scenario
 
 # Where the tests run there may be no such thing; and no traces are stored.
@@ -35,24 +34,20 @@ def binary() -> Path:
 
 
 @pytest.fixture(scope="module")
-def log_store(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogStore]:
-    """A real one where there is one."""
-    if (built := loki.found()) is None:
-        with standin() as found:
-            yield found
-        return
+def log_store(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    built = loki.found() or pytest.skip("no Loki: `make loki` builds one")
     server, url = loki.server(built, tmp_path_factory.mktemp("loki"), free_port())
     with server:
-        yield LogStore(url)
+        yield url
 
 
 @pytest.fixture(scope="module")
 def played(
-    binary: Path, binaries: Binaries, log_store: LogStore, tmp_path_factory: pytest.TempPathFactory
+    binary: Path, binaries: Binaries, log_store: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Scenario]:
     folder = tmp_path_factory.mktemp("scenario")
     gpus = standin_library(tmp_path_factory)
-    with scenario(binaries, folder, gpus, log_store.otlp_logs) as here:
+    with scenario(binaries, folder, gpus, f"{log_store}/otlp/v1/logs") as here:
         here.play()
         here.rest()
         yield here
@@ -60,10 +55,10 @@ def played(
 
 @pytest.fixture(scope="module")
 def looking(
-    binary: Path, played: Scenario, log_store: LogStore, tmp_path_factory: pytest.TempPathFactory
+    binary: Path, played: Scenario, log_store: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("grafana")
-    stores = played.prometheus.url, log_store.url
+    stores = played.prometheus.url, log_store
     server, url = grafana.server(binary, folder, free_port(), *stores)
     with server, browser(url) as found:
         yield found

@@ -15,7 +15,7 @@ from tools.stack.server import free_port
 import warm
 from node import Labels, Node, finished, until
 from otel_ddp.vocabulary import catalog
-from otlp_receiver import Receiver
+from otlp_receiver import Receiver, attributes_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(
@@ -58,7 +58,7 @@ class Launch:
                 # It sends what it has not sent.
                 node.stop_agent()
                 self.points, self.spans = receiver.points(), receiver.spans()
-                self.logs = [(each, _attributes(each)) for each in receiver.logs()]
+                self.logs = [(each, attributes_of(each.attributes)) for each in receiver.logs()]
             self.postmortems = sorted((node.root / "history").glob("postmortem-*"))
 
     @staticmethod
@@ -156,13 +156,6 @@ def _at_work(process: int | None) -> list[str]:
             # That of one that has ended, and was not waited for, is empty.
             found += [child] if Path(f"/proc/{child}/cmdline").read_bytes() else []
     return found
-
-
-def _attributes(record: Any) -> dict[str, Any]:
-    return {
-        pair.key: getattr(pair.value, pair.value.WhichOneof("value") or "string_value")
-        for pair in record.attributes
-    }
 
 
 def python(program: str) -> list[str]:

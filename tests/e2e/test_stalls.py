@@ -16,7 +16,7 @@ import pytest
 import warm
 from node import Node, until, without_figures
 from otel_ddp.history.directory import find_run
-from otlp_receiver import Receiver
+from otlp_receiver import Receiver, attributes_of
 
 LIMIT_S, STEPS, ODD = 2, 10, 1
 
@@ -223,7 +223,7 @@ def record(receiver: Receiver, run: str) -> str:
     (found,) = (
         each.body.string_value
         for each in receiver.logs()
-        if wanted <= {pair.key: pair.value.string_value for pair in each.attributes}.items()
+        if wanted <= attributes_of(each.attributes).items()
     )
     return str(found)
 

@@ -154,49 +154,6 @@ def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(run: TwoNod
         assert "train.py:" in each["sentence"]
 
 
-def test_the_node_of_the_lead_shows_the_ranks_histories_and_stacks_of_both(
-    run: TwoNodes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def ranks(number: int) -> list[list[str]]:
-        rows = [line.split() for line in run.status(number).splitlines()]
-        # A verdict may name one of them.
-        return [
-            [row[0].lstrip("!"), *row[1:3]] for row in rows if row[2:3] in (["node-0"], ["node-1"])
-        ]
-
-    def steps(number: int) -> dict[str, int]:
-        """How many steps of each rank the histories on a node hold."""
-        folder = Path(run.nodes[number].env["OTEL_DDP_HISTORY_DIR"])
-        with find_run("", folder) as found:
-            return {
-                rank: sum(each.steps for each in buckets)
-                for rank, (_, _, buckets) in found.step_buckets.items()
-            }
-
-    theirs = [["2", "0", "node-1"], ["3", "1", "node-1"]]
-    until(lambda: ranks(0) == [["0", "0", "node-0"], ["1", "1", "node-0"], *theirs], "all ranks")
-    assert ranks(1) == theirs
-    until(lambda: [*steps(1)] == ["2", "3"], "the history of node-1")
-    told = steps(1)
-    until(
-        lambda: (
-            [*(known := steps(0))] == ["0", "1", "2", "3"]
-            and all(known[rank] >= told[rank] > 0 for rank in told)
-        ),
-        "its copy on node-0",
-    )
-
-    def shown(number: int) -> str:
-        main(["stacks", "--rank", "3", "--dir", str(run.nodes[number].place.directory)])
-        return capsys.readouterr().out
-
-    stack = shown(0)
-    assert "on node-1" in stack.splitlines()[0]
-    assert "  thread MainThread" in stack
-    assert "train.py:" in stack
-    assert "on node-1" not in shown(1)
-
-
 @pytest.mark.parametrize("number", [0, 1])
 def test_what_programs_are_told_on_each_node_is_what_the_schemas_describe(
     run: TwoNodes, capsys: pytest.CaptureFixture[str], number: int
@@ -205,6 +162,11 @@ def test_what_programs_are_told_on_each_node_is_what_the_schemas_describe(
     os.environ["OTEL_DDP_HISTORY_DIR"] = node.env["OTEL_DDP_HISTORY_DIR"]
     here = ("--dir", str(node.place.directory))
 
+    def histories() -> int:
+        with find_run("", Path(node.env["OTEL_DDP_HISTORY_DIR"])) as known:
+            return len(known.nodes)
+
+    until(lambda: histories() == 2 - number, "the histories, on node-0 those of both nodes")
     found = {}
     for document, *words in (
         ("status", *here),

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 # Which one: a type that torch knows; without it the one of the tests.
 VARIABLE = "TEST_DEVICE"
-# The sim alone: events keep Python's lock; the name of its backend; how much memory it has.
-KEEP_LOCK, COLLECTIVES, MEMORY = "EVENTS_KEEP_LOCK", "SIM_COLLECTIVES", "SIM_MEMORY_BYTES"
+# The sim alone: events keep Python's lock; the name of its backend.
+KEEP_LOCK, COLLECTIVES = "EVENTS_KEEP_LOCK", "SIM_COLLECTIVES"
 
 
 class Device(NamedTuple):
@@ -47,7 +47,6 @@ def _sim() -> Device:
         devices=2,
         events_keep_lock=KEEP_LOCK in os.environ,
         collectives=backend,
-        memory_bytes=int(os.environ.get(MEMORY, sim.MEMORY_BYTES)),
     )
     waits = sim.waits_since
     return Device(sim.NAME, module, backend, 1, module.busy, module.Graph, lambda: waits({}))

@@ -61,8 +61,6 @@ class Settings(NamedTuple):
     """Of each step; gradients are reduced with the last one."""
     devices: int = 1
     """Of each rank; the second one has the last layer, where backward begins."""
-    fills_in_s: float = 0.0
-    """What it keeps of each step would fill its device in so long; 0: it keeps nothing."""
     holds_bytes: int = 0
     """Of its device, from the beginning; and as many again for a moment, before its first step."""
     is_watched: bool = True
@@ -173,23 +171,6 @@ def total_memory() -> int:
     return int(properties.total_memory)
 
 
-class Kept:
-    """Device memory that is never given back, and more of it with each step."""
-
-    def __init__(self, fills_in_s: float) -> None:
-        self._bytes_per_s = total_memory() / fills_in_s if fills_in_s else 0.0
-        self._since_s = time.monotonic()
-        self._kept: list[torch.Tensor] = []
-
-    def keep(self) -> None:
-        """As much as the time since the last step asks for."""
-        now_s = time.monotonic()
-        size = round((now_s - self._since_s) * self._bytes_per_s)
-        self._since_s = now_s
-        if size:
-            self._kept.append(torch.empty(size, dtype=torch.uint8, device=DEVICE.name))
-
-
 def hold(size: int) -> torch.Tensor:
     """Device memory; as much of it again is given back at once."""
     held, _ = (torch.empty(size, dtype=torch.uint8, device=DEVICE.name) for _ in range(2))
@@ -251,7 +232,6 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
     enough = torch.zeros(1, device=DEVICE.name)
     settled: dict[str, int] = {}
     began_s = 0.0
-    kept = Kept(net.settings.fills_in_s)
     held = hold(settings.holds_bytes)
     for number, batch in enumerate(otel_ddp.data(batches(net)), 1):
         net.step = number
@@ -267,7 +247,6 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
             # It is replayed until the test has seen what is said of that.
             step = made if (folder / f"{name}.meanwhile").exists() else step
         loss = step(inputs)
-        kept.keep()
         if run is not None:
             run.log({"loss": loss}, step=number)
         if net.settings.asks_every and not number % net.settings.asks_every:

@@ -369,6 +369,8 @@ def test_a_sweep_in_a_pool_is_a_run_for_each_task_in_one_group(
         assert (trial.config, trial.values["this"]) == ({"n": n}, n * n)
         assert (trial.identity["global_rank"], trial.identity["world_size"]) == (0, 1)
         assert trial.state == "finished"
+        # By these the agent tells a worker that its parent ends from one that dies.
+        assert (trial.facts["parent"] > 1, trial.facts["pool"]) == (True, True)
     (group,) = {each.identity["group"] for each in trials}
     assert group == "g" if with_parent else group.startswith("pool-")
     assert parent is None or (parent.points, parent.state) == ([], "finished")

@@ -1,4 +1,4 @@
-"""Stands in for Loki's HTTP API where no Loki was built: OTLP in, the boards' queries out.
+"""What Loki makes of log records, and of the boards' queries, where no Loki was built.
 
 It keeps what Loki 3 keeps, under the same names: some attributes of the resource are labels, all
 others are metadata of each line. It understands the part of LogQL that the boards use, and refuses
@@ -7,20 +7,13 @@ anything else. Where there is a real Loki, the same tests ask that one too.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import threading
-import urllib.parse
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
-    ExportLogsServiceRequest,
-    ExportLogsServiceResponse,
-)
+from otlp_receiver import attributes_of
 
 # Of a line, labels included. Loki refuses a request with a line that has more.
 MOST_METADATA = 128
@@ -40,17 +33,8 @@ class Line(NamedTuple):
     labels: dict[str, str]
 
 
-class LogStore(NamedTuple):
-    """Where one is."""
-
-    url: str
-
-    @property
-    def otlp_logs(self) -> str:
-        return f"{self.url}/otlp/v1/logs"
-
-
-def received(request: ExportLogsServiceRequest) -> Iterator[Line]:
+def received(request: Any) -> Iterator[Line]:
+    """The lines of a request of OTLP; raises ValueError where Loki refuses one."""
     for of_resource in request.resource_logs:
         resource = _attributes(of_resource.resource.attributes)
         for of_scope in of_resource.scope_logs:
@@ -72,12 +56,10 @@ def received(request: ExportLogsServiceRequest) -> Iterator[Line]:
 
 
 def _attributes(pairs: Any) -> dict[str, str]:
-    found = {}
-    for pair in pairs:
-        value = getattr(pair.value, pair.value.WhichOneof("value") or "string_value")
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        found[re.sub(r"\W", "_", pair.key)] = text
-    return found
+    return {
+        re.sub(r"\W", "_", name): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in attributes_of(pairs).items()
+    }
 
 
 def chosen(lines: list[Line], query: str) -> list[Line]:
@@ -113,89 +95,14 @@ def _formatted(shape: str, line: Line) -> str:
     return text.replace("{{__line__}}", line.text)
 
 
-def answer(lines: list[Line], query: str, end_s: float) -> dict[str, Any]:
-    """As /loki/api/v1/query_range answers; a count is told of one moment, the end."""
+def answer(lines: list[Line], query: str) -> list[dict[str, Any]]:
+    """What /loki/api/v1/query_range answers with; a count is told of one moment."""
     counted = _COUNTED.fullmatch(query)
     if counted is None:
-        streams = [
+        return [
             {"stream": line.labels, "values": [[str(line.time_ns), line.text]]}
             for line in chosen(lines, query)
         ]
-        return {"resultType": "streams", "result": streams}
     label, of = counted.groups()
-    counts: dict[str, int] = {}
-    for line in chosen(lines, of):
-        counts[line.labels.get(label, "")] = counts.get(line.labels.get(label, ""), 0) + 1
-    series = [
-        {"metric": {label: value}, "values": [[end_s, str(count)]]}
-        for value, count in counts.items()
-    ]
-    return {"resultType": "matrix", "result": series}
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-
-    def do_POST(self) -> None:
-        # A connection that stays would keep its thread beyond the test.
-        self.close_connection = True
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        if self.path != "/otlp/v1/logs":
-            self._ask(body.decode("utf-8", "replace"))
-            return
-        try:
-            self.server.lines += received(ExportLogsServiceRequest.FromString(body))
-        except ValueError as why:
-            self._say(400, str(why).encode())
-            return
-        self._say(200, ExportLogsServiceResponse().SerializeToString(), "application/x-protobuf")
-
-    def do_GET(self) -> None:
-        self.close_connection = True
-        self._ask(self.path.partition("?")[2])
-
-    def _ask(self, asked: str) -> None:
-        words = dict(urllib.parse.parse_qsl(asked))
-        if not self.path.startswith("/loki/api/v1/query_range"):
-            self._say(404, b"no such page")
-            return
-        try:
-            found = answer(list(self.server.lines), words["query"], float(words["end"]) / 1e9)
-        except ValueError as why:
-            self._say(400, str(why).encode())
-            return
-        self._say(200, json.dumps({"status": "success", "data": found}).encode())
-
-    def _say(self, status: int, body: bytes, kind: str = "application/json") -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """A test's output is not the place."""
-
-
-class _Server(ThreadingHTTPServer):
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.lines: list[Line] = []
-        self.daemon_threads = False
-
-
-@contextmanager
-def standin() -> Iterator[LogStore]:
-    """One on a port of its own, for as long as the block lasts."""
-    server = _Server()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield LogStore(f"http://127.0.0.1:{server.server_port}")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    counts = Counter(line.labels.get(label, "") for line in chosen(lines, of))
+    return [{"metric": {label: value}, "values": [[0, str(n)]]} for value, n in counts.items()]

@@ -9,7 +9,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from tools.dashboards.queries import Board, boards
@@ -18,8 +18,9 @@ from tools.stack.build import Binaries
 from tools.stack.server import free_port
 
 from node import Node, finished, until
+from otlp_receiver import Receiver
 from stack.asked import ALL, as_written
-from stack.loki_standin import LogStore, standin
+from stack.loki_standin import answer, received
 from stack.servers import CONFIGURATIONS, Collector
 
 RUN: Board = next(board for board in boards() if board.title == "Run")
@@ -52,6 +53,38 @@ class Line(NamedTuple):
     labels: dict[str, str]
 
 
+class Standin(NamedTuple):
+    """Where no Loki was built: the records as the collector sends them."""
+
+    receiver: Receiver
+
+    def ask(self, query: str) -> list[dict[str, Any]]:
+        sent = [each.message for each in self.receiver.requests if each.signal == "logs"]
+        return answer([line for each in sent for line in received(each)], query)
+
+
+class Loki(NamedTuple):
+    url: str
+
+    def ask(self, query: str) -> list[dict[str, Any]]:
+        start_s = time.time() - 600
+        words = {
+            "query": query,
+            "start": f"{start_s:.0f}000000000",
+            "end": f"{start_s + 601:.0f}000000000",
+        }
+        url = f"{self.url}/loki/api/v1/query_range?{urllib.parse.urlencode(words)}"
+        try:
+            with urllib.request.urlopen(url, timeout=30) as told:
+                return list(json.load(told)["data"]["result"])
+        except urllib.error.HTTPError as refused:
+            with refused:
+                raise AssertionError(refused.read().decode(errors="replace")) from None
+
+
+LogStore = Standin | Loki
+
+
 @pytest.fixture(scope="module", params=["stand-in", "Loki"])
 def store(
     request: pytest.FixtureRequest, binaries: Binaries, tmp_path_factory: pytest.TempPathFactory
@@ -60,19 +93,20 @@ def store(
     folder = tmp_path_factory.mktemp("logs")
     with ExitStack() as life:
         if request.param == "stand-in":
-            found = life.enter_context(standin())
+            receiver = life.enter_context(Receiver())
+            found, url = Standin(receiver), f"{receiver.start_http()}/v1/logs"
         else:
             if (binary := loki.found()) is None:
                 pytest.skip("no Loki: `make loki` builds one")
             server, url = loki.server(binary, folder / "loki", free_port())
             life.enter_context(server)
-            found = LogStore(url)
+            found, url = Loki(url), f"{url}/otlp/v1/logs"
         collector = Collector(
             *(binaries, folder / "collector", CONFIGURATIONS / "all-in-one.yaml"),
             LOGS_EXPORTER="otlp_http/logs",
-            LOGS_URL=found.otlp_logs,
+            LOGS_URL=url,
             # Metrics have nowhere to go here.
-            METRICS_URL=f"{found.url}/nowhere",
+            METRICS_URL="http://127.0.0.1:1/nowhere",
         )
         life.enter_context(collector)
         with Node(OTEL_DDP_LOGS="info", WORLD_SIZE="4") as node:
@@ -105,22 +139,10 @@ def expression(panel_type: str, rank: str, severity: str) -> str:
     return query.replace("$__auto", "600s")
 
 
-def ask(store: LogStore, query: str) -> list[dict[str, object]]:
-    end_s = time.time() + 1
-    words = {"query": query, "start": f"{end_s - 600:.0f}000000000", "end": f"{end_s:.0f}000000000"}
-    url = f"{store.url}/loki/api/v1/query_range?{urllib.parse.urlencode(words)}"
-    try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return list(json.load(answer)["data"]["result"])
-    except urllib.error.HTTPError as refused:
-        with refused:
-            raise AssertionError(refused.read().decode(errors="replace")) from None
-
-
 def asked(store: LogStore, rank: str = ALL, severity: str = "everything") -> list[Line]:
     """The lines of the panel with these choices."""
-    found = ask(store, expression(LINES, rank, severity))
-    return [Line(text, each["stream"]) for each in found for _, text in each["values"]]  # type: ignore[attr-defined, arg-type]
+    found = store.ask(expression(LINES, rank, severity))
+    return [Line(text, each["stream"]) for each in found for _, text in each["values"]]
 
 
 def verdicts(store: LogStore) -> list[Line]:
@@ -168,10 +190,10 @@ def test_severity_narrows_what_is_shown(store: LogStore) -> None:
 
 
 def test_the_bars_count_lines_by_severity(store: LogStore) -> None:
-    found = ask(store, expression(BARS, ALL, "info and above"))
+    found = store.ask(expression(BARS, ALL, "info and above"))
 
     counts = {
-        each["metric"]["detected_level"]: max(int(count) for _, count in each["values"])  # type: ignore[index, attr-defined]
+        each["metric"]["detected_level"]: max(int(count) for _, count in each["values"])
         for each in found
     }
     assert counts["fatal"] == 1
