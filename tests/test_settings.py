@@ -6,7 +6,6 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tools.settings_page import settings_page
@@ -14,10 +13,10 @@ from tools.settings_page import settings_page
 import otel_ddp
 from conftest import Here
 from otel_ddp import ConfigError, settings
-from otel_ddp.identity import identity, launchers
+from otel_ddp.identity import identity
 from otel_ddp.recording import agent_start
 
-ROOT = Path(__file__).parents[1]
+PAGE = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
 # Variables that may hold any text.
 FREE = {
     *("OTEL_DDP_NODE", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"),
@@ -141,24 +140,6 @@ def test_a_price_is_a_number_and_a_currency() -> None:
     } == prices
 
 
-LAUNCHERS = [
-    each for each in vars(launchers).values() if isinstance(each, launchers._TORCHRUN.__class__)
-]
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda each: each.launcher)
-def test_a_variable_of_a_launcher_that_is_no_number_stops_init_with_help(launcher: Any) -> None:
-    counts = [launcher.local_world_size, launcher.node_rank, *launcher.nodes[:1]]
-    numbers = [launcher.global_rank, *launcher.world_size[:1], launcher.local_rank, *counts]
-    whole = {name: "1" for name in numbers if name} | {launcher.global_rank: "0"}
-    whole |= {launcher.marker: "1"} if launcher.marker else {}
-    whole |= {"SLURM_JOB_ID": "7"} if launcher.launcher == "slurm" else {}
-
-    for name in filter(None, numbers):
-        with pytest.raises(ConfigError, match=f"^{name} must be a whole number.*unset it"):
-            identity.resolve(env={**whole, name: "banana"}, proc=Path("/nowhere"))
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -220,11 +201,10 @@ def test_a_directory_may_be_named_from_home(tmp_path: Path) -> None:
 
 
 def test_the_page_of_settings_is_as_generated() -> None:
-    assert (ROOT / "docs" / "settings.md").read_text() == settings_page()
+    assert settings_page(PAGE) == PAGE
 
 
 def test_the_page_names_every_variable_that_the_source_reads_once() -> None:
-    page = settings_page()
     package = Path(settings.__file__).parent
     sources = [path.read_text() for path in package.rglob("*.py")]
     named = {name for text in sources for name in re.findall(r'"(OTEL_DDP_[A-Z_]+[A-Z])"', text)}
@@ -232,7 +212,7 @@ def test_the_page_names_every_variable_that_the_source_reads_once() -> None:
     assert {
         name
         for name in settings.names()
-        if page.count(f"| `{name}`") + page.count(f", `{name}`") != 1
+        if PAGE.count(f"| `{name}`") + PAGE.count(f", `{name}`") != 1
     } == set()
     # What a process tells its children is nobody's setting.
     assert named - settings.names() == {"OTEL_DDP_INHERITED_RUN"}

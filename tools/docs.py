@@ -25,74 +25,17 @@ _RUN = ("log", "logs", *_RECORDING[1:])
 _RUN_PROPERTIES = ("run", "group", "job_type", "identity", "url")
 _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
 
-_INTRODUCTION = """\
-# Calls and commands
 
-These names are public, and so are the classes of [the integrations](frameworks.md). Every other
-name may change without notice."""
-
-_SUMMARY = [
-    (
-        "`otel_ddp.instrument(model)`",
-        "opens the run and measures the steps of this model; call it as the last line before the "
-        "loop",
-    ),
-    (
-        "`otel_ddp.instrument()`",
-        "the same where a trainer builds its own model: [where the line goes](frameworks.md)",
-    ),
-    (
-        "`otel_ddp.data(loader)`",
-        "measures the waits for batches of any iterable; torch's own loader needs no call",
-    ),
-    ("`otel_ddp.init(...)`", "opens the run before there is a model, or without one"),
-    (
-        "`run.log({...}, step=, epoch=, split=)`",
-        "records any number of Python, NumPy or torch scalars; it never waits for a tensor on a "
-        "device. Without `step=` a value has [the step that the hooks count]"
-        "(training.md#numbers-of-steps)",
-    ),
-    (
-        '`run.phase("checkpoint", expect_s=300)`',
-        "a context manager: the time counts as this phase, and a span is sent",
-    ),
-    ('`run.span("load", shard=3)`', "a context manager: a span is sent"),
-    (
-        '`run.logs("info")`',
-        "records the lines of Python's `logging`, with rank and step: [logs](logs.md)",
-    ),
-    ('`run.event("lr drop", factor=0.1)`', "sends a log record"),
-    (
-        '`run.alert("loss rises", text, level="warn")`',
-        "tells people: [notifications](notifications.md); it is a log record too",
-    ),
-    (
-        '`run.artifact(path, type="model", direction="output")`',
-        "names a file that came out of the run, or went into it: [artifacts](artifacts.md)",
-    ),
-    (
-        "`run.config(mapping)`",
-        "records the configuration, flat or nested; it becomes labels of `training_run_info`",
-    ),
-    ("`run.finish()`", "hands over the last values; an exit does the same"),
-]
-
-_SOURCES = """\
-`make docs` writes the rest of this page from the docstrings of the package and from its commands.
-The arguments that name a process, and their variables: [settings](settings.md#who-a-process-is)."""
-
-
-def api() -> str:
-    """Return docs/api.md as a whole."""
+def api(page: str) -> str:
+    """The page with each call, error and command; what stands before them stays."""
     listed = {*_OPENING, *_RECORDING, *_ERRORS, "Run", "Identity", "__version__"}
     assert listed == set(otel_ddp.__all__), sorted(listed ^ set(otel_ddp.__all__))
-    return "\n\n".join(_api()) + "\n"
+    written, heading, _ = page.partition("## Opening a run\n")
+    assert heading
+    return written + "\n\n".join(_api()) + "\n"
 
 
 def _api() -> Iterator[str]:
-    yield _INTRODUCTION
-    yield _table(("call", "what it does"), _SUMMARY)
-    yield _SOURCES
     yield "## Opening a run"
     for name in _OPENING:
         yield from _call(f"otel_ddp.{name}", getattr(otel_ddp, name))
@@ -180,8 +123,9 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"| {' | '.join(' '.join(each.split()) for each in row)} |" for row in cells)
 
 
+PAGES = {"api": api, "json": json_page, "metrics": metrics_page, "settings": settings_page}
+
 if __name__ == "__main__":
-    (DOCS / "api.md").write_text(api())
-    (DOCS / "json.md").write_text(json_page())
-    (DOCS / "metrics.md").write_text(metrics_page())
-    (DOCS / "settings.md").write_text(settings_page())
+    for name, generated in PAGES.items():
+        path = DOCS / f"{name}.md"
+        path.write_text(generated(path.read_text()))
