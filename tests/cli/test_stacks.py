@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from node import Node, until
+from otel_ddp.agent.verdicts import answers
 from otel_ddp.cli import main
 from otel_ddp.journal.reader import JournalReader
 
@@ -29,10 +31,12 @@ if rank != 3:
 
 
 def holds_the_lock():
+    print("there", flush=True)
     ctypes.PyDLL(None).read(held, ctypes.create_string_buffer(1), 1)
 
 
 def waits_for_a_batch():
+    print("there", flush=True)
     os.read(held, 1)
 
 
@@ -43,11 +47,18 @@ holds_the_lock() if rank == 2 else waits_for_a_batch()
 @pytest.fixture(scope="module")
 def place() -> Iterator[str]:
     with Node(OTEL_DDP_AGENT="off") as node:
-        node.python(TRAIN)
-        directory = node.place.directory
-        until(lambda: len([*directory.glob("*.ask")]) == 3, "the threads that answer")
-        until(lambda: len([*directory.glob("[0-9]*.journal")]) == 4, "the journals")
-        yield str(directory)
+        stdout = node.python(TRAIN).stdout
+        assert stdout is not None
+        assert len([*islice(filter("there\n".__eq__, stdout), 4)]) == 4
+        place = str(node.place.directory)
+        pids = [pid_of(place, rank) for rank in range(4)]
+        until(lambda: [*map(state_of, pids)] == ["S"] * 4, "the wait of each")
+        yield place
+
+
+def state_of(pid: int) -> str:
+    """By the kernel, of its main thread."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def pid_of(place: str, rank: int) -> int:
@@ -61,8 +72,9 @@ def pid_of(place: str, rank: int) -> int:
 
 
 def test_the_stacks_of_the_chosen_ranks_are_shown(
-    place: str, capsys: pytest.CaptureFixture[str]
+    place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(answers, "ANSWER_S", 60.0)
     assert main(["stacks", "--dir", place, "--rank", "0", "--rank", "1"]) == 0
     printed = capsys.readouterr().out.splitlines()
     heads = [line for line in printed if line.startswith("rank ")]
@@ -75,13 +87,14 @@ def test_the_stacks_of_the_chosen_ranks_are_shown(
 
 
 def test_each_rank_that_does_not_answer_is_shown_with_the_reason_and_advice(
-    place: str, capsys: pytest.CaptureFixture[str]
+    place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # One of them does.
+    monkeypatch.setattr(answers, "ANSWER_S", 10.0)
     pid = pid_of(place, 1)
     os.kill(pid, signal.SIGSTOP)
     try:
-        status = Path(f"/proc/{pid}/status")
-        until(lambda: "State:\tT" in status.read_text(), "the stop")
+        until(lambda: state_of(pid) == "T", "the stop")
         assert main(["stacks", "--dir", place]) == 1
     finally:
         os.kill(pid, signal.SIGCONT)
