@@ -75,11 +75,10 @@ def test_a_demo_uses_no_variable_of_real_trainings_and_leaves_nothing(how: signa
         directory = Path(place.strip())
         ranks = [("demo", "demo", 0), ("demo", "demo", 1)]
         until(lambda: recorded(directory) == ranks, "the ranks")
-        has_agent = Place(directory).agent_is_alive()
+        until(Place(directory).agent_is_alive, "the agent")
         demo.send_signal(how)
         _, errors = demo.communicate(timeout=300)
 
-    assert has_agent
     assert demo.returncode == 128 + how
     assert errors.strip() == ""
     assert not directory.parent.exists()

@@ -28,7 +28,8 @@ _PREFIX = "otel_ddp-demo-"
 # The first import of torch in a new environment may take a minute.
 _AGENT_STARTS_S = 120.0
 _VERDICT_S = 3.5
-_AGENT_ENDS_S = 5.0
+# It writes its history and exports once more, on a machine that may be busy.
+_AGENT_ENDS_S = 30.0
 # Of several agents each tells a verdict by its own clock; whether it is one.
 _OF_VERDICT, _SAME_NS = ("kind", "who"), 1_000_000_000
 # The user's variables that belong to another training: its identity and its agent.
