@@ -12,7 +12,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -182,13 +182,22 @@ class Node:
         """kill -9; its process id."""
         pid = int(self.agent()["pid"])
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not self.place.agent_is_alive(), "the agent's death")
+        until(lambda: self.place.agent_pid() != pid, "the agent's death")
         return pid
 
     def stop_agent(self) -> None:
-        if pid := self.place.agent_pid():
-            os.kill(pid, signal.SIGTERM)
-        until(lambda: not self.place.agent_is_alive(), "the agent's end")
+        """And each that takes its place: where one starts slowly, processes start another."""
+        told = set()
+
+        def none_is_left() -> bool:
+            pid = self.place.agent_pid()
+            if pid and pid not in told:
+                told.add(pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            return pid is None
+
+        until(none_is_left, "the agent's end")
 
     @contextmanager
     def agent_stopped(self, pid: int) -> Iterator[None]:
