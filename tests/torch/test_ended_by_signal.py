@@ -304,9 +304,9 @@ def test_no_thread_waits_for_one_that_a_handler_interrupts(place: Here) -> None:
         came.set()
 
     recorder.gate.write(handle, None)
-    other.join(10)
+    other.join(60)
     finished.start()
-    finished.join(10)
+    finished.join(60)
 
     assert not other.is_alive()
     assert not finished.is_alive()

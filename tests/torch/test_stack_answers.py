@@ -219,7 +219,7 @@ def test_a_descriptor_that_is_the_users_by_now_is_left_alone(
         waiting.forget()
     else:
         stack_answers.stop() if then == "stop" else ask(journal, "1 where\n")
-        assert waiting._ended.wait(10)
+        assert waiting._ended.wait(60)
 
     assert then != "a question" or answer(journal, 1)["threads"]
     assert then != "stop" or os.get_blocking(taken)

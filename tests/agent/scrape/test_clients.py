@@ -30,11 +30,11 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def connect(endpoint: Endpoint) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", endpoint.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", endpoint.port), timeout=60)
 
 
 def scrape(endpoint: Endpoint) -> int:
-    with urllib.request.urlopen(endpoint.url, timeout=10) as answer:
+    with urllib.request.urlopen(endpoint.url, timeout=60) as answer:
         return int(answer.status)
 
 
@@ -101,7 +101,7 @@ def test_a_client_whose_answer_is_being_made_keeps_its_place(
 
     def problems() -> list[str]:
         asked.release()
-        answering.wait(10)
+        answering.wait(60)
         return []
 
     with (
@@ -111,7 +111,7 @@ def test_a_client_whose_answer_is_being_made_keeps_its_place(
     ):
         for each in (first, second):
             each.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-            assert asked.acquire(timeout=10)
+            assert asked.acquire(timeout=60)
 
         with connect(endpoint) as third:
             assert third.recv(1) == b""

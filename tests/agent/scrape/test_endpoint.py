@@ -51,7 +51,7 @@ def served() -> Iterator[tuple[Ledger, Endpoint]]:
 def get(endpoint: Endpoint, path: str, accept: str = "") -> tuple[str, str]:
     url = endpoint.url.replace("/metrics", path)
     request = urllib.request.Request(url, headers={"Accept": accept} if accept else {})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.headers["Content-Type"], answer.read().decode()
 
 

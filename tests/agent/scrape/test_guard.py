@@ -29,7 +29,7 @@ def port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
 
 def ask(port: int, target: str, *lines: str) -> tuple[int, str]:
     """The status, and the whole answer."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.sendall("\r\n".join([f"GET {target} HTTP/1.1", *lines, "", ""]).encode())
         text = b"".join(iter(lambda: client.recv(65536), b"")).decode()
     return int(text.split()[1]), text

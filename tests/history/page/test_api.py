@@ -45,7 +45,7 @@ class Client:
         self.port = port
 
     def ask(self, path: str, method: str = "GET", /, **headers: str) -> Reply:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, headers=named)

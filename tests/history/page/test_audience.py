@@ -64,7 +64,7 @@ def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
 
 
 def ask(port: int, path: str, method: str = "GET", headers: str = "") -> tuple[int, str]:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         request = f"{method} {path} HTTP/1.0\r\nHost: localhost\r\n{headers}\r\n"
         connection.sendall(request.encode())
         parts = []
