@@ -53,6 +53,21 @@ def until(true: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) ->
     return answer
 
 
+def stop_agent(place: Place) -> None:
+    """And each that takes its place: where one starts slowly, processes start another."""
+    told = set()
+
+    def none_is_left() -> bool:
+        pid = place.agent_pid()
+        if pid and pid not in told:
+            told.add(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        return pid is None
+
+    until(none_is_left, "the agent's end")
+
+
 class Node:
     """What a test starts here ends here."""
 
@@ -186,18 +201,7 @@ class Node:
         return pid
 
     def stop_agent(self) -> None:
-        """And each that takes its place: where one starts slowly, processes start another."""
-        told = set()
-
-        def none_is_left() -> bool:
-            pid = self.place.agent_pid()
-            if pid and pid not in told:
-                told.add(pid)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
-            return pid is None
-
-        until(none_is_left, "the agent's end")
+        stop_agent(self.place)
 
     @contextmanager
     def agent_stopped(self, pid: int) -> Iterator[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import pytest
 import otel_ddp
 import warm
 from conftest import Here, Journal
-from node import until
+from node import stop_agent, until
 from otel_ddp.recording import agent_start
 
 PATIENCE_S = 300
@@ -513,9 +512,8 @@ def test_a_training_process_holds_no_thread_no_socket_and_no_child(
     try:
         status, out, err = run(HOLDINGS, tmp_path, OTEL_DDP_AGENT="auto", **quiet)
     finally:
-        until(lambda: place.agent_is_alive() and place.agent_file.exists(), "the agent")
-        os.kill(json.loads(place.agent_file.read_text())["pid"], signal.SIGTERM)
-        until(lambda: not place.agent_is_alive(), "the agent's end")
+        until(place.agent_is_alive, "the agent")
+        stop_agent(place)
 
     held = json.loads(out)
     assert (status, err) == (0, "")
