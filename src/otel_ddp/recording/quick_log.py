@@ -13,8 +13,8 @@ from otel_ddp.journal.writer import Gate, JournalWriter, Shape
 from otel_ddp.recording.steps import StepNumbers
 from otel_ddp.recording.values import LONGEST_NAME
 
-# NumPy's scalars come in here with the first one.
-PLAIN_TYPES: set[type] = {float, int, bool}
+# What else is a number, such as NumPy's, goes the slow way.
+_PLAIN = frozenset({float, int, bool})
 
 _NO_EPOCH = float("nan")
 _MOST_SHAPES = 4096
@@ -105,27 +105,16 @@ class Shapes:
         floats = all(isinstance(value, float) for _, value in pairs)
         key = (split, *(name for name, _ in pairs))
         self.last = self.known[key] = list(metrics), split, shape, floats, trains, epoch_name
-        # NumPy's scalars are common, and struct reads them as floats.
-        for _, value in pairs:
-            kind = type(value)
-            if kind.__module__ == "numpy" and kind.__name__ in ("float64", "float32", "int64"):
-                PLAIN_TYPES.add(kind)
 
 
-def _plain_numbers(given: Iterable[Any]) -> list[float] | None:
-    """Plain numbers of numbers and scalar tensors of the CPU; None if anything else is given."""
+def _without_tensors(given: Iterable[Any]) -> list[float]:
+    """These numbers, with those of scalar tensors of the CPU in place of the tensors."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    numbers = []
-    for value in given:
-        kind = type(value)
-        # A subclass may do anything when it is asked, and a device would make training wait. One of
-        # several numbers raises.
-        if kind is tensor and value.is_cpu:
-            value = value.item()
-            kind = type(value)
-        if kind not in PLAIN_TYPES:
-            return None
-        numbers.append(value)
+    # A subclass may do anything when it is asked, and a device would make training wait. One of
+    # several numbers raises.
+    numbers = [each.item() if type(each) is tensor and each.is_cpu else each for each in given]
+    if not _PLAIN.issuperset(map(type, numbers)):
+        raise TypeError("a value that only the slow path can tell")
     return numbers
 
 
@@ -139,13 +128,11 @@ def quick_log(
 ) -> Log:
     """Builds the `log` of one recorder.
 
-    A closure with everything in local names: attribute lookups and calls would take a third of
-    its time. It does by itself what `Gate.write` does for all others, so the two must agree on the
-    lock and on `inside`. Anything out of the ordinary goes to *slowly*, which starts over and
-    contains errors. *check* is called every few seconds.
+    A closure with everything in local names: attribute lookups would take a part of its time.
+    Anything out of the ordinary goes to *slowly*, which starts over and contains errors. *check* is
+    called every few seconds.
     """
-    acquire, release, known = gate.lock.acquire, gate.lock.release, shapes.known
-    write, plain_types = writer.scalars, PLAIN_TYPES
+    gate_write, known, write = gate.write, shapes.known, writer.scalars
     clock, any_error, no_epoch = time_ns, errors.ANY_ERROR, _NO_EPOCH
     # float's own method accepts floats only. A tensor would be asked for its value, and NumPy's
     # scalars, of which this makes plain floats, would warn in a sum about overflow and infinity.
@@ -168,55 +155,23 @@ def quick_log(
             if floats:
                 total = sum(map(as_float, numbers))
             else:
-                if not plain_types.issuperset(map(type, numbers)):
-                    numbers = _plain_numbers(numbers)
-                    if numbers is None:
-                        return slowly(metrics, step, epoch, split, now)
+                if not _PLAIN.issuperset(map(type, numbers)):
+                    numbers = _without_tensors(numbers)
                 total = fsum(numbers)
             if total - total != 0.0 or (step is not None and (type(step) is not int or step < 0)):
                 return slowly(metrics, step, epoch, split, now)
+            at = epoch
             if epoch is None:
-                at = no_epoch
-                if epoch_name:
-                    at = metrics[epoch_name]
-                    if type(at) not in plain_types:
-                        found_epoch = _plain_numbers((at,))
-                        if found_epoch is None:
-                            return slowly(metrics, step, epoch, split, now)
-                        at = found_epoch[0]
-            elif type(epoch) not in (int, float) or epoch - epoch != 0:
+                at = metrics[epoch_name] if epoch_name else no_epoch
+            if type(at) not in _PLAIN or (at - at != 0.0 and at is not no_epoch):
                 return slowly(metrics, step, epoch, split, now)
-            else:
-                at = epoch
-            entered = False
-            try:
-                # `with` costs twice as much. Python runs signal handlers after a call only, so
-                # none can raise between the beginning of this block and the end of acquire().
-                acquire()
-                if gate.inside:
-                    gate.note_reentry()
-                else:
-                    entered = gate.inside = True
-                    counted = steps.next(trains) if step is None else step
-                    write(shape, now, counted, at, numbers)
-                    gate.inside = False
-                    if gate.deferred is not None:
-                        gate.run_deferred()
-            except BaseException:
-                try:
-                    if entered and gate.inside:
-                        gate.inside = False
-                        if gate.deferred is not None:
-                            gate.run_deferred()
-                finally:
-                    # No `suppress`: a handler could raise in the call of it.
-                    try:  # noqa: SIM105
-                        release()
-                    except RuntimeError:
-                        pass  # A handler raised while this waited in acquire().
-                raise
-            release()
-            if not entered:
+
+            def act() -> bool:
+                counted = steps.next(trains) if step is None else step
+                write(shape, now, counted, at, numbers)
+                return True
+
+            if not gate_write(act, False):
                 return None
             if step is not None and trains:
                 steps.train(step)
