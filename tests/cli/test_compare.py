@@ -76,29 +76,6 @@ def test_a_name_may_have_commas(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ]
 
 
-def test_markdown_has_the_verdict_and_no_markup_of_a_run(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    evil = "</sub>|**x**<script>`[a](b)@all"
-    path = write_history(
-        tmp_path, evil, ranks=1, steps=60, names=(evil, "loss"), about={"led_by": f"{evil}-node"}
-    )
-
-    assert compare(folder, "a", str(path), "--markdown") == 0
-
-    written = capsys.readouterr().out
-    assert "@all" not in written
-    written = written.replace("\u200b", "")
-    assert written.startswith("### sweep/a → sweep/\\</sub\\>")
-    assert "<script>" not in written
-    assert "**x**" not in written
-    assert "all ranks of this run are shown on \\</sub\\>" in written
-    assert "| step\\_time | " in written
-    # Each row of a table has as many cells as its head.
-    rows = [line for line in written.splitlines() if line.startswith("|")]
-    assert {line.replace("\\|", "").count("|") for line in rows} <= {8, 10}
-
-
 def test_json_is_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(folder, "a", "slow", "--json", "--fail-if", "forward:+1%") == 1
 

@@ -33,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fail if B differs from A by more, for example step_time:+5%%,loss:+1%%,"
         "accuracy:-0.01",
     )
-    parser.add_argument("--markdown", action="store_true", help="as Markdown, for a pull request")
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
 
@@ -51,8 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         status = print_json(document(found, kept))
     else:
-        shown = render.markdown if options.markdown else render.text
-        status = print_answer("\n".join(shown(found, kept)))
+        status = print_answer("\n".join(render.text(found, kept)))
     if any(each.outcome == "exceeded" for each in kept):
         return EXCEEDED
     return CANNOT if status else OK

@@ -1,18 +1,16 @@
-"""Shows the result of a comparison: as tables, as text for a terminal, as Markdown."""
+"""Shows the result of a comparison: as tables, and as text for a terminal."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from otel_ddp.history.compare.result import Comparison, Differing, Kept, percent, shown_p
 from otel_ddp.history.compare.rows import Row, Side
-from otel_ddp.history.terminal import aligned, printable, shown_number, shown_s, without_mentions
+from otel_ddp.history.terminal import aligned, printable, shown_number, shown_s
 
 _HEADS = ("per step", "A", "B", "change", "99 % interval", "p", "")
 _VALUE_HEADS = ("value, last part", "A", "B", "change", "p", "last A", "last B", "best A", "best B")
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+!|~&$])")
 _MOST_SETTINGS, _LONGEST_SETTING = 20, 80
 
 
@@ -75,24 +73,6 @@ def text(found: Comparison, kept: Sequence[Kept]) -> Iterator[str]:
     yield from (f"  {printable(each.sentence)}" for each in kept)
 
 
-def markdown(found: Comparison, kept: Sequence[Kept]) -> Iterator[str]:
-    """For a pull request: everything that a run has named is text, never markup."""
-    yield f"### {_plain(titles(found.before))} → {_plain(titles(found.after))}\n"
-    yield f"**{_plain(found.conclusion)}**\n"
-    if kept:
-        yield "".join(f"- {_plain(each.sentence)}\n" for each in kept)
-    for title, differing in (("not the same", found.conditions), ("config", found.config)):
-        if differing:
-            words = "; ".join(_of_both(each) for each in differing[:_MOST_SETTINGS])
-            yield f"{title}: {_plain(words)}\n"
-    for heads, rows in tables(found):
-        yield "| " + " | ".join(heads) + " |"
-        yield "|" + "---|" + "---:|" * (len(heads) - 1)
-        yield from ("| " + " | ".join(map(_plain, row)) + " |" for row in rows)
-        yield ""
-    yield "<sub>" + " ".join(map(_plain, found.notes())) + "</sub>"
-
-
 def titles(runs: Sequence[Side]) -> str:
     """The name of a run, or of several."""
     names = ", ".join(each.title for each in runs[:5])
@@ -107,7 +87,3 @@ def _of_both(each: Differing) -> str:
         for word in each
     )
     return f"{name}: {before} → {after}"
-
-
-def _plain(words: str) -> str:
-    return without_mentions(_MARKDOWN.sub(r"\\\1", printable(words)))
