@@ -11,6 +11,7 @@ from functools import partial
 
 from otel_ddp import errors
 from otel_ddp.journal import layout
+from otel_ddp.recording.counted import CountedSteps
 from otel_ddp.recording.documents import Documents
 from otel_ddp.recording.phases import (
     PHASE_WORD,
@@ -121,6 +122,8 @@ class Progress:
         self.recorder = recorder
         self.phases = OpenPhases(recorder.writer, clock)
         self.steps = recorder.steps
+        self.counted = self.steps.counted = CountedSteps(clock)
+        self._add_work: Callable[[], None] = lambda: None
         self.work = Work()
         self.thread = TrainingThread(recorder.documents)
         self.device_times = DeviceTimes(self.phases)
@@ -152,6 +155,7 @@ class Progress:
         beside = self.steps.began and self.thread.is_another()
         with self.recorder.gate.lock:
             if not beside:
+                self.go_on_uncounted()
                 self.phases.opened.append(phase)
                 self._write_phase()
             self.mark_running()
@@ -162,6 +166,8 @@ class Progress:
         with self.recorder.gate.lock:
             opened = self.phases.opened
             was_open = phase in opened
+            if was_open:
+                self.go_on_uncounted()
             # In place: hooks use the same list.
             opened[:] = [each for each in opened if each is not phase]
             if phase.name == "checkpoint":
@@ -205,11 +211,13 @@ class Progress:
     def end_run(self, state: str) -> None:
         """Flushes, and sets the state in which the run has ended."""
         with self.recorder.gate.lock:
+            self.go_on_uncounted()
             self.flush()
             self._set_state(state)
             self._over = True
             self.phases.close()
             self._totals.close()
+            self.counted.words, self.counted.store = self.phases.words, self._totals.store
 
     def defer(self, act: Callable[[], None], state: str) -> bool:
         """Whether this call interrupted a flush or a write. If so, the act is done right after it.
@@ -267,6 +275,7 @@ class Progress:
             self.begin_steps()
         phases.measure(measures)
         pending, opened = phases.pending, phases.opened
+        self.work.write_stops(pending)
         if phase is not None and opened[-1] is phase:
             opened.pop()
         if len(opened) > 1:
@@ -275,26 +284,34 @@ class Progress:
         word = opened[-1].base + now
         if phase is not None:
             pending.append(word)
-        self._end_step(now, word, skipped)
+        self._end_step(now, skipped)
+        phases.words[PHASE_WORD] = word
+        phases.words[_STEP_WORD] = steps.logged_number + 1
+        if skipped:
+            self.recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, reason="overflow")
+        else:
+            self._totals.step_ended()
+        if phases.device_clock is not None:
+            phases.device_clock.mark(word)
+            phases.device_clock.step_finished(steps.count, now - phases.origin_ns)
         self._time_device(word, measures)
         if phase is None:
             pending.append(word)
         return now >= self.flush_due_ns or len(pending) > _MOST_WORDS
 
-    def _end_step(self, now: int, word: int, skipped: bool) -> None:
-        """Writes the end of a step, from where time counts for the phase of this word."""
-        steps, work, phases, totals = self.steps, self.work, self.phases, self._totals
+    def _end_step(self, now: int, skipped: bool = False) -> None:
+        """Writes the words for the end of a step, and numbers it."""
+        steps, work, phases = self.steps, self.work, self.phases
         write = phases.pending.append
         logged = steps.last
         same = logged == steps.logged_before
         number = steps.logged_number + 1 if same else steps.next_logged()
         steps.logged_number, steps.logged_before = number, logged
-        steps.count = count = steps.count + 1
+        steps.count += 1
         steps.in_step = steps.model_called = False
-        write(_NUMBER | count)
-        if number != count or logged != steps.before_first:
+        write(_NUMBER | steps.count)
+        if number != steps.count or logged != steps.before_first:
             write(_LOGGED | number)
-        work.write_stops(phases.pending)
         work.samples_before = samples = work.samples
         done = work.tokens or samples
         if done != work.written:
@@ -303,22 +320,46 @@ class Progress:
             work.written = done
         if skipped:
             write(_SKIPPED)
-            self.recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, reason="overflow")
-        else:
-            totals.step_ended()
         write(_ENDED + now - phases.origin_ns)
-        phases.words[PHASE_WORD] = word
-        phases.words[_STEP_WORD] = number + 1
-        if phases.device_clock is not None:
-            phases.device_clock.mark(word)
-            phases.device_clock.step_finished(count, now - phases.origin_ns)
 
-    def count_step(self, now: int) -> None:
-        """A step has ended that was not measured, and the next one is not either."""
-        phases = self.phases
-        word = phases.opened[-1].base + now
-        self._end_step(now, word, False)
-        phases.pending.append(word)
+    def count_missed(self, steps: int) -> None:
+        """So many steps before this one were steps, as is known by now: it has their time."""
+        self.steps.count += steps
+        self.steps.logged_number += steps
+        self._totals.steps += steps
+
+    def count_steps(
+        self, steps: int, optimizer: int, longest_ns: int, add_work: Callable[[], None]
+    ) -> None:
+        """A step has ended, and so many that follow are only counted, of this optimizer, by its id.
+
+        They take no longer than that each, and *add_work* adds the work of one of them.
+        """
+        counted, totals = self.counted, self._totals
+        if totals.place < 0:
+            return
+        self._add_work = add_work
+        counted.base, counted.step = self.phases.opened[-1].base, self.steps.logged_number + 1
+        counted.place, counted.total = totals.place, totals.steps
+        counted.words, counted.store = self.phases.words, totals.store
+        counted.begin(steps, optimizer, longest_ns)
+
+    def settle(self) -> None:
+        """Writes the rest of the steps that were only counted. Any thread may ask for that."""
+        counted = self.counted
+        with self.recorder.gate.lock:
+            # One statement, which no signal's handler and no other thread interrupts.
+            ends, counted.ends = counted.ends, []
+            for now in ends:
+                self._add_work()
+                self._end_step(now)
+                self.phases.pending.append(counted.base + now)
+            self._totals.steps += len(ends)
+
+    def go_on_uncounted(self) -> None:
+        """From here on no step is only counted: the next one may be unlike those before it."""
+        self.counted.stop()
+        self.settle()
 
     def _time_device(self, word: int, measures: bool) -> None:
         """A step has ended at this word: whether the next one is timed on the device."""
@@ -377,6 +418,7 @@ class Progress:
 
     def _flush(self) -> None:
         phases, recorder = self.phases, self.recorder
+        self.settle()
         now = phases.clock()
         self.flush_due_ns = now + self._flush_every_ns
         pending = phases.pending

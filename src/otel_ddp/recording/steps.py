@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from otel_ddp.journal import layout
+from otel_ddp.recording.counted import CountedSteps
 
 # After this many backwards without a step of an optimizer, none is expected.
 _MOST_ACCUMULATED = 64
@@ -26,7 +27,7 @@ class StepNumbers:
     """The numbers of a process's steps. Plain attributes, for hooks and `log` go by them."""
 
     __slots__ = (
-        *("_before_step", "_evaluations", "_lower", "before_first", "began", "count"),
+        *("_before_step", "_evaluations", "_lower", "before_first", "began", "count", "counted"),
         *(
             "forwards",
             "implied",
@@ -63,7 +64,10 @@ class StepNumbers:
         # The step of an evaluation's values before anything trains.
         self._evaluations = -1
         self.look: Callable[[], None] | None = None
-        """In a step whose hooks are off: finds out whether a model was called in it."""
+        """In a step whose hooks are off: finds out how many have ended, and whether a model was
+        called in this one."""
+        self.counted: CountedSteps | None = None
+        """Where these steps have hooks: what counts those without."""
 
     # -- of values that are logged
 
@@ -102,6 +106,8 @@ class StepNumbers:
         if self.look is not None:
             self.look()
         self.last = step if step >= self.last else self.after_lower(step)
+        if self.counted is not None:
+            self.counted.step = self.next_logged()
 
     def after_lower(self, step: int) -> int:
         """The step of training after a call with a lower step than the last one.
@@ -133,7 +139,8 @@ class StepNumbers:
         """
         if self.began:
             # The hooks count alike on all ranks; which ranks log does not matter.
-            return layout.trace_of_step(self.count + 1), self.of_values(True)
+            step = self.of_values(True)
+            return layout.trace_of_step(self.count + 1), step
         return (layout.trace_of_step(self.last), self.last) if self.last >= 0 else ("", None)
 
     # -- of hooks

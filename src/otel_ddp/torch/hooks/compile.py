@@ -9,6 +9,7 @@ from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.torch.hooks import model as model_hooks
+from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 from otel_ddp.torch.steps.stepper import Stepper
 
 _stepper: Stepper | None = None
@@ -61,6 +62,8 @@ def began(*args: Any) -> None:
         stepper.search.compiling()
         stepper.compile_began(threading.get_ident())
         model_hooks.compiling(stepper)
+        # What is compiled may be an optimizer's step. It is valid for these hooks, which then stay.
+        optimizer_hooks.switch(True)
     except errors.ANY_ERROR:
         stepper.failed("before compiling")
 

@@ -46,6 +46,7 @@ class DataSets:
         stepper, number = self._stepper, iterator._num_yielded
         if not stepper.alive:
             return
+        stepper.progress.settle()
         if number == 0:
             self._tell_epoch()
             self._epoch = None
@@ -59,6 +60,7 @@ class DataSets:
         before = self._passes.pop(iterator, None)
         if before is None or not self._stepper.alive:
             return
+        self._stepper.progress.settle()
         trained = self._stepper.seen.forwards > before.forwards
         self._tell_sizes(iterator, trained)
         if trained:

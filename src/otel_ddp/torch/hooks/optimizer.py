@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from otel_ddp import errors
+from otel_ddp.recording.counted import CountedSteps
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.stepper import Stepper
 
@@ -30,14 +31,15 @@ _after: Any = None
 # Called after each step while no steps are measured yet.
 _told: Callable[[], None] | None = None
 _stepper: Stepper | None = None
+_counted: CountedSteps | None = None
 # By an optimizer's id: whether it trains a watched model, and the reference that removes the entry.
 _known: dict[int, tuple[bool, Any]] = {}
 
 
 def attach(stepper: Stepper) -> None:
     """Put the hooks on all optimizers; those of other models are ignored."""
-    global _stepper
-    _stepper = stepper
+    global _stepper, _counted
+    _stepper, _counted = stepper, stepper.progress.counted
     _put_on()
 
 
@@ -49,13 +51,16 @@ def _put_on() -> None:
 
 
 def switch(on: bool) -> None:
-    """Put the hook before a step on, or take it off; the other one counts the steps."""
+    """Put the hook before a step on, or take it off; the other one then only counts most steps."""
     global _before
     if on and _before is None:
         _before = register_optimizer_step_pre_hook(before_step)
     elif not on and _before is not None:
         _before.remove()
         _before = None
+    if _after is not None:
+        # In its place: torch may be going through these hooks at this moment.
+        _after.hooks_dict_ref()[_after.id] = after_step if on else count_step
 
 
 def tell_of_steps(told: Callable[[], None] | None) -> None:
@@ -110,8 +115,8 @@ def torchs_own(given: Any) -> Optimizer | None:
 
 def detach() -> None:
     """Take the hooks off."""
-    global _stepper, _after
-    _stepper = None
+    global _stepper, _counted, _after
+    _stepper = _counted = None
     switch(False)
     if _after is not None:
         _after.remove()
@@ -159,9 +164,19 @@ def before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: An
         stepper.took_since(began_ns)
 
 
+def count_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
+    """The hook after it where nothing is measured: most of these steps are only counted."""
+    counted = _counted
+    if counted is None or not counted.counts(optimizer):
+        after_step(optimizer)
+
+
 def after_step(optimizer: Optimizer, *_: Any) -> None:
-    """The hook after it."""
-    if is_dynamo_compiling() and _may_be_one_graph(optimizer):
+    """The hook after it, where something is, or code was compiled that is valid for it alone."""
+    if is_dynamo_compiling():
+        if _may_be_one_graph(optimizer):
+            return
+    elif (counted := _counted) is not None and counted.counts(optimizer):
         return
     stepper = _stepper
     if stepper is None or not stepper.alive:

@@ -22,9 +22,9 @@ class StepEnd:
     """Knows the optimizer whose step ends a training step: named by the user, or the first seen."""
 
     __slots__ = (
-        *("_in_round", "_named", "_round", "_steps_of_others", "_stepped_round", "_stepped_after"),
-        *("_losses", "_since_others", "_several_losses", "backwards", "has_model", "known"),
-        *("_updated_round", "scaler_round"),
+        *("_in_round", "_losses", "_named", "_others", "_others_after", "_round"),
+        *("_several_losses", "_since_others", "_stepped_after", "_stepped_round"),
+        *("_updated_round", "backwards", "has_model", "known", "missed", "scaler_round"),
     )
 
     def __init__(self) -> None:
@@ -42,7 +42,12 @@ class StepEnd:
         """The optimizer whose step ends ours, by its id. Empty while none is known; and once it has
         gone. Any further one (a GAN's second) is part of the next step, and so it is in each."""
         self._named = False
-        self._steps_of_others = 0
+        # How many steps other optimizers have made since our last one, by the id of each; and how
+        # many of ours there were by then.
+        self._others: dict[int, int] = {}
+        self._others_after = 0
+        self.missed = 0
+        """How many steps were made before it was known that they end ours."""
         # Our steps since the last one of another optimizer; -1: there was none.
         self._since_others = -1
         # Since our last step: the backwards by the last step of an optimizer, and how many steps of
@@ -85,24 +90,33 @@ class StepEnd:
         if self._in_round is not None:
             self._in_round = True
 
-    def ended_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the step that this optimizer has finished ends ours."""
+    def ended_by(self, optimizer: torch.optim.Optimizer, steps: int) -> bool:
+        """Whether the step that this optimizer has finished ends ours. *steps*: how many have."""
         self._losses += self.backwards > self._stepped_after
         self._stepped_after = self.backwards
+        self.missed = 0
         if id(optimizer) not in self.known:
-            self._steps_of_others += 1
-            self._since_others = 0
+            made = self.another_stepped(optimizer, steps)
             if self._in_round is False and not self._named:
                 # Its model has come in the place of others, and so has it: those may step no more.
                 self._since_others = -1
                 self.choose(optimizer)
-            elif min(self.backwards, self._steps_of_others) < _PATIENCE or self._named:
+            elif min(self.backwards, made) < _PATIENCE or self._named:
                 return False
             else:
                 self.choose(optimizer)
+                self.missed = made - 1
         if self.scaler_round is not None:
             self._stepped_round = self.scaler_round()
         return True
+
+    def another_stepped(self, optimizer: torch.optim.Optimizer, steps: int) -> int:
+        """An optimizer that does not end ours has made a step; how many since the last of ours."""
+        if steps != self._others_after:
+            self._others, self._others_after = {}, steps
+        made = self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
+        self._since_others = 0
+        return made
 
     def ended_unseen(self) -> None:
         """A step has ended whose hooks were off: nothing is known of its backwards."""
@@ -145,7 +159,7 @@ class StepEnd:
         """A training step has ended."""
         self._since_others += self._since_others >= 0
         self._several_losses |= self._losses > 1
-        self.backwards = self._steps_of_others = self._stepped_after = self._losses = 0
+        self.backwards = self._stepped_after = self._losses = 0
         self._in_round = None
 
 

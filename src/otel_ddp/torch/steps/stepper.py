@@ -43,7 +43,7 @@ _OFTEN = 16
 # After so many backwards without a step, no optimizer that we see will make one.
 _LONGEST_ACCUMULATION = 32 * _OFTEN
 # At most so many steps in a row are only counted.
-_MOST_BARE = 16
+_MOST_COUNTED = 64
 _CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
 # So many steps are measured at the beginning, whatever they cost: they show what a loop is made of.
 _FIRST_STEPS = 64
@@ -176,10 +176,11 @@ class Stepper:
         self._needs_hooks = False
         # Whether the present step is measured from its beginning.
         self._whole = False
-        # Whether a forward of this step was before that.
-        self._missed = False
-        # When the last step ended, how long steps take of late, and when `every` changed.
-        self._ended_ns = self._usual_ns = self._changed_ns = 0
+        # Of how many steps this one has the work, where hooks have not seen all of it.
+        self._missed = 0
+        # When the last step ended that was looked at, and how many there were by then; how long
+        # steps take of late, and when `every` changed.
+        self._ended_ns = self._looked_at = self._usual_ns = self._changed_ns = 0
         self._every, self._reports, self._reported = 1, 0, False
         # What hooks have seen that they took, and `log`, and was not paid yet; and in this step.
         self._seen_ns = self._seen_in_step_ns = self._log_ns = 0
@@ -190,17 +191,15 @@ class Stepper:
         self._cpu_ns = self._measured_cpu_ns = self._measured_seen_ns = 0
         # Of the last whole measured step; and since the beginning, at the end of a step.
         self._each = self._before = _Amounts(0, 0, 0.0, 0, 0)
-        # The nodes of autograd that a measured step makes, and those made when the last one ended.
-        self._nodes_each = self._nodes_before = 0
-        # Since our last step: how many steps of other optimizers; and whether the scaler let ours
-        # be made since its last round.
-        self._others, self._scaler_let = 0, True
+        # The nodes of autograd that a measured step makes, and those made when that one ended;
+        # whether steps differ in that, and whether a value was logged while the hooks were off.
+        self._nodes_each = self._nodes_before = self._nodes_at = 0
+        self._nodes_vary = self._logs = False
+        # Whether the scaler let our step be made since its last round.
+        self._scaler_let = True
         self._looks = self._look
         # What a hook takes that decides about the next step, and one that only counts: medians.
-        self._count_ns, self._bare_ns = 10_000, 5_000
-        # How many steps are only counted from here on, of which optimizer, and how many were since
-        # `_choose` was asked; when that was, and how long a step is odd.
-        self._bare_left = self._bare_optimizer = self._bare = self._asked_ns = self._odd_ns = 0
+        self._decide_ns, self._count_ns = 10_000, 2_500
 
     def failed(self, where: str) -> None:
         """A hook of ours raised: after three times all of them are switched off."""
@@ -224,12 +223,14 @@ class Stepper:
     def leave_to_parent(self) -> None:
         """In a forked child, and at the end: measure nothing more."""
         self.alive = False
+        self.progress.counted.stop()
         # A graph that lives on has our hook: it may be of no later run.
         self.backward_hook.take_off()
 
     def stop(self) -> None:
         """Measure nothing more, and leave no phase open."""
         self.leave_to_parent()
+        self.progress.settle()
         calls = self.calls
         self.sampled.run(self.sampled.readings.forward_interrupted)
         for phase in (calls.forward, calls.eval, calls.backward, self._optimizer, calls.load):
@@ -283,7 +284,7 @@ class Stepper:
         self.end.step_ended()
         self.batches.step_ends(self.end.others_step())
         if self._missed:
-            self._add_missed()
+            self._add_missed(self._missed)
         sampled, steps = self.sampled, self._steps
         now = self._phases.clock()
         measures = self._choose(now, between)
@@ -292,7 +293,7 @@ class Stepper:
         following = steps.count + 1
         if following >= sampled.next_change and (measures or sampled.sampling or sampled.counting):
             sampled.begin(following, measures)
-        self._others, self._scaler_let, self._ended_measured = 0, True, self.measured
+        self._scaler_let, self._ended_measured = True, self.measured
         if self._budget is not None:
             self._measure_next(measures)
 
@@ -309,7 +310,8 @@ class Stepper:
         """From now on take no more than this share of the thread's time."""
         if share < math.inf and self._budget is None:
             self._budget = Budget(share)
-            self._ended_ns = self._asked_ns = self._changed_ns = self._phases.clock()
+            self._ended_ns = self._changed_ns = self._phases.clock()
+            self._looked_at = self._steps.count
 
     def _took(self, took_ns: int) -> None:
         self._work.hook_ns += took_ns
@@ -321,18 +323,18 @@ class Stepper:
         if budget is None:
             return True
         number, measured = self._steps.count + 1, self.measured
-        took_ns, self._ended_ns = now - self._ended_ns, now
-        # The steps since the last time that this was asked.
-        since_ns, self._asked_ns = now - self._asked_ns, now
-        bare, self._bare = self._bare, 0
-        self._took(bare * self._bare_ns)
+        # All steps since the last one that was looked at, and this one.
+        since_ns = now - self._ended_ns
+        each_ns = since_ns // max(number - self._looked_at, 1)
+        took_ns = now - max(self._ended_ns, self.progress.counted.ended_ns)
+        self._took((number - 1 - self._looked_at) * self._count_ns)
+        self._ended_ns, self._looked_at = now, number
         self._pay(budget, measured)
         if number < _FIRST_STEPS:
             self._usual_ns = took_ns
             return True
         usual_ns = self._usual_ns
-        self._usual_ns = usual_ns + (min(took_ns, 2 * usual_ns) - usual_ns) // 16
-        self._odd_ns = _ODD * self._usual_ns
+        self._usual_ns = usual_ns + (min(each_ns, 2 * usual_ns) - usual_ns) // 16
         budget.step_ended(since_ns, measured)
         measures = budget.measures(number + 1)
         if budget.every != self._every:
@@ -380,14 +382,14 @@ class Stepper:
     def _measure_next(self, measures: bool) -> None:
         """The next step begins: its hooks are on, or they are off."""
         steps, was, amounts = self._steps, self.measured, self._amounts()
-        nodes = _autograd_nodes()
         if was and self._whole:
             self._each = amounts.since(self._before)
             # Each thread counts its own, and another one may have taken over.
-            if nodes > self._nodes_before:
-                self._nodes_each = nodes - self._nodes_before
-        self._before, self._nodes_before = amounts, nodes
-        self._whole, self.measured, self._missed = measures, measures, False
+            if (nodes := _autograd_nodes() - self._nodes_before) > 0:
+                self._nodes_each = nodes
+        self._before = amounts
+        self._note_nodes()
+        self._whole, self.measured, self._missed = measures, measures, 0
         steps.look = None if measures else self._looks
         if measures is not was:
             self.switch_hooks(measures)
@@ -403,64 +405,54 @@ class Stepper:
         )
 
     def count_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """In a step that is not measured, an optimizer has made its step; whether it ends ours."""
-        now, steps, work = self._phases.clock(), self._steps, self._work
-        # Most of these steps are only counted. Whatever else is touched is found in main memory.
-        if (
-            self._bare_left
-            and id(optimizer) == self._bare_optimizer
-            and now < self.progress.flush_due_ns
-            and now - self._ended_ns < self._odd_ns
-            and not steps.in_step
-            and work.gc_ns == work.gc_written_ns
-            and _CHECKPOINTS not in sys.modules
-        ):
-            self._bare_left -= 1
-            self._bare += 1
-            self._ended_ns = now
-            self._add_each()
-            self.progress.count_step(now)
-            self._nodes_before = _autograd_nodes()
-            if not self._bare_left:
-                self._bare_ns = _towards(self._bare_ns, self._phases.clock() - now)
-            return True
+        """In a step that is not measured, an optimizer has made its step; whether it ends ours.
+
+        This looks at one step of many: `CountedSteps` has counted those before it.
+        """
         if id(optimizer) not in self.end.known:
             return False
+        now, steps = self._phases.clock(), self._steps
         # The thread's own clock takes longer to read than there is to measure, but for a flush.
         began_ns = thread_time_ns() if now >= self.progress.flush_due_ns else 0
         try:
             if not _only_fills_its_state():
                 found = getattr(optimizer, "found_inf", None)
                 self._end_unseen(now, found is not None and is_infinity(found))
-                if not self.measured:
-                    self._plan(steps.count + 1, id(optimizer), found is not None)
+                if not self.measured and found is None:
+                    self._count(steps.count + 1, optimizer)
         except errors.ANY_ERROR:
             self.failed("after the optimizer")
         if began_ns:
             self._took(thread_time_ns() - began_ns)
         else:
-            took_ns, usual_ns = self._phases.clock() - now, self._count_ns
-            self._count_ns = _towards(usual_ns, took_ns)
+            took_ns, usual_ns = self._phases.clock() - now, self._decide_ns
+            self._decide_ns = _towards(usual_ns, took_ns)
             # What takes twice as long was interrupted.
             self._took(min(took_ns, 2 * usual_ns))
         return True
 
     def another_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """In a step that is not measured, another optimizer of a watched model has made a step."""
-        self._others += 1
+        self.progress.settle()
+        made = self.end.another_stepped(optimizer, self._steps.count)
         if not self.end.known:
             # The one that ended our steps has gone.
             self.go_on_measured()
             self.optimizer_began(optimizer, False)
             self.optimizer_ended(optimizer)
-        elif self.search.on or self._others > _MOST_OTHERS:
+        elif self.search.on or made > _MOST_OTHERS:
             self.go_on_measured()
 
     def _end_unseen(self, now: int, skipped: bool) -> None:
         """A step has ended whose hooks were off: it is taken to be like the last measured one."""
-        steps = self._steps
+        steps, counted = self._steps, self.progress.counted
+        if took_ns := counted.took_ns:
+            counted.took_ns = 0
+            self._count_ns = _towards(self._count_ns, took_ns)
+        self.progress.go_on_uncounted()
+        self._nodes_vary |= self._nodes_made() != self._nodes_each
         self._add_each()
-        self._others, self._scaler_let = 0, True
+        self._scaler_let = True
         if self.end.scaler_round is not None:
             self.end.ended_unseen()
         measures = self._choose(now, True)
@@ -472,7 +464,7 @@ class Stepper:
                 self.sampled.begin(following)
             self._measure_next(True)
         else:
-            self._nodes_before = _autograd_nodes()
+            self._note_nodes()
             steps.look = self._looks
         if measures or self._measured_cpu_ns:
             self._step_over(thread_time_ns())
@@ -485,28 +477,36 @@ class Stepper:
         steps.forwards += each.forwards
         steps.micro_batches += each.micro_batches
 
-    def _add_missed(self) -> None:
-        """The hooks were put on after a forward of this step: it has worked as much as usual."""
+    def _add_missed(self, times: int) -> None:
+        """Hooks have not seen all of so many steps, which have ended: each was as usual."""
         work, steps, each, before = self._work, self._steps, self._each, self._before
-        work.samples = max(work.samples, before.samples + each.samples)
-        work.tokens = max(work.tokens, before.tokens + each.tokens)
-        work.flops = max(work.flops, before.flops + each.flops)
-        steps.forwards = max(steps.forwards, before.forwards + each.forwards)
-        steps.micro_batches = max(steps.micro_batches, before.micro_batches + each.micro_batches)
+        work.samples = max(work.samples, before.samples + times * each.samples)
+        work.tokens = max(work.tokens, before.tokens + times * each.tokens)
+        work.flops = max(work.flops, before.flops + times * each.flops)
+        steps.forwards = max(steps.forwards, before.forwards + times * each.forwards)
+        steps.micro_batches = max(
+            steps.micro_batches, before.micro_batches + times * each.micro_batches
+        )
 
-    def _plan(self, following: int, optimizer: int, needs_look: bool) -> None:
-        """After how many steps from this one on there is something to decide at the end of one."""
-        self._bare_left = 0
-        if needs_look or self._measured_cpu_ns or self.end.scaler_round is not None:
+    def _count(self, following: int, optimizer: torch.optim.Optimizer) -> None:
+        """From this step on count those at whose ends there is nothing to decide."""
+        if self._measured_cpu_ns or self.end.scaler_round is not None or self.search.on:
             return
-        every, until, due = self._every, following + _MOST_BARE, self.sampled.next_change
+        # Torch steps an optimizer without a state to have it made.
+        if (_CHECKPOINTS in sys.modules and not optimizer.state) or (
+            self._logs and self._nodes_vary
+        ):
+            return
+        usual_ns = max(self._usual_ns, 1)
+        until_flush = (self.progress.flush_due_ns - self._ended_ns) // usual_ns
+        until, due = following + min(_MOST_COUNTED, until_flush), self.sampled.next_change
         if due > following:
             until = min(until, due)
         coming = following + 1
-        while coming < until and not in_sample(coming, every):
+        while coming < until and not in_sample(coming, self._every):
             coming += 1
-        self._bare_left = coming - following - 1
-        self._bare_optimizer = optimizer
+        if (left := coming - following - 1) > 0:
+            self.progress.count_steps(left, id(optimizer), _ODD * usual_ns, self._add_each)
 
     def scaler_updated(self) -> None:
         """The scaler has ended a round: it may have let the optimizer make no step."""
@@ -518,8 +518,9 @@ class Stepper:
         """In the middle of a step that is not measured: from now on it is."""
         if self.measured:
             return
+        self.progress.counted.stop()
         self._look()
-        self._missed, self._before = self._steps.model_called, self._amounts()
+        self._missed, self._before = int(self._steps.model_called), self._amounts()
         self.measured, self._steps.look = True, None
         self._phases.go_on_measured()
         self.switch_hooks(True)
@@ -541,14 +542,24 @@ class Stepper:
 
         Then there are nodes of autograd's. They are counted in each thread.
         """
+        self.progress.settle()
         if _get_ident() != self.progress.thread.ident or not self._nodes_each:
             return
+        self._logs = True
         # A step may consist of several forwards: half of one is enough.
-        made = _autograd_nodes() - self._nodes_before
-        if 2 * made * max(self._each.forwards, 1) > self._nodes_each:
+        if 2 * self._nodes_made() * max(self._each.forwards, 1) > self._nodes_each:
+            self.progress.counted.stop()
             self._steps.look = None
             self._steps.begin_step()
             self._steps.model_called = True
+
+    def _note_nodes(self) -> None:
+        self._nodes_before, self._nodes_at = _autograd_nodes(), self._steps.count
+
+    def _nodes_made(self) -> int:
+        """The nodes of this step, if those that were counted before it have made as many each."""
+        others = self._steps.count - self._nodes_at
+        return _autograd_nodes() - self._nodes_before - others * self._nodes_each
 
     def _report(self, now: int) -> None:
         """Record how many steps are measured, once that has settled, and what it takes."""
@@ -827,13 +838,16 @@ class Stepper:
             self._sample_optimizer(optimizer)
         self._optimizing = None
         self._closure = False
-        ours = self.end.ended_by(optimizer)
+        ours = self.end.ended_by(optimizer, self._steps.count)
         self.batches.optimizer_stepped(id(optimizer), ours)
         if not ours:
             self._phases.leave(self._optimizer)
             return
         if not self._steps.count:
             self.sampled.run(self._resume, optimizer)
+        if missed := self.end.missed:
+            self._missed, self._whole = missed + 1, False
+            self.progress.count_missed(missed)
         found = getattr(optimizer, "found_inf", None)
         skipped = found is not None and is_infinity(found)
         self._finish(skipped, self._optimizer, between=not self.calls.forwards)
@@ -851,6 +865,7 @@ class Stepper:
     def compile_began(self, thread: int) -> None:
         """A graph is being compiled, in the middle of whatever needs it."""
         self.seen.compiles = True
+        self.progress.go_on_uncounted()
         calls = self.calls
         # Backward may compile in a thread of autograd's; other threads' compiling is not a step's.
         evaluates = calls.forwards and thread == calls.forward_thread
