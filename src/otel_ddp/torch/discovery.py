@@ -40,6 +40,9 @@ _STEPS_OF_A_RUN, _BACKWARDS_OF_A_RUN = 2, 3
 # A model that takes part in training is called in one of so many steps: a GAN's critic may make
 # several before the generator makes one.
 _STEPS = 10
+# A search that finds no model is followed by a rest of twice as many steps, and the next one that
+# finds none by one of twice that: a program may make an optimizer in each step.
+_LONGEST_REST = 128 * _STEPS
 # Where no step is made, as in a program that only infers, the search ends after so many calls.
 _CALLS = 5000
 # Each time that code outside of modules is compiled while we search, it was so with our hook on or
@@ -195,6 +198,10 @@ class _Search(Search):
         self._reported = False
         self._steps_left = self._calls_left = 0
         self._unknown_steps = self._newest = 0
+        # How long the last rest was to take, up to which step; and whether an optimizer has come
+        # since that trains no watched model.
+        self._rest = self._rests_until = 0
+        self._optimizer_waits = False
         # How often a graph was compiled outside of any module while the hook was on.
         self._compiled_outside = 0
         # While no model is known, and how many there were.
@@ -213,7 +220,7 @@ class _Search(Search):
     def begin(self) -> None:
         """Search, for as many steps as it may take to call every model."""
         self._steps_left, self._calls_left = _STEPS, _CALLS
-        self._reported = False
+        self._reported = self._optimizer_waits = False
         if self._compiled_outside >= _MOST_COMPILED:
             return
         if not (self._backwards or self._unknown_backwards or self.stepper.end.has_model):
@@ -247,10 +254,13 @@ class _Search(Search):
     def _optimizer_came(self, *_: Any, **__: Any) -> None:
         if self.next_begins is not None:
             self.next_begins()
-        elif self.stepper.alive and not self.on:
+        elif self.stepper.alive and not self.on and not self._rests():
             # A cross-validation, say: its next model is about to be called for the first time.
             self.stepper.model_comes()
             self.begin()
+
+    def _rests(self) -> bool:
+        return self.stepper.end.has_model and self.stepper.seen.steps < self._rests_until
 
     def _expect_no_backward(self) -> None:
         for each in self._backwards:
@@ -357,6 +367,8 @@ class _Search(Search):
         optimizer_hooks.forget_others()
         self.stepper.end.model_came(found=True)
         self._newest = id(module)
+        self._rest = self._rests_until = 0
+        self._optimizer_waits = False
         model_hooks.watch_compiled_in_place()
         self._report(module)
         return True
@@ -392,17 +404,27 @@ class _Search(Search):
         """The optimizer of a watched model has made a step."""
         self._steps_left -= 1
         if self._steps_left <= 0:
+            rest = min(max(2 * self._rest, 2 * _STEPS), _LONGEST_REST)
+            self._rest = 0 if self._reported else rest
+            self._rests_until = self.stepper.seen.steps + self._rest
             self.pause()
         self.between_calls()
 
     def unknown_optimizer_came(self) -> None:
         """An optimizer trains no watched model: a trainer may have built another model."""
-        if self.stepper.end.has_model or not self.on:
+        # A search that is on begins anew once, not with each of very many optimizers.
+        known, waits = self.stepper.end.has_model, self._optimizer_waits
+        if not self._rests() and (not self.on or (known and not waits)):
             self.begin()
+        self._optimizer_waits = known
 
     def unknown_optimizer_stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step that trains no watched model."""
         if self.stepper.end.has_model:
+            # Where it has taken the place of ours, no other steps are seen.
+            self._rests_until -= 1
+            if self._optimizer_waits and not self.on and not self._rests():
+                self.begin()
             self.between_calls()
             return
         if self._unknown_steps < _STEPS_WITHOUT_MODEL:
