@@ -27,6 +27,8 @@ from torch.utils.checkpoint import checkpoint
 import otel_ddp
 from conftest import Here, Journal
 from node import Node, finished
+from otel_ddp.torch.steps import stepper
+from otel_ddp.torch.steps.budget import Budget, in_sample
 
 INPUT = torch.ones(8, 4)
 WORDS = torch.ones(2, 5, dtype=torch.long)
@@ -515,7 +517,7 @@ ALONE = [
         missing={"data": "no_loader"},
     ),
     Style("one optimizer after another", another_optimizer),
-    Style("one optimizer idle, another one at work", idle_optimizer, 4, 13, 8 * 13),
+    Style("one optimizer idle, another one at work", idle_optimizer, 13, 13, 8 * 13),
     Style("accumulation", accumulated, micro_batches=6, samples=48),
     Style("scaler, an infinity", scaled(lambda parameters: SGD(parameters, lr=0.1)), **SCALED),
     Style(
@@ -795,6 +797,31 @@ def test_one_process(style: Style, place: Here) -> None:
     torch.manual_seed(3)
     for ours, without in zip(weights(trained), weights(style.train()), strict=True):
         assert torch.equal(ours, without)
+
+
+class OneOfFour(Budget):
+    """One step in four is measured, of the first ones too."""
+
+    def step_ended(self, took_ns: float, measured: bool) -> None:
+        self.every = 4
+
+    def measures(self, number: int) -> bool:
+        return in_sample(number, 4)
+
+
+@pytest.mark.parametrize("style", ALONE, ids=lambda style: style.name)
+def test_few_steps_are_measured(style: Style, place: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_DDP_OVERHEAD", "0.005")
+    monkeypatch.setattr(stepper, "_FIRST_STEPS", 0)
+    monkeypatch.setattr(stepper, "Budget", OneOfFour)
+    otel_ddp.init()
+    style.train()
+    otel_ddp.finish()
+
+    totals = {each.metric: each.values[0] for each in place.only().all_totals}
+    assert not totals.get("otel_ddp.hook.errors")
+    counted = [totals.get(f"training.{name}", 0) for name in ("steps", "steps.skipped")]
+    assert counted == [style.steps, style.skipped]
 
 
 @pytest.mark.parametrize("style", ON_RANKS, ids=lambda style: style.name)
