@@ -81,20 +81,51 @@ def test_an_error_at_the_start_keeps_everything_until_the_next_try(
     assert source.committed == source.read
 
 
-def test_what_neither_collector_nor_disk_takes_keeps_the_agent_and_holds_up_no_journal(
-    tmp_path: Path,
+@pytest.fixture
+def ledger() -> Ledger:
+    ledger = Ledger()
+    ledger.keep_history = True
+    series = ledger.series(catalog.TRAINING_SCALAR, (("run", "r"), ("name", "loss")))
+    ledger.log(series, 0.5, 10**18)
+    return ledger
+
+
+def connected(receiver: Receiver, spool: Path, ledger: Ledger, source: Source) -> Exporter:
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.start_http()}
+    conf = settings.read(env, spool_directory=str(spool))
+    exporter = Exporter(conf, Place(spool / "place"), ledger, source, list, "n", "h", env)
+    exporter.connect()
+    return exporter
+
+
+def test_positions_wait_for_what_memory_alone_has_and_it_for_the_next_export(
+    tmp_path: Path, ledger: Ledger
 ) -> None:
-    in_the_way = tmp_path / "spool"
+    source = Source()
+    with Receiver() as receiver:
+        receiver.set_mode("hang")
+        exporter = connected(receiver, tmp_path, ledger, source)
+        exporter.export()
+        assert receiver.wait_for(lambda receiver: receiver.hanging == 1)
+        exporter.commit()
+        before = dict(source.committed)
+
+        exporter.export()
+
+        assert before == {}
+        assert source.committed == source.read
+        assert len([*tmp_path.glob("spool-*/*.z")]) == 1
+    exporter.stop()
+
+
+def test_what_neither_collector_nor_disk_takes_keeps_the_agent_and_holds_up_no_journal(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    source, in_the_way = Source(), tmp_path / "spool"
     in_the_way.write_text("")
     with Receiver() as receiver:
-        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.start_http()}
         receiver.set_mode(503)
-        conf = settings.read(env, spool_directory=str(in_the_way))
-        ledger, source = Ledger(), Source()
-        exporter = Exporter(conf, Place(tmp_path / "place"), ledger, source, list, "n", "h", env)
-        exporter.connect()
-        series = ledger.series(catalog.TRAINING_SCALAR, (("run", "r"), ("name", "loss")))
-        ledger.log(series, 0.5, 10**18)
+        exporter = connected(receiver, in_the_way, ledger, source)
 
         exporter.export_at_once()
 

@@ -29,6 +29,14 @@ def message(number: int, run: str = "r", kind: str = "straggler") -> Message:
     return Message(key, kind, "warn", f"title {number}", "text", "now", "g", run)
 
 
+def deliver(outbox: Outbox) -> None:
+    """What the threads do, and the agent's loop."""
+    outbox.give_up_old()
+    for thread in outbox.delivery.threads():
+        while outbox.delivery.send_next(thread.name) == 0.0:
+            pass
+
+
 def titles(webhook: Webhook) -> list[str]:
     return [each.body["title"] for each in webhook.posted]
 
@@ -44,7 +52,7 @@ def test_with_the_receiver_down_for_ten_minutes_it_arrives_once_and_later(
     webhook.code = None
     outbox.put(message(1))
     for _ in range(600):
-        outbox.deliver()
+        deliver(outbox)
         clock.now += 1
     (file,) = waiting(folder)
     assert b"s3cret" not in zlib.decompress(file.read_bytes()) + file.name.encode()
@@ -54,7 +62,7 @@ def test_with_the_receiver_down_for_ten_minutes_it_arrives_once_and_later(
 
     webhook.code = 200
     clock.now += 450
-    outbox.deliver()
+    deliver(outbox)
 
     assert titles(webhook) == ["title 1"]
     assert waiting(folder) == []
@@ -66,32 +74,18 @@ def test_the_next_agent_sends_what_waits_and_tells_nothing_twice(
 ) -> None:
     before = Outbox(folder, [Address(webhook.url)], clock)
     before.put(message(1))
-    before.deliver()
+    deliver(before)
     webhook.code = 503
     before.put(message(2))
-    before.deliver()
+    deliver(before)
 
     webhook.code = 200
     after = Outbox(folder, [Address(webhook.url)], clock)
     after.put(message(1))
     after.put(message(2))
-    after.deliver()
+    deliver(after)
 
     assert titles(webhook) == ["title 1", "title 2"]
-
-
-def test_what_waits_for_an_address_that_is_gone_is_forgotten(
-    webhook: Webhook, folder: Path, clock: Clock
-) -> None:
-    webhook.code = 503
-    before = Outbox(folder, [Address(webhook.url)], clock)
-    before.put(message(1))
-    before.deliver()
-
-    after = Outbox(folder, [Address(f"{webhook.url}/other")], clock)
-
-    assert not after.is_awaited()
-    assert waiting(folder) == []
 
 
 def test_a_rank_that_flaps_a_hundred_times_makes_the_limit_and_the_last_says_so(
@@ -103,11 +97,11 @@ def test_a_rank_that_flaps_a_hundred_times_makes_the_limit_and_the_last_says_so(
         outbox.put(message(number))
         clock.now += 31
     # An agent that starts again keeps to the limit.
-    outbox.deliver()
+    deliver(outbox)
     outbox = Outbox(folder, [address], clock)
     for number in range(50, 100):
         outbox.put(message(number))
-    outbox.deliver()
+    deliver(outbox)
 
     assert titles(webhook) == [f"title {number}" for number in range(MOST_OF_A_KIND)]
     texts = [each.body["text"] for each in webhook.posted]
@@ -117,7 +111,7 @@ def test_a_rank_that_flaps_a_hundred_times_makes_the_limit_and_the_last_says_so(
     outbox.put(message(0, run="other"))
     clock.now += 3600
     outbox.put(message(100))
-    outbox.deliver()
+    deliver(outbox)
 
     assert titles(webhook)[MOST_OF_A_KIND:] == ["title 0", "title 100"]
 
@@ -132,25 +126,9 @@ def test_a_scripts_alerts_leave_out_neither_death_nor_hang_nor_end_of_its_run(
     for kind in ("death", "stall", "ended"):
         outbox.put(message(0, kind=kind))
 
-    outbox.deliver()
+    deliver(outbox)
     kinds = [each.body["kind"] for each in webhook.posted]
     assert kinds == [*["alert"] * MOST_OF_A_KIND, "death", "stall", "ended"]
-
-
-def test_of_a_hundred_that_wait_the_oldest_alert_is_given_up_before_a_death(
-    webhook: Webhook, folder: Path, clock: Clock
-) -> None:
-    webhook.code = 503
-    outbox = Outbox(folder, [Address(webhook.url)], clock)
-    outbox.put(message(0, kind="death"))
-    for number in range(100):
-        outbox.put(message(number, run=f"r{number}", kind="alert"))
-    webhook.code = 200
-
-    outbox.deliver()
-
-    assert titles(webhook) == ["title 0", *(f"title {number}" for number in range(1, 100))]
-    assert webhook.posted[0].body["kind"] == "death"
 
 
 def test_an_address_that_is_down_holds_up_no_other(
@@ -161,14 +139,14 @@ def test_an_address_that_is_down_holds_up_no_other(
         outbox = Outbox(folder, [Address(down.url), Address(webhook.url)], clock)
         for number in range(3):
             outbox.put(message(number))
-            outbox.deliver()
+            deliver(outbox)
         assert titles(webhook) == ["title 0", "title 1", "title 2"]
         # It is not asked for each message.
         assert down.attempts == 1
 
         down.code = 200
         clock.now += 8
-        outbox.deliver()
+        deliver(outbox)
 
         assert titles(down) == ["title 0", "title 1", "title 2"]
     assert len(webhook.posted) == 3
@@ -180,31 +158,15 @@ def test_a_message_that_is_refused_is_given_up_and_the_next_one_goes(
     outbox = Outbox(folder, [Address(f"{webhook.url}/s3cret")], clock)
     webhook.code = 400
     outbox.put(message(1))
-    outbox.deliver()
+    deliver(outbox)
     webhook.code = 200
     outbox.put(message(2))
-    outbox.deliver()
+    deliver(outbox)
 
     assert titles(webhook) == ["title 2"]
     assert waiting(folder) == []
     assert outbox.describe().endswith(f", {webhook.url}: it answered 400")
     assert caplog.messages == [f"no notification to {webhook.url}: it answered 400"]
-
-
-def test_at_most_a_hundred_wait_and_each_a_day_at_most(
-    webhook: Webhook, folder: Path, clock: Clock
-) -> None:
-    webhook.code = 503
-    outbox = Outbox(folder, [Address(webhook.url)], clock)
-    for number in range(110):
-        outbox.put(message(number, run=f"r{number}"))
-    assert len(waiting(folder)) == 100
-
-    clock.now += 86401
-    outbox.deliver()
-
-    assert waiting(folder) == []
-    assert "110 given up" in outbox.describe()
 
 
 def test_an_agent_stays_an_hour_for_a_message_that_waits(
@@ -214,7 +176,7 @@ def test_an_agent_stays_an_hour_for_a_message_that_waits(
     outbox = Outbox(folder, [Address(webhook.url)], clock)
     assert not outbox.is_awaited()
     outbox.put(message(1))
-    outbox.deliver()
+    deliver(outbox)
     clock.now += 3599
     assert outbox.is_awaited()
 
@@ -224,15 +186,21 @@ def test_an_agent_stays_an_hour_for_a_message_that_waits(
     assert len(waiting(folder)) == 1
 
 
-def test_without_a_disk_it_is_sent_all_the_same(
-    webhook: Webhook, tmp_path: Path, clock: Clock
+def test_at_most_a_hundred_wait_alerts_are_given_up_first_and_each_waits_a_day_at_most(
+    webhook: Webhook, folder: Path, clock: Clock
 ) -> None:
-    (tmp_path / "spool").write_text("a file")
-    folder = tmp_path / "spool" / "notify"
+    webhook.code = 503
     outbox = Outbox(folder, [Address(webhook.url)], clock)
+    outbox.put(message(0, kind="death"))
+    for number in range(109):
+        outbox.put(message(number, run=f"r{number}", kind="alert"))
+    assert len(waiting(folder)) == 100
 
-    outbox.put(message(1))
-    outbox.deliver()
+    webhook.code = 200
+    outbox.delivery.send_next(outbox.delivery.threads()[0].name)
+    clock.now += 86401
+    deliver(outbox)
 
-    assert titles(webhook) == ["title 1"]
-    assert "the disk does not take them (" in outbox.describe()
+    assert [each.body["kind"] for each in webhook.posted] == ["death"]
+    assert waiting(folder) == []
+    assert "1 taken, 109 given up" in outbox.describe()

@@ -460,10 +460,13 @@ def test_a_request_that_was_put_on_disk_in_flight_and_then_failed_is_handled_onc
     delivery.start()
     delivery.put(requests("a"))
     assert gate.entered.wait(60)
-    delivery.secure(0.0)
+    # At the agent's end, which does not wait for it.
+    delivery.stop(0.0, 0.0)
+    assert len(files_of(queue)) == 1
 
     gate.let_go.set()
-    delivery.stop(0.0, PATIENCE_S)
+    for thread in delivery.threads():
+        assert thread.join(PATIENCE_S)
 
     assert gate.sent == [b"a"]
     assert len(files_of(queue)) == left
@@ -523,6 +526,7 @@ def test_at_its_end_it_tries_once_more_and_does_not_wait_for_a_collector_that_is
     delivery.put(requests("a"))
     assert failed.wait(PATIENCE_S)
     delivery.secure(PATIENCE_S)
+    assert len(files_of(delivery.queue)) == 1
 
     delivery.always(outcome)
     delivery.stop(PATIENCE_S, PATIENCE_S)

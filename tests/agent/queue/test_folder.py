@@ -60,6 +60,21 @@ def test_a_restart_finds_everything_in_order_and_adds_behind_it(folder: Path) ->
     assert drain(after) == [b"%d" % number for number in range(13)]
 
 
+def test_what_is_found_later_goes_before_what_waits_in_memory(folder: Path) -> None:
+    put(opened(folder), "metrics", b"of an earlier agent")
+    away = folder.rename(folder.with_name("away"))
+    folder.write_text("in the way")
+    queue = opened(folder)
+    assert not put(queue, "metrics", b"new")
+    assert not put(queue, "logs", b"in memory")
+
+    folder.unlink()
+    away.rename(folder)
+    queue.write("metrics")
+
+    assert drain(queue) == [b"in memory", b"of an earlier agent", b"new"]
+
+
 def test_a_folder_that_a_living_agent_uses_is_left_alone(folder: Path) -> None:
     put(opened(folder), "metrics", b"theirs")
     half = folder / "00000000000000000002-metrics-7-0.z.half"
@@ -107,6 +122,15 @@ def test_current_values_are_dropped_first_when_there_is_no_room(folder: Path) ->
     assert before_logged == {"spool_full": 2 + 4}
     assert queue.dropped == {"spool_full": 2 + 4 + 1}
     assert drain(queue) == [b"span 0", b"span 1", b"span 2", b"span 3"]
+
+
+def test_the_disk_helps_out_where_memory_is_full(folder: Path) -> None:
+    queue = Queue(LANES, folder, PLENTY, memory_limit_bytes=4)
+
+    queue.add(Request("metrics", b"abc", 1))
+    queue.add(Request("traces", b"de", 1))
+
+    assert (queue.memory_bytes, queue.size_bytes, queue.dropped) == (0, 2 * BLOCK_BYTES, {})
 
 
 def test_what_nobody_sends_any_more_is_forgotten(folder: Path) -> None:

@@ -12,6 +12,7 @@ import json
 import logging
 import re
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from hashlib import blake2s
@@ -30,6 +31,8 @@ _WEBHOOK = ("http", "https")
 # After any other answer a later try may succeed.
 _REFUSALS = (400, 401, 403, 405, 410, 413, 415, 422)
 _LEVELS = {"info": "info", "warn": "warning", "error": "failure"}
+# One at a time: it tells of an answer in its log alone.
+_APPRISE = threading.Lock()
 _NEEDS_APPRISE = "it needs the library apprise: pip install 'otel-ddp[notify]'"
 
 
@@ -59,7 +62,8 @@ class Address:
         if self._scheme in _WEBHOOK:
             return self._post(message)
         failed = Outcome("retry", "the library apprise failed")
-        return errors.attempt(lambda: self._by_apprise(message), failed)
+        with _APPRISE:
+            return errors.attempt(lambda: self._by_apprise(message), failed)
 
     def _post(self, message: Message) -> Outcome:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ _LAST = (
 
 
 class Outbox:
-    """Only one thread touches it; any may read its counts."""
+    """The agent's loop puts messages in; a thread of each address sends them."""
 
     def __init__(
         self,
@@ -49,16 +50,20 @@ class Outbox:
         self._addresses = {each.key: each for each in addresses}
         self._clock = clock
         most_bytes = _MOST_WAITING * len(addresses) * BLOCK_BYTES
+        # From the start on, so that the lock of the queue is the lock of `told.json` too.
+        with contextlib.suppress(OSError):
+            files.make_kept(folder, ours=True)
         self._queue = Queue(self._addresses, folder, most_bytes, most_bytes)
-        self._delivery = Delivery(self._queue, self._send, self, clock, backoff_s=_PAUSES_S)
+        self.delivery = Delivery(self._queue, self._send, self, clock, backoff_s=_PAUSES_S)
         # By message id: its kind, group and run, and when it was queued.
         self._told: dict[str, tuple[str, float]] = {}
         with contextlib.suppress(TypeError, ValueError):
             told = files.read_mapping(self._queue.folder / "told.json")
             self._told = {key: (str(kind), float(at)) for key, (kind, at) in told.items()}
-        self.delivered = self.left_out = 0
-        self.last_failure = ""
-        """When, where and why, without secrets."""
+        self._saving = threading.Lock()
+        self._delivered = self._left_out = 0
+        # When, where and why, without secrets.
+        self._last_failure = ""
 
     def put(self, message: Message) -> None:
         """Send it from now on, unless it was told before or there are too many of its kind."""
@@ -69,41 +74,42 @@ class Outbox:
         kind = f"{message.kind}/{message.group}/{message.run}"
         of_kind = sum(each == kind and now - at < _HOUR_S for each, at in self._told.values())
         if of_kind >= MOST_OF_A_KIND:
-            self.left_out += 1
+            self._left_out += 1
             return
         if of_kind == MOST_OF_A_KIND - 1:
             message = message._replace(text=f"{message.text}\n\n{_LAST}".strip())
         self._told[message.id] = kind, now
         body = json.dumps(message.to_json()).encode()
         is_alert = message.kind == "alert"
-        self._delivery.put(Request(key, body, 1, not is_alert, int(now)) for key in self._addresses)
-        if not self._queue.problem:
-            with contextlib.suppress(OSError):
-                files.replace(self._queue.folder / "told.json", json.dumps(self._told))
+        self.delivery.put(Request(key, body, 1, not is_alert, int(now)) for key in self._addresses)
 
-    def deliver(self) -> None:
-        """Try each address whose time has come; the oldest message first."""
-        for key in self._addresses:
-            while (oldest := self._queue.oldest(key)) and self._waited_s(oldest) > _DAY_S:
-                self._queue.remove(oldest, "age")
-            while self._delivery.send_next(key) == 0.0:
-                pass
+    def give_up_old(self) -> None:
+        """What has waited for a day is no news any more."""
+        with self.delivery.lock:
+            for request in self._waiting():
+                if self._waited_s(request) > _DAY_S:
+                    self._queue.remove(request, "age")
 
     def _send(self, key: str, body: bytes) -> Outcome:
         try:
             message = Message.from_json(files.parse_json(body))
         except (KeyError, TypeError, ValueError):
             return Outcome("refused", "what waited is no message of this version")
-        return self._addresses[key].send(message)
+        outcome = self._addresses[key].send(message)
+        # Here, where a disk that hangs holds up no loop.
+        with self._saving, contextlib.suppress(OSError):
+            if not self._queue.problem:
+                files.replace(self._queue.folder / "told.json", json.dumps(self._told.copy()))
+        return outcome
 
     def add_outcome(self, key: str, points: int, outcome: Outcome) -> None:
         """Of one attempt to send a message."""
         if outcome.kind == "delivered":
-            self.delivered += 1
+            self._delivered += 1
             return
         now_ns, shown = int(self._clock() * 1e9), self._addresses[key].shown
-        self.last_failure = f"{shown_time(now_ns, now_ns)}, {shown}: {outcome.why}"
-        if outcome.kind == "refused" or self._delivery.failures(key) == 1:
+        self._last_failure = f"{shown_time(now_ns, now_ns)}, {shown}: {outcome.why}"
+        if outcome.kind == "refused" or self.delivery.failures(key) == 1:
             log.warning("no notification to %s: %s", shown, outcome.why)
 
     def _waited_s(self, request: Request) -> float:
@@ -111,7 +117,7 @@ class Outbox:
 
     def is_awaited(self) -> bool:
         """Whether the agent should stay for what waits."""
-        with self._delivery.lock:
+        with self.delivery.lock:
             return any(self._waited_s(each) < _STAY_S for each in self._waiting())
 
     def _waiting(self) -> list[Request]:
@@ -121,15 +127,15 @@ class Outbox:
         """How it goes, in a sentence."""
         addresses = ", ".join(each.shown for each in self._addresses.values())
         count = len(self._addresses)
-        parts = [f"to {count} address{'es' * (count > 1)} ({addresses}): {self.delivered} taken"]
-        with self._delivery.lock:
+        parts = [f"to {count} address{'es' * (count > 1)} ({addresses}): {self._delivered} taken"]
+        with self.delivery.lock:
             waiting, given_up = len(self._waiting()), self._queue.dropped.total()
         for number, word in (
             (waiting, "wait"),
-            (self.left_out, f"left out beyond {MOST_OF_A_KIND} a kind, run and hour"),
+            (self._left_out, f"left out beyond {MOST_OF_A_KIND} a kind, run and hour"),
             (given_up, "given up"),
         ):
             parts += [f"{number} {word}"] if number else []
         problem = f"; the disk does not take them ({why})" if (why := self._queue.problem) else ""
-        failed = f"; last failure: {self.last_failure}" if self.last_failure else ""
+        failed = f"; last failure: {self._last_failure}" if self._last_failure else ""
         return ", ".join(parts) + problem + failed

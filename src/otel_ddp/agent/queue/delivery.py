@@ -51,8 +51,6 @@ class _Lane:
     """Whether a piece of it was refused."""
     doubted_since: float | None = None
     """Since when answers may be about it, or about the way to the receiver."""
-    busy: bool = False
-    """Whether it is being sent at this moment."""
 
 
 class Delivery:
@@ -98,10 +96,9 @@ class Delivery:
             for request in requests:
                 self._queue.add(request)
             for lane in self._lanes.values():
-                # Behind a failure there is no hurry, and a crash would lose less.
+                # Behind those on disk there is no hurry, and a crash would lose less.
                 oldest = self._queue.oldest(lane.name)
-                waits = lane.backoff.failures or (oldest and oldest.number)
-                if waits or not lane.thread.is_alive():
+                if (oldest and oldest.number) or not lane.thread.is_alive():
                     self._queue.write(lane.name)
             self.lock.notify_all()
 
@@ -142,9 +139,9 @@ class Delivery:
             self._queue.write(lane)
 
     def _is_idle(self) -> bool:
+        """Whether nothing is being sent: what waits is refused, or nobody sends it."""
         return not any(
-            lane.thread.is_alive()
-            and (lane.busy or (self._queue.oldest(lane.name) and not lane.backoff.failures))
+            self._queue.oldest(lane.name) and not lane.backoff.failures and lane.thread.is_alive()
             for lane in self._lanes.values()
         )
 
@@ -174,13 +171,9 @@ class Delivery:
                 return wait_s
             if not self._take_oldest(lane):
                 return 0.0
-            piece, lane.busy = lane.pieces[0], True
-        try:
-            outcome = _attempt(self._send, name, piece.body)
-        finally:
-            # Where an error ends the thread it is started again: the request is still there.
-            with self.lock:
-                lane.busy = False
+            piece = lane.pieces[0]
+        # Where an error ends the thread it is started again: the request is still there.
+        outcome = _attempt(self._send, name, piece.body)
         with self.lock:
             self._finish(lane, piece, outcome)
             self.lock.notify_all()
