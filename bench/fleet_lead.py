@@ -96,6 +96,9 @@ class PlayedProcess:
     def memory(self) -> None:
         return None
 
+    def device_memory(self) -> None:
+        return None
+
     def evidence(self, now_ns: int) -> Evidence:
         return Evidence()
 

@@ -21,8 +21,8 @@ from tools.device_training.setting import Setting, Trouble
 from tools.device_training.training import Collective, Piece, WordStream, trained
 from tools.diagnosis_cases import labels_of
 
-from otel_ddp.agent.reading.steps import StepStream
-from otel_ddp.diagnosis.arrivals import Arrival, HostStep, Sample, compare
+from otel_ddp.agent.reading.steps import Step, StepStream
+from otel_ddp.diagnosis.arrivals import Arrival, Sample, compare
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
@@ -145,7 +145,7 @@ class _Rank:
         self._device_steps = DeviceSteps()
         # What the recorder remembers, and the last steps of the host and of the device.
         self._collectives: deque[Collective] = deque(maxlen=_RING)
-        self.host_steps: deque[HostStep] = deque(maxlen=300)
+        self.host_steps: deque[Step] = deque(maxlen=300)
         self.on_device: deque[StepFacts] = deque(maxlen=300)
         self._now_ns = 0
 
@@ -167,11 +167,7 @@ class _Rank:
         self._device_steps.feed_host([f for batch in batches_of(steps) for f in facts_of(batch)])
         self._now_ns = pieces[-1].marks[-1].host_ns
         self._collectives.extend(each for piece in pieces for each in piece.collectives)
-        self.host_steps.extend(
-            HostStep(step.number, step.began_ns, step.parts.codes, step.parts.spans_ns)
-            for step in steps
-            if step.number is not None
-        )
+        self.host_steps.extend(steps)
         if not device_words:
             return []
         steps = self._streams[1].feed(self._words[1].record(device_words))

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from make import labels_of
+from make import labels_of, step_of
+from otel_ddp.agent.reading.steps import Step
 from otel_ddp.diagnosis.arrivals import (
     NOT_TIMED,
     NOTHING_NEW,
     Arrival,
     Comparison,
-    HostStep,
     Sample,
     compare,
 )
@@ -41,7 +41,7 @@ class Training:
         self.chance = random.Random(1)
         self.number = 0
         self.arrivals: list[list[Arrival]] = [[] for _ in self.ranks]
-        self.steps: list[list[HostStep]] = [[] for _ in self.ranks]
+        self.steps: list[list[Step]] = [[] for _ in self.ranks]
         self.on_device: list[list[StepFacts]] = [[] for _ in self.ranks]
 
     def step(
@@ -71,11 +71,10 @@ class Training:
                         Arrival("0", number, "nccl:all_gather", launched_ns, took_ns)
                     )
                     phases_ms[rank][phase] += work_ms[rank] + (0 if self.hidden else wait_ms)
-        codes = bytes(PHASES[phase] for phase in HOST)
-        spans_ns = [ms * MS for ms in HOST.values()]
+        pieces = [(PHASES[phase], ms * MS) for phase, ms in HOST.items()]
         took_ns = round(max(sum(each.values()) for each in phases_ms) * MS)
         for rank in self.ranks:
-            self.steps[rank].append(HostStep(self.number, began_ns, codes, spans_ns))
+            self.steps[rank].append(step_of(self.number, began_ns, pieces))
             found_ns = tuple(round(ms * MS) for ms in phases_ms[rank].values())
             self.on_device[rank].append(
                 StepFacts(self.number, 0, took_ns, took_ns - sum(found_ns), found_ns, {}, False, 0)

@@ -16,7 +16,9 @@ MANY = limits.MANY_RANKS
 ON_HOST = step_facts(7, 10**18, {"data": 1, "forward": 5, "comm_wait": 2}, work=512)
 
 
-@pytest.mark.parametrize("work", [512, 1 << 70], ids=["usual", "beyond 64 bits"])
+@pytest.mark.parametrize(
+    "work", [512, 1 << 40, 1 << 70], ids=["usual", "beyond 32 bits", "beyond 64 bits"]
+)
 def test_the_step_of_very_many_ranks_takes_little_memory_and_loses_nothing(work: int) -> None:
     facts = [ON_HOST._replace(wait_ns=rank) for rank in range(MANY - 1)]
     facts.append(ON_HOST._replace(work=work))

@@ -14,7 +14,7 @@ from operator import mul
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.medians import median
-from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts, TimedStep
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, TIME_COLLECTIVES, WORK_PHASES
 
@@ -55,7 +55,7 @@ class Arrival(NamedTuple):
     number: int
     op: str
     at_ns: int
-    """On a clock that all ranks of the node share, like all times here."""
+    """On the clock of its steps."""
     took_ns: int | None = None
     """Waits included; None where torch does not time that, or the collective is under way."""
 
@@ -69,19 +69,6 @@ class Sample(NamedTuple):
     """By process group: how many ranks it has, on all nodes."""
 
 
-class HostStep(NamedTuple):
-    """One step of one rank as in its journal."""
-
-    number: int
-    began_ns: int
-    codes: bytes
-    spans_ns: Sequence[int]
-
-    @property
-    def ended_ns(self) -> int:
-        return self.began_ns + sum(self.spans_ns)
-
-
 class Comparison(NamedTuple):
     """What the samples of all ranks say."""
 
@@ -93,7 +80,7 @@ class Comparison(NamedTuple):
 
 def compare(
     samples: Mapping[Labels, Sample],
-    steps: Mapping[Labels, Sequence[HostStep]],
+    steps: Mapping[Labels, Sequence[TimedStep]],
     on_device: Mapping[Labels, Sequence[StepFacts]],
     after: int = -1,
 ) -> Comparison:
@@ -188,27 +175,32 @@ def _waited_ns(ranks: Sequence[Sequence[Arrival]]) -> list[dict[_Key, int]]:
 
 
 def _by_step(
-    arrivals: Sequence[Arrival], steps: Sequence[HostStep], waits_ns: Mapping[_Key, int]
+    arrivals: Sequence[Arrival], steps: Sequence[TimedStep], waits_ns: Mapping[_Key, int]
 ) -> _PhaseWaits:
     """What the waits of each step add up to, of steps whose collectives are all known."""
+    # Of a step with a rest not all parts are known.
+    steps = [each for each in steps if not each.rest]
     began_ns = [each.began_ns for each in steps]
     found: _PhaseWaits = {
         # Collectives may be missing of the steps with which the recorder begins and ends, and steps
         # go on after it was read.
         each.number: [0] * len(WORK_PHASES)
         for each in steps
-        if arrivals[0].at_ns < each.began_ns and each.ended_ns < arrivals[-1].at_ns
+        if each.number is not None
+        and (arrivals[0].at_ns < each.began_ns and each.ended_ns < arrivals[-1].at_ns)
     }
     for each in arrivals:
         at = bisect_right(began_ns, each.at_ns) - 1
         if at < 0 or each.at_ns >= steps[at].ended_ns:
             continue
-        step = steps[at]
+        step, number = steps[at], steps[at].number
         wait_ns = waits_ns.get((each.group, each.number))
+        if number not in found:
+            continue
         if wait_ns is None:
-            found.pop(step.number, None)
-        elif step.number in found:
-            found[step.number][_phase_at(step, each.at_ns)] += wait_ns
+            del found[number]
+        else:
+            found[number][_phase_at(step, each.at_ns)] += wait_ns
     return found
 
 
@@ -222,10 +214,10 @@ def _leave_out_known(waits: Sequence[list[int]], step: Sequence[StepFacts]) -> N
         waits_ns[_BACKWARD] = max(0, waits_ns[_BACKWARD] - (facts.wait_ns - least_ns))
 
 
-def _phase_at(step: HostStep, at_ns: int) -> int:
+def _phase_at(step: TimedStep, at_ns: int) -> int:
     """In which of WORK_PHASES the host was at this time."""
     until_ns = step.began_ns
-    for code, span_ns in zip(step.codes, step.spans_ns, strict=True):
+    for code, span_ns in zip(step.parts.codes, step.parts.spans_ns, strict=True):
         until_ns += span_ns
         if at_ns < until_ns:
             return _INDEX.get(code & PHASE_CODE, _INDEX[PHASES["other"]])

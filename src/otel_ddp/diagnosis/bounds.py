@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from otel_ddp.diagnosis.detector import Detector, Observation, RankState
+from otel_ddp.diagnosis.detector import Detector, RankState
 from otel_ddp.diagnosis.medians import lower_median, median
 from otel_ddp.diagnosis.say import COLLECT_TOGETHER, percent, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
@@ -96,12 +96,6 @@ class Bounds(Detector):
         self._candidate = ""
         self._checks = 0
         self._changes: list[Change] = []
-
-    def feed(self, rank: RankState, seen: Observation) -> None:
-        return
-
-    def forget(self, labels: Labels) -> None:
-        return
 
     def start_again(self, ranks: Sequence[RankState]) -> None:
         """From now on the steps of these ranks are fed, in this order."""

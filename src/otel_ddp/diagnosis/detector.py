@@ -104,7 +104,7 @@ class Detector(Protocol):
 
     def feed(self, rank: RankState, seen: Observation) -> None:
         """What is new of a rank."""
-        ...
+        return
 
     def forget(self, labels: Labels) -> None:
         """The rank is gone, or has other labels now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from otel_ddp.vocabulary.words import RUN_LABELS, Kind
+from otel_ddp.vocabulary.words import NODE_LABELS, RUN_LABELS, Kind
 from otel_ddp.vocabulary.words import Labels as Labels
 
 
@@ -43,3 +43,8 @@ class Change(NamedTuple):
 def run_labels(labels: Labels) -> Labels:
     """The labels of the run that a process belongs to, whatever its role."""
     return tuple(label for label in labels if label[0] in RUN_LABELS)
+
+
+def node_of(labels: Labels) -> Labels:
+    """The labels of the node that a rank is on."""
+    return tuple(label for label in labels if label[0] in NODE_LABELS)

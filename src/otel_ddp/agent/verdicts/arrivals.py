@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.verdicts.source import Source
-from otel_ddp.diagnosis.arrivals import Arrival, HostStep, Sample, compare
+from otel_ddp.diagnosis.arrivals import Arrival, Sample, compare
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.say import rank_numbers
 from otel_ddp.diagnosis.step_facts import StepFacts, TimedStep
@@ -52,15 +52,6 @@ class _Rank:
         # The same by the clock of its device.
         self.on_device: deque[StepFacts] = deque(maxlen=_STEPS_KEPT)
         self.answer: _Answer | None = None
-
-    def host_steps(self) -> list[HostStep]:
-        """The last steps whose parts are all known."""
-        shift_ns = self.state.clock_shift_ns
-        return [
-            HostStep(number, step.began_ns + shift_ns, step.parts.codes, step.parts.spans_ns)
-            for step in self.steps
-            if (number := step.number) is not None and not step.rest
-        ]
 
 
 class Arrivals(Detector):
@@ -165,7 +156,7 @@ class Arrivals(Detector):
         for labels, rank in self._ranks.items():
             source = self._source(labels) if rank.answer is None else None
             if source is not None and (said := source.arrivals(now_ns)) is not None:
-                rank.answer = parse_answer(said)
+                rank.answer = parse_answer(said, rank.state.clock_shift_ns)
         answers = {labels: rank.answer for labels, rank in self._ranks.items() if rank.answer}
         pause_s = max((each.in_s for each in answers.values()), default=_NO_ANSWER_PAUSE_S)
         samples = {labels: each.sample for labels, each in answers.items() if each.sample}
@@ -177,7 +168,7 @@ class Arrivals(Detector):
         self._next_ns = now_ns + max(_SHORTEST_PAUSE_NS, int(_MARGIN * pause_s * 1e9))
 
     def _compare(self, samples: Mapping[Labels, Sample], now_ns: int) -> None:
-        steps = {labels: rank.host_steps() for labels, rank in self._ranks.items()}
+        steps = {labels: rank.steps for labels, rank in self._ranks.items()}
         on_device = {labels: rank.on_device for labels, rank in self._ranks.items()}
         facts, self._why = compare(samples, steps, on_device, self._last_step)
         if not facts:
@@ -239,8 +230,8 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
-def parse_answer(content: Mapping[str, Any]) -> _Answer:
-    """The answer, as far as it makes sense."""
+def parse_answer(content: Mapping[str, Any], clock_shift_ns: int = 0) -> _Answer:
+    """The answer, as far as it makes sense; with times on the clock of the rank's steps."""
     part = content.get("arrivals")
     if not isinstance(part, dict):
         return _Answer(_NO_ANSWER_PAUSE_S)
@@ -254,7 +245,7 @@ def parse_answer(content: Mapping[str, Any]) -> _Answer:
         packed = base64.b64decode(part["packed"])
         unpacked = zlib.decompressobj().decompress(packed, _LARGEST_TRACE)
         trace = _PlainUnpickler(io.BytesIO(unpacked)).load()
-        shift_ns = content["monotonic_ns"] - content["time_ns"]
+        shift_ns = content["monotonic_ns"] - content["time_ns"] - clock_shift_ns
         arrivals = [
             Arrival(
                 str(each["process_group"][0]),

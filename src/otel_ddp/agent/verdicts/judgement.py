@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp.agent.verdicts.reports import RunReports
 from otel_ddp.diagnosis.straggler.finding import Report, is_about, side_of
-from otel_ddp.diagnosis.straggler.units import node_of
-from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.diagnosis.verdict import Labels, node_of
 from otel_ddp.vocabulary.words import Kind
 
 

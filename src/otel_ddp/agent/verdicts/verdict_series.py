@@ -13,7 +13,7 @@ from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler.finding import Report
-from otel_ddp.diagnosis.straggler.units import node_of
+from otel_ddp.diagnosis.verdict import node_of
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import RANK_LABELS, STALL_REASONS, Kind, is_taken_back
 

@@ -15,12 +15,13 @@ from otel_ddp.diagnosis.straggler.excess_history import (
     ExcessHistory,
     LostTime,
     latest_s,
+    nodes_of,
     part,
+    ranks_of,
     share_s,
 )
 from otel_ddp.diagnosis.straggler.finding import Finding
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
-from otel_ddp.diagnosis.straggler.units import nodes_of, ranks_of
 from otel_ddp.diagnosis.straggler.window import Compared, Window
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import WORK_PHASES, Kind

@@ -5,16 +5,38 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from math import ceil
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from otel_ddp.diagnosis.medians import excesses, median
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.units import Unit
 from otel_ddp.diagnosis.straggler.window import Compared, Window
-from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.diagnosis.verdict import Labels, node_of
 
 _MOST_STEPS = limits.LENGTHS[-1]
 _Key = TypeVar("_Key", bound=Hashable)
+
+
+class Unit(NamedTuple):
+    """A rank, or a node with all of its ranks."""
+
+    labels: Labels
+    members: tuple[int, ...]
+    """The places of its ranks in a row."""
+
+
+def ranks_of(ranks: Sequence[Labels]) -> list[Unit]:
+    """Each rank by itself."""
+    return [Unit(labels, (i,)) for i, labels in enumerate(ranks)]
+
+
+def nodes_of(ranks: Sequence[Labels]) -> list[Unit]:
+    """The nodes, with their ranks; empty where there is one, or none has several ranks."""
+    nodes: dict[Labels, list[int]] = {}
+    for i, labels in enumerate(ranks):
+        nodes.setdefault(node_of(labels), []).append(i)
+    if not 1 < len(nodes) < len(ranks):
+        return []
+    return [Unit(labels, tuple(members)) for labels, members in nodes.items()]
 
 
 class ExcessHistory:

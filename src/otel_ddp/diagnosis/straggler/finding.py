@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.say import duration, percent, rank_number, rounded, unit_name
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.units import node_of
-from otel_ddp.diagnosis.verdict import Labels, Verdict
+from otel_ddp.diagnosis.verdict import Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, PHASE, WORK_PHASES, Kind, shown_phase
 
 _ADVICE = {

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.units import Unit
+from otel_ddp.diagnosis.straggler.excess_history import Unit
 from otel_ddp.diagnosis.straggler.window import Compared
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES, Kind
 
