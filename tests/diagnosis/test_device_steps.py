@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
 import make
 from make import labels_of
 from otel_ddp.agent.reading.steps import Step
-from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Verdict
@@ -47,8 +45,7 @@ class Ranks:
     """Four ranks, each with a device, for each of which another rank waits in `comm_wait`."""
 
     def __init__(self, ranks: int = 4) -> None:
-        self.bounds = Bounds()
-        self.detector = Stragglers(bounds=self.bounds)
+        self.detector = Stragglers()
         self.told = Told(self.detector, device_clock=True)
         self.joined = [DeviceSteps() for _ in range(ranks)]
         self.number = 0
@@ -84,7 +81,6 @@ class Ranks:
                 joined.feed_host(facts(step_of(self.number, host_ms)))
                 found = joined.feed([step_of(self.number, phases_ms, paced_ms)])
                 self.told.feed(rank, found)
-            self.bounds.poll(0)
 
     def verdict(self) -> Verdict:
         (change,) = self.detector.poll(0)
@@ -124,29 +120,6 @@ def test_a_step_that_the_device_never_finished_is_not_waited_for() -> None:
 
     assert joined.feed([step_of(10, ON_DEVICE, {})]) == []
     assert len(joined.feed([step_of(4999, ON_DEVICE, {})])) == 1
-
-
-@pytest.mark.parametrize(
-    ("more_ms", "paced", "phase", "side"),
-    [
-        ({"forward": 10.0, "backward": 20.0}, (), "compute", "device"),
-        ({"backward": 30.0}, (), "backward", "device"),
-        ({"data": 30.0}, ("data",), "data", "host"),
-        ({"forward": 30.0}, ("data", "forward"), "forward", "host"),
-        ({"forward": 10.0, "backward": 20.0}, ("forward", "backward"), "compute", "host"),
-        # Most of the step is not late, and the device is busy there.
-        ({"data": 15.0, "optimizer": 15.0}, ("data", "optimizer"), "mixed", "host"),
-    ],
-)
-def test_a_late_rank_is_named_with_its_phase_and_side(
-    more_ms: dict[str, float], paced: tuple[str, ...], phase: str, side: str
-) -> None:
-    ranks = Ranks()
-    ranks.steps(130, {2: more_ms}, {2: paced})
-
-    verdict = ranks.verdict()
-    assert (verdict.labels, verdict.phase) == (labels_of(2), phase)
-    assert (verdict.evidence["clock"], verdict.evidence["side"]) == ("device", side)
 
 
 def test_a_device_is_slow_where_those_of_the_others_wait_for_launches() -> None:
@@ -210,21 +183,3 @@ def test_ranks_of_which_no_step_was_timed_are_named() -> None:
     assert detector.report().insufficient == (
         "insufficient data: no step yet that the device's clock has timed of rank 0, 1"
     )
-
-
-@pytest.mark.parametrize(
-    ("given", "bound"),
-    [
-        ({"paced": dict.fromkeys(range(2), ("forward", "backward"))}, "launch"),
-        ({"paced": dict.fromkeys(range(2), ("data",))}, "compute"),
-        # A slow loader that keeps no device waiting bounds nothing.
-        ({"all_hosts_ms": {"data": 60.0}}, "compute"),
-    ],
-)
-def test_what_the_devices_wait_for_bounds_the_run(given: dict[str, Any], bound: str) -> None:
-    ranks = Ranks(2)
-    ranks.steps(500, **given)
-
-    (verdict,) = ranks.bounds.present()
-    assert verdict.phase == bound
-    assert verdict.sentence.startswith(f"{bound}-bound: ")

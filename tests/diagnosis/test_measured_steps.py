@@ -69,15 +69,6 @@ def test_a_late_rank_is_named_with_its_phase_and_what_it_costs_in_all_steps(
     assert verdict.evidence["step_without_s"] == pytest.approx(STEP_S, abs=0.003)
 
 
-def test_a_late_node_is_named_from_one_of_several_steps() -> None:
-    job = Measuring(4, 4, 4, 4, nodes=2)
-    job.steps(400)
-    changes = job.steps(600, {2: {"data": 0.02}, 3: {"data": 0.02}})
-
-    assert opened(changes) == [("straggler", "", "data")]
-    assert job.verdict().evidence["one_of"] == 4
-
-
 def test_where_measured_steps_lie_far_apart_a_clear_case_is_named_after_12_seconds() -> None:
     job = Measuring(16, 16)
     job.steps(90 * 16)
