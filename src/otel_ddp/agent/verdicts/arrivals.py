@@ -68,6 +68,8 @@ class Arrivals(Detector):
         self._stragglers = Stragglers(self._with_source, every_step=False)
         self._states: dict[Labels, RankState] = {}
         self._ranks: dict[Labels, _Rank] = {}
+        # Whether steps are kept to be compared. Most runs never need them.
+        self._keeps = True
         self._why = _NOT_YET
         self._asked_ns: int | None = None
         self._next_ns = 0
@@ -99,14 +101,14 @@ class Arrivals(Detector):
         if known is None:
             return
         known.state = rank
-        if len(self._ranks) > MOST_RANKS:
+        if not self._keeps:
             known.steps.clear()
             known.on_device.clear()
-        else:
-            for batch in seen.batches:
-                known.steps.extend(batch.steps)
-            if rank.device_clock:
-                known.on_device.extend(each for each in seen.facts if each.measured)
+            return
+        for batch in seen.batches:
+            known.steps.extend(batch.steps)
+        if rank.device_clock:
+            known.on_device.extend(each for each in seen.facts if each.measured)
 
     def forget(self, labels: Labels) -> None:
         self._states.pop(labels, None)
@@ -127,6 +129,8 @@ class Arrivals(Detector):
 
     def poll(self, now_ns: int, quiet: bool = True) -> list[Change]:
         """*quiet*: no rank is asked anything else now."""
+        are_known = all(each.waits_known for each in self._states.values())
+        self._keeps = len(self._ranks) <= MOST_RANKS and not are_known
         if not self.wanted:
             self._start_again()
         elif self._asked_ns is not None:
