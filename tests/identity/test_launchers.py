@@ -201,25 +201,6 @@ def torchruns(
     ]
 
 
-def test_two_torchruns_without_an_id_agree_through_the_store(scripts: Path) -> None:
-    first, second = directories(scripts, "first", "second")
-    port = free_port()
-
-    # The same address and port twice: only the store can tell the launches apart.
-    for nodes, directory in (((0, 1), first), ((2, 3), second)):
-        launch(scripts, *torchruns(directory, port, nodes))
-
-    before = [said(each, "before") for each in (first, second)]
-    after = [said(each) for each in (first, second)]
-    assert len(set.union(*runs(*before))) == 1
-    assert not any(each["run_settled"] for told in before for each in told)
-    one, other = runs(*after)
-    assert (len(one), len(other)) == (1, 1)
-    assert one != other
-    assert all(each["run_settled"] for told in after for each in told)
-    assert [places(told) for told in after] == [[(0, 0, 2, 0, 2), (1, 0, 2, 1, 2)]] * 2
-
-
 def test_a_restart_of_torchrun_keeps_the_name_and_has_another_lead(scripts: Path) -> None:
     (directory,) = directories(scripts, "restarted")
 
