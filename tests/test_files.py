@@ -154,7 +154,7 @@ def test_what_is_damaged_or_nested_too_deeply_is_a_value_error(text: str) -> Non
         files.parse_json(text)
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_what_lies_there_in_place_of_a_file_is_not_read(tmp_path: Path) -> None:
     real, link, fifo = (tmp_path / name for name in ("real", "link", "fifo"))
     real.write_text('{"a": 1}')
