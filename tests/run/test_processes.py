@@ -530,9 +530,9 @@ def test_a_training_process_holds_no_thread_no_socket_and_no_child(
 
 # -- the agent that a process starts
 
-# Instead of the interpreter: writes down how it was called.
+# Instead of the interpreter: writes down how it was called, and where the spool is to be.
 INTERPRETER = """#!/bin/sh
-echo "$@" >{said}.part && mv {said}.part {said}
+echo "$@" $OTEL_DDP_SPOOL_DIR >{said}.part && mv {said}.part {said}
 """
 START = """
 import sys
@@ -549,7 +549,7 @@ assert agent_start.ensure_agent(Place(Path({directory!r})))
     ("given", "expected"),
     [(["-I"], ["-I", "-E"]), (["-s", "-S"], ["-S"])],
 )
-def test_an_agent_is_as_isolated_as_the_process_that_starts_it(
+def test_an_agent_is_as_isolated_as_the_process_that_starts_it_and_finds_its_files(
     given: list[str], expected: list[str], place: Here, tmp_path: Path
 ) -> None:
     said, interpreter = tmp_path / "said", tmp_path / "python"
@@ -558,10 +558,15 @@ def test_an_agent_is_as_isolated_as_the_process_that_starts_it(
     root = str(Path(agent_start.__file__).parents[2])
     code = START.format(root=root, interpreter=str(interpreter), directory=str(place.directory))
 
-    subprocess.run([sys.executable, *given, "-c", code], check=True, timeout=PATIENCE_S)
+    # It works in another directory.
+    env = {**os.environ, "OTEL_DDP_SPOOL_DIR": "spool"}
+    command = [sys.executable, *given, "-c", code]
+    subprocess.run(command, check=True, timeout=PATIENCE_S, cwd=tmp_path, env=env)
 
     until(said.exists, "the interpreter")
-    assert [*expected, "-c", "import", "sys;"] == said.read_text().split()[: len(expected) + 3]
+    words = said.read_text().split()
+    assert [*expected, "-c", "import", "sys;"] == words[: len(expected) + 3]
+    assert words[-1] == f"{tmp_path}/spool"
 
 
 @pytest.mark.parametrize(
