@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,10 @@ print("there", flush=True)
 sys.stdin.read()
 """
 PLAIN = "import otel_ddp, sys; otel_ddp.init(); print('there', flush=True); sys.stdin.read()"
+
+
+def gpus_of(node: Node, rank: str) -> list[dict[str, Any]]:
+    return [each for each in node.agent()["gpus"] if each["labels"].get("rank") == rank]
 
 
 @pytest.fixture
@@ -110,7 +115,7 @@ def test_where_rank_0_alone_is_exported_all_gpus_of_the_node_are_told_of(
     until(lambda: told(node, 5) == theirs, "the GPU on which its process was seen")
     (held,) = until(lambda: node.series("otel_ddp_gpu_process_memory_usage_bytes"), "its memory")
     assert (held[0]["gpu"], held[0]["rank"], held[1]) == ("5", "2", 3 * GIB)
-    (gpu,) = [each for each in node.agent()["gpus"] if each["labels"].get("rank") == "2"]
+    (gpu,) = until(lambda: gpus_of(node, "2"), "the GPU in what the agent says of itself")
     assert (gpu["index"], gpu["name"]) == ("5", "NVIDIA H100 80GB HBM3")
     assert gpu["busy_ratio"] == 0.87
 
@@ -127,7 +132,9 @@ def test_a_driver_that_hangs_holds_nothing_up(node: Node, boards: Boards) -> Non
     until(lambda: not node.series("hw_power_watts"), "old numbers to go")
     assert (node.value("otel_ddp_source_age_seconds", source="gpu") or 0) > 1
     assert node.value("training_state", rank="0") is not None
-    assert node.agent()["gpu_remarks"] == ["the GPU driver does not answer"]
+    # It writes its file a moment after its series.
+    remarks = ["the GPU driver does not answer"]
+    until(lambda: node.agent()["gpu_remarks"] == remarks, "the remark")
 
     boards.write([h100(index) for index in range(8)])
     until(lambda: told(node, 2).get("rank") == "0", "the GPU to be back")

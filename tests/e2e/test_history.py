@@ -74,8 +74,12 @@ run.finish()
         assert (line.body.string_value, line.severity_text) == ("no checkpoint today", "ERROR")
         told = attributes_of(line.attributes)
         assert told.items() >= {**labels, "exception.type": "OSError"}.items()
-        (request,) = (each for each in receiver.requests if each.signal == "logs")
-        scopes = request.message.resource_logs[0].scope_logs
+        scopes = [
+            each
+            for request in receiver.requests
+            if request.signal == "logs"
+            for each in request.message.resource_logs[0].scope_logs
+        ]
         assert {each.scope.name for each in scopes} == {"otel_ddp", "__main__"}
 
 

@@ -77,7 +77,10 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Kept:
         first, second = map(finished, ranks)
         assert f"`otel-ddp replay {node.spool}` sends it later" in first
         assert second == ""
-        until(lambda: len(node.series("training_state")) == 2, "both ranks")
+        until(
+            lambda: [state for _, state in node.series("training_state")] == [2.0] * 2, "the ends"
+        )
+        until(lambda: "wait on disk" in node.agent()["export"], "what waits on disk")
         scrape = node.value("training_step", rank="1")
         status = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
         node.stop_agent()
@@ -151,6 +154,7 @@ def test_more_than_the_spool_holds_is_counted_and_said() -> None:
     with Node(OTEL_DDP_AGENT="offline", OTEL_DDP_SPOOL_BYTES="1M") as node, Receiver() as receiver:
         node.export_to(endpoint := receiver.start_http())
         node.run(FLOOD)
+        until(lambda: not node.place.journals(), "all to be kept")
 
         dropped = until(
             lambda: node.value("otel_ddp_points_dropped_total", why="spool_full"), "the bound"
