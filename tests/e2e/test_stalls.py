@@ -18,6 +18,9 @@ from node import Node, until, without_figures
 from otel_ddp.history.directory import find_run
 from otlp_receiver import Receiver, attributes_of
 
+# A rank that is given no core for two seconds hangs as well.
+pytestmark = pytest.mark.timed
+
 LIMIT_S, STEPS, ODD = 2, 10, 1
 
 TRAIN = """
