@@ -12,7 +12,6 @@ import pytest
 import warm
 from node import Node, until
 from otel_ddp.cli import main
-from otel_ddp.cli.demo.played import told_once
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import survey
 
@@ -39,17 +38,6 @@ FOREIGN = {
     "OTEL_DDP_RUN": "mine",
     "OTEL_DDP_RANK": "7",
 }
-
-
-def test_a_verdict_that_two_agents_tell_is_shown_once_and_over_where_one_knows_of_its_end() -> None:
-    who = {"run": "demo", "node": "node-1"}
-    late = {"kind": "straggler", "who": who, "since_ns": 5_000_000_000, "sentence": "keeps"}
-    over = {**late, "since_ns": 5_000_400_000, "sentence": "kept"}
-    again = {**late, "since_ns": 60_000_000_000, "sentence": "keeps again"}
-
-    told = told_once([{"past": [over]}, {"verdicts": [late, again]}])
-
-    assert [each["sentence"] for each in told] == ["kept", "keeps again"]
 
 
 def recorded(directory: Path) -> list[tuple[str, str, int | None]]:

@@ -30,8 +30,6 @@ _AGENT_STARTS_S = 120.0
 _VERDICT_S = 3.5
 # It writes its history and exports once more, on a machine that may be busy.
 _AGENT_ENDS_S = 30.0
-# Of several agents each tells a verdict by its own clock; whether it is one.
-_OF_VERDICT, _SAME_NS = ("kind", "who"), 1_000_000_000
 # The user's variables that belong to another training: its identity and its agent.
 _NOT_PASSED_ON = (
     *("OTEL_DDP_AGENT", "OTEL_DDP_STRATEGY", "OTEL_DDP_LINGER_S"),
@@ -153,34 +151,15 @@ class Played:
         return {}
 
     def verdicts(self) -> list[str]:
-        """The agents' verdicts; that on a death comes a moment after it."""
+        """Those of the agent on rank 0's node, which leads; on a death it comes a moment later."""
         if self.injected.what == "kill":
             # The kernel reports the signal once the launcher has waited for the dead process.
             time.sleep(_VERDICT_S)
-        agents = [files.read_mapping(each.agent_file) for each in self.places]
-        now_ns = time.time_ns()
-        return [dated(each, now_ns) for each in told_once(agents)]
-
-
-def told_once(agents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The verdicts of all agents, each once. One that is led hears of an end a moment later."""
-    found: list[Mapping[str, Any]] = []
-    for key in ("past", "verdicts"):
-        for each in (
-            verdict for agent in agents for verdict in plain.list_of(dict, agent.get(key))
-        ):
-            if not any(_are_one(each, other) for other in found):
-                found.append(each)
-    return sorted(found, key=_since_ns)
-
-
-def _are_one(verdict: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    apart_ns = abs(_since_ns(verdict) - _since_ns(other))
-    return apart_ns < _SAME_NS and all(verdict.get(key) == other.get(key) for key in _OF_VERDICT)
-
-
-def _since_ns(verdict: Mapping[str, Any]) -> int:
-    return plain.whole(verdict.get("since_ns")) or 0
+        agent, now_ns = files.read_mapping(self.place.agent_file), time.time_ns()
+        found = [
+            each for key in ("past", "verdicts") for each in plain.list_of(dict, agent.get(key))
+        ]
+        return [dated(each, now_ns) for each in found]
 
 
 def _free_port() -> int:
