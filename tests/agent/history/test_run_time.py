@@ -419,31 +419,6 @@ def test_waiting_for_a_late_rank_is_lost_to_that_rank() -> None:
     assert played.time.to_json()["time"]["late"] == {"rank 3 (node-1)": pytest.approx(1)}
 
 
-@pytest.mark.parametrize("stall", [{"stall_s": 0.4}, {"stall_s": 2.0, "stall_steps": 5}])
-def test_a_rank_that_stalls_now_and_then_takes_its_stalls_and_no_other_wait(
-    stall: dict[str, float],
-) -> None:
-    verdict = {
-        "kind": "recurring",
-        "since_ns": BEGAN,
-        "until_ns": None,
-        "who": {"rank": "7", "node": "node-1"},
-        "evidence": {"step_s": 1.0, "recurs_every": 20.0, **stall},
-    }
-    played = Played()
-    played.begins(0)
-    played.steps(1, 1, 1)
-    played.notes(2, verdict)
-    # All wait 40 % of each step for what they exchange.
-    exchange = {"forward": 600, "comm_wait": 400}
-    played.steps(2, 20, 2, **exchange)
-    stalled = {"forward": 600, "comm_wait": 800}
-    played.time.feed("0", "host", [step(21, 21.4, 1.4, **stalled)])
-
-    assert played.seconds["late_rank"] == pytest.approx(0.4)
-    assert played.seconds["productive"] == pytest.approx(20)
-
-
 def test_what_the_ranks_exchange_is_no_wait_for_a_late_rank() -> None:
     late = {
         "kind": "straggler",

@@ -16,7 +16,7 @@ from otel_ddp.history.reader import worst_state
 from otel_ddp.vocabulary.words import PHASE_CODE, TIME_CAUSES, is_taken_back, phase_word
 
 _S = 1_000_000_000
-_LATE = frozenset({"straggler", "imbalance", "recurring"})
+_LATE = frozenset({"straggler", "imbalance"})
 # What a step's phases count for; all others move the run on, as far as the step does.
 _OF_PHASE = {
     "data": "data",
@@ -76,10 +76,6 @@ class _Late(NamedTuple):
     """They do not wait for themselves."""
     share: float
     """How much of a step is lost to them. The rest of a wait is what the ranks exchange."""
-    stall_ns: float = 0.0
-    """Of one that stalls now and then: for how long in a step; other steps lose nothing."""
-    step_ns: float = 0.0
-    """What a step takes without the stall."""
 
     @classmethod
     def of(cls, verdict: Mapping[str, Any]) -> _Late:
@@ -89,16 +85,7 @@ class _Late(NamedTuple):
         step_s, without_s = (evidence.get(each) for each in ("step_s", "step_without_s"))
         share = 1.0 if not step_s or without_s is None else 1 - without_s / step_s
         ranks = frozenset([rank, *evidence.get("ranks", ())])
-        stall_ns, step_ns = (evidence.get(each, 0.0) * _S for each in ("stall_s", "step_s"))
-        stall_ns /= evidence.get("stall_steps") or 1
-        return cls(name, ranks, max(share, 0.0), stall_ns, step_ns)
-
-    def lost_ns(self, took_ns: int) -> float:
-        """What a step that took so long has lost to them, at most."""
-        if not self.stall_ns:
-            return self.share * took_ns
-        longer_ns = took_ns - self.step_ns
-        return longer_ns if longer_ns > self.stall_ns / 2 else 0.0
+        return cls(name, ranks, max(share, 0.0))
 
 
 class _Rank:
@@ -278,7 +265,7 @@ class RunTime:
         spent, left_ns = self._spent_ns, step.ended_ns - rank.until_ns
         share = left_ns / step.took_ns
         late = self._late if self._late and rank.rank not in self._late.ranks else None
-        late_ns = round(late.lost_ns(step.took_ns) * share) if late else 0
+        late_ns = round(late.share * left_ns) if late else 0
         codes = step.parts.codes + bytes([code for code, _ in step.rest])
         spans_ns = (*step.parts.spans_ns, *[ns for _, ns in step.rest])
         for at, cause in _causes(codes):
