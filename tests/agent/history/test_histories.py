@@ -112,7 +112,7 @@ def test_what_is_damaged_in_a_record_leaves_the_others(tmp_path: Path) -> None:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Histories]:
-    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "_WRITE_SELDOM_S", 0.0)
     found = Histories(str(tmp_path / "h"), 100 * MIB, "n")
     yield found
     found.stop()
@@ -136,7 +136,7 @@ def test_its_thread_writes_all_before_it_ends(made: Histories) -> None:
     assert made.describe()["problem"] == ""
 
 
-def test_costly_writing_waits_unless_a_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costly_writing_waits_and_so_does_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = {"monotonic": 100.0, "thread_time": 0.0}
     for name in clock:
         monkeypatch.setattr(time, name, lambda name=name: clock[name])
@@ -153,17 +153,15 @@ def test_costly_writing_waits_unless_a_run_has_ended(monkeypatch: pytest.MonkeyP
     write(0.06)
     clock["monotonic"] += 1.0
     assert not pace.is_due()
-    pace.note_ended({RUN})
+    clock["monotonic"] += 2.0
     assert pace.is_due()
     write(60.0)
-    # It has been written by now that this run has ended.
-    pace.note_ended({RUN})
+    clock["monotonic"] += 4.9
     assert not pace.is_due()
     clock["monotonic"] += 5.0
     assert pace.is_due()
     pace.begin()
     pace.end(failed=True)
-    pace.note_ended({RUN, ("g", "another")})
     assert not pace.is_due()
 
 

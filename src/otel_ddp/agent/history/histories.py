@@ -34,11 +34,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("otel_ddp.agent")
 
 _WRITE_EVERY_S = 1.0
-# Writing takes this share of a core, unless it would then wait for longer. Each curve has a page of
-# the file of its own: what thousands of curves cost depends on how often they are written to.
+# Writing takes this share of a core, unless it would then wait for longer, as after a failure. Each
+# curve has a page of the file of its own: what thousands of curves cost depends on how often they
+# are written to.
 _WRITING_SHARE, _WRITE_SELDOM_S = 0.02, 5.0
-# After a failure.
-_PAUSE_S = 5.0
 _CLEAN_EVERY_S = 60.0
 _CLOSE_AFTER_S = 30.0
 _STOP_S = 5.0
@@ -86,30 +85,20 @@ class _Pace:
     """When to write: each second, unless that takes too much of a core, or the last time failed."""
 
     def __init__(self) -> None:
-        self._paused_until = self._spared_until = self._began_s = 0.0
-        # Runs without a process here; and whether one of them is new.
-        self._ended: set[RunKey] = set()
-        self._hurries = False
-
-    def note_ended(self, ended: set[RunKey]) -> None:
-        """These have ended. Who looks at a run that has just ended wants to see its end."""
-        self._hurries |= not ended <= self._ended
-        self._ended = ended
+        self._due_at = self._began_s = 0.0
 
     def is_due(self) -> bool:
-        now = time.monotonic()
-        return now >= self._paused_until and (now >= self._spared_until or self._hurries)
+        return time.monotonic() >= self._due_at
 
     def begin(self) -> None:
         """The thread writes from now on."""
         self._began_s = time.thread_time()
-        self._hurries = False
 
     def end(self, failed: bool) -> None:
         """It has written."""
-        now, took = time.monotonic(), time.thread_time() - self._began_s
-        self._paused_until = now + (_PAUSE_S if failed else 0.0)
-        self._spared_until = now + min(took / _WRITING_SHARE, _WRITE_SELDOM_S)
+        took = time.thread_time() - self._began_s
+        pause_s = _WRITE_SELDOM_S if failed else min(took / _WRITING_SHARE, _WRITE_SELDOM_S)
+        self._due_at = time.monotonic() + pause_s
 
 
 class _Disk:
@@ -193,7 +182,6 @@ class Histories:
         """What is known of each run now."""
         self._led_by = {run: node for run, node in self._led_by.items() if run in states}
         self._waiting.add_states(states)
-        self._pace.note_ended({run for run, state in states.items() if state.has_ended})
         self._wake.set()
 
     def parts_for_lead(self, run: RunKey, node: str, start: str, shift_ns: int) -> list[bytes]:
