@@ -115,21 +115,17 @@ def test_a_token_that_cannot_be_used_stops_init_with_help(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "needs"),
-    [
-        ("OTEL_DDP_LEAD", "node-0:23456", "OTEL_DDP_LEAD=node-0:23456 needs OTEL_DDP_LEAD_TOKEN"),
-        ("OTEL_DDP_LEAD_TOKEN_FILE", "/token", "OTEL_DDP_LEAD_TOKEN_FILE needs OTEL_DDP_LEAD: "),
-    ],
+    ("variable", "value"),
+    [("OTEL_DDP_LEAD", "node-0:23456"), ("OTEL_DDP_LEAD_TOKEN_FILE", "/token")],
 )
 def test_one_of_both_variables_alone_stops_init_with_help(
-    variable: str, value: str, needs: str, place: Here
+    variable: str, value: str, place: Here
 ) -> None:
     os.environ[variable] = value
 
-    with pytest.raises(ConfigError, match="unset both") as raised:
+    with pytest.raises(ConfigError, match="need each other: set both, or unset both"):
         otel_ddp.init()
 
-    assert str(raised.value).startswith(needs)
     assert place.journals() == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 from typing import Any
 
 from otel_ddp.errors import ConfigError
@@ -53,19 +54,14 @@ class LeadSearch:
 
 # What a person can remember can also be guessed.
 _SHORTEST_TOKEN = 16
-_MOST_BYTES = 4096
 
 
 def _named(conf: Settings) -> Lead:
-    if not conf.lead_token_file:
+    if not (conf.lead and conf.lead_token_file):
         raise ConfigError(
-            f"OTEL_DDP_LEAD={conf.lead} needs OTEL_DDP_LEAD_TOKEN_FILE: name a file with a token "
-            f"that all nodes of the run have, or unset both."
-        )
-    if not conf.lead:
-        raise ConfigError(
-            "OTEL_DDP_LEAD_TOKEN_FILE needs OTEL_DDP_LEAD: say by host:port where the agent that "
-            "leads the run is reached, or unset both."
+            "OTEL_DDP_LEAD, by host:port where the agent that leads the run is reached, and "
+            "OTEL_DDP_LEAD_TOKEN_FILE, a file with a token that all nodes of the run have, need "
+            "each other: set both, or unset both."
         )
     host, _, port = conf.lead.rpartition(":")
     return lead.of_token(_token(conf.lead_token_file), host, int(port))
@@ -73,31 +69,23 @@ def _named(conf: Settings) -> Lead:
 
 def _token(path: str) -> str:
     """Raises ConfigError, which never shows what is in the file."""
-    text, problem = "", ""
+    text = ""
     try:
-        # Links are followed: Kubernetes mounts secrets as links.
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            problem = _problem(os.fstat(handle).st_mode)
-            text = "" if problem else os.read(handle, _MOST_BYTES).decode().strip()
-        finally:
-            os.close(handle)
+        mode = os.stat(path).st_mode
+        problem = "" if stat.S_ISREG(mode) else "it is no file"
+        if not problem and mode & stat.S_IRWXO:
+            shown = f"{stat.S_IMODE(mode):04o}"
+            problem = f"every user can use it (mode {shown}), make it 0600 or 0440"
+        if not problem:
+            text = Path(path).read_text(encoding="utf-8").strip()
+            short = len(text) < _SHORTEST_TOKEN
+            problem = f"its token has fewer than {_SHORTEST_TOKEN} characters" if short else ""
     except OSError as error:
         problem = f"it cannot be read: {error.strerror}"
     except ValueError:
         problem = "it is no text"
-    if not problem and len(text) < _SHORTEST_TOKEN:
-        problem = f"its token has fewer than {_SHORTEST_TOKEN} characters"
     if problem:
         raise ConfigError(
             f"OTEL_DDP_LEAD_TOKEN_FILE={path}: {problem}. Correct it, or unset OTEL_DDP_LEAD too."
         )
     return text
-
-
-def _problem(mode: int) -> str:
-    if not stat.S_ISREG(mode):
-        return "it is no file"
-    if mode & stat.S_IRWXO:
-        return f"every user can use it (mode {stat.S_IMODE(mode):04o}), make it 0600 or 0440"
-    return ""
