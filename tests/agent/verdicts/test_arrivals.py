@@ -246,6 +246,17 @@ def test_no_rank_is_asked_where_waits_are_known_or_hosts_wait(
     assert not bench.arrivals.wanted
 
 
+def test_no_step_is_kept_where_waits_are_known(bench: Bench) -> None:
+    bench.train(60, 0)
+    assert all(each.steps for each in bench.arrivals._ranks.values())
+
+    bench.feed(waits_known=True)
+    bench.poll()
+    bench.feed(waits_known=True)
+
+    assert not any(each.steps for each in bench.arrivals._ranks.values())
+
+
 def test_a_rank_that_does_not_answer_is_not_waited_for(bench: Bench) -> None:
     bench.train(60, 0)
     bench.poll()
