@@ -493,7 +493,7 @@ while True:
 run = otel_ddp.init()
 while leads and not os.path.exists(agent_file):
     time.sleep(0.1)
-pid = json.load(open(agent_file))["pid"] if leads else 0
+pid = json.load(open(agent_file))["agents"][0]["pid"] if leads else 0
 
 def agent(number):
     if leads:
@@ -795,7 +795,7 @@ def _seen(what: str) -> tuple[float, int]:
         until(began.exists, "the trouble", 60.0)
 
         def verdicts_told() -> list[dict[str, Any]]:
-            return [each for each in node.agent()["verdicts"] if each["kind"] == what]
+            return [each for each in node.told().verdicts if each["kind"] == what]
 
         (verdict,) = until(verdicts_told, f"a {what}", 60.0)
         return time.time() - float(began.read_text()), verdict["step"]

@@ -10,7 +10,6 @@ by one process, with the product's own reports over its own links: a step a seco
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import resource
 import sys
@@ -170,14 +169,14 @@ def play(node: Node, nodes: int, seconds: float, late_after: float) -> None:
             for process in ranks:
                 process.step(any_late and at + 1 == late_node, any_late)
             link.poll(ranks, time.time_ns())
-        said = json.loads(node.place.agent_file.read_text())
-        named = [each["sentence"] for each in said["verdicts"] if each["kind"] == "straggler"]
+        said = node.told()
+        named = [each["sentence"] for each in said.verdicts if each["kind"] == "straggler"]
         if named and not told_s:
             told_s = time.monotonic() - began_s - late_after
             print(f"named {told_s:.0f} s after it was late: {named[0]}", flush=True)
         if turn % 20 == 0:
             own = (time.process_time() - own_s) / since_s
-            why = [each["why"] for each in said.get("insufficient", [])]
+            why = [each["why"] for each in said.insufficient]
             print(
                 f"{since_s:.0f} s, step {turn}: the lead takes {usage.cores():.2f} cores and "
                 f"{usage.resident_mib():.0f} MiB; all followers {own:.2f} cores; {why}",

@@ -118,6 +118,7 @@ def write_history(
         key = SeriesKey("value", name, str(first_rank), (("split", "train"),))
         points = [(step, at_ns[step + 1], value) for step in range(steps)]
         values[key] = value_sums(file, key, points)
+    attempts = about.get("attempts") or [{"began_ns": now_ns}]
     described = {
         str(first_rank + rank): {
             "run": run,
@@ -129,7 +130,7 @@ def write_history(
             "state": state,
             "step": steps - 1,
             "pid": 1000 + rank,
-            "started_ns": now_ns,
+            "started_ns": attempts[-1]["began_ns"],
             "seen_alive_ns": at_ns[-1],
             "phase": "forward",
             "phase_since_ns": at_ns[-1],

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import leftovers
@@ -23,7 +23,7 @@ import warm
 from otel_ddp.agent.scrape.endpoint import parse
 from otel_ddp.cli.node.picture import picture
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.survey import survey
+from otel_ddp.journal.survey import Survey, survey, told_by_agent
 
 # A test waits this long for what should happen soon: the machine may be many times too busy.
 PATIENCE_S = 180.0
@@ -140,17 +140,19 @@ class Node:
         """Run a Python program on this node to its end; what it printed."""
         return finished(self.python(code, **env))
 
-    def agent(self) -> dict[str, Any]:
+    def told(self) -> Survey:
+        """What the agent has written last, once it is up."""
+
+        def up() -> Survey | None:
+            told = told_by_agent(self.place)
+            served = told.agent.get("scrape") and told.agent["pid"] == self.place.agent_pid()
+            return told if served else None
+
+        return cast(Survey, until(up, "the agent"))
+
+    def agent(self) -> Mapping[str, Any]:
         """What the agent says of itself, once it is up."""
-
-        def up() -> dict[str, Any] | None:
-            try:
-                said = json.loads(self.place.agent_file.read_text())
-            except (OSError, ValueError):
-                return None
-            return said if said.get("scrape") and said["pid"] == self.place.agent_pid() else None
-
-        return dict(until(up, "the agent"))
+        return self.told().agent
 
     def scrape(self) -> list[tuple[str, Labels, float]]:
         """Everything on the node's endpoint."""
@@ -190,7 +192,7 @@ class Node:
 
     def insufficient(self, run: str) -> str:
         """Why the agent cannot say of this run who keeps the others waiting."""
-        said = self.agent().get("insufficient", [])
+        said = self.told().insufficient
         return next((str(each["why"]) for each in said if each["run"] == run), "")
 
     def kill_agent(self) -> int:

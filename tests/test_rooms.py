@@ -19,6 +19,7 @@ KNOWS = {
         "errors": "",
         "files": "",
         "plain": "",
+        "shown": "",
         "identity": "journal",
         "journal": "",
         "settings": "identity journal",
@@ -53,7 +54,7 @@ KNOWS = {
     },
 }
 # What each room may import besides.
-EVERYBODYS = {"vocabulary", "errors", "files", "plain"}
+EVERYBODYS = {"vocabulary", "errors", "files", "plain", "shown"}
 # A third-party package, and the only places that may name it.
 HOMES = {
     "torch": "torch/ recording/device_scalars.py cli/demo/",

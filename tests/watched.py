@@ -57,7 +57,7 @@ class Watched:
         """Those that stand, by the file that the status reads: the ranks need the cores."""
         return [
             each
-            for each in self.node.agent()["verdicts"]
+            for each in self.node.told().verdicts
             if each["who"]["run"] == name and (not kinds or each["kind"] in kinds)
         ]
 

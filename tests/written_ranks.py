@@ -52,7 +52,8 @@ class Rank(WrittenRank):
 def agent(folder: Path, content: dict[str, Any]) -> int:
     """What an agent says of itself, and its lock, held until this process ends."""
     place = Place(folder)
-    place.agent_file.write_text(json.dumps({"pid": os.getpid(), "version": "0", **content}))
+    about = {"agents": [{"pid": os.getpid(), "version": "0"}], **content}
+    place.agent_file.write_text(json.dumps(about))
     held = os.open(place.agent_lock, os.O_RDWR | os.O_CREAT, 0o600)
     files.lock(held)
     return held

@@ -1,5 +1,4 @@
-"""Reads JSON of files and sockets, in which any program may have written: of the right kind, or not
-at all."""
+"""Reads values of JSON that any program may have written: of the right kind, or not at all."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def test_time_that_nobody_is_known_to_have_paid_for_has_no_price(
     monkeypatch.setenv("OTEL_DDP_GPU_HOUR_PRICE", "20 EUR")
     assert main(["goodput"]) == 0
     title, *_, gap = capsys.readouterr().out.splitlines()
-    assert title == "sweep/r: 3.0% of 67 hours of all its ranks together moved it on, 60.00 EUR"
-    assert gap.split()[:4] == ["95.5%", "64.0", "h", "-"]
+    assert title == "sweep/r: 2.99 % of 2.79 d of all its ranks together moved it on, 60.00 EUR"
+    assert gap.split()[:5] == ["95.5", "%", "2.67", "d", "-"]
 
 
 def test_amounts_are_added_before_they_are_rounded(

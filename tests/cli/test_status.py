@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,12 @@ def process(**more: Any) -> ProcessState:
 
 
 def surveyed(*processes: ProcessState, agents: Iterable[Any] = (), **more: Any) -> Survey:
-    whole = [{"alive": True, "insufficient": [], **each} for each in agents]
+    whole = [{"alive": True, **each} for each in agents]
     return Survey(agents=whole, processes=table(processes), **more)
+
+
+def agent_wrote(place: Here, **told: Any) -> None:
+    place.agent_file.write_text(json.dumps({"agents": [{"pid": 7}], **told}))
 
 
 def lines(found: Survey, now_ns: int = NOW_NS, **how: Any) -> list[str]:
@@ -103,7 +108,7 @@ def test_each_rank_is_shown_under_the_heading_of_its_run() -> None:
 @pytest.mark.parametrize(
     ("fact", "words"),
     [
-        ({"one_of": 8, "share": 0.0041}, "measures 1 of 8 steps, 0.4 % of the training thread; "),
+        ({"one_of": 8, "share": 0.0041}, "measures 1 of 8 steps, 0.41 % of the training thread; "),
         ({"one_of": 2}, "measures 1 of 2 steps; "),
         ({"one_of": 1, "share": 0.002}, ""),
         ({"one_of": "8"}, ""),
@@ -190,28 +195,30 @@ ODD: list[Any] = [None, [1], {"a": [1]}, "text", -1, float("nan"), 10**30]
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
 def test_values_of_another_type_are_shown_and_stop_nothing(odd: Any, place: Here) -> None:
-    told = process(journal="j", description="d", config={}, summary=[]).to_json()
-    mixed = [{**told, key: odd, "pid": at} for at, key in enumerate(told)]
-    about = dict.fromkeys(("pid", "version", "scrape", "export", "remark", "nodes", "notes"), odd)
+    one = process(journal="j", description="d", config={}, summary=[]).to_json()
+    mixed = [{**one, key: odd, "pid": at} for at, key in enumerate(one)]
+    about = dict.fromkeys(("pid", "version", "scrape", "export", "remark"), odd)
     verdicts = [odd, {"who": odd}, {"who": {"run": "one"}, "sentence": odd, "since_ns": odd}]
+    told = dict.fromkeys(("notes", "links", "unreadable", "insufficient"), odd)
+    told |= {"verdicts": verdicts, "past": verdicts, "processes": [*mixed, {}, odd]}
     with locked_elsewhere(place.agent_lock):
-        about |= {"ended": [*mixed, {}, odd], "verdicts": verdicts, "past": verdicts}
-        place.agent_file.write_text(json.dumps(about))
+        place.agent_file.write_text(json.dumps({"agents": [odd, about], **told}))
         found = survey([place])
 
     assert found.processes
     assert found.verdicts[-1]["who"] == {"run": "one"}
     assert lines(found, NOW_NS)
     json.dumps(found.to_json())
-    assert ProcessState.from_json(told) == ProcessState(**told)
+    assert ProcessState.from_json(one) == ProcessState(**one)
 
 
 def test_a_run_that_cannot_be_judged_is_shown_with_the_reason_and_its_board() -> None:
     why = "insufficient data: fewer than two known ranks are at work"
     others = [{"run": "other", "why": "of another"}, {"run": "one", "group": "g", "why": "as well"}]
-    agent = {"insufficient": [{"run": "one", "why": why}, *others], "grafana": "https://g.example"}
+    unjudged = [{"run": "one", "why": why}, *others]
 
-    shown_lines = shown(process(), agents=[agent])
+    agent = {"grafana": "https://g.example"}
+    shown_lines = shown(process(), agents=[agent], insufficient=unjudged)
 
     sought = ("  board", "  stragglers", "  nothing")
     assert [line for line in shown_lines if line.startswith(sought)] == [
@@ -231,16 +238,16 @@ def test_a_run_that_has_ended_needs_no_judgement(place: Here) -> None:
         # One that has written nothing yet is starting.
         assert survey([place]).agents[0]["starting"] is True
         assert f"agent     pid {pid} is starting" in lines(survey([place]))
-        about = {"pid": 7, "insufficient": [over, lacks, {**lacks, "group": "another"}]}
-        place.agent_file.write_text(json.dumps(about))
-        (agent,) = survey([place]).agents
+        agent_wrote(place, insufficient=[over, lacks, {**lacks, "group": "another"}])
+        found = survey([place])
     # It is unknown whether it still holds.
-    dead = survey([place]).agents
+    dead = survey([place])
 
-    assert agent["insufficient"] == [lacks]
+    (agent,) = found.agents
+    assert found.insufficient == [lacks]
     # What it calls itself may be a number of another PID namespace.
     assert (agent["pid"], agent["pid_here"]) == (7, pid)
-    assert [each["insufficient"] for each in dead] == [[]]
+    assert dead.insufficient == []
 
 
 def test_ranks_of_other_nodes_are_shown_as_long_as_the_agent_lives_that_leads_their_run(
@@ -248,10 +255,9 @@ def test_ranks_of_other_nodes_are_shown_as_long_as_the_agent_lives_that_leads_th
 ) -> None:
     other = process(run="mine", rank=1, node="beta", world_size=4).to_json()
     link = {"group": "", "run": "mine", "sentence": "leads 2 nodes"}
-    told = {"elsewhere": [other, {"started_ns": "x"}, 7], "links": [link, 7]}
     code = "import otel_ddp; run = otel_ddp.init(run='mine', global_rank=0, world_size=4)"
     with locked_elsewhere(place.agent_lock, code):
-        place.agent_file.write_text(json.dumps({"pid": 7, **told}))
+        agent_wrote(place, processes=[other, {"started_ns": "x"}, 7], links=[link, 7])
         shown_lines = lines(survey([place]), NOW_NS)
     without = lines(survey([place]), NOW_NS)
 
@@ -260,6 +266,30 @@ def test_ranks_of_other_nodes_are_shown_as_long_as_the_agent_lives_that_leads_th
     assert shown_lines[heading + 4].split()[:3] == ["1", "0", "beta"]
     assert shown_lines[heading + 5] == "  leads 2 nodes"
     assert not [line for line in without if "beta" in line or "leads" in line]
+
+
+def test_what_an_agent_tells_is_believed_while_it_moves_and_all_else_is_read(place: Here) -> None:
+    otel_ddp.init(run="untold").finish()
+    code = "import otel_ddp; run = otel_ddp.init(run='told')"
+
+    def told() -> ProcessState:
+        return next(each for each in survey([place]).processes if each.run == "told")
+
+    with locked_elsewhere(place.agent_lock, code):
+        own = told()
+        agent_wrote(place, processes=[replace(own, step=99).to_json()])
+        moves, untold = told(), survey([place]).processes[0]
+        os.utime(place.agent_file, (0, 0))
+        hangs = told()
+    os.utime(place.agent_file)
+    with locked_elsewhere(place.agent_lock):
+        # It has just ended, and its agent has not written that yet.
+        ended = told()
+
+    assert (own.state, own.step) == ("starting", None)
+    assert (moves.state, moves.step, hangs.step) == ("starting", 99, None)
+    assert (untold.run, untold.state) == ("untold", "finished")
+    assert (ended.state, ended.step) == ("finished", None)
 
 
 TRAINS = "import otel_ddp; run = otel_ddp.init()"
@@ -341,7 +371,7 @@ def test_the_agents_notes_on_a_run_are_shown_under_it_alone(place: Here) -> None
     for run in ("mine", "other"):
         otel_ddp.init(run=run, group="g").finish()
     with locked_elsewhere(place.agent_lock):
-        place.agent_file.write_text(json.dumps({"pid": 7, "notes": [note, "odd"]}))
+        agent_wrote(place, notes=[note, "odd"])
         found = survey([place])
 
     shown_lines = lines(found, NOW_NS)
@@ -543,16 +573,16 @@ def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
 
     assert shown_lines == [
         "GPUs of alpha, NVIDIA driver 550.54.14",
-        "  gpu  name         rank               busy  memory         power      temp   "
+        "  gpu  name         rank               busy    memory         power      temp   "
         "throttled by",
-        "  0    NVIDIA H100  3                  87%   60.0/80.0 GiB  411/700 W  64 °C  -",
-        "  1    NVIDIA H100  shared by run one  87%   60.0/80.0 GiB  411/700 W  64 °C  "
+        "  0    NVIDIA H100  3                  87.1 %  60.0/80.0 GiB  411/700 W  64 °C  -",
+        "  1    NVIDIA H100  shared by run one  87.1 %  60.0/80.0 GiB  411/700 W  64 °C  "
         "sw_power, hw_thermal",
-        "  2    NVIDIA H100  free               87%   2.0/80.0 GiB   411/700 W  64 °C  -",
-        "  5    NVIDIA H100  others             87%   60.0/80.0 GiB  411/700 W  64 °C  -",
-        "  3    NVIDIA H100  others             87%   60.0/80.0 GiB  411/700 W  64 °C  -",
-        "  4:1  MIG 1g.10gb  free               -     1.0 GiB        -/70 W     -      -",
-        "  6    Other GPU    no rank            -     -              150 W      -      -",
+        "  2    NVIDIA H100  free               87.1 %  2.0/80.0 GiB   411/700 W  64 °C  -",
+        "  5    NVIDIA H100  others             87.1 %  60.0/80.0 GiB  411/700 W  64 °C  -",
+        "  3    NVIDIA H100  others             87.1 %  60.0/80.0 GiB  411/700 W  64 °C  -",
+        "  4:1  MIG 1g.10gb  free               -       1.0 GiB        -/70 W     -      -",
+        "  6    Other GPU    no rank            -       -              150 W      -      -",
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from node import Node, finished, until
+from otel_ddp.journal.survey import told_by_agent
 from otlp_receiver import Point, Receiver
 
 TRAIN = """
@@ -259,10 +259,7 @@ def test_an_address_that_is_not_served_is_said_with_what_to_do(
         node.run(TRAIN)
 
         def remark() -> Any:
-            try:
-                return json.loads(node.place.agent_file.read_text())["remark"]
-            except (OSError, ValueError):
-                return ""
+            return told_by_agent(node.place).agent.get("remark")
 
         said = str(until(remark, "the remark"))
 

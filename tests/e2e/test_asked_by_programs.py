@@ -103,6 +103,17 @@ def has_all(runs: Runs) -> bool:
     return count == 2 * STEPS and "nonfinite" in [e["kind"] for e in rows["now"]["verdicts"]]
 
 
+def test_what_the_agent_writes_is_the_document_of_the_status(node: Node) -> None:
+    said = json.loads(node.place.agent_file.read_text())
+
+    check("status", said)
+    assert said["agents"][0]["pid"] == node.place.agent_pid()
+    assert {each["rank"] for each in said["processes"] if each["state"] == "running"} == {0, 1}
+
+
+# -- an assistant
+
+
 @pytest.fixture(scope="module")
 def session(node: Node) -> dict[str, Any]:
     """What a client of the SDK is told over stdio: by question, and the server and its tools."""

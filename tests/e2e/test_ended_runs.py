@@ -50,7 +50,7 @@ def test_a_training_that_has_returned_is_no_death_when_its_container_leaves_with
 
         # Where it raised, in the middle of a step, the process has died.
         until(lambda: states(node) == {"returns": FINISHED, "raises": KILLED}, "the end")
-        verdicts = until(lambda: [*node.agent()["past"], *node.agent()["verdicts"]], "the verdict")
+        verdicts = until(lambda: [*node.told().past, *node.told().verdicts], "the verdict")
         assert {each["who"]["run"] for each in verdicts} == {"raises"}
         assert node.value("training_steps_total", run="returns") == 5
         assert node.value("training_samples_total", run="returns") == 40

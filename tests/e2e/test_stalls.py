@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,9 +144,9 @@ def start(node: Node, how: str) -> None:
         )
 
 
-def stalls(node: Node, which: str = "verdicts") -> dict[str, dict[str, Any]]:
-    """By run: those that stand, or that are past."""
-    return {e["who"]["run"]: e for e in node.agent()[which] if e["kind"] == "stall"}
+def stalls(verdicts: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By run."""
+    return {each["who"]["run"]: each for each in verdicts if each["kind"] == "stall"}
 
 
 def moves_for_long(process: dict[str, Any]) -> bool:
@@ -178,19 +178,21 @@ def seen() -> Seen:
             start(node, how)
 
         def all_said() -> dict[str, dict[str, Any]] | None:
-            found = stalls(node)
+            found = stalls(node.told().verdicts)
             said = all(way.words in str(found.get(how)) for how, way in HOW.items())
             return found if said and all(map(moves_for_long, node.processes())) else None
 
         found = until(all_said, "the verdicts")
         pids = {(each["run"], each["rank"]): each["pid"] for each in node.processes()}
         os.kill(pids["data", ODD], signal.SIGUSR1)
-        gone = until(lambda: stalls(node, "past").get("data"), "the end of the one that goes on")
+        gone = until(
+            lambda: stalls(node.told().past).get("data"), "the end of the one that goes on"
+        )
         # As a launcher does, one after the other.
         for ended in (1, 2):
             os.kill(pids["late", ended - 1], signal.SIGTERM)
             death = until(lambda ended=ended: death_of(node, "late", ended), "its end")
-        last = {"status": stalls(node, "past")["late"]["sentence"]}
+        last = {"status": stalls(node.told().past)["late"]["sentence"]}
         is_kept = kept(Path(node.env["OTEL_DDP_HISTORY_DIR"]))
         last["history"] = until(is_kept, "the history")
         node.stop_agent()
@@ -203,7 +205,7 @@ def seen() -> Seen:
 
 def death_of(node: Node, run: str, ended: int) -> dict[str, Any] | None:
     """The verdict on the ends of so many ranks."""
-    for each in node.agent()["verdicts"]:
+    for each in node.told().verdicts:
         if (each["kind"], each["who"]["run"]) == ("death", run):
             return dict(each) if len(each["evidence"]["ended"]) == ended else None
     return None

@@ -59,7 +59,7 @@ class TwoNodes:
         """The open verdict of this kind, as the agent of this node has it."""
 
         def one() -> dict[str, Any] | None:
-            found = self.nodes[number].agent().get("verdicts", [])
+            found = self.nodes[number].told().verdicts
             return next((each for each in found if each["kind"] == kind), None)
 
         return dict(until(one, f"a verdict ({kind}) on node-{number}"))

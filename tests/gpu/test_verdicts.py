@@ -331,7 +331,7 @@ def hang(chosen: dict[str, int], record_property: Record, **env: str) -> dict[st
         process = node.torchrun(2, str(PROGRAM), str(node.root), json.dumps([scenario]))
 
         def stalls() -> list[dict[str, Any]]:
-            found = [each for each in node.agent()["verdicts"] if each["kind"] == "stall"]
+            found = [each for each in node.told().verdicts if each["kind"] == "stall"]
             # The ranks have been asked where they are.
             return [each for each in found if "rank 1" in each["sentence"]]
 

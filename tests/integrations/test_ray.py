@@ -102,9 +102,7 @@ def test_the_run_of_its_workers_ends_as_the_function_and_has_what_is_reported(
             for labels, value in node.series("training_scalar", name="reported")
         }
         steps = {labels["rank"]: value for labels, value in node.series("training_steps_total")}
-        sentences = [
-            each["sentence"] for each in (*node.agent()["past"], *node.agent()["verdicts"])
-        ]
+        sentences = [each["sentence"] for each in (*node.told().past, *node.told().verdicts)]
 
     assert {each["group"] for each in ranks.values()} == {"experiment"}
     assert steps == {"0": 4.0, "1": 4.0}

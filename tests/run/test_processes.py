@@ -512,7 +512,7 @@ def test_a_training_process_holds_no_thread_no_socket_and_no_child(
     try:
         status, out, err = run(HOLDINGS, tmp_path, OTEL_DDP_AGENT="auto", **quiet)
     finally:
-        until(place.agent_is_alive, "the agent")
+        until(lambda: place.agent_is_alive() and place.agent_file.exists(), "the agent")
         stop_agent(place)
 
     held = json.loads(out)

@@ -41,7 +41,7 @@ otel_ddp.instrument(model, run="silent")
 def agent():
     try:
         with open(os.path.join(os.environ["OTEL_DDP_DIR"], "agent.json")) as file:
-            return json.load(file)["pid"]
+            return json.load(file)["agents"][0]["pid"]
     except (OSError, ValueError):
         return 0
 

@@ -76,7 +76,7 @@ class Launch:
         return Prometheus(binaries, folder, config=config)
 
     def _named(self) -> bool:
-        verdicts = self.nodes[self.training.labels[LATE_RANK]["node"]].agent()["verdicts"]
+        verdicts = self.nodes[self.training.labels[LATE_RANK]["node"]].told().verdicts
         return any(each["kind"] == "straggler" for each in verdicts)
 
     def _both_tell_the_same(self) -> bool:

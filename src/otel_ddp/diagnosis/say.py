@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
 
+from otel_ddp import shown
 from otel_ddp.diagnosis.verdict import Labels, Verdict
 from otel_ddp.vocabulary.words import GARBAGE
 
@@ -102,11 +103,8 @@ def capitalized(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time: three digits, in the unit that fits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
+    """A length of time."""
+    return shown.seconds(seconds)
 
 
 def about(seconds: float) -> str:
@@ -123,7 +121,7 @@ def size(count: float) -> str:
 
 def percent(share: float) -> str:
     """A share: `32 %`."""
-    return f"{share * 100:.0f} %"
+    return shown.share(round(share, 2))
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from otel_ddp.history.terminal import Card, CardValue, shown_s
+from otel_ddp import shown
+from otel_ddp.history.terminal import Card, CardValue
 from otel_ddp.journal.parser import Journal
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.values import chosen_directions, direction, last_values, read_extremes
@@ -42,7 +43,7 @@ def card_of(
         of_rank=f"rank {rank}" if world and world > 1 and rank is not None else "",
         values=values,
         sentences=sentences,
-        cost=f"hooks {shown_s(hook_s)} of this rank" if hook_s else "",
+        cost=f"hooks {shown.seconds(hook_s)} of this rank" if hook_s else "",
         look=look,
     )
 

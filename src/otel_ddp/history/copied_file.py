@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import plain
-from otel_ddp.history.reader import History, Unreadable, is_silent
+from otel_ddp.history.newest_attempt import is_silent
+from otel_ddp.history.reader import History, Unreadable
 from otel_ddp.history.run_file import MOST_OF_SERIES, RunFile, Unusable, table_of
 from otel_ddp.history.tables import Event, Rows
 

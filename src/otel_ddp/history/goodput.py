@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp import plain
-from otel_ddp.history.terminal import shown_s
+from otel_ddp import plain, shown
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary.words import TIME_CAUSES, UNPAID_CAUSES
 
@@ -107,6 +106,10 @@ def in_words(told: Mapping[str, Any]) -> str:
     total_s, many = told["rank_s"], len(told["attempts"])
     shares = {each: s / total_s for each, s in told["seconds"].items() if each != "productive"}
     most = sorted(shares, key=lambda each: -shares[each])[:_MOST_SHOWN]
-    lost = [f"{e.replace('_', ' ')} {shares[e]:.0%}" for e in most if shares[e] >= _FEWEST_SHOWN]
-    of = f"of {shown_s(total_s)} of all ranks" + (f" in {many} attempts" if many > 1 else "")
-    return ", ".join([f"{told['share']:.0%} {of}", *lost])
+    lost = [
+        f"{e.replace('_', ' ')} {shown.share(shares[e])}"
+        for e in most
+        if shares[e] >= _FEWEST_SHOWN
+    ]
+    of = f"of {shown.seconds(total_s)} of all ranks" + (f" in {many} attempts" if many > 1 else "")
+    return ", ".join([f"{shown.share(told['share'])} {of}", *lost])

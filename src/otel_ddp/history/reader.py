@@ -10,7 +10,7 @@ import sqlite3
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from otel_ddp import files, plain
 from otel_ddp.history import tables
+from otel_ddp.history.newest_attempt import is_silent, newest_attempt, of_node, rank_order
 from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, Event, SeriesKey
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES
 
@@ -28,12 +29,6 @@ _BUSY_S = 0.5
 _MOST_STEPS, _STEPS_AT_ONCE, _LONGEST_S = 20_000_000, 10_000, 20.0
 _MOST_ROWS, _MOST_BYTES, _LONGEST_VALUE = 200_000, 128 << 20, 16 << 20
 _NUMBERS = frozenset({int, float, type(None)})
-# In digits: Python refuses to read numbers of thousands.
-_LONGEST_RANK = 20
-# A history whose agent was killed says "running" for ever.
-_SILENT_S = 60.0
-# What goes on before what has ended, and of that the worst first.
-_STATES = ("running", "starting", "killed", "failed", "finished")
 
 # What many buckets of steps are together.
 _COMBINED = tuple(
@@ -205,12 +200,13 @@ class History:
         """Each process by its rank, as `otel-ddp status --json` describes it."""
         rows = self._rows("SELECT rank, about FROM ranks")
         found = {str(rank): _loaded(about) for rank, about in rows}
+        found = {rank: each for rank, each in found.items() if isinstance(each, dict)}
         return {rank: found[rank] for rank in sorted(found, key=rank_order)}
 
     @property
     def state(self) -> str:
-        """`running`, or the worst end of its ranks: `finished`, `failed`, `killed`."""
-        return worst_state(str(each.get("state")) for each in self.ranks.values())
+        """That of the newest attempt."""
+        return newest_attempt([of_node(self.about, self.ranks)]).state
 
     # -- values
 
@@ -342,32 +338,6 @@ class History:
         return seen_ns if self.state in ENDED_STATES or is_silent(self.state, seen_ns) else 0
 
 
-def worst_state(states: Iterable[str]) -> str:
-    """Of several ranks or nodes: `running`, or the worst end."""
-    return min(
-        states, key=lambda each: _STATES.index(each) if each in _STATES else 0, default="starting"
-    )
-
-
-def state_of_nodes(nodes: Iterable[tuple[str, int]]) -> str:
-    """Of a run on several nodes, by the state of each and when it was last seen.
-
-    A node that has vanished says "running" for ever: it does not count while others were seen.
-    """
-    nodes = list(nodes)
-    latest_ns = max((seen_ns for _, seen_ns in nodes), default=0)
-    return worst_state(
-        state
-        for state, seen_ns in nodes
-        if state in ENDED_STATES or latest_ns - seen_ns <= _SILENT_S * 1e9
-    )
-
-
-def is_silent(state: str, seen_ns: int) -> bool:
-    """Whether a run that has not ended was last seen long ago."""
-    return state in ("running", "starting") and time.time_ns() - seen_ns > _SILENT_S * 1e9
-
-
 def _series(row: tuple[Any, ...]) -> Series:
     id, kind, name, rank, labels, width = row
     return Series(id, SeriesKey(kind, name, rank, tuple(map(tuple, _loaded(labels) or ()))), width)
@@ -378,12 +348,6 @@ def damaged(histories: Sequence[History], error: BaseException) -> Unreadable:
     paths = ", ".join(str(each.path) for each in histories)
     log.debug("reading %s", paths, exc_info=error)
     return Unreadable(f"{paths} cannot be read ({error!r}): it is damaged, or otel_ddp has a fault")
-
-
-def rank_order(rank: str) -> tuple[bool, int, str]:
-    """Numbers by their value, then what is no number."""
-    is_number = rank.isdecimal() and len(rank) < _LONGEST_RANK
-    return (not is_number, int(rank) if is_number else 0, rank)
 
 
 def _loaded(text: str) -> Any:

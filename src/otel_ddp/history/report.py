@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from otel_ddp import plain
+from otel_ddp import plain, shown
 from otel_ddp.history import goodput
-from otel_ddp.history.terminal import Card, CardValue, shown_bytes, shown_s
+from otel_ddp.history.terminal import Card, CardValue
 from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, MEASURED_PHASES, is_taken_back
@@ -172,8 +172,8 @@ def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     models = sorted({str(each["model"]) for each in gpus if each["model"]})
     parts = [
         f"{len(gpus)} x {', '.join(models)}" if models else f"{len(gpus)}",
-        f"busy {sum(busy) / len(busy) * 100:.0f} % (least {min(busy) * 100:.0f} %)" if busy else "",
-        f"memory up to {shown_bytes(max(used))}" if used else "",
+        f"busy {shown.share(fmean(busy))} (least {shown.share(min(busy))})" if busy else "",
+        f"memory up to {shown.size(max(used))}" if used else "",
         f"up to {max(hot):.0f} °C" if hot else "",
     ]
     yield ", ".join(filter(None, parts))
@@ -184,8 +184,8 @@ def cost_words(cost: Mapping[str, Any]) -> str:
     parts = []
     if "hook_s" in cost:
         share = cost["hook_share"]
-        of = "" if share is None else f" ({share * 100:.2g} % of the steps)"
-        parts.append(f"hooks {shown_s(cost['hook_s'])} on all ranks{of}")
+        of = "" if share is None else f" ({shown.share(share)} of the steps)"
+        parts.append(f"hooks {shown.seconds(cost['hook_s'])} on all ranks{of}")
     if "agent_cpu_s" in cost:
-        parts.append(f"agents {shown_s(cost['agent_cpu_s'])} of a core")
+        parts.append(f"agents {shown.seconds(cost['agent_cpu_s'])} of a core")
     return ", ".join(parts)

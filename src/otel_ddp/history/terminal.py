@@ -1,4 +1,4 @@
-"""Numbers, times and the end of a run, in words that can do nothing to a terminal."""
+"""Times and the end of a run, in words that can do nothing to a terminal."""
 
 from __future__ import annotations
 
@@ -7,28 +7,13 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from otel_ddp import shown
 from otel_ddp.vocabulary.words import shown_phase
 
-_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _MOST_VALUES, _MOST_SENTENCES = 5, 4
 _WIDTH = 100
 _LEAST_SHARE = 0.005
 _MENTION = re.compile(r"[@<!](?=[\w@!#&/])")
-
-
-def shown_s(seconds: float | None) -> str:
-    """20.1 ms; 3.3 h."""
-    if seconds is None:
-        return "-"
-    if seconds >= 3600:
-        return f"{seconds / 3600:.1f} h"
-    if seconds >= 120:
-        return f"{seconds / 60:.1f} min"
-    if not seconds:
-        return "0 s"
-    # 999.6 us are 1 ms.
-    size, unit = next((each for each in _UNITS if abs(seconds) >= 0.9995 * each[0]), _UNITS[-1])
-    return f"{seconds / size:.3g} {unit}" if abs(seconds) < 99.95 else f"{seconds:.0f} s"
 
 
 def shown_time(time_ns: int, now_ns: int) -> str:
@@ -52,20 +37,6 @@ def when(verdict: Mapping[str, Any], now_ns: int) -> str:
     if verdict.get("kind") == "death":
         return f"{since}: "
     return f"{since} to {until}: " if until else f"since {since}: "
-
-
-def shown_number(value: float | None) -> str:
-    """Five digits; a dash where there is none."""
-    return "-" if value is None else f"{value:.5g}"
-
-
-def shown_bytes(count: float) -> str:
-    """81.6 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 def where_to_look(led_by: str) -> str:
@@ -141,12 +112,12 @@ class Card(NamedTuple):
 
 def lines(card: Card) -> Iterator[str]:
     """Twenty lines at most."""
-    took = "" if card.duration_s is None else f" after {shown_s(card.duration_s)}"
+    took = "" if card.duration_s is None else f" after {shown.seconds(card.duration_s)}"
     yield _cut(f"otel_ddp: {card.title} {card.state}{took}{_after(', ', card.where)}")
     if card.reason:
         yield _row("reason", card.reason)
     if card.steps:
-        each = "" if card.step_s is None else f", {shown_s(card.step_s)} each"
+        each = "" if card.step_s is None else f", {shown.seconds(card.step_s)} each"
         yield _row("steps", f"{card.steps}{each}")
     if time := "  ".join(_time(card.phases_s)):
         yield _row("time", f"{time}{_after('  of ', card.of_rank)}")
@@ -172,7 +143,7 @@ def _time(phases_s: Mapping[str, float]) -> Iterator[str]:
     total_s = sum(phases_s.values())
     for word, seconds in sorted(phases_s.items(), key=lambda item: -item[1]):
         if total_s and seconds >= _LEAST_SHARE * total_s:
-            yield f"{shown_phase(word)} {seconds / total_s * 100:.0f} %"
+            yield f"{shown_phase(word)} {shown.share(seconds / total_s)}"
 
 
 def _shown(value: CardValue) -> str:
@@ -181,8 +152,8 @@ def _shown(value: CardValue) -> str:
 
 def _value(value: CardValue) -> str:
     step = "" if value.best_step is None else f" at step {value.best_step}"
-    best = "" if value.best is None else f"best {shown_number(value.best)}{step}, "
-    return f"{best}last {shown_number(value.last)}"
+    best = "" if value.best is None else f"best {shown.number(value.best)}{step}, "
+    return f"{best}last {shown.number(value.last)}"
 
 
 def _row(head: str, words: str) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
+from otel_ddp.history.newest_attempt import first_rank, newest_attempt, of_node, rank_order
 from otel_ddp.history.reader import (
     DAMAGE,
     Bucket,
@@ -15,8 +19,6 @@ from otel_ddp.history.reader import (
     Series,
     StepBucket,
     damaged,
-    rank_order,
-    state_of_nodes,
 )
 from otel_ddp.history.terminal import where_to_look
 from otel_ddp.vocabulary import catalog
@@ -43,8 +45,11 @@ class WholeRun:
     """One run on all nodes whose histories are here."""
 
     def __init__(self, histories: Sequence[History]) -> None:
+        nodes = {each: of_node(each.about, each.ranks) for each in histories}
+        self.of_nodes = [*nodes.values()]
+        self.newest = newest_attempt(self.of_nodes)
         # The node with rank 0 speaks for all.
-        self.histories = sorted(histories, key=_first_rank)
+        self.histories = sorted(histories, key=lambda each: first_rank(self.newest, nodes[each]))
 
     def __enter__(self) -> WholeRun:
         return self
@@ -77,25 +82,22 @@ class WholeRun:
     @cached_property
     def summary(self) -> list[Mapping[str, Any]]:
         """Last and best values, of all nodes; of a name that rank 0 has not, the last one alone."""
-        found: list[Mapping[str, Any]] = [
-            row for each in self.histories for row in plain.list_of(dict, each.about.get("summary"))
-        ]
-        told = {(row.get("name"), row.get("split")) for row in found}
+        rows = [plain.list_of(dict, each.about.get("summary")) for each in self.histories]
+        found = {(str(row.get("name")), str(row.get("split"))): row for row in merged(chain(*rows))}
         for each, series in self.series("value"):
             name, split = _name_and_split(series)
-            if (name, split) not in told and (newest := each.newest(series)):
-                told.add((name, split))
+            if (name, split) not in found and (newest := each.newest(series)):
                 last = {"value": newest.last, "step": newest.until, "time_ns": newest.last_ns}
                 row = {"name": name, "split": split, "direction": "", "last": last}
-                found.append({**row, "min": None, "max": None})
-        return found
+                found[name, split] = {**row, "min": None, "max": None}
+        return [*found.values()]
 
     @property
     def cost(self) -> dict[str, float | None]:
         """Telemetry's own: of the hooks in all processes, and their share of the steps of these;
         and of the agents of all nodes."""
         costs = [plain.mapping(each.about.get("cost")) for each in self.histories]
-        ranks = [plain.mapping(each) for of in self.histories for each in of.ranks.values()]
+        ranks = [each for of in self.histories for each in of.ranks.values()]
         totals = [plain.mapping(each.get("totals")) for each in ranks]
         totals += [plain.mapping(each.get("earlier")) for each in costs]
         sums = {
@@ -110,16 +112,10 @@ class WholeRun:
         hook_s = found.get("hook_s")
         return {**found, "hook_share": None if hook_s is None or not steps_s else hook_s / steps_s}
 
-    @cached_property
-    def ranks(self) -> dict[str, dict[str, Any]]:
-        """Each process by its rank."""
-        found = {
-            rank: about
-            for each in self.histories
-            for rank, about in each.ranks.items()
-            if isinstance(about, dict)
-        }
-        return _by_rank(found)
+    @property
+    def ranks(self) -> Mapping[str, Mapping[str, Any]]:
+        """Each process by its rank, of the newest attempt."""
+        return self.newest.ranks
 
     @property
     def world_size(self) -> Any:
@@ -129,10 +125,7 @@ class WholeRun:
 
     @property
     def state(self) -> str:
-        """`running`, or the worst end on any node."""
-        return state_of_nodes(
-            (each.state, plain.whole(each.about.get("seen_ns")) or 0) for each in self.histories
-        )
+        return self.newest.state
 
     @property
     def nodes(self) -> list[str]:
@@ -163,12 +156,15 @@ class WholeRun:
     @cached_property
     def values(self) -> dict[tuple[str, str], list[Bucket]]:
         """What was logged, by name and split: of the lowest rank that logged it."""
-        found: dict[tuple[str, str], list[Bucket]] = {}
+        found: dict[tuple[str, str], tuple[str, list[Bucket]]] = {}
         for each, series in self.series("value"):
-            key = _name_and_split(series)
-            if key not in found:
-                found[key] = each.sums(series)
-        return found
+            key, rank = _name_and_split(series), series.key.rank
+            known = found.get(key)
+            if known is None:
+                found[key] = rank, each.sums(series)
+            elif known[0] == rank:
+                found[key] = rank, _joined(each.sums(series), known[1])
+        return {key: buckets for key, (_, buckets) in found.items()}
 
     @cached_property
     def step_buckets(self) -> StepBuckets:
@@ -225,5 +221,25 @@ def _by_rank(found: dict[str, Any]) -> dict[str, Any]:
     return dict(sorted(found.items(), key=lambda item: rank_order(item[0])))
 
 
-def _first_rank(history: History) -> tuple[bool, int, str]:
-    return min(map(rank_order, history.ranks), default=(True, 0, ""))
+def merged(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a summary, of each name and split one: the first says the last value."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        key = plain.text(row.get("name")), plain.text(row.get("split"))
+        known = found.setdefault(key, dict(row))
+        for way, choose in (("min", min), ("max", max)):
+            points: list[Any] = [
+                each for each in (known.get(way), row.get(way)) if _has_value(each)
+            ]
+            known[way] = choose(points, key=itemgetter("value"), default=None)
+    return [*found.values()]
+
+
+def _has_value(point: Any) -> bool:
+    return plain.number(plain.mapping(point).get("value"), -math.inf, math.inf) is not None
+
+
+def _joined(earlier: list[Bucket], later: list[Bucket]) -> list[Bucket]:
+    """Of a rank that has moved: what it did again on the other node counts there."""
+    from_step = min((each.first for each in later), default=2**63)
+    return [*(each for each in earlier if each.until < from_step), *later]

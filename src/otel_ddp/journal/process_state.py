@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, NamedTuple
 
-from otel_ddp import plain
+from otel_ddp import plain, shown
 from otel_ddp.journal.parser import Journal
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import (
@@ -145,7 +145,7 @@ def measuring(fact: Any) -> str:
     one_of, share = plain.whole(told.get("one_of")), plain.number(told.get("share"), 0, 1)
     if one_of is None or one_of < 2:
         return ""
-    cost = "" if share is None else f", {share:.1%} of the training thread".replace("%", " %")
+    cost = "" if share is None else f", {shown.share(share)} of the training thread"
     return f"measures 1 of {one_of} steps{cost}; stalls that recur take every step to be seen"
 
 

@@ -1,4 +1,8 @@
-"""Surveys a node without an agent: by the journals, and by what an agent has written last."""
+"""The state of a node as one document: of its agents, and of journals that none of them tells of.
+
+An agent writes it into its file, and answers the page out of the same. `otel-ddp status` joins
+those of all agents, and reads the other journals itself.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from otel_ddp import files, plain
@@ -23,13 +28,14 @@ from otel_ddp.journal.process_state import (
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.values import described
 
+SCHEMA = 3
+"""The number of the document; docs/json.md describes each key."""
 # An agent writes its file every few seconds.
 _STOPPED_S = 20.0
 # By then an agent has started, and a process that replaced another one is alone.
 _LONG_HERE_NS = 10_000_000_000
 
 _Rows = list[dict[str, Any]]
-_OF_RANK = ("group", "run", "job_type", "rank")
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,11 @@ class Survey:
 
     agents: _Rows = field(default_factory=list)
     processes: list[ProcessState] = field(default_factory=list)
+    """Also those of other nodes, of the runs that an agent leads."""
     verdicts: _Rows = field(default_factory=list)
     past: _Rows = field(default_factory=list)
+    insufficient: _Rows = field(default_factory=list)
+    """The runs whose ranks cannot be compared, and why."""
     notes: _Rows = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     unserved: _Rows = field(default_factory=list)
@@ -49,14 +58,39 @@ class Survey:
     links: _Rows = field(default_factory=list)
     """By run, how the agents of its nodes are linked, in a sentence."""
 
+    @property
+    def agent(self) -> Mapping[str, Any]:
+        """The only agent, or the first one; empty without any."""
+        return self.agents[0] if self.agents else {}
+
     def looks(self, run: str = "") -> list[str]:
         """Where other ranks of these runs are shown, each once. *run*: of this one alone."""
         told = [each for each in self.links if run in ("", each.get("run"))]
         return list(dict.fromkeys(str(each["look"]) for each in told if each.get("look")))
 
     def to_json(self) -> dict[str, Any]:
-        """As `otel-ddp status --json` shows it."""
-        return {**vars(self), "processes": [each.to_json() for each in self.processes]}
+        """As `otel-ddp status --json` shows it, and as an agent writes it."""
+        processes = [each.to_json() for each in self.processes]
+        return {"schema": SCHEMA, **vars(self), "processes": processes}
+
+    @classmethod
+    def from_json(cls, found: Any) -> Survey:
+        """What `to_json` has made; without what is of another kind, as of another version."""
+        told = plain.mapping(found)
+        rows = {each.name: plain.list_of(dict, told.get(each.name)) for each in fields(cls)}
+        about = {
+            key: [each for each in rows[key] if isinstance(each.get("who"), dict)]
+            for key in ("verdicts", "past")
+        }
+        processes = [*filter(None, map(ProcessState.from_json, rows.pop("processes")))]
+        del rows["unreadable"]
+        unreadable = plain.list_of(str, told.get("unreadable"))
+        return cls(processes=processes, unreadable=unreadable, **(rows | about))
+
+
+def told_by_agent(place: Place) -> Survey:
+    """What the agent of a place has written last."""
+    return Survey.from_json(files.read_mapping(place.agent_file))
 
 
 def survey(places: list[Place], now_ns: int | None = None) -> Survey:
@@ -64,64 +98,42 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
     now_ns = time.time_ns() if now_ns is None else now_ns
     found = Survey()
     for place in places:
-        # The journals first: the agent describes a process before it deletes its journal.
-        here, faults = _processes(place)
-        agent, about = _agent(place)
-        # Their journals are deleted, or soon will be: only the agent still knows them.
-        told = map(ProcessState.from_json, _rows(about, "ended"))
-        ended = [each for each in told if each is not None]
-        known = {each.journal for each in ended}
-        names = plain.mapping(about.get("nodes"))
-        here = [
-            replace(each, node=str(names.get(each.journal) or each.node))
-            for each in here
-            if each.journal not in known
+        told = told_by_agent(place)
+        agent = _agent(place, told)
+        alive = agent["alive"]
+        moves = alive and not agent.get("stopped")
+        known = {each.journal: each for each in told.processes}
+        untold = (
+            path for path in place.journals() if not _is_told(path, known.get(path.name), moves)
+        )
+        own, faults = _processes(untold)
+        read = {each.journal for each in own}
+        # Without an agent it is unknown whether these are still true.
+        own += [
+            each for each in told.processes if each.journal not in read and (alive or each.ended)
         ]
-        found.processes.extend(ended)
-        if agent["alive"]:
-            found.processes.extend(_paced([*here, *elsewhere(about)], _rows(about, "paces")))
-            found.links.extend(_rows(about, "links"))
-        else:
-            found.processes.extend(here)
-        found.unreadable.extend(why for name, why in faults.items() if name not in known)
-        found.past.extend(_verdicts(about, "past"))
-        if agent["alive"]:
-            # Without an agent it is unknown whether these are still true.
-            found.verdicts.extend(_verdicts(about, "verdicts"))
-            found.notes.extend(_rows(about, "notes"))
-        if agent["alive"] or agent.get("pid"):
+        found.processes.extend(own)
+        found.unreadable.extend(faults)
+        found.past.extend(told.past)
+        if alive:
+            for key in ("verdicts", "insufficient", "notes", "links"):
+                getattr(found, key).extend(getattr(told, key))
+        if alive or agent.get("pid"):
             found.agents.append(agent)
+        here = {path.name for path in place.journals()}
         long_here = [
-            each for each in here if not each.ended and now_ns - each.started_ns > _LONG_HERE_NS
+            each
+            for each in own
+            if each.journal in here and not each.ended and now_ns - each.started_ns > _LONG_HERE_NS
         ]
         found.doubled.extend(_doubled(long_here))
-        if long_here and not agent["alive"]:
+        if long_here and not alive:
             where = {"directory": str(place.directory), "agent_log": place.last_line()}
             found.unserved.append({**where, "processes": len(long_here)})
     # The agent still lists a run that is over, because one rank or none is left of it.
     going = {each.of_run for each in found.processes if not each.ended}
-    for agent in found.agents:
-        agent["insufficient"] = [each for each in agent["insufficient"] if of_run(each) in going]
-    return replace(found, processes=table(found.processes))
-
-
-def elsewhere(about: Mapping[str, Any]) -> list[ProcessState]:
-    """The processes of other nodes that an agent tells of: of the runs that it leads."""
-    return list(filter(None, map(ProcessState.from_json, _rows(about, "elsewhere"))))
-
-
-def _paced(processes: list[ProcessState], paces: _Rows) -> Iterator[ProcessState]:
-    """The same processes; the living ones with what their agent knows of their last steps."""
-    by_rank = {tuple(str(each.get(name)) for name in _OF_RANK): each for each in paces}
-    for each in processes:
-        told = by_rank.get(tuple(str(getattr(each, name)) for name in _OF_RANK))
-        if told is None or each.ended:
-            yield each
-        else:
-            step_s, wait_ratio = (
-                plain.number(told.get(key), 0, 1e9) for key in ("step_s", "wait_ratio")
-            )
-            yield replace(each, step_s=step_s, wait_ratio=wait_ratio)
+    insufficient = [each for each in found.insufficient if of_run(each) in going]
+    return replace(found, processes=table(found.processes), insufficient=insufficient)
 
 
 def of_run(labels: Mapping[str, Any]) -> tuple[str, str]:
@@ -129,17 +141,25 @@ def of_run(labels: Mapping[str, Any]) -> tuple[str, str]:
     return str(labels.get("group") or ""), str(labels.get("run") or "")
 
 
-def _processes(place: Place) -> tuple[list[ProcessState], dict[str, str]]:
-    """The processes with a journal; and by its name, why another journal cannot be read."""
+def _is_told(path: Path, process: ProcessState | None, moves: bool) -> bool:
+    """Whether an agent has said how this process ended, or moves and sees it at work."""
+    if process is None or process.ended:
+        return process is not None
+    # One that has just died is read here: the agent may not have written that yet.
+    return moves and files.lock_holder(path) is not None
+
+
+def _processes(journals: Iterable[Path]) -> tuple[list[ProcessState], list[str]]:
+    """Those that have these journals, and why others cannot be read."""
     found: list[ProcessState] = []
-    faults: dict[str, str] = {}
-    for path in place.journals():
+    faults: list[str] = []
+    for path in journals:
         try:
             reader = JournalReader(path)
         except Unreadable as why:
             # It may have been deleted since it was listed.
             if path.exists():
-                faults[path.name] = str(why)
+                faults.append(str(why))
             continue
         try:
             found.append(_process(reader))
@@ -182,34 +202,17 @@ def _doubled(living: Iterable[ProcessState]) -> Iterator[dict[str, Any]]:
             yield {"group": one.group, "run": one.run, "rank": one.rank, "pids": pids}
 
 
-def _agent(place: Place) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is shown of the agent itself, and all that its file holds."""
-    about, silent_s = files.read_mapping(place.agent_file), 0.0
+def _agent(place: Place, told: Survey) -> dict[str, Any]:
+    """What is shown of the agent itself."""
+    # From the kernel, as numbered here; the agent's own number is of its PID namespace.
+    pid, silent_s = place.agent_pid(), 0.0
     with contextlib.suppress(OSError):
         silent_s = time.time() - place.agent_file.stat().st_mtime
-    # From the kernel, as numbered here; the agent's own number is of its PID namespace.
-    pid = place.agent_pid()
     alive = pid is not None
-    apart = ("nodes", "ended", "elsewhere", "paces", "links", "verdicts", "past", "notes")
-    agent = {key: value for key, value in about.items() if key not in apart}
-    if alive and not about:
+    agent = {**told.agent}
+    if alive and not agent:
         agent = {"pid": pid or None, "starting": True}
     if alive and silent_s > _STOPPED_S:
         agent["stopped"] = True
         agent["remark"] = f"the agent has not moved for {silent_s:.0f} s: it is stopped, or hangs"
-    agent |= {
-        "alive": alive,
-        "pid_here": pid,
-        "directory": str(place.directory),
-        "insufficient": _rows(about, "insufficient") if alive else [],
-    }
-    return agent, about
-
-
-def _rows(about: Mapping[str, Any], key: str) -> _Rows:
-    return plain.list_of(dict, about.get(key))
-
-
-def _verdicts(about: Mapping[str, Any], key: str) -> _Rows:
-    """Those that say whom they are about."""
-    return [each for each in _rows(about, key) if isinstance(each.get("who"), dict)]
+    return agent | {"alive": alive, "pid_here": pid, "directory": str(place.directory)}

@@ -10,19 +10,19 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from otel_ddp import errors, files, plain
+from otel_ddp import errors
 from otel_ddp.history.card import card_of
 from otel_ddp.history.terminal import lines, when
 from otel_ddp.journal.parser import Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.survey import Survey, of_run, told_by_agent
 from otel_ddp.run.announcements import say
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, STATES
 
 # Shorter runs say nothing: tests, and sweeps of thousands.
 SHORTEST_S = 10.0
-_LARGEST_FILE = 512 * 1024
 
 
 # Of a program that trains: others have no steps.
@@ -56,7 +56,7 @@ def show(
         found = None
         if always or is_long:
             process = ProcessState.read(reader, STATES[state])
-            sentences = list(_verdicts(place.agent_file, process.group, process.run or "?"))
+            sentences = [*_sentences(told_by_agent(place), process.of_run)]
             found = card_of(reader, state, lasted_s, sentences, look)
         if found is not None:
             say("\n".join(lines(found)) + "\n")
@@ -66,12 +66,8 @@ def show(
         reader.close()
 
 
-def _verdicts(agent_file: Path, group: str, run: str) -> Iterator[str]:
+def _sentences(told: Survey, of: tuple[str, str]) -> Iterator[str]:
     """What the agent has found of this run; what goes on comes first."""
-    about = files.read_mapping(agent_file, _LARGEST_FILE)
-    for key in ("verdicts", "past"):
-        for each in plain.list_of(dict, about.get(key)):
-            who = plain.mapping(each.get("who"))
-            mine = (who.get("group") or "", who.get("run")) == (group, run)
-            if mine and each.get("kind") not in HARMLESS_VERDICTS:
-                yield when(each, time.time_ns()) + str(each.get("sentence"))
+    for each in (*told.verdicts, *told.past):
+        if of_run(each["who"]) == of and each.get("kind") not in HARMLESS_VERDICTS:
+            yield when(each, time.time_ns()) + str(each.get("sentence"))

@@ -27,6 +27,7 @@ from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import SeriesKey
+from otel_ddp.journal.survey import Survey
 from otel_ddp.vocabulary.words import MEASURED_PHASES
 
 
@@ -104,10 +105,10 @@ def test_runs_of_several_nodes_are_one_and_faults_are_told(tmp_path: Path, clien
 def test_words_where_numbers_belong_are_a_fault_of_one_file(tmp_path: Path, client: Client) -> None:
     write_history(tmp_path, "good", ranks=1)
     for run, change in (
-        ("ranks", "UPDATE ranks SET about = '7'"),
+        ("verdicts", "UPDATE verdicts SET about = '7'"),
         ("sums", "UPDATE sums SET total = 'many'"),
     ):
-        with closing(sqlite3.connect(write_history(tmp_path, run, ranks=1))) as db, db:
+        with closing(sqlite3.connect(write_history(tmp_path, run, ranks=1, late=0))) as db, db:
             db.execute(change)
 
     listed = client.api("runs").json
@@ -384,7 +385,9 @@ def test_bad_requests_are_told_of(tmp_path: Path, client: Client) -> None:
 
 
 def test_an_agent_that_keeps_nothing_says_so_above_the_list(tmp_path: Path) -> None:
-    with served(App(tmp_path, live=lambda: {"history": {"directory": ""}})) as client:
+    with served(
+        App(tmp_path, live=lambda: Survey(agents=[{"history": {"directory": ""}}]))
+    ) as client:
         [fault] = client.api("runs").json["faults"]
 
     assert fault.startswith("This agent keeps no history")
@@ -404,7 +407,7 @@ def test_while_the_disk_hangs_the_page_says_so_and_touches_no_file(
         back.wait()
 
     monkeypatch.setattr(Runs, "_read", read)
-    app = App(tmp_path, live=lambda: {"history": kept}, disk_hangs=hangs.is_set)
+    app = App(tmp_path, live=lambda: Survey(agents=[{"history": kept}]), disk_hangs=hangs.is_set)
     with served(app) as client:
         runs = client.api("runs").json
         run = client.api("run", run="lr-0.3")
@@ -492,7 +495,7 @@ def test_other_sites_get_no_answer(client: Client) -> None:
 def test_a_browser_that_tells_the_origin_alone_is_believed(
     tmp_path: Path, origin: str, status: int
 ) -> None:
-    app = App(tmp_path, live=dict, ask_stacks=lambda *_: [])
+    app = App(tmp_path, live=Survey, ask_stacks=lambda *_: [])
     with served(app) as client:
         named = {"Host": "localhost:9464", "Origin": origin}
         asked = [
@@ -511,7 +514,7 @@ def test_stacks_are_asked_for_by_our_own_page_alone(tmp_path: Path) -> None:
         asked.append((group, run, rank))
         return [{"rank": 1}]
 
-    with served(App(tmp_path, live=dict, ask_stacks=ask)) as client:
+    with served(App(tmp_path, live=Survey, ask_stacks=ask)) as client:
         path = "/api/stacks?group=g&run=r&rank=1"
         refused = [client.ask(path).status, client.ask(path, "POST").status]
         answer = client.ask(path, "POST", X_Otel_Ddp="page")

@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from importlib import resources
 from pathlib import Path
@@ -29,6 +29,7 @@ from otel_ddp.history.page.app import App
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import SeriesKey
 from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.survey import Survey
 from stack.browser import chromium
 
 PATIENCE_MS = 60_000
@@ -55,13 +56,12 @@ HEIGHTS = {"run": 1900, "runs": 420, "compare": 1500, "now": 640}
 STACK = {"file": "train.py", "line": 7, "function": "forward"}
 
 
-def live() -> Mapping[str, Any]:
+def live() -> Survey:
     now_ns = time.time_ns()
     who = {"group": "sweep", "run": "late", "node": "node-0", "rank": "2"}
-    return {
-        "node": "node-0",
-        "version": "0",
-        "processes": [
+    return Survey(
+        agents=[{"node": "node-0", "version": "0"}],
+        processes=[
             ProcessState(
                 group="sweep",
                 run="late",
@@ -76,7 +76,7 @@ def live() -> Mapping[str, Any]:
             )
             for rank in range(4)
         ],
-        "verdicts": [
+        verdicts=[
             {
                 "kind": "straggler",
                 "who": who,
@@ -85,7 +85,7 @@ def live() -> Mapping[str, Any]:
                 "sentence": "rank 2 (node-0) keeps the others waiting: forward takes 3 ms longer",
             }
         ],
-    }
+    )
 
 
 def stacks(group: str, run: str, rank: str) -> list[dict[str, Any]]:
@@ -286,9 +286,8 @@ def test_the_page_of_a_run(window: Window, look: str) -> None:
     assert "compute-bound" in page.locator("tr[data-run=other]:not(.late)").inner_text()
 
     # The histories are made by chance, and always alike.
-    assert "train: last 0.106003, lowest 0.106003, highest 2.05592" in caption
-    assert "waiting for other ranks: 2.252 ms a step" in phases
-    assert "10 %" in phases
+    assert "train: last 0.106, lowest 0.106, highest 2.0559" in caption
+    assert "waiting for other ranks: 2.25 ms a step, 10.5 %" in phases
     # The rank that is late works most.
     assert work.startswith("rank 2:")
 
@@ -313,7 +312,7 @@ def test_a_run_shows_what_its_time_went_to_and_its_attempts(
     window.figure("loss")
     window.figure("Step time")
     against_time = page.evaluate(MARKED), page.evaluate(MARKS_IN.format("Step time"))
-    brief = page.get_by_role("link", name="attempt 2, 60.0 % moved it on").get_attribute("href")
+    brief = page.get_by_role("link", name="attempt 2, 60 % moved it on").get_attribute("href")
     page.get_by_role("combobox", name="x", exact=True).select_option("step")
     page.wait_for_function(f"() => {MARKED}[0]?.[1] === 60")
     window.draw_all()
@@ -331,22 +330,22 @@ def test_a_run_shows_what_its_time_went_to_and_its_attempts(
         assert bar[cause] == pytest.approx(spent_s / 100, abs=0.005)
     # A tenth of a euro a second.
     assert told == [
-        "■ steps that moved the run on 60.0 % · 60 s · 6.00 EUR",
-        "■ starting, until the first step has ended; compiling 20.0 % · 20 s · 2.00 EUR",
-        "■ waiting for a late rank or node 5.0 % · 5 s · 0.50 EUR (rank 2 (node-0) 5 s)",
-        "■ steps done twice, after a restart 12.0 % · 12 s · 1.20 EUR",
-        "■ not known 3.0 % · 3 s · 0.30 EUR",
+        "■ steps that moved the run on 60 % · 60 s · 6.00 EUR",
+        "■ starting, until the first step has ended; compiling 20 % · 20 s · 2.00 EUR",
+        "■ waiting for a late rank or node 5 % · 5 s · 0.50 EUR (rank 2 (node-0) 5 s)",
+        "■ steps done twice, after a restart 12 % · 12 s · 1.20 EUR",
+        "■ not known 3 % · 3 s · 0.30 EUR",
     ]
     first, second = attempts
-    assert (first[0], *first[2:6], first[7]) == ("1", "", "0", "99", "–", MARKUP)
+    assert (first[0], *first[2:6], first[7]) == ("1", "", "0", "99", "-", MARKUP)
     assert first[6].startswith("killed ")
     assert second[0:1] + second[2:] == ["2", "7 s", "60", "199", "40", "goes on", ""]
     # How soon it was back, and how it ended, where no agent saw the end of the first.
-    assert unseen == [["", "–"], ["–", "goes on"]]
+    assert unseen == [["", "-"], ["-", "goes on"]]
     assert [[each[0] for each in picture] for picture in against_time] == [["attempt 2"]] * 2
     assert against_steps == [["attempt 2", 60]]
     assert brief == "#spent"
-    assert "60.0 % · 60 s" in saved
+    assert "60 % · 60 s" in saved
     assert "EUR" not in saved
     assert saved_bar == bar
 
@@ -387,7 +386,7 @@ def test_a_gpu_has_the_numbers_that_its_vendor_reports(window: Window, tmp_path:
         page.goto("about:blank")
 
     assert [[cell.partition(",")[0] for cell in row] for row in rows] == [
-        ["0", "n", f"{MI300X} GPU-{mi300x().serial}", "87 %", "64.42 GB", "682 W", "64 °C"],
+        ["0", "n", f"{MI300X} GPU-{mi300x().serial}", "87 %", "64.4 GB", "682 W", "64 °C"],
     ]
     assert set(re.findall(r"rank \d", caption)) == {"rank 0"}
     assert not re.search("NVIDIA|CUDA|NVLink|Xid", content)
@@ -425,7 +424,7 @@ def test_the_list_of_runs_leads_to_their_comparison(driver: Any, server: Served,
 
     assert "late, train: last" in caption
     assert "other, val: last" in caption
-    for last in ("0.279091", "0.307318"):
+    for last in ("0.27909", "0.30732"):
         assert f"{last} (step 200)" in row
 
 

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from hashlib import blake2s
 from typing import Any
 
+from otel_ddp import shown
 from otel_ddp.agent.notify.message import Message
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.reports import Incident
@@ -16,7 +17,7 @@ from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.say import unit_name
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
 from otel_ddp.history.card import card_of
-from otel_ddp.history.terminal import Card, lines, printable, shown_s, when
+from otel_ddp.history.terminal import Card, lines, printable, when
 from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.vocabulary import catalog
@@ -190,7 +191,9 @@ def _of_end(
     reason = card.reason or next((each.reason for each in ended if each.reason), "")
     card = card._replace(state=state, duration_s=lasted_s, reason=reason, sentences=sentences)
     key = f"ended/{case.run}/{max(each.started_ns for each in ended)}"
-    title = f"run {name} {'was killed' if state == 'killed' else state} after {shown_s(lasted_s)}"
+    title = (
+        f"run {name} {'was killed' if state == 'killed' else state} after {shown.seconds(lasted_s)}"
+    )
     level = "info" if state == "finished" else "error"
     return _message(key, "ended", level, title, "\n".join(lines(card)), labels, page)
 

@@ -314,12 +314,6 @@ class Journals:
         """Digests of the agent's variables with which the living processes were started."""
         return {str(each.fact("terms") or "") for each in self.processes() if each.is_at_work}
 
-    def node_names(self) -> dict[str, str]:
-        """The node label of each journal."""
-        return {
-            each.reader.name: dict(each.labels)["node"] for each in self.processes() if each.labels
-        }
-
     # -- for people
 
     def unreadable(self) -> list[str]:
@@ -327,8 +321,9 @@ class Journals:
         return [str(each) for each in self._unread.values()]
 
     def describe(self) -> list[ProcessState]:
-        """Every process."""
-        return table(self.describe_ended(), (each.describe() for each in self.processes()))
+        """Every process, with its long texts."""
+        living = (with_texts(each.describe(), each.reader) for each in self.processes())
+        return table(self.describe_ended(), living)
 
     def describe_ended(self) -> list[ProcessState]:
         """The processes whose journals are deleted."""

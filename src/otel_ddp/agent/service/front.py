@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import __version__, files
@@ -17,6 +19,7 @@ from otel_ddp.agent.verdicts import answers
 from otel_ddp.journal import process_state
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.survey import Survey
 from otel_ddp.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("otel_ddp.agent")
 
 _STATUS_EVERY_S = 5.0
+_OF_RANK = ("group", "run", "job_type", "rank")
 
 
 class Front:
@@ -106,7 +110,7 @@ class Front:
             histories.directory,
             ours=True,
             disk_hangs=histories.hang,
-            live=self.status,
+            live=self.state,
             ask_stacks=self._ask_stacks,
             price=self._conf.gpu_hour_price,
         )
@@ -128,17 +132,31 @@ class Front:
         found = [*(thread.problem for thread in self.threads()), self._watch.histories.remark()]
         return list(filter(None, found))
 
-    def status(self) -> dict[str, Any]:
-        """What the page shows."""
-        processes = process_state.table(self._watch.journals.describe(), self._elsewhere)
-        return {**self._describe(), "processes": processes}
+    def state(self) -> Survey:
+        """All that is known at this moment."""
+        watch, judge = self._watch, self._watch.judge
+        processes = process_state.table(watch.journals.describe(), self._elsewhere)
+        return Survey(
+            agents=[self._describe()],
+            processes=[*_paced(processes, judge.paces())],
+            verdicts=judge.verdicts(),
+            past=judge.past(),
+            insufficient=judge.insufficient(),
+            notes=watch.silent_ranks.notes(),
+            links=watch.links.describe(),
+            unreadable=watch.journals.unreadable(),
+        )
 
     def _describe(self) -> dict[str, Any]:
-        watch, journals, judge = self._watch, self._watch.journals, self._watch.judge
+        """The agent itself, and the devices of its node."""
+        watch = self._watch
         threads = [thread.problem for thread in self.threads()]
         remarks = (*self.remarks.values(), watch.histories.remark(), *threads)
         return {
             "pid": os.getpid(),
+            "pid_here": os.getpid(),
+            "alive": True,
+            "directory": str(self._place.directory),
             "version": __version__,
             "node": self._node,
             "started_ns": self.started_ns,
@@ -148,23 +166,13 @@ class Front:
             "grafana": self._conf.grafana_url,
             "history": watch.histories.describe(),
             "remark": "; ".join(filter(None, remarks)),
-            "unreadable": journals.unreadable(),
-            "nodes": journals.node_names(),
-            "ended": [each.to_json() for each in journals.describe_ended()],
-            "verdicts": judge.verdicts(),
-            "past": judge.past(),
-            "insufficient": judge.insufficient(),
-            "paces": judge.paces(),
-            "notes": watch.silent_ranks.notes(),
-            "links": watch.links.describe(),
-            "elsewhere": [each.to_json() for each in self._elsewhere],
             **watch.sampling.describe(),
         }
 
     def write_file(self) -> None:
         """Write the agent's file if it has changed, and now and then to show that we run."""
         self._elsewhere = self._watch.links.elsewhere()
-        content = json.dumps(self._describe()).encode()
+        content = json.dumps(self.state().to_json()).encode()
         written_at, written = self._written
         now = time.monotonic()
         unchanged = content == written and self._place.agent_file.exists()
@@ -175,3 +183,14 @@ class Front:
         except OSError:
             return  # a full tmpfs: the status shows less, nothing else
         self._written = now, content
+
+
+def _paced(
+    processes: Iterable[ProcessState], paces: Iterable[Mapping[str, Any]]
+) -> Iterator[ProcessState]:
+    """The same processes; the living ones with what is known of their last steps."""
+    by_rank = {tuple(str(each[name]) for name in _OF_RANK): each for each in paces}
+    for each in processes:
+        of_rank = tuple(str(getattr(each, name)) for name in _OF_RANK)
+        pace = {} if each.ended else by_rank.get(of_rank, {})
+        yield replace(each, step_s=pace.get("step_s"), wait_ratio=pace.get("wait_ratio"))

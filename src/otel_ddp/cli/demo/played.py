@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from otel_ddp import files, plain
 from otel_ddp.cli.demo.injection import Injection
 from otel_ddp.cli.text import dated
 from otel_ddp.journal.place import Place
+from otel_ddp.journal.survey import told_by_agent
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -145,7 +145,7 @@ class Played:
         """How the agent describes itself; it starts a moment after the first rank."""
         deadline = time.monotonic() + _AGENT_STARTS_S
         while time.monotonic() < deadline and self.process.poll() is None:
-            if agent := files.read_mapping(self.place.agent_file):
+            if agent := told_by_agent(self.place).agent:
                 return agent
             time.sleep(0.1)
         return {}
@@ -155,11 +155,8 @@ class Played:
         if self.injected.what == "kill":
             # The kernel reports the signal once the launcher has waited for the dead process.
             time.sleep(_VERDICT_S)
-        agent, now_ns = files.read_mapping(self.place.agent_file), time.time_ns()
-        found = [
-            each for key in ("past", "verdicts") for each in plain.list_of(dict, agent.get(key))
-        ]
-        return [dated(each, now_ns) for each in found]
+        agent, now_ns = told_by_agent(self.place), time.time_ns()
+        return [dated(each, now_ns) for each in (*agent.past, *agent.verdicts)]
 
 
 def _free_port() -> int:

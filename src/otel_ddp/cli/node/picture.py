@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from otel_ddp import plain
+from otel_ddp import plain, shown
 from otel_ddp.cli.text import cell, dated, marked, named_ranks
-from otel_ddp.history.terminal import aligned, shown_number, shown_s
+from otel_ddp.history.terminal import aligned
 from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState, world_of
 from otel_ddp.journal.survey import Survey, of_run
@@ -175,9 +175,8 @@ def _run(
     for verdict in verdicts:
         yield Line(f"  {marked(verdict, now_ns)}", "trouble" if verdict in trouble else "")
     yield from (Line(f"  ! {note}", "trouble") for note in notes)
-    insufficient = (each for agent in found.agents for each in agent["insufficient"])
     # Why it cannot tell which rank the others of this run wait for.
-    unknown = [cell(each.get("why"), "?") for each in insufficient if of_run(each) == run]
+    unknown = [cell(each.get("why"), "?") for each in found.insufficient if of_run(each) == run]
     looks = any(not each.get("starting") and not each.get("stopped") for each in alive)
     if looks and not (trouble or notes or all(each.ended for each in processes)):
         yield Line("  nothing is wrong so far" if unknown else "  nothing is wrong")
@@ -244,15 +243,15 @@ def _values(processes: Iterable[ProcessState]) -> str:
     """The last values of the first rank that has any; those that have a best one first."""
     having = (each for each in processes if each.summary)
     first = min(having, key=lambda one: (one.ended, one.rank is None, one.rank), default=None)
-    shown = []
+    words = []
     rows = [] if first is None or first.summary is None else first.summary
     for each in sorted(rows, key=lambda row: not row.get("direction")):
         value = plain.number(plain.mapping(each.get("last")).get("value"))
         split = cell(each.get("split"))
         of_split = f" ({split})" if split not in ("", "train") else ""
-        shown.append(f"{cell(each.get('name'), '?')}{of_split} {shown_number(value)}")
-    more = len(shown) - _MOST_VALUES
-    return "  ".join([*shown[:_MOST_VALUES], *([f"and {more} more"] if more > 0 else [])])
+        words.append(f"{cell(each.get('name'), '?')}{of_split} {shown.number(value)}")
+    more = len(words) - _MOST_VALUES
+    return "  ".join([*words[:_MOST_VALUES], *([f"and {more} more"] if more > 0 else [])])
 
 
 # -- ranks
@@ -276,17 +275,17 @@ def ranks(
     *late*: the ranks that verdicts name.
     """
     # Processes without a rank last, and the attempts of a rank in their order.
-    shown = sorted(processes, key=lambda one: (one.rank is None, one.rank or 0))
+    drawn = sorted(processes, key=lambda one: (one.rank is None, one.rank or 0))
     left_out: list[ProcessState] = []
-    if len(shown) > most:
-        shown.sort(key=lambda one: _order(one, late))
-        shown, left_out = shown[: most - 1], shown[most - 1 :]
-    rows = [_rank(each, late, now_ns) for each in shown]
+    if len(drawn) > most:
+        drawn.sort(key=lambda one: _order(one, late))
+        drawn, left_out = drawn[: most - 1], drawn[most - 1 :]
+    rows = [_rank(each, late, now_ns) for each in drawn]
     if len({each.job_type for each in processes}) == 1:
         rows = [{**row, "job_type": ""} for row in rows]
     head, *texts = _table(rows, columns, _RANKS_GO, _RIGHT)
     yield Line(head, "bold")
-    for each, text in zip(shown, texts, strict=True):
+    for each, text in zip(drawn, texts, strict=True):
         yield Line(text, "dim" if each.ended else "trouble" if str(each.rank) in late else "")
     if left_out:
         states = Counter(cell(each.state, "?") for each in left_out).most_common()
@@ -319,11 +318,11 @@ def _rank(each: ProcessState, late: Collection[str], now_ns: int) -> dict[str, s
         "local": cell(each.local_rank, "?"),
         "node": cell(each.node, "?"),
         "waits": "-" if each.wait_ratio is None else _bar(each.wait_ratio),
-        "step time": shown_s(each.step_s),
+        "step time": shown.seconds(each.step_s),
         "state": cell(each.state, "?"),
         "step": cell(each.step, "-"),
         "phase": cell(each.phase, "-"),
-        "since": ago(max(0.0, (now_ns - each.phase_since_ns) / 1e9)),
+        "since": shown.seconds(max(0.0, (now_ns - each.phase_since_ns) / 1e9)),
         "pid": cell(each.pid, "?"),
         "": " ".join(filter(None, remarks)),
     }
@@ -333,15 +332,6 @@ def _bar(ratio: float) -> str:
     """How much of its time a rank waits for the others."""
     ratio = min(ratio, 1.0)
     return f"{'█' * round(ratio * _BAR):░<{_BAR}} {ratio:>4.0%}"
-
-
-def ago(seconds: float) -> str:
-    """For how long, in one unit."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def _table(
@@ -389,12 +379,12 @@ def _gpus(agent: Mapping[str, Any], columns: int | None) -> Iterator[Line | Tabl
 
 def _gpu_rows(gpus: Sequence[Mapping[str, Any]], columns: int | None, most: int) -> Iterator[Line]:
     runs = {cell(plain.mapping(each.get("labels")).get("run")) for each in gpus} - {""}
-    shown = gpus if len(gpus) <= most else gpus[: most - 1]
-    head, *texts = _table([_gpu(each, len(runs) > 1) for each in shown], columns, _GPUS_GO)
+    drawn = gpus if len(gpus) <= most else gpus[: most - 1]
+    head, *texts = _table([_gpu(each, len(runs) > 1) for each in drawn], columns, _GPUS_GO)
     yield Line(head, "bold")
     yield from map(Line, texts)
-    if len(shown) < len(gpus):
-        yield Line(f"  and {len(gpus) - len(shown)} more GPUs")
+    if len(drawn) < len(gpus):
+        yield Line(f"  and {len(gpus) - len(drawn)} more GPUs")
 
 
 def _gpu(each: Mapping[str, Any], several_runs: bool) -> dict[str, str]:
@@ -404,7 +394,7 @@ def _gpu(each: Mapping[str, Any], several_runs: bool) -> dict[str, str]:
         "gpu": cell(each.get("index"), "?"),
         "name": cell(each.get("name"), "?"),
         "rank": _gpu_user(each, several_runs),
-        "busy": "-" if busy is None else f"{busy:.0%}",
+        "busy": shown.share(busy),
         "memory": _share(each.get("used_bytes"), each.get("limit_bytes"), 1 << 30, "GiB", 1),
         "power": _share(each.get("power_w"), each.get("power_limit_w"), 1, "W", 0),
         "temp": "-" if celsius is None else f"{celsius:.0f} °C",

@@ -14,9 +14,6 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.journal.survey import Survey, survey
 from otel_ddp.settings import Settings
 
-SCHEMA = 2
-"""The number of its JSON; docs/json.md describes each key."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
@@ -32,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
         return watch(options.dir)
     try:
         if options.json:
-            return print_json({"schema": SCHEMA, **_survey(options.dir)[0].to_json()})
+            return print_json(_survey(options.dir)[0].to_json())
         columns = screen.size()[0] if screen.is_terminal(sys.stdout) else None
         lines = _picture(options.dir, columns)
     except ConfigError as error:

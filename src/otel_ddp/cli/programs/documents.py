@@ -67,7 +67,6 @@ def verdicts(run: WholeRun, directory: str) -> dict[str, Any]:
     """The verdicts on a run, the newest first. *directory*: as find_places takes it."""
     found = [*reversed(run.verdicts())]
     _, places, _ = find_places(directory)
-    unjudged = (each for agent in survey(places).agents for each in agent["insufficient"])
     return {
         "schema": VERDICTS_SCHEMA,
         "now_ns": time.time_ns(),
@@ -75,7 +74,9 @@ def verdicts(run: WholeRun, directory: str) -> dict[str, Any]:
         "open": [each for each in found if each.get("until_ns") is None],
         "past": [each for each in found if each.get("until_ns") is not None],
         "insufficient": [
-            str(each.get("why")) for each in unjudged if of_run(each) == (run.group, run.name)
+            str(each.get("why"))
+            for each in survey(places).insufficient
+            if of_run(each) == (run.group, run.name)
         ],
         "look": run.look,
     }

@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from otel_ddp import settings
+from otel_ddp import settings, shown
 from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import cell, print_answer, print_json
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.goodput import Costs, costs_of, goodput_of
 from otel_ddp.history.reader import Unreadable
-from otel_ddp.history.terminal import aligned, shown_s, shown_time
+from otel_ddp.history.terminal import aligned, shown_time
 from otel_ddp.vocabulary.words import TIME_CAUSES
 
 SCHEMA = 1
@@ -79,8 +79,8 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     total_s, costs = found["rank_s"], price["costs"] if price else {}
     paid = f", {sum(costs.values()):.2f} {price['currency']}" if price else ""
     yield (
-        f"{cell(_title(told))}: {found['share']:.1%} of {total_s / 3600:.3g} hours of all its "
-        f"ranks together moved it on{paid}"
+        f"{cell(_title(told))}: {shown.share(found['share'])} of {shown.seconds(total_s)} of all "
+        f"its ranks together moved it on{paid}"
     )
     if told["look"]:
         yield told["look"]
@@ -89,10 +89,17 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     rows = [heads]
     for cause, spent_s in found["seconds"].items():
         cost = [f"{costs[cause]:.2f}" if cause in costs else "-"] if price else []
-        rows.append((f"{spent_s / total_s:.1%}", shown_s(spent_s), *cost, TIME_CAUSES[cause]))
+        rows.append(
+            (shown.share(spent_s / total_s), shown.seconds(spent_s), *cost, TIME_CAUSES[cause])
+        )
         if cause == "late_rank":
             rows += [
-                (f"{late_s / total_s:.1%}", shown_s(late_s), *[""] * len(cost), f"  {who}")
+                (
+                    shown.share(late_s / total_s),
+                    shown.seconds(late_s),
+                    *[""] * len(cost),
+                    f"  {who}",
+                )
                 for who, late_s in sorted(found["late"].items(), key=lambda each: -each[1])[:10]
             ]
     yield from aligned(rows, right=heads[:-1])
@@ -114,5 +121,5 @@ def _attempt(told: Mapping[str, Any], no_end: str) -> tuple[str, ...]:
     ended = cell(told.get("state"), no_end)
     if "ended_ns" in told:
         ended += f" {shown_time(told['ended_ns'], now_ns)}"
-    back = shown_s(told.get("back_s"))
+    back = shown.seconds(told.get("back_s"))
     return str(told["attempt"]), began, back, *words, twice, ended, cell(told.get("why"))

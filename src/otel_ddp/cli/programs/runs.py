@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from otel_ddp import plain
+from otel_ddp import plain, shown
 from otel_ddp.cli.programs import documents
 from otel_ddp.cli.text import cell, print_answer, print_json
-from otel_ddp.history.terminal import aligned, shown_number, shown_time
+from otel_ddp.history.terminal import aligned, shown_time
 
 _HEADS = ("run", "state", "began", "ended", "nodes", "world", "step", "last values")
 _MOST_VALUES = 3
@@ -54,4 +54,4 @@ def _row(run: Mapping[str, Any], now_ns: int) -> tuple[str, ...]:
 
 def _value(told: Mapping[str, Any]) -> str:
     split = f" ({cell(told['split'])})" if told["split"] else ""
-    return f"{cell(told['name'])}{split} {shown_number(plain.number(told['last']))}"
+    return f"{cell(told['name'])}{split} {shown.number(plain.number(told['last']))}"

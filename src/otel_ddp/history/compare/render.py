@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from otel_ddp import shown
 from otel_ddp.history.compare.result import Comparison, Differing, Kept, percent, shown_p
 from otel_ddp.history.compare.rows import Row, Side
-from otel_ddp.history.terminal import aligned, printable, shown_number, shown_s
+from otel_ddp.history.terminal import aligned, printable
 
 _HEADS = ("per step", "A", "B", "change", "99 % interval", "p", "")
 _VALUE_HEADS = ("value, last part", "A", "B", "change", "p", "last A", "last B", "best A", "best B")
@@ -29,7 +30,7 @@ def tables(found: Comparison) -> Iterator[Table]:
 
 def _step_cells(row: Row) -> list[str]:
     def show(value: float | None) -> str:
-        return shown_s(value) if row.unit == "s" else shown_number(value)
+        return shown.seconds(value) if row.unit == "s" else shown.number(value)
 
     interval = ""
     if row.difference is not None and row.before:
@@ -41,8 +42,8 @@ def _step_cells(row: Row) -> list[str]:
 
 
 def _value_cells(row: Row) -> list[str]:
-    cells = [row.shown, shown_number(row.before), shown_number(row.after), percent(row.change)]
-    ends = map(shown_number, (*row.last, *row.best))
+    cells = [row.shown, shown.number(row.before), shown.number(row.after), percent(row.change)]
+    ends = map(shown.number, (*row.last, *row.best))
     return [*cells, f"{_p(row)} {row.verdict}".strip(), *ends]
 
 

@@ -14,6 +14,7 @@ from otel_ddp.history.goodput import Price
 from otel_ddp.history.page import columns, runs, static_files
 from otel_ddp.history.page.exchange import PACKED, Answer, Question, Refused, as_json
 from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.journal.survey import Survey
 
 _MOST_EVENTS, _MOST_PROFILES = 500, 20
 # The agent holds it in memory while it is sent.
@@ -68,7 +69,6 @@ BESIDE: Mapping[str, Callable[[WholeRun, Beside], list[dict[str, Any]]]] = {
     "postmortems": lambda run, at: beside.postmortems(at.postmortems, run.group, run.name),
     "profiles": lambda run, at: beside.profiles(run.group, run.name, at.profiles)[:_MOST_PROFILES],
 }
-PRIVATE = ("compare", "events", "postmortem", "postmortems", "profiles", "trace")
 
 
 def trace(run: WholeRun, question: Question, at: Beside) -> Answer:
@@ -109,7 +109,7 @@ def saved(
     shown = {kind: each[:_SAVED_NAMES] for kind, each in names.items()}
     left_out = max(len(names["values"]) - _SAVED_NAMES, 0)
     found = {
-        "run": runs.head(run, {}, True, price),
+        "run": runs.head(run, Survey(), price),
         "names": {**shown, "left_out": left_out},
         "values": _pictures(run, shown["values"], "value"),
         "node": _pictures(run, [each["name"] for each in shown["node"]], "node", "counter"),

@@ -26,9 +26,10 @@ from otel_ddp.history.page.exchange import (
     as_json,
     as_text,
 )
-from otel_ddp.history.page.runs import Live, Runs
+from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
 from otel_ddp.history.reader import Unreadable
+from otel_ddp.journal.survey import Survey
 
 # The views of the page: which one it is, its script reads from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
@@ -37,18 +38,15 @@ _WITHOUT_DISK = ("now", "stacks")
 _PACKED_FROM = 4096
 _LOOK_EVERY_S = 0.25
 HIDDEN = (
-    "Ended runs, log lines, sentences of verdicts, configuration, stacks and post-mortems are "
-    "hidden: they are shown to the user of the agent and to root on this node, and to those whom "
-    "have the token of OTEL_DDP_SCRAPE_TOKEN_FILE."
+    "This page is shown to the user of the agent and to root on this node, and to those whom have "
+    "the token of OTEL_DDP_SCRAPE_TOKEN_FILE."
 )
 
 AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
 """Group, run and rank (empty: all ranks); each process with its threads and their frames."""
 # In one table.
 _MOST_RUNS = 50
-
-
-_OF_NODE = ("remark", "links")
+_NOTHING = Survey()
 
 
 class App:
@@ -60,7 +58,7 @@ class App:
         *,
         ours: bool = False,
         disk_hangs: Callable[[], bool] | None = None,
-        live: Callable[[], Live] | None = None,
+        live: Callable[[], Survey] | None = None,
         ask_stacks: AskStacks | None = None,
         profile_folder: Path | None = None,
         price: Price | None = None,
@@ -103,7 +101,7 @@ class App:
             with contextlib.suppress(futures.TimeoutError):
                 return done.result(_LOOK_EVERY_S)
         if path == "/api/runs":
-            return as_json(200, self._list(question, [], []))
+            return as_json(200, self._list([], []))
         return as_json(503, {"error": "The disk of the histories does not answer."})
 
     def _timed_answer(self, question: Question) -> Answer:
@@ -139,15 +137,15 @@ class App:
     # -- the API
 
     def _api(self, path: str, question: Question) -> Answer:
+        if not question.is_private():
+            raise Refused(403, HIDDEN)
         if path == "stacks":
             return as_json(200, self._stacks(question))
         if question.method not in ("GET", "HEAD"):
             raise Refused(405, "only GET is answered here")
         name = path.removesuffix(".csv")
-        if name in answers.PRIVATE:
-            self._check_private(question)
         if path == "runs":
-            return as_json(200, self._list(question, *self._runs.rows()))
+            return as_json(200, self._list(*self._runs.rows()))
         if path == "postmortem":
             if (text := beside.postmortem(self._folders(), question.text("name"))) is None:
                 raise Refused(404, f"there is no post-mortem {question.text('name')[:200]!r}")
@@ -159,11 +157,11 @@ class App:
 
     def _of_run(self, name: str, question: Question) -> Answer:
         at = answers.Beside(self._folders(), self._profiles)
-        with self._runs.opened(self._shown_group(question), question.text("run")) as run:
+        with self._runs.opened(question.group, question.text("run")) as run:
             if name == "trace":
                 return answers.trace(run, question, at)
             if name == "run":
-                found = runs.head(run, self._now_known(), question.is_private(), self._price)
+                found = runs.head(run, self._now_known(), self._price)
             elif name in answers.ANSWERS:
                 found = answers.ANSWERS[name](run, question)
             elif name in answers.BESIDE:
@@ -178,7 +176,7 @@ class App:
             raise Refused(404, f"{name[:100]!r} is no table")
         asked, found = question.of_each_run(), list[dict[str, Any]]()
         for each in asked[:_MOST_RUNS]:
-            with self._runs.opened(self._shown_group(each), run := each.text("run")) as opened:
+            with self._runs.opened(each.group, run := each.text("run")) as opened:
                 told = answers.ANSWERS[name](opened, each)
             mean = {"rank": "mean", "columns": told.get("columns")}
             those = [mean, *told["ranks"]] if name == "steps" else told["series"]
@@ -189,7 +187,7 @@ class App:
         """What `otel-ddp compare` says of two runs."""
         sides = []
         for each in question.of_each_run()[:2]:
-            with self._runs.opened(self._shown_group(each), each.text("run")) as found:
+            with self._runs.opened(each.group, each.text("run")) as found:
                 sides.append(rows.of_run(found))
         if len(sides) < 2:
             raise Refused(400, "name two runs")
@@ -200,31 +198,24 @@ class App:
         """Where post-mortems may lie."""
         return [self._folder] if not self._ours or files.is_kept(self._folder) else []
 
-    def _list(
-        self, question: Question, found: list[dict[str, Any]], faults: list[str]
-    ) -> dict[str, Any]:
-        live, private = self._now_known(), question.is_private()
-        found = [{**row, "verdicts": runs.verdicts(row["verdicts"], private)} for row in found]
-        if not private:
-            shown = _runs_of(live)
-            found = [row for row in found if (row["group"], row["run"]) in shown]
+    def _list(self, found: list[dict[str, Any]], faults: list[str]) -> dict[str, Any]:
+        live = self._now_known()
         return {
-            **self._seen_by(live, private),
-            "folder": str(self._runs.folder) if private else "",
-            "runs": found,
-            "faults": [*_not_kept(live), *faults] if private else [],
+            **self._seen_by(live),
+            "folder": str(self._runs.folder),
+            "runs": [{**row, "verdicts": runs.verdicts(row["verdicts"])} for row in found],
+            "faults": [*_not_kept(live), *faults],
         }
 
     def _now(self, question: Question) -> dict[str, Any]:
-        live, private = self._now_known(), question.is_private()
+        live = self._now_known()
         return {
-            **self._seen_by(live, private),
-            "version": live.get("version", ""),
-            "processes": runs.processes(live, private),
-            "verdicts": runs.verdicts(live.get("verdicts", ()), private),
-            "remark": "",
-            "stacks": private and self._ask_stacks is not None,
-            **{key: live[key] for key in _OF_NODE if private and key in live},
+            **self._seen_by(live),
+            "processes": [runs.shown(each.to_json()) for each in live.processes],
+            "verdicts": runs.verdicts(live.verdicts),
+            "remark": live.agent.get("remark", ""),
+            "links": live.links,
+            "stacks": self._ask_stacks is not None,
         }
 
     def _stacks(self, question: Question) -> dict[str, Any]:
@@ -238,46 +229,23 @@ class App:
         if question.method != "POST":
             raise Refused(405, "processes are asked with POST")
         guard.check_asked(question.headers)
-        self._check_private(question)
 
-    def _check_private(self, question: Question) -> None:
-        if not question.is_private():
-            raise Refused(403, HIDDEN)
+    @errors.contained(_NOTHING)
+    def _now_known(self) -> Survey:
+        return _NOTHING if self._live is None else self._live()
 
-    def _shown_group(self, question: Question) -> str | None:
-        """The group of the run that is asked for; None: the newest one.
-
-        Others see of runs what /metrics tells: those which the agent knows at this moment.
-        """
-        group = question.text("group") if "group" in question.query else None
-        if question.is_private():
-            return group
-        for its_group, run in sorted(_runs_of(self._now_known())):
-            if run == question.text("run") and group in (None, its_group):
-                return its_group
-        raise Refused(403, HIDDEN)
-
-    @errors.contained({})
-    def _now_known(self) -> Live:
-        return {} if self._live is None else self._live()
-
-    def _seen_by(self, live: Live, private: bool) -> dict[str, Any]:
+    def _seen_by(self, live: Survey) -> dict[str, Any]:
         """What stands above every list."""
         return {
             "now_ns": time.time_ns(),
-            "node": live.get("node", ""),
+            "node": live.agent.get("node", ""),
             "agent": self._live is not None,
-            "hidden": "" if private else HIDDEN,
         }
 
 
-def _runs_of(live: Live) -> set[tuple[str, str]]:
-    return {each.of_run for each in live.get("processes", ())}
-
-
-def _not_kept(live: Live) -> list[str]:
+def _not_kept(live: Survey) -> list[str]:
     """A sentence where the agent cannot keep anything at this moment."""
-    history = live.get("history", {})
+    history = live.agent.get("history", {})
     if history.get("directory") == "":
         return ["This agent keeps no history (OTEL_DDP_HISTORY_BYTES): Now shows what runs."]
     if not history.get("problem"):

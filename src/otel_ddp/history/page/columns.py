@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
 from typing import Any
 
+from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.page.exchange import Question
-from otel_ddp.history.reader import Bucket, History, Series, rank_order
+from otel_ddp.history.reader import Bucket, History, Series
 from otel_ddp.history.tables import STEP_COLUMNS
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary import catalog

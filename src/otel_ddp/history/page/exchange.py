@@ -33,7 +33,7 @@ class Question(NamedTuple):
     method: str = "GET"
     headers: Mapping[str, str] = {}
     is_private: Callable[[], bool] = lambda: True
-    """Whether whoever asks may read what /metrics does not tell; looked up where it is needed."""
+    """Whether whoever asks may read what /metrics does not tell."""
 
     @classmethod
     def of_address(cls, target: str, **more: Any) -> Question:
@@ -47,6 +47,11 @@ class Question(NamedTuple):
 
     def text(self, name: str, default: str = "") -> str:
         return self.query.get(name, (default,))[-1]
+
+    @property
+    def group(self) -> str | None:
+        """The group of the run that is asked for; None: the newest one."""
+        return self.text("group") if "group" in self.query else None
 
     def texts(self, name: str) -> Sequence[str]:
         return self.query.get(name, ())

@@ -12,35 +12,29 @@ from typing import Any, NamedTuple
 from otel_ddp import plain
 from otel_ddp.history import directory
 from otel_ddp.history.goodput import Price
+from otel_ddp.history.newest_attempt import (
+    OfNode,
+    first_rank,
+    is_silent,
+    newest_attempt,
+    of_node,
+)
 from otel_ddp.history.page.exchange import Refused
 from otel_ddp.history.page.time_spent import time_spent
-from otel_ddp.history.reader import (
-    History,
-    Unreadable,
-    is_silent,
-    rank_order,
-    state_of_nodes,
-)
+from otel_ddp.history.reader import History, Unreadable
 from otel_ddp.history.report import cost_words
-from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.history.whole_run import WholeRun, merged
+from otel_ddp.journal.survey import Survey
+from otel_ddp.journal.survey import of_run as labelled
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, VERDICTS
 
 _MOST_SUMMARY, _MOST_SUMMARY_IN_LIST = 200, 60
 _MOST_SENTENCES = 5
-# What /metrics tells as well. Reasons of an end hold texts of errors, and sentences may.
-_PUBLIC_RANK = (
+_RANK = (
     *("group", "run", "job_type", "node", "rank", "local_rank", "world_size", "pid", "state"),
-    *("step", "phase", "phase_since_ns", "started_ns", "seen_alive_ns"),
+    *("step", "phase", "phase_since_ns", "started_ns", "seen_alive_ns", "reason", "host"),
+    *("launcher", "strategy", "lost", "settled", "journal", "measuring"),
 )
-_PRIVATE_RANK = (
-    *_PUBLIC_RANK,
-    *("reason", "host", "launcher", "strategy", "lost", "settled", "journal", "measuring"),
-)
-_PUBLIC_VERDICT = ("kind", "who", "phase", "step", "since_step", "since_ns", "until_ns")
-_PRIVATE_VERDICT = (*_PUBLIC_VERDICT, "sentence", "board", "evidence")
-
-Live = Mapping[str, Any]
-"""What an agent knows at this moment: its processes, GPUs and verdicts; empty without an agent."""
 
 
 class _Known(NamedTuple):
@@ -120,31 +114,22 @@ def _signature(path: Path) -> tuple[int, ...]:
 
 
 def _row(history: History) -> dict[str, Any]:
-    about, ranks = history.about, history.ranks
+    about, node = history.about, of_node(history.about, history.ranks)
     texts, environment = (plain.mapping(about.get(key)) for key in ("texts", "environment"))
-    worlds = (each.get("world_size") for each in (environment, *ranks.values()))
-    steps = [plain.whole(each.get("step")) for each in ranks.values()]
+    verdicts = _worst_first(_of_attempt(history.verdicts(), node.began_ns))
     return {
         "group": str(about.get("group") or ""),
         "run": str(about.get("run") or history.path.stem),
-        "job_type": sorted({str(each.get("job_type") or "") for each in ranks.values()}),
+        "of_node": node,
         "project": str(about.get("project") or ""),
         "nodes": [str(about.get("node") or "")],
-        "ranks": list(ranks),
-        "local_ranks": sorted({str(each.get("local_rank")) for each in ranks.values()}),
-        "world_size": next(filter(None, worlds), None),
+        "world_size": environment.get("world_size"),
         "tags": texts.get("tags"),
         "name": texts.get("name"),
         "script": environment.get("script"),
-        "state": history.state,
-        "step": max((step for step in steps if step is not None), default=None),
         "began_ns": plain.whole(about.get("began_ns")) or 0,
-        "seen_ns": plain.whole(about.get("seen_ns")) or 0,
         "summary": plain.list_of(dict, about.get("summary"))[:_MOST_SUMMARY_IN_LIST],
-        "verdicts": [
-            _told(each)
-            for each in _worst_first(_of_last_attempt(history.verdicts(), about))[:_MOST_SENTENCES]
-        ],
+        "verdicts": [_told(each) for each in verdicts[:_MOST_SENTENCES]],
     }
 
 
@@ -157,25 +142,35 @@ def _told(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """One run of several nodes."""
+    newest = newest_attempt([each["of_node"] for each in parts])
+    parts = sorted(parts, key=lambda each: first_rank(newest, each["of_node"]))
+    ranks, first = newest.ranks.values(), parts[0]
+    seen_ns = max(each["of_node"].seen_ns for each in parts)
+    worlds = (each.get("world_size") for each in (first, *ranks))
+    steps = [plain.whole(each.get("step")) for each in ranks]
 
     def all_of(key: str) -> list[Any]:
         return [one for each in parts for one in each[key]]
 
-    state = state_of_nodes((each["state"], each["seen_ns"]) for each in parts)
-    seen_ns = max(each["seen_ns"] for each in parts)
+    def labels(key: str) -> list[str]:
+        return sorted({str(each.get(key) or "") for each in ranks})
+
     return {
-        **min(parts, key=lambda each: each["ranks"] or ["~"]),
-        **{key: all_of(key) for key in ("nodes", "ranks")},
-        **{key: sorted({*all_of(key)}) for key in ("job_type", "local_ranks")},
+        **first,
+        "nodes": all_of("nodes"),
+        "ranks": [*newest.ranks],
+        "job_type": labels("job_type"),
+        "local_ranks": labels("local_rank"),
+        "world_size": next(filter(None, worlds), None),
         # Only the first node has seen rank 0, which tells it.
         "script": next((each["script"] for each in parts if each["script"]), None),
-        "state": state,
-        "silent": is_silent(state, seen_ns),
-        "step": max((e["step"] for e in parts if e["step"] is not None), default=None),
+        "state": newest.state,
+        "silent": is_silent(newest.state, seen_ns),
+        "step": max((step for step in steps if step is not None), default=None),
         "began_ns": min(filter(None, (each["began_ns"] for each in parts)), default=0),
         "seen_ns": seen_ns,
-        "summary": all_of("summary")[:_MOST_SUMMARY_IN_LIST],
-        "verdicts": _worst_first(all_of("verdicts")),
+        "summary": merged(all_of("summary"))[:_MOST_SUMMARY_IN_LIST],
+        "verdicts": _worst_first(_of_attempt(all_of("verdicts"), newest.began_ns)),
     }
 
 
@@ -184,12 +179,8 @@ def _worst_first(verdicts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(verdicts, key=_harm)
 
 
-def _of_last_attempt(
-    verdicts: Iterable[dict[str, Any]], about: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def _of_attempt(verdicts: Iterable[dict[str, Any]], began_ns: int) -> list[dict[str, Any]]:
     """Without those that a restart has ended: why earlier attempts ended is told with these."""
-    _, *later = plain.list_of(dict, about.get("attempts")) or [{}]
-    began_ns = plain.whole(later[-1].get("began_ns")) or 0 if later else 0
     return [
         each
         for each in verdicts
@@ -211,36 +202,31 @@ def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
 # -- one run
 
 
-def head(run: WholeRun, live: Live, private: bool, price: Price | None) -> dict[str, Any]:
+def head(run: WholeRun, live: Survey, price: Price | None) -> dict[str, Any]:
     """State, ranks, what its time went to, verdicts, gaps, configuration."""
-    about, of_run, state = run.about, (run.group, run.name), run.state
+    about, of_run, now_ns = run.about, (run.group, run.name), time.time_ns()
     seen_ns = plain.whole(about.get("seen_ns")) or 0
-    ranks = {**run.ranks}
-    for process in live.get("processes", ()):
-        key = process.rank_key(str(about.get("job_type") or ""))
-        before = plain.whole(plain.mapping(ranks.get(key)).get("started_ns")) or 0
-        if process.of_run == of_run and process.started_ns >= before:
-            ranks[key] = process.to_json()
-    shown = _PRIVATE_RANK if private else _PUBLIC_RANK
-    told = verdicts(run.verdicts(), private)
-    found: dict[str, Any] = {
-        "now_ns": time.time_ns(),
+    job_type = str(about.get("job_type") or "")
+    living = {
+        each.rank_key(job_type): each.to_json() for each in live.processes if each.of_run == of_run
+    }
+    newest = newest_attempt([*run.of_nodes, OfNode(living, now_ns)])
+    told = verdicts(run.verdicts())
+    return {
+        "now_ns": now_ns,
         "group": run.group,
         "run": run.name,
         "project": str(about.get("project") or ""),
         "nodes": run.nodes,
-        "state": state,
-        "silent": is_silent(state, seen_ns),
+        "state": newest.state,
+        "silent": is_silent(newest.state, seen_ns),
         "began_ns": plain.whole(about.get("began_ns")) or 0,
         "seen_ns": seen_ns,
-        "ranks": [
-            {key: each[key] for key in shown if key in each} | {"rank": rank}
-            for rank, each in sorted(ranks.items(), key=lambda one: rank_order(one[0]))
-        ],
-        "time": time_spent(run, price, private),
+        "ranks": [shown(each) | {"rank": rank} for rank, each in newest.ranks.items()],
+        "time": time_spent(run, price),
         "verdicts": told,
         "worst": next(
-            (e for e in _worst_first(_of_last_attempt(told, about)) if not e["harmless"]), None
+            (e for e in _worst_first(_of_attempt(told, newest.began_ns)) if not e["harmless"]), None
         ),
         "gaps": [
             {"node": node, **gap}
@@ -248,33 +234,22 @@ def head(run: WholeRun, live: Live, private: bool, price: Price | None) -> dict[
             for gap in plain.list_of(dict, history.about.get("gaps"))
         ],
         "summary": run.summary[:_MOST_SUMMARY],
-        "agent": bool(live),
-        "not_kept_since_ns": live.get("history", {}).get("since_ns") or 0,
+        "agent": bool(live.agents),
+        "not_kept_since_ns": live.agent.get("history", {}).get("since_ns") or 0,
+        **{key: plain.mapping(about.get(key)) for key in ("config", "texts", "environment")},
+        "telemetry": cost_words(run.cost),
+        "look": run.look,
+        "insufficient": [
+            str(each.get("why")) for each in live.insufficient if labelled(each) == of_run
+        ],
     }
-    if private:
-        for key in ("config", "texts", "environment"):
-            found[key] = plain.mapping(about.get(key))
-        found["telemetry"] = cost_words(run.cost)
-        found["look"] = run.look
-        found["insufficient"] = [
-            str(each.get("why"))
-            for each in live.get("insufficient", ())
-            if (each.get("group") or "", each.get("run")) == of_run
-        ]
-    return found
 
 
-def processes(live: Live, private: bool) -> list[dict[str, Any]]:
-    """Each process that the agent knows at this moment."""
-    shown = _PRIVATE_RANK if private else _PUBLIC_RANK
-    return [{key: getattr(each, key) for key in shown} for each in live.get("processes", ())]
+def shown(process: Mapping[str, Any]) -> dict[str, Any]:
+    """A process, as the page needs it."""
+    return {key: process[key] for key in _RANK if key in process}
 
 
-def verdicts(found: Iterable[Any], private: bool) -> list[dict[str, Any]]:
-    """Without their sentences for those who may not read them; with what colours them."""
-    shown = _PRIVATE_VERDICT if private else _PUBLIC_VERDICT
-    return [
-        {key: each[key] for key in shown if key in each}
-        | {"harmless": each.get("kind") in HARMLESS_VERDICTS}
-        for each in found
-    ]
+def verdicts(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """With what colours them."""
+    return [{**each, "harmless": each.get("kind") in HARMLESS_VERDICTS} for each in found]

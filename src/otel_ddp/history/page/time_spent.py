@@ -9,12 +9,12 @@ from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary.words import TIME_CAUSES, TIME_COLOURS
 
 
-def time_spent(run: WholeRun, price: Price | None, private: bool) -> dict[str, Any] | None:
-    """None where nothing was counted. *private*: with costs, and why attempts ended."""
+def time_spent(run: WholeRun, price: Price | None) -> dict[str, Any] | None:
+    """None where nothing was counted."""
     found = goodput_of(run)
     if found is None:
         return None
-    costs = costs_of(found, price) if private else None
+    costs = costs_of(found, price)
     return {
         "causes": [
             {
@@ -31,9 +31,5 @@ def time_spent(run: WholeRun, price: Price | None, private: bool) -> dict[str, A
         "rank_s": found.total_s,
         "cost": costs.total if costs else None,
         "currency": costs.currency if costs else "",
-        "attempts": [
-            # Why it ended may hold texts of errors.
-            {key: told for key, told in each.items() if private or key != "why"}
-            for each in found.attempts
-        ],
+        "attempts": found.attempts,
     }

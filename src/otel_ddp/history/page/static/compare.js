@@ -5,7 +5,7 @@ import { allChosen, choose, chosen, runAddress } from "./address.js";
 import { Axis } from "./axis.js";
 import { positions, curves } from "./curves.js";
 import { el, fill, labelled, number, table } from "./dom.js";
-import { number as shownNumber, seconds } from "./format.js";
+import { number as shownNumber, seconds } from "./shown.js";
 import { seriesColor } from "./colors.js";
 import { escaped } from "./marks.js";
 import { MergedPicture } from "./merged.js";
@@ -84,7 +84,7 @@ class Compare {
 
   /** What `otel-ddp compare` says of two runs. */
   async showResult() {
-    if (this.runs.length !== 2 || !this.heads.every((head) => head.config)) return;
+    if (this.runs.length !== 2) return;
     const answer = await ask("compare", { run: this.runs.map((each) => each.run), group: this.heads.map((head) => head.group) });
     const named = `A is ${answer.a}, B is ${answer.b}`;
     fill(
@@ -163,7 +163,7 @@ class Compare {
       for (const each of answer.series) {
         const { x, last, first } = each.columns;
         const key = `${each.name}${each.split ? ` (${each.split})` : ""}${each.rank && each.rank !== "0" ? `, rank ${each.rank}` : ""}`;
-        if (!rows.has(key)) rows.set(key, this.runs.map(() => "–"));
+        if (!rows.has(key)) rows.set(key, this.runs.map(() => "-"));
         const place = x.length - 1;
         if (place < 0) continue;
         const about = first[place] === x[place] ? `step ${x[place]}` : `last of steps ${first[place]} to ${x[place]}`;
@@ -174,13 +174,9 @@ class Compare {
   }
 
   showConfigs() {
-    if (!this.heads.every((head) => head.config)) {
-      fill(this.configs, el("p", { class: "quiet" }, "Configurations are hidden from you."));
-      return;
-    }
     const all = this.heads.map((head) => ({ ...prefixed("environment", head.environment), ...head.config }));
     const keys = [...new Set(all.flatMap((each) => Object.keys(each)))];
-    const texts = (key) => all.map((each) => (key in each ? shown(each[key]) : "–"));
+    const texts = (key) => all.map((each) => (key in each ? shown(each[key]) : "-"));
     const differs = (key) => new Set(texts(key)).size > 1;
     const row = (key) => el("tr", { class: differs(key) ? "differs" : null }, el("th", { scope: "row" }, key), texts(key).map((text) => el("td", { class: "long" }, text)));
     const heads = ["name", ...this.runs.map((each) => each.run)];

@@ -1,7 +1,7 @@
 // Lines of logged values and of samples: means, the band of lowest and highest, smoothing.
 
 import { dash, seriesColor } from "./colors.js";
-import { measured, number } from "./format.js";
+import { measured } from "./shown.js";
 import { escaped } from "./marks.js";
 
 const SHOWN_NOTES = 40;
@@ -72,7 +72,7 @@ export function curves(answer, kind, { name, color, dashed = () => 0, smoothing 
 function sentence(called, columns, unit) {
   const last = latest(columns);
   if (last < 0) return `${called}: no value`;
-  const shown = (value) => (unit ? measured(value, unit) : number(value));
+  const shown = (value) => measured(value, unit);
   if (columns.per_second) return `${called}: last ${shown(columns.per_second[last])} a second`;
   const lows = columns.low.filter((value) => value !== null);
   const highs = columns.high.filter((value) => value !== null);

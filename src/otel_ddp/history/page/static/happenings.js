@@ -3,7 +3,7 @@
 import { address, ask } from "./api.js";
 import { choose, chosen } from "./address.js";
 import { el, fill, labelled, number, table } from "./dom.js";
-import { seconds, time } from "./format.js";
+import { seconds, time } from "./shown.js";
 import { isSaved } from "./saved.js";
 import { subject } from "./verdicts.js";
 

@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { curves } from "./curves.js";
 import { choice, el, fill, labelled, number, table } from "./dom.js";
-import { measured } from "./format.js";
+import { measured } from "./shown.js";
 import { Picture } from "./picture.js";
 
 const GPU = ["hw.gpu.utilization", "hw.gpu.memory.usage", "hw.power", "hw.temperature"];
@@ -83,14 +83,14 @@ export class NodePictures {
     const used = new Set([...rows.values()].filter((row) => row.series.rank).map((row) => device(row.series)));
     const shown = [...rows.values()].filter(({ series: each }) => each.rank || !used.has(device(each)));
     fill(this.devices, table("Each device", ["rank", "node", "device", ...HEADS], shown.map(({ series: each, told }) => [
-      each.rank || "none", each.node, `${each["hw.model"] || ""} ${each["hw.id"] || ""}`.trim(), ...GPU.map((name) => number(told[name] || "–")),
+      each.rank || "none", each.node, `${each["hw.model"] || ""} ${each["hw.id"] || ""}`.trim(), ...GPU.map((name) => number(told[name] || "-")),
     ])));
   }
 }
 
 function summary(columns, unit) {
   const samples = columns.values?.reduce((sum, count) => sum + count, 0);
-  if (!samples) return "–";
+  if (!samples) return "-";
   const mean = columns.mean.reduce((sum, value, at) => sum + (value || 0) * columns.values[at], 0) / samples;
   const last = columns.last[columns.last.length - 1];
   return `${measured(last, unit)}, mean ${measured(mean, unit)}, highest ${measured(Math.max(...columns.high), unit)}`;

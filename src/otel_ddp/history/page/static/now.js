@@ -3,7 +3,7 @@
 import { ask, keep } from "./api.js";
 import { runAddress } from "./address.js";
 import { el, fill, table } from "./dom.js";
-import { seconds, time } from "./format.js";
+import { seconds, time } from "./shown.js";
 import { named, OVER, openTroubles, said } from "./verdicts.js";
 
 const EACH_MS = 1000;
@@ -25,9 +25,6 @@ class Now {
 
   async poll() {
     const answer = await ask("now");
-    const hidden = document.getElementById("hidden");
-    hidden.textContent = answer.hidden;
-    hidden.hidden = !answer.hidden;
     document.getElementById("node").textContent = answer.node;
     this.lay(answer);
   }
@@ -59,8 +56,8 @@ class Now {
       const isOver = OVER.includes(each.state);
       return el(
         "tr", { class: late.has(String(each.rank)) ? "late" : null, "data-rank": String(each.rank) },
-        el("td", {}, String(each.rank ?? "?")), el("td", {}, each.node || ""), el("td", {}, each.state), el("td", { class: "number" }, String(each.step ?? "–")),
-        el("td", {}, isOver ? "–" : each.phase), el("td", { class: "number" }, isOver ? time(each.seen_alive_ns) : seconds(Math.max(0, (answer.now_ns - each.phase_since_ns) / 1e9))),
+        el("td", {}, String(each.rank ?? "?")), el("td", {}, each.node || ""), el("td", {}, each.state), el("td", { class: "number" }, String(each.step ?? "-")),
+        el("td", {}, isOver ? "-" : each.phase), el("td", { class: "number" }, isOver ? time(each.seen_alive_ns) : seconds(Math.max(0, (answer.now_ns - each.phase_since_ns) / 1e9))),
         el("td", {}, answer.stacks && !isOver ? this.button(group, run, each.rank) : ""),
       );
     });

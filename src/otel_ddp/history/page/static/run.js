@@ -3,7 +3,7 @@
 import { ask, keep } from "./api.js";
 import { Axis } from "./axis.js";
 import { el, fill, table } from "./dom.js";
-import { duration, number, seconds, time } from "./format.js";
+import { number, seconds, time } from "./shown.js";
 import { Events, Postmortems, Profiles, Verdicts } from "./happenings.js";
 import { NodePictures } from "./node.js";
 import { inBrief, timeSpent } from "./spent.js";
@@ -37,14 +37,13 @@ class Run {
     this.node = new NodePictures(this, this.axis);
     this.spent = el("div");
     this.happened = new Verdicts();
-    this.private = el("div");
     this.postmortems = new Postmortems(this);
     this.profiles = new Profiles(this);
     this.events = new Events(this);
     this.about = el("section", { "aria-labelledby": "about" });
     this.element = el(
       "div", {}, el("h1", {}, run), this.top, this.controls, this.values.element, this.spent, this.timing.element,
-      this.node.element, this.happened.element, this.private,
+      this.node.element, this.happened.element, this.postmortems.element, this.profiles.element, this.events.element, this.about,
     );
   }
 
@@ -99,12 +98,9 @@ class Run {
   }
 
   async refreshRest(seldom) {
+    this.showAbout();
     const work = [this.node.refreshDevices()];
-    if (this.head.config) {
-      if (!this.private.childNodes.length) this.private.append(this.postmortems.element, this.profiles.element, this.events.element, this.about);
-      this.showAbout();
-      if (seldom) work.push(this.postmortems.refresh(), this.profiles.refresh(), this.events.refresh());
-    }
+    if (seldom) work.push(this.postmortems.refresh(), this.profiles.refresh(), this.events.refresh());
     await Promise.all(work);
   }
 
@@ -126,10 +122,10 @@ class Run {
     const step = head.ranks.reduce((most, each) => Math.max(most, each.step ?? -1), -1);
     const took = ((isOver || head.silent ? head.seen_ns : head.now_ns) - head.began_ns) / 1e9;
     const state = el("strong", { class: { finished: "good", failed: "bad", killed: "bad" }[head.state] || "" }, head.state);
-    const facts = [head.group ? `group ${head.group}` : null, `${head.ranks.length} rank${head.ranks.length === 1 ? "" : "s"} on ${head.nodes.join(", ")}`, step >= 0 ? `step ${step}` : "no step yet", head.began_ns ? `${isOver ? "took" : "for"} ${duration(took)}` : null];
+    const facts = [head.group ? `group ${head.group}` : null, `${head.ranks.length} rank${head.ranks.length === 1 ? "" : "s"} on ${head.nodes.join(", ")}`, step >= 0 ? `step ${step}` : "no step yet", head.began_ns ? `${isOver ? "took" : "for"} ${seconds(took)}` : null];
     const rows = head.ranks.map((each) => el(
       "tr", { class: late.has(each.rank) ? "late" : null, "data-rank": each.rank },
-      [each.rank, each.node, each.state, each.step ?? "–", OVER.includes(each.state) ? "–" : each.phase, OVER.includes(each.state) ? time(each.seen_alive_ns) : since(each, head), each.reason || ""].map((text) => el("td", {}, text ?? "")),
+      [each.rank, each.node, each.state, each.step ?? "-", OVER.includes(each.state) ? "-" : each.phase, OVER.includes(each.state) ? time(each.seen_alive_ns) : since(each, head), each.reason || ""].map((text) => el("td", {}, text ?? "")),
     ));
     const ranks = table("Ranks", ["rank", "node", "state", "step", "phase", "since", "reason"], rows, { class: "scroll tall" });
     fill(
@@ -161,14 +157,14 @@ export function shown(value) {
 }
 
 function since(rank, head) {
-  return rank.phase_since_ns ? seconds(Math.max(0, (head.now_ns - rank.phase_since_ns) / 1e9)) : "–";
+  return rank.phase_since_ns ? seconds(Math.max(0, (head.now_ns - rank.phase_since_ns) / 1e9)) : "-";
 }
 
 /** Last and best values of the summary. */
 export function best(summary) {
   const rows = summary.map((row) => {
     const found = row.direction && row[row.direction];
-    return [row.name, row.split || "", number(row.last && row.last.value), found ? `${row.direction} ${number(found.value)} at step ${found.step ?? "–"}` : ""];
+    return [row.name, row.split || "", number(row.last && row.last.value), found ? `${row.direction} ${number(found.value)} at step ${found.step ?? "-"}` : ""];
   });
   return rows.length ? table("Last and best values", ["name", "split", "last", "best"], rows, { class: "scroll tall" }) : null;
 }

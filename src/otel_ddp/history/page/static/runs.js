@@ -3,7 +3,7 @@
 import { ask, keep } from "./api.js";
 import { choose, chosen, compareAddress, runAddress } from "./address.js";
 import { choice, el, fill, labelled, number, table } from "./dom.js";
-import { duration, number as shownNumber, time } from "./format.js";
+import { number as shownNumber, seconds, time } from "./shown.js";
 import { OVER, said } from "./verdicts.js";
 
 const EACH_MS = 2000;
@@ -36,9 +36,6 @@ class Runs {
     // Only the clock has moved: whoever reads or points at a row is left alone.
     this.answer = answer;
     document.getElementById("node").textContent = answer.agent ? answer.node : answer.folder;
-    const hidden = document.getElementById("hidden");
-    hidden.textContent = answer.hidden;
-    hidden.hidden = !answer.hidden;
     this.lay();
   }
 
@@ -77,8 +74,8 @@ class Runs {
       el("td", {}, box),
       el("td", { class: "long" }, el("a", { href: runAddress(run.group, run.run) }, run.run), el("div", { class: "quiet" }, about(run))),
       el("td", {}, run.group), el("td", { class: bad ? "bad" : null }, state),
-      number(run.step === null ? "–" : String(run.step)), el("td", {}, values(run.summary)),
-      number(time(run.began_ns)), number(duration(Math.floor((end - run.began_ns) / 1e9))),
+      number(run.step === null ? "-" : String(run.step)), el("td", {}, values(run.summary)),
+      number(time(run.began_ns)), number(seconds(Math.floor((end - run.began_ns) / 1e9))),
       el("td", { class: "long" }, worst ? said(worst) : ""),
     );
   }
@@ -106,7 +103,7 @@ function values(summary) {
   const order = [...summary].sort((one, other) => Boolean(other.direction) - Boolean(one.direction));
   return order.slice(0, MOST_VALUES).map((row) => {
     const found = row.direction && row[row.direction];
-    const last = row.last ? shownNumber(row.last.value) : "–";
+    const last = row.last ? shownNumber(row.last.value) : "-";
     return el("div", {}, `${row.name}${row.split ? ` (${row.split})` : ""}: ${last}${found ? `, best ${shownNumber(found.value)}` : ""}`);
   });
 }

@@ -1,7 +1,7 @@
 // What the time of a run went to, as one bar; and its attempts, where there are several.
 
 import { el, number, table } from "./dom.js";
-import { seconds, time } from "./format.js";
+import { seconds, share as percent, time } from "./shown.js";
 
 const MOST_LATE = 5;
 
@@ -21,7 +21,7 @@ export function timeSpent({ time: told }) {
   const parts = causes.map((each) => `${each.shown}: ${percent(each.share)}`);
   return el(
     "section", { "aria-labelledby": "spent" }, el("h2", { id: "spent" }, "Goodput"),
-    el("p", {}, el("strong", {}, percent(productive(told))), ` of ${spent(told.rank_s)} of all ranks together moved the run on${paid}.`),
+    el("p", {}, el("strong", {}, percent(productive(told))), ` of ${seconds(told.rank_s)} of all ranks together moved the run on${paid}.`),
     el("div", { class: "bar", role: "img", "aria-label": parts.join(". ") }, causes.map(({ name, colour, share }) => el("span", { "data-cause": name, style: `width: ${100 * share}%; background: ${colour}` }))),
     el("ul", { class: "causes" }, causes.map((each) => cause(each, told))),
     attempts.length > 1 ? attemptsTable(attempts) : null,
@@ -33,10 +33,10 @@ function productive({ causes }) {
 }
 
 function cause({ name, shown, colour, spent_s, share, cost }, told) {
-  const facts = [percent(share), spent(spent_s), cost === null ? null : money(cost, told)].filter(Boolean);
+  const facts = [percent(share), seconds(spent_s), cost === null ? null : money(cost, told)].filter(Boolean);
   const late = name === "late_rank" ? told.late : [];
   const more = late.length > MOST_LATE ? [`and ${late.length - MOST_LATE} more`] : [];
-  const whom = [...late.slice(0, MOST_LATE).map(([who, s]) => `${who} ${spent(s)}`), ...more];
+  const whom = [...late.slice(0, MOST_LATE).map(([who, s]) => `${who} ${seconds(s)}`), ...more];
   return el(
     "li", { "data-cause": name }, el("span", { style: `color: ${colour}`, "aria-hidden": "true" }, "■"),
     ` ${shown} `, el("span", { class: "number quiet" }, facts.join(" · ")), whom.length ? ` (${whom.join(", ")})` : "",
@@ -46,24 +46,15 @@ function cause({ name, shown, colour, spent_s, share, cost }, told) {
 function attemptsTable(attempts) {
   const rows = attempts.map((each, at) => {
     // The end of an earlier one is not known where no agent was there.
-    const open = at === attempts.length - 1 ? "goes on" : "–";
+    const open = at === attempts.length - 1 ? "goes on" : "-";
     const ended = each.ended_ns ? `${each.state} ${time(each.ended_ns)}` : open;
     return [
       number(String(each.attempt)), number(time(each.began_ns)), number(at ? seconds(each.back_s) : ""),
-      number(String(each.first_step ?? "–")), number(String(each.last_step ?? "–")), number(each.repeated_steps ? String(each.repeated_steps) : "–"),
+      number(String(each.first_step ?? "-")), number(String(each.last_step ?? "-")), number(each.repeated_steps ? String(each.repeated_steps) : "-"),
       number(ended), el("td", { class: "long" }, each.why || ""),
     ];
   });
   return table("Attempts", ["attempt", "began", "back after", "from step", "to step", "done twice", "ended", "why"], rows);
-}
-
-function percent(share) {
-  return `${(100 * share).toFixed(1)} %`;
-}
-
-/** Of all ranks together: hours of them are no hours of a clock. */
-function spent(total) {
-  return total < 3600 ? seconds(total) : `${Number((total / 3600).toPrecision(3))} h`;
 }
 
 function money(amount, { currency }) {

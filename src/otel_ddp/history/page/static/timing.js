@@ -3,7 +3,7 @@
 import { seriesColor } from "./colors.js";
 import { positions } from "./curves.js";
 import { el } from "./dom.js";
-import { seconds } from "./format.js";
+import { seconds, share as percent } from "./shown.js";
 import { escaped, marks } from "./marks.js";
 import { Picture } from "./picture.js";
 
@@ -48,7 +48,7 @@ function phases(answer, kind, run, look) {
     line: { width: 0.5, color: colour }, fillcolor: colour,
     hovertemplate: "%{fullData.name}: %{y:.4s}s<extra></extra>",
   }));
-  const share = ({ shown: called, mean_s }) => `${called}: ${seconds(mean_s)} a step, ${Math.round((100 * mean_s) / whole)} %`;
+  const share = ({ shown: called, mean_s }) => `${called}: ${seconds(mean_s)} a step, ${percent(mean_s / whole)}`;
   const who = look.rank ? `rank ${look.rank}` : answer.ranks.length > 1 ? `mean of ${answer.ranks.length} ranks` : "one rank";
   return {
     traces, layout: { yaxis: time(), showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, ...marks(run.verdicts(), kind, begun(run, kind)) },

@@ -23,7 +23,6 @@ export function named(verdicts, ranks) {
   return new Set(found.map(String));
 }
 
-/** Its sentence; for those who may not read it, what is public. */
 export function said(verdict) {
-  return verdict.sentence || `${verdict.kind}: ${subject(verdict) || "rank ?"}${verdict.phase ? `, in ${verdict.phase}` : ""}`;
+  return verdict.sentence || verdict.kind;
 }

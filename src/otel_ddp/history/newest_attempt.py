@@ -1,0 +1,122 @@
+"""Decides which processes are the newest attempt of a run, and what state it is in.
+
+A run that is started again may have fewer ranks, and other nodes: what an earlier attempt has left
+is no part of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from otel_ddp import plain
+from otel_ddp.vocabulary.words import ENDED_STATES
+
+# A history whose agent was killed says "running" for ever.
+_SILENT_S = 60.0
+# What goes on before what has ended, and of that the worst first.
+_STATES = ("running", "starting", "killed", "failed", "finished")
+# In digits: Python refuses to read numbers of thousands.
+_LONGEST_RANK = 20
+
+Rank = Mapping[str, Any]
+"""A process, as `otel-ddp status --json` describes it."""
+
+
+class OfNode(NamedTuple):
+    """What one node says of a run."""
+
+    ranks: Mapping[str, Rank]
+    """Of each rank the newest process there."""
+    seen_ns: int
+    """When it was written of last."""
+    began_ns: int = 0
+    """When its newest attempt began; 0 where it knows of one alone."""
+
+
+class Newest(NamedTuple):
+    """The newest attempt of a run."""
+
+    ranks: dict[str, Rank]
+    state: str
+    """`running`, or the worst end of its ranks: `finished`, `failed`, `killed`."""
+    began_ns: int
+    """0 where no earlier one is known."""
+
+
+def of_node(about: Mapping[str, Any], ranks: Mapping[str, Rank]) -> OfNode:
+    """By what a history has in `about`."""
+    _, *later = plain.list_of(dict, about.get("attempts")) or [{}]
+    began_ns = plain.whole(later[-1].get("began_ns")) if later else 0
+    return OfNode(ranks, plain.whole(about.get("seen_ns")) or 0, began_ns or 0)
+
+
+def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
+    """Of all nodes; where two know one process, the later of them describes it."""
+    began_ns = max((each.began_ns for each in nodes), default=0)
+    found: dict[str, tuple[Rank, int]] = {}
+    for node in nodes:
+        for rank, each in node.ranks.items():
+            before, _ = found.get(rank, ({}, 0))
+            started_ns = _started_ns(each)
+            if before and started_ns != _started_ns(before):
+                # Another node has taken it over.
+                began_ns = max(began_ns, started_ns, _started_ns(before))
+            if started_ns >= _started_ns(before):
+                found[rank] = each, node.seen_ns
+    of_it = {
+        rank: (each, seen_ns)
+        for rank, (each, seen_ns) in found.items()
+        if each.get("state") not in ENDED_STATES or _ended_ns(each) >= began_ns
+    }
+    ranks = {rank: of_it[rank][0] for rank in sorted(of_it, key=rank_order)}
+    state = _state((str(each.get("state")), seen_ns) for each, seen_ns in of_it.values())
+    return Newest(ranks, state, began_ns)
+
+
+def first_rank(newest: Newest, node: OfNode) -> tuple[bool, int, str]:
+    """Sorts nodes by the first rank that they have of it; those without one come last."""
+    own = (rank for rank, each in node.ranks.items() if newest.ranks.get(rank) is each)
+    return min(map(rank_order, own), default=(True, 0, ""))
+
+
+def _started_ns(rank: Rank) -> int:
+    return plain.whole(rank.get("started_ns")) or 0
+
+
+def _ended_ns(rank: Rank) -> int:
+    """When it was last seen alive; it may have started only after that."""
+    return max(plain.whole(rank.get("seen_alive_ns")) or 0, _started_ns(rank))
+
+
+def _state(ranks: Iterable[tuple[str, int]]) -> str:
+    """Of several, by the state of each and when its node was written of last.
+
+    A node that has vanished says "running" for ever: it does not count while others were seen.
+    """
+    ranks = list(ranks)
+    latest_ns = max((seen_ns for _, seen_ns in ranks), default=0)
+    return worst_state(
+        state
+        for state, seen_ns in ranks
+        if state in ENDED_STATES or latest_ns - seen_ns <= _SILENT_S * 1e9
+    )
+
+
+def worst_state(states: Iterable[str]) -> str:
+    """Of several processes: `running`, or the worst end."""
+    return min(
+        states, key=lambda each: _STATES.index(each) if each in _STATES else 0, default="starting"
+    )
+
+
+def is_silent(state: str, seen_ns: int) -> bool:
+    """Whether a run that has not ended was last seen long ago."""
+    return state in ("running", "starting") and time.time_ns() - seen_ns > _SILENT_S * 1e9
+
+
+def rank_order(rank: str) -> tuple[bool, int, str]:
+    """Numbers by their value, then what is no number."""
+    is_number = rank.isdecimal() and len(rank) < _LONGEST_RANK
+    return (not is_number, int(rank) if is_number else 0, rank)

@@ -1,0 +1,66 @@
+// Durations, shares, sizes and logged values as people read them, as shown.py writes them; times.
+
+const UNKNOWN = "-";
+// From which length on each unit is used, and its own length.
+const DURATIONS = [
+  [172800, 86400, "d"], [7200, 3600, "h"], [120, 60, "min"], [0.9995, 1, "s"],
+  [0.9995e-3, 1e-3, "ms"], [0.9995e-6, 1e-6, "us"], [1e-12, 1e-9, "ns"],
+];
+const PREFIXES = ["", "k", "M", "G", "T"];
+
+export function seconds(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  const [, length, unit] = DURATIONS.find(([least]) => Math.abs(value) >= least) || [0, 1, "s"];
+  return `${threeDigits(value / length)} ${unit}`;
+}
+
+export function share(value) {
+  return value === null || value === undefined ? UNKNOWN : `${threeDigits(100 * value)} %`;
+}
+
+export function size(count, unit = "B") {
+  if (count === null || count === undefined) return UNKNOWN;
+  let [at, rest] = [0, count];
+  while (Math.abs(rest) >= 999.5 && at < PREFIXES.length - 1) {
+    rest /= 1000;
+    at += 1;
+  }
+  return `${threeDigits(rest)} ${PREFIXES[at]}${unit}`;
+}
+
+/** A logged value, with five digits: two losses differ in the fourth. */
+export function number(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  const length = Math.abs(value);
+  if (Number.isInteger(value) && length < 1e15) return String(value);
+  if (length >= 1e-4 && length < 1e15) return length < 99999.5 ? String(Number(value.toPrecision(5))) : String(Math.round(value));
+  const [digits, power] = value.toExponential(4).split("e");
+  return `${Number(digits)}e${Number(power)}`;
+}
+
+function threeDigits(value) {
+  if (Math.abs(value) >= 999.5) return String(Math.round(value));
+  return Math.abs(value) >= 1e-3 ? String(Number(value.toPrecision(3))) : "0";
+}
+
+/** A time of this browser's clock and zone, with its date unless that is today. */
+export function time(ns) {
+  if (!ns) return "-";
+  const at = new Date(ns / 1e6);
+  const clock = at.toLocaleTimeString("en-GB");
+  const today = new Date().toDateString() === at.toDateString();
+  return today ? clock : `${day(at)} ${clock}`;
+}
+
+function day(at) {
+  const two = (part) => String(part).padStart(2, "0");
+  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+}
+
+/** A value in the unit of the catalogue of metrics. */
+export function measured(value, unit) {
+  if (unit === "s") return seconds(value);
+  if (unit === "1") return share(value);
+  if (unit === "By" || unit === "Hz") return size(value, unit === "By" ? "B" : unit);
+  return `${number(value)} ${unit === "Cel" ? "°C" : unit}`.trim();
+}

@@ -1,0 +1,64 @@
+"""Durations, shares, sizes and logged values as people read them; static/shown.js is its twin."""
+
+from __future__ import annotations
+
+import math
+
+_UNKNOWN = "-"
+# From which length on each unit is used, and its own length.
+_DURATIONS = (
+    (172_800.0, 86_400.0, "d"),
+    (7200.0, 3600.0, "h"),
+    (120.0, 60.0, "min"),
+    (0.9995, 1.0, "s"),
+    (0.9995e-3, 1e-3, "ms"),
+    (0.9995e-6, 1e-6, "us"),
+    (1e-12, 1e-9, "ns"),
+)
+_SIZES = ("B", "kB", "MB", "GB", "TB")
+
+
+def seconds(value: float | None) -> str:
+    """20.1 ms; 90 min; 3.31 h."""
+    if value is None:
+        return _UNKNOWN
+    for least, length, unit in _DURATIONS:
+        if abs(value) >= least:
+            return f"{_three_digits(value / length)} {unit}"
+    return "0 s"
+
+
+def share(value: float | None) -> str:
+    """32.1 %."""
+    return _UNKNOWN if value is None else f"{_three_digits(100 * value)} %"
+
+
+def size(count: float | None) -> str:
+    """81.6 GB."""
+    if count is None:
+        return _UNKNOWN
+    at = 0
+    while abs(count) >= 999.5 and at < len(_SIZES) - 1:
+        count /= 1000
+        at += 1
+    return f"{_three_digits(count)} {_SIZES[at]}"
+
+
+def number(value: float | None) -> str:
+    """A logged value, with five digits: two losses differ in the fourth."""
+    if value is None:
+        return _UNKNOWN
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    if 1e-4 <= abs(value) < 1e15:
+        return f"{value:.5g}" if abs(value) < 99999.5 else str(math.floor(value + 0.5))
+    digits, power = f"{value:.4e}".split("e")
+    return f"{float(digits):g}e{int(power)}"
+
+
+def _three_digits(value: float) -> str:
+    if abs(value) >= 999.5:
+        return str(math.floor(value + 0.5))
+    return f"{value:.3g}" if abs(value) >= 1e-3 else "0"

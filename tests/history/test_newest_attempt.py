@@ -1,0 +1,142 @@
+"""A run that was started again, maybe on other nodes: every face tells its newest attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from histories import S, value_sums
+from otel_ddp.history import report
+from otel_ddp.history.directory import file_name, find_run
+from otel_ddp.history.newest_attempt import OfNode, newest_attempt
+from otel_ddp.history.page import runs
+from otel_ddp.history.run_file import RunFile
+from otel_ddp.history.tables import SeriesKey
+from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.survey import Survey
+
+T = 1_800_000_000 * S
+LOSS = SeriesKey("value", "loss", "0", (("split", "train"),))
+
+
+def process(rank: int, state: str, began_s: int, ended_s: int, node: str = "a") -> ProcessState:
+    times = {"started_ns": T + began_s * S, "seen_alive_ns": T + ended_s * S}
+    return ProcessState(run="r", rank=rank, state=state, node=node, pid=7, **times)
+
+
+def wrote(
+    folder: Path,
+    node: str,
+    processes: Sequence[ProcessState],
+    losses: dict[int, float],
+    attempts_s: Sequence[int] = (),
+) -> None:
+    """The history of a node, with the losses of rank 0 by their steps, one a second."""
+    file = RunFile(folder / file_name("", "r", node))
+    began_ns, ended_ns = processes[-1].started_ns, processes[-1].seen_alive_ns or 0
+    points = [(step, began_ns + step * S, loss) for step, loss in losses.items()]
+    summary = []
+    if points:
+        named = [{"value": loss, "step": step, "time_ns": ns} for step, ns, loss in points]
+        low, high = (choose(named, key=lambda each: each["value"]) for choose in (min, max))
+        row = {"name": "loss", "split": "train", "direction": "min", "last": named[-1]}
+        summary = [{**row, "min": low, "max": high}]
+    file.write(
+        values={LOSS: value_sums(file, LOSS, points)} if points else {},
+        ranks={str(each.rank): each.to_json() for each in processes},
+        about={
+            "group": "",
+            "run": "r",
+            "node": node,
+            "job_type": "",
+            "summary": summary,
+            "began_ns": began_ns,
+            "seen_ns": ended_ns,
+            "attempts": [
+                {"attempt": number, "began_ns": T + began_s * S}
+                for number, began_s in enumerate(attempts_s, 1)
+            ],
+        },
+    )
+    file.close()
+
+
+def faces(folder: Path) -> dict[str, tuple[str, list[str]]]:
+    """The state and the ranks of the run, as each tells them."""
+    ((row,), _) = runs.Runs(folder, ours=False).rows()
+    with find_run(str(folder), folder) as run:
+        gathered, head = report.gather(run), runs.head(run, Survey(), None)
+        card = report.card_of(gathered)
+    return {
+        "list": (row["state"], row["ranks"]),
+        "report": (gathered["run"]["state"], [each["rank"] for each in gathered["ranks"]]),
+        "page": (head["state"], [each["rank"] for each in head["ranks"]]),
+        "card": (card.state, [each["rank"] for each in gathered["ranks"]]),
+    }
+
+
+def test_a_run_that_finishes_with_fewer_ranks_has_finished(tmp_path: Path) -> None:
+    last = [process(0, "finished", 20, 30), process(1, "killed", 0, 10)]
+    wrote(tmp_path, "a", last[::-1], {}, attempts_s=(0, 20))
+
+    assert faces(tmp_path) == dict.fromkeys(faces(tmp_path), ("finished", ["0"]))
+
+
+def test_ranks_that_moved_to_another_node_are_told_from_there(tmp_path: Path) -> None:
+    before, after = {0: 9.0, 10: 1.0, 20: 7.0}, {15: 5.0, 25: 3.0}
+    wrote(tmp_path, "a", [process(rank, "killed", 0, 30) for rank in (0, 1)], before)
+    wrote(tmp_path, "b", [process(rank, "finished", 40, 90, "b") for rank in (0, 1)], after)
+
+    assert faces(tmp_path) == dict.fromkeys(faces(tmp_path), ("finished", ["0", "1"]))
+    with find_run(str(tmp_path), tmp_path) as run:
+        losses = [(each.first, each.last) for each in run.values["loss", "train"]]
+        (loss,) = run.summary
+        nodes = {each["node"] for each in run.ranks.values()}
+    ((row,), _) = runs.Runs(tmp_path, ours=False).rows()
+    assert nodes == {"b"}
+    assert losses == [(0, 9.0), (10, 1.0), (15, 5.0), (25, 3.0)]
+    # The last value is of the newest attempt, the best one of all.
+    assert (loss["last"]["value"], loss["min"]["value"], loss["max"]["value"]) == (3.0, 1.0, 9.0)
+    assert row["summary"] == [loss]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "state"),
+    [
+        # It is at work again on another node, whatever has become of the first one.
+        ([[process(0, "killed", 0, 10)], [process(0, "running", 20, 25, "b")]], "running"),
+        ([[process(0, "finished", 0, 10)], [process(0, "killed", 20, 25, "b")]], "killed"),
+        # One attempt on two nodes, with the worst end of any.
+        ([[process(0, "finished", 0, 10)], [process(1, "failed", 1, 9, "b")]], "failed"),
+        # A smaller world on other nodes.
+        (
+            [
+                [process(0, "killed", 0, 10), process(1, "killed", 0, 10)],
+                [process(0, "finished", 20, 30, "b")],
+            ],
+            "finished",
+        ),
+        # An evaluator that starts after the training is no attempt of it.
+        ([[process(0, "failed", 0, 10)], [process(9, "finished", 20, 30, "b")]], "failed"),
+        ([], "starting"),
+    ],
+)
+def test_the_state_is_that_of_the_newest_attempt(nodes: Any, state: str) -> None:
+    told = [
+        OfNode({str(each.rank): each.to_json() for each in node}, T + 100 * S) for node in nodes
+    ]
+
+    assert newest_attempt(told).state == newest_attempt(told[::-1]).state == state
+
+
+def test_what_the_agent_knows_now_is_newer_than_what_is_written(tmp_path: Path) -> None:
+    wrote(tmp_path, "a", [process(rank, "killed", 0, 10) for rank in (0, 1)], {})
+    live = Survey(agents=[{}], processes=[process(0, "running", 20, 21)])
+
+    with find_run(str(tmp_path), tmp_path) as run:
+        head = runs.head(run, live, None)
+
+    assert (head["state"], [each["rank"] for each in head["ranks"]]) == ("running", ["0"])
