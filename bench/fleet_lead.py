@@ -3,7 +3,7 @@
     python bench/fleet_lead.py [--nodes 1250] [--seconds 240] [--late-after 150]
 
 The first node is a place with eight journals and a real agent. The agents of all others are played
-by one process, with the product's own reports over its own links: a step a second, and from
+by one process, over the product's own links: a report with a step a second, and from
 `--late-after` on the ranks of one node need 250 ms longer.
 """
 
@@ -12,37 +12,32 @@ from __future__ import annotations
 import argparse
 import random
 import resource
+import struct
 import sys
+import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from make import WrittenRank, labels_of  # noqa: E402
+from make import WrittenRank  # noqa: E402
 from node import Node  # noqa: E402
+from otel_ddp.agent.link import link_pb2 as wire  # noqa: E402
 from otel_ddp.agent.link.client import LinkClient  # noqa: E402
 from otel_ddp.agent.link.link_thread import LinkThread  # noqa: E402
-from otel_ddp.agent.link.runs.following import Following  # noqa: E402
-from otel_ddp.agent.link.runs.wall_clock import WallClock  # noqa: E402
-from otel_ddp.agent.reading.steps import Parts, Step  # noqa: E402
-from otel_ddp.diagnosis.detector import RankState  # noqa: E402
-from otel_ddp.diagnosis.stall.evidence import Evidence, Position  # noqa: E402
-from otel_ddp.diagnosis.verdict import Labels, run_labels  # noqa: E402
+from otel_ddp.agent.link.runs.outflow import Outflow  # noqa: E402
+from otel_ddp.agent.reading.process import Host, Process  # noqa: E402
 from otel_ddp.journal import layout  # noqa: E402
-from otel_ddp.journal.process_state import ProcessState  # noqa: E402
+from otel_ddp.journal.reader import JournalReader  # noqa: E402
+from otel_ddp.vocabulary import catalog  # noqa: E402
 from otel_ddp.vocabulary.words import PHASES  # noqa: E402
 
 RANKS, STEP_MS, LATE_MS = 8, 1000.0, 250.0
 NEEDS_MS = {"data": 5.0, "forward": 250.0, "backward": 450.0, "optimizer": 10.0, "other": 5.0}
-CODES = bytes([PHASES[word] for word in (*NEEDS_MS, "comm_wait")])
 SECRET, PORTS = "5a" * 32, [29_481, 29_482]
-
-
-def labels(rank: int) -> Labels:
-    found = dict(labels_of(rank, node=f"node-{rank // RANKS}"))
-    return tuple({**found, "local_rank": str(rank % RANKS)}.items())
 
 
 def spent_ms(chance: random.Random, late: bool, any_late: bool) -> dict[str, float]:
@@ -52,60 +47,88 @@ def spent_ms(chance: random.Random, late: bool, any_late: bool) -> dict[str, flo
     return {**needed, "comm_wait": step_ms - sum(needed.values())}
 
 
-class PlayedProcess:
-    """One process of another node, as the agent there sees it."""
+class PlayedRank:
+    """A rank of another node, by what its agent sends of its journal."""
 
-    is_here = has_news = trains = is_at_work = True
-    project = ""
-
-    def __init__(self, rank: int, world: int, began_ns: int, shift_ns: int) -> None:
-        self.labels, self.began_ns = labels(rank), began_ns
-        self._world, self._until_ns, self._number = world, began_ns, 0
-        self._shift_ns = shift_ns
+    def __init__(self, folder: Path, rank: int, world: int) -> None:
+        node = f"node-{rank // RANKS}"
+        written = WrittenRank(folder, rank, run="r", node=node, world_size=world)
+        written.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
+        written.writer.add(written.writer.counter(catalog.TRAINING_STEPS.name), 1.0)
+        written.state("running")
+        with closing(JournalReader(written.writer.path)) as reader:
+            process = Process(Host(reader), lambda _: node).poll(time.time_ns(), alive=True)
+            outflow = Outflow(rank + 1, process)
+            self._first = wire.Process()
+            outflow.write(self._first, time.monotonic_ns(), 1 << 20)
+            outflow.close()
+        written.close()
+        written.writer.path.unlink()
+        self._position, self._words, self._at_ns, self.number = self._first.records.until, 0, 0, 0
+        self._created_ns = written.writer.created_monotonic_ns
         self._chance = random.Random(rank)
-        self._new: list[Step] = []
-        who: dict[str, Any] = {**dict(self.labels), "rank": rank, "local_rank": rank % RANKS}
-        state = {"state": "running", "world_size": world, "pid": 1 + rank, "settled": True}
-        described = ProcessState.from_json({**who, **state, "started_ns": began_ns})
-        assert described is not None
-        self._described = described
+
+    def begin(self, now_ns: int) -> None:
+        """Its first step begins at this monotonic time, as those of all ranks do."""
+        self._at_ns = now_ns - self._created_ns
+
+    def step(self, message: Any, late: bool, any_late: bool, tells_all: bool) -> None:
+        """One more, and all that was told before where that is to be told again."""
+        if tells_all:
+            message.CopyFrom(self._first)
+            message.records.since = message.records.until = self._position
+        self.number += 1
+        pairs = [] if self._words else [(layout.STEPS_BEGAN, self._at_ns)]
+        for word, ms in spent_ms(self._chance, late, any_late).items():
+            pairs.append((PHASES[word], self._at_ns))
+            self._at_ns += round(ms * 1e6)
+        pairs += [(layout.STEP_NUMBER, self.number), (layout.STEP_ENDED, self._at_ns)]
+        words = [code << layout.CODE_SHIFT | value for code, value in pairs]
+        payload = struct.pack(f"<{len(words) + 1}Q", self._words, *words)
+        self._words += len(words)
+        size = layout.padded(layout.RECORD.size + len(payload))
+        record = layout.RECORD.pack(0, size, layout.STEPS, 0, self.number)[4:] + payload
+        record = layout.checksum(record, self._position).to_bytes(4, "little") + record
+        if message.id != self._first.id:
+            message.id, message.records.since = self._first.id, self._position
+        if message.records.content:
+            message.records.content[-1] += record
+        else:
+            message.records.at.append(self._position)
+            message.records.content.append(record)
+        self._position = message.records.until = self._position + size
+        since_ns = max(time.monotonic_ns() - self._created_ns, 0)
+        phase = PHASES["forward"] << layout.CODE_SHIFT | since_ns
+        state = int.from_bytes(self._first.progress[32:40], "little")
+        message.progress = layout.PROGRESS.pack(phase, 0, self.number + 1, 0, state)
+
+
+class PlayedNode:
+    """The agent of another node, with its ranks."""
+
+    def __init__(self, thread: LinkThread, folder: Path, number: int, world: int) -> None:
+        self._link = LinkClient(
+            thread, bytes.fromhex(SECRET), node=f"node-{number}", hosts=["127.0.0.1"], ports=PORTS
+        )
+        ranks = range(number * RANKS, (number + 1) * RANKS)
+        self.ranks = [PlayedRank(folder, rank, world) for rank in ranks]
+        self._resets = -1
+        # As often as agents report.
+        self._every, self._turn = min(-(-world // 4096), 3), number
+        self._report = wire.Report()
+        self._link.start()
 
     def step(self, late: bool, any_late: bool) -> None:
-        spent = [round(ms * 1e6) for ms in spent_ms(self._chance, late, any_late).values()]
-        began_ns, self._until_ns = self._until_ns, self._until_ns + sum(spent)
-        self._number += 1
-        parts = Parts(began_ns, CODES, spent)
-        self._new = [Step(self._number, began_ns, self._until_ns, parts, (), 0.0, False, 0)]
-
-    def state(self) -> RankState:
-        own = {"own_world_size": self._world, "began_ns": self.began_ns}
-        return RankState(self.labels, waits_known=True, clock_shift_ns=self._shift_ns, **own)
-
-    def steps(self) -> tuple[list[Step], list[Step]]:
-        new, self._new = self._new, []
-        return new, []
-
-    def position(self, origin_ns: int) -> Position:
-        where = (self.labels, True, "running", self._number, "forward", self._until_ns)
-        return Position(*where, written=self._number, world=self._world)
-
-    def nonfinite(self, now_ns: int) -> tuple[()]:
-        return ()
-
-    def memory(self) -> None:
-        return None
-
-    def device_memory(self) -> None:
-        return None
-
-    def evidence(self, now_ns: int) -> Evidence:
-        return Evidence()
-
-    def ask(self, question: str, now_ns: int) -> bool:
-        return True
-
-    def describe(self) -> ProcessState:
-        return self._described
+        self._link.take()
+        tells_all, self._resets = self._resets != self._link.resets, self._link.resets
+        processes = self._report.processes
+        for at, rank in enumerate(self.ranks):
+            message = processes[at] if at < len(processes) else processes.add()
+            rank.step(message, late, any_late, tells_all)
+        self._turn += 1
+        if self._turn % self._every == 0 and self._link.clock_offset_ns is not None:
+            self._link.send(self._report)
+            self._report = wire.Report()
 
 
 class Usage:
@@ -138,23 +161,18 @@ def play(node: Node, nodes: int, seconds: float, late_after: float) -> None:
         lead = {"secret": SECRET, "hosts": ["127.0.0.1"], "ports": PORTS}
         each.writer.document(layout.FACTS, {"lead": lead, "capability": {"comm_wait": ""}})
         each.state("running")
-    began_ns = time.time_ns()
     # A process that has ended is no longer polled for.
     node.start(sys.executable, "-m", "otel_ddp", "agent", "--dir", str(node.place.directory))
     usage = Usage(int(node.agent()["pid"]))
     thread = LinkThread()
     thread.start()
-    clock = WallClock()
-    links, processes = [], []
-    for number in range(1, nodes):
-        follower = LinkClient(
-            thread, bytes.fromhex(SECRET), node=f"node-{number}", hosts=["127.0.0.1"], ports=PORTS
-        )
-        ranks = range(number * RANKS, (number + 1) * RANKS)
-        shift_ns = -clock.origin_ns
-        processes.append([PlayedProcess(rank, world, began_ns, shift_ns) for rank in ranks])
-        links.append(Following(run_labels(labels(0)), follower, clock, None))
-        links[-1].start()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        others = [PlayedNode(thread, Path(folder), number, world) for number in range(1, nodes)]
+    began_ns = time.monotonic_ns()
+    for each in here:
+        each.at_ns = began_ns - each.writer.created_monotonic_ns
+    for rank in [rank for other in others for rank in other.ranks]:
+        rank.begin(began_ns)
     began_s, own_s = time.monotonic(), time.process_time()
     chance, late_node, told_s, turn = random.Random(0), nodes // 2, 0.0, 0
     while (since_s := time.monotonic() - began_s) < seconds:
@@ -162,13 +180,11 @@ def play(node: Node, nodes: int, seconds: float, late_after: float) -> None:
         any_late = since_s > late_after
         for each in here:
             each.step(spent_ms(chance, False, any_late))
-        for at, (link, ranks) in enumerate(zip(links, processes, strict=True)):
+        for at, other in enumerate(others):
             wait_s = began_s + turn + at / nodes - time.monotonic()
             if wait_s > 0.005:
                 time.sleep(wait_s)
-            for process in ranks:
-                process.step(any_late and at + 1 == late_node, any_late)
-            link.poll(ranks, time.time_ns())
+            other.step(any_late and at + 1 == late_node, any_late)
         said = node.told()
         named = [each["sentence"] for each in said.verdicts if each["kind"] == "straggler"]
         if named and not told_s:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from sys import intern
 from typing import Any, NamedTuple
 
 from otel_ddp import files
@@ -161,7 +162,7 @@ class Definitions:
         self.config: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.names: dict[int, Name] = {}
-        self.totals: list[dict[str, Any]] = []
+        self.totals: list[_Place] = []
         self.position = self.unreadable = 0
         self.stuck = 0
         """How many reads in a row have found nothing at our position."""
@@ -197,7 +198,7 @@ class Definitions:
             number, *sizes = layout.NAME_HEAD.unpack_from(payload)
             start, middle, end = accumulate(sizes, initial=layout.NAME_HEAD.size)
             name, split = payload[start:middle], payload[middle:end]
-            self.names[number] = Name(clean_text(name), clean_text(split))
+            self.names[number] = Name(intern(clean_text(name)), intern(clean_text(split)))
             return
         content = None if kind == layout.NAME else _document(payload)
         if content is None:
@@ -208,9 +209,9 @@ class Definitions:
         elif kind == layout.CONFIG:
             self.config.update(content)
         elif kind == layout.FACTS:
-            self.facts.update(content)
+            self.facts.update(_shared(content))
         elif kind in (layout.COUNTER, layout.HISTOGRAM):
-            self.totals.append(content)
+            self.totals += _places(content)
 
 
 Made = Callable[[int, bytes, int], Any]
@@ -276,6 +277,13 @@ class Bytes:
     def read(self, at: int, size: int) -> bytes:
         """As many of them as there are."""
         raise NotImplementedError
+
+    def again(self) -> Bytes:
+        """The same bytes, also once these are closed."""
+        return self
+
+    def close(self) -> None:
+        """Later reads find nothing."""
 
     def word(self, at: int) -> int:
         """A word; 0 where there is none."""
@@ -380,7 +388,7 @@ class Journal:
         block = self.content.read(start, min(room, _MOST_TOTALS))
         places = self._definitions.totals
         if metric:
-            places = [each for each in places if each.get("metric") == metric]
+            places = [each for each in places if each.metric == metric]
         found = (_total(place, block) for place in places)
         return [total for total in found if total is not None]
 
@@ -497,9 +505,13 @@ def _document(payload: bytes) -> dict[str, Any] | None:
 
 def _identity(content: dict[str, Any]) -> dict[str, Any]:
     """The fields of an identity that are of their kind: labels and ranks are made of them."""
-    return {
-        key: value for key, value in content.items() if value is None or _is_of_its_kind(key, value)
-    }
+    found = _shared(content)
+    return {key: v for key, v in found.items() if v is None or _is_of_its_kind(key, v)}
+
+
+def _shared(content: dict[str, Any]) -> dict[str, Any]:
+    """The same, with words that those of all ranks share: a lead has ten thousand."""
+    return {intern(key): intern(v) if type(v) is str else v for key, v in content.items()}
 
 
 def _is_of_its_kind(key: str, value: Any) -> bool:
@@ -519,15 +531,29 @@ def _printable(content: Any) -> Any:
     return content
 
 
-def _total(place: dict[str, Any], block: bytes) -> Total | None:
-    index, metric = place.get("index"), place.get("metric")
-    bounds, attributes = place.get("bounds"), place.get("attributes")
+class _Place(NamedTuple):
+    """Where a total lies, and what it is."""
+
+    at: int
+    metric: str
+    attributes: dict[str, str]
+    bounds: tuple[float, ...] | None
+
+
+def _places(content: dict[str, Any]) -> Iterator[_Place]:
+    """The one that this says, if it makes sense."""
+    index, metric = content.get("index"), content.get("metric")
+    bounds, attributes = content.get("bounds"), content.get("attributes")
     if not isinstance(index, int) or not isinstance(metric, str) or index < 0:
-        return None
+        return
     if not isinstance(attributes, dict) or not isinstance(bounds, (list, type(None))):
-        return None
+        return
+    yield _Place(index, intern(metric), attributes, None if bounds is None else tuple(bounds))
+
+
+def _total(place: _Place, block: bytes) -> Total | None:
+    index, metric, attributes, bounds = place
     count = 1 if bounds is None else len(bounds) + 2
     if (index + count) * 8 > len(block):
         return None
-    values = struct.unpack_from(f"<{count}d", block, index * 8)
-    return Total(metric, attributes, values, None if bounds is None else tuple(bounds))
+    return Total(metric, attributes, struct.unpack_from(f"<{count}d", block, index * 8), bounds)

@@ -53,14 +53,12 @@ class FileBytes(Bytes):
             return b""
 
     def again(self) -> FileBytes:
-        """The same bytes, also once these are closed and the file is deleted."""
         try:
             return FileBytes(os.dup(self.fd))
         except OSError:
             return FileBytes()
 
     def close(self) -> None:
-        """Later reads find nothing."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -83,7 +81,7 @@ class Ring(Records):
 
     def __init__(
         self,
-        file: FileBytes,
+        file: Bytes,
         area: tuple[int, int],
         mark: tuple[int, int, int],
         made: Made | None = None,

@@ -12,7 +12,7 @@ import pytest
 from node import until
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs.elsewhere import AskedElsewhere
-from otel_ddp.agent.link.runs.pack import Senseless
+from otel_ddp.agent.link.runs.known import Senseless
 
 
 def told(number: int, content: Any) -> wire.Told:
@@ -24,13 +24,13 @@ def test_many_ask_at_once_and_the_newest_sixteen_are_answered(
 ) -> None:
     monkeypatch.setattr("otel_ddp.agent.link.runs.elsewhere.ANSWER_S", -4.0)
     asked = AskedElsewhere()
-    sources: list[Any] = [SimpleNamespace(name=n) for n in range(20)]
-    for source in sources:
-        assert asked.stacks(source) == {}
+    processes: list[Any] = [SimpleNamespace(name=n) for n in range(20)]
+    for process in processes:
+        assert asked.stacks(process) == {}
 
     new = list(asked.questions())
 
-    assert [each.source for each in new] == sources[-16:]
+    assert [each.process for each in new] == processes[-16:]
     assert list(asked.questions()) == []
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from otel_ddp.agent.link.answered import Answered
-from otel_ddp.agent.link.link_pb2 import Answer, Process, Question, Report, Steps
+from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
 from otel_ddp.agent.link.streams import Streams
 
 QUIET = settings(
@@ -120,16 +120,6 @@ def test_each_refusal_is_counted_by_its_reason() -> None:
     assert [each.number for _, each in lead.take()] == [1, 2]
     expected = {"repeated": 2, "no greeting": 1, "no name": 1, "unreadable": 1, "other node": 1}
     assert lead.refused == expected
-
-
-def test_a_report_waits_by_the_steps_that_it_claims_as_well_as_by_its_bytes() -> None:
-    lead = streams()
-    claims = Process(steps=[Steps(count=100_000)] * 160)
-
-    serve(lead, report(0), report(1, processes=[claims]), report(2))
-
-    assert [each.number for _, each in lead.take()] == [2]
-    assert lead.dropped == 1
 
 
 def test_a_report_that_is_sent_again_is_confirmed_and_not_taken_again() -> None:

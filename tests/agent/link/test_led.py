@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from fed import ReadRank
 from node import without_figures
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.runs import pack, said
+from otel_ddp.agent.link.runs import said
 from otel_ddp.agent.link.runs.following import Following
+from otel_ddp.agent.link.runs.known import Senseless
 from otel_ddp.agent.link.runs.leading import Leading
-from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.judgement import Judgement
@@ -43,21 +42,25 @@ VERDICT = {
 class Cable:
     """Both ends of a link, without a network: a lead for `Leading`, a follower for `Following`."""
 
-    state, resets, dropped_steps, dropped = "connected", 0, 0, 0
+    state, resets, dropped, is_connected = "connected", 0, 0, True
     refused: Mapping[str, int] = {}
     refused_questions = 0
 
     def __init__(self) -> None:
         self.is_cut = False
-        self.clock_offset_ns = self.clock_uncertainty_ns = 0
+        self.agent = 7
+        # The lead's clock is the wall clock, the follower's the monotonic one.
+        self.clock_offset_ns = time.time_ns() - time.monotonic_ns()
+        self.clock_uncertainty_ns = 0
         self.reports: list[tuple[str, Any]] = []
         self.answers: list[Any] = []
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
 
-    def send(self, report: Any, *, steps: int = 0) -> None:
-        report.node, report.agent, report.clock_offset_ns = "node-1", 7, self.clock_offset_ns
+    def send(self, report: Any) -> None:
+        report.node, report.agent = "node-1", self.agent
+        report.clock_offset_ns = self.clock_offset_ns
         self.reports.append(("node-1", wire.Report.FromString(report.SerializeToString())))
 
     def answer(self, node: str, answer: Any) -> None:
@@ -154,11 +157,16 @@ class TwoAgents:
         self.lead, self.led = (Agent(folder / str(number), number) for number in (0, 1))
         lead_end: Any = _End(self.cable, self.cable.reports_taken)
         led_end: Any = _End(self.cable, self.cable.answers_taken)
-        self._origin_ns = [time.time_ns() - time.monotonic_ns()] * 2
-        self._clocks = [WallClock(partial(self._origin_ns.__getitem__, at)) for at in (0, 1)]
-        self.leading = Leading(RUN, "node-0", lead_end, lambda node, parts: None, self._clocks[0])
-        self.following = Following(RUN, led_end, self._clocks[1], None)
+        self.leading = Leading(RUN, "node-0", lead_end, lambda node, parts: None)
+        self._led_end = led_end
+        self.following = Following(RUN, self._led_end, 0, None)
         self._number = 0
+
+    def start_follower_again(self) -> None:
+        """Its agent takes up the journals where it was."""
+        self.cable.agent += 1
+        self.following.stop()
+        self.following = Following(RUN, self._led_end, 0, None)
 
     def train(self, steps: int, late: int) -> None:
         """So many steps, 25 a second, of which one rank is late in backward."""
@@ -171,11 +179,11 @@ class TwoAgents:
             if self._number % 25 == 0:
                 self.poll()
 
-    def set_clock(self, node: int, forward_ns: int) -> None:
-        """Set the wall clock of a node: its processes go on with the time they began with."""
-        self._origin_ns[node] += forward_ns
-        self._clocks[node].update()
-        self.cable.clock_offset_ns = self._origin_ns[0] - self._origin_ns[1]
+    def close(self) -> None:
+        self.following.stop()
+        for agent in (self.lead, self.led):
+            for rank in agent.ranks:
+                rank.close()
 
     def poll(self) -> None:
         here = self.led.read()
@@ -192,9 +200,7 @@ class TwoAgents:
 def agents(tmp_path: Path) -> Iterator[TwoAgents]:
     made = TwoAgents(tmp_path)
     yield made
-    for agent in (made.lead, made.led):
-        for rank in agent.ranks:
-            rank.close()
+    made.close()
 
 
 def test_both_agents_show_what_the_lead_finds_and_each_exports_its_own_ranks(
@@ -318,11 +324,11 @@ def test_no_node_is_left_out_because_the_lead_itself_was_held_up(agents: TwoAgen
 
 def test_a_lead_that_has_dropped_reports_says_so(agents: TwoAgents) -> None:
     agents.train(25, late=-1)
-    assert "dropped" not in agents.leading.describe()
+    assert "asked for again" not in agents.leading.describe()
 
     agents.cable.dropped = 7
 
-    said_of_it = "7 reports were dropped, as this agent was too busy to read them"
+    said_of_it = "7 reports were asked for again, as this agent was too busy to read them"
     assert said_of_it in agents.leading.describe()
 
 
@@ -403,17 +409,87 @@ def test_of_two_deaths_none_is_the_first_by_clocks_that_are_not_known_well(
     assert told in death["sentence"]
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_ranks_are_compared_also_after_the_clock_of_a_node_was_set(
-    agents: TwoAgents, node: int
+def test_times_of_a_node_are_turned_to_the_clock_of_the_lead(
+    agents: TwoAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hour_ns, now_ns = 3600 * 10**9, time.time_ns
+    began_ns = agents.led.ranks[0].writer.created_ns
+    for rank in agents.led.ranks:
+        rank.close()
+    with monkeypatch.context() as set_back:
+        set_back.setattr(time, "time_ns", lambda: now_ns() - hour_ns)
+        agents.led = Agent(tmp_path / "set back", 1)
     agents.train(25, late=-1)
-    agents.set_clock(node, 3_000_000_000)
 
-    # No step is lost: without the first ones of the processes there are 90, and it takes these.
-    agents.train(100, late=-1)
+    for process in agents.leading.sources():
+        (*_, last), _ = process.steps()
+        assert abs(process.began_ns - began_ns) < 60 * 10**9
+        assert abs(last.ended_ns - process.began_ns - 49e6 * 25) < 1e9
 
-    assert agents.lead.judge.insufficient() == []
+
+def steps_seen(agents: TwoAgents, rounds: int) -> list[int | None]:
+    """The numbers of the steps of rank 3 that the lead is told in so many seconds, as they come."""
+    found: list[int | None] = []
+    for _ in range(rounds):
+        agents.train(25, late=-1)
+        found += [
+            step.number
+            for each in agents.leading.sources()
+            if dict(each.labels)["rank"] == "3"
+            for step in each.steps()[0]
+        ]
+    return found
+
+
+def test_what_got_lost_on_the_way_is_asked_for_and_no_step_comes_twice(agents: TwoAgents) -> None:
+    found = steps_seen(agents, 2)
+    agents.cable.is_cut = True
+    found += steps_seen(agents, 3)
+    # The lead was too busy to take these.
+    agents.cable.reports.clear()
+    agents.cable.is_cut = False
+
+    found += steps_seen(agents, 4)
+
+    assert found == [*range(1, 25 * 9 + 1)]
+    assert sum(each.reader.lost for each in agents.leading.sources()) == 0
+
+
+def test_steps_that_a_full_ring_lost_are_counted_and_the_rest_comes(agents: TwoAgents) -> None:
+    found = steps_seen(agents, 1)
+    agents.cable.is_connected = False
+    for _ in range(40):
+        found += steps_seen(agents, 1)
+    agents.cable.is_connected = True
+
+    found += steps_seen(agents, 3)
+
+    lost = sum(each.reader.lost for each in agents.leading.sources())
+    assert lost > 0
+    assert found == sorted(set(found))
+    assert found[-1] == 25 * 44
+    assert "records of other nodes were overwritten before they came" in agents.leading.describe()
+
+
+def test_an_agent_that_starts_again_goes_on_where_it_was(agents: TwoAgents) -> None:
+    found = steps_seen(agents, 2)
+    agents.start_follower_again()
+
+    found += steps_seen(agents, 2)
+
+    assert found == [*range(1, 101)]
+    assert len(list(agents.leading.sources())) == 2
+
+
+def test_a_lead_that_starts_again_is_told_who_each_process_is(agents: TwoAgents) -> None:
+    found = steps_seen(agents, 2)
+    agents.leading._nodes.clear()
+
+    found += steps_seen(agents, 3)
+
+    # It asks who they are, and takes their steps from then on.
+    assert found[:50] == [*range(1, 51)]
+    assert found[-25:] == [*range(101, 126)]
 
 
 def test_a_late_rank_is_named_by_its_own_agent_where_the_lead_cannot_compare(
@@ -449,7 +525,7 @@ def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", json.dumps({"ranks": 7}).encode()])
 def test_what_a_lead_says_without_sense_is_refused(content: bytes) -> None:
-    with pytest.raises(pack.Senseless):
+    with pytest.raises(Senseless):
         said.unpack(content, RUN, [])
 
 

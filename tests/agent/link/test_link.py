@@ -25,7 +25,7 @@ def links() -> Iterator[Links]:
 
 def send(follower: LinkClient, *texts: bytes) -> None:
     for text in texts:
-        follower.send(Report(history=[text]), steps=1)
+        follower.send(Report(history=[text]))
 
 
 def said(lead: LinkServer, count: int) -> list[tuple[str, bytes]]:
@@ -49,7 +49,7 @@ def test_reports_reach_the_lead_in_order_and_questions_come_back_at_once(links: 
     assert lead.state == f"listens on port {links.port} of 127.0.0.1"
     # Both ends are on one machine.
     assert follower.clock_offset_ns is not None
-    assert abs(follower.clock_offset_ns) < 1e9
+    assert abs(follower.clock_offset_ns - (time.time_ns() - time.monotonic_ns())) < 1e9
 
 
 def test_an_answer_without_a_question_goes_with_the_next_report(links: Links) -> None:
@@ -67,7 +67,7 @@ def test_what_is_too_large_costs_itself_and_not_the_link(links: Links) -> None:
     until(lambda: follower.is_connected)
     most = Report(history=[b"x" * (limits.MOST_REPORT_BYTES - 200)])
 
-    follower.send(Report(history=[b"x" * limits.MOST_REPORT_BYTES]), steps=3)
+    follower.send(Report(history=[b"x" * limits.MOST_REPORT_BYTES]))
     follower.send(most)
     lead.answer("node-1", Answer(judged=b"x" * limits.MOST_ANSWER_BYTES))
     lead.answer("node-1", Answer(judged=b"x" * (limits.MOST_ANSWER_BYTES - 8)))
@@ -76,7 +76,7 @@ def test_what_is_too_large_costs_itself_and_not_the_link(links: Links) -> None:
 
     assert [len(text) for _, text in found] == [limits.MOST_REPORT_BYTES - 200]
     assert len(answer.judged) == limits.MOST_ANSWER_BYTES - 8
-    assert (follower.dropped_steps, follower.resets) == (3, 1)
+    assert follower.resets == 1
     assert lead.streams.refused == {"large answer": 1}
     assert follower.is_connected
 
@@ -107,7 +107,7 @@ def test_a_link_that_was_cut_comes_back_and_each_report_arrives_once(links: Link
     found += said(lead, 3)
 
     assert found == [("node-1", each) for each in (b"a", b"b", b"c", b"d")]
-    assert (follower.resets, follower.dropped_steps) == (0, 0)
+    assert follower.resets == 0
 
 
 def test_both_ends_notice_within_seconds_that_nothing_comes_any_more(links: Links) -> None:

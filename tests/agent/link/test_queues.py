@@ -31,31 +31,31 @@ def numbers(pending: PendingReports) -> list[int]:
     return found
 
 
-def test_a_full_queue_to_the_lead_drops_the_oldest_and_counts_their_steps() -> None:
+def test_a_full_queue_to_the_lead_drops_the_oldest() -> None:
     pending = PendingReports(most_bytes=1 << 20, most_reports=2)
 
-    for steps in (5, 6, 7):
-        pending.add(Report(), steps, most_report_bytes=100)
+    for _ in range(3):
+        pending.add(Report(), most_report_bytes=100)
 
     assert numbers(pending) == [2, 3]
-    assert (pending.dropped, pending.dropped_steps) == (1, 5)
+    assert pending.dropped == 1
 
 
 def test_a_queue_to_the_lead_is_bounded_in_bytes() -> None:
     pending = PendingReports(most_bytes=300, most_reports=100)
 
     for _ in range(5):
-        pending.add(Report(history=[b"x" * 100]), 1, most_report_bytes=200)
-    pending.add(Report(history=[b"x" * 250]), 3, most_report_bytes=200)
+        pending.add(Report(history=[b"x" * 100]), most_report_bytes=200)
+    pending.add(Report(history=[b"x" * 250]), most_report_bytes=200)
 
     assert numbers(pending) == [4, 5]
-    assert pending.dropped_steps == 6
+    assert pending.dropped == 4
 
 
 def test_what_the_lead_has_confirmed_waits_no_longer() -> None:
     pending = PendingReports(most_bytes=1 << 20, most_reports=9)
     for _ in range(3):
-        pending.add(Report(), 1, most_report_bytes=100)
+        pending.add(Report(), most_report_bytes=100)
 
     pending.confirm(2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 from fed import ReadRank
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import leading as leading_module
-from otel_ddp.agent.link.runs import pack
+from otel_ddp.agent.link.runs.known import Senseless, read_json
 from otel_ddp.agent.link.runs.leading import Leading
 from otel_ddp.agent.link.runs.links import Links, wanted_by
-from otel_ddp.agent.link.runs.wall_clock import WallClock
+from otel_ddp.agent.link.runs.outflow import Outflow
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.identity import lead
@@ -151,24 +152,33 @@ class Wire:
         return found
 
 
-def report(node: str, processes: int, **described: Any) -> tuple[str, Any]:
-    made = wire.Report(node=node, agent=1, clock_offset_ns=0)
-    for number in range(processes):
-        state = made.processes.add(id=number).state
-        state.labels.extend(["g", "r", "train", node, str(number), str(number)])
-        state.description = json.dumps({"started_ns": 10**18, **described}).encode()
+def report(process: Process, node: str, count: int) -> tuple[str, Any]:
+    """Of so many processes, which are all told as this one is, but for their beginnings."""
+    made = wire.Report(node=node, agent=1, clock_offset_ns=time.time_ns() - time.monotonic_ns())
+    told = wire.Process()
+    outflow = Outflow(1, process)
+    outflow.write(told, time.monotonic_ns(), 1 << 20)
+    outflow.close()
+    told.known = json.dumps({"node": node}).encode()
+    fixed = told.head[: layout.FIXED.size]
+    for number in range(count):
+        # The last but one of its words that are told: see layout.FIXED.
+        began_ns = int.from_bytes(fixed[-24:-16], "little") + number
+        head = fixed[:-24] + began_ns.to_bytes(8, "little") + fixed[-16:]
+        told.id, told.head = number, head + layout.FIXED_CRC.pack(layout.checksum(head, 0))
+        made.processes.append(told)
     return node, made
 
 
 def test_a_lead_keeps_so_many_nodes_and_processes_and_no_more(
-    monkeypatch: pytest.MonkeyPatch,
+    process: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leading_module, "_MOST_NODES", 3)
     monkeypatch.setattr(leading_module, "_MOST_OF_RUN", 10)
     end: Any = Wire()
-    led = Leading(RUN, "node-0", end, lambda node, parts: None, WallClock())
+    led = Leading(RUN, "node-0", end, lambda node, parts: None)
     for at in range(1, 8):
-        end.reports.append(report(f"node-{at}", 4))
+        end.reports.append(report(process(0, 4), f"node-{at}", 4))
         led.poll([], at)
 
     kept = [dict(each.labels)["node"] for each in led.sources()]
@@ -176,10 +186,10 @@ def test_a_lead_keeps_so_many_nodes_and_processes_and_no_more(
     assert kept == ["node-5"] * 4 + ["node-6"] * 4 + ["node-7"] * 2
 
 
-def test_a_node_with_the_name_of_the_leads_own_is_told_of() -> None:
+def test_a_node_with_the_name_of_the_leads_own_is_told_of(process: Made) -> None:
     end: Any = Wire()
-    led = Leading(RUN, "localhost", end, lambda node, parts: None, WallClock())
-    end.reports.append(report("localhost", 1))
+    led = Leading(RUN, "localhost", end, lambda node, parts: None)
+    end.reports.append(report(process(0, 4), "localhost", 1))
     led.poll([], 1)
 
     assert "OTEL_DDP_NODE" in led.describe()
@@ -188,7 +198,7 @@ def test_a_node_with_the_name_of_the_leads_own_is_told_of() -> None:
 
 def test_what_the_lead_refuses_is_told_by_its_reason() -> None:
     end: Any = Wire()
-    led = Leading(RUN, "node-0", end, lambda node, parts: None, WallClock())
+    led = Leading(RUN, "node-0", end, lambda node, parts: None)
     assert "refused" not in led.describe()
 
     end.refused = {"second agent": 2, "unreadable": 1}
@@ -196,28 +206,47 @@ def test_what_the_lead_refuses_is_told_by_its_reason() -> None:
     assert led.describe().endswith("; refused of what others sent: second agent 2, unreadable 1")
 
 
-def test_another_node_does_not_speak_for_the_leads_own_ranks() -> None:
+def test_another_node_does_not_speak_for_the_leads_own_ranks(process: Made) -> None:
     end: Any = Wire()
-    led = Leading(RUN, "node-0", end, lambda node, parts: None, WallClock())
-    _, made = report("node-0", 1)
+    led = Leading(RUN, "node-0", end, lambda node, parts: None)
+    _, made = report(process(0, 4), "node-0", 1)
     end.reports.append(("node-1", made))
     led.poll([], 1)
 
     assert list(led.sources()) == []
 
 
-def test_a_process_that_is_described_at_length_is_refused() -> None:
+def test_a_process_of_another_run_is_none_of_this_one(process: Made) -> None:
     end: Any = Wire()
-    led = Leading(RUN, "node-0", end, lambda node, parts: None, WallClock())
-    end.reports.append(report("node-1", 1, description="x" * 20_000))
+    led = Leading((("group", "g"), ("run", "another")), "node-0", end, lambda node, parts: None)
+    end.reports.append(report(process(0, 4), "node-1", 1))
     led.poll([], 1)
 
     assert list(led.sources()) == []
+
+
+def test_an_agent_of_another_version_is_told_of_in_one_line(
+    process: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    end: Any = Wire()
+    led = Leading(RUN, "node-0", end, lambda node, parts: None)
+    node, made = report(process(0, 4), "node-1", 3)
+    for each in made.processes:
+        later = bytearray(each.head)
+        later[8] = layout.VERSION + 1
+        each.head = bytes(later)
+    end.reports += [(node, made)] * 2
+    led.poll([], 1)
+
+    assert list(led.sources()) == []
+    (line,) = caplog.messages
+    assert line.startswith("a report of node-1 makes no sense: ")
+    assert f"is a journal of version {layout.VERSION + 1}" in line
 
 
 @pytest.mark.parametrize(
     "text", [b'{"a": NaN}', b'{"a": 1e999}', b'{"a": ' + b"[" * 99 + b"]" * 99 + b"}"]
 )
 def test_json_that_no_browser_reads_is_refused(text: bytes) -> None:
-    with pytest.raises(pack.Senseless):
-        pack.unpack_json(text)
+    with pytest.raises(Senseless):
+        read_json(text)

@@ -96,13 +96,13 @@ class LinkClient:
         """End the link; what was not confirmed is gone."""
         self._thread.discard(self._follow)
 
-    def send(self, report: Any, *, steps: int = 0) -> None:
-        """Send it once there is a link; *steps*: how many are lost where there is none for long.
+    def send(self, report: Any) -> None:
+        """Send it once there is a link.
 
         The report belongs to the link from here on: who sends it does not change it any more.
         """
         report.MergeFrom(Report(**self._sender))
-        self._pending.add(report, steps, limits.MOST_REPORT_BYTES)
+        self._pending.add(report, limits.MOST_REPORT_BYTES)
         wake = self._wake
         if wake is not None:
             self._thread.call(wake.set)
@@ -113,7 +113,7 @@ class LinkClient:
 
     @property
     def clock_offset_ns(self) -> int | None:
-        """What to add to a time of this node to get the lead's; None: not known yet."""
+        """What to add to our monotonic clock to get that of the lead; None: not known yet."""
         return self._clock.ns
 
     @property
@@ -128,11 +128,6 @@ class LinkClient:
         What is sent only once is then sent again.
         """
         return self._new_leads + self._pending.dropped
-
-    @property
-    def dropped_steps(self) -> int:
-        """How many steps the lead will never have."""
-        return self._pending.dropped_steps
 
     @property
     def refused_questions(self) -> int:
@@ -216,7 +211,7 @@ class LinkClient:
             call.cancel()
 
     async def _greeted(self, call: Any) -> Any:
-        greeting = Report(sent_ns=time.time_ns(), **self._sender)
+        greeting = Report(sent_ns=time.monotonic_ns(), **self._sender)
         await call.write(greeting.SerializeToString())
         try:
             return await asyncio.wait_for(_read(call), _ANSWER_WITHIN_S)
@@ -247,15 +242,14 @@ class LinkClient:
     def _stamped(self, report: Any) -> bytes:
         if self._clock.ns is not None:
             report.clock_offset_ns = self._clock.ns
-        report.dropped_steps = self._pending.dropped_steps
-        report.sent_ns = time.time_ns()
+        report.sent_ns = time.monotonic_ns()
         return bytes(report.SerializeToString())
 
     def _received(self, answer: Any) -> None:
         self._pending.confirm(answer.received)
         if answer.report_sent_ns:
             stamps = (answer.report_sent_ns, answer.report_received_ns, answer.sent_ns)
-            self._clock.add(*stamps, time.time_ns())
+            self._clock.add(*stamps, time.monotonic_ns())
         self._answered.add(answer)
 
 

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 class _Pending(NamedTuple):
     report: Any
     size: int
-    steps: int
 
 
 class PendingReports:
     """The agent's loop adds to it. The thread of links sends, and drops confirmed reports.
 
-    Of too many the oldest go first, and their steps count.
+    Of too many the oldest go first.
     """
 
     def __init__(self, most_bytes: int, most_reports: int) -> None:
@@ -26,15 +25,15 @@ class PendingReports:
         self._reports: deque[_Pending] = deque()
         self._bytes = self._number = 0
         self._lock = threading.Lock()
-        self.dropped = self.dropped_steps = 0
+        self.dropped = 0
 
-    def add(self, report: Any, steps: int, most_report_bytes: int) -> None:
+    def add(self, report: Any, most_report_bytes: int) -> None:
         """Number a report and keep it; one of more bytes than it may have is dropped at once."""
         size = report.ByteSize()
         with self._lock:
             self._number += 1
             report.number = self._number
-            self._reports.append(_Pending(report, size, steps))
+            self._reports.append(_Pending(report, size))
             self._bytes += size
             if size > most_report_bytes:
                 self._drop(self._reports.pop())
@@ -44,7 +43,6 @@ class PendingReports:
     def _drop(self, each: _Pending) -> None:
         self._bytes -= each.size
         self.dropped += 1
-        self.dropped_steps += each.steps
 
     def after(self, number: int) -> Any | None:
         """The oldest report with a higher number."""

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import resource
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,12 +43,16 @@ class LinkServer:
         hosts: Sequence[str],
         ports: Sequence[int],
         most_nodes: int = _MOST_NODES,
+        clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        """*node*: this one; *hosts*: its names that others look for; *ports*: the candidates."""
+        """*node*: this one; *hosts*: its names that others look for; *ports*: the candidates.
+
+        *clock*: that to which the others turn their times.
+        """
         self._thread = thread
         self._credentials = credentials.of_lead(secret)
         self._hosts, self.ports, self._most_nodes = hosts, ports, most_nodes
-        self.streams = Streams(node, most_nodes, thread.call)
+        self.streams = Streams(node, most_nodes, thread.call, clock)
         self.take = self.streams.take
         self.answer = self.streams.answer
         self.state = "does not listen yet"

@@ -22,8 +22,6 @@ from otel_ddp.agent.link.link_pb2 import Answer, Report
 from otel_ddp.agent.link.queues import WaitingReports
 
 _MOST_WAITING_BYTES = 32 << 20
-# A step of five phases takes 19 bytes on the wire and 580 in memory.
-_LEAST_STEP_BYTES = 16
 _MOST_ANSWERS = 16
 # Twice as many as a follower keeps: it sends all at once after a cut.
 _MOST_REPORTS_A_SECOND = 256
@@ -60,10 +58,15 @@ class Streams:
     """`serve` runs in the thread of links, all else in the agent's loop."""
 
     def __init__(
-        self, node: str, most_nodes: int, call: Callable[[Callable[[], None]], None]
+        self,
+        node: str,
+        most_nodes: int,
+        call: Callable[[Callable[[], None]], None],
+        clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        """*node*: the lead's; *call*: calls a function in the thread of links."""
+        """*node*: the lead's, and its *clock*; *call*: calls a function in the thread of links."""
         self._node, self._most_nodes, self._call = node, most_nodes, call
+        self._clock = clock
         self._agent = random.getrandbits(64)
         self._waiting = WaitingReports(_MOST_WAITING_BYTES)
         self._streams: dict[str, _Stream] = {}
@@ -95,7 +98,7 @@ class Streams:
             if not 0 < answer.ByteSize() <= limits.MOST_ANSWER_BYTES:
                 return
         stream.answers.append(answer)
-        if answer.questions:
+        if answer.questions or answer.lacking:
             self._call(lambda: self._write_soon(stream))
 
     # -- in the thread of links
@@ -105,7 +108,7 @@ class Streams:
         stream: _Stream | None = None
         try:
             try:
-                greeting, _ = await asyncio.wait_for(_read(context), _GREETING_WITHIN_S)
+                greeting, _ = await asyncio.wait_for(self._read(context), _GREETING_WITHIN_S)
             except asyncio.TimeoutError:
                 raise _Refused("silent", _CODES.DEADLINE_EXCEEDED, "no report came") from None
             stream = self._admitted(greeting, context)
@@ -123,7 +126,7 @@ class Streams:
     async def _take_reports(self, stream: _Stream, context: Any, greeting: Any) -> None:
         second, taken = 0, 0
         while True:
-            report, size = await _read(context)
+            report, size = await self._read(context)
             if (now := int(time.monotonic())) != second:
                 second, taken = now, 0
             taken += 1
@@ -142,12 +145,7 @@ class Streams:
             self.refused["repeated"] += 1
             return
         stream.received = report.number
-        steps = sum(
-            each.count
-            for process in report.processes
-            for each in (*process.steps, *process.device_steps)
-        )
-        self._waiting.add(report.node, report, max(size, steps * _LEAST_STEP_BYTES))
+        self._waiting.add(report.node, report, size)
 
     def _admitted(self, greeting: Any, context: Any) -> _Stream:
         """The node's stream, if nothing speaks against it."""
@@ -205,8 +203,21 @@ class Streams:
         answer.node, answer.agent = self._node, self._agent
         async with stream.writes:
             answer.received = stream.received
-            answer.sent_ns = time.time_ns()
+            answer.sent_ns = self._clock()
             await context.write(answer.SerializeToString())
+
+    async def _read(self, context: Any) -> tuple[Any, int]:
+        """The next report, and its size."""
+        data = await context.read()
+        if data is grpc.aio.EOF:
+            raise _Ended
+        try:
+            report = Report.FromString(data)
+        except DecodeError:
+            text = "a report that cannot be read"
+            raise _Refused("unreadable", _CODES.INVALID_ARGUMENT, text) from None
+        report.received_ns = self._clock()
+        return report, len(data)
 
 
 async def _replaced(context: Any, writes: asyncio.Lock) -> None:
@@ -216,17 +227,3 @@ async def _replaced(context: Any, writes: asyncio.Lock) -> None:
         async with writes:
             text = "a newer stream of this node has replaced it"
             await context.abort(_CODES.ALREADY_EXISTS, text)
-
-
-async def _read(context: Any) -> tuple[Any, int]:
-    """The next report, and its size."""
-    data = await context.read()
-    if data is grpc.aio.EOF:
-        raise _Ended
-    try:
-        report = Report.FromString(data)
-    except DecodeError:
-        text = "a report that cannot be read"
-        raise _Refused("unreadable", _CODES.INVALID_ARGUMENT, text) from None
-    report.received_ns = time.time_ns()
-    return report, len(data)

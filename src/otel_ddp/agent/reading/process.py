@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from otel_ddp import errors, files
@@ -196,8 +197,7 @@ class Process:
         self.new = _nothing()
         self.mark_before = self.reader.bookmark()
         """How far its journal was read before the last poll."""
-        self.description = RunDescription(self.reader, devices)
-        """What its run says of itself."""
+        self._devices = devices
         self._host = host
         self._name_node = name_node
         self._labelled: Mapping[str, Any] = {}
@@ -205,9 +205,14 @@ class Process:
         # By the clock of the host, and by the device's.
         created_ns = self.reader.created_ns
         self._streams = StepStream(created_ns), StepStream(created_ns)
-        self._shares = PhaseShares(), PhaseShares(on_device=True)
+        self._shares = (PhaseShares(), PhaseShares(on_device=True)) if host.is_here else ()
         self._nonfinite = NonfiniteValues()
         self._overruns = _Overruns(self.reader)
+
+    @cached_property
+    def description(self) -> RunDescription:
+        """What its run says of itself."""
+        return RunDescription(self.reader, self._devices)
 
     # -- its identity
 
@@ -307,6 +312,10 @@ class Process:
         process._read(now_ns, alive)
         return process
 
+    def forget_news(self) -> None:
+        """All have seen what is new."""
+        self.new, self.has_news = _nothing(), False
+
     def _named(self) -> Process:
         if self._labelled is self.identity:
             return self
@@ -356,7 +365,7 @@ class Process:
         stream.set_clock(self.began_ns)
         steps = stream.feed(record)
         (new.device_steps if on_device else new.steps).extend(steps)
-        if not self.is_here:
+        if not self._shares:
             return
         estimated = self._shares[on_device].fill(steps)
         (new.device_estimated if on_device else new.estimated).extend(estimated)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from otel_ddp.diagnosis.stall.evidence import (
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 from otel_ddp.journal.parser import Unreadable
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.vocabulary.words import phase_word
+from otel_ddp.vocabulary.words import PHASES, phase_word
 
 _LARGEST_ANSWER = 4 * 1024 * 1024
 _MOST_FRAMES = 64
@@ -85,23 +85,9 @@ class Answers:
             return
         self._asked_ns = None
         self.content = content
-        threads = plain.list_of(dict, content.get("threads"))
-        main = next((each for each in threads if each.get("main") is True), {})
-        trains = next((each for each in threads if each.get("trains") is True), main)
+        main, trains = _main_and_training(content)
         self._choose_thread(main.get("id"), trains.get("id"))
-        device = plain.mapping(content.get("device"))
-        phase = plain.whole(device.get("phase"))
-        self._known = Evidence(
-            answered=True,
-            kind="what" if content.get("kind") == "what" else "where",
-            answered_ns=now_ns,
-            groups=tuple(map(_group, plain.list_of(dict, content.get("groups")))),
-            collectives=tuple(_collectives(content)),
-            stack=frames(trains),
-            device_phase="" if phase is None else phase_word(phase),
-            device_step=plain.whole(device.get("step")),
-            package=str(content.get("package") or ""),
-        )
+        self._known = evidence_of(content, now_ns)
 
     def _choose_thread(self, main: Any, trains: Any) -> None:
         """Decide which thread the kernel is asked about."""
@@ -149,7 +135,42 @@ def _status(path: Path) -> tuple[str, int, int] | None:
         return None
 
 
-# An answer is a file: any program with this user's rights may have written anything there.
+# An answer is a file, or comes from another node: there may be anything in it.
+
+
+def evidence_of(content: Mapping[str, Any], answered_ns: int) -> Evidence:
+    """What an answer says."""
+    device = plain.mapping(content.get("device"))
+    phase = plain.whole(device.get("phase"))
+    return Evidence(
+        answered=True,
+        kind="what" if content.get("kind") == "what" else "where",
+        answered_ns=answered_ns,
+        groups=tuple(map(_group, plain.list_of(dict, content.get("groups")))),
+        collectives=tuple(_collectives(content)),
+        stack=frames(_main_and_training(content)[1]),
+        device_phase="" if phase is None else phase_word(phase),
+        device_step=plain.whole(device.get("step")),
+        package=str(content.get("package") or ""),
+    )
+
+
+def content_of(evidence: Evidence, most: int) -> dict[str, Any]:
+    """An answer that says this, with so many members of each list at most."""
+    return {
+        "kind": evidence.kind,
+        "groups": [each._asdict() for each in evidence.groups[:most]],
+        "collectives": [each._asdict() for each in evidence.collectives[:most]],
+        "threads": [{"main": True, "frames": [list(each) for each in evidence.stack]}],
+        "device": {"phase": PHASES.get(evidence.device_phase), "step": evidence.device_step},
+        "package": evidence.package,
+    }
+
+
+def _main_and_training(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    threads = plain.list_of(dict, content.get("threads"))
+    main = next((each for each in threads if each.get("main") is True), {})
+    return main, next((each for each in threads if each.get("trains") is True), main)
 
 
 def _group(each: dict[str, Any]) -> Group:
@@ -163,7 +184,7 @@ def _group(each: dict[str, Any]) -> Group:
     )
 
 
-def _collectives(content: dict[str, Any]) -> Iterator[Collective]:
+def _collectives(content: Mapping[str, Any]) -> Iterator[Collective]:
     for each in plain.list_of(dict, content.get("collectives")):
         if (number := plain.whole(each.get("number"))) is not None:
             words = (str(each.get(word) or "") for word in ("op", "sizes", "state"))

@@ -11,8 +11,8 @@ from typing import Any
 
 from otel_ddp.agent.link import limits
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.runs import pack
-from otel_ddp.agent.link.runs.node_source import NodeSource
+from otel_ddp.agent.link.runs.known import read_json
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.answers import ANSWER_S
 
 # Of all people at once.
@@ -24,8 +24,8 @@ _ON_THE_WAY_S = 4.0
 class Asked:
     """One question of one person."""
 
-    def __init__(self, number: int, source: NodeSource) -> None:
-        self.number, self.source = number, source
+    def __init__(self, number: int, process: Process) -> None:
+        self.number, self.process = number, process
         self.answer: Mapping[str, Any] = {}
         self.is_answered = threading.Event()
 
@@ -38,9 +38,9 @@ class AskedElsewhere:
         self._new: deque[Asked] = deque(maxlen=_MOST_OPEN)
         self._open: dict[int, Asked] = {}
 
-    def stacks(self, source: NodeSource) -> Mapping[str, Any]:
+    def stacks(self, process: Process) -> Mapping[str, Any]:
         """What the process answers; empty where nothing comes. Waits for it."""
-        asked = Asked(next(self._numbers), source)
+        asked = Asked(next(self._numbers), process)
         for number in list(self._open)[: 1 - _MOST_OPEN]:
             # More are asked for than there is room for.
             self._open.pop(number, None)
@@ -59,5 +59,5 @@ class AskedElsewhere:
         """What has come; raises Senseless."""
         each = self._open.get(told.number)
         if each is not None:
-            each.answer = pack.unpack_json(told.content[: limits.MOST_TOLD_BYTES])
+            each.answer = read_json(told.content, limits.MOST_TOLD_BYTES)
             each.is_answered.set()

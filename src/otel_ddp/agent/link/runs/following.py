@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.runs import pack, said
-from otel_ddp.agent.link.runs.process_report import ProcessReport
+from otel_ddp.agent.link.runs import said
+from otel_ddp.agent.link.runs.known import Senseless, wall_origin_ns
+from otel_ddp.agent.link.runs.outflow import Outflow
 from otel_ddp.agent.link.runs.stacks import StacksHere
-from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.judgement import Judgement
+from otel_ddp.diagnosis.stall.evidence import Question
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.history.terminal import where_to_look
 
@@ -26,6 +27,17 @@ _RANKS_A_SECOND, _SELDOM = 4096, 3
 # A lead that has said nothing for so long leads no more.
 _LEADS_NO_MORE_NS = 10_000_000_000
 
+# Within so many bytes of all rings together records are sent in one round: 20,000 steps.
+_MOST_OF_RINGS = 2 << 20
+# One that has more is sent, and another one goes on.
+_LARGE_REPORT = 1 << 20
+
+QUESTIONS: Mapping[int, Question] = {
+    wire.Question.WHERE: "where",
+    wire.Question.WHAT: "what",
+    wire.Question.WHEN: "when",
+}
+
 History = Callable[[str, str, int], list[bytes]]
 """The lead's node, which start of its agent, its clock minus ours: what it has to know next."""
 
@@ -34,19 +46,19 @@ class Following:
     """One a run. Called from the agent's loop alone."""
 
     def __init__(
-        self, run: Labels, client: LinkClient, clock: WallClock, history: History | None
+        self, run: Labels, client: LinkClient, origin_ns: int, history: History | None
     ) -> None:
-        """*clock*: of this node. *history*: None: the lead keeps none."""
+        """*origin_ns*: when the monotonic clock was 0, by that of `poll`. *history*: None: the lead
+        keeps none."""
         self._run = run
         self._history = history
         self._stacks = StacksHere()
         self._client = client
-        self._clock = clock
-        self._processes: dict[Process, ProcessReport] = {}
+        self._origin_ns = origin_ns
+        self._processes: dict[Process, Outflow] = {}
         self._numbers = 0
         self._report_at_ns = 0
         self._resets = 0
-        self._dropped_steps = 0
         self._said: Judgement | None = None
         self._said_ns = self._now_ns = 0
 
@@ -55,36 +67,43 @@ class Following:
 
     def stop(self) -> None:
         self._client.stop()
+        for each in self._processes.values():
+            each.close()
 
     def poll(self, here: Collection[Process], now_ns: int) -> None:
         """Gather what is new, and report it where that is due. *here*: the run's processes here."""
         self._now_ns = now_ns
         self._keep(here)
-        for process in self._processes.values():
-            process.gather(now_ns)
+        outflows = self._processes.values()
+        for each in outflows:
+            each.look(now_ns - self._origin_ns)
         for answer in self._client.take():
-            self._heed(answer, now_ns)
-        urgent = self._stacks.poll() or any(each.is_urgent for each in self._processes.values())
+            self._heed(answer, now_ns - self._origin_ns)
+        urgent = self._stacks.poll() or any(each.is_urgent for each in outflows)
         offset_ns = self._client.clock_offset_ns
-        if (urgent or now_ns >= self._report_at_ns) and offset_ns is not None:
+        # What is not sent meanwhile stays in the rings.
+        if not self._client.is_connected or offset_ns is None:
+            return
+        if urgent or now_ns >= self._report_at_ns:
             world = max((each.state().own_world_size or 1 for each in here), default=1)
             every = min(-(-world // _RANKS_A_SECOND), _SELDOM)
             self._report_at_ns = now_ns + every * _REPORT_EVERY_NS
-            self._report(now_ns, offset_ns)
+            self._report(now_ns - self._origin_ns, offset_ns)
 
     def _keep(self, here: Collection[Process]) -> None:
         # What ended is told for a while longer than it has a journal.
         over = [
             source
             for source, each in self._processes.items()
-            if source not in here and (not each.has_ended or each.is_over(self._now_ns))
+            if source not in here
+            and (not each.has_ended or each.is_over(self._now_ns - self._origin_ns))
         ]
         for source in over:
-            self._dropped_steps += self._processes.pop(source).dropped_steps
+            self._processes.pop(source).close()
         for source in here:
             if source not in self._processes:
                 self._numbers += 1
-                self._processes[source] = ProcessReport(self._numbers, source)
+                self._processes[source] = Outflow(self._numbers, source)
 
     @errors.contained()
     def _report(self, now_ns: int, offset_ns: int) -> None:
@@ -92,17 +111,22 @@ class Following:
             self._resets = self._client.resets
             for process in self._processes.values():
                 process.tell_all_again()
-        report, steps = wire.Report(told=self._stacks.take()), 0
+        report = wire.Report(told=self._stacks.take())
         if self._history is not None and (led := self.judgement()) is not None:
-            report.history.extend(self._history(led.by, str(self._resets), offset_ns))
+            ahead_ns = offset_ns - wall_origin_ns()
+            report.history.extend(self._history(led.by, str(self._resets), ahead_ns))
+        most = _MOST_OF_RINGS // max(len(self._processes), 8)
         for process in self._processes.values():
-            steps += process.write(
-                report.processes.add(),
-                now_ns,
-                self._clock.origin_ns,
-                self._client.clock_uncertainty_ns,
-            )
-        self._client.send(report, steps=steps)
+            if report.ByteSize() > _LARGE_REPORT:
+                report.goes_on = True
+                self._send(report)
+                report = wire.Report()
+            process.write(report.processes.add(), now_ns, most)
+        self._send(report)
+
+    def _send(self, report: Any) -> None:
+        report.clock_uncertainty_ns = self._client.clock_uncertainty_ns
+        self._client.send(report)
 
     @errors.contained()
     def _heed(self, answer: Any, now_ns: int) -> None:
@@ -113,14 +137,19 @@ class Following:
                 continue
             if question.kind == wire.Question.STACKS:
                 self._stacks.ask(question.number, source.reader.path)
-            elif (asked := pack.unpack_question(question.kind)) is not None:
+            elif (asked := QUESTIONS.get(question.kind)) is not None:
                 process.ask(asked, now_ns)
+        for lacking in answer.lacking:
+            _, process = by_number.get(lacking.process, (None, None))
+            if process is not None:
+                position = lacking.position if lacking.HasField("position") else None
+                process.go_back(lacking.defined, position)
         if answer.judged:
             own = [source.labels for source in self._processes]
             try:
                 self._said = said.unpack(answer.judged, self._run, own, self._said)
-                self._said_ns = now_ns
-            except pack.Senseless as what:
+                self._said_ns = self._now_ns
+            except Senseless as what:
                 errors.warn_once("led", "an answer of %s makes no sense: %s", answer.node, what)
 
     def judgement(self) -> Judgement | None:
@@ -146,13 +175,10 @@ class Following:
             sentence = f"the run is judged by the agent of {led.by}: {state}"
         else:
             sentence = f"the run is judged here, by the ranks of this node alone: {state}"
-        dropped = self._dropped_steps + self._client.dropped_steps
-        dropped += sum(each.dropped_steps for each in self._processes.values())
         refused = self._client.refused_questions
         parts = (
             sentence,
             where_to_look("" if led is None else led.by),
-            f"{dropped} steps were dropped" if dropped else "",
             f"{refused} questions of the lead were refused" if refused else "",
         )
         return "; ".join(filter(None, parts))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.runs import pack
 from otel_ddp.agent.link.runs.elsewhere import Asked, AskedElsewhere
-from otel_ddp.agent.link.runs.node_source import NodeSource
+from otel_ddp.agent.link.runs.following import QUESTIONS
+from otel_ddp.agent.link.runs.known import Elsewhere, Senseless
 from otel_ddp.agent.link.runs.said import Said
-from otel_ddp.agent.link.runs.wall_clock import WallClock
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.judgement import Judgement
-from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.say import about, first_of, plural
 from otel_ddp.diagnosis.verdict import Labels, run_labels
+from otel_ddp.journal.parser import Unreadable
+from otel_ddp.journal.sent import Piece, ReceivedJournal, Stretch
 
 if TYPE_CHECKING:
     from otel_ddp.agent.link.server import LinkServer
@@ -32,53 +34,96 @@ _TOLD_UNHEARD_NS = 5_000_000_000
 # The next round comes within this, or this agent was held up and heard no node meanwhile.
 _ROUND_NS = 5_000_000_000
 _MOST_PROCESSES = 1024
+# An offset between two clocks is measured again and again.
+_SAME_OFFSET_NS = 50_000_000
 # Of all nodes: as many as the door takes, and twice the ranks of the largest run that is judged.
 _MOST_NODES, _MOST_OF_RUN = 2048, 20_480
 _MOST_NAMED = 4
 # A person's question goes to so many processes of one rank: each may take seconds to answer.
 _MOST_ASKED = 4
+_KINDS = {question: kind for kind, question in QUESTIONS.items()}
 
 
 class _Node:
     """One other node of the run."""
 
-    def __init__(self, agent: int, lead_node: str) -> None:
-        self._lead_node = lead_node
+    def __init__(self, agent: int) -> None:
         self.agent = agent
         self.heard_ns = 0
-        self.sources: dict[int, NodeSource] = {}
-        self.dropped_steps = 0
+        self.hosts: dict[int, Elsewhere] = {}
+        """What its agent tells of each of its processes, by their numbers."""
+        self.lacking: list[wire.Lacking] = []
+        """What its agent has to send again."""
+        self._ahead_ns = 0
+        # Of those that have come since all did.
+        self._reported: set[int] = set()
 
-    def feed(self, run: Labels, report: Any, now_ns: int, most: int) -> Iterator[NodeSource]:
-        """Take a report in; the processes that have news by it. *most*: it may have so many."""
-        known, self.sources = self.sources, {}
+    @property
+    def lost(self) -> int:
+        """How many records of it were overwritten before they were sent."""
+        return sum(each.reader.lost for each in self.hosts.values())
+
+    def feed(self, report: Any, now_ns: int, most: int) -> Iterator[Elsewhere]:
+        """Take a report in; what has news by it. *most*: so many processes fit."""
         if report.agent != self.agent:
             # Its agent was started again, and gives its processes other numbers.
-            self.agent, known = report.agent, {-1 - at: each for at, each in known.items()}
-        for process in report.processes[: min(_MOST_PROCESSES, most)]:
-            source = known.get(process.id)
-            try:
-                if process.HasField("state"):
-                    source = self._described(run, known, process.state, report.clock_offset_ns)
-                if source is not None:
-                    self.sources[process.id] = source
-                    source.feed(process, report.clock_offset_ns, now_ns)
-                    yield source
-            except pack.Senseless as what:
-                errors.warn_once("link", "a report of %s makes no sense: %s", report.node, what)
+            self.agent = report.agent
+            self.hosts = {-1 - at: each for at, each in self.hosts.items()}
+            self._reported.clear()
+        # Below this it is the same: else the moments at which a rank entered its phase would move.
+        if abs(report.clock_offset_ns - self._ahead_ns) > _SAME_OFFSET_NS:
+            self._ahead_ns = report.clock_offset_ns
+        for message in report.processes[:_MOST_PROCESSES]:
+            if len(self._reported) < min(_MOST_PROCESSES, most):
+                host = self._understood(message, report, now_ns)
+                if host is not None:
+                    yield host
+        if not report.goes_on:
+            self.hosts = {at: v for at, v in self.hosts.items() if at in self._reported}
+            self._reported.clear()
 
-    def _described(
-        self, run: Labels, known: dict[int, NodeSource], state: Any, clock_offset_ns: int
-    ) -> NodeSource:
-        for each in known.values():
-            if each.is_described_by(state):
-                return each
-        labels = pack.unpack_labels(state)
-        if run_labels(labels) != run:
-            raise pack.Senseless("a process of another run")
-        if dict(labels)["node"] == self._lead_node:
-            raise pack.Senseless("a process of the lead's own node")
-        return NodeSource(state, clock_offset_ns)
+    def _understood(self, message: Any, report: Any, now_ns: int) -> Elsewhere | None:
+        try:
+            return self._take(message, report.clock_uncertainty_ns, now_ns)
+        except (Senseless, Unreadable) as what:
+            errors.warn_once("link", "a report of %s makes no sense: %s", report.node, what)
+            return None
+
+    def _take(self, message: Any, uncertainty_ns: int, now_ns: int) -> Elsewhere | None:
+        host = self._opened(message) if message.head else self.hosts.get(message.id)
+        if host is None:
+            self.lacking.append(wire.Lacking(process=message.id))
+            return None
+        host.hear(message.known, message.arrivals, self._ahead_ns, now_ns)
+        host.clock_uncertainty_ns = uncertainty_ns
+        journal = host.reader
+        journal.set_clock(self._ahead_ns)
+        journal.put(message.progress, message.totals, message.reason)
+        is_whole = journal.define(_stretch(message.definitions))
+        if not (journal.add(_stretch(message.records), message.lost) and is_whole):
+            places = {"defined": journal.defined, "position": journal.position}
+            self.lacking.append(wire.Lacking(process=message.id, **places))
+        self._reported.add(message.id)
+        return host
+
+    def drop(self, host: Elsewhere) -> None:
+        """It is none of this run, or of this node."""
+        self.hosts = {at: each for at, each in self.hosts.items() if each is not host}
+
+    def _opened(self, message: Any) -> Elsewhere:
+        """That of the process with this head."""
+        for number, host in list(self.hosts.items()):
+            if host.reader.head == message.head:
+                self.hosts[message.id] = self.hosts.pop(number)
+                return host
+        host = Elsewhere(ReceivedJournal(message.journal, message.head, self._ahead_ns))
+        self.hosts[message.id] = host
+        return host
+
+
+def _stretch(message: wire.Stretch) -> Stretch:
+    pieces = [Piece(*each) for each in zip(message.at, message.content, strict=False)]
+    return Stretch(message.since, message.until, pieces)
 
 
 class Leading:
@@ -90,19 +135,14 @@ class Leading:
         node: str,
         server: LinkServer,
         keep_history: Callable[[str, Collection[bytes]], None],
-        clock: WallClock,
     ) -> None:
-        """*node*: of this agent; *clock*: its own.
-
-        *keep_history*: takes a node, and parts of its history.
-        """
+        """*node*: of this agent. *keep_history*: takes a node, and parts of its history."""
         self._run, self._own_node = run, node
         self._server = server
         self._keep_history = keep_history
-        self._clock = clock
         self._asked = AskedElsewhere()
         self._nodes: dict[str, _Node] = {}
-        self._fresh: list[NodeSource] = []
+        self._fresh: list[Process] = []
         self._moved_ns = 0
         self._now_ns = 0
         # How many processes more there may be.
@@ -117,51 +157,69 @@ class Leading:
     def stop(self) -> None:
         self._server.stop()
 
-    def poll(self, here: Collection[Source], now_ns: int) -> None:
+    def poll(self, here: Collection[Process], now_ns: int) -> None:
         """Take in what is new. *here*: the processes of the run on this node."""
-        for source in self._fresh:
-            source.forget_news()
+        for process in self._fresh:
+            process.forget_news()
         held_up_ns = now_ns - self._now_ns - _ROUND_NS if self._now_ns else 0
         for node in self._nodes.values() if held_up_ns > 0 else ():
             # Links that were lost by that need some rounds until they are there again.
             node.heard_ns += held_up_ns
-        self._fresh, self._now_ns = [], now_ns
+        self._now_ns = now_ns
         if any(each.steps()[0] for each in here):
             self._moved_ns = now_ns
-        self._room = _MOST_OF_RUN - sum(len(each.sources) for each in self._nodes.values())
+        self._room = _MOST_OF_RUN - sum(len(each.hosts) for each in self._nodes.values())
+        fresh: dict[Elsewhere, _Node] = {}
         for name, report in self._server.take():
-            self._take(name, report, now_ns)
+            if (of_node := self._take(name, report)) is not None:
+                before = len(of_node.hosts)
+                for host in of_node.feed(report, now_ns, self._room + before):
+                    fresh[host] = of_node
+                self._room += before - len(of_node.hosts)
+        for host, of_node in list(fresh.items()):
+            if not self._is_of_run(host, now_ns):
+                del fresh[host]
+                of_node.drop(host)
+        self._fresh = [each.process for each in fresh]
         for node in self._nodes.values():
             is_left_out = self._is_left_out(node)
             is_silent = now_ns - node.heard_ns > _TOLD_UNHEARD_NS
-            for source in node.sources.values():
-                source.is_left_out = is_left_out
-                source.silent_since_ns = node.heard_ns if is_silent else 0
+            for host in node.hosts.values():
+                host.process.is_left_out = is_left_out
+                host.silent_since_ns = node.heard_ns if is_silent else 0
 
-    @errors.contained()
-    def _take(self, name: str, report: Any, now_ns: int) -> None:
+    @errors.contained(default=None)
+    def _take(self, name: str, report: Any) -> _Node | None:
+        """What is not of its processes; the node whose processes it is about."""
         self._has_twin |= name == self._own_node
         if name == self._own_node or not report.HasField("clock_offset_ns"):
-            return
+            return None
         node = self._nodes.get(name)
         if node is None:
             if len(self._nodes) >= _MOST_NODES:
                 del self._nodes[min(self._nodes, key=lambda each: self._nodes[each].heard_ns)]
-            node = self._nodes[name] = _Node(report.agent, self._own_node)
-        node.heard_ns, node.dropped_steps = now_ns, report.dropped_steps
-        # The offset is to this node's clock as it is set now. The judge's goes on without jumps.
-        report.clock_offset_ns -= self._clock.set_by_ns
-        before = len(node.sources)
-        self._fresh += node.feed(self._run, report, now_ns, self._room + before)
-        self._room += before - len(node.sources)
+            node = self._nodes[name] = _Node(report.agent)
+        node.heard_ns = self._now_ns
         self._keep_history(name, report.history)
         for each in report.told:
-            self._asked.take(each)
+            with contextlib.suppress(Senseless):
+                self._asked.take(each)
+        return node
 
-    def sources(self) -> Iterator[NodeSource]:
+    @errors.contained(default=False)
+    def _is_of_run(self, host: Elsewhere, now_ns: int) -> bool:
+        """Let a process see what has come of it; whether it is one of this run elsewhere."""
+        before = host.process.labels
+        host.poll(now_ns)
+        labels = host.process.labels
+        if labels is before:
+            return True
+        return run_labels(labels) == self._run and dict(labels)["node"] != self._own_node
+
+    def sources(self) -> Iterator[Process]:
         """The processes of the other nodes. Threads of the endpoint ask as well."""
         for node in list(self._nodes.values()):
-            yield from list(node.sources.values())
+            yield from [each.process for each in list(node.hosts.values())]
 
     def _is_left_out(self, node: _Node) -> bool:
         silent_ns = self._now_ns - node.heard_ns
@@ -184,21 +242,22 @@ class Leading:
     def answer(self, judgement: Judgement | None, now_ns: int) -> None:
         """Ask the other nodes, and tell them how the run is judged."""
         said = self._new_said(judgement, now_ns)
-        asked: dict[NodeSource, list[Asked]] = {}
+        asked: dict[Process, list[Asked]] = {}
         for each in self._asked.questions():
-            asked.setdefault(each.source, []).append(each)
+            asked.setdefault(each.process, []).append(each)
         for name, node in self._nodes.items():
-            answer = wire.Answer()
-            for number, source in node.sources.items():
-                for question in source.questions:
-                    answer.questions.add(process=number, kind=pack.QUESTIONS[question])
-                source.questions.clear()
-                for each in asked.get(source, ()):
+            answer = wire.Answer(lacking=node.lacking)
+            node.lacking.clear()
+            for number, host in node.hosts.items():
+                for question in host.questions:
+                    answer.questions.add(process=number, kind=_KINDS[question])
+                host.questions.clear()
+                for each in asked.get(host.process, ()):
                     kind = wire.Question.STACKS
                     answer.questions.add(process=number, kind=kind, number=each.number)
             if said is not None:
                 answer.judged = said.to(name)
-            if answer.questions or answer.judged:
+            if answer.questions or answer.judged or answer.lacking:
                 self._server.answer(name, answer)
 
     def _new_said(self, judgement: Judgement | None, now_ns: int) -> Said | None:
@@ -233,16 +292,16 @@ class Leading:
             name: self._now_ns - node.heard_ns
             for name, node in self._nodes.items()
             if self._now_ns - node.heard_ns > _TOLD_UNHEARD_NS
-            and any(each.is_at_work for each in node.sources.values())
+            and any(each.process.is_at_work for each in node.hosts.values())
         }
         if silent:
             names = first_of(sorted(silent), _MOST_NAMED)
             sentences.append(f"{names} not heard for {about(max(silent.values()) / 1e9)}")
-        if dropped := sum(node.dropped_steps for node in self._nodes.values()):
-            sentences.append(f"{dropped} steps of other nodes were dropped on the way")
+        if lost := sum(node.lost for node in self._nodes.values()):
+            sentences.append(f"{lost} records of other nodes were overwritten before they came")
         if late := self._server.dropped:
             sentences.append(
-                f"{late} reports were dropped, as this agent was too busy to read them"
+                f"{late} reports were asked for again, as this agent was too busy to read them"
             )
         if refused := self._server.refused:
             reasons = ", ".join(f"{why} {count}" for why, count in refused.items())

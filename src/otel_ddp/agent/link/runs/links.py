@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from otel_ddp import errors
 from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.kept_thread import KeptThread
-from otel_ddp.agent.link.runs.wall_clock import WallClock
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.judgement import Judgement
-from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.history.terminal import where_to_look
 from otel_ddp.identity import lead as lead_facts
@@ -52,7 +50,7 @@ class _Link(Protocol):
         """Take in what is new. *here*: the processes of the run on this node."""
         ...
 
-    def sources(self) -> Iterator[Source]:
+    def sources(self) -> Iterator[Process]:
         """The processes of other nodes that are known here."""
         ...
 
@@ -97,12 +95,14 @@ class Links:
         self._clock = clock
         # All times are on this clock, as the judge's: it goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
-        self._wall_clock = WallClock()
         self._thread: LinkThread | None = None
         self._open: dict[Labels, _Open] = {}
         self._at_work_ns: dict[Labels, int] = {}
         # Why the ranks here are compared with those of no other node, of runs that have more ranks.
         self._why_alone: dict[Labels, str] = {}
+
+    def _now_ns(self) -> int:
+        return self._origin_ns + self._clock()
 
     def threads(self) -> Iterator[KeptThread]:
         """Those that have to run."""
@@ -112,8 +112,7 @@ class Links:
     @errors.contained()
     def poll(self, here: Collection[Process]) -> None:
         """Once a round, before the judge. *here*: the processes of this node."""
-        now_ns = self._origin_ns + self._clock()
-        self._wall_clock.update()
+        now_ns = self._now_ns()
         by_run: dict[Labels, list[Process]] = {}
         for source in here:
             by_run.setdefault(run_labels(source.labels), []).append(source)
@@ -170,12 +169,12 @@ class Links:
         ends: Any = {"node": self._node, "hosts": fact.hosts, "ports": fact.ports}
         if wanted.leads:
             keep_history = partial(self._histories.take_parts, _key(run))
-            server = LinkServer(self._thread, secret, **ends)
-            return Leading(run, self._node, server, keep_history, self._wall_clock)
+            server = LinkServer(self._thread, secret, clock=self._now_ns, **ends)
+            return Leading(run, self._node, server, keep_history)
         client = LinkClient(self._thread, secret, **ends)
         is_told = wanted.world_size <= _MOST_RANKS_OF_HISTORY
         history = partial(self._histories.parts_for_lead, _key(run)) if is_told else None
-        return Following(run, client, self._wall_clock, history)
+        return Following(run, client, self._origin_ns, history)
 
     def _close(self, run: Labels) -> None:
         self._why_alone.pop(run, None)
@@ -183,7 +182,7 @@ class Links:
         if (known := self._open.pop(run, None)) is not None:
             known.link.stop()
 
-    def sources(self) -> Iterator[Source]:
+    def sources(self) -> Iterator[Process]:
         """The processes of other nodes of the runs that this agent leads."""
         for each in self._open.values():
             yield from each.link.sources()
@@ -212,7 +211,7 @@ class Links:
     @errors.contained()
     def answer(self, judge: Judge) -> None:
         """Once a round, after the judge: tell the other nodes what it asks and says."""
-        now_ns = self._origin_ns + self._clock()
+        now_ns = self._now_ns()
         for run, each in self._open.items():
             each.link.answer(judge.judgement(run, self._node), now_ns)
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from otel_ddp.agent.link.limits import MOST_NODE_LETTERS
-from otel_ddp.agent.link.runs.pack import Senseless, unpack_json
+from otel_ddp.agent.link import limits
+from otel_ddp.agent.link.runs.known import Senseless, read_json
 from otel_ddp.agent.verdicts.judgement import Judgement, Named
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.verdict import Labels, run_labels
@@ -79,7 +79,7 @@ def unpack(
 
     *before*: what it has said of single ranks is true still, where it says nothing of them now.
     """
-    found = unpack_json(content)
+    found = read_json(content, limits.MOST_ANSWER_BYTES)
     try:
         if "ranks" in found:
             ranks, named = _of_ranks(found, own)
@@ -95,7 +95,7 @@ def unpack(
         raise Senseless("what the lead says") from None
     if not (isinstance(by := found.get("by"), str) and by.isprintable()):
         raise Senseless("the name of the lead's node")
-    return Judgement(by[:MOST_NODE_LETTERS], still, past, report, named, compared)
+    return Judgement(by[: limits.MOST_NODE_LETTERS], still, past, report, named, compared)
 
 
 def _of_ranks(

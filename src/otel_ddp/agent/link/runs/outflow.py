@@ -1,0 +1,151 @@
+"""What goes out of one process of this node to the lead of its run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from otel_ddp import errors
+from otel_ddp.agent.link import link_pb2 as wire
+from otel_ddp.agent.link.runs.known import told_of, wall_origin_ns
+from otel_ddp.agent.reading.process import Process
+from otel_ddp.diagnosis.stall.evidence import Evidence, Question
+from otel_ddp.journal.sent import SentJournal, Stretch
+from otel_ddp.vocabulary.words import state_word
+
+# For so long after a question the lead is told what the kernel says of the process.
+_ASKED_NS = 30_000_000_000
+# More is known of an end for so long after it.
+_ENDED_NS = 30_000_000_000
+# Memory changes all the time.
+_KNOWN_EVERY_NS = 2_000_000_000
+_TELL_AGAIN_NS = 10_000_000_000
+# What a flight recorder remembers is less. A report has several of them, and a limit.
+_LARGEST_ARRIVALS = 250_000
+# What the lead makes of an answer to `when`.
+_OF_ARRIVALS = ("arrivals", "groups", "monotonic_ns", "time_ns")
+
+
+class Outflow:
+    """One a process: looked at in each round of the agent's loop, and written now and then."""
+
+    def __init__(self, number: int, process: Process) -> None:
+        """*number*: its own, as long as this agent lives."""
+        self.number, self.process = number, process
+        self._journal = SentJournal(process.reader, process.mark_before)
+        self._told: bytes | None = None
+        self._told_ns = self._tell_again_ns = self._asked_ns = self._ended_at_ns = 0
+        self._waits_for_arrivals = False
+        self._arrivals: Mapping[str, Any] | None = None
+        self._evidence = Evidence()
+        self._ended: dict[str, Any] | None = None
+        self._cause: Mapping[str, Any] = {}
+        self.is_urgent = False
+        """Whether there is something that the lead waits for."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended is not None
+
+    def is_over(self, now_ns: int) -> bool:
+        """Whether it has ended, and no more will be known of that."""
+        return self.has_ended and now_ns - self._ended_at_ns > _ENDED_NS
+
+    def close(self) -> None:
+        self._journal.close()
+
+    @errors.contained()
+    def look(self, now_ns: int) -> None:
+        """What is new of it, beside its journal. *now_ns*: by the monotonic clock."""
+        process = self.process
+        if self._is_asked(now_ns):
+            before, self._evidence = self._evidence, process.evidence(now_ns)
+            self.is_urgent |= self._evidence.answered_ns != before.answered_ns
+        if self._waits_for_arrivals:
+            self._arrivals = process.arrivals(now_ns)
+            self._waits_for_arrivals = self._arrivals is None
+            self.is_urgent |= self._arrivals is not None
+        if self._ended is None and not process.is_at_work:
+            origin_ns, life = wall_origin_ns(), process.life
+            self._ended_at_ns, self.is_urgent = now_ns, True
+            self._ended = {
+                "state": state_word(life.state),
+                "seen_alive_ns": life.seen_alive_ns - origin_ns,
+                "gone_ns": life.gone_ns - origin_ns,
+            }
+
+    def ask(self, question: Question, now_ns: int) -> None:
+        """The lead asks the process."""
+        if self.process.ask(question, now_ns):
+            self._waits_for_arrivals |= question == "when"
+        self._asked_ns = now_ns if question != "when" else self._asked_ns
+
+    def _is_asked(self, now_ns: int) -> bool:
+        return bool(self._asked_ns) and now_ns - self._asked_ns < _ASKED_NS
+
+    def tell_all_again(self) -> None:
+        """The lead knows nothing of it: it has begun anew."""
+        self._told = None
+        self._journal.go_back(0)
+
+    def go_back(self, defined: int, position: int | None) -> None:
+        """What lies behind these positions has not come."""
+        self._journal.go_back(defined, position)
+        if not defined:
+            self.tell_all_again()
+
+    @errors.contained()
+    def write(self, message: wire.Process, now_ns: int, most: int) -> None:
+        """All that is new since the last call; *most*: within so many bytes of the ring."""
+        journal, self.is_urgent = self._journal, False
+        message.id = self.number
+        if self._told is None:
+            message.journal, message.head = self.process.reader.name, journal.head()
+        _write(message.definitions, journal.definitions())
+        _write(message.records, journal.records(most))
+        message.lost = journal.lost
+        message.progress = journal.progress()
+        asked = self._is_asked(now_ns)
+        due = self._told is None or now_ns - self._told_ns >= _KNOWN_EVERY_NS
+        if due or asked or self.has_ended:
+            self._told_ns = now_ns
+            message.totals = journal.totals()
+            self._write_known(message, now_ns, asked=asked)
+        if self._arrivals is not None:
+            message.arrivals = _packed_arrivals(self._arrivals)
+            self._arrivals = None
+
+    def _write_known(self, message: wire.Process, now_ns: int, *, asked: bool) -> None:
+        process = self.process
+        known = told_of(process, now_ns, self._evidence if asked else None)
+        if self._ended is not None:
+            message.reason = self._journal.reason()
+            known["end"] = self._ended
+            # What is known of it grows, until the kernel is asked no more.
+            cause = process.cause()
+            self._cause = cause if len(cause) >= len(self._cause) else self._cause
+            known["cause"] = dict(self._cause)
+            if present_ns := process.present_ns():
+                known["present_ns"] = present_ns - wall_origin_ns()
+        content = json.dumps(known).encode()
+        # A report may get lost where no part of the journal does.
+        if content != self._told or self.has_ended or now_ns >= self._tell_again_ns:
+            self._told = message.known = content
+            self._tell_again_ns = now_ns + _TELL_AGAIN_NS
+
+
+def _write(message: wire.Stretch, stretch: Stretch) -> None:
+    message.since, message.until = stretch.since, stretch.until
+    message.at.extend([each.position for each in stretch.pieces])
+    message.content.extend([each.content for each in stretch.pieces])
+
+
+def _packed_arrivals(content: Mapping[str, Any]) -> bytes:
+    part = {word: content[word] for word in _OF_ARRIVALS if word in content}
+    packed = json.dumps(part).encode()
+    if len(packed) > _LARGEST_ARRIVALS:
+        found = content.get("arrivals")
+        again_s = found.get("in_s") if isinstance(found, dict) else None
+        packed = json.dumps({"arrivals": {"in_s": again_s}}).encode()
+    return packed

@@ -1,0 +1,230 @@
+"""A journal on its way to another node: the bytes that are sent, and what they say there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_ddp.journal import layout
+from otel_ddp.journal.parser import (
+    Bytes,
+    Definitions,
+    Head,
+    Journal,
+    ProgressRecord,
+    Record,
+    Records,
+    Unreadable,
+    whole_records,
+)
+from otel_ddp.journal.reader import Ring
+from otel_ddp.vocabulary import catalog
+
+# What the judge reads of a journal is sent, and nothing else.
+_RECORDS = frozenset({layout.STEPS, layout.DEVICE_STEPS})
+_DEFINITIONS = frozenset({layout.IDENTITY, layout.NAME, layout.FACTS})
+_TOTALS = (
+    catalog.TRAINING_STEPS,
+    catalog.TRAINING_DEVICE_MEMORY_ALLOCATED,
+    catalog.TRAINING_DEVICE_MEMORY_LIMIT,
+)
+_TOTALS_NAMED = tuple(f'"{each.name}"'.encode() for each in _TOTALS)
+_MOST_DEFINITIONS = 64 * 1024
+_PROGRESS_BYTES = layout.IN_MARK + 8 - layout.PHASE
+# The first totals of a process are those of the list above, or near them.
+_TOTALS_BYTES = 1024
+# No time is further away.
+_LAST_NS = 1 << 62
+_LONGEST_NAME = 200
+
+
+class Piece(NamedTuple):
+    """Whole records, one after the other."""
+
+    position: int
+    content: bytes
+
+
+class Stretch(NamedTuple):
+    """What is sent of all that lies between two positions."""
+
+    since: int
+    until: int
+    pieces: list[Piece]
+
+
+class SentJournal:
+    """A journal of this node, also after its reader was closed and its file was deleted."""
+
+    def __init__(self, reader: Journal, mark: tuple[int, int, int]) -> None:
+        """*mark*: from where on its records are sent."""
+        self._reader = reader
+        self._file = reader.content.again()
+        self._areas = reader.areas
+        self._ring = Ring(self._file, self._areas.ring, mark, _sent)
+        self._defined = 0
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def lost(self) -> int:
+        """How many records were overwritten before they were sent."""
+        return self._ring.lost
+
+    def go_back(self, defined: int, position: int | None = None) -> None:
+        """Send again what lies behind these positions, as far as it is still there."""
+        self._defined = min(defined, self._defined)
+        if position is not None:
+            self._ring.position = min(position & ~7, self._ring.position)
+
+    def head(self) -> bytes:
+        return self._file.read(0, layout.FIXED.size + layout.FIXED_CRC.size)
+
+    def progress(self) -> bytes:
+        return self._file.read(layout.PHASE, _PROGRESS_BYTES)
+
+    def totals(self) -> bytes:
+        start, room = self._areas.totals
+        block = self._file.read(start, min(room, _TOTALS_BYTES)).rstrip(b"\0")
+        return block.ljust(layout.padded(len(block)), b"\0")
+
+    def reason(self) -> bytes:
+        return self._file.read(layout.REASON, layout.REASON_BYTES)
+
+    def definitions(self) -> Stretch:
+        """Those that were read here, and were not sent."""
+        since, (start, _) = self._defined, self._areas.definitions
+        end = self._reader.defined
+        block = self._file.read(start + since, min(end - since, _MOST_DEFINITIONS))
+        pieces = []
+        for at, kind, whole in whole_records(block, since):
+            self._defined = at + len(whole)
+            if kind in _DEFINITIONS or any(each in whole for each in _TOTALS_NAMED):
+                pieces.append(Piece(at, whole))
+        if self._defined == since:
+            # Damaged: what the reader here has skipped as well.
+            self._defined = end
+        return Stretch(since, self._defined, _joined(pieces))
+
+    def records(self, most: int) -> Stretch:
+        """Those that were read here, and were not sent; *most*: within so many bytes."""
+        since = self._ring.position
+        found = self._ring.read(self._reader.position, most)
+        return Stretch(since, self._ring.position, _joined(found))
+
+
+def _sent(kind: int, whole: bytes, position: int) -> Piece:
+    return Piece(position, whole if kind in _RECORDS else b"")
+
+
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """As few as there can be; those without content are left out."""
+    found: list[Piece] = []
+    for position, content in pieces:
+        last = found[-1] if found else Piece(-1, b"")
+        if content and position == last.position + len(last.content):
+            found[-1] = Piece(last.position, last.content + content)
+        elif content:
+            found.append(Piece(position, content))
+    return found
+
+
+class _Places(Bytes):
+    """Bytes by their place in the file; what was not sent is not there."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, bytes] = {}
+
+    def read(self, at: int, size: int) -> bytes:
+        for start, content in self.known.items():
+            if start <= at < start + len(content):
+                return content[at - start : at - start + size]
+        return b""
+
+
+class ReceivedJournal(Journal):
+    """A journal of another node, as far as its bytes have come. Its times are by our clock."""
+
+    content: _Places
+
+    def __init__(self, name: str, head: bytes, ahead_ns: int) -> None:
+        """Raises Unreadable. *ahead_ns*: our clock less the monotonic one of its node."""
+        if not (name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
+            raise Unreadable("a journal without a name")
+        self.head = head
+        self._told = Head.parse(head, name)
+        super().__init__(Path(name), self._told, _Places(), Definitions(), Records())
+        self._new: list[Record] = []
+        self._lost = self._defined_bytes = 0
+        self._until = -1
+        self.created_ns = -1
+        self.set_clock(ahead_ns)
+        if self.created_ns < 0:
+            raise Unreadable(f"{name} is damaged")
+
+    def set_clock(self, ahead_ns: int) -> None:
+        """It is known better, or anew."""
+        created_ns = self._told.created_monotonic_ns + ahead_ns
+        if 0 <= created_ns < _LAST_NS:
+            self.created_ns = created_ns
+
+    @property
+    def position(self) -> int:
+        """How far its ring has come."""
+        return max(self._until, 0)
+
+    def put(self, progress: bytes, totals: bytes, reason: bytes) -> None:
+        """What is overwritten in place, as it is now; empty: as before."""
+        at_totals, _ = self.areas.totals
+        for at, content, most in (
+            (layout.PHASE, progress, _PROGRESS_BYTES),
+            (at_totals, totals, _TOTALS_BYTES),
+            (layout.REASON, reason, layout.REASON_BYTES),
+        ):
+            if content:
+                self.content.known[at] = content[:most]
+
+    def define(self, stretch: Stretch) -> bool:
+        """Take definitions; whether none is lacking before them."""
+        definitions = self._definitions
+        if stretch.since > definitions.position:
+            return False
+        for position, content in stretch.pieces:
+            self._defined_bytes += len(content)
+            if position >= definitions.position and self._defined_bytes <= _MOST_DEFINITIONS:
+                definitions.position = position
+                definitions.feed(content)
+        definitions.position = max(definitions.position, stretch.until)
+        return True
+
+    def add(self, stretch: Stretch, lost: int) -> bool:
+        """Take records; whether none is lacking before them.
+
+        *lost*: how many were overwritten before they could be sent.
+        """
+        if self._until < 0:
+            self._until = stretch.since
+        if stretch.since > self._until:
+            return False
+        for position, content in stretch.pieces:
+            if position >= self._until:
+                self.ring.position = position
+                self._new += self.ring.feed(content)
+        self._until = max(self._until, stretch.until)
+        self._lost = lost
+        return True
+
+    def read(self) -> list[Record]:
+        # Their numbers say nothing: not all are sent.
+        self.ring.lost = self._lost
+        new, self._new = self._new, []
+        return new
+
+    def progress(self) -> ProgressRecord | None:
+        found = super().progress()
+        if found is None:
+            return None
+        ahead_ns = self.created_ns - self._told.created_ns
+        return found._replace(state_since_ns=min(found.state_since_ns + ahead_ns, _LAST_NS))
