@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp.agent.verdicts.source import Source
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.diagnosis.arrivals import Arrival, Sample, compare
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.say import rank_numbers
@@ -59,7 +59,7 @@ class Arrivals(Detector):
 
     def __init__(
         self,
-        source: Callable[[Labels], Source | None],
+        source: Callable[[Labels], Process | None],
         hint: Hint | None = None,
     ) -> None:
         """*source*: the process of a rank."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from otel_ddp import errors
 from otel_ddp.agent.reading.process import Host, Process
 from otel_ddp.agent.verdicts.observe import ExitCauses, exit_status, has_ended, open_pidfd
-from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S, EndedProcess
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal import process_state
@@ -156,9 +155,9 @@ class Exits:
         self.new: list[Labels] = []
         """Those whose end the last poll has found."""
         self._ended: set[Labels] = set()
-        self._exits: dict[Source, _Exit] = {}
+        self._exits: dict[Process, _Exit] = {}
 
-    def add(self, source: Source, now_ns: int) -> EndedProcess:
+    def add(self, source: Process, now_ns: int) -> EndedProcess:
         """How this process ended, as far as that is known at once."""
         ended = source.end()
         self.new.append(ended.labels)

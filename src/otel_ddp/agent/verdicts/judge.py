@@ -9,10 +9,10 @@ from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.judgement import Judgement, compared_ranks, named
 from otel_ddp.agent.verdicts.reports import VerdictReporter
 from otel_ddp.agent.verdicts.run_case import RunCase
-from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.agent.verdicts.verdict_series import VerdictSeries
 from otel_ddp.diagnosis.hardware import Cores, Gpu
 from otel_ddp.diagnosis.verdict import Labels, run_labels
@@ -49,7 +49,7 @@ class Judge:
         self._floor_s = floor_s
         self._cases: dict[Labels, RunCase] = {}
         self._cores = cores
-        self._present: Sequence[Source] = []
+        self._present: Sequence[Process] = []
         self._poll_at = self._watch_at = 0
         # All times in verdicts are on this clock: it is set once, and then goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
@@ -58,7 +58,7 @@ class Judge:
 
     @errors.contained()
     def poll(
-        self, sources: Iterable[Source], judgements: Mapping[Labels, Judgement] | None = None
+        self, sources: Iterable[Process], judgements: Mapping[Labels, Judgement] | None = None
     ) -> None:
         """Feed what is new to the detectors, and report what they find.
 
@@ -85,9 +85,9 @@ class Judge:
             if due:
                 self._poll_case(case, now_ns, (judgements or {}).get(case.run))
 
-    def _divide(self, sources: Sequence[Source]) -> None:
+    def _divide(self, sources: Sequence[Process]) -> None:
         """Give each run its processes."""
-        by_run: dict[Labels, list[Source]] = {run: [] for run in self._cases}
+        by_run: dict[Labels, list[Process]] = {run: [] for run in self._cases}
         for source in sources:
             by_run.setdefault(run_labels(source.labels), []).append(source)
         for run, of_run in by_run.items():

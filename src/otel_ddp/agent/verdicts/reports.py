@@ -13,8 +13,8 @@ from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts import postmortem
-from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.hardware import Gpu, with_gpus
 from otel_ddp.diagnosis.say import past_sentence, rank_list
 from otel_ddp.diagnosis.straggler.finding import is_about, side_of
@@ -109,7 +109,7 @@ class VerdictReporter:
         self,
         told: RunReports,
         change: Change,
-        sources: Collection[Source],
+        sources: Collection[Process],
         now_ns: int,
         ended: Collection[Labels] = (),
     ) -> None:
@@ -146,7 +146,7 @@ class VerdictReporter:
         told: RunReports,
         over: Iterable[tuple[Kind, Labels]],
         by: str,
-        sources: Collection[Source],
+        sources: Collection[Process],
         now_ns: int,
     ) -> None:
         """The agent of another node judges from now on what these open verdicts are about."""
@@ -165,7 +165,7 @@ class VerdictReporter:
             self._record(verdict, False, body, sources, now_ns)
 
     @errors.contained()
-    def update(self, told: RunReports, verdict: Verdict, sources: Collection[Source]) -> None:
+    def update(self, told: RunReports, verdict: Verdict, sources: Collection[Process]) -> None:
         """An open verdict may have other figures now: they are shown, and no record is made."""
         incident = told.open.get(verdict.key)
         if incident is not None and incident.found is not verdict:
@@ -184,7 +184,7 @@ class VerdictReporter:
         verdict: Verdict,
         opened: bool,
         body: str,
-        sources: Collection[Source],
+        sources: Collection[Process],
         now_ns: int,
     ) -> None:
         """A line of the log; and a log record, with a span from the beginning until now."""
@@ -227,7 +227,7 @@ class VerdictReporter:
         self._documents.append((verdict.labels, project, documents))
 
     def _write_postmortem(
-        self, told: RunReports, incident: Incident, sources: Collection[Source]
+        self, told: RunReports, incident: Incident, sources: Collection[Process]
     ) -> None:
         before, verdict = told.just_closed, incident.shown
         if before is not None and before.shown.kind == verdict.kind:
@@ -282,7 +282,7 @@ class VerdictReporter:
         return addresses.board(self._grafana, title, dict(verdict.labels), verdict.since_ns)
 
 
-def _ended_with(verdict: Verdict, sources: Collection[Source], ended: Collection[Labels]) -> str:
+def _ended_with(verdict: Verdict, sources: Collection[Process], ended: Collection[Labels]) -> str:
     """What ended and ended the verdict with it: then nothing was cured."""
     if not ended or verdict.kind == "death":
         return ""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from otel_ddp import errors
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.arrivals import MOST_RANKS, Arrivals
 from otel_ddp.agent.verdicts.ends import Exits
 from otel_ddp.agent.verdicts.judgement import Judgement, Led
 from otel_ddp.agent.verdicts.pace import Pace
 from otel_ddp.agent.verdicts.reports import Incident, RunReports
-from otel_ddp.agent.verdicts.source import Source
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
 from otel_ddp.diagnosis.death.incident import Deaths
@@ -39,7 +39,7 @@ class _Process:
         self.pace = Pace()
         self._device: DeviceSteps | None = None
 
-    def observe(self, source: Source, rank: RankState) -> Observation:
+    def observe(self, source: Process, rank: RankState) -> Observation:
         """Its new steps, on the clock that its waits are on: its device's if it has one."""
         steps, device_steps = source.steps()
         batches = batches_of(steps)
@@ -59,12 +59,12 @@ class _Processes:
     """All processes of a run that the judge is given, and what is kept of each."""
 
     def __init__(self) -> None:
-        self.known: dict[Source, _Process] = {}
-        self._newest: dict[Labels, Source] = {}
-        self._left_out: set[Source] = set()
+        self.known: dict[Process, _Process] = {}
+        self._newest: dict[Labels, Process] = {}
+        self._left_out: set[Process] = set()
         self._nodes_here: set[str] = set()
 
-    def keep(self, sources: Collection[Source]) -> set[Labels]:
+    def keep(self, sources: Collection[Process]) -> set[Labels]:
         """These are all now, by their beginning; the labels of those that are gone."""
         before, self.known = (
             self.known,
@@ -83,7 +83,7 @@ class _Processes:
         self.known.update((each, _Process()) for each in new)
         return [each.labels for each in new]
 
-    def living(self, labels: Labels) -> Source | None:
+    def living(self, labels: Labels) -> Process | None:
         """The newest living process with these labels."""
         newest = self._newest.get(labels)
         if newest is None or newest.is_at_work:
@@ -202,10 +202,10 @@ class RunCase:
         ]
 
     @property
-    def sources(self) -> Collection[Source]:
+    def sources(self) -> Collection[Process]:
         return self._processes.known.keys()
 
-    def keep(self, sources: Collection[Source]) -> None:
+    def keep(self, sources: Collection[Process]) -> None:
         """These are the processes of the run now, by their beginning.
 
         Others are gone, or have other labels.
@@ -222,7 +222,7 @@ class RunCase:
         return any(not (each.is_at_work or process.end_is_known) for each, process in known)
 
     @errors.contained()
-    def feed(self, source: Source, now_ns: int, *, watch: bool, due: bool) -> None:
+    def feed(self, source: Process, now_ns: int, *, watch: bool, due: bool) -> None:
         """Feed what is new of a process to all detectors.
 
         *watch*: also what changes slowly; *due*: also where it is, since they are polled next.
