@@ -14,7 +14,6 @@ import sys
 import termios
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ from node import Node, finished, until
 from otel_ddp import files
 from otel_ddp.cli import main
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.survey import Survey, survey
 
 STATUS = ("-m", "otel_ddp", "status")
 
@@ -103,11 +101,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     written = [WrittenRank(place.directory, rank, world_size=40) for rank in range(40)]
     for each in written:
         each.state("running")
-    # Their locks are this process's own, which it does not see.
-    processes = [replace(each, state="running") for each in survey([place]).processes]
-    processes[7] = replace(processes[7], wait_ratio=0.6, step_s=0.05)
-    told = Survey(agents=[{"pid": os.getpid(), "version": "0"}], processes=processes)
-    place.agent_file.write_text(json.dumps(told.to_json()))
+    # By another process: this one would drop their locks, which are its own.
+    command = (*("-m", "otel_ddp", "status"), "--json", "--dir", str(place.directory))
+    printed = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, check=True).stdout
+    told = json.loads(printed)
+    told["agents"] = [{"pid": os.getpid(), "version": "0"}]
+    told["processes"][7].update(wait_ratio=0.6, step_s=0.05)
+    place.agent_file.write_text(json.dumps(told))
     # It is not silent, however long the tests take.
     in_an_hour = time.time() + 3600
     os.utime(place.agent_file, (in_an_hour, in_an_hour))

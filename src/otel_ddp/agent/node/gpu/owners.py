@@ -134,9 +134,8 @@ def _address(pci: str) -> str:
 def _declared(rank: Rank) -> list[tuple[str, str]]:
     """The UUIDs and PCI addresses that its process has written down."""
     return [
-        (uuid, plain.text(each.get("pci")))
+        (plain.text(each.get("uuid")), plain.text(each.get("pci")))
         for each in plain.list_of(dict, rank.facts.get("boards"))
-        if (uuid := plain.text(each.get("uuid")))
     ]
 
 
