@@ -105,6 +105,23 @@ def test_a_micro_batch_is_logged_at_the_step_that_it_is_part_of(
     assert logged(place.only())["loss"] == [1, 1, 2, 2, 3, 3]
 
 
+def test_a_value_after_a_step_that_the_scaler_left_out_has_the_step_it_was_logged_in(
+    run: otel_ddp.Run, place: Here
+) -> None:
+    model, scaler = nn.Linear(4, 1), torch.amp.GradScaler("cpu")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    otel_ddp.instrument(model, scaler=scaler)
+
+    for factor in (1.0, float("inf"), 1.0, 1.0):
+        scaler.scale(model(INPUT).sum() * factor).backward()
+        run.log({"before": 1.0})
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    assert logged(place.only())["before"] == [1, 2, 3, 4]
+
+
 def test_where_no_optimizer_steps_each_backward_is_a_step(run: otel_ddp.Run, place: Here) -> None:
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)

@@ -647,7 +647,6 @@ class Stepper:
         if not trains:
             phases.enter(calls.eval)
             return
-        steps.model_called = True
         self._evaluated = None
         if thread != self.progress.thread.ident:
             self.progress.train_in(thread)
@@ -657,6 +656,8 @@ class Stepper:
             phases.leave(self._optimizer)
         elif not steps.in_step or self.end.backwards:
             self._begin()
+        # Not before: a step that the scaler left out may have ended only now.
+        steps.model_called = True
         phases.enter(calls.forward)
         if watched.syncs_buffers and module.will_sync_module_buffers():
             phases.enter(self._buffers)
