@@ -93,6 +93,8 @@ def test_runs_of_several_nodes_are_one_and_faults_are_told(tmp_path: Path, clien
     assert found["runs"][1]["ranks"] == ["0", "1", "2", "3"]
     assert found["runs"][1]["script"] == "mnist/train.py"
     assert found["runs"][1]["nodes"] == ["n0", "n1"]
+    # A list of large runs describes no rank.
+    assert "seen_alive_ns" not in str(found["runs"])
     assert (found["runs"][1]["state"], found["runs"][1]["began_ns"]) == ("killed", 5 * S)
     # The worst comes first.
     verdicts = [[(v["kind"], v["harmless"]) for v in run["verdicts"]] for run in found["runs"]]

@@ -144,7 +144,9 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """One run of several nodes."""
     newest = newest_attempt([each["of_node"] for each in parts])
     parts = sorted(parts, key=lambda each: first_rank(newest, each["of_node"]))
-    ranks, first = newest.ranks.values(), parts[0]
+    ranks, first = newest.ranks.values(), {**parts[0]}
+    # Describes each rank: too much for a list.
+    del first["of_node"]
     seen_ns = max(each["of_node"].seen_ns for each in parts)
     worlds = (each.get("world_size") for each in (first, *ranks))
     steps = [plain.whole(each.get("step")) for each in ranks]
