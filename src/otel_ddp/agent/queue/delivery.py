@@ -77,7 +77,8 @@ class Delivery:
         never over the network."""
         self._lanes = {
             name: _Lane(
-                *(name, KeptThread(name, partial(self._run, name))),
+                name,
+                KeptThread(name, partial(self._run, name)),
                 Backoff(*backoff_s, clock, jitter),
             )
             for name in queue.lanes

@@ -66,8 +66,14 @@ def _find(path: Path) -> Request | None:
         return None
     number, lane, points, oldest_s, standing = match.groups()
     return Request(
-        *(lane, b"", int(points), standing is None, int(oldest_s)),
-        *(int(number), path, _size_on_disk(found.st_size)),
+        lane,
+        b"",
+        int(points),
+        irreplaceable=standing is None,
+        oldest_s=int(oldest_s),
+        number=int(number),
+        path=path,
+        size_bytes=_size_on_disk(found.st_size),
     )
 
 

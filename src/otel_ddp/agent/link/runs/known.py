@@ -24,11 +24,17 @@ _MOST_KNOWN = 256 * 1024
 _HEARD_NS = 6_000_000_000
 # What may be known of the cause of an end, and how it is written.
 _CAUSES: Mapping[str, Any] = {
-    **dict.fromkeys(("signal", "out_of_memory", "out_of_memory_in", "memory_limit_of"), str),
-    **dict.fromkeys(("exit_code", "out_of_memory_kills", "resident_bytes"), int),
-    **dict.fromkeys(("memory_limit_bytes",), int),
-    **dict.fromkeys(("out_of_memory_within_s", "resident_age_s"), (int, float)),
+    "signal": str,
+    "exit_code": int,
+    "out_of_memory": str,
+    "out_of_memory_in": str,
     "out_of_memory_group": str,
+    "out_of_memory_kills": int,
+    "out_of_memory_within_s": (int, float),
+    "memory_limit_of": str,
+    "memory_limit_bytes": int,
+    "resident_bytes": int,
+    "resident_age_s": (int, float),
     "xid": list,
 }
 
@@ -192,13 +198,12 @@ def _nonfinite(told: Mapping[str, Any], ahead_ns: int) -> Any:
         if value not in ("nan", "inf", "-inf") or plain.whole(time_ns) is None:
             raise Senseless("nonfinite")
         yield NonfiniteValue(
-            *(
-                str(name)[:_LONGEST_TEXT],
-                str(split)[:_LONGEST_TEXT],
-                float(value),
-                plain.whole(step),
-            ),
-            *(time_ns + ahead_ns, plain.whole(finite_step)),
+            str(name)[:_LONGEST_TEXT],
+            str(split)[:_LONGEST_TEXT],
+            float(value),
+            plain.whole(step),
+            time_ns + ahead_ns,
+            plain.whole(finite_step),
         )
 
 
