@@ -70,8 +70,12 @@ class NonfiniteValues:
         """What is known of the names whose values are lost for sure."""
         return [
             NonfiniteValue(
-                *(named.text, named.split, lost.value, lost.record.step),
-                *(lost.record.time_ns, lost.finite_step),
+                named.text,
+                named.split,
+                lost.value,
+                lost.record.step,
+                lost.record.time_ns,
+                lost.finite_step,
             )
             for name, lost in self._lost.items()
             if (named := names.get(name)) is not None

@@ -233,7 +233,11 @@ def _step(
         # As nearly all are.
         return Step(number, began_ns, ended_ns, parts, rest, 0.0, False, 0, work)
     return Step(
-        *(number, began_ns, ended_ns, parts, rest),
+        number,
+        began_ns,
+        ended_ns,
+        parts,
+        rest,
         gc_s=sum(told.get(layout.STEP_GC, ())) / 1e9,
         skipped=layout.STEP_SKIPPED in told,
         retries=sum(told.get(layout.STEP_RETRIES, ())),

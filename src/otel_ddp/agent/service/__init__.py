@@ -44,11 +44,11 @@ class Agent:
         host = socket.gethostname()
         self._node = conf.node or host
         self._watch = NodeWatch(
-            *(place, conf, self._node), of_platform=foreground, keeps_found=keeps_found
+            place, conf, self._node, of_platform=foreground, keeps_found=keeps_found
         )
         watch = self._watch
         self._exporter = Exporter(
-            *(conf, place, watch.ledger, watch.journals, watch.flush_documents, self._node, host)
+            conf, place, watch.ledger, watch.journals, watch.flush_documents, self._node, host
         )
         self._notifier = Notifier(conf, folder_of("notify-", conf, place, self._node))
         self._front = Front(place, conf, self._node, watch, self._exporter, self._notifier)

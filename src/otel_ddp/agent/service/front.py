@@ -74,7 +74,10 @@ class Front:
         host, port = self._conf.scrape_host, self._conf.scrape_port
         try:
             self._endpoint = Endpoint(
-                *(self._watch.ledger, host, port, self._page()),
+                self._watch.ledger,
+                host,
+                port,
+                self._page(),
                 idle_s=lambda: time.monotonic() - self.moved_at,
                 token=access.find_token(self._conf.scrape_token_file, host),
                 problems=self._problems,

@@ -36,7 +36,9 @@ class NodeWatch:
         self._parents = Parents(self.exit_causes)
         self.sampling = Sampling(self.ledger, node, conf.sources, drivers.known())
         self.journals = Journals(
-            *(place, self.ledger, conf.node),
+            place,
+            self.ledger,
+            conf.node,
             host=lambda reader: Here(reader, self.exit_causes, self._parents),
             keeps_found=keeps_found,
             devices=self.sampling.describe,
