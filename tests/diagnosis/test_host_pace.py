@@ -123,7 +123,7 @@ def late_ms(loads_ms: Sequence[float], slower_ms: float = 0) -> list[float]:
             facts.append(each)
             pace.begin(labels, [each])
         adjusted = pace.adjusted(facts)
-    return [each.work_ns / MS - 90 for each in adjusted]
+    return [(each.took_ns - each.wait_ns) / MS - 90 for each in adjusted]
 
 
 @pytest.mark.parametrize(("load_ms", "late"), [(80, 27), (72, 27), (60, 15), (46, 1), (30, 0)])

@@ -86,11 +86,6 @@ class StepFacts(NamedTuple):
     measured: bool = True
     """Otherwise its phases and waits are not known, but for unusual ones."""
 
-    @property
-    def work_ns(self) -> int:
-        """Its own time: it does not depend on how late the other ranks are."""
-        return self.took_ns - self.wait_ns
-
 
 def columns_of(steps: Sequence[StepFacts]) -> Any:
     """The same fields, each with the values of all these steps: cheaper than one by one."""
