@@ -197,7 +197,7 @@ def journals(inputs: Inputs) -> Said:
     size, free_bytes = conf.journal_bytes, found.f_bavail * found.f_frsize
     sentence = (
         f"{places[0].directory} can be written to; {free_bytes / _MIB:.0f} MiB are free, "
-        f"{_RANKS} journals take {_RANKS * size / _MIB:.0f} MiB"
+        f"{_RANKS} ranks would take {_RANKS * size / _MIB:.0f} MiB"
     )
     if free_bytes >= _RANKS * size:
         yield "ok", sentence
