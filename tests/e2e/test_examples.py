@@ -121,7 +121,7 @@ def test_every_python_fragment_of_the_pages_is_run_by_a_test() -> None:
 def test_the_quickstart_names_the_late_rank_and_has_a_curve_of_every_rank(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    fewer = program.replace("range(1000)", "range(400)")
+    fewer = program.replace("range(400)", "range(200)")
     (tmp_path / "train.py").write_text(fewer)
 
     assert fewer != program
@@ -134,7 +134,7 @@ def test_the_quickstart_names_the_late_rank_and_has_a_curve_of_every_rank(tmp_pa
         until(late, "the late rank")
         shown = node.run("from otel_ddp.cli import main; main(['status'])")
         finished(launch)
-        until(lambda: loss_steps(receiver) == [list(range(400))] * 2, "every value of each rank")
+        until(lambda: loss_steps(receiver) == [list(range(200))] * 2, "every value of each rank")
 
     assert verdict_in(page) == verdict_in(shown)
 
