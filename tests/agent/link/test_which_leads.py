@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -86,6 +86,8 @@ class Kept:
 
     def leave_lead(self, run: tuple[str, str]) -> None: ...
 
+    def take_parts(self, *_: Any) -> None: ...
+
     def parts_for_lead(self, *asked: Any) -> list[bytes]:
         return []
 
@@ -103,6 +105,22 @@ def test_a_link_stays_for_a_minute_after_the_journals_are_gone(process: Made) ->
         now_s[0] += 61
         links.poll([])
         assert links.describe() == []
+    finally:
+        links.stop()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_lead_stays_one_when_rank_0_has_gone_until_another_attempt(
+    process: Made, again: bool
+) -> None:
+    first, other = process(0, 4), process(1, 4)
+    links = Links("node-0", cast(Any, Kept()), time.monotonic_ns)
+    try:
+        links.poll([first, other])
+        links.poll([process(1, 4)] if again else [other])
+
+        (told,) = links.describe()
+        assert ("this agent leads the run" in told["sentence"]) is not again
     finally:
         links.stop()
 

@@ -76,6 +76,12 @@ class _Open(NamedTuple):
 
     wanted: Wanted
     link: _Link
+    since_ns: int
+
+    def still_leads(self, sources: Collection[Process], fact: Lead) -> bool:
+        """Whether rank 0 was here in the attempt of these processes, also if it has gone first."""
+        same = self.wanted.leads and self.wanted.fact.secret == fact.secret
+        return same and all(each.began_ns <= self.since_ns for each in sources)
 
     @property
     def led_by(self) -> str:
@@ -140,7 +146,9 @@ class Links:
             if why := _why_alone(sources):
                 self._why_alone[run] = why
             return
-        if known is not None and known.wanted == wanted:
+        if known is not None and (
+            known.wanted == wanted or known.still_leads(sources, wanted.fact)
+        ):
             return
         # The first link of the run; or a new attempt, which may have another lead.
         self._close(run)
@@ -150,7 +158,7 @@ class Links:
                 f"({_MOST_RANKS}): those of this node are compared with each other alone"
             )
             return
-        self._open[run] = _Open(wanted, self._opened(run, wanted))
+        self._open[run] = _Open(wanted, self._opened(run, wanted), now_ns)
         self._open[run].link.start()
 
     def _opened(self, run: Labels, wanted: Wanted) -> _Link:
