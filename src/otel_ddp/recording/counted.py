@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import scratch_words
 
 _PHASE_WORD, _STEP_WORD = layout.PHASE // 8, layout.STEP // 8
+
+
+def _none() -> None:
+    """No optimizer's steps are counted."""
 
 
 class CountedSteps:
@@ -25,8 +30,10 @@ class CountedSteps:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        # How many steps are still to be counted, of the optimizer with this id.
-        self._left = self._optimizer = 0
+        # How many steps are still to be counted, and of which optimizer, if that is still there: a
+        # new one may have the id of one that is gone.
+        self._left = 0
+        self._optimizer: Callable[[], Any] = _none
         # A step is like the others if it takes no longer than this: up to then.
         self._longest_ns = self._until_ns = 0
         self.ends: list[int] = []
@@ -42,7 +49,7 @@ class CountedSteps:
         """When the last of these steps has ended, or the one before them."""
         return self._until_ns - self._longest_ns
 
-    def begin(self, steps: int, optimizer: int, longest_ns: int) -> None:
+    def begin(self, steps: int, optimizer: Callable[[], Any], longest_ns: int) -> None:
         """A step has ended, and so many are counted from here on."""
         self._left, self._longest_ns, self.took_ns = steps, longest_ns, 0
         self._until_ns = self._clock() + longest_ns
@@ -51,12 +58,12 @@ class CountedSteps:
 
     def stop(self) -> None:
         """Count no more: the next step may be unlike those before it. Any thread may say so."""
-        self._optimizer = 0
+        self._optimizer = _none
 
     def counts(self, optimizer: object) -> bool:
         """An optimizer has made a step: whether it was counted, and nothing else is to be done."""
         left = self._left
-        if not left or id(optimizer) != self._optimizer:
+        if not left or self._optimizer() is not optimizer:
             return False
         now = self._clock()
         if now > self._until_ns:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.journal import layout
@@ -329,11 +330,16 @@ class Progress:
         self._totals.steps += steps
 
     def count_steps(
-        self, steps: int, optimizer: int, longest_ns: int, add_work: Callable[[], None]
+        self,
+        steps: int,
+        optimizer: Callable[[], Any],
+        longest_ns: int,
+        add_work: Callable[[], None],
     ) -> None:
-        """A step has ended, and so many that follow are only counted, of this optimizer, by its id.
+        """A step has ended, and so many that follow are only counted, of this optimizer.
 
-        They take no longer than that each, and *add_work* adds the work of one of them.
+        *optimizer* gives it as long as it is there. They take no longer than that each, and
+        *add_work* adds the work of one of them.
         """
         counted, totals = self.counted, self._totals
         if totals.place < 0:

@@ -506,7 +506,9 @@ class Stepper:
         while coming < until and not in_sample(coming, self._every):
             coming += 1
         if (left := coming - following - 1) > 0:
-            self.progress.count_steps(left, id(optimizer), _ODD * usual_ns, self._add_each)
+            known = self.end.known.get(id(optimizer))
+            if known is not None:
+                self.progress.count_steps(left, known, _ODD * usual_ns, self._add_each)
 
     def scaler_updated(self) -> None:
         """The scaler has ended a round: it may have let the optimizer make no step."""
