@@ -198,8 +198,9 @@ def assert_late(late: Rank, other: Rank, /, **expected: float) -> None:
     found = excess(late, other)
     wait_s = found.pop("comm_wait")
     wanted = {**dict.fromkeys(found, 0.0), **expected}
-    assert found == pytest.approx(wanted, rel=0.15, abs=0.15 * LATE_S)
-    assert -wait_s == pytest.approx(_lateness(late, other), rel=0.15)
+    # In a wrong phase, or in two, it would be off by all or half of it.
+    assert found == pytest.approx(wanted, rel=0.4, abs=0.4 * LATE_S)
+    assert -wait_s == pytest.approx(_lateness(late, other), rel=0.4)
 
 
 def _lateness(late: Rank, other: Rank) -> float:
@@ -239,7 +240,7 @@ def test_with_buffers_the_wait_moves_into_forward_and_is_still_a_wait(launch: La
     for other in launch.all_but("norm of the late", 0):
         assert_late(late, other, data=LATE_S)
         waited_s = _for_buffers(other) - _for_buffers(late)
-        assert waited_s == pytest.approx(_lateness(late, other), rel=0.15)
+        assert waited_s == pytest.approx(_lateness(late, other), rel=0.4)
 
 
 def _for_buffers(rank: Rank) -> float:
