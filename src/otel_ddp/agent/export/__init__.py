@@ -152,7 +152,7 @@ class Exporter:
             self._source.commit(self._marks)
 
     def commit(self) -> None:
-        """Tell the journals what they need not keep: what was exported, or what never will be."""
+        """Commit to the journals what was exported, or never will be."""
         if self._way is None:
             if not self.failed_to_start:
                 self._source.commit(self._source.marks())
@@ -164,7 +164,7 @@ class Exporter:
         return self._way is not None and self._way.queue.memory_bytes > 0
 
     def threads(self) -> list[KeptThread]:
-        """The threads that deliver; offline nobody does."""
+        """The delivery threads; none offline."""
         return [] if self._way is None or self._conf.offline else self._way.delivery.threads()
 
     def stop(self) -> None:

@@ -53,7 +53,7 @@ class DeliveryReport:
         # Points that collectors have refused, by reason and by cause; the queue counts the others.
         self._refused: Counter[str] = Counter()
         self._causes: Counter[str] = Counter()
-        # By cause: of how many points the log tells. And when each of its lines was last said.
+        # Dropped points already logged, by cause; and when each line was last logged.
         self._told: Counter[str] = Counter()
         self._said_at: dict[str, float] = {}
 

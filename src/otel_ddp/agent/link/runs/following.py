@@ -81,7 +81,7 @@ class Following:
             self._heed(answer, now_ns - self._origin_ns)
         urgent = self._stacks.poll() or any(each.is_urgent for each in outflows)
         offset_ns = self._client.clock_offset_ns
-        # What is not sent meanwhile stays in the rings.
+        # Records that are not sent stay in the rings.
         if not self._client.is_connected or offset_ns is None:
             return
         if urgent or now_ns >= self._report_at_ns:

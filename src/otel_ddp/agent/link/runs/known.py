@@ -91,7 +91,7 @@ def _finite(text: str) -> float:
 
 
 class Elsewhere(Host):
-    """One a process of another node, told with each report of the agent there."""
+    """A process of another node, updated by each report of its agent."""
 
     is_here = False
     reader: ReceivedJournal
@@ -171,7 +171,7 @@ class Elsewhere(Host):
 
     def evidence(self, now_ns: int) -> Evidence:
         if now_ns - self.heard_ns > _HEARD_NS:
-            # What was true then says nothing of now.
+            # Evidence from before says nothing about now.
             return self._evidence._replace(silent_s=None, kernel=None)
         return self._evidence
 
