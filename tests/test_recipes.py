@@ -23,6 +23,7 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 _ROW = re.compile(r"\| `([^`]+)` \| (.+) \|")
 RECIPES = (
     "Add a number of a GPU, or another vendor's GPUs",
+    *("Add a fact for the judge", "Add a panel of the page"),
     *("Add a launcher", "Add a phase", "Add a framework", "Add a verdict", "Add a setting"),
 )
 
@@ -46,7 +47,7 @@ def test_a_recipe_touches_four_files_at_most_and_names_what_is_in_them(recipe: s
     assert 1 <= len(rows) <= 4
     for name, what in rows:
         # A new file is made of what another one has.
-        other = re.findall(r"`(src/[\w/]+\.py)`", what) if "<" in name else [name]
+        other = re.findall(r"`(src/[\w/]+\.(?:py|js))`", what) if "<" in name else [name]
         text = "".join((ROOT / each).read_text() for each in other)
         words = set(re.findall(r"`([A-Za-z_]\w*)`", what)) - {"run"}
         assert words, name
