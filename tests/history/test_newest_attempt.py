@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,17 @@ def test_ranks_that_moved_to_another_node_are_told_from_there(tmp_path: Path) ->
             [
                 [process(0, "killed", 0, 10), process(1, "killed", 0, 10)],
                 [process(0, "finished", 20, 30, "b")],
+            ],
+            "finished",
+        ),
+        # Its ranks have other numbers than those of before.
+        (
+            [
+                [process(0, "killed", 0, 10)],
+                [
+                    process(1, "killed", 0, 10, "b"),
+                    replace(process(2, "finished", 20, 30, "b"), trains=True),
+                ],
             ],
             "finished",
         ),

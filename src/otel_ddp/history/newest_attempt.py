@@ -17,6 +17,7 @@ from otel_ddp.vocabulary.words import ENDED_STATES
 _SILENT_S = 60.0
 # What goes on before what has ended, and of that the worst first.
 _STATES = ("running", "starting", "killed", "failed", "finished")
+_NEVER_NS = 2**63
 # In digits: Python refuses to read numbers of thousands.
 _LONGEST_RANK = 20
 
@@ -65,6 +66,7 @@ def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
                 began_ns = max(began_ns, started_ns, _started_ns(before))
             if started_ns >= _started_ns(before):
                 found[rank] = each, node.seen_ns
+    began_ns = max(began_ns, _trained_again_ns([each for each, _ in found.values()]))
     of_it = {
         rank: (each, seen_ns)
         for rank, (each, seen_ns) in found.items()
@@ -73,6 +75,18 @@ def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
     ranks = {rank: of_it[rank][0] for rank in sorted(of_it, key=rank_order)}
     state = _state((str(each.get("state")), seen_ns) for each, seen_ns in of_it.values())
     return Newest(ranks, state, began_ns)
+
+
+def _trained_again_ns(ranks: Iterable[Rank]) -> int:
+    """When the last rank started that trained after all before it had ended; 0: none did."""
+    again_ns = last_end_ns = 0
+    for each in sorted(ranks, key=_started_ns):
+        started_ns = _started_ns(each)
+        if 0 < last_end_ns < started_ns and each.get("trains"):
+            again_ns = started_ns
+        has_ended = each.get("state") in ENDED_STATES
+        last_end_ns = max(last_end_ns, _ended_ns(each) if has_ended else _NEVER_NS)
+    return again_ns
 
 
 def first_rank(newest: Newest, node: OfNode) -> tuple[bool, int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,8 +61,11 @@ class Watched:
         started_ns = time.time_ns() - int(lasted_s * 1e9)
         self.case.living = world - len(states)
         for rank, state in enumerate(states):
-            process = ProcessState(state=state, world_size=world, started_ns=started_ns)
-            self.case.reports.ended[labels_of(rank)] = process
+            self.ends(ProcessState(state=state, rank=rank, world_size=world, started_ns=started_ns))
+
+    def ends(self, process: ProcessState) -> None:
+        labels = (*labels_of(process.rank or 0), ("node", process.node))
+        self.case.reports.ended[labels] = process
 
     def told(self, later_s: float = 0.0, **how: Any) -> list[Message]:
         self.now += later_s
@@ -203,6 +206,27 @@ def test_a_run_that_a_launcher_starts_again_has_not_ended(watched: Watched) -> N
     watched.end("finished", "finished")
 
     assert watched.kinds() == ["ended"]
+
+
+@pytest.mark.parametrize("ranks", [{"a": 0}, {"b": 0, "c": 1}])
+def test_a_run_that_finishes_on_fewer_or_on_other_nodes_has_finished(
+    watched: Watched, ranks: Mapping[str, int]
+) -> None:
+    now_ns = time.time_ns()
+    for rank, node in enumerate(("a", "b")):
+        began, ended = now_ns - 90 * 10**9, now_ns - 60 * 10**9
+        times = {"started_ns": began, "seen_alive_ns": ended}
+        watched.ends(ProcessState(state="killed", rank=rank, node=node, world_size=2, **times))
+    for node, rank in ranks.items():
+        times = {"started_ns": now_ns - 50 * 10**9, "seen_alive_ns": now_ns}
+        process = ProcessState(state="finished", rank=rank, node=node, trains=True, **times)
+        watched.ends(replace(process, world_size=len(ranks)))
+    watched.case.living = 0
+
+    (message,) = watched.told()
+
+    assert message.title == "run r finished after 90 s"
+    assert message.level == "info"
 
 
 def test_the_end_of_a_run_whose_ranks_are_not_all_known_waits_for_them(watched: Watched) -> None:

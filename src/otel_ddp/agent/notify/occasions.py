@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from hashlib import blake2s
 from typing import Any
@@ -17,12 +17,12 @@ from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.say import unit_name
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
 from otel_ddp.history.card import card_of
+from otel_ddp.history.newest_attempt import Newest, OfNode, newest_attempt
 from otel_ddp.history.terminal import Card, lines, printable, when
 from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import (
-    ENDED_STATES,
     HARMLESS_VERDICTS,
     Kind,
     is_taken_back,
@@ -156,27 +156,38 @@ class Occasions:
         if not over:
             run.over_since, run.end_is_told = None, False
             return
-        ended = [*case.reports.ended.values()]
+        ended = sorted(case.reports.ended.values(), key=lambda each: each.started_ns)
         if run.over_since is None:
             run.over_since = now
-            run.lasted_s = time.time() - min(each.started_ns for each in ended) / 1e9
-        states = {each.state for each in ended}
-        is_whole = len(ended) >= max(each.world_size or 1 for each in ended)
-        ended_well = states == {"finished"} and is_whole
+            run.lasted_s = time.time() - ended[0].started_ns / 1e9
+        newest = _newest(ended)
+        is_whole = len(newest.ranks) >= max(
+            each["world_size"] or 1 for each in newest.ranks.values()
+        )
+        ended_well = newest.state == "finished" and is_whole
         # A launcher may start failed ranks again, and others may not have begun.
         stands = ended_well or leaving or now - run.over_since >= _STOOD_S
         if run.end_is_told or not stands:
             return
         run.end_is_told = True
-        state = max(states & {*ENDED_STATES}, key=ENDED_STATES.index, default="finished")
-        if state != "finished" or run.lasted_s >= _SHORTEST_S:
-            yield _of_end(case, run, ended, state, page)
+        if newest.state != "finished" or run.lasted_s >= _SHORTEST_S:
+            yield _of_end(case, run, newest, page)
 
 
-def _of_end(
-    case: RunCase, run: _Run, ended: Collection[ProcessState], state: str, page: str
-) -> Message:
-    now_ns, lasted_s = time.time_ns(), run.lasted_s
+def _newest(ended: Sequence[ProcessState]) -> Newest:
+    """The newest attempt of a run of which these have ended; by their starts."""
+    job_type = ended[0].job_type
+    return newest_attempt(
+        [
+            OfNode({each.rank_key(job_type): each.to_json()}, each.seen_alive_ns or 0)
+            for each in ended
+        ]
+    )
+
+
+def _of_end(case: RunCase, run: _Run, newest: Newest, page: str) -> Message:
+    now_ns, lasted_s, state = time.time_ns(), run.lasted_s, newest.state
+    ended = newest.ranks.values()
     past = [each for each in case.reports.past if not is_taken_back(each["evidence"])]
     still = [
         each for each in case.reports.open.values() if each.shown.kind not in HARMLESS_VERDICTS
@@ -188,9 +199,9 @@ def _of_end(
     labels = dict(case.run)
     group, name = labels.get("group", ""), labels.get("run", "")
     card = run.card or Card(f"run {group}/{name}" if group else f"run {name}", state, lasted_s)
-    reason = card.reason or next((each.reason for each in ended if each.reason), "")
+    reason = card.reason or next((each["reason"] for each in ended if each["reason"]), "")
     card = card._replace(state=state, duration_s=lasted_s, reason=reason, sentences=sentences)
-    key = f"ended/{case.run}/{max(each.started_ns for each in ended)}"
+    key = f"ended/{case.run}/{max(each['started_ns'] for each in ended)}"
     title = (
         f"run {name} {'was killed' if state == 'killed' else state} after {shown.seconds(lasted_s)}"
     )
