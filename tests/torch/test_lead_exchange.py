@@ -20,7 +20,7 @@ from otel_ddp.torch import process_group
 # Importing it makes the backend known.
 assert fake_pg
 
-RUN, LEAD = process_group.RUN_KEY, f"{process_group.LEAD_KEY}////made"
+RUN, LEAD = process_group.RUN_KEY, f"{process_group.LEAD_KEY}///made"
 RECORD = lead.Lead("ab" * 32, ("node-0",), (23456,))
 # One rank of two that were started by hand, on hosts of which nothing is known.
 TWO_BY_HAND = {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
@@ -66,14 +66,15 @@ def test_a_rank_that_comes_before_rank_0_has_the_masters_name_and_later_rank_0s_
     assert asked(TWO_BY_HAND, 1).lead == said.with_hosts(["10.0.0.5", "node-0", "10.0.0.9"])
 
 
-def test_after_a_restart_the_masters_name_is_the_last_guess(
+def test_nodes_that_count_restarts_differently_have_one_lead(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "10.0.0.5")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    store.set(f"{process_group.LEAD_KEY}//1//made", RECORD.as_text())
+    found = []
+    for restarts in range(3):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        found.append(asked(TWO_BY_HAND, 1).lead)
 
-    assert asked(TWO_BY_HAND, 1).lead == RECORD.with_hosts(["node-0", "10.0.0.5"])
+    assert found == [lead.parse_text(store.get(LEAD).decode())] * 3
 
 
 @pytest.mark.parametrize(
@@ -81,8 +82,9 @@ def test_after_a_restart_the_masters_name_is_the_last_guess(
     [
         ("", False),
         (lead.propose().as_text(), True),
-        # Of a rank 0 before a node joined, which torchrun counts as no restart.
-        (RECORD._replace(hosts=("node-9",)).as_text(), True),
+        # Of a rank 0 of the attempt before: here, and on a node whose agent may still listen.
+        (RECORD._replace(hosts=("node-0", *addresses_here())).as_text(), True),
+        (RECORD._replace(hosts=("node-9",)).as_text(), False),
         ("brisk-otter-4k7d2", False),
         ('{"secret": 5}', False),
     ],

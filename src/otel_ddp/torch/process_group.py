@@ -136,16 +136,14 @@ def _run(store: Any, ours: str) -> str | None:
 
 
 def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
-    """The lead of this run and attempt: what the first rank has proposed, where rank 0 is.
+    """The lead of this run: what the first rank has proposed, where rank 0 is.
 
     Only rank 0 knows where it is, and it may come last: until then others have no host but the
-    store's, which is a guess.
+    store's, which is a guess, or those of the attempt before.
     """
-    # Unlike the name it is another one after a restart, which may put rank 0 elsewhere. And the
-    # ranks may have several runs, one after the other.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    elastic_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    of_run = (elastic_id, attempt, process.group, process.run)
+    # The ranks may have several runs, one after the other. Restarts are not told apart: torchrun
+    # counts them on each node by itself.
+    of_run = (os.environ.get("TORCHELASTIC_RUN_ID", ""), process.group, process.run)
     # A name may have slashes of its own.
     key = "/".join((LEAD_KEY, *(quote(each, safe="") for each in of_run)))
     is_first = process.global_rank == 0
@@ -154,14 +152,12 @@ def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
     said = _put(store, key, "", ours.as_text())
     found = lead.parse_text(said)
     if is_first and (found is None or found.hosts != ours.hosts):
-        # Another rank came first. Or torchrun did not count the last attempt, since a node joined.
-        placed = (found or ours)._replace(hosts=ours.hosts)
-        found = lead.parse_text(_put(store, key, said, placed.as_text()))
-    if found is None:
-        return None
-    # At the first attempt rank 0 is where the store is, which is sure to be reached.
-    guess_first = attempt in ("", "0")
-    return found.with_hosts((guess, *found.hosts) if guess_first else (*found.hosts, guess))
+        # Another rank came first. Or rank 0 was on another node in the attempt before: the agent
+        # there may still listen, and is no lead any more.
+        if found is not None and not found.hosts:
+            ours = found._replace(hosts=ours.hosts)
+        found = lead.parse_text(_put(store, key, said, ours.as_text()))
+    return None if found is None else found.with_hosts((guess, *found.hosts))
 
 
 def _put(store: Any, key: str, expected: str, ours: str) -> str:
