@@ -48,7 +48,7 @@ class Cable:
 
     def __init__(self) -> None:
         self.is_cut = False
-        self.agent = 7
+        self.node, self.agent = "node-1", 7
         # The lead's clock is the wall clock, the follower's the monotonic one.
         self.clock_offset_ns = time.time_ns() - time.monotonic_ns()
         self.clock_uncertainty_ns = 0
@@ -59,9 +59,9 @@ class Cable:
     def stop(self) -> None: ...
 
     def send(self, report: Any) -> None:
-        report.node, report.agent = "node-1", self.agent
+        report.node, report.agent = self.node, self.agent
         report.clock_offset_ns = self.clock_offset_ns
-        self.reports.append(("node-1", wire.Report.FromString(report.SerializeToString())))
+        self.reports.append((self.node, wire.Report.FromString(report.SerializeToString())))
 
     def answer(self, node: str, answer: Any) -> None:
         self.answers.append(wire.Answer.FromString(answer.SerializeToString()))
@@ -215,6 +215,17 @@ def test_both_agents_show_what_the_lead_finds_and_each_exports_its_own_ranks(
     # The lead alone makes a record of it.
     assert "straggler" in agents.lead.reported()
     assert agents.led.reported() == set()
+
+
+def test_a_late_rank_has_its_series_where_its_agent_has_another_name_than_its_node(
+    agents: TwoAgents,
+) -> None:
+    agents.cable.node = "host-1"
+
+    agents.train(250, late=3)
+
+    assert agents.led.late() == ["3"]
+    assert agents.led.named() == {"3": 1.0}
 
 
 def test_an_agent_whose_lead_is_silent_judges_again_and_reports_what_is_open(
@@ -514,13 +525,14 @@ def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
     assert judgement is not None
     own = [each.labels for each in agents.leading.sources()]
 
-    there = said.unpack(said.Said(judgement).to("node-1"), RUN, own)
+    there = said.unpack(said.Said(judgement).to(own), RUN, own)
 
     assert {dict(each.labels)["rank"] for each in there.report.ranks} == {"2", "3"}
     assert there.compared == 4
-    less = said.Said(judgement, of_ranks=False).to("node-1")
+    less = said.Said(judgement, of_ranks=False).to(own)
     assert said.unpack(less, RUN, own, there).report.ranks == there.report.ranks
-    assert said.unpack(said.Said(judgement).to("node-1"), RUN, []).report.ranks == ()
+    # A lead that lies tells nothing of the ranks of others.
+    assert said.unpack(said.Said(judgement).to(own), RUN, []).report.ranks == ()
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", json.dumps({"ranks": 7}).encode()])
@@ -536,6 +548,6 @@ def test_what_a_lead_says_without_sense_is_refused(content: bytes) -> None:
 def test_a_verdict_of_a_lead_that_no_history_could_keep_is_left_out(damage: dict[str, Any]) -> None:
     judgement = Judgement("node-0", [VERDICT], [{**VERDICT, **damage}], Report((), ""), [], 0)
 
-    found = said.unpack(said.Said(judgement).to("node-1"), RUN, [])
+    found = said.unpack(said.Said(judgement).to([]), RUN, [])
 
     assert (list(found.open), list(found.past)) == ([VERDICT], [])

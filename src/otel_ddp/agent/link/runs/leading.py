@@ -256,7 +256,7 @@ class Leading:
                     kind = wire.Question.STACKS
                     answer.questions.add(process=number, kind=kind, number=each.number)
             if said is not None:
-                answer.judged = said.to(name)
+                answer.judged = said.to([each.process.labels for each in node.hosts.values()])
             if answer.questions or answer.judged or answer.lacking:
                 self._server.answer(name, answer)
 

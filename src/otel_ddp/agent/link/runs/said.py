@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from otel_ddp.agent.link import limits
 from otel_ddp.agent.link.runs.known import Senseless, read_json
 from otel_ddp.agent.verdicts.judgement import Judgement, Named
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
-from otel_ddp.diagnosis.verdict import Labels, run_labels
+from otel_ddp.diagnosis.verdict import Labels, node_of, run_labels
 from otel_ddp.vocabulary.words import Kind
 
 # Tables of all ranks stay with the lead; lists of a few members travel.
@@ -19,7 +19,7 @@ _MOST_VERDICTS = 100
 
 
 class Said:
-    """What is said of a run at one moment. Each node gets what is true of all, and of its ranks."""
+    """What is said of a run at one moment: to each agent what is true of all, and of its ranks."""
 
     def __init__(self, judgement: Judgement, *, of_ranks: bool = True) -> None:
         """*of_ranks*: also what is said of single ranks; else that is as it was said before."""
@@ -33,33 +33,29 @@ class Said:
         }
         self.of_all = json.dumps(of_all)
         """What is true of all nodes, as JSON."""
-        self._judgement = judgement
-        self._ranks: dict[str, list[Any]] = {}
-        self._named: dict[str, list[Any]] = {}
-
-    def _divide(self) -> None:
-        """By node, once it is to be sent."""
-        judgement = self._judgement
-        for each in judgement.report.ranks:
-            row = [each.labels, dict(each.excess), each.lost_s, each.work_s]
-            self._ranks.setdefault(_node(each.labels), []).append(row)
+        self._ranks = {each.labels: each for each in judgement.report.ranks}
+        self._named: dict[Labels, list[Named]] = {}
         for name in judgement.named:
-            self._named.setdefault(_node(name.labels), []).append(name)
+            self._named.setdefault(name.labels, []).append(name)
 
-    def to(self, node: str) -> bytes:
-        """For the agent of this node."""
+    def to(self, own: Sequence[Labels]) -> bytes:
+        """For the agent whose processes have these labels, whatever that agent is called."""
         if not self._of_ranks:
             return self.of_all.encode()
-        if not self._ranks and not self._named:
-            self._divide()
-        ranks, named = self._ranks.get(node, ()), self._named.get(node, ())
+        ranks = [
+            [each.labels, dict(each.excess), each.lost_s, each.work_s]
+            for labels in own
+            if (each := self._ranks.get(labels)) is not None
+        ]
+        named = [each for labels in _here(own) for each in self._named.get(labels, ())]
         # What is true of all is packed once.
         of_node = json.dumps({"ranks": ranks, "named": named})
         return f"{self.of_all[:-1]}, {of_node[1:]}".encode()
 
 
-def _node(labels: Labels) -> str:
-    return dict(labels).get("node", "")
+def _here(own: Sequence[Labels]) -> Collection[Labels]:
+    """These ranks and their nodes."""
+    return dict.fromkeys([*own, *map(node_of, own)])
 
 
 def _lean(verdict: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,8 +97,7 @@ def unpack(
 def _of_ranks(
     found: Mapping[str, Any], own: Sequence[Labels]
 ) -> tuple[tuple[RankReport, ...], Sequence[Named]]:
-    here = set(own)
-    here |= {tuple(pair for pair in labels if pair[0] in _OF_NODE) for labels in own}
+    here = _here(own)
     ranks = [
         RankReport(labels, _numbers(excess), float(lost_s), work_s and float(work_s))
         for row, excess, lost_s, work_s in found["ranks"]
@@ -116,7 +111,6 @@ def _of_ranks(
     return tuple(ranks), named
 
 
-_OF_NODE = ("group", "run", "node")
 _KINDS: frozenset[Kind] = frozenset(get_args(Kind))
 
 
