@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +17,7 @@ from agent.link.linked import Links, until
 from otel_ddp.agent.link import limits
 from otel_ddp.agent.link.client import LinkClient
 from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
+from otel_ddp.agent.link.link_thread import LinkThread
 from otel_ddp.agent.link.server import LinkServer
 
 
@@ -198,3 +202,21 @@ def test_a_newer_agent_of_a_node_replaces_the_older_one_and_not_the_other_way(li
     assert said(lead, 1) == [("node-1", b"a")]
     assert newer.is_connected
     assert lead.refused["second agent"] >= 1
+
+
+def test_a_job_that_has_swallowed_its_end_is_ended_all_the_same() -> None:
+    began, thread = threading.Event(), LinkThread()
+
+    async def job() -> None:
+        began.set()
+        # As asyncio.wait_for did before Python 3.12.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        await asyncio.sleep(3600)
+
+    thread.add(job)
+    thread.start()
+    began.wait()
+    thread.stop()
+
+    until(lambda: not any(each.name == "otel-ddp-link" for each in threading.enumerate()))

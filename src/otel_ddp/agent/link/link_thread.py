@@ -6,7 +6,6 @@ grpc.aio serves one event loop a process well. The agent's own loop never waits 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Awaitable, Callable
 
@@ -17,6 +16,7 @@ Job = Callable[[], Awaitable[None]]
 """Runs until it is cancelled; one that ends or raises is started again."""
 
 _AGAIN_AFTER_S = 5.0
+_CANCEL_AGAIN_S = 0.5
 _LEFTOVERS_S = 1.0
 
 
@@ -102,11 +102,12 @@ async def _kept(job: Job) -> None:
 
 
 async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        # Before Python 3.12 wait_for may swallow it.
+        _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
 
 
 async def _leftovers() -> None:
