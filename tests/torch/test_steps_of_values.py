@@ -105,10 +105,15 @@ def test_a_micro_batch_is_logged_at_the_step_that_it_is_part_of(
     assert logged(place.only())["loss"] == [1, 1, 2, 2, 3, 3]
 
 
+class Inheriting(torch.amp.GradScaler):
+    """A scaler whose own class has no `update`, as that of `torch.cuda.amp`."""
+
+
+@pytest.mark.parametrize("kind", [torch.amp.GradScaler, Inheriting])
 def test_a_value_after_a_step_that_the_scaler_left_out_has_the_step_it_was_logged_in(
-    run: otel_ddp.Run, place: Here
+    run: otel_ddp.Run, place: Here, kind: type[torch.amp.GradScaler]
 ) -> None:
-    model, scaler = nn.Linear(4, 1), torch.amp.GradScaler("cpu")
+    model, scaler = nn.Linear(4, 1), kind("cpu")
     optimizer = SGD(model.parameters(), lr=0.1)
     otel_ddp.instrument(model, scaler=scaler)
 

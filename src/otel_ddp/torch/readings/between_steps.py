@@ -44,7 +44,7 @@ _STEPS_TO_KEEP_BACK = 200
 # At most so long: servers refuse what is hours old, and people look for a curve.
 _NS_TO_KEEP_BACK = 600 * 10**9
 # Where a scaler keeps what it has found since its last update. Private.
-_ROUND = "_per_optimizer_states"
+_FOUND = "_per_optimizer_states"
 
 
 class StepOptions(NamedTuple):
@@ -90,7 +90,7 @@ class Readings:
         self._device: torch.device | None = None
         self._clock: DeviceClock | None = None
         self._own_collectives = OwnCollectives()
-        # Of the scaler: where hooks are off, a step that it leaves out is seen here alone.
+        # Of the scaler: a step that it leaves out calls no hook.
         self._updates: Called | None = None
         self._choose_counted_step()
         stepper.sampled.readings = self
@@ -110,18 +110,20 @@ class Readings:
         stepper.keep_to(options.overhead)
         self._flops.given_per_sample = options.flops_per_sample
         if options.scaler is not None:
-            stepper.end.scaler_round = partial(getattr, options.scaler, _ROUND, None)
+            stepper.end.has_scaler = True
             self._recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, 0.0, reason="overflow")
             self._watch_updates(type(options.scaler))
 
     def _watch_updates(self, kind: type) -> None:
-        if self._updates is None and hasattr(kind, "update"):
-            self._updates = Called(kind, "update", self._scaler_updated)
+        # The class that has the function may be one above.
+        owner = next((each for each in kind.__mro__ if "update" in vars(each)), None)
+        if self._updates is None and owner is not None:
+            self._updates = Called(owner, "update", self._scaler_updates, before=True)
 
     @errors.contained()
-    def _scaler_updated(self, scaler: Any, *_: Any, **__: Any) -> None:
+    def _scaler_updates(self, scaler: Any, *_: Any, **__: Any) -> None:
         if scaler is self._options.scaler and self._stepper.alive:
-            self._stepper.scaler_updated()
+            self._stepper.scaler_updates(getattr(scaler, _FOUND, None))
 
     def first_step_began(self) -> None:
         """Now the models are where they will stay."""

@@ -100,7 +100,7 @@ def measured(
     work = stepper.progress.work.samples
     found["samples"] = "" if work else "shapes_unknown" if seen else "not_called"
     found["flops"] = "" if stepper.progress.work.flops else "uncountable" if seen else "not_called"
-    if stepper.end.scaler_round is not None:
+    if stepper.end.has_scaler:
         found["skipped_steps"] = ""
     elif stepper.seen.float16:
         found["skipped_steps"] = "no_scaler"

@@ -22,9 +22,9 @@ class StepEnd:
     """Knows the optimizer whose step ends a training step: named by the user, or the first seen."""
 
     __slots__ = (
-        *("_in_round", "_losses", "_named", "_others", "_others_after", "_round"),
-        *("_several_losses", "_since_others", "_stepped_after", "_stepped_round"),
-        *("_updated_round", "backwards", "has_model", "known", "missed", "scaler_round"),
+        *("_in_round", "_losses", "_named", "_others", "_others_after", "_several_losses"),
+        *("_since_others", "_stepped_after", "backwards", "has_model", "has_scaler", "known"),
+        *("missed", "scaler_let"),
     )
 
     def __init__(self) -> None:
@@ -32,12 +32,10 @@ class StepEnd:
         """While no model is known, nothing makes a step."""
         self.backwards = 0
         """Backwards since the last step."""
-        # Where there is a scaler: asks for what it keeps of its present round, which is another
-        # object after each update. That is known on the host; the device is asked nothing.
-        self.scaler_round: Callable[[], Any] | None = None
-        self._round: Any = None
-        self._stepped_round: Any = None
-        self._updated_round: Any = None
+        self.has_scaler = False
+        """Whether a scaler says which steps it leaves out."""
+        self.scaler_let = False
+        """Whether the scaler has let our step be made since its last update."""
         self.known: dict[int, Callable[[], torch.optim.Optimizer | None]] = {}
         """The optimizer whose step ends ours, by its id. Empty while none is known; and once it has
         gone. Any further one (a GAN's second) is part of the next step, and so it is in each."""
@@ -106,8 +104,7 @@ class StepEnd:
             else:
                 self.choose(optimizer)
                 self.missed = made - 1
-        if self.scaler_round is not None:
-            self._stepped_round = self.scaler_round()
+        self.scaler_let = True
         return True
 
     def another_stepped(self, optimizer: torch.optim.Optimizer, steps: int) -> int:
@@ -117,11 +114,6 @@ class StepEnd:
         made = self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
         self._since_others = 0
         return made
-
-    def ended_unseen(self) -> None:
-        """A step has ended whose hooks were off: nothing is known of its backwards."""
-        if self.scaler_round is not None:
-            self._round = self._stepped_round = self.scaler_round()
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this optimizer ends our steps."""
@@ -135,25 +127,15 @@ class StepEnd:
         """Whether optimizers step between ours, each after a backward: there are several losses."""
         return self._several_losses and self.others_step()
 
-    def scaler_skipped(self) -> bool:
-        """Whether the scaler has ended a round since the last call, and left our step out of it."""
-        if self.scaler_round is None:
-            return False
-        before, self._round = self._round, self.scaler_round()
-        ended = before is not self._round and before is not self._stepped_round
-        return self.backwards > 0 and ended and self._took_part(before)
+    def scaler_skips(self, found: Any) -> bool:
+        """The scaler is about to be updated: whether it has left our step out.
 
-    def was_in_round(self) -> bool:
-        """The scaler has ended a round: whether our optimizer took part in it."""
-        before, self._updated_round = self._updated_round, self.scaler_round and self.scaler_round()
-        return self._took_part(before)
-
-    def _took_part(self, scaler_round: Any) -> bool:
-        # By the id of each optimizer it keeps what it has found. Each of a GAN's two optimizers may
-        # have a round of its own.
-        if not self.known or not isinstance(scaler_round, dict):
-            return True
-        return any(each in scaler_round for each in self.known)
+        *found*: what it has found since its last update, by the id of each optimizer. Each of a
+        GAN's two may have an update of its own. It is known on the host; no device is asked.
+        """
+        let, self.scaler_let = self.scaler_let, False
+        took_part = not isinstance(found, dict) or any(each in found for each in self.known)
+        return not let and (took_part or not self.known)
 
     def step_ended(self) -> None:
         """A training step has ended."""

@@ -195,8 +195,6 @@ class Stepper:
         # whether steps differ in that, and whether a value was logged while the hooks were off.
         self._nodes_each = self._nodes_before = self._nodes_at = 0
         self._nodes_vary = self._logs = False
-        # Whether the scaler let our step be made since its last round.
-        self._scaler_let = True
         self._looks = self._look
         # What a hook takes that decides about the next step, and one that only counts: medians.
         self._decide_ns, self._count_ns = 10_000, 2_500
@@ -260,11 +258,6 @@ class Stepper:
             self._optimizing = None
             self._closure = False
             self._phases.leave(self._optimizer)
-        # Work begins again after a backward, and no optimizer made a step of it: more of the same
-        # step, unless the scaler has seen to it that none was made.
-        if self.end.scaler_skipped():
-            self._finish(skipped=True)
-            self._scaler_let = False
         steps = self._steps
         if not steps.in_step:
             if steps.began:
@@ -293,7 +286,7 @@ class Stepper:
         following = steps.count + 1
         if following >= sampled.next_change and (measures or sampled.sampling or sampled.counting):
             sampled.begin(following, measures)
-        self._scaler_let, self._ended_measured = True, self.measured
+        self._ended_measured = self.measured
         if self._budget is not None:
             self._measure_next(measures)
 
@@ -418,6 +411,7 @@ class Stepper:
             if not _only_fills_its_state():
                 found = getattr(optimizer, "found_inf", None)
                 self._end_unseen(now, found is not None and is_infinity(found))
+                self.end.scaler_let = True
                 if not self.measured and found is None:
                     self._count(steps.count + 1, optimizer)
         except errors.ANY_ERROR:
@@ -452,9 +446,6 @@ class Stepper:
         self.progress.go_on_uncounted()
         self._nodes_vary |= self._nodes_made() != self._nodes_each
         self._add_each()
-        self._scaler_let = True
-        if self.end.scaler_round is not None:
-            self.end.ended_unseen()
         measures = self._choose(now, True)
         if self.progress.step_finished(now, skipped, None, measures):
             self._flush(now)
@@ -490,7 +481,7 @@ class Stepper:
 
     def _count(self, following: int, optimizer: torch.optim.Optimizer) -> None:
         """From this step on count those at whose ends there is nothing to decide."""
-        if self._measured_cpu_ns or self.end.scaler_round is not None or self.search.on:
+        if self._measured_cpu_ns or self.end.has_scaler or self.search.on:
             return
         # Torch steps an optimizer without a state to have it made.
         if (_CHECKPOINTS in sys.modules and not optimizer.state) or (
@@ -510,11 +501,16 @@ class Stepper:
             if known is not None:
                 self.progress.count_steps(left, known, _ODD * usual_ns, self._add_each)
 
-    def scaler_updated(self) -> None:
-        """The scaler has ended a round: it may have let the optimizer make no step."""
-        if self.end.was_in_round() and not self.measured and not self._scaler_let:
+    def scaler_updates(self, found: Any) -> None:
+        """The scaler is about to be updated: it may have let the optimizer make no step."""
+        if not self.end.scaler_skips(found):
+            return
+        if not self.measured:
             self._end_unseen(self._phases.clock(), skipped=True)
-        self._scaler_let = False
+        elif self.end.backwards:
+            began_ns = thread_time_ns()
+            self._finish(skipped=True, between=not self.calls.forwards)
+            self.took_since(began_ns)
 
     def go_on_measured(self) -> None:
         """In the middle of a step that is not measured: from now on it is."""
@@ -658,7 +654,6 @@ class Stepper:
             phases.leave(self._optimizer)
         elif not steps.in_step or self.end.backwards:
             self._begin()
-        # Not before: a step that the scaler left out may have ended only now.
         steps.model_called = True
         phases.enter(calls.forward)
         if watched.syncs_buffers and module.will_sync_module_buffers():
