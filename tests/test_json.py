@@ -17,7 +17,7 @@ PINNED = {
     ("status", 3): "ab480ccfdca094e6",
     ("runs", 1): "f9c6391d476ca850",
     ("report", 4): "edf62f26ea9083ec",
-    ("goodput", 1): "9681ab71b2030c91",
+    ("goodput", 2): "3a03bd34386c8fdc",
     ("compare", 2): "08b9abb7886c0770",
     ("stacks", 1): "add94b0d7e572e29",
     ("verdicts", 1): "b6ccb70bd453c0a6",

@@ -132,14 +132,6 @@ def test_one_rank_of_a_node_tells_what_counts_as_unset(
     assert said.endswith("got 'http/json'; it counts as unset; `otel-ddp doctor` checks it.")
 
 
-def test_a_price_is_a_number_and_a_currency() -> None:
-    prices = {"3$": (3.0, "$"), "2.10 EUR": (2.1, "EUR"), "": None}
-
-    assert {
-        text: settings.read({"OTEL_DDP_GPU_HOUR_PRICE": text}).gpu_hour_price for text in prices
-    } == prices
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -90,13 +90,6 @@ def _web_page(variable: str, text: str) -> str:
     return text
 
 
-def _price(variable: str, text: str) -> tuple[float, str]:
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?) ?([A-Za-z]{1,10}|\W)", text)
-    if found is None:
-        raise _wrong(variable, "a number and a currency, as in 2.50 EUR", text)
-    return float(found[1]), found[2]
-
-
 def _host(variable: str, text: str) -> str:
     # Imported here: few processes need it.
     import ipaddress
@@ -349,9 +342,6 @@ class Settings:
     grafana_url: str = _setting("OTEL_DDP_GRAFANA_URL", "", _web_page)
     """The Grafana with the boards, as a browser reaches it: `https://grafana.example.org`.
     `run.url`, `otel-ddp status` and every verdict then have the address of the board."""
-    gpu_hour_price: tuple[float, str] | None = _setting("OTEL_DDP_GPU_HOUR_PRICE", None, _price)
-    """What an hour of one rank costs, with its currency: `2.50 EUR`. `otel-ddp goodput` and the
-    page then tell what [each cause has cost](goodput.md#the-price)."""
     notify: tuple[str, ...] = _setting("OTEL_DDP_NOTIFY", (), _addresses)
     """Who is told that a run has ended, died, hangs and so on, with spaces between the addresses:
     `https://` or `http://` for a webhook, any other form as the library apprise has it

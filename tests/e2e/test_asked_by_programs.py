@@ -68,7 +68,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     """With a run that has ended, and one that waits and has a verdict."""
-    with Node(OTEL_DDP_GPU_HOUR_PRICE="3600 EUR") as node:
+    with Node() as node:
         for name in ("before", "now"):
             ranks = [
                 node.warm("-c", TRAIN, name, env={**WORLD, "RANK": rank, "LOCAL_RANK": rank})

@@ -32,7 +32,7 @@ from tools.dashboards.time_spent import (
     table_of_runs,
 )
 
-from otel_ddp.vocabulary.words import TIME_COLOURS, UNPAID_CAUSES
+from otel_ddp.vocabulary.words import TIME_COLOURS
 
 QUESTION = "How much of the GPU-hours moved the runs on, and what did the rest cost?"
 
@@ -41,7 +41,7 @@ _LOST = 'cause!~"productive|evaluation"'
 # What a healthy cluster would not have at all.
 _TROUBLE = 'cause=~"late_rank|hang|repeated|between_attempts"'
 # Hours that nobody is known to have paid for are time, and cost nothing.
-_HELD = f'cause!~"{"|".join(sorted(UNPAID_CAUSES))}"'
+_HELD = 'cause!~"between_launches"'
 # At 0 there is no price, and no money.
 _PRICED = "* on () group_left () (vector($price) > 0)"
 _NO_PRICE = "no price chosen"

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if options.folder and not os.path.isdir(folder):
         print(f"{folder} is no folder.", file=sys.stderr)
         return 2
-    app = App(folder, ours=not options.folder, price=conf.gpu_hour_price)
+    app = App(folder, ours=not options.folder)
     try:
         server = bind(_HOST, options.port, page_handler(app))
     except (OSError, OverflowError) as error:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import files, settings
+from otel_ddp import files
 from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import print_answer, print_json
 from otel_ddp.errors import ConfigError
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
             out = options.out or Path(f"report-{name}")
             html = out / "report.html"
             shown = "\n".join(lines(report.card_of(told, [str(html.absolute())])))
-            content = answers.saved(run, *lies_beside, settings.read().gpu_hour_price)
+            content = answers.saved(run, *lies_beside)
     except (ConfigError, NotFound, Unreadable) as why:
         print(f"otel-ddp report: {why}", file=sys.stderr)
         return 2

@@ -7,10 +7,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp import plain, shown
 from otel_ddp.history.whole_run import WholeRun
-from otel_ddp.vocabulary.words import TIME_CAUSES, UNPAID_CAUSES
-
-Price = tuple[float, str]
-"""Of an hour of one rank, with its currency."""
+from otel_ddp.vocabulary.words import TIME_CAUSES
 
 _MOST_SHOWN, _FEWEST_SHOWN = 3, 0.005
 
@@ -43,20 +40,6 @@ class Goodput(NamedTuple):
         }
 
 
-class Costs(NamedTuple):
-    """What the time of a run has cost."""
-
-    currency: str
-    per_hour: float
-    """Of one rank."""
-    of: Mapping[str, float]
-    """By cause; of time that nobody is known to have paid for, nothing."""
-
-    @property
-    def total(self) -> float:
-        return sum(self.of.values())
-
-
 def goodput_of(run: WholeRun) -> Goodput | None:
     """None where no node has counted: a run without steps, or one of an earlier version."""
     seconds: dict[str, float] = {}
@@ -74,19 +57,6 @@ def goodput_of(run: WholeRun) -> Goodput | None:
     ordered = {each: seconds[each] for each in TIME_CAUSES if each in seconds}
     before = [{}, *attempts]
     return Goodput(ordered, late, [*map(_plain, attempts, before)])
-
-
-def costs_of(found: Goodput, price: Price | None) -> Costs | None:
-    """None where no price is set."""
-    if price is None:
-        return None
-    per_hour, currency = price
-    paid = {
-        cause: spent_s / 3600 * per_hour
-        for cause, spent_s in found.seconds.items()
-        if cause not in UNPAID_CAUSES
-    }
-    return Costs(currency, per_hour, paid)
 
 
 def _plain(attempt: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,8 +147,6 @@ TIME_CAUSES: Mapping[str, str] = {
     "end": "after the last step",
     "unknown": "not known",
 }
-# Nobody is known to have paid for these.
-UNPAID_CAUSES = frozenset({"between_launches"})
 # On boards and on the page: what is a phase too has its colour, and neighbours differ.
 TIME_COLOURS: Mapping[str, str] = {
     "productive": "#73BF69",

@@ -33,7 +33,6 @@ from otel_ddp.journal.survey import Survey
 from stack.browser import chromium
 
 PATIENCE_MS = 60_000
-PRICE = (360.0, "EUR")
 LATE = "/run/late?group=sweep"
 BOTH = "/compare?run=late&group=sweep&run=other&group=sweep"
 MARKUP = "<img src=x onerror=document.title='bad'>"
@@ -157,7 +156,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Served]:
-    with Served(App(folder, live=live, ask_stacks=stacks, price=PRICE)) as served:
+    with Served(App(folder, live=live, ask_stacks=stacks)) as served:
         yield served
 
 
@@ -328,13 +327,12 @@ def test_a_run_shows_what_its_time_went_to_and_its_attempts(
 
     for cause, spent_s in SPENT_S.items():
         assert bar[cause] == pytest.approx(spent_s / 100, abs=0.005)
-    # A tenth of a euro a second.
     assert told == [
-        "■ steps that moved the run on 60 % · 60 s · 6.00 EUR",
-        "■ starting, until the first step has ended; compiling 20 % · 20 s · 2.00 EUR",
-        "■ waiting for a late rank or node 5 % · 5 s · 0.50 EUR (rank 2 (node-0) 5 s)",
-        "■ steps done twice, after a restart 12 % · 12 s · 1.20 EUR",
-        "■ not known 3 % · 3 s · 0.30 EUR",
+        "■ steps that moved the run on 60 % · 60 s",
+        "■ starting, until the first step has ended; compiling 20 % · 20 s",
+        "■ waiting for a late rank or node 5 % · 5 s (rank 2 (node-0) 5 s)",
+        "■ steps done twice, after a restart 12 % · 12 s",
+        "■ not known 3 % · 3 s",
     ]
     first, second = attempts
     assert (first[0], *first[2:6], first[7]) == ("1", "", "0", "99", "-", MARKUP)
@@ -346,7 +344,6 @@ def test_a_run_shows_what_its_time_went_to_and_its_attempts(
     assert against_steps == [["attempt 2", 60]]
     assert brief == "#spent"
     assert "60 % · 60 s" in saved
-    assert "EUR" not in saved
     assert saved_bar == bar
 
 

@@ -115,7 +115,6 @@ class Front:
             disk_hangs=histories.hang,
             live=self.state,
             ask_stacks=self._ask_stacks,
-            price=self._conf.gpu_hour_price,
         )
 
     def _ask_stacks(self, group: str, run: str, rank: str) -> list[dict[str, Any]]:

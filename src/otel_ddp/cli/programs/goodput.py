@@ -8,25 +8,24 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from otel_ddp import settings, shown
+from otel_ddp import shown
 from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import cell, print_answer, print_json
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import NotFound, find_run
-from otel_ddp.history.goodput import Costs, costs_of, goodput_of
+from otel_ddp.history.goodput import goodput_of
 from otel_ddp.history.reader import Unreadable
 from otel_ddp.history.terminal import aligned, shown_time
 from otel_ddp.vocabulary.words import TIME_CAUSES
 
-SCHEMA = 1
+SCHEMA = 2
 """It rises with every change of the keys."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Tell what the time of a run went to, of all its ranks and over all its attempts: what "
-        "moved it on, and what was lost to which cause. With OTEL_DDP_GPU_HOUR_PRICE also what "
-        "that cost."
+        "moved it on, and what was lost to which cause."
     )
     parser.add_argument(
         "which",
@@ -49,7 +48,6 @@ def run(options: argparse.Namespace) -> int:
 
 def document(which: str, *, paths: bool = True) -> dict[str, Any]:
     """For programs; raises ConfigError, NotFound or Unreadable. *paths*: as in find_run."""
-    price = settings.read().gpu_hour_price
     with find_run(which, history_directory(), paths=paths) as run:
         found = goodput_of(run)
         of = {"schema": SCHEMA, "group": run.group, "run": run.name, "look": run.look}
@@ -58,51 +56,33 @@ def document(which: str, *, paths: bool = True) -> dict[str, Any]:
             f"{_title(of)} has no time that was counted: it made no step, or an earlier version of "
             "otel_ddp has kept it."
         )
-    return {**of, "goodput": found.to_json(), "price": _priced(costs_of(found, price))}
+    return {**of, "goodput": found.to_json()}
 
 
 def _title(of: Mapping[str, Any]) -> str:
     return "/".join(filter(None, (of["group"], of["run"])))
 
 
-def _priced(costs: Costs | None) -> dict[str, Any] | None:
-    if costs is None:
-        return None
-    # Programs add them up: what is rounded to cents before that is off by a cent a cause.
-    each = {cause: round(amount, 6) for cause, amount in costs.of.items()}
-    return {"per_hour": round(costs.per_hour, 6), "currency": costs.currency, "costs": each}
-
-
 def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     """The document for a terminal."""
-    found, price = told["goodput"], told["price"]
-    total_s, costs = found["rank_s"], price["costs"] if price else {}
-    paid = f", {sum(costs.values()):.2f} {price['currency']}" if price else ""
+    found = told["goodput"]
+    total_s = found["rank_s"]
     yield (
         f"{cell(_title(told))}: {shown.share(found['share'])} of {shown.seconds(total_s)} of all "
-        f"its ranks together moved it on{paid}"
+        f"its ranks together moved it on"
     )
     if told["look"]:
         yield told["look"]
     yield ""
-    heads = ("share", "time", *([price["currency"]] if price else []), "what")
-    rows = [heads]
+    rows = [("share", "time", "what")]
     for cause, spent_s in found["seconds"].items():
-        cost = [f"{costs[cause]:.2f}" if cause in costs else "-"] if price else []
-        rows.append(
-            (shown.share(spent_s / total_s), shown.seconds(spent_s), *cost, TIME_CAUSES[cause])
-        )
+        rows.append((shown.share(spent_s / total_s), shown.seconds(spent_s), TIME_CAUSES[cause]))
         if cause == "late_rank":
             rows += [
-                (
-                    shown.share(late_s / total_s),
-                    shown.seconds(late_s),
-                    *[""] * len(cost),
-                    f"  {who}",
-                )
+                (shown.share(late_s / total_s), shown.seconds(late_s), f"  {who}")
                 for who, late_s in sorted(found["late"].items(), key=lambda each: -each[1])[:10]
             ]
-    yield from aligned(rows, right=heads[:-1])
+    yield from aligned(rows, right=("share", "time"))
     if len(attempts := found["attempts"]) > 1:
         yield ""
         # The end of an earlier one is not known where no agent was there, nor is its journal.

@@ -213,7 +213,7 @@ class Questions:
 
     def goodput(self, run: str = "") -> dict[str, Any]:
         """Say what the time of a run went to, of all its ranks and over all its attempts: what
-        moved it on, and what was lost to which cause, with money where a price is known.
+        moved it on, and what was lost to which cause.
 
         `share` is what moved it on. `late` says by whom the others waited for.
         """

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from otel_ddp import files
 from otel_ddp.history import beside
-from otel_ddp.history.goodput import Price
 from otel_ddp.history.page import columns, runs, static_files
 from otel_ddp.history.page.exchange import PACKED, Answer, Question, Refused, as_json
 from otel_ddp.history.whole_run import WholeRun
@@ -94,12 +93,7 @@ def trace(run: WholeRun, question: Question, at: Beside) -> Answer:
 # -- saved in one file
 
 
-def saved(
-    run: WholeRun,
-    reports: Sequence[Any] = (),
-    profiles: Sequence[Any] = (),
-    price: Price | None = None,
-) -> str:
+def saved(run: WholeRun, reports: Sequence[Any] = (), profiles: Sequence[Any] = ()) -> str:
     """The page of a run as HTML: what its scripts would ask for lies in it."""
     names, reports = _names(run, Question("names")), reports[:_SAVED_FILES]
     texts = {
@@ -109,7 +103,7 @@ def saved(
     shown = {kind: each[:_SAVED_NAMES] for kind, each in names.items()}
     left_out = max(len(names["values"]) - _SAVED_NAMES, 0)
     found = {
-        "run": runs.head(run, Survey(), price),
+        "run": runs.head(run, Survey()),
         "names": {**shown, "left_out": left_out},
         "values": _pictures(run, shown["values"], "value"),
         "node": _pictures(run, [each["name"] for each in shown["node"]], "node", "counter"),

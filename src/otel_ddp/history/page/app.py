@@ -15,7 +15,6 @@ from typing import Any
 from otel_ddp import errors, files
 from otel_ddp.history import beside
 from otel_ddp.history.compare import render, result, rows
-from otel_ddp.history.goodput import Price
 from otel_ddp.history.page import answers, guard, runs
 from otel_ddp.history.page.exchange import (
     PACKED,
@@ -61,7 +60,6 @@ class App:
         live: Callable[[], Survey] | None = None,
         ask_stacks: AskStacks | None = None,
         profile_folder: Path | None = None,
-        price: Price | None = None,
     ) -> None:
         """*live*: None where there is no agent, but a folder alone.
 
@@ -76,7 +74,6 @@ class App:
         self._folder, self._ours = folder, ours
         self._profiles = profile_folder or beside.profile_directory()
         self._files = StaticFiles()
-        self._price = price
 
     def answer(self, question: Question) -> Answer:
         """The answer, whatever is asked; raises nothing."""
@@ -161,7 +158,7 @@ class App:
             if name == "trace":
                 return answers.trace(run, question, at)
             if name == "run":
-                found = runs.head(run, self._now_known(), self._price)
+                found = runs.head(run, self._now_known())
             elif name in answers.ANSWERS:
                 found = answers.ANSWERS[name](run, question)
             elif name in answers.BESIDE:

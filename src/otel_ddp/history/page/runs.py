@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from otel_ddp import plain
 from otel_ddp.history import directory
-from otel_ddp.history.goodput import Price
 from otel_ddp.history.newest_attempt import (
     OfNode,
     first_rank,
@@ -204,7 +203,7 @@ def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
 # -- one run
 
 
-def head(run: WholeRun, live: Survey, price: Price | None) -> dict[str, Any]:
+def head(run: WholeRun, live: Survey) -> dict[str, Any]:
     """State, ranks, what its time went to, verdicts, gaps, configuration."""
     about, of_run, now_ns = run.about, (run.group, run.name), time.time_ns()
     seen_ns = plain.whole(about.get("seen_ns")) or 0
@@ -225,7 +224,7 @@ def head(run: WholeRun, live: Survey, price: Price | None) -> dict[str, Any]:
         "began_ns": plain.whole(about.get("began_ns")) or 0,
         "seen_ns": seen_ns,
         "ranks": [shown(each) | {"rank": rank} for rank, each in newest.ranks.items()],
-        "time": time_spent(run, price),
+        "time": time_spent(run),
         "verdicts": told,
         "worst": next(
             (e for e in _worst_first(_of_attempt(told, newest.began_ns)) if not e["harmless"]), None

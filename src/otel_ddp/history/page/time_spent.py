@@ -1,20 +1,19 @@
-"""What the page shows of a run's time: what each cause has taken and cost, and the attempts."""
+"""What the page shows of a run's time: what each cause has taken, and the attempts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from otel_ddp.history.goodput import Price, costs_of, goodput_of
+from otel_ddp.history.goodput import goodput_of
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary.words import TIME_CAUSES, TIME_COLOURS
 
 
-def time_spent(run: WholeRun, price: Price | None) -> dict[str, Any] | None:
+def time_spent(run: WholeRun) -> dict[str, Any] | None:
     """None where nothing was counted."""
     found = goodput_of(run)
     if found is None:
         return None
-    costs = costs_of(found, price)
     return {
         "causes": [
             {
@@ -23,13 +22,10 @@ def time_spent(run: WholeRun, price: Price | None) -> dict[str, Any] | None:
                 "colour": TIME_COLOURS[cause],
                 "spent_s": spent_s,
                 "share": found.share(cause),
-                "cost": costs.of.get(cause) if costs else None,
             }
             for cause, spent_s in found.seconds.items()
         ],
         "late": sorted(found.late.items(), key=lambda each: -each[1]),
         "rank_s": found.total_s,
-        "cost": costs.total if costs else None,
-        "currency": costs.currency if costs else "",
         "attempts": found.attempts,
     }

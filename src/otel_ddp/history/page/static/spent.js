@@ -17,11 +17,10 @@ export function inBrief({ time: told }) {
 export function timeSpent({ time: told }) {
   if (!told) return null;
   const { causes, attempts } = told;
-  const paid = told.cost === null ? "" : `, ${money(told.cost, told)}`;
   const parts = causes.map((each) => `${each.shown}: ${percent(each.share)}`);
   return el(
     "section", { "aria-labelledby": "spent" }, el("h2", { id: "spent" }, "Goodput"),
-    el("p", {}, el("strong", {}, percent(productive(told))), ` of ${seconds(told.rank_s)} of all ranks together moved the run on${paid}.`),
+    el("p", {}, el("strong", {}, percent(productive(told))), ` of ${seconds(told.rank_s)} of all ranks together moved the run on.`),
     el("div", { class: "bar", role: "img", "aria-label": parts.join(". ") }, causes.map(({ name, colour, share }) => el("span", { "data-cause": name, style: `width: ${100 * share}%; background: ${colour}` }))),
     el("ul", { class: "causes" }, causes.map((each) => cause(each, told))),
     attempts.length > 1 ? attemptsTable(attempts) : null,
@@ -32,14 +31,13 @@ function productive({ causes }) {
   return causes.find((each) => each.name === "productive")?.share || 0;
 }
 
-function cause({ name, shown, colour, spent_s, share, cost }, told) {
-  const facts = [percent(share), seconds(spent_s), cost === null ? null : money(cost, told)].filter(Boolean);
+function cause({ name, shown, colour, spent_s, share }, told) {
   const late = name === "late_rank" ? told.late : [];
   const more = late.length > MOST_LATE ? [`and ${late.length - MOST_LATE} more`] : [];
   const whom = [...late.slice(0, MOST_LATE).map(([who, s]) => `${who} ${seconds(s)}`), ...more];
   return el(
     "li", { "data-cause": name }, el("span", { style: `color: ${colour}`, "aria-hidden": "true" }, "■"),
-    ` ${shown} `, el("span", { class: "number quiet" }, facts.join(" · ")), whom.length ? ` (${whom.join(", ")})` : "",
+    ` ${shown} `, el("span", { class: "number quiet" }, `${percent(share)} · ${seconds(spent_s)}`), whom.length ? ` (${whom.join(", ")})` : "",
   );
 }
 
@@ -55,8 +53,4 @@ function attemptsTable(attempts) {
     ];
   });
   return table("Attempts", ["attempt", "began", "back after", "from step", "to step", "done twice", "ended", "why"], rows);
-}
-
-function money(amount, { currency }) {
-  return `${amount.toFixed(2)} ${currency}`;
 }
