@@ -259,6 +259,8 @@ for line in sys.stdin:
         assert node.agent()["pid"] != killed
         until(lambda: node.value("training_step") == 100 * told - 1, "the last step")
         assert node.value("training_scalar", name="once") == 42.0
+        # The first one had read it; nothing as low has come since.
+        assert node.value("training_scalar_best", name="loss") == 0.0
         assert node.value("training_nonfinite_total", name="bad") == 1.0
         assert node.value("otel_ddp_records_lost_total", why="overwritten") == 0.0
         assert receiver.wait_for(lambda r: losses(r, "r") == [float(n) for n in range(100 * told)])

@@ -14,8 +14,8 @@ import pytest
 import otel_ddp
 from conftest import Here
 from node import Node, until
-from otel_ddp.journal.layout import SUMMARY_SUFFIX
 from otel_ddp.journal.place import Place
+from otel_ddp.journal.survey import told_by_agent
 from otel_ddp.run import end_card
 
 
@@ -113,8 +113,8 @@ def test_only_the_first_rank_says_it(
 def agent_wrote(place: Here, run: otel_ddp.Run) -> None:
     """Best values and verdicts of this run and of another, where an agent leaves them."""
     [journal] = place.directory.glob("*.journal")
-    row = ["loss", "train", 0.25, 1, 1, 3.0, 0, 1]
-    journal.with_suffix(SUMMARY_SUFFIX).write_text(json.dumps([row]))
+    low, high = ({"value": value, "step": 1, "time_ns": 1} for value in (0.25, 3.0))
+    row = {"name": "loss", "split": "train", "min": low, "max": high}
 
     def verdict(kind: str, run: str, sentence: str) -> dict[str, object]:
         return {"kind": kind, "who": {"group": "g", "run": run}, "sentence": sentence}
@@ -124,6 +124,7 @@ def agent_wrote(place: Here, run: otel_ddp.Run) -> None:
         for rank, late in ((1, "is"), (2, "was"))
     )
     about = {
+        "processes": [{"journal": journal.name, "started_ns": 1, "summary": [row]}],
         "verdicts": [late, verdict("bound", "r", "bound")],
         "past": [{**was_late, "until_ns": 2 * 10**9}, verdict("stall", "q", "other")],
     }
@@ -153,14 +154,12 @@ def test_it_tells_what_the_agent_has_written(
 
 
 @pytest.mark.parametrize("content", ["", "[[1]]", '{"verdicts": [3]}'])
-def test_damaged_files_of_an_agent_cost_only_what_is_in_them(
+def test_a_damaged_document_of_an_agent_costs_only_what_is_in_it(
     place: Here, shown: None, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:
     run = train()
     agent_wrote(place, run)
-    [journal] = place.directory.glob("*.journal")
-    for path in (place.directory / "agent.json", journal.with_suffix(SUMMARY_SUFFIX)):
-        path.write_text(content)
+    (place.directory / "agent.json").write_text(content)
 
     run.finish()
 
@@ -192,8 +191,8 @@ def test_a_full_pipe_does_not_hold_the_process(place: Here, shown: None) -> None
 
 
 def best_is_known(node: Node) -> bool:
-    found = node.place.directory.glob(f"*{SUMMARY_SUFFIX}")
-    return any('["loss", "train", 0.0, 20,' in path.read_text() for path in found)
+    rows = [row for each in told_by_agent(node.place).processes for row in each.summary or ()]
+    return any(row["min"]["value"] == 0.0 for row in rows)
 
 
 def test_a_real_run_has_its_best_values_and_loads_no_database() -> None:
@@ -211,7 +210,7 @@ print("loaded", "sqlite3" in sys.modules)
     with Node(OTEL_DDP_SAY="all") as node:
         process = node.python(program)
         # An agent is there by now, and has read the best value.
-        until(lambda: best_is_known(node), "the summary")
+        until(lambda: best_is_known(node), "the best value")
         said, _ = process.communicate("\n", timeout=300)
 
     assert "otel_ddp: run g/r finished after " in said

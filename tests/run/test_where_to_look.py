@@ -42,7 +42,7 @@ def agent():
     try:
         with open(os.path.join(os.environ["OTEL_DDP_DIR"], "agent.json")) as file:
             return json.load(file)["agents"][0]["pid"]
-    except (OSError, ValueError):
+    except (OSError, ValueError, IndexError):
         return 0
 
 

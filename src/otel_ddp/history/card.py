@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from otel_ddp import shown
 from otel_ddp.history.terminal import Card, CardValue
-from otel_ddp.journal.parser import Journal
+from otel_ddp.journal.parser import Journal, Name
 from otel_ddp.journal.process_state import ProcessState
-from otel_ddp.journal.values import chosen_directions, direction, last_values, read_extremes
+from otel_ddp.journal.values import (
+    Extremes,
+    Point,
+    chosen_directions,
+    direction,
+    last_values,
+)
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES
 
@@ -17,13 +25,14 @@ def card_of(
     reader: Journal,
     state: str,
     lasted_s: float,
+    extremes: Mapping[Name, Extremes],
     sentences: Sequence[str] = (),
     look: Sequence[str] = (),
 ) -> Card | None:
     """What is known of a run when it ends; None of one without a step."""
     totals = _Totals(reader)
     steps = round(totals.sum_of(catalog.TRAINING_STEPS))
-    values, last_step = _values(reader)
+    values, last_step = _values(reader, extremes)
     if not steps and last_step < 0:
         return None
     process = ProcessState.read(reader, STATES[state])
@@ -77,14 +86,20 @@ class _Totals:
         return by_clock.get("device") or by_clock.get("host") or {}
 
 
-def _values(reader: Journal) -> tuple[list[CardValue], int]:
+def _values(reader: Journal, extremes: Mapping[Name, Extremes]) -> tuple[list[CardValue], int]:
     """The logged values, those with a best one first; and the last step of any of them."""
-    chosen, extremes = chosen_directions(reader), dict(read_extremes(reader))
-    values, last_step = [], -1
+    chosen, values, last_step = chosen_directions(reader), [], -1
     for name, last in last_values(reader).items():
         way = direction(name.text, chosen)
-        best = extremes[name].best(way) if way and name in extremes else None
+        best = _with(last, extremes[name]).best(way) if way and name in extremes else None
         shown = (best.value, best.step) if best is not None else (None, None)
         values.append(CardValue(name.text, name.split, last.value, *shown))
         last_step = max(last_step, -1 if last.step is None else last.step)
     return sorted(values, key=lambda value: value.best is None), last_step
+
+
+def _with(last: Point, extremes: Extremes) -> Extremes:
+    """The agent may have written its document before the last value."""
+    points = [*extremes, *([last] if isfinite(last.value) else [])]
+    by_value = operator.attrgetter("value")
+    return Extremes(min(points, key=by_value), max(points, key=by_value))

@@ -22,11 +22,9 @@ ANSWER_SUFFIX = ".answer"
 # What became of a question for a profile.
 PROFILE_SUFFIX = ".profile"
 MOST_PROFILED_STEPS = 50
-# And the extremes of what a process has logged.
-SUMMARY_SUFFIX = ".summary"
 COMPANION_SUFFIXES = (
     *(TAKEN_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX, f"{ANSWER_SUFFIX}.half"),
-    *(SUMMARY_SUFFIX, f"{SUMMARY_SUFFIX}.half", PROFILE_SUFFIX, f"{PROFILE_SUFFIX}.half"),
+    *(PROFILE_SUFFIX, f"{PROFILE_SUFFIX}.half"),
 )
 
 # The fixed part of the head; its last word is the checksum of the words before it.

@@ -7,6 +7,7 @@ those of all agents, and reads the other journals itself.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import files, plain
-from otel_ddp.journal.parser import Journal, Unreadable
+from otel_ddp.journal.parser import Journal, Name, Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import (
     End,
@@ -26,7 +27,7 @@ from otel_ddp.journal.process_state import (
     table,
 )
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.values import described
+from otel_ddp.journal.values import Extremes, described, extremes_of
 
 SCHEMA = 3
 """The number of the document; docs/json.md describes each key."""
@@ -93,6 +94,17 @@ def told_by_agent(place: Place) -> Survey:
     return Survey.from_json(files.read_mapping(place.agent_file))
 
 
+def leave(place: Place, told: Survey) -> None:
+    """Keeps of an agent that is gone what the next one goes on with: what is known of processes
+    whose journals are there."""
+    here = {path.name for path in place.journals()}
+    left = [each for each in told.processes if each.journal in here]
+    files.remove(place.agent_file)
+    if left:
+        with contextlib.suppress(OSError):
+            files.replace(place.agent_file, json.dumps(Survey(processes=left).to_json()))
+
+
 def survey(places: list[Place], now_ns: int | None = None) -> Survey:
     """Everything that `otel-ddp status` shows."""
     now_ns = time.time_ns() if now_ns is None else now_ns
@@ -106,7 +118,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
         untold = (
             path for path in place.journals() if not _is_told(path, known.get(path.name), moves)
         )
-        own, faults = _processes(untold)
+        own, faults = _processes(untold, known)
         read = {each.journal for each in own}
         # Without an agent it is unknown whether these are still true.
         own += [
@@ -149,8 +161,10 @@ def _is_told(path: Path, process: ProcessState | None, moves: bool) -> bool:
     return moves and files.lock_holder(path) is not None
 
 
-def _processes(journals: Iterable[Path]) -> tuple[list[ProcessState], list[str]]:
-    """Those that have these journals, and why others cannot be read."""
+def _processes(
+    journals: Iterable[Path], known: Mapping[str, ProcessState]
+) -> tuple[list[ProcessState], list[str]]:
+    """Those that have these journals, and why others cannot be read. *known*: by an agent."""
     found: list[ProcessState] = []
     faults: list[str] = []
     for path in journals:
@@ -162,7 +176,8 @@ def _processes(journals: Iterable[Path]) -> tuple[list[ProcessState], list[str]]
                 faults.append(str(why))
             continue
         try:
-            found.append(_process(reader))
+            told = known.get(path.name, ProcessState())
+            found.append(with_texts(_process(reader), reader, extremes_of(told.summary)))
         finally:
             reader.close()
     return found, faults
@@ -177,17 +192,18 @@ def _process(reader: JournalReader) -> ProcessState:
     ended_well = ended_by_parent(reader, End(parent_lives=lives))
     state = state_of(None if progress is None else progress.state, alive, ended_well)
     seen_ns = time.time_ns() if alive else 0
-    found = ProcessState.read(reader, state, of_values=last_step, seen_alive_ns=seen_ns)
-    return with_texts(found, reader)
+    return ProcessState.read(reader, state, of_values=last_step, seen_alive_ns=seen_ns)
 
 
-def with_texts(process: ProcessState, reader: Journal) -> ProcessState:
+def with_texts(
+    process: ProcessState, reader: Journal, extremes: Mapping[Name, Extremes]
+) -> ProcessState:
     """The same with its long texts."""
     return replace(
         process,
         description=str(reader.identity.get("description") or ""),
         config=reader.config,
-        summary=described(reader),
+        summary=described(reader, extremes),
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from otel_ddp import files, plain
-from otel_ddp.journal import layout
+from otel_ddp import plain
 from otel_ddp.journal.parser import Journal, Name, clean_text
 from otel_ddp.vocabulary import catalog
 
@@ -104,9 +103,6 @@ def _of_words(words: set[str]) -> str:
 
 # -- the last, the lowest and the highest value of each name
 
-# Larger than the summary of as many names as have one, each of the longest kind.
-_MOST_BYTES = 1024 * 1024
-
 
 class Point(NamedTuple):
     """One logged value."""
@@ -144,8 +140,8 @@ def last_values(reader: Journal) -> dict[Name, Point]:
     return last
 
 
-def described(reader: Journal) -> list[dict[str, Any]]:
-    """The summary of a process for people, with its last values; empty where none was kept."""
+def described(reader: Journal, extremes: Mapping[Name, Extremes]) -> list[dict[str, Any]]:
+    """The summary of a process: each name that has extremes, with its last value."""
     last, chosen = last_values(reader), chosen_directions(reader)
     return [
         {
@@ -153,38 +149,34 @@ def described(reader: Journal) -> list[dict[str, Any]]:
             "split": name.split,
             "direction": direction(name.text, chosen),
             "last": last[name]._asdict() if name in last else None,
-            "min": extremes.lowest._asdict(),
-            "max": extremes.highest._asdict(),
+            "min": lowest._asdict(),
+            "max": highest._asdict(),
         }
-        for name, extremes in read_extremes(reader)
+        # The agent's loop may add names meanwhile.
+        for name, (lowest, highest) in list(extremes.items())
     ]
 
 
-def write_extremes(reader: Journal, extremes: Mapping[Name, Extremes]) -> None:
-    """Writes them beside a journal; raises OSError."""
-    content = [[*name, *low, *high] for name, (low, high) in extremes.items()]
-    files.replace(reader.path.with_suffix(layout.SUMMARY_SUFFIX), json.dumps(content))
+def extremes_of(summary: Any) -> dict[Name, Extremes]:
+    """What `described` has made of them; without rows that are damaged."""
+    found = {}
+    for row in plain.list_of(dict, summary):
+        name, split = plain.text(row.get("name")), plain.text(row.get("split"))
+        lowest, highest = _point(row.get("min")), _point(row.get("max"))
+        if _is_clean(name) and _is_clean(split) and lowest is not None and highest is not None:
+            found[Name(name, split)] = Extremes(lowest, highest)
+    return found
 
 
-def read_extremes(reader: Journal) -> Iterator[tuple[Name, Extremes]]:
-    """What an agent has written beside a journal; nothing of a damaged file."""
-    content = files.read_json(reader.path.with_suffix(layout.SUMMARY_SUFFIX), _MOST_BYTES)
-    for row in content if isinstance(content, list) else ():
-        if isinstance(row, list) and len(row) == 8:
-            name, split, *points = row
-            lowest, highest = Point(*points[:3]), Point(*points[3:])
-            if _is_clean(name) and _is_clean(split) and _is_sane(lowest) and _is_sane(highest):
-                yield Name(name, split), Extremes(lowest, highest)
+def _point(found: Any) -> Point | None:
+    told = plain.mapping(found)
+    value = plain.number(told.get("value"), -sys.float_info.max, sys.float_info.max)
+    time_ns = plain.whole(told.get("time_ns"))
+    if value is None or time_ns is None:
+        return None
+    return Point(value, plain.whole(told.get("step")), time_ns)
 
 
-def _is_sane(point: Point) -> bool:
-    """Whether a journal can hold it: a larger number is no float, either."""
-    words = (point.time_ns, 0 if point.step is None else point.step)
-    return isinstance(point.value, float) and all(
-        isinstance(word, int) and abs(word) < 1 << 63 for word in words
-    )
-
-
-def _is_clean(text: Any) -> bool:
+def _is_clean(text: str) -> bool:
     """Whether it can be a label as it is, like every text that a journal gives."""
-    return isinstance(text, str) and clean_text(text.encode(errors="replace")) == text
+    return clean_text(text.encode(errors="replace")) == text

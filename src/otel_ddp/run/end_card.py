@@ -1,6 +1,6 @@
 """Says at the end of a run how it went: on stderr of its first rank, without waiting for anything.
 
-The rank reads its own journal, and two small files that the agent has written by then.
+The rank reads its own journal, and the document that the agent has written by then.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.survey import Survey, of_run, told_by_agent
+from otel_ddp.journal.values import extremes_of
 from otel_ddp.run.announcements import say
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, STATES
 
@@ -55,9 +56,11 @@ def show(
         is_long = lasted_s >= SHORTEST_S
         found = None
         if always or is_long:
-            process = ProcessState.read(reader, STATES[state])
-            sentences = [*_sentences(told_by_agent(place), process.of_run)]
-            found = card_of(reader, state, lasted_s, sentences, look)
+            process, told = ProcessState.read(reader, STATES[state]), told_by_agent(place)
+            sentences = [*_sentences(told, process.of_run)]
+            known = {each.journal: each.summary for each in told.processes}
+            extremes = extremes_of(known.get(journal.name))
+            found = card_of(reader, state, lasted_s, extremes, sentences, look)
         if found is not None:
             say("\n".join(lines(found)) + "\n")
         elif is_long and "torch" in sys.modules and reader.identity.get("job_type") == "train":

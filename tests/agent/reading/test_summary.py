@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from math import inf, nan
@@ -14,10 +15,10 @@ from fed import IDENTITY, Fed
 from make import WrittenRank
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journals import Journals
-from otel_ddp.agent.reading.logged_values import MOST_NAMES, Summaries
+from otel_ddp.agent.reading.logged_values import MOST_NAMES, Summaries, summaries_of
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.values import described
+from otel_ddp.journal.survey import Survey, leave, told_by_agent
 from otel_ddp.vocabulary import catalog
 
 
@@ -26,12 +27,14 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.place = Place(folder)
         self.new_agent()
 
     def new_agent(self, *read: Fed) -> None:
         """Another agent takes the place of the first, and reads these."""
         self.ledger = Ledger()
-        self.summaries: Summaries = {}
+        leave(self.place, told_by_agent(self.place))
+        self.summaries: Summaries = summaries_of(told_by_agent(self.place).processes)
         for each in read:
             each.read_by(self.ledger, self.summaries)
 
@@ -39,6 +42,11 @@ class Node:
         made = Fed(self.folder, {**IDENTITY, **more})
         made.read_by(self.ledger, self.summaries)
         return made
+
+    def write(self, *read: Fed) -> None:
+        """The agent's document, with what it knows of these."""
+        known = Survey(processes=[each.process.describe_in_full() for each in read])
+        self.place.agent_file.write_text(json.dumps(known.to_json()))
 
     def best(self) -> dict[str, tuple[float, float | None]]:
         """Name -> the best value and its step."""
@@ -82,7 +90,6 @@ def test_only_an_exported_rank_0_has_best_values(node: Node) -> None:
         rank.poll()
 
     assert node.best() == {}
-    assert list(node.folder.glob(f"*{layout.SUMMARY_SUFFIX}")) == []
 
 
 def test_the_best_value_outlives_the_agent_that_has_read_it(node: Node) -> None:
@@ -90,6 +97,7 @@ def test_the_best_value_outlives_the_agent_that_has_read_it(node: Node) -> None:
     for step, loss in enumerate([3.0, 1.0, 2.0]):
         log(rank, "loss", loss, step)
     rank.poll()
+    node.write(rank)
     rank.exports.reader.commit(*rank.process.reader.bookmark())
 
     node.new_agent(rank)
@@ -107,6 +115,7 @@ def test_the_best_value_outlives_the_attempt_that_logged_it(node: Node) -> None:
     second = node.attempt(restarts=1)
     log(second, "loss", 2.0, 8)
     second.poll()
+    node.write(second)
     # The first journal is gone, and so is the agent that knew it.
     node.new_agent(second)
     second.poll()
@@ -116,21 +125,25 @@ def test_the_best_value_outlives_the_attempt_that_logged_it(node: Node) -> None:
 
 def test_a_damaged_summary_is_none(node: Node) -> None:
     rank = node.attempt()
-    beside = rank.writer.path.with_suffix(layout.SUMMARY_SUFFIX)
     log(rank, "loss", 3.0, 1)
+    rank.poll()
+    point = {"value": 1.0, "step": 1, "time_ns": 1}
+    row = {"name": "loss", "split": "val", "min": point, "max": point}
 
-    huge = b"1" + b"0" * 400
-    for content in (
-        *(b"", b"[1]", b"\xff"),
-        b'[["loss", "val", 1.0, 1, 1, "x", 1, 1]]',
-        # No float can be as large.
-        b'[["loss", "train", %b, 1, 1, 1.0, 1, 1]]' % huge,
-        b'[["loss", "train", 1.0, %b, 1, 1.0, %b, 1]]' % (huge, huge),
-        # No label may be like that.
-        b'[["loss\\ud800", "val", 1.0, 1, 1, 1.0, 1, 1]]',
-        b'[["loss\\u001b[31m", "val", 1.0, 1, 1, 1.0, 1, 1]]',
+    # No float can be as large, nor may a label be like that.
+    huge = int("1" + "0" * 400)
+    for damaged in (
+        [1],
+        {**row, "max": None},
+        {**row, "max": {**point, "value": "x"}},
+        {**row, "min": {**point, "value": huge}},
+        {**row, "min": {**point, "time_ns": huge}},
+        {**row, "min": {**point, "value": nan}},
+        {**row, "name": "loss\ud800"},
+        {**row, "name": "loss\x1b[31m"},
     ):
-        beside.write_bytes(content)
+        known = {**rank.process.describe_in_full().to_json(), "summary": [damaged]}
+        node.place.agent_file.write_text(json.dumps({"processes": [known]}))
         node.new_agent(rank)
         rank.poll()
 
@@ -168,11 +181,11 @@ def test_people_see_last_lowest_and_highest_with_step_and_time(node: Node) -> No
     for step, loss in enumerate([2.0, 1.0, 3.0, 2.5]):
         log(rank, "loss", loss, step, at_ns + step)
 
-    before = described(rank.process.reader)
+    before = rank.process.summary()
     rank.poll()
 
     assert before == []
-    assert described(rank.process.reader) == [
+    assert rank.process.summary() == [
         {
             "name": "loss",
             "split": "val",
@@ -184,7 +197,7 @@ def test_people_see_last_lowest_and_highest_with_step_and_time(node: Node) -> No
     ]
 
 
-def test_a_rank_whose_series_are_dropped_begins_anew_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_rank_whose_series_are_dropped_begins_anew(tmp_path: Path) -> None:
     place = Place(tmp_path / "place")
     place.directory.mkdir(mode=0o700)
     ledger = Ledger()
@@ -210,4 +223,18 @@ def test_a_rank_whose_series_are_dropped_begins_anew_and_leaves_no_file(tmp_path
         journals.forget_ended(linger_s)
 
     assert best == [1.0, 1.0, 3.0]
-    assert list(place.directory.glob(f"*{layout.SUMMARY_SUFFIX}*")) == []
+
+
+def test_nothing_is_left_of_a_document_whose_journals_are_gone(node: Node) -> None:
+    rank = node.attempt()
+    log(rank, "loss", 1.0, 1)
+    rank.poll()
+    node.write(rank)
+
+    leave(node.place, told_by_agent(node.place))
+    left = told_by_agent(node.place)
+    rank.writer.path.unlink()
+    leave(node.place, left)
+
+    assert (left.agents, [each.journal for each in left.processes]) == ([], [rank.writer.path.name])
+    assert not node.place.agent_file.exists()

@@ -134,8 +134,10 @@ class Exporter:
 
     @errors.contained()
     def export(self) -> None:
-        """Hand over everything new."""
+        """Hand over everything new; where nothing leaves, what is read is done with."""
         if self._way is None:
+            if not self.failed_to_start:
+                self._marks = self._source.marks()
             return
         # Whoever took that long for the last ones may take long for all.
         self._way.delivery.secure(0.0)
@@ -146,17 +148,14 @@ class Exporter:
 
     def export_at_once(self) -> None:
         """A process has ended and may wait: deliver its last values now, or put them on disk."""
+        self.export()
         if self._way is not None:
-            self.export()
             self._way.delivery.secure(_SETTLE_S)
             self._source.commit(self._marks)
 
     def commit(self) -> None:
         """Commit to the journals what was exported, or never will be."""
-        if self._way is None:
-            if not self.failed_to_start:
-                self._source.commit(self._source.marks())
-        elif not self._way.delivery.is_under_way():
+        if self._way is None or not self._way.delivery.is_under_way():
             self._source.commit(self._marks)
 
     def busy(self) -> bool:

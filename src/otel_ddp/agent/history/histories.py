@@ -22,7 +22,6 @@ from otel_ddp.history import directory
 from otel_ddp.history.run_file import Unusable
 from otel_ddp.history.tables import RunKey, SeriesKey
 from otel_ddp.journal.process_state import rank_key
-from otel_ddp.journal.values import described
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind
 from otel_ddp.vocabulary.words import NODE_LABELS, RANK_LABELS, TIME_CAUSES, state_word
@@ -301,7 +300,6 @@ class Histories:
 
 # -- what is kept
 
-_SUMMARY_EVERY_S = 5.0
 # Of a rank, beside its steps and phases, which have series.
 _TOTALS = frozenset(
     metric.name
@@ -344,7 +342,6 @@ class Collector:
         self._node = node
         # The role of the first process that was seen of a run.
         self._job_types: dict[RunKey, str] = {}
-        self._summaries: dict[Process, tuple[float, list[dict[str, Any]]]] = {}
         # What this process had needed at the last look.
         self._cpu_s = 0.0
 
@@ -377,7 +374,6 @@ class Collector:
             states[key] = states[key]._replace(agent_cpu_s=cpu_s / len(living))
         self._histories.feed_states(states)
         self._update_time(states)
-        self._summaries = {feed: each for feed, each in self._summaries.items() if feed in feeds}
         self._job_types = {key: each for key, each in self._job_types.items() if key in states}
 
     def _update_time(self, present: Collection[RunKey]) -> None:
@@ -450,17 +446,8 @@ class Collector:
             "config": dict(feed.reader.config),
             "texts": feed.description.texts(),
             "environment": feed.description.environment(),
-            "summary": self._summary(feed),
+            "summary": feed.summary(),
         }
-
-    def _summary(self, feed: Process) -> list[dict[str, Any]]:
-        now = time.monotonic()
-        read_at, found = self._summaries.get(feed, (0.0, []))
-        # It is a file: not read again each second, but once more at the end.
-        if feed.ended_at is not None or not read_at or now - read_at > _SUMMARY_EVERY_S:
-            found = described(feed.reader)
-            self._summaries[feed] = now, found
-        return found
 
 
 def _started_ns(feed: Process) -> int:

@@ -115,7 +115,8 @@ class Occasions:
         of_first = feed.identity.get("global_rank") == 0
         if of_first and feed.ended_at is not None and feed not in self._carded:
             self._carded.add(feed)
-            run.card = card_of(feed.reader, state_word(feed.life.state), 0.0) or run.card
+            state = state_word(feed.life.state)
+            run.card = card_of(feed.reader, state, 0.0, feed.extremes) or run.card
 
     def _verdicts(
         self, case: RunCase, run: _Run, page: str, now: float, leaving: bool

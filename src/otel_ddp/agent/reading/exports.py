@@ -48,7 +48,7 @@ class Exports:
                 self._ledger.drop(self._labels)
             self._series.relabel(labels)
             self._values.relabel(labels)
-            self._labels = labels
+            self._labels, process.extremes = labels, self._values.extremes
         self._values.restore(process.mark_before[0])
         for record in new.scalars:
             self._values.feed(record)
@@ -59,7 +59,6 @@ class Exports:
             self.documents.waiting += [*new.spans, *new.events]
             ended = not process.is_at_work
             self.documents.add_run(now_ns, process.life.state, process.life.ended_ns, ended=ended)
-        self._values.keep()
 
     def update_series(self, now_ns: int, *, is_newest: bool) -> None:
         """Write state and totals into the ledger.

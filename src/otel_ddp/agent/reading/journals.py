@@ -15,7 +15,7 @@ from otel_ddp import errors, files
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.documents import Devices
 from otel_ddp.agent.reading.exports import Exports
-from otel_ddp.agent.reading.logged_values import Summaries
+from otel_ddp.agent.reading.logged_values import summaries_of
 from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.process import Host, Process
 from otel_ddp.journal import layout
@@ -23,7 +23,7 @@ from otel_ddp.journal.parser import Document, Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, table
 from otel_ddp.journal.reader import CannotOpen, JournalReader
-from otel_ddp.journal.survey import with_texts
+from otel_ddp.journal.survey import told_by_agent
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -75,7 +75,8 @@ class Journals:
         self._host = host
         self._devices = devices
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
-        self._summaries: Summaries = {}
+        # What an earlier agent has committed is not read again.
+        self._summaries = summaries_of(told_by_agent(place).processes)
         self._journals: dict[Path, Exports] = {}
         self._ended: list[Ended] = []
         self._committed: Marks = {}
@@ -248,7 +249,7 @@ class Journals:
             journal = self._journals.pop(path)
             process = journal.process
             self._committed.pop(path, None)
-            described = with_texts(process.describe(), journal.reader)
+            described = process.describe_in_full()
             self._ended.append(Ended(process.labels, process.ended_at or 0.0, described))
             journal.reader.close()
 
@@ -322,7 +323,7 @@ class Journals:
 
     def describe(self) -> list[ProcessState]:
         """Every process, with its long texts."""
-        living = (with_texts(each.describe(), each.reader) for each in self.processes())
+        living = (each.describe_in_full() for each in self.processes())
         return table(self.describe_ended(), living)
 
     def describe_ended(self) -> list[ProcessState]:

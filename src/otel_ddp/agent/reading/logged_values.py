@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 from typing import NamedTuple
 
 from otel_ddp.agent.ledger import Labels, Ledger, Series
+from otel_ddp.agent.reading.process import rank_labels
 from otel_ddp.journal.parser import Journal, Name, Scalars
-from otel_ddp.journal.values import (
-    Extremes,
-    Point,
-    chosen_directions,
-    direction,
-    read_extremes,
-    write_extremes,
-)
+from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.values import Extremes, Point, chosen_directions, direction, extremes_of
 from otel_ddp.vocabulary import catalog
 
-# Beyond it a name has no summary: this much is written again whenever an extreme changes.
+# Beyond it a name has no summary: the agent's document has all of them, and is written each second.
 MOST_NAMES = 200
 
 
 class Summary:
     """The extremes of one rank, over all its attempts."""
 
-    def __init__(self) -> None:
-        self.version = 0
-        """Grows with each change."""
-        self.extremes: dict[Name, Extremes] = {}
+    def __init__(self, extremes: dict[Name, Extremes] | None = None) -> None:
+        """*extremes*: those that an earlier agent has found."""
+        self.extremes = extremes or {}
         """In the order in which the names came."""
 
     def feed(self, name: Name, value: float, step: int | None, time_ns: int) -> None:
@@ -47,11 +40,19 @@ class Summary:
             self.extremes[name] = known._replace(lowest=point)
         else:
             self.extremes[name] = known._replace(highest=point)
-        self.version += 1
 
 
 # Those of all ranks of a node: a rank that is started again goes on with its summary.
 Summaries = dict[Labels, Summary]
+
+
+def summaries_of(processes: Iterable[ProcessState]) -> Summaries:
+    """Those that an agent has written into its document."""
+    return {
+        rank_labels({**vars(each), "global_rank": each.rank}, each.node, each.pid): Summary(found)
+        for each in processes
+        if (found := extremes_of(each.summary))
+    }
 
 
 class _Entry(NamedTuple):
@@ -64,11 +65,7 @@ class _Entry(NamedTuple):
 
 
 class LoggedValues:
-    """One a process. The caller of every method holds the ledger's lock.
-
-    The extremes are written down before the values that they are of are committed. An agent that is
-    killed in between leaves values to be read again, which change nothing.
-    """
+    """One a process. The caller of every method holds the ledger's lock."""
 
     def __init__(self, reader: Journal, ledger: Ledger, summaries: Summaries) -> None:
         self.last_epoch: float | None = None
@@ -78,7 +75,6 @@ class LoggedValues:
         self._summaries = summaries
         # Of rank 0 alone: 2 series a name are little for one rank, and much for thousands.
         self._summary: Summary | None = None
-        self._kept = 0
         self._reader = reader
         self._ledger = ledger
         self._labels: Labels = ()
@@ -103,10 +99,6 @@ class LoggedValues:
         if self._restored:
             return
         self._restored = True
-        if self._summary is not None:
-            for name, extremes in read_extremes(self._reader):
-                for point in extremes:
-                    self._summary.feed(name, *point)
         for record in self._reader.latest():
             if record.position < position:
                 self._show(record)
@@ -157,22 +149,17 @@ class LoggedValues:
                 log(entry.epoch, epoch, at)
         self.too_fast += too_fast and self._ledger.keep_history
 
-    def keep(self) -> None:
-        """Write down, for the next agent and for people, which extremes have changed."""
-        summary = self._summary
-        if summary is not None and summary.version != self._kept:
-            self._kept = summary.version
-            # A full or deleted directory: only the next agent would need the file.
-            with contextlib.suppress(OSError):
-                write_extremes(self._reader, summary.extremes)
+    @property
+    def extremes(self) -> Mapping[Name, Extremes]:
+        """Those of its rank, over all attempts; none but of rank 0."""
+        return {} if self._summary is None else self._summary.extremes
 
     def best(self) -> Iterator[tuple[Name, str, Point]]:
         """The best value of each name, and which way that is."""
-        if self._summary is not None:
-            chosen = chosen_directions(self._reader)
-            for name, extremes in self._summary.extremes.items():
-                if way := direction(name.text, chosen):
-                    yield name, way, extremes.best(way)
+        chosen = chosen_directions(self._reader)
+        for name, extremes in self.extremes.items():
+            if way := direction(name.text, chosen):
+                yield name, way, extremes.best(way)
 
     def _keep_epoch(self, epoch: float | None) -> None:
         if epoch is not None:

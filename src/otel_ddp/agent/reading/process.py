@@ -21,9 +21,11 @@ from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
 from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
 from otel_ddp.journal.layout import END, EVENT
-from otel_ddp.journal.parser import Document, Journal, Record, Scalars, Steps
+from otel_ddp.journal.parser import Document, Journal, Name, Record, Scalars, Steps
 from otel_ddp.journal.process_state import ENDED, ProcessState, ended_by_parent, last_step, state_of
 from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.survey import with_texts
+from otel_ddp.journal.values import Extremes, described
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import NOT_HEARD, PHASES, STATES, phase_word, state_word
 
@@ -195,6 +197,8 @@ class Process:
         self.labels: Labels = ()
         self.life = Life(self.reader.created_ns)
         self.new = _nothing()
+        self.extremes: Mapping[Name, Extremes] = {}
+        """Of the values that its rank has logged, where this node keeps them."""
         self.mark_before = self.reader.bookmark()
         """How far its journal was read before the last poll."""
         self._devices = devices
@@ -298,6 +302,14 @@ class Process:
             return found
         # The step and phase are those of then.
         return replace(found, state=NOT_HEARD, phase_since_ns=silent_since_ns)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """The last, lowest and highest value of each name."""
+        return described(self.reader, self.extremes)
+
+    def describe_in_full(self) -> ProcessState:
+        """The same with its long texts."""
+        return with_texts(self.describe(), self.reader, self.extremes)
 
     # -- its records
 

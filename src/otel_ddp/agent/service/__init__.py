@@ -16,6 +16,7 @@ from otel_ddp.agent.service.front import Front
 from otel_ddp.agent.service.node_watch import NodeWatch
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import Place, agent_digest
+from otel_ddp.journal.survey import leave, told_by_agent
 from otel_ddp.vocabulary import catalog
 
 log = logging.getLogger("otel_ddp.agent")
@@ -103,19 +104,24 @@ class Agent:
         """Everything that is due, once."""
         self._front.moved_at = time.monotonic()
         self._read_and_judge()
-        if self._watch.journals.has_uncommitted_end():
+        an_end = self._watch.journals.has_uncommitted_end()
+        series = self._is_due("series", _SERIES_EVERY_S)
+        export = self._is_due("export", self._conf.interval_s)
+        if an_end or series:
             self._update_series()
-            self._exporter.export_at_once()
-        if self._is_due("series", _SERIES_EVERY_S):
-            self._update_series()
+        if series:
             for thread in self._front.threads():
                 thread.keep_running()
             self._watch.forget_ended(self._conf.linger_s, self._notifier.ending)
             self._check_whether_to_stop()
-            self._write_file()
         if self._is_due("connect", _CONNECT_EVERY_S):
             self._exporter.connect()
-        if self._is_due("export", self._conf.interval_s):
+        if an_end or series or export:
+            # The next agent takes the best values from it, and reads nothing that is committed.
+            self._write_file()
+        if an_end:
+            self._exporter.export_at_once()
+        elif export or (series and not self._exporter.connected):
             self._exporter.export()
         self._exporter.commit()
         self._delete_done()
@@ -127,6 +133,7 @@ class Agent:
         watch.artifacts.stop()
         self._notifier.stop()
         self._update_series()
+        self._write_file()
         exporter.export()
         self._exporter.commit()
         self._delete_done()
@@ -140,7 +147,8 @@ class Agent:
             exporter.export()
             exporter.stop()
         if self._owns_lock():
-            files.remove(self._place.agent_file, self._place.doorbell)
+            files.remove(self._place.doorbell)
+            leave(self._place, self._front.state())
 
     # -- the flow
 
@@ -270,8 +278,8 @@ def main(directory: str = "", foreground: bool = False) -> int:
     keeps_found = foreground and bool(directory)
     agent = Agent(place, conf, lock, foreground, keeps_found=keeps_found)
     startup.search_garbage_seldom()
-    # The file of an agent that was killed is not true of this one.
-    files.remove(place.agent_file)
+    # What an agent that was killed has said of itself is not true of this one.
+    leave(place, told_by_agent(place))
     agent.run()
     place.delay_start(0.0)
     return 0
