@@ -199,7 +199,7 @@ def test_values_of_another_type_are_shown_and_stop_nothing(odd: Any, place: Here
     mixed = [{**one, key: odd, "pid": at} for at, key in enumerate(one)]
     about = dict.fromkeys(("pid", "version", "scrape", "export", "remark"), odd)
     verdicts = [odd, {"who": odd}, {"who": {"run": "one"}, "sentence": odd, "since_ns": odd}]
-    told = dict.fromkeys(("notes", "links", "unreadable", "insufficient"), odd)
+    told = dict.fromkeys(("links", "unreadable", "insufficient"), odd)
     told |= {"verdicts": verdicts, "past": verdicts, "processes": [*mixed, {}, odd]}
     with locked_elsewhere(place.agent_lock):
         place.agent_file.write_text(json.dumps({"agents": [odd, about], **told}))
@@ -364,23 +364,6 @@ def test_two_living_processes_of_the_same_rank_are_reported(place: Here, tmp_pat
         f"  ! pids {first} and {second} all report as rank 0 of run sweep, and the metrics "
         "show only one of them: give each launch an OTEL_DDP_RUN of its own, or leave it out"
     ]
-
-
-def test_the_agents_notes_on_a_run_are_shown_under_it_alone(place: Here) -> None:
-    note = {"run": "mine", "group": "g", "sentence": "local rank 1 of node h records nothing"}
-    for run in ("mine", "other"):
-        otel_ddp.init(run=run, group="g").finish()
-    with locked_elsewhere(place.agent_lock):
-        agent_wrote(place, notes=[note, "odd"])
-        found = survey([place])
-
-    shown_lines = lines(found, NOW_NS)
-    assert found.notes == [note]
-    assert shown_lines.count("  ! local rank 1 of node h records nothing") == 1
-    heading = next(at for at, line in enumerate(shown_lines) if line.startswith("run mine"))
-    assert shown_lines[heading + 1] == "  ! local rank 1 of node h records nothing"
-    # Whether it still holds is unknown once the agent has ended.
-    assert survey([place]).notes == []
 
 
 def status(how: str) -> subprocess.CompletedProcess[str]:

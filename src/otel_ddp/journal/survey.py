@@ -29,7 +29,7 @@ from otel_ddp.journal.process_state import (
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.values import Extremes, described, extremes_of
 
-SCHEMA = 3
+SCHEMA = 4
 """The number of the document; docs/json.md describes each key."""
 # An agent writes its file every few seconds.
 _STOPPED_S = 20.0
@@ -50,7 +50,6 @@ class Survey:
     past: _Rows = field(default_factory=list)
     insufficient: _Rows = field(default_factory=list)
     """The runs whose ranks cannot be compared, and why."""
-    notes: _Rows = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     unserved: _Rows = field(default_factory=list)
     """The places whose processes wait for an agent."""
@@ -128,7 +127,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
         found.unreadable.extend(faults)
         found.past.extend(told.past)
         if alive:
-            for key in ("verdicts", "insufficient", "notes", "links"):
+            for key in ("verdicts", "insufficient", "links"):
                 getattr(found, key).extend(getattr(told, key))
         if alive or agent.get("pid"):
             found.agents.append(agent)

@@ -144,7 +144,6 @@ class Front:
             verdicts=judge.verdicts(),
             past=judge.past(),
             insufficient=judge.insufficient(),
-            notes=watch.silent_ranks.notes(),
             links=watch.links.describe(),
             unreadable=watch.journals.unreadable(),
         )

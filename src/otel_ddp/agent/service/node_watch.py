@@ -17,7 +17,6 @@ from otel_ddp.agent.verdicts.ends import Parents
 from otel_ddp.agent.verdicts.here import Here
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.observe import ExitCauses
-from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
 from otel_ddp.diagnosis.verdict import run_labels
 from otel_ddp.journal.parser import Document
 from otel_ddp.journal.place import Place
@@ -55,7 +54,6 @@ class NodeWatch:
             cores=self.sampling.cores,
         )
         self.links = Links(node, self.histories)
-        self.silent_ranks = SilentRanks()
 
     def threads(self) -> Iterator[KeptThread]:
         """Those that have to run."""
@@ -83,7 +81,6 @@ class NodeWatch:
         with self.ledger.lock:
             self.journals.update_series(now_ns)
             self.judge.update_series(now_ns)
-        self.silent_ranks.poll(self.journals.processes(), now_ns)
         if self.histories.keeps:
             past = [*self.judge.past_bounds(), *self.judge.past()]
             with self.ledger.lock:

@@ -168,8 +168,7 @@ def _run(
     """What is wrong with it first; then its values and ranks, and what is over."""
     verdicts = [each for each in found.verdicts if of_run(each["who"]) == run]
     trouble = [each for each in verdicts if each.get("kind") not in HARMLESS_VERDICTS]
-    notes = [cell(each.get("sentence"), "?") for each in found.notes if of_run(each) == run]
-    notes += _duplicate_ranks(found, run)
+    notes = [*_duplicate_ranks(found, run)]
     alive = [each for each in found.agents if each["alive"]]
     yield Line(heading(run, processes), "bold")
     for verdict in verdicts:
