@@ -33,9 +33,11 @@ def process(tmp_path: Path) -> Iterator[Made]:
     """Makes a process of this rank and world, alive or not, and maybe with a lead."""
     written: list[Any] = []
 
-    def make(rank: int, world_size: int, *, alive: bool = True, knows: bool = True) -> Process:
+    def make(
+        rank: int, world_size: int, *, alive: bool = True, knows: bool = True, run: str = "r"
+    ) -> Process:
         folder = tmp_path / str(len(written))
-        made = ReadRank(folder, rank, "node-0", world_size=world_size)
+        made = ReadRank(folder, rank, "node-0", world_size=world_size, run=run)
         written.append(made)
         made.writer.document(layout.FACTS, {lead.FACT: NAMED} if knows else {})
         made.alive = alive
@@ -121,6 +123,22 @@ def test_a_lead_stays_one_when_rank_0_has_gone_until_another_attempt(
 
         (told,) = links.describe()
         assert ("this agent leads the run" in told["sentence"]) is not again
+    finally:
+        links.stop()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_next_run_with_the_same_named_lead_has_its_link_at_once(
+    process: Made, rank: int
+) -> None:
+    links = Links("node-0", cast(Any, Kept()))
+    ended, now = process(rank, 4, alive=False), process(rank, 4, run="next")
+    try:
+        for here in ([ended], [ended, now], [now, ended]):
+            links.poll(here)
+
+        (told,) = links.describe()
+        assert told["run"] == "next"
     finally:
         links.stop()
 

@@ -78,10 +78,10 @@ class LinkThread:
                 with self._lock:
                     wanted = set() if self._ends else set(self._jobs)
                     ends = self._ends
+                # They may hold the port of a new one.
+                await _cancelled([running.pop(job) for job in running.keys() - wanted])
                 for job in wanted - running.keys():
                     running[job] = asyncio.create_task(_kept(job))
-                unwanted = [running.pop(job) for job in running.keys() - wanted]
-                await _cancelled(unwanted)
                 if ends:
                     await _leftovers()
                     return

@@ -126,15 +126,16 @@ class Links:
         by_run.update({run: [] for run in self._open.keys() - by_run.keys()})
         self._at_work_ns = {run: at for run, at in self._at_work_ns.items() if run in by_run}
         self._why_alone = {run: why for run, why in self._why_alone.items() if run in by_run}
+        at_work = (run for run, of in by_run.items() if any(each.is_at_work for each in of))
+        self._at_work_ns |= dict.fromkeys(at_work, now_ns)
         for run, sources in by_run.items():
             self._update(run, sources, now_ns)
         for run, each in self._open.items():
             each.link.poll(by_run[run], now_ns)
 
     def _update(self, run: Labels, sources: Collection[Process], now_ns: int) -> None:
-        if any(each.is_at_work for each in sources):
-            self._at_work_ns[run] = now_ns
-        elif now_ns - self._at_work_ns.get(run, 0) > _AFTER_END_NS:
+        over_for_ns = now_ns - self._at_work_ns.get(run, 0)
+        if over_for_ns > _AFTER_END_NS:
             self._close(run)
             return
         if not sources:
@@ -150,6 +151,17 @@ class Links:
             known.wanted == wanted or known.still_leads(sources, wanted.fact)
         ):
             return
+        # Runs whose lead a user has named share its port and token, one after the other.
+        before = [
+            other
+            for other, each in self._open.items()
+            if other != run and each.wanted.fact.secret == wanted.fact.secret
+        ]
+        if before and over_for_ns:
+            return
+        for other in before:
+            if self._at_work_ns.get(other) != now_ns:
+                self._close(other)
         # The first link of the run; or a new attempt, which may have another lead.
         self._close(run)
         if wanted.world_size > _MOST_RANKS:
