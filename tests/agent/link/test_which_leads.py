@@ -132,9 +132,10 @@ def test_the_next_run_with_the_same_named_lead_has_its_link_at_once(
     process: Made, rank: int
 ) -> None:
     links = Links("node-0", cast(Any, Kept()))
-    ended, now = process(rank, 4, alive=False), process(rank, 4, run="next")
+    before, ended = process(rank, 4), process(rank, 4, alive=False)
+    now = process(rank, 4, run="next")
     try:
-        for here in ([ended], [ended, now], [now, ended]):
+        for here in ([before], [ended, now], [now, ended]):
             links.poll(here)
 
         (told,) = links.describe()
