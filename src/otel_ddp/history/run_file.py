@@ -59,13 +59,11 @@ class Table:
         self.name, self.columns = name, columns
         marks = ", ".join("?" * (len(columns) + 2))
         # Of each column: old and new together.
-        self._both = [_RULES.get(column, _ADDED).format(column) for column in columns]
-        updates = ", ".join(self._both)
+        updates = ", ".join(_RULES.get(column, _ADDED).format(column) for column in columns)
         named = f"INTO {name} (series, start, {', '.join(columns)})"
         into = f"{named} VALUES ({marks})"
         conflict = f"ON CONFLICT (series, start) DO UPDATE SET {updates}"
-        self._insert = f"INSERT {into}"
-        self.upsert = f"{self._insert} {conflict}"
+        self.upsert = f"INSERT {into} {conflict}"
         self.replace = f"INSERT OR REPLACE {into}"
         # Of each bucket that does not begin a wider one: added to the one that does.
         others = f"FROM {name} WHERE series = :series AND start % :width <> 0"
@@ -74,16 +72,11 @@ class Table:
             f"{others} {conflict}"
         )
         self.delete_summed_up = f"DELETE {others}"
-
-    def renew(self, attempt_ns: int) -> str:
-        """As `upsert`, but what an earlier attempt than this one has put into a bucket goes."""
         # A wide bucket may hold steps before those that are done again.
-        goes = f"last_ns < {attempt_ns:d} AND excluded.first <= first"
-        updates = ", ".join(
-            both.replace("= ", f"= CASE WHEN {goes} THEN excluded.{column} ELSE ", 1) + " END"
-            for column, both in zip(self.columns, self._both, strict=True)
+        self.delete_abandoned = (
+            f"DELETE FROM {name} WHERE series = :series AND start > :step - :width "
+            "AND first >= :step AND last_ns < :attempt_ns"
         )
-        return f"{self._insert} ON CONFLICT (series, start) DO UPDATE SET {updates}"
 
 
 _SUMS, _STEPS = Table("sums", SUM_COLUMNS), Table("steps", STEP_COLUMNS)
@@ -230,8 +223,8 @@ class RunFile:
     ) -> None:
         """Add all this, or nothing: raises sqlite3.Error.
 
-        *attempt_ns*: when the present attempt began; what an earlier one did in
-        the same steps goes.
+        *attempt_ns*: when the present attempt began; what an earlier one did from its first step
+        on goes.
         """
         with self._transaction():
             self._add(_SUMS, values, attempt_ns)
@@ -272,12 +265,15 @@ class RunFile:
             if series is None:
                 continue
             id, width = series.id, series.width
+            if new := [each.first for each in buckets.values() if each.last_ns >= attempt_ns > 0]:
+                again = {"series": id, "width": width, "step": min(new), "attempt_ns": attempt_ns}
+                self._db.execute(table.delete_abandoned, again)
             rows += [(id, start - start % width, *each.row()) for start, each in buckets.items()]
             # Counted as if all were new; the exact number is asked for when it matters.
             series.buckets += len(buckets)
             touched.append(series)
         # One call for all series: a run may have thousands.
-        self._db.executemany(table.upsert if attempt_ns == 0 else table.renew(attempt_ns), rows)
+        self._db.executemany(table.upsert, rows)
         share = _MOST_BUCKETS // max(len(self._series), 1)
         most = max(_FEWEST_OF_SERIES, min(MOST_OF_SERIES, share))
         for series in touched:
