@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -184,3 +185,21 @@ def test_what_programs_are_told_on_each_node_is_what_the_schemas_describe(
     assert found["stacks"]["processes"][0]["node"] == ("node-1" if number == 0 else "")
     assert len(found["runs"]["runs"][0]["nodes"]) == 2 - number
     assert {"straggler", "stall"} <= {each["kind"] for each in found["report"]["verdicts"]}
+
+
+def test_an_agent_that_is_ended_with_its_job_tells_the_lead_how_its_ranks_ended(
+    run: TwoNodes,
+) -> None:
+    lead, other = run.nodes
+    agent = int(other.agent()["pid"])
+    pids = [each["pid"] for each in other.processes() if each["state"] == "running"]
+    assert len(pids) == 2
+
+    for pid in (agent, *pids):
+        os.kill(pid, signal.SIGTERM)
+    until(lambda: other.place.agent_pid() != agent, "the end of the agent")
+
+    def ends() -> dict[int, str]:
+        return {each["rank"]: each["state"] for each in lead.processes() if each["rank"] > 1}
+
+    until(lambda: ends() == {2: "killed", 3: "killed"}, "the ends of its ranks on node-0")

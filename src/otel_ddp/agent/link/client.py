@@ -33,6 +33,7 @@ _MOST_PENDING_BYTES = 8 << 20
 _MOST_PENDING = 128
 _CONNECT_WITHIN_S = 2.0
 _ANSWER_WITHIN_S = 5.0
+_FLUSH_WITHIN_S, _FLUSH_LOOK_S = 1.0, 0.01
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 5.0
 # A lead that takes each link and cuts it at once is tried ever less often too.
@@ -106,6 +107,12 @@ class LinkClient:
         wake = self._wake
         if wake is not None:
             self._thread.call(wake.set)
+
+    def flush(self) -> None:
+        """Wait until all reports are confirmed, for a moment, and only while there is a link."""
+        until = time.monotonic() + _FLUSH_WITHIN_S
+        while self.is_connected and self._pending.after(0) and time.monotonic() < until:
+            time.sleep(_FLUSH_LOOK_S)
 
     def take(self) -> list[Any]:
         """The answers since the last call that say more than that a report has come."""

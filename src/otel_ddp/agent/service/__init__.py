@@ -24,6 +24,7 @@ log = logging.getLogger("otel_ddp.agent")
 _SERIES_EVERY_S = 1.0
 _CONNECT_EVERY_S = 15.0
 _BROKEN_HOLD_S = 10.0
+_ENDS_WITHIN_S = 2.0
 
 
 class Agent:
@@ -129,6 +130,7 @@ class Agent:
     def _end(self) -> None:
         log.info("leaving: %s", self._stop_reason or "an error")
         watch, exporter = self._watch, self._exporter
+        self._wait_for_ends()
         self._read_and_judge(leaving=True)
         watch.artifacts.stop()
         self._notifier.stop()
@@ -149,6 +151,13 @@ class Agent:
         if self._owns_lock():
             files.remove(self._place.doorbell)
             leave(self._place, self._front.state())
+
+    def _wait_for_ends(self) -> None:
+        """A job on several nodes may be ended with its agents: each tells the lead how."""
+        until = time.monotonic() + _ENDS_WITHIN_S
+        while self._watch.has_shared_work() and time.monotonic() < until:
+            startup.wait(self._doorbell, self._watch.exit_causes.handles())
+            self._read_and_judge()
 
     # -- the flow
 

@@ -46,6 +46,7 @@ class _Link(Protocol):
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
+    def flush(self) -> None: ...
     def poll(self, here: Collection[Process], now_ns: int) -> None:
         """Take in what is new. *here*: the processes of the run on this node."""
         ...
@@ -207,6 +208,11 @@ class Links:
         for each in self._open.values():
             yield from each.link.sources()
 
+    def any_at_work(self, here: Collection[Process]) -> bool:
+        """Whether a process of a run with a link is at work."""
+        linked = [each for each in here if run_labels(each.labels) in self._open]
+        return any(each.is_at_work for each in (*linked, *self.sources()))
+
     def elsewhere(self) -> list[ProcessState]:
         """The processes of other nodes, for people."""
         return [each.describe() for each in islice(self.sources(), _MOST_SHOWN)]
@@ -246,7 +252,9 @@ class Links:
         return found + unled
 
     def stop(self) -> None:
-        """Close all links."""
+        """Close all links, once the leads have what was reported last."""
+        for each in self._open.values():
+            each.link.flush()
         for run in list(self._open):
             self._close(run)
         if self._thread is not None:
