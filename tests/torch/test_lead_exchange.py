@@ -16,6 +16,7 @@ from otel_ddp.identity.identity import GroupFacts, resolve
 from otel_ddp.identity.own_addresses import addresses_here
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import process_group
+from shortages import no_threads
 
 # Importing it makes the backend known.
 assert fake_pg
@@ -108,6 +109,14 @@ def test_what_is_no_lead_leaves_another_rank_without_one_and_with_its_name(store
     store.set(LEAD, "[" * 5000)
 
     assert asked(TWO_BY_HAND, 1) == GroupFacts(1, 2, "made")
+
+
+def test_a_rank_that_can_start_no_thread_agrees_with_no_other(store: Any) -> None:
+    with no_threads():
+        found = asked(TWO_BY_HAND, 1)
+
+    assert found == GroupFacts(1, 2, None)
+    assert store.num_keys() == 0
 
 
 def test_ranks_of_an_older_version_give_their_run_its_name(store: Any) -> None:

@@ -120,7 +120,11 @@ def _within_limit(
             log.info("The process group's store cannot agree on a run: %s", error)
 
     thread = threading.Thread(target=ask, name="otel-ddp-agree", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        log.warning("The process group's store is not asked: no thread can be started (%s).", error)
+        return found
     thread.join(_LONGEST_WAIT_S)
     if thread.is_alive():
         log.warning("The process group's store did not answer within %g s.", _LONGEST_WAIT_S)
