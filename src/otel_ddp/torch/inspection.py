@@ -60,8 +60,8 @@ def of_tensor(tensor: Any, name: str) -> Any:
         return getattr(_Base, name).__get__(tensor)
 
 
-# What begins a backward, and the name of the argument that it begins at.
-_BEGIN = {torch.autograd.backward.__code__: "tensors", torch.autograd.grad.__code__: "outputs"}
+# What begins a backward.
+_BACKWARD, _GRAD = torch.autograd.backward.__code__, torch.autograd.grad.__code__
 # The code of torch that every call of a module passes through. Private.
 CALL_MODULE = nn.Module._wrapped_call_impl.__code__
 
@@ -81,18 +81,16 @@ def times_called(frame: FrameType | None, code: Any) -> int:
     return [each.f_code for each in outward(frame)].count(code)
 
 
-def roots_of_backward(frame: FrameType | None) -> tuple[tuple[Any, ...], bool]:
-    """What the backward that leads to a frame begins at; whether it adds its gradients up.
+def roots_of_backward(frame: FrameType | None) -> tuple[Any, ...] | None:
+    """What the backward that leads to a frame begins at; None for one of `torch.autograd.grad`.
 
-    It is the outermost one: reentrant checkpointing calls another one inside of it. One of
-    `torch.autograd.grad` returns its gradients.
+    It is the outermost one: reentrant checkpointing calls another one inside of it.
     """
-    called = next((each for each in outward(frame)[::-1] if each.f_code in _BEGIN), None)
-    if called is None:
-        return (), False
-    name = _BEGIN[called.f_code]
-    roots = called.f_locals.get(name, ())
-    return tuple(roots) if type(roots) in (tuple, list) else (roots,), name == "tensors"
+    begun = [each for each in outward(frame) if each.f_code in (_BACKWARD, _GRAD)]
+    if not begun or begun[-1].f_code is _GRAD:
+        return None
+    roots = begun[-1].f_locals.get("tensors", ())
+    return tuple(roots) if type(roots) in (tuple, list) else (roots,)
 
 
 def module_calls(frame: FrameType | None) -> list[dict[str, Any]]:

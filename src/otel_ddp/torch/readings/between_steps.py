@@ -63,7 +63,7 @@ class StepOptions(NamedTuple):
     speaks: bool = True
     """Whether this rank warns of what is not measured."""
     reads_loss: bool = True
-    """Whether the loss that the model returns is read: a trainer may log another by that name."""
+    """Whether the loss is read: a trainer may log another by that name."""
     settle: Callable[[], bool] | None = None
     """Asks the process group which rank this is; true once there is nothing more to ask."""
 
@@ -151,15 +151,20 @@ class Readings:
         self._flops.forward_began(watched, module, args, kwargs)
 
     def forward_ended(self, watched: WatchedModel, module: nn.Module, output: Any) -> None:
-        """End the count, and read the loss."""
+        """End the count, and read the loss where the backward of this forward begins."""
         if watched.flops_per_unit is None and watched.forwards <= COUNTED_FORWARD:
             self._reentrant |= capabilities.checkpoints_reentrantly(output)
         self._flops.forward_ended(watched, module, output is not None)
         model_hooks.watch_wrapping_ddp(watched, self._stepper)
         if self._stepper.sampled.wants_loss:
             self._stepper.sampled.wants_loss = False
-            self._loss.read(watched, output, self._stepper.seen, capabilities.world_size())
-            self._stepper.sampled.wants_backward = self._loss.missing == "no_loss"
+            averages = watched.is_ddp or capabilities.is_sharded(module)
+            self._loss.ask(
+                self._stepper.seen,
+                divided=watched.divided_loss,
+                averages=averages or capabilities.world_size() == 1,
+            )
+            self._stepper.sampled.wants_backward = not watched.divided_loss
 
     def backward_began(self) -> None:
         """Read the loss that it begins at."""
@@ -168,13 +173,11 @@ class Readings:
         if self._loss.is_of(stepper.seen) and not capturing:
             # Autograd calls us in a thread of its own, while the loop's waits in its call. No local
             # keeps the frame: it may be this one, and would hold itself and the graph.
-            more = self._loss.read_roots(
-                *inspection.roots_of_backward(
-                    sys._current_frames().get(stepper.calls.forward_thread)
-                ),
-                stepper.seen,
-                has_scaler=self._options.scaler is not None or stepper.seen.float16,
+            roots = inspection.roots_of_backward(
+                sys._current_frames().get(stepper.calls.forward_thread)
             )
+            # A penalty of gradients and an inner loop come before the loss itself.
+            more = roots is None or self._loss.read_roots(roots, stepper.seen)
         stepper.sampled.wants_backward = more
 
     def forward_interrupted(self) -> None:
@@ -288,9 +291,9 @@ class Readings:
         self._offer_loss()
 
     @errors.contained()
-    def _offer_loss(self, ends: bool = False) -> None:
-        found = self._loss.pop(ends)
-        if self._loss.of_backward and self._stepper.end.has_several_losses():
+    def _offer_loss(self) -> None:
+        found = self._loss.pop()
+        if self._stepper.end.has_several_losses():
             self._loss.missing = "several_losses"
             self._kept_back.clear()
         elif found is not None:
@@ -300,7 +303,7 @@ class Readings:
             self._kept_back.append((loss, max(0, number), time.time_ns()))
         kept_ns = time.time_ns() - self._kept_back[0][2] if self._kept_back else 0
         enough = self._stepper.seen.steps >= _STEPS_TO_KEEP_BACK or kept_ns >= _NS_TO_KEEP_BACK
-        if enough or not self._loss.of_backward:
+        if enough:
             self._record_losses()
 
     def _record_losses(self) -> None:
@@ -369,8 +372,7 @@ class Readings:
         self._own_collectives.take_off()
         if self._updates is not None:
             self._updates.take_off()
-        # A program that ends because its loss is lost has no further step.
-        self._offer_loss(ends=True)
+        self._offer_loss()
         self._record_losses()
         if not self._warned and (self._stepper.seen.forwards or self._stepper.seen.steps):
             self.report()

@@ -112,7 +112,7 @@ def _comm_wait(models: list[nn.Module], world_size: int, hidden_waits: str) -> s
         return "replica_groups"
     if world_size <= 1:
         return ""
-    if any(_is_sharded(each) for model in models for each in model.modules()):
+    if any(is_sharded(each) for model in models for each in model.modules()):
         return "fsdp"
     if any(isinstance(e, nn.SyncBatchNorm) for model in models for e in model.modules()):
         return "sync_batch_norm"
@@ -133,7 +133,8 @@ def _arrivals() -> str:
     return "" if json.loads(text or "{}").get("pg_status") else "no_recorder"
 
 
-def _is_sharded(module: nn.Module) -> bool:
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP shards this module."""
     # By name: importing FSDP would cost programs that do not use it.
     return any(
         base.__name__ in ("FSDPModule", "FullyShardedDataParallel") for base in type(module).__mro__

@@ -1,19 +1,16 @@
-"""The loss that a model returns, or that backward begins at; where there is none, why."""
+"""The loss that backward begins at; where there is none, why."""
 
 from __future__ import annotations
 
-import math
-import os
 import weakref
-from collections import OrderedDict, UserDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.optim import SGD
@@ -23,29 +20,8 @@ import otel_ddp
 from conftest import Here, Journal
 from extras import newer_torch
 from otel_ddp.torch.readings import between_steps
-from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
-
-
-class Pair(NamedTuple):
-    logits: torch.Tensor
-    error: torch.Tensor
-
-
-@dataclass
-class Plain:
-    loss: torch.Tensor
-
-
-@dataclass
-class ModelOutput(OrderedDict[str, Any]):
-    """Like those of transformers: a dataclass, and a dictionary of what it was given."""
-
-    loss: torch.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self["loss"] = self.loss
 
 
 class Returns(nn.Linear):
@@ -61,50 +37,6 @@ class Returns(nn.Linear):
         return self.make(self.logits, self.loss)
 
 
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda logits, loss: loss, ""),
-        (lambda logits, loss: {"loss": loss}, ""),
-        (lambda logits, loss: (logits, loss), ""),
-        (lambda logits, loss: (loss, logits), ""),
-        (lambda logits, loss: [logits, loss, None, "text"], ""),
-        (lambda logits, loss: Pair(logits, loss), ""),
-        (lambda logits, loss: UserDict(loss=loss), ""),
-        (lambda logits, loss: Plain(loss), ""),
-        (lambda logits, loss: ModelOutput(loss), ""),
-        (lambda logits, loss: (loss, loss.detach(), torch.tensor(3)), ""),
-        (lambda logits, loss: (loss, loss * 2), ""),
-        (lambda logits, loss: logits, "no_loss"),
-        (lambda logits, loss: (logits, None), "no_loss"),
-        # What a critic thinks of one state is a vector of one.
-        (lambda logits, loss: (logits, loss.reshape(1)), "no_loss"),
-    ],
-)
-def test_of_the_numbers_that_a_model_returns_the_one_that_backward_begins_at_is_the_loss(
-    place: Here, make: Any, reason: str
-) -> None:
-    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
-    model = Returns(make)
-    optimizer = SGD(model.parameters(), lr=0.01)
-    otel_ddp.instrument(model)
-
-    seen = {}
-    for step in range(1, 5):
-        model(INPUT)
-        seen[step] = float(model.loss.detach())
-        # No backward that adds its gradients up: that one may begin at any number.
-        torch.autograd.grad(model.loss, model.parameters())
-        optimizer.step()
-    otel_ddp.finish()
-
-    journal = place.only()
-    # Asked for after each step, and taken from the next forward.
-    assert losses(journal) == ({} if reason else {step: seen[step] for step in (2, 3, 4)})
-    assert journal.facts["capability"]["loss"] == reason
-    assert journal.total(catalog.TRAINING_MICRO_BATCHES) == 4
-
-
 class Temperature(nn.Linear):
     """Returns its logits and, as CLIP does, by how much they are to be multiplied."""
 
@@ -116,28 +48,25 @@ class Temperature(nn.Linear):
         return super().forward(inputs), self.log_scale.exp()
 
 
-def part(returns: Callable[..., Any] = lambda logits, loss: (logits, loss)) -> nn.Module:
+def part() -> nn.Module:
     """Returns its logits and a number, which may be a part of the loss."""
-    return Returns(returns)
+    return Returns(lambda logits, loss: (logits, loss))
 
 
 @pytest.mark.parametrize(
-    ("made", "root_of", "is_returned"),
+    ("made", "root_of"),
     [
         # The mean of two losses, each of which uses the temperature.
-        (Temperature, lambda logits, scale: ((logits * scale).mean() + scale.square()) / 2, False),
+        (Temperature, lambda logits, scale: ((logits * scale).mean() + scale.square()) / 2),
         # A VQ-VAE and a mixture of experts.
-        (part, lambda logits, number: logits.abs().mean() + number, False),
-        (part, lambda logits, number: logits.abs().mean() + 0.01 * number, False),
-        (part, lambda logits, number: -number, False),
-        (lambda: part(lambda logits, loss: Plain(loss)), lambda loss: loss + 1.0, False),
-        # Backward begins at a share of what was returned, as with accumulation.
-        (part, lambda logits, number: number / 4, True),
-        (part, lambda logits, number: sum([number.double()]) / 2, True),
+        (part, lambda logits, number: logits.abs().mean() + number),
+        (part, lambda logits, number: logits.abs().mean() + 0.01 * number),
+        (part, lambda logits, number: -number),
+        (part, lambda logits, number: number),
     ],
 )
-def test_a_number_that_a_model_returns_is_the_loss_only_if_backward_begins_at_it(
-    place: Here, monkeypatch: pytest.MonkeyPatch, made: Any, root_of: Any, is_returned: bool
+def test_the_loss_is_what_backward_begins_at_whatever_the_model_returns(
+    place: Here, monkeypatch: pytest.MonkeyPatch, made: Any, root_of: Any
 ) -> None:
     monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
     model = made()
@@ -146,66 +75,19 @@ def test_a_number_that_a_model_returns_is_the_loss_only_if_backward_begins_at_it
 
     seen, freed = {}, []
     for step in range(1, 5):
-        output = model(INPUT)
-        returned = output if type(output) is tuple else (output.loss,)
+        returned = model(INPUT)
         root = root_of(*returned)
-        seen[step] = float((returned[-1] if is_returned else root).detach())
+        seen[step] = float(root.detach())
         root.backward(retain_graph=True)
         optimizer.step()
         freed.append(weakref.ref(returned[0]))
-    del output, returned, root
+    del returned, root
     model.loss = model.logits = None
     otel_ddp.finish()
 
     assert losses(place.only()) == {step: seen[step] for step in (2, 3, 4)}
-    # What was noted holds no graph.
+    # What was read holds no graph.
     assert [each() for each in freed] == [None] * 4
-
-
-@pytest.mark.parametrize("scales", [True, False])
-def test_a_multiple_of_what_a_model_returns_is_a_scaled_loss_only_beside_a_scaler(
-    place: Here, monkeypatch: pytest.MonkeyPatch, scales: bool
-) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
-    model = part()
-    optimizer = SGD(model.parameters(), lr=0.001)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scales)
-    otel_ddp.instrument(model, scaler=scaler if scales else None)
-
-    seen = {}
-    for step in range(1, 5):
-        _, number = model(INPUT)
-        seen[step] = float(number.detach())
-        # Without a scaler, as an advantage times the logarithm of a probability.
-        (scaler.scale(number) if scales else -2.5 * number).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    otel_ddp.finish()
-
-    journal = place.only()
-    assert losses(journal) == ({step: seen[step] for step in (2, 3, 4)} if scales else {})
-    assert journal.facts["capability"]["loss"] == ("" if scales else "scaled_loss")
-
-
-def test_a_loss_that_ends_a_program_before_its_backward_is_recorded(
-    place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
-    model = part(lambda logits, loss: (logits.sum(), loss))
-    optimizer = SGD(model.parameters(), lr=0.01)
-    otel_ddp.instrument(model)
-
-    for step in range(1, 5):
-        _, loss = model(INPUT * (step if step < 4 else float("nan")))
-        if loss.isnan():
-            break
-        loss.backward()
-        optimizer.step()
-    otel_ddp.finish()
-
-    found = losses(place.only())
-    assert found.keys() == {2, 3, 4}
-    assert math.isnan(found[4])
 
 
 def losses(journal: Journal) -> dict[int | None, float]:
@@ -218,10 +100,14 @@ def losses(journal: Journal) -> dict[int | None, float]:
     }
 
 
-def sampled(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, SGD]:
+def sampled(
+    monkeypatch: pytest.MonkeyPatch, wrap: Callable[[nn.Module], nn.Module] | None = None
+) -> tuple[nn.Module, SGD]:
     """A model that returns no loss, of which each step is looked at, and its optimizer."""
     monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
-    model = nn.Linear(4, 1)
+    model: nn.Module = nn.Linear(4, 1)
+    if wrap is not None:
+        model = wrap(model)
     otel_ddp.instrument(model)
     return model, SGD(model.parameters(), lr=0.01)
 
@@ -331,12 +217,14 @@ def test_of_several_batches_of_a_step_it_is_the_loss_of_the_first(
     assert losses(place.only()) == {step: seen[step] for step in (2, 3)}
 
 
-@pytest.mark.parametrize(("ranks", "found"), [(1, [2, 3, 5]), (2, [])])
+@pytest.mark.parametrize(
+    ("ranks", "sharded", "found"), [(1, False, [2, 3, 5]), (2, True, [2, 3, 5]), (2, False, [])]
+)
 def test_of_shares_of_a_step_it_is_their_sum_unless_ranks_may_share_it_too(
-    place: Here, monkeypatch: pytest.MonkeyPatch, ranks: int, found: list[int]
+    place: Here, monkeypatch: pytest.MonkeyPatch, ranks: int, sharded: bool, found: list[int]
 ) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    model, optimizer = sampled(monkeypatch)
+    model, optimizer = sampled(monkeypatch, fully_shard if sharded else None)
     # In bfloat16, as most accumulate.
     precision = torch.autocast("cpu", torch.bfloat16)
 
@@ -426,33 +314,6 @@ def test_two_backwards_of_one_forward_have_no_loss_that_is_the_loss(
     journal = place.only()
     assert losses(journal) == ({} if reason else {step: seen[step] for step in (2, 3)})
     assert journal.facts["capability"]["loss"] == reason
-
-
-def test_the_losses_of_samples_are_no_loss_and_that_of_a_transformed_model_is(
-    place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
-    model = Returns(lambda logits, loss: loss)
-    optimizer = SGD(model.parameters(), lr=0.01)
-    otel_ddp.instrument(model)
-
-    seen = {}
-    for step in range(1, 7):
-        weights = {name: each.detach() for name, each in model.named_parameters()}
-        work = torch.func.grad_and_value(lambda w, x: torch.func.functional_call(model, w, (x,)))
-        if step > 3:
-            work = torch.func.vmap(work, in_dims=(None, 0))
-        gradients, loss = work(weights, INPUT)
-        if step <= 3:
-            seen[step] = float(loss)
-        for name, each in model.named_parameters():
-            each.grad = gradients[name].sum(0) if step > 3 else gradients[name]
-        optimizer.step()
-    otel_ddp.finish()
-
-    journal = place.only()
-    assert losses(journal) == {step: seen[step] for step in (2, 3)}
-    assert journal.facts["capability"]["loss"] == "no_loss"
 
 
 @newer_torch("DTensor of that name")
