@@ -456,8 +456,7 @@ def test_a_run_opens_in_a_working_directory_that_is_gone(
     with otel_ddp.init() as run:
         run.log({"loss": 1.0}, step=1)
 
-    facts = place.only().facts
-    assert (facts["script"], facts["folder"]) == ("train.py", "")
+    assert place.only().facts["script"] == "train.py"
 
 
 def test_other_arguments_of_a_second_init_give_a_warning(

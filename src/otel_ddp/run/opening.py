@@ -121,8 +121,6 @@ def program_facts() -> dict[str, Any]:
         # With the last folder: of two runs, both may be of a `train.py`.
         "script": os.path.join(os.path.basename(folder), os.path.basename(script)),
         "git_sha": revision(script) if script else "",
-        # For the agent alone, which asks git about it.
-        "folder": folder,
         "python": ".".join(map(str, sys.version_info[:3])),
         **surroundings(),
     }

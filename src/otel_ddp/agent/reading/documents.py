@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from otel_ddp.agent.ledger import Labels
@@ -139,12 +134,11 @@ _RESTS_NS = 2 * 10**9
 
 
 class RunDescription:
-    """Of one rank 0. What the agent finds out by itself arrives a little later."""
+    """Of one rank 0."""
 
     def __init__(self, reader: Journal, devices: Devices) -> None:
         self._reader = reader
         self._devices = devices
-        self._git: GitState | None = None
         self._sent: dict[str, Any] = {}
         self._seen: dict[str, Any] = {}
         self._since_ns = 0
@@ -161,7 +155,6 @@ class RunDescription:
         found = {
             **{key: identity.get(key) for key in _OF_IDENTITY},
             **{key: facts.get(key) for key in _OF_PROGRAM},
-            "git_dirty": self._git.dirty if self._git is not None else "",
             **{key: facts.get(key) for key in _OF_ENVIRONMENT},
             "gpu_driver": driver.get("gpu_driver"),
             "gpus": _counted(driver.get("gpus") or ()),
@@ -192,7 +185,7 @@ class RunDescription:
 
         An agent that starts again sends all of it once more.
         """
-        known, reader = self._is_known(), self._reader
+        reader = self._reader
         # OTLP has no None, and "not set" is a setting too.
         config = {
             f"config.{key}": "None" if value is None else value
@@ -203,7 +196,7 @@ class RunDescription:
         content = {**config, **more}
         if content != self._seen:
             self._seen, self._since_ns = content, now_ns
-        rests = known and now_ns - self._since_ns >= _RESTS_NS
+        rests = now_ns - self._since_ns >= _RESTS_NS
         if content == self._sent or not (rests or ended):
             return
         self._sent = content
@@ -221,15 +214,6 @@ class RunDescription:
             }
             yield Document(EVENT, record, reader.position)
 
-    def _is_known(self) -> bool:
-        """Whether nothing is being found out any more."""
-        if self._git is None:
-            facts = self._reader.facts
-            if "script" not in facts:
-                return True
-            self._git = GitState(str(facts.get("folder") or "") if facts.get("git_sha") else "")
-        return self._git.known()
-
 
 def _counted(gpus: Any) -> str:
     """8 x NVIDIA H100 80GB HBM3: the node's boards, not their parts."""
@@ -245,58 +229,3 @@ def label_text(value: Any) -> str:
         return str(value).lower()
     word, longest = str(value), catalog.LONGEST_LABEL
     return word if len(word) <= longest else f"{word[: longest - 1]}…"
-
-
-# -- what git knows
-
-# A slow file system: then it is not known.
-_PATIENCE_S = 10.0
-
-
-class GitState:
-    """Of one folder. An agent asks; a training process starts no program."""
-
-    def __init__(self, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._give_up_at = clock() + _PATIENCE_S
-        self._asked = _ask(folder) if folder else None
-        self.dirty = ""
-        """`true` or `false`; empty where it is not known."""
-
-    def known(self) -> bool:
-        """Whether there is nothing to wait for any more."""
-        asked = self._asked
-        if asked is None:
-            return True
-        if asked.poll() is None:
-            if self._clock() < self._give_up_at:
-                return False
-            asked.kill()
-            asked.wait()
-        elif asked.returncode in (0, 1):
-            self.dirty = "true" if asked.returncode else "false"
-        self._asked = None
-        return True
-
-
-def _ask(folder: str) -> subprocess.Popen[bytes] | None:
-    with contextlib.suppress(OSError, ValueError):
-        repository = next(
-            (each for each in (Path(folder), *Path(folder).parents) if (each / ".git").exists()),
-            None,
-        )
-        # A repository may name programs that git runs: never those of another user.
-        if repository is None or (repository / ".git").stat().st_uid != os.geteuid():
-            return None
-        return subprocess.Popen(
-            [
-                *("git", "-C", str(repository), "-c", "core.fsmonitor=false"),
-                *("diff", "--quiet", "--no-ext-diff", "--no-textconv", "HEAD", "--"),
-            ],
-            # It must not take the lock that a person's git in this folder may need.
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    return None
