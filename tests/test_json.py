@@ -18,7 +18,7 @@ PINNED = {
     ("runs", 1): "f9c6391d476ca850",
     ("report", 4): "edf62f26ea9083ec",
     ("goodput", 2): "3a03bd34386c8fdc",
-    ("compare", 2): "08b9abb7886c0770",
+    ("compare", 3): "3d4e2b07371e3ff8",
     ("stacks", 1): "add94b0d7e572e29",
     ("verdicts", 1): "b6ccb70bd453c0a6",
     ("curves", 1): "da1afd1dc3be4d0d",

@@ -1,58 +1,54 @@
-"""otel-ddp compare: tells what differs between two runs, and fails a job if it is too much."""
+"""otel-ddp compare: tells what differs between two runs, and fails a job if one is worse."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import print_answer, print_json
 from otel_ddp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from otel_ddp.history.compare.result import Comparison, Kept
+    from otel_ddp.history.compare.result import Comparison
 
-OK, EXCEEDED, CANNOT = 0, 1, 2
+OK, WORSE, CANNOT = 0, 1, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compare two runs: step time, the time in each phase, and every value that both have "
         "logged. A run is its name, a history, or a folder with one run; or several of these with "
-        "commas between them. Exit status: 0, 1 if a limit of --fail-if is exceeded, 2 if the runs "
+        "commas between them. Exit status: 0, 1 if B is worse with --fail-if-worse, 2 if the runs "
         "cannot be compared."
     )
     parser.add_argument("a", metavar="A", help="the run to compare with")
     parser.add_argument("b", metavar="B", help="the run that may be better or worse")
     parser.add_argument(
-        "--fail-if",
-        default="",
-        metavar="LIMITS",
-        help="fail if B differs from A by more, for example step_time:+5%%,loss:+1%%,"
-        "accuracy:-0.01",
+        "--fail-if-worse",
+        action="store_true",
+        help="fail if any measure of B is worse than that of A by more than chance explains",
     )
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
 
 def run(options: argparse.Namespace) -> int:
-    from otel_ddp.history.compare import render, result
+    from otel_ddp.history.compare import render
     from otel_ddp.history.directory import NotFound
     from otel_ddp.history.reader import Unreadable
 
     try:
         found = compared(options.a, options.b)
-        kept = result.check(options.fail_if, found)
-    except (ConfigError, result.BadLimit, NotFound, Unreadable) as why:
+    except (ConfigError, NotFound, Unreadable) as why:
         print(f"otel-ddp compare: {why}", file=sys.stderr)
         return CANNOT
     if options.json:
-        status = print_json(document(found, kept))
+        status = print_json(found.to_json())
     else:
-        status = print_answer("\n".join(render.text(found, kept)))
-    if any(each.outcome == "exceeded" for each in kept):
-        return EXCEEDED
+        status = print_answer("\n".join(render.text(found)))
+    if options.fail_if_worse and found.is_worse:
+        return WORSE
     return CANNOT if status else OK
 
 
@@ -69,8 +65,3 @@ def compared(a: str, b: str, *, paths: bool = True) -> Comparison:
     if not found.rows:
         raise NotFound("The two runs have neither steps nor a logged value in common.")
     return found
-
-
-def document(found: Comparison, kept: Iterable[Kept] = ()) -> dict[str, Any]:
-    """What --json prints."""
-    return {**found.to_json(), "limits": [each.to_json() for each in kept]}

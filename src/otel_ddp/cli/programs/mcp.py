@@ -209,7 +209,7 @@ class Questions:
         Each side is a run, or several with commas between them. `conclusion` is the result in one
         sentence.
         """
-        return compare.document(compare.compared(a, b, paths=False))
+        return compare.compared(a, b, paths=False).to_json()
 
     def goodput(self, run: str = "") -> dict[str, Any]:
         """Say what the time of a run went to, of all its ranks and over all its attempts: what

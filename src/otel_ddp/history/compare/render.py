@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from otel_ddp import shown
-from otel_ddp.history.compare.result import Comparison, Differing, Kept, percent, shown_p
+from otel_ddp.history.compare.result import Comparison, Differing, percent
 from otel_ddp.history.compare.rows import Row, Side
 from otel_ddp.history.terminal import aligned, printable
 
@@ -48,10 +48,12 @@ def _value_cells(row: Row) -> list[str]:
 
 
 def _p(row: Row) -> str:
-    return row.untested if row.p is None else shown_p(row.p).removeprefix("= ")
+    if row.p is None:
+        return row.untested
+    return "< 0.0001" if row.p < 1e-4 else f"{row.p:.2g}"
 
 
-def text(found: Comparison, kept: Sequence[Kept]) -> Iterator[str]:
+def text(found: Comparison) -> Iterator[str]:
     """For a terminal."""
     for letter, runs in (("A", found.before), ("B", found.after)):
         yield f"{letter}  {printable(titles(runs))}"
@@ -71,7 +73,6 @@ def text(found: Comparison, kept: Sequence[Kept]) -> Iterator[str]:
     yield ""
     yield from map(printable, found.notes())
     yield f"Result: {printable(found.conclusion)}"
-    yield from (f"  {printable(each.sentence)}" for each in kept)
 
 
 def titles(runs: Sequence[Side]) -> str:

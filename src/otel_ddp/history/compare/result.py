@@ -1,8 +1,7 @@
-"""The result of a comparison, as the command and the page show it; and limits on it for a job."""
+"""The result of a comparison, as the command and the page show it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +19,8 @@ from otel_ddp.history.whole_run import Cell
 
 # The first steps fill caches, grow buffers, tune kernels.
 _WARM_UP_SHARE, _FEWEST_WARM_UP, _MOST_WARM_UP = 0.05, 10, 500
-_LIMIT = re.compile(r"(.+):\s*([+-])\s*(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
 
-SCHEMA = 2
+SCHEMA = 3
 """The number of its JSON."""
 
 
@@ -72,6 +70,11 @@ class Comparison(NamedTuple):
         tested = any(row.difference for row in self.rows)
         nothing = "no significant difference" if tested else "nothing could be tested"
         return "; ".join(parts) or nothing
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether any measure is worse by more than chance explains."""
+        return any(row.verdict == "worse" for row in self.rows)
 
     def notes(self) -> Iterator[str]:
         """How it was tested."""
@@ -180,83 +183,3 @@ def _usual(cells: Sequence[Cell]) -> tuple[list[Cell], Used]:
 
 def _steps(cells: Sequence[Cell]) -> float:
     return sum(each.steps for each in cells)
-
-
-# -- limits
-
-
-class BadLimit(ValueError):
-    """What was asked cannot be understood, or is not in both runs."""
-
-
-class Kept(NamedTuple):
-    """What became of a limit."""
-
-    limit: str
-    """`loss:+1%`: the second run's loss may be 1 % higher, and no more."""
-    row: Row
-    change: float
-    is_share: bool
-    outcome: str
-    """`kept`, `exceeded`, or `uncertain`: beyond it, but chance may explain that."""
-
-    @property
-    def sentence(self) -> str:
-        size = f"{self.change * 100:+.1f} %" if self.is_share else f"{self.change:+.4g}"
-        words = f"{self.row.shown} changed by {size}, the limit is {self.limit}"
-        if self.outcome == "kept":
-            return f"kept: {words}"
-        if self.outcome == "uncertain":
-            # One run on each side is tested by blocks of it.
-            by_blocks = self.row.difference is not None and self.row.difference.block
-            machine = ", or the pace of the machine" if by_blocks and not self.row.of_value else ""
-            return f"not significant: {words}; p = {self.row.p:.2g}, so this may be chance{machine}"
-        if self.row.p is None:
-            return f"EXCEEDED: {words} (there is no test: {self.row.untested})"
-        return f"EXCEEDED: {words}; p {shown_p(self.row.p)}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "limit": self.limit,
-            "name": self.row.name,
-            "split": self.row.split,
-            "change": self.change,
-            "outcome": self.outcome,
-        }
-
-
-def shown_p(p: float) -> str:
-    """`< 0.0001`, or `= 0.02`."""
-    return "< 0.0001" if p < 1e-4 else f"= {p:.2g}"
-
-
-def check(text: str, comparison: Comparison) -> list[Kept]:
-    """What became of each limit in `step_time:+5%,val/loss:+0.02`; raises BadLimit."""
-    asked = filter(None, map(str.strip, text.split(",")))
-    return [kept for limit in asked for kept in _checked(limit, comparison.rows)]
-
-
-def _checked(limit: str, rows: Sequence[Row]) -> Iterator[Kept]:
-    parts = _LIMIT.fullmatch(limit)
-    if parts is None:
-        raise BadLimit(
-            f"{limit!r} is no limit. Write a name, a colon, + or -, and how much: "
-            "step_time:+5%, accuracy:-0.01."
-        )
-    name, sign, amount, share = parts.groups()
-    found = [row for row in rows if row.name == name] or [
-        row for row in rows if row.split and f"{row.split}/{row.name}" == name
-    ]
-    # A phase and a logged value may share a name: the phase is meant.
-    found = [row for row in found if not row.of_value] or found
-    if not found:
-        names = ", ".join(dict.fromkeys(row.name for row in rows)) or "nothing"
-        raise BadLimit(f"{limit}: not both runs have {name!r}. Both have: {names}.")
-    for row in found:
-        change = row.change if share else row.apart
-        if change is None:
-            raise BadLimit(f"{limit}: {row.shown} has no value that a share could be of.")
-        is_kept = (change if sign == "+" else -change) <= float(amount) / (100 if share else 1)
-        # A single value, or a few, are what they are.
-        beyond = "exceeded" if row.significant or row.p is None else "uncertain"
-        yield Kept(limit, row, change, bool(share), "kept" if is_kept else beyond)
