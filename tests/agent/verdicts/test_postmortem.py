@@ -77,16 +77,6 @@ def block(path: Path | None, head: str) -> list[str]:
     return [" ".join(line.split()) for line in lines]
 
 
-LOOK = {
-    "out_of_memory": "host memory",
-    "signal": "printed",
-    "exception": "traceback in the output of rank 1",
-    "exit": "left by itself",
-    "lost_peer": "one of them ended first",
-    "unknown": "-e xid -e amdgpu`",
-}
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "postmortems"
@@ -111,47 +101,8 @@ def test_the_text_says_what_died_where_every_rank_was_and_what_it_reported(folde
         "p4711 node-1 running comm_wait 3 s now",
     ]
     # A reason cannot command a terminal.
-    assert block(path, "What they reported") == ["rank 2: RuntimeError: lost [31mpeer"]
+    assert block(path, "What they reported") == ["rank 2: RuntimeError: lost\\n\\x1b[31mpeer"]
     assert block(path, "Also open at that moment") == [straggler["sentence"]]
-
-
-def stall_of(culprits: list[str]) -> dict[str, Any]:
-    """A stall of four ranks that these hold up."""
-    return {"kind": "stall", "evidence": {"culprits": culprits, "ranks": [{}] * 4}}
-
-
-@pytest.mark.parametrize(
-    ("more", "ranks", "word"),
-    [
-        *(({"evidence": {"cause": cause}}, 2, word) for cause, word in LOOK.items()),
-        (
-            {"evidence": {"cause": "lost_peer"}},
-            4,
-            "the network between the ranks",
-        ),
-        (stall_of([]), 4, "otel-ddp stacks"),
-        (stall_of(["1", "3"]), 4, "\n  ranks 1, 3: the others wait\n"),
-        (stall_of(["0", "1", "2", "3"]), 4, "\n  ranks 0, 1, 2, 3\n"),
-    ],
-)
-def test_what_to_look_at_depends_on_the_cause(
-    more: dict[str, Any], ranks: int, word: str, folder: Path
-) -> None:
-    path = written(folder, verdict={**DEATH, **more}, processes=list(map(process, range(ranks))))
-
-    advice = text(path).partition("What to look at")[2]
-    assert word in advice
-    # Where all ranks are here, no other node is to be looked at.
-    assert ("node" in advice) == (ranks < 4)
-
-
-def test_of_a_node_that_is_no_longer_heard_the_node_is_to_be_looked_at(folder: Path) -> None:
-    who = {"group": "", "run": "r", "node": "node-1"}
-    evidence = {"unheard_s": 12.0, "ranks": ["2", "3"]}
-
-    path = written(folder, verdict={**DEATH, "kind": "silence", "who": who, "evidence": evidence})
-
-    assert block(path, "What to look at")[0].startswith("whether node-1 is still there")
 
 
 def test_a_program_finds_all_of_it_in_strict_json(folder: Path) -> None:
@@ -164,25 +115,22 @@ def test_a_program_finds_all_of_it_in_strict_json(folder: Path) -> None:
     assert [ProcessState.from_json(each) for each in report["processes"]] == [
         *(FAILED, DEAD, process(0))
     ]
-    assert report["open_verdicts"][0]["ratio"] == "inf"
+    assert report["open_verdicts"][0]["ratio"] is None
     assert report["gpus"] == gpus
 
 
-def test_neither_file_grows_without_bounds(folder: Path) -> None:
-    huge = "x" * 10_000
+def test_neither_file_grows_with_the_run(folder: Path) -> None:
     path = written(
         folder,
-        processes=[process(each, reason=huge, phase=huge) for each in range(300)],
-        open_verdicts=[{"sentence": huge}] * 1100,
+        processes=[process(each, reason="x" * 1000) for each in range(1100)],
+        open_verdicts=[{"sentence": "late"}] * 1100,
     )
 
     assert path is not None
-    assert path.stat().st_size <= 2 * 1024 * 1024
     report = json.loads(path.read_text())
-    assert report["left_out"] == ["open_verdicts"]
-    assert report["verdict"]["sentence"] == SENTENCE
-    assert len(text(path)) < 200_000
-    assert "and 236 more" in text(path)
+    assert (len(report["processes"]), len(report["open_verdicts"])) == (1000, 64)
+    assert len(text(path)) < 100_000
+    assert "and 1036 more" in text(path)
 
 
 # -- where it lies
