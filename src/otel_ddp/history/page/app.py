@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import re
-import threading
 import time
 from collections.abc import Callable
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +32,6 @@ _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
 # Asked of the agent alone; all else lies on the disk of the histories.
 _WITHOUT_DISK = ("now", "stacks")
 _PACKED_FROM = 4096
-_LOOK_EVERY_S = 0.25
 HIDDEN = (
     "This page is shown to the user of the agent and to root on this node, and to those whom have "
     "the token of OTEL_DDP_SCRAPE_TOKEN_FILE."
@@ -78,28 +74,13 @@ class App:
     def answer(self, question: Question) -> Answer:
         """The answer, whatever is asked; raises nothing."""
         path = question.path
-        if self._disk_hangs is None or path.removeprefix("/api/") in (path, *_WITHOUT_DISK):
-            return self._timed_answer(question)
-        done: futures.Future[Answer] = futures.Future()
-
-        def work() -> None:
-            try:
-                done.set_result(self._timed_answer(question))
-            except BaseException as error:  # noqa: BLE001  # raised where it is awaited
-                done.set_exception(error)
-
-        if not self._disk_hangs():
-            try:
-                threading.Thread(target=work, daemon=True).start()
-            except RuntimeError:
-                work()  # too few threads for a moment
-        # A thread that waits for the disk is left behind.
-        while not self._disk_hangs() or done.done():
-            with contextlib.suppress(futures.TimeoutError):
-                return done.result(_LOOK_EVERY_S)
-        if path == "/api/runs":
-            return as_json(200, self._list([], []))
-        return as_json(503, {"error": "The disk of the histories does not answer."})
+        of_disk = path.startswith("/api/") and path.removeprefix("/api/") not in _WITHOUT_DISK
+        # What is being read as a disk begins to hang waits in its thread; no more does.
+        if of_disk and self._disk_hangs is not None and self._disk_hangs():
+            if path == "/api/runs":
+                return as_json(200, self._list([], []))
+            return as_json(503, {"error": "The disk of the histories does not answer."})
+        return self._timed_answer(question)
 
     def _timed_answer(self, question: Question) -> Answer:
         began_s = time.thread_time()
