@@ -2,7 +2,7 @@
 
     python bench/fleet_months.py [1250]
 
-The weeks of tests/weeks.py, in a real Prometheus with the rules and alerts of fleet.yml.
+The weeks of bench/weeks.py, in a real Prometheus with the rules and alerts of fleet.yml.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import yaml  # noqa: E402
+from weeks import openmetrics, played  # noqa: E402
 
 from stack.servers import DEPLOY, Prometheus, binaries  # noqa: E402
-from weeks import openmetrics, played  # noqa: E402
 
 # Groups are first evaluated within their own interval.
 _PATIENCE_S = 420.0

@@ -94,6 +94,15 @@ def rates_know_the_interval(board: Told) -> Iterator[str]:
                 yield f"{title}: a rate over {window[1] if window else 'nothing'}"
 
 
+def sums_over_time_span_a_whole_step(board: Told) -> Iterator[str]:
+    """Of a shorter window, the samples between two points of a picture are in no sum."""
+    for _, panel in panels(board):
+        for target in _targets(panel):
+            windows = re.findall(r"\bsum_over_time\([^\[]*\[([^\]]*)\]", target["expr"])
+            if not {"$__interval", "$__range"}.issuperset(windows):
+                yield f"{panel['title']}: a sum over {windows}"
+
+
 def _within_brackets(expr: str, at: int) -> str:
     """From the next bracket to the one that closes it, strings left alone."""
     start = expr.index("(", at)
@@ -232,6 +241,7 @@ LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     variables_are_chained,
     variables_exist_and_are_used,
     rates_know_the_interval,
+    sums_over_time_span_a_whole_step,
     links_lead_somewhere,
     boards_lead_to_each_other,
     an_empty_panel_of_gpus_says_why,

@@ -51,17 +51,6 @@ class Weeks(NamedTuple):
     began_s: int
     ended_s: int
 
-    def lost_s(self, node: str) -> dict[str, float]:
-        """By cause."""
-        found: dict[str, float] = {}
-        for run in self.runs:
-            if run.late and run.late[0] == node:
-                spent_s = (run.late[2] - run.late[1]) * run.lost_gpus()
-                found["late"] = found.get("late", 0.0) + spent_s
-            if run.hangs and run.hangs[0] == node:
-                found["hang"] = found.get("hang", 0.0) + run.hangs[1] * run.ranks
-        return found
-
 
 def played(ended_s: int, *, nodes: int = 50, days: int = 21, of_run: int = 6) -> Weeks:
     """Each node is in one run after the other. The bad one is late in most of its own; any may be
