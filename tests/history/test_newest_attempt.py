@@ -69,7 +69,7 @@ def faces(folder: Path) -> dict[str, tuple[str, list[str]]]:
     """The state and the ranks of the run, as each tells them."""
     ((row,), _) = runs.Runs(folder, ours=False).rows()
     with find_run(str(folder), folder) as run:
-        gathered, head = report.gather(run), runs.head(run, Survey(), None)
+        gathered, head = report.gather(run), runs.head(run, Survey())
         card = report.card_of(gathered)
     return {
         "list": (row["state"], row["ranks"]),
@@ -149,6 +149,6 @@ def test_what_the_agent_knows_now_is_newer_than_what_is_written(tmp_path: Path) 
     live = Survey(agents=[{}], processes=[process(0, "running", 20, 21)])
 
     with find_run(str(tmp_path), tmp_path) as run:
-        head = runs.head(run, live, None)
+        head = runs.head(run, live)
 
     assert (head["state"], [each["rank"] for each in head["ranks"]]) == ("running", ["0"])
