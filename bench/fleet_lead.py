@@ -58,7 +58,7 @@ class PlayedRank:
         written.state("running")
         with closing(JournalReader(written.writer.path)) as reader:
             process = Process(Host(reader), lambda _: node).poll(time.time_ns(), alive=True)
-            outflow = Outflow(rank + 1, process)
+            outflow = Outflow(rank + 1, process, is_kept=world <= 512)
             self._first = wire.Process()
             outflow.write(self._first, time.monotonic_ns(), 1 << 20)
             outflow.close()

@@ -111,7 +111,9 @@ def write_history(
                 ]
                 values[key] = value_sums(file, key, points)
         device = (("gpu", str(rank)), ("hw.id", f"GPU-{rank}"), ("hw.model", "H100"))
-        key = SeriesKey("node", "hw.gpu.utilization", label, (*device, ("hw.type", "gpu")))
+        key = SeriesKey(
+            "node", "hw.gpu.utilization", label, (*device, ("hw.type", "gpu"), ("node", node))
+        )
         seconds = range(now_ns // S, at_ns[-1] // S + 1)
         values[key] = value_sums(file, key, [(s, s * S, chance.uniform(0.7, 0.9)) for s in seconds])
     for name, value in constants.items():

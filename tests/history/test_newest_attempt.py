@@ -12,7 +12,7 @@ import pytest
 from histories import S, value_sums
 from otel_ddp.history import report
 from otel_ddp.history.directory import file_name, find_run
-from otel_ddp.history.newest_attempt import OfNode, newest_attempt
+from otel_ddp.history.newest_attempt import OfNode, are_told_by_others, newest_attempt
 from otel_ddp.history.page import runs
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import SeriesKey
@@ -152,3 +152,39 @@ def test_what_the_agent_knows_now_is_newer_than_what_is_written(tmp_path: Path) 
         head = runs.head(run, live)
 
     assert (head["state"], [each["rank"] for each in head["ranks"]]) == ("running", ["0"])
+
+
+def test_a_rank_whose_node_is_not_heard_any_more_does_not_count_beside_others() -> None:
+    def state(unheard_s: int) -> str:
+        lost = process(1, "not heard", 0, 100 - unheard_s).to_json()
+        ranks = {"0": process(0, "finished", 0, 99).to_json(), "1": lost}
+        return newest_attempt([OfNode(ranks, T + 100 * S)]).state
+
+    assert (state(30), state(90)) == ("running", "finished")
+
+
+def of_node(node: str, began_s: int, led_by: str = "", **others_s: int) -> OfNode:
+    since = {other: T + at * S for other, at in others_s.items()}
+    return OfNode({}, T, 0, node, T + began_s * S, led_by, since)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "twice"),
+    [
+        ([of_node("a", 0, b=1), of_node("b", 2, "a")], [False, True]),
+        # Its lead's file is not here, or never had it.
+        ([of_node("c", 0, b=1), of_node("b", 2, "a")], [False, False]),
+        ([of_node("a", 0), of_node("b", 2, "a")], [False, False]),
+        # It was there long before the lead knew of it.
+        ([of_node("a", 900, b=901), of_node("b", 2, "a")], [False, False]),
+        # That time is in the file of another lead; which has led, and so has ranks of others.
+        (
+            [of_node("a", 900, b=901, c=901), of_node("b", 2, "a"), of_node("c", 0, "a", b=1)],
+            [False, True, False],
+        ),
+    ],
+)
+def test_a_file_is_passed_over_if_another_has_all_of_it(
+    nodes: list[OfNode], twice: list[bool]
+) -> None:
+    assert are_told_by_others(nodes) == twice

@@ -104,7 +104,7 @@ def test_gpus_have_their_mean_and_their_extremes(tmp_path: Path) -> None:
     path = write_history(tmp_path, "r", began_ns=BEGAN_NS)
     key = SeriesKey(
         *("node", catalog.HW_GPU_MEMORY_USAGE.name, "1"),
-        (("hw.id", "GPU-1"), ("hw.model", "H100")),
+        (("hw.id", "GPU-1"), ("hw.model", "H100"), ("node", "node-0")),
     )
     file = RunFile(path)
     file.write(values={key: value_sums(file, key, [(1, S, 2e9), (2, 2 * S, 5e10)])})

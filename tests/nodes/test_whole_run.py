@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 
 from node import finished, until
 from nodes.rig import RealNode, Rig, needed
+from otel_ddp.history.directory import find_run
 from otlp_receiver import Receiver
 
 pytestmark = pytest.mark.timed
@@ -89,3 +91,37 @@ def test_a_cut_cable_between_agents_costs_no_step_and_no_value() -> None:
                 found.setdefault(point.attributes["rank"], set()).add(point.value)
     every_one = {SAMPLES * float(step) for step in range(1, last + 1)}
     assert found == dict.fromkeys("0123", every_one)
+
+
+def kept(node: RealNode) -> dict[str, int]:
+    """By rank, how many of its values the history on this node has."""
+    with find_run("", Path(node.env["OTEL_DDP_HISTORY_DIR"])) as run:
+        found = [
+            (series.key.rank, sum(each.finite for each in history.sums(series)))
+            for history, series in run.series("value")
+            if series.key.name == "samples"
+        ]
+        assert len(run.histories) == 1
+        assert [each["why"] for each in run.about.get("gaps") or ()] == []
+    return dict(found)
+
+
+def test_the_lead_keeps_each_value_of_the_other_node_once_whichever_agent_is_killed() -> None:
+    with Rig() as rig:
+        one, other = rig.nodes
+        train(rig)
+        until_said(one, LEADS)
+        until_said(other, LED)
+        for killed in (other, one):
+            killed.kill_agent()
+            until_said(one, LEADS)
+            until_said(other, LED)
+            rig.until_step(max(rig.steps().values()) + 20)
+
+        last = max(rig.steps().values()) + 30
+        rig.stop_at(last)
+        for process in [each for node in rig.nodes for each in node.started]:
+            finished(process)
+
+        everything = {"2": last, "3": last}
+        until(lambda: everything.items() <= kept(one).items(), "all values of node-1")

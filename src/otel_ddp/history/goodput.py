@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp import plain, shown
@@ -42,21 +42,34 @@ class Goodput(NamedTuple):
 
 def goodput_of(run: WholeRun) -> Goodput | None:
     """None where no node has counted: a run without steps, or one of an earlier version."""
-    seconds: dict[str, float] = {}
-    late: dict[str, float] = {}
+    of_nodes: dict[str, Mapping[str, Any]] = {}
     attempts: Sequence[Mapping[str, Any]] = ()
     for history in run.histories:
         time = plain.mapping(history.about.get("time"))
-        for found, told in ((seconds, time.get("seconds")), (late, time.get("late"))):
-            for each, s in plain.mapping(told).items():
-                found[each] = found.get(each, 0.0) + float(s)
+        own = {str(history.about.get("node")): time}
+        for node, told in {**plain.mapping(time.get("nodes")), **own}.items():
+            # A node that another one leads may be told of by both.
+            of_nodes[node] = max(of_nodes.get(node, {}), plain.mapping(told), key=_total_s)
         # The node with rank 0 speaks for all.
         attempts = attempts or plain.list_of(dict, history.about.get("attempts"))
+    seconds, late = (_summed(of_nodes.values(), key) for key in ("seconds", "late"))
     if not seconds:
         return None
     ordered = {each: seconds[each] for each in TIME_CAUSES if each in seconds}
     before = [{}, *attempts]
     return Goodput(ordered, late, [*map(_plain, attempts, before)])
+
+
+def _total_s(told: Mapping[str, Any]) -> float:
+    return sum(float(s) for s in plain.mapping(told.get("seconds")).values())
+
+
+def _summed(of_nodes: Iterable[Mapping[str, Any]], key: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for told in of_nodes:
+        for each, s in plain.mapping(told.get(key)).items():
+            found[each] = found.get(each, 0.0) + float(s)
+    return found
 
 
 def _plain(attempt: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
-from otel_ddp.vocabulary.words import ENDED_STATES
+from otel_ddp.vocabulary.words import ENDED_STATES, NOT_HEARD
 
 # A history whose agent was killed says "running" for ever.
 _SILENT_S = 60.0
 # What goes on before what has ended, and of that the worst first.
 _STATES = ("running", "starting", "killed", "failed", "finished")
-_NEVER_NS = 2**63
+# The clocks of two nodes, and two looks at one process.
+_SAME_NS, _NEVER_NS = 60 * 10**9, 2**63
 # In digits: Python refuses to read numbers of thousands.
 _LONGEST_RANK = 20
 
@@ -26,14 +27,20 @@ Rank = Mapping[str, Any]
 
 
 class OfNode(NamedTuple):
-    """What one node says of a run."""
+    """What the agent of one node says of a run."""
 
     ranks: Mapping[str, Rank]
-    """Of each rank the newest process there."""
+    """Of each rank the newest process that it knows."""
     seen_ns: int
     """When it was written of last."""
     began_ns: int = 0
     """When its newest attempt began; 0 where it knows of one alone."""
+    node: str = ""
+    run_began_ns: int = 0
+    led_by: str = ""
+    """The node whose agent has the ranks of all nodes, if that is another one."""
+    others: Mapping[str, int] = {}
+    """Of the other nodes whose ranks it has: since when."""
 
 
 class Newest(NamedTuple):
@@ -50,7 +57,31 @@ def of_node(about: Mapping[str, Any], ranks: Mapping[str, Rank]) -> OfNode:
     """By what a history has in `about`."""
     _, *later = plain.list_of(dict, about.get("attempts")) or [{}]
     began_ns = plain.whole(later[-1].get("began_ns")) if later else 0
-    return OfNode(ranks, plain.whole(about.get("seen_ns")) or 0, began_ns or 0)
+    seen_ns, run_began_ns = (plain.whole(about.get(key)) or 0 for key in ("seen_ns", "began_ns"))
+    others = plain.mapping(about.get("nodes")).items()
+    return OfNode(
+        *(ranks, seen_ns, began_ns or 0, plain.text(about.get("node")), run_began_ns),
+        plain.text(about.get("led_by")),
+        {node: ns for node, since in others if (ns := plain.whole(since)) is not None},
+    )
+
+
+def are_told_by_others(nodes: Sequence[OfNode]) -> list[bool]:
+    """Of each, whether the others have all that it has: nodes may write into one folder.
+
+    A lead has all ranks, from when its link was there. A node that led once has ranks of others.
+    """
+    since: dict[str, list[int]] = {}
+    for each in nodes:
+        for node, since_ns in each.others.items():
+            since.setdefault(node, []).append(since_ns)
+    names = {each.node for each in nodes}
+    return [
+        not each.others
+        and each.led_by in names
+        and min(since.get(each.node, ()), default=_NEVER_NS) <= each.run_began_ns + _SAME_NS
+        for each in nodes
+    ]
 
 
 def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
@@ -65,7 +96,7 @@ def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
                 # Another node has taken it over.
                 began_ns = max(began_ns, started_ns, _started_ns(before))
             if started_ns >= _started_ns(before):
-                found[rank] = each, node.seen_ns
+                found[rank] = each, _seen_ns(each, node.seen_ns)
     began_ns = max(began_ns, _trained_again_ns([each for each, _ in found.values()]))
     of_it = {
         rank: (each, seen_ns)
@@ -73,7 +104,7 @@ def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
         if each.get("state") not in ENDED_STATES or _ended_ns(each) >= began_ns
     }
     ranks = {rank: of_it[rank][0] for rank in sorted(of_it, key=rank_order)}
-    state = _state((str(each.get("state")), seen_ns) for each, seen_ns in of_it.values())
+    state = _state((_state_of(each), seen_ns) for each, seen_ns in of_it.values())
     return Newest(ranks, state, began_ns)
 
 
@@ -97,6 +128,19 @@ def first_rank(newest: Newest, node: OfNode) -> tuple[bool, int, str]:
 
 def _started_ns(rank: Rank) -> int:
     return plain.whole(rank.get("started_ns")) or 0
+
+
+def _state_of(rank: Rank) -> str:
+    """One that is not heard was running when it was."""
+    state = str(rank.get("state"))
+    return "running" if state == NOT_HEARD else state
+
+
+def _seen_ns(rank: Rank, seen_ns: int) -> int:
+    """When it was written of last; of a process whose node is not heard, when that was heard."""
+    return (
+        plain.whole(rank.get("seen_alive_ns")) or 0 if rank.get("state") == NOT_HEARD else seen_ns
+    )
 
 
 def _ended_ns(rank: Rank) -> int:

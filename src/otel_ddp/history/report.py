@@ -106,7 +106,7 @@ def _gpus(run: WholeRun) -> Iterator[dict[str, Any]]:
         # An encoder's work is not the device's.
         if device is None or key is None or labels.get("hw.gpu.task", "general") != "general":
             continue
-        node = str(history.about.get("node") or "?")
+        node = labels.get("node", "?")
         empty = {"node": node, "gpu": device, "model": "", "rank": ""}
         row = found.setdefault((node, device), empty)
         row["model"] = row["model"] or labels.get("hw.model", "")

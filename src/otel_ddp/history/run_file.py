@@ -17,7 +17,6 @@ from otel_ddp.history.tables import (
     STEP_COLUMNS,
     SUM_COLUMNS,
     Event,
-    Rows,
     SeriesKey,
     StepSum,
     ValueSum,
@@ -44,10 +43,6 @@ _RULES = {
 }
 
 
-# By table: its key, and the column with JSON.
-_TEXTS = {"about": ("key", "value"), "ranks": ("rank", "about")}
-
-
 class Unusable(ValueError):
     """The file is of a later version, or another program's."""
 
@@ -64,7 +59,6 @@ class Table:
         into = f"{named} VALUES ({marks})"
         conflict = f"ON CONFLICT (series, start) DO UPDATE SET {updates}"
         self.upsert = f"INSERT {into} {conflict}"
-        self.replace = f"INSERT OR REPLACE {into}"
         # Of each bucket that does not begin a wider one: added to the one that does.
         others = f"FROM {name} WHERE series = :series AND start % :width <> 0"
         self.sum_up = (
@@ -191,6 +185,10 @@ class RunFile:
         found = self._about("began_ns")
         return found if isinstance(found, int) else 0
 
+    def nodes(self) -> dict[str, int]:
+        """Of the other nodes with ranks in it: when the first process of each began."""
+        return dict(self._about("nodes") or {})
+
     def kept_time(self) -> dict[str, Any]:
         """What its attempts were, and what their time went to."""
         return {key: self._about(key) for key in ("time", "attempts")}
@@ -235,7 +233,7 @@ class RunFile:
                 "INSERT OR REPLACE INTO journals VALUES (?, ?, ?, ?)",
                 [(journal, *marks) for journal, marks in positions.items()],
             )
-            self._add_events([(None, each) for each in events])
+            self._add_events(events)
             for each in verdicts:
                 self._put_verdict(each)
 
@@ -328,13 +326,11 @@ class RunFile:
             [(name, json.dumps(value)) for name, value in content.items()],
         )
 
-    def _add_events(self, events: Iterable[tuple[int | None, Event]]) -> None:
-        """*events*: with their numbers, where they have some."""
+    def _add_events(self, events: Iterable[Event]) -> None:
         self._db.executemany(
-            "INSERT OR REPLACE INTO events "
-            "(id, time_ns, step, rank, name, severity, body, attributes) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [(id, *each[:-1], json.dumps(each.attributes)) for id, each in events],
+            "INSERT INTO events (time_ns, step, rank, name, severity, body, attributes) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(*each[:-1], json.dumps(each.attributes)) for each in events],
         )
         self._db.execute(
             "DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (_MOST_EVENTS,)
@@ -351,40 +347,3 @@ class RunFile:
                 *(verdict["sentence"], json.dumps(verdict)),
             ),
         )
-
-    # -- what is in it, for a copy elsewhere
-
-    def series(self) -> list[SeriesKey]:
-        """All of them."""
-        rows = self._db.execute("SELECT kind, name, rank, labels FROM series")
-        return [
-            SeriesKey(kind, name, rank, tuple(map(tuple, files.parse_json(labels))))
-            for kind, name, rank, labels in rows
-        ]
-
-    def rows(self, key: SeriesKey, first: int, until: int, most: int) -> Rows:
-        """So many of its buckets at most, from the one with *first* on, as they are now."""
-        series = self._series.get(key) or self._make(key)
-        if series is None:
-            return Rows(key, 1, [])
-        table = table_of(key)
-        query = (
-            f"SELECT {', '.join(('start', *table.columns))} FROM {table.name} "
-            "WHERE series = ? AND start > ? AND start <= ? ORDER BY start LIMIT ?"
-        )
-        bounds = (series.id, first - series.width, until, most)
-        return Rows(key, series.width, self._db.execute(query, bounds).fetchall())
-
-    def texts(self, table: str) -> dict[str, str]:
-        """The rows of `about` or `ranks`, each as JSON."""
-        key, column = _TEXTS[table]
-        return dict(self._db.execute(f"SELECT {key}, {column} FROM {table}").fetchall())
-
-    def events_after(self, id: int, most: int) -> list[tuple[int, Event]]:
-        """The next ones after that with this number, with their numbers."""
-        rows = self._db.execute(
-            "SELECT id, time_ns, step, rank, name, severity, body, attributes FROM events "
-            "WHERE id > ? ORDER BY id LIMIT ?",
-            (id, most),
-        ).fetchall()
-        return [(id, Event._make((*row[:-1], files.parse_json(row[-1])))) for id, *row in rows]

@@ -141,14 +141,6 @@ class Event(NamedTuple):
     attributes: Mapping[str, Any]
 
 
-class Rows(NamedTuple):
-    """Buckets of one series as a file holds them: each with its start, then the columns."""
-
-    key: SeriesKey
-    width: int
-    rows: Sequence[Sequence[Any]]
-
-
 _of_value = attrgetter(*SUM_COLUMNS)
 _of_step = attrgetter(*STEP_COLUMNS[:10])
 

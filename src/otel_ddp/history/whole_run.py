@@ -11,7 +11,13 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
-from otel_ddp.history.newest_attempt import first_rank, newest_attempt, of_node, rank_order
+from otel_ddp.history.newest_attempt import (
+    are_told_by_others,
+    first_rank,
+    newest_attempt,
+    of_node,
+    rank_order,
+)
 from otel_ddp.history.reader import (
     DAMAGE,
     Bucket,
@@ -45,17 +51,22 @@ class WholeRun:
     """One run on all nodes whose histories are here."""
 
     def __init__(self, histories: Sequence[History]) -> None:
-        nodes = {each: of_node(each.about, each.ranks) for each in histories}
+        found = [of_node(each.about, each.ranks) for each in histories]
+        twice = are_told_by_others(found)
+        nodes = {
+            each: of for each, of, more in zip(histories, found, twice, strict=True) if not more
+        }
         self.of_nodes = [*nodes.values()]
         self.newest = newest_attempt(self.of_nodes)
         # The node with rank 0 speaks for all.
-        self.histories = sorted(histories, key=lambda each: first_rank(self.newest, nodes[each]))
+        self.histories = sorted(nodes, key=lambda each: first_rank(self.newest, nodes[each]))
+        self._opened = histories
 
     def __enter__(self) -> WholeRun:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        for each in self.histories:
+        for each in self._opened:
             each.close()
         if isinstance(error, DAMAGE):
             raise damaged(self.histories, error) from error
@@ -96,13 +107,24 @@ class WholeRun:
     def cost(self) -> dict[str, float | None]:
         """Telemetry's own: of the hooks in all processes, and their share of the steps of these;
         and of the agents of all nodes."""
-        costs = [plain.mapping(each.about.get("cost")) for each in self.histories]
-        ranks = [each for of in self.histories for each in of.ranks.values()]
-        totals = [plain.mapping(each.get("totals")) for each in ranks]
-        totals += [plain.mapping(each.get("earlier")) for each in costs]
+        costs = {each: plain.mapping(each.about.get("cost")) for each in self.histories}
+        # A process that has moved on to another lead's history is known by its journal.
+        ranks = {
+            (each.get("node"), each.get("journal"), rank): each
+            for history in self.histories
+            for rank, each in history.ranks.items()
+        }
+        totals = [plain.mapping(each.get("totals")) for each in ranks.values()]
+        totals += [plain.mapping(each.get("earlier")) for each in costs.values()]
+        agents: dict[str, float | None] = {}
+        for history, cost in costs.items():
+            of_nodes = {**plain.mapping(cost.get("nodes")), _node(history): cost.get("agent_cpu_s")}
+            for node, cpu_s in of_nodes.items():
+                told = [plain.number(each) for each in (cpu_s, agents.get(node))]
+                agents[node] = max((each for each in told if each is not None), default=None)
         sums = {
             "hook_s": [plain.number(each.get(catalog.OTEL_DDP_HOOK_TIME.name)) for each in totals],
-            "agent_cpu_s": [plain.number(each.get("agent_cpu_s")) for each in costs],
+            "agent_cpu_s": [*agents.values()],
         }
         known = {key: [one for one in each if one is not None] for key, each in sums.items()}
         found: dict[str, float | None] = {key: sum(each) for key, each in known.items() if each}
@@ -129,7 +151,13 @@ class WholeRun:
 
     @property
     def nodes(self) -> list[str]:
-        return [str(each.about.get("node") or "?") for each in self.histories]
+        own = (_node(each) for each in self.histories)
+        others = (node for each in self.of_nodes for node in each.others)
+        return [*dict.fromkeys([*own, *others])]
+
+    def node_of(self, history: History, rank: str) -> str:
+        """Where a rank is, by one of the histories."""
+        return str(history.ranks.get(rank, {}).get("node") or _node(history))
 
     @property
     def look(self) -> str:
@@ -204,6 +232,11 @@ def _cell(buckets: Sequence[tuple[str, StepBucket]]) -> Cell:
 
 def _name_and_split(series: Series) -> tuple[str, str]:
     return series.key.name, dict(series.key.labels).get("split", "")
+
+
+def _node(history: History) -> str:
+    """Whose agent has written it."""
+    return str(history.about.get("node") or "?")
 
 
 def _identity(verdict: Mapping[str, Any]) -> str:

@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from otel_ddp import plain
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import (
     Bytes,
     Definitions,
+    Document,
     Head,
     Journal,
     ProgressRecord,
     Record,
     Records,
+    Scalars,
     Unreadable,
     whole_records,
 )
 from otel_ddp.journal.reader import Ring
 from otel_ddp.vocabulary import catalog
 
-# What the judge reads of a journal is sent, and nothing else.
-_RECORDS = frozenset({layout.STEPS, layout.DEVICE_STEPS})
+# What the judge of a run and its history read of a journal is sent, and nothing else.
+_STEPS = frozenset({layout.STEPS, layout.DEVICE_STEPS})
 _DEFINITIONS = frozenset({layout.IDENTITY, layout.NAME, layout.FACTS})
-_TOTALS = (
+_JUDGED_TOTALS = (
     catalog.TRAINING_STEPS,
     catalog.TRAINING_DEVICE_MEMORY_ALLOCATED,
     catalog.TRAINING_DEVICE_MEMORY_LIMIT,
 )
-_TOTALS_NAMED = tuple(f'"{each.name}"'.encode() for each in _TOTALS)
-_MOST_DEFINITIONS = 64 * 1024
+KEPT_TOTALS = frozenset(
+    metric.name
+    for metric in (
+        *(catalog.TRAINING_STEPS, catalog.TRAINING_STEPS_SKIPPED, catalog.TRAINING_SAMPLES),
+        *(catalog.TRAINING_TOKENS, catalog.TRAINING_GC_TIME, catalog.TRAINING_FLOPS),
+        *(catalog.TRAINING_OOMS, catalog.OTEL_DDP_HOOK_TIME, catalog.OTEL_DDP_HOOK_ERRORS),
+        catalog.TRAINING_STEP_DURATION,
+    )
+)
+"""Of a rank, beside its steps and phases, which have series: what a history keeps."""
+_TOTALS_NAMED = tuple(
+    f'"{name}"'.encode() for name in {*KEPT_TOTALS, *(each.name for each in _JUDGED_TOTALS)}
+)
+# Of one report, and of one journal.
+_MOST_DEFINITIONS, _MOST_DEFINED = 64 * 1024, 256 * 1024
 _PROGRESS_BYTES = layout.IN_MARK + 8 - layout.PHASE
-# The first totals of a process are those of the list above, or near them.
-_TOTALS_BYTES = 1024
+# The first totals of a process are those of the lists above, or near them.
+_TOTALS_BYTES = 4096
+# So many of the last reports a lead that starts again may lack.
+_MOST_MARKS = 1024
+# In bytes.
+_SOME_STEPS = 16 * 1024
+# Of events and spans, by the wall clock.
+_TIMES = ("time", "start", "end")
 # No time is further away.
 _LAST_NS = 1 << 62
 _LONGEST_NAME = 200
@@ -62,8 +85,11 @@ class SentJournal:
         self._reader = reader
         self._file = reader.content.again()
         self._areas = reader.areas
-        self._ring = Ring(self._file, self._areas.ring, mark, _sent)
-        self._defined = 0
+        self._ring = Ring(self._file, self._areas.ring, mark, self._sent)
+        self._defined, self._lost_before = 0, mark[2]
+        self._marks = deque([mark], _MOST_MARKS)
+        self.sends_values = False
+        """Whether values, events and checkpoints are sent too: a history keeps them."""
 
     def close(self) -> None:
         self._file.close()
@@ -71,13 +97,31 @@ class SentJournal:
     @property
     def lost(self) -> int:
         """How many records were overwritten before they were sent."""
-        return self._ring.lost
+        return self._ring.lost - self._lost_before
 
     def go_back(self, defined: int, position: int | None = None) -> None:
         """Send again what lies behind these positions, as far as it is still there."""
         self._defined = min(defined, self._defined)
-        if position is not None:
-            self._ring.position = min(position & ~7, self._ring.position)
+        if position is None or position >= self._ring.position:
+            return
+        while len(self._marks) > 1 and self._marks[-1][0] > position:
+            self._marks.pop()
+        ring, mark = self._ring, self._marks[-1]
+        ring.position, ring.expected, ring.lost = mark
+        if position < mark[0]:
+            # Another agent of this node has sent that. Of its records this one knows no number.
+            ring.position = position & ~7
+            ring.lost += ring.end() - ring.position > ring.size
+
+    def kept(self, position: int) -> None:
+        """The lead has what lies before this position."""
+        # A step begins with the end of the one before.
+        while len(self._marks) > 1 and self._marks[1][0] <= position - _SOME_STEPS:
+            self._marks.popleft()
+
+    def go_back_to_kept(self) -> None:
+        """Send again what the history of the lead does not surely have."""
+        self.go_back(0, self._marks[0][0])
 
     def head(self) -> bytes:
         return self._file.read(0, layout.FIXED.size + layout.FIXED_CRC.size)
@@ -110,13 +154,20 @@ class SentJournal:
 
     def records(self, most: int) -> Stretch:
         """Those that were read here, and were not sent; *most*: within so many bytes."""
-        since = self._ring.position
-        found = self._ring.read(self._reader.position, most)
-        return Stretch(since, self._ring.position, _joined(found))
+        ring, since = self._ring, self._ring.position
+        if since > self._marks[-1][0]:
+            self._marks.append((since, ring.expected, ring.lost))
+        found = ring.read(self._reader.position, most)
+        return Stretch(since, ring.position, _joined(found))
 
+    def _sent(self, kind: int, whole: bytes, position: int) -> Piece:
+        return Piece(position, whole if kind in _STEPS or self._is_kept(kind, whole) else b"")
 
-def _sent(kind: int, whole: bytes, position: int) -> Piece:
-    return Piece(position, whole if kind in _RECORDS else b"")
+    def _is_kept(self, kind: int, whole: bytes) -> bool:
+        if kind == layout.SPAN:
+            # Its end is an event.
+            return self.sends_values and b'"checkpoint"' in whole
+        return self.sends_values and kind in (layout.SCALARS, layout.EVENT)
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
@@ -157,7 +208,7 @@ class ReceivedJournal(Journal):
         self._told = Head.parse(head, name)
         super().__init__(Path(name), self._told, _Places(), Definitions(), Records())
         self._new: list[Record] = []
-        self._lost = self._defined_bytes = 0
+        self._lost = self._new_lost = self._told_lost = self._defined_bytes = 0
         self._until = -1
         self.created_ns = -1
         self.set_clock(ahead_ns)
@@ -193,7 +244,7 @@ class ReceivedJournal(Journal):
             return False
         for position, content in stretch.pieces:
             self._defined_bytes += len(content)
-            if position >= definitions.position and self._defined_bytes <= _MOST_DEFINITIONS:
+            if position >= definitions.position and self._defined_bytes <= _MOST_DEFINED:
                 definitions.position = position
                 definitions.feed(content)
         definitions.position = max(definitions.position, stretch.until)
@@ -209,22 +260,45 @@ class ReceivedJournal(Journal):
         if stretch.since > self._until:
             return False
         for position, content in stretch.pieces:
-            if position >= self._until:
-                self.ring.position = position
-                self._new += self.ring.feed(content)
+            # An agent that starts again sends some of it once more.
+            known = max(self._until - position, 0)
+            if known < len(content):
+                self.ring.position = position + known
+                self._new += self.ring.feed(content[known:])
         self._until = max(self._until, stretch.until)
-        self._lost = lost
+        # An agent that starts again counts from 0.
+        self._told_lost, self._new_lost = lost, self._new_lost + max(lost - self._told_lost, 0)
         return True
 
+    @property
+    def lost(self) -> int:
+        # The numbers of records say nothing: not all are sent.
+        return self._lost
+
     def read(self) -> list[Record]:
-        # Their numbers say nothing: not all are sent.
-        self.ring.lost = self._lost
+        self._lost, self._new_lost = self._lost + self._new_lost, 0
         new, self._new = self._new, []
-        return new
+        return [self._by_our_clock(each) for each in new]
+
+    def _by_our_clock(self, record: Record) -> Record:
+        """Steps count their times from the journal's beginning."""
+        if isinstance(record, Scalars):
+            return record._replace(time_ns=self._shifted(record.time_ns))
+        if isinstance(record, Document):
+            content = record.content
+            times = {key: self._shifted(content[key]) for key in _TIMES if _is_time(content, key)}
+            return record._replace(content={**content, **times})
+        return record
+
+    def _shifted(self, time_ns: int) -> int:
+        return min(max(time_ns + self.created_ns - self._told.created_ns, 0), _LAST_NS)
 
     def progress(self) -> ProgressRecord | None:
         found = super().progress()
         if found is None:
             return None
-        ahead_ns = self.created_ns - self._told.created_ns
-        return found._replace(state_since_ns=min(found.state_since_ns + ahead_ns, _LAST_NS))
+        return found._replace(state_since_ns=self._shifted(found.state_since_ns))
+
+
+def _is_time(content: Mapping[str, Any], key: str) -> bool:
+    return plain.whole(content.get(key)) is not None

@@ -42,4 +42,5 @@ def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0", **mor
         spans=[],
         overwritten=[],
     )
-    return Batch(RUN, rank, journal, 1, 1, "", NAMES, news._replace(**more))
+    until = 100 * (first + count)
+    return Batch(RUN, rank, journal, until, 1, 1, "", NAMES, news._replace(**more))

@@ -521,3 +521,39 @@ def test_the_clock_of_the_device_counts_where_there_is_one() -> None:
 
     assert sum(played.seconds.values()) == pytest.approx(14)
     assert played.seconds["data"] == pytest.approx(0.1 * 9 + 0.4 * 4)
+
+
+def test_an_attempt_ends_with_the_next_one_though_a_node_that_is_gone_tells_no_end() -> None:
+    time = RunTime()
+    here = ProcessTime("0", BEGAN, BEGAN, 0, "running")
+    there = here._replace(rank="1", node="b")
+    time.note([here, there], (), BEGAN)
+    for rank in ("0", "1"):
+        time.feed(rank, "host", [step(1, 10), step(2, 11)])
+    here = here._replace(ended_ns=BEGAN + 20 * S, state="killed")
+    time.learn([here, there])
+    time.note([here, there], (), BEGAN + 20 * S)
+    again = ProcessTime("0", BEGAN + 50 * S, BEGAN + 50 * S, 0, "running")
+    time.learn([here, there, again])
+    time.note([again], (), BEGAN + 50 * S)
+
+    first, second = time.to_json()["attempts"]
+    assert (first["state"], first["ended_ns"]) == ("killed", BEGAN + 20 * S)
+    assert second["began_ns"] == BEGAN + 50 * S
+
+
+def test_the_time_of_each_node_is_counted_by_itself_and_goes_on_with_the_next_agent() -> None:
+    time = RunTime()
+    here = ProcessTime("0", BEGAN, BEGAN, 0, "running")
+    for each in (here, here._replace(rank="1", node="b")):
+        time.note([each], (), BEGAN)
+        time.feed(each.rank, "host", [step(1, 10), step(2, 11), step(3, 12 + int(each.rank))])
+    told = time.to_json()["time"]
+
+    assert sum(told["seconds"].values()) == pytest.approx(12)
+    assert sum(told["nodes"]["b"]["seconds"].values()) == pytest.approx(13)
+    assert time.told is not None
+    assert time.told.seconds == told["seconds"]
+    other = RunTime()
+    other.restore(json.loads(json.dumps(time.to_json())))
+    assert other.to_json()["time"] == told

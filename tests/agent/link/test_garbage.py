@@ -63,7 +63,7 @@ REPORTS = st.builds(
     node=NODES,
     agent=st.integers(0, 2),
     sent_ns=st.integers(-(2**63), 2**63 - 1),
-    history=st.lists(st.binary(max_size=9), max_size=2),
+    of_node=st.binary(max_size=9),
 )
 
 

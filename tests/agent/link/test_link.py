@@ -29,14 +29,14 @@ def links() -> Iterator[Links]:
 
 def send(follower: LinkClient, *texts: bytes) -> None:
     for text in texts:
-        follower.send(Report(history=[text]))
+        follower.send(Report(of_node=text))
 
 
 def said(lead: LinkServer, count: int) -> list[tuple[str, bytes]]:
     """The next reports of the lead, each with its node."""
     taken: list[tuple[str, Any]] = []
     until(lambda: taken.extend(lead.take()) or len(taken) >= count)
-    return [(node, report.history[0]) for node, report in taken]
+    return [(node, report.of_node) for node, report in taken]
 
 
 def test_reports_reach_the_lead_in_order_and_questions_come_back_at_once(links: Links) -> None:
@@ -69,9 +69,9 @@ def test_an_answer_without_a_question_goes_with_the_next_report(links: Links) ->
 def test_what_is_too_large_costs_itself_and_not_the_link(links: Links) -> None:
     lead, follower = links.lead(), links.follower()
     until(lambda: follower.is_connected)
-    most = Report(history=[b"x" * (limits.MOST_REPORT_BYTES - 200)])
+    most = Report(of_node=b"x" * (limits.MOST_REPORT_BYTES - 200))
 
-    follower.send(Report(history=[b"x" * limits.MOST_REPORT_BYTES]))
+    follower.send(Report(of_node=b"x" * limits.MOST_REPORT_BYTES))
     follower.send(most)
     lead.answer("node-1", Answer(judged=b"x" * limits.MOST_ANSWER_BYTES))
     lead.answer("node-1", Answer(judged=b"x" * (limits.MOST_ANSWER_BYTES - 8)))

@@ -45,8 +45,8 @@ def test_a_queue_to_the_lead_is_bounded_in_bytes() -> None:
     pending = PendingReports(most_bytes=300, most_reports=100)
 
     for _ in range(5):
-        pending.add(Report(history=[b"x" * 100]), most_report_bytes=200)
-    pending.add(Report(history=[b"x" * 250]), most_report_bytes=200)
+        pending.add(Report(of_node=b"x" * 100), most_report_bytes=200)
+    pending.add(Report(of_node=b"x" * 250), most_report_bytes=200)
 
     assert numbers(pending) == [4, 5]
     assert pending.dropped == 4

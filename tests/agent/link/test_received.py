@@ -44,7 +44,7 @@ class Told:
         """What is new of it, as it comes over the link."""
         self.rank.poll()
         if self.outflow is None:
-            self.outflow = Outflow(1, self.rank.process)
+            self.outflow = Outflow(1, self.rank.process, is_kept=False)
         now_ns, message = time.monotonic_ns(), wire.Process()
         self.outflow.look(now_ns)
         self.outflow.write(message, now_ns, 1 << 20)
@@ -53,7 +53,9 @@ class Told:
     def take(self, *messages: Any, ahead_ns: int | None = None) -> Process:
         ahead_ns = self.ahead_ns if ahead_ns is None else ahead_ns
         report = wire.Report(agent=7, clock_offset_ns=ahead_ns, processes=messages)
-        hosts = list(self.node.feed(report, time.monotonic_ns(), 100))
+        now_ns = time.monotonic_ns()
+        self.node.hear(report, now_ns)
+        hosts = list(self.node.feed(report, now_ns, 100))
         for each in hosts:
             each.poll(time.time_ns())
         return hosts[0].process if hosts else self.rank.process

@@ -84,20 +84,17 @@ def test_an_evaluator_alone_on_its_node_follows_the_lead_that_was_named(process:
 
 
 class Kept:
-    """The histories of an agent, as `Links` sees them."""
+    """What an agent keeps in histories, as `Links` sees it."""
 
-    def leave_lead(self, run: tuple[str, str]) -> None: ...
+    def whole(self, run: tuple[str, str]) -> None: ...
 
-    def take_parts(self, *_: Any) -> None: ...
-
-    def parts_for_lead(self, *asked: Any) -> list[bytes]:
-        return []
+    def of_node(self, run: tuple[str, str], lead: str) -> None: ...
 
 
 def test_a_link_stays_for_a_minute_after_the_journals_are_gone(process: Made) -> None:
     now_s = [1000.0]
-    histories: Any = Kept()
-    links = Links("node-0", histories, lambda: int(now_s[0] * 1e9))
+    kept: Any = Kept()
+    links = Links("node-0", kept, lambda: int(now_s[0] * 1e9))
     try:
         links.poll([process(2, 4)])
         # Their ends may be known later.
@@ -145,8 +142,8 @@ def test_the_next_run_with_the_same_named_lead_has_its_link_at_once(
 
 
 def test_ranks_that_name_no_lead_are_compared_alone_and_status_says_so(process: Made) -> None:
-    histories: Any = Kept()
-    links = Links("node-0", histories)
+    kept: Any = Kept()
+    links = Links("node-0", kept)
     two = [process(rank, 4, knows=False) for rank in (0, 1)]
     said = (
         "2 of 4 ranks are known here and compared with each other alone: they name no lead (no "
@@ -163,8 +160,8 @@ def test_ranks_that_name_no_lead_are_compared_alone_and_status_says_so(process: 
 def test_a_run_of_more_ranks_than_one_agent_compares_has_no_link_and_status_says_so(
     process: Made,
 ) -> None:
-    histories: Any = Kept()
-    links = Links("node-0", histories)
+    kept: Any = Kept()
+    links = Links("node-0", kept)
 
     links.poll([process(0, 10_241)])
 
@@ -193,7 +190,7 @@ def report(process: Process, node: str, count: int) -> tuple[str, Any]:
     """Of so many processes, which are all told as this one is, but for their beginnings."""
     made = wire.Report(node=node, agent=1, clock_offset_ns=time.time_ns() - time.monotonic_ns())
     told = wire.Process()
-    outflow = Outflow(1, process)
+    outflow = Outflow(1, process, is_kept=False)
     outflow.write(told, time.monotonic_ns(), 1 << 20)
     outflow.close()
     told.known = json.dumps({"node": node}).encode()
@@ -213,7 +210,7 @@ def test_a_lead_keeps_so_many_nodes_and_processes_and_no_more(
     monkeypatch.setattr(leading_module, "_MOST_NODES", 3)
     monkeypatch.setattr(leading_module, "_MOST_OF_RUN", 10)
     end: Any = Wire()
-    led = Leading(RUN, "node-0", end, lambda node, parts: None)
+    led = Leading(RUN, "node-0", end, None)
     for at in range(1, 8):
         end.reports.append(report(process(0, 4), f"node-{at}", 4))
         led.poll([], at)
@@ -225,7 +222,7 @@ def test_a_lead_keeps_so_many_nodes_and_processes_and_no_more(
 
 def test_a_node_with_the_name_of_the_leads_own_is_told_of(process: Made) -> None:
     end: Any = Wire()
-    led = Leading(RUN, "localhost", end, lambda node, parts: None)
+    led = Leading(RUN, "localhost", end, None)
     end.reports.append(report(process(0, 4), "localhost", 1))
     led.poll([], 1)
 
@@ -235,7 +232,7 @@ def test_a_node_with_the_name_of_the_leads_own_is_told_of(process: Made) -> None
 
 def test_what_the_lead_refuses_is_told_by_its_reason() -> None:
     end: Any = Wire()
-    led = Leading(RUN, "node-0", end, lambda node, parts: None)
+    led = Leading(RUN, "node-0", end, None)
     assert "refused" not in led.describe()
 
     end.refused = {"second agent": 2, "unreadable": 1}
@@ -245,7 +242,7 @@ def test_what_the_lead_refuses_is_told_by_its_reason() -> None:
 
 def test_another_node_does_not_speak_for_the_leads_own_ranks(process: Made) -> None:
     end: Any = Wire()
-    led = Leading(RUN, "node-0", end, lambda node, parts: None)
+    led = Leading(RUN, "node-0", end, None)
     _, made = report(process(0, 4), "node-0", 1)
     end.reports.append(("node-1", made))
     led.poll([], 1)
@@ -255,7 +252,7 @@ def test_another_node_does_not_speak_for_the_leads_own_ranks(process: Made) -> N
 
 def test_a_process_of_another_run_is_none_of_this_one(process: Made) -> None:
     end: Any = Wire()
-    led = Leading((("group", "g"), ("run", "another")), "node-0", end, lambda node, parts: None)
+    led = Leading((("group", "g"), ("run", "another")), "node-0", end, None)
     end.reports.append(report(process(0, 4), "node-1", 1))
     led.poll([], 1)
 
@@ -266,7 +263,7 @@ def test_an_agent_of_another_version_is_told_of_in_one_line(
     process: Made, caplog: pytest.LogCaptureFixture
 ) -> None:
     end: Any = Wire()
-    led = Leading(RUN, "node-0", end, lambda node, parts: None)
+    led = Leading(RUN, "node-0", end, None)
     node, made = report(process(0, 4), "node-1", 3)
     for each in made.processes:
         later = bytearray(each.head)

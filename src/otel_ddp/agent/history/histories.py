@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_ddp import __version__, errors, files
-from otel_ddp.agent.history.kept_run import Batch, KeptRun, Sample, State
+from otel_ddp.agent.history.kept_run import Batch, KeptRun, OfNode, Sample, State
 from otel_ddp.agent.history.run_time import ProcessTime, Told
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Ledger
@@ -22,13 +21,10 @@ from otel_ddp.history import directory
 from otel_ddp.history.run_file import Unusable
 from otel_ddp.history.tables import RunKey, SeriesKey
 from otel_ddp.journal.process_state import rank_key
+from otel_ddp.journal.sent import KEPT_TOTALS
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind
 from otel_ddp.vocabulary.words import NODE_LABELS, RANK_LABELS, TIME_CAUSES, state_word
-
-if TYPE_CHECKING:
-    from otel_ddp.agent.history.incoming import Incoming
-    from otel_ddp.agent.history.outgoing import Outgoing
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -44,6 +40,8 @@ _STOP_S = 5.0
 _HANGS_S = 4.0
 # Records and steps that wait while the disk does not answer; beyond it they are left out.
 _MOST_QUEUED = 300_000
+# Of another node, until the next look.
+_MOST_SAMPLES = 10_000
 
 
 class _Waiting:
@@ -163,10 +161,6 @@ class Histories:
         self._stopping = False
         # By run; and when it was fed last.
         self._runs: dict[RunKey, tuple[KeptRun, float]] = {}
-        # Of runs of several nodes: what goes to their leads, and what comes where we lead.
-        self._outgoing: dict[RunKey, Outgoing] = {}
-        self._incoming: Incoming | None = None
-        self._led_by: dict[RunKey, str] = {}
         self._clean_at = 0.0
         self._pace = _Pace()
         self.thread = KeptThread("history", self._work)
@@ -179,42 +173,18 @@ class Histories:
 
     def feed_states(self, states: Mapping[RunKey, State]) -> None:
         """What is known of each run now."""
-        self._led_by = {run: node for run, node in self._led_by.items() if run in states}
         self._waiting.add_states(states)
         self._wake.set()
 
-    def parts_for_lead(self, run: RunKey, node: str, start: str, shift_ns: int) -> list[bytes]:
-        """What the lead of a run has to know next; where it writes into our folder, nothing.
+    def positions(self, run: RunKey) -> Mapping[str, int]:
+        """How far the journals of a run are in its history."""
+        found = self._runs.get(run)
+        return {} if found is None else found[0].written
 
-        *node*: the lead's. *start*: which start of its agent it is. *shift_ns*: its clock minus
-        ours.
-        """
-        if not self.keeps:
-            return []
-        self._led_by[run] = node
-        found = self._outgoing.get(run)
-        if found is None or found.start != start:
-            from otel_ddp.agent.history.outgoing import Outgoing
-
-            path = self.directory / directory.file_name(*run, node)
-            found = self._outgoing[run] = Outgoing(path, start)
-        return found.take(shift_ns)
-
-    def led_by(self, run: RunKey) -> str:
-        """The node whose agent keeps all of the run, or did so last; empty: this one."""
-        return self._led_by.get(run, "")
-
-    def leave_lead(self, run: RunKey) -> None:
-        """The run has no lead on another node any more."""
-        self._outgoing.pop(run, None)
-
-    def take_parts(self, run: RunKey, node: str, parts: Sequence[bytes]) -> None:
-        """What another node has sent of a run that this agent leads."""
-        if self.keeps and parts and node != self._node:
-            from otel_ddp.agent.history.incoming import Incoming
-
-            self._incoming = self._incoming or Incoming(self.directory, self._most_bytes // 2)
-            self._incoming.take(run, node, parts)
+    def agent_cpu_s(self, run: RunKey) -> float | None:
+        """What the agents of this node have needed for a run until now; None: not known."""
+        found = self._runs.get(run)
+        return None if found is None else found[0].cost.agent_cpu_s
 
     def describe(self) -> dict[str, Any]:
         """Where histories are, and since when nothing could be kept, if that is so."""
@@ -243,8 +213,6 @@ class Histories:
         if self.thread.join(1.0 if self.remark() else _STOP_S):
             for run, _ in self._runs.values():
                 run.close()
-            if self._incoming is not None:
-                self._incoming.close()
 
     # -- the thread
 
@@ -262,7 +230,7 @@ class Histories:
         self._pace.begin()
         batches, states, left_out_since_ns = self._waiting.take()
         for key, state in states.items():
-            self._run(key, now).time.learn(state.processes)
+            self._run(key, now).learn(state)
         for batch in batches:
             self._run(batch.run, now).feed(batch)
         for key, state in states.items():
@@ -271,20 +239,15 @@ class Histories:
         for key, (run, fed_at) in list(self._runs.items()):
             if left_out_since_ns:
                 run.leave_out(left_out_since_ns, now_ns, "the disk did not answer in time")
-            run.outgoing = self._outgoing.get(key)
             failed = self._disk.attempt(partial(run.write, now_ns)) or failed
             if now - fed_at > _CLOSE_AFTER_S and not run.waits:
                 self._disk.attempt(run.close)
                 del self._runs[key]
-        if self._incoming is not None and not failed:
-            self._disk.attempt(partial(self._incoming.write, now))
         self._pace.end(bool(failed))
         self._disk.note(failed, now_ns)
         if now >= self._clean_at and not failed:
             self._clean_at = now + _CLEAN_EVERY_S
             keep = {run.path for run, _ in self._runs.values()}
-            if self._incoming is not None:
-                keep |= self._incoming.paths()
             delete = directory.delete_oldest
             self._disk.attempt(lambda: delete(self.directory, self._most_bytes, keep))
 
@@ -300,16 +263,6 @@ class Histories:
 
 # -- what is kept
 
-# Of a rank, beside its steps and phases, which have series.
-_TOTALS = frozenset(
-    metric.name
-    for metric in (
-        *(catalog.TRAINING_STEPS, catalog.TRAINING_STEPS_SKIPPED, catalog.TRAINING_SAMPLES),
-        *(catalog.TRAINING_TOKENS, catalog.TRAINING_GC_TIME, catalog.TRAINING_FLOPS),
-        *(catalog.TRAINING_OOMS, catalog.OTEL_DDP_HOOK_TIME, catalog.OTEL_DDP_HOOK_ERRORS),
-        catalog.TRAINING_STEP_DURATION,
-    )
-)
 
 # What a person looks at; the others are on /metrics and in Prometheus.
 _METRICS = (
@@ -333,8 +286,25 @@ _METRICS = (
 )
 
 
+class LedHistory:
+    """The history of a run that this agent leads, as its link fills it."""
+
+    def __init__(self, histories: Histories, run: RunKey, nodes: dict[str, OfNode]) -> None:
+        self._histories, self._run, self._nodes = histories, run, nodes
+
+    def take_node(self, node: str, found: OfNode) -> None:
+        """What is new of another node."""
+        before = self._nodes.get(node)
+        waiting = [] if before is None else before.samples
+        self._nodes[node] = found._replace(samples=[*waiting, *found.samples][-_MOST_SAMPLES:])
+
+    def positions(self) -> Mapping[str, int]:
+        """How far each journal is written."""
+        return self._histories.positions(self._run)
+
+
 class Collector:
-    """Called from the agent's loop."""
+    """Called from the agent's loop. It does not matter to it where a process is."""
 
     def __init__(self, histories: Histories, ledger: Ledger, node: str) -> None:
         self._histories = histories
@@ -344,29 +314,66 @@ class Collector:
         self._job_types: dict[RunKey, str] = {}
         # What this process had needed at the last look.
         self._cpu_s = 0.0
+        # What came of other nodes since the last look, of the runs that this agent leads.
+        self._nodes: dict[RunKey, dict[str, OfNode]] = {}
+        # Of the other runs on several nodes: the lead's node, as last known; the newest samples of
+        # each series, and when those were taken that the lead has.
+        self._led_by: dict[RunKey, str] = {}
+        self._samples: dict[RunKey, Sequence[Sample]] = {}
+        self._sent_ns: dict[RunKey, dict[SeriesKey, int]] = {}
 
-    def feed(self, feeds: Iterable[Process]) -> None:
+    # -- of runs on several nodes
+
+    def whole(self, run: RunKey) -> LedHistory | None:
+        """The history of a run that this agent leads; None where it keeps none."""
+        if not self._histories.keeps:
+            return None
+        return LedHistory(self._histories, run, self._nodes.setdefault(run, {}))
+
+    def of_node(self, run: RunKey, lead: str) -> OfNode:
+        """What the lead's history of a run lacks of this node. *lead*: the lead's node."""
+        self._led_by[run] = lead
+        samples, sent_ns = self._samples.get(run, ()), self._sent_ns.get(run, {})
+        new = [each for each in samples if sent_ns.get(each.key) != each.time_ns]
+        self._sent_ns[run] = {each.key: each.time_ns for each in samples}
+        return OfNode(new, self._histories.agent_cpu_s(run))
+
+    # -- what is kept
+
+    def feed(self, processes: Iterable[Process]) -> None:
         """What the last poll has read: of a rank's processes the earlier first."""
-        for each in sorted(feeds, key=lambda e: e.reader.created_ns):
+        for each in self._told(processes):
             new = each.new if each.exported else each.new._replace(scalars=[])
-            if each.labels and any(new):
+            if any(new):
                 key, rank = self._key_and_rank(each)
                 reader = each.reader
-                of = (key, rank, reader.path.name, reader.created_ns, _started_ns(each))
-                self._histories.feed(Batch(*of, _launched_by(each), reader.names, new))
+                self._histories.feed(
+                    Batch(
+                        *(key, rank, each.journal, reader.position, each.began_ns),
+                        *(each.started_ns, _launched_by(each), reader.names, new, _node(each)),
+                    )
+                )
+
+    def _told(self, processes: Iterable[Process]) -> list[Process]:
+        """Those whose history is written here, the earlier first.
+
+        No other node tells what a rank does that is at work here.
+        """
+        told = [each for each in processes if each.labels and each.is_kept]
+        told.sort(key=lambda each: each.began_ns)
+        here = {self._key_and_rank(each) for each in told if each.is_here and each.is_at_work}
+        return [each for each in told if each.is_here or self._key_and_rank(each) not in here]
 
     def feed_states(
-        self,
-        feeds: Iterable[Process],
-        verdicts: Sequence[Mapping[str, Any]],
+        self, processes: Iterable[Process], verdicts: Sequence[Mapping[str, Any]]
     ) -> None:
         """What is known now. The caller holds the ledger's lock."""
-        feeds = [each for each in feeds if each.labels]
-        taken = list(_samples(self._ledger))
-        states = {}
-        for key in dict.fromkeys(self._key_and_rank(each)[0] for each in feeds):
-            of_run = [each for each in feeds if self._key_and_rank(each)[0] == key]
-            states[key] = self._state(key, of_run, verdicts, taken)
+        told = self._told(processes)
+        by_run: dict[RunKey, list[Process]] = {}
+        for each in told:
+            by_run.setdefault(self._key_and_rank(each)[0], []).append(each)
+        taken = list(_samples(self._ledger, self._node))
+        states = {key: self._state(key, each, verdicts, taken) for key, each in by_run.items()}
         # One agent serves all runs of a node: the living ones share its processor time.
         cpu_s, self._cpu_s = time.process_time() - self._cpu_s, time.process_time()
         living = [key for key, state in states.items() if not state.has_ended]
@@ -374,7 +381,11 @@ class Collector:
             states[key] = states[key]._replace(agent_cpu_s=cpu_s / len(living))
         self._histories.feed_states(states)
         self._update_time(states)
-        self._job_types = {key: each for key, each in self._job_types.items() if key in states}
+        for of_runs in (self._job_types, self._led_by, self._samples, self._sent_ns):
+            for key in of_runs.keys() - states.keys():
+                del of_runs[key]
+        for key in self._nodes.keys() - states.keys():
+            self._nodes[key].clear()
 
     def _update_time(self, present: Collection[RunKey]) -> None:
         now_ns = time.time_ns()
@@ -402,43 +413,45 @@ class Collector:
     def _state(
         self,
         key: RunKey,
-        feeds: Sequence[Process],
+        processes: Sequence[Process],
         verdicts: Sequence[Mapping[str, Any]],
         taken: Sequence[Sample],
     ) -> State:
         ranks: dict[str, dict[str, Any]] = {}
         about: dict[str, Any] = {"group": key[0], "run": key[1], "job_type": self._job_types[key]}
+        times: list[ProcessTime] = []
+        since_ns: dict[str, int] = {}
         # The newest process of a rank describes it.
-        for each in sorted(feeds, key=lambda e: e.reader.created_ns):
-            totals = _totals(each)
-            ranks[self._key_and_rank(each)[1]] = {**each.describe().to_json(), "totals": totals}
-            if each.identity.get("global_rank") == 0:
+        for each in processes:
+            rank = self._key_and_rank(each)[1]
+            told = each.describe().to_json()
+            ranks[rank] = {**told, "totals": _totals(each)}
+            if each.is_here and each.identity.get("global_rank") == 0:
                 about |= self._about(each)
+            since_ns.setdefault(_node(each), each.began_ns)
+            times.append(_time_of(each, rank))
         own = [each for each in verdicts if _is_of(each, key)]
-        alive = any(each.ended_at is None for each in feeds)
+        alive = any(each.ended_at is None for each in processes)
         if not alive:
             # An agent that comes later has not seen the run until now.
-            about["seen_ns"] = max(each.life.ended_ns for each in feeds)
+            about["seen_ns"] = max(each.life.ended_ns for each in processes)
         here = [each for each in taken if each.run == key or (each.run is None and alive)]
+        self._samples[key] = here
+        came, nodes = [], self._nodes.get(key, {})
+        for node, found in nodes.items():
+            came += found.samples
+            nodes[node] = found._replace(samples=[])
+        since_ns.pop("", None)
         about |= {
             "node": self._node,
             "version": __version__,
-            "began_ns": min(each.reader.created_ns for each in feeds),
-            "led_by": self._histories.led_by(key),
+            "began_ns": processes[0].began_ns,
+            "led_by": self._led_by.get(key, ""),
         }
-        processes = [
-            ProcessTime(
-                self._key_and_rank(each)[1],
-                each.reader.created_ns,
-                _started_ns(each),
-                each.life.ended_ns,
-                state_word(each.life.state),
-                None if (progress := each.reader.progress()) is None else progress.step,
-                _launched_by(each),
-            )
-            for each in sorted(feeds, key=lambda e: e.reader.created_ns)
-        ]
-        return State(about, ranks, own, here, processes)
+        if since_ns:
+            about["nodes"] = since_ns
+        cpu_s = {node: each.agent_cpu_s for node, each in nodes.items() if each.agent_cpu_s}
+        return State(about, ranks, own, [*here, *came], times, nodes_cpu_s=cpu_s)
 
     def _about(self, feed: Process) -> dict[str, Any]:
         return {
@@ -450,16 +463,18 @@ class Collector:
         }
 
 
-def _started_ns(feed: Process) -> int:
-    """When the process started, if a launcher has started it for this run; else its journal.
+def _node(process: Process) -> str:
+    """Where it is; empty: here."""
+    return "" if process.is_here else dict(process.labels)["node"]
 
-    A notebook and a pool's worker have been there for longer than their run.
-    """
-    created_ns, ticks = int(feed.reader.created_ns), int(feed.reader.start_ticks)
-    if feed.identity.get("launcher") in ("", None, "lone", "pool", "spawn") or not ticks:
-        return created_ns
-    booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    return min(booted_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK"), created_ns)
+
+def _time_of(process: Process, rank: str) -> ProcessTime:
+    progress = process.reader.progress()
+    return ProcessTime(
+        *(rank, process.began_ns, process.started_ns, process.life.ended_ns),
+        *(state_word(process.life.state), None if progress is None else progress.step),
+        *(_launched_by(process), _node(process), process.journal),
+    )
 
 
 def _launched_by(feed: Process) -> str:
@@ -469,7 +484,7 @@ def _launched_by(feed: Process) -> str:
 def _totals(feed: Process) -> dict[str, float]:
     found: dict[str, float] = {}
     for total in feed.reader.totals():
-        if total.metric in _TOTALS:
+        if total.metric in KEPT_TOTALS:
             found[total.metric] = found.get(total.metric, 0.0) + total.values[0]
     return found
 
@@ -479,7 +494,7 @@ def _is_of(verdict: Mapping[str, Any], key: RunKey) -> bool:
     return (who.get("group"), who.get("run")) == key
 
 
-def _samples(ledger: Ledger) -> Iterator[Sample]:
+def _samples(ledger: Ledger, node: str) -> Iterator[Sample]:
     """The readings as they are now. The caller holds the ledger's lock."""
     for metric, of_metric in ledger.of(_METRICS):
         kind = "counter" if metric.kind is Kind.COUNTER else "node"
@@ -490,5 +505,6 @@ def _samples(ledger: Ledger) -> Iterator[Sample]:
             labels = dict(series.labels)
             run = (labels["group"], labels["run"]) if labels.get("run") else None
             more = tuple(pair for pair in series.labels if pair[0] not in RANK_LABELS)
+            more = (*more, ("node", node))
             key = SeriesKey(kind, metric.name, labels.get("rank", ""), more)
             yield Sample(run, key, series.time_ns, float(value))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from otel_ddp import errors, files
 from otel_ddp.agent.history.attempts import Placed
@@ -20,18 +20,17 @@ from otel_ddp.history.tables import Event, RunKey, SeriesKey, StepSum, ValueSum
 from otel_ddp.journal.parser import Document, Name, Scalars
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
 
-if TYPE_CHECKING:
-    from otel_ddp.agent.history.outgoing import Outgoing
-
 log = logging.getLogger("otel_ddp.agent")
 
 _S = 1_000_000_000
 _UNUSUAL = {PHASES[word] for word in UNUSUAL_PHASES}
 # What waits for a disk that is full or does not answer; some 100 MB.
 _MOST_WAITING = 200_000
+_MOST_SAMPLES = 100_000
 _MOST_GAPS = 100
 _ONE_GAP_NS = 60 * _S
 _LONGEST_BODY = 4000
+_LONGEST_STEP_NS, _MOST_WORK = 1 << 50, 1 << 50
 
 
 class Sample(NamedTuple):
@@ -43,18 +42,31 @@ class Sample(NamedTuple):
     value: float
 
 
+class OfNode(NamedTuple):
+    """What only a node knows of itself: what is new of it."""
+
+    samples: list[Sample]
+    agent_cpu_s: float | None
+    """What its agents have needed for the run until now; None: not known."""
+
+
 class Batch(NamedTuple):
     """What was read of one process since the last batch."""
 
     run: RunKey
     rank: str
     journal: str
+    """Another one for each process of the run."""
+    position: int
+    """How far the journal is read."""
     began_ns: int
     """When the journal of the process began, and when the process started."""
     started_ns: int
     launched_by: str
     names: Mapping[int, Name]
     news: News
+    node: str = ""
+    """Where the process is; empty: here."""
 
 
 class State(NamedTuple):
@@ -67,6 +79,8 @@ class State(NamedTuple):
     processes: Sequence[ProcessTime] = ()
     agent_cpu_s: float = 0.0
     """What the agent has needed for the run since the state before."""
+    nodes_cpu_s: Mapping[str, float] = {}
+    """What the agents of other nodes have needed until now."""
 
     @property
     def has_ended(self) -> bool:
@@ -81,6 +95,7 @@ class State(NamedTuple):
             ranks={**before.ranks, **self.ranks},
             processes=[*found.values()],
             agent_cpu_s=before.agent_cpu_s + self.agent_cpu_s,
+            samples=[*before.samples, *self.samples][-_MOST_SAMPLES:],
         )
 
 
@@ -102,6 +117,11 @@ class _Unwritten:
         self.size = 0
 
 
+def _journal_of(rank: Mapping[str, Any]) -> str:
+    """As `Batch.journal` of another node; this node knows when its own began."""
+    return f"{rank.get('node')}/{rank.get('journal')}"
+
+
 # Steps of one training are alike.
 @lru_cache(256)
 def _is_unusual(codes: bytes) -> bool:
@@ -113,10 +133,15 @@ class KeptRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.outgoing: Outgoing | None = None
-        """What tells it to the lead of the run, where that is another node's agent."""
+        self.written: Mapping[str, int] = {}
+        """How far each journal is in the file."""
+        self.cost = OwnCost()
         self._file: RunFile | None = None
         self._positions: dict[str, tuple[int, int, int]] = {}
+        # When each journal began, as first known, and the processes of each other node: the clock
+        # of another node is measured again and again.
+        self._began: dict[str, int] = {}
+        self._nodes: dict[str, int] = {}
         self._counts: dict[SeriesKey, int] = {}
         self._sampled: dict[SeriesKey, int] = {}
         self._state = State({}, {}, (), ())
@@ -127,7 +152,6 @@ class KeptRun:
         self._failing = (0, "")
         self._new = _Unwritten()
         self.time = RunTime()
-        self._cost = OwnCost()
 
     @property
     def waits(self) -> bool:
@@ -149,12 +173,19 @@ class KeptRun:
             self._gaps = [*file.gaps(), *self._gaps]
             self._began_ns = file.began_ns()
             errors.attempt(lambda: self.time.restore(file.kept_time()), None)
-            errors.attempt(lambda: self._cost.restore(*file.kept_cost()), None)
+            errors.attempt(lambda: self._restore(file), None)
         except BaseException:
             file.close()
             raise
         self._file = file
         self._written = State({}, {}, (), ())
+
+    def _restore(self, file: RunFile) -> None:
+        cost, ranks = file.kept_cost()
+        self.cost.restore(cost, ranks)
+        self._nodes = file.nodes() | self._nodes
+        known = [each for each in ranks.values() if "journal" in each]
+        self._began = {_journal_of(each): each["started_ns"] for each in known} | self._began
 
     def close(self) -> None:
         """Leave a file that can be copied."""
@@ -166,32 +197,40 @@ class KeptRun:
 
     # -- what comes
 
+    def learn(self, state: State) -> None:
+        """Which processes have ended: told before `feed` brings what the next ones did."""
+        self.time.learn(self._with_beginnings(state).processes)
+
     def feed(self, batch: Batch) -> None:
         """Sum up what was not kept before: an agent that starts again reads some of it twice."""
         news, rank = batch.news, batch.rank
-        known = self._new.positions.get(batch.journal) or self._positions.get(batch.journal)
-        position, host_ns, device_ns = known or (-1, 0, 0)
-        self._add_values(batch, [each for each in news.scalars if each.position > position])
+        began_ns = self._began.setdefault(batch.journal, batch.began_ns)
+        # By the clock as it was known at first: marks of before are on it.
+        shift_ns = began_ns - batch.began_ns
+        position, host_ns, device_ns = self._positions_of(batch.journal)
+        self._add_values(batch, [each for each in news.scalars if each.position >= position])
         for document in news.events:
-            if document.position > position:
+            if document.position >= position:
                 self._add_event(rank, document)
         if news.steps:
-            process = batch.began_ns, batch.started_ns, batch.launched_by
-            self.time.begin(rank, *process, trains=True)
+            process = began_ns, batch.started_ns, batch.launched_by
+            self.time.begin(rank, *process, trains=True, node=batch.node)
         for clock, steps, after_ns in (
             ("host", news.estimated, host_ns),
             ("device", news.device_estimated, device_ns),
         ):
-            new = [each for each in steps if each.ended_ns > after_ns]
+            new = [each for each in steps if each.ended_ns + shift_ns > after_ns]
             self._add_steps(rank, clock, self.time.feed(rank, clock, new))
         for since_ns, until_ns in news.overwritten:
             self._overwritten(since_ns, until_ns, rank)
-        read = [each.position for each in news.scalars] + [e.position for e in news.events]
         self._new.positions[batch.journal] = (
-            max([position, *read]),
-            max([host_ns, *(each.ended_ns for each in news.steps)]),
-            max([device_ns, *(each.ended_ns for each in news.device_steps)]),
+            max(position, batch.position),
+            max([host_ns, *(each.ended_ns + shift_ns for each in news.steps)]),
+            max([device_ns, *(each.ended_ns + shift_ns for each in news.device_steps)]),
         )
+
+    def _positions_of(self, journal: str) -> tuple[int, int, int]:
+        return self._new.positions.get(journal) or self._positions.get(journal) or (0, 0, 0)
 
     def _overwritten(self, since_ns: int, until_ns: int, rank: str) -> None:
         why = f"records of rank {rank} were overwritten before they were read"
@@ -205,8 +244,13 @@ class KeptRun:
 
     def feed_state(self, state: State) -> None:
         """What is known now."""
-        self._cost.add(state.ranks, state.agent_cpu_s)
-        self._state = state.after(self._unwritten())._replace(processes=(), agent_cpu_s=0.0)
+        state = self._with_beginnings(state)
+        self.cost.add(state.ranks, state.agent_cpu_s, state.nodes_cpu_s)
+        for node, since_ns in state.about.get("nodes", {}).items():
+            self._nodes[node] = min(since_ns, self._nodes.get(node, since_ns))
+        self._state = state.after(self._unwritten())._replace(
+            samples=(), processes=(), agent_cpu_s=0.0
+        )
         for rank, clock, placed in self.time.note(state.processes, state.verdicts, time.time_ns()):
             self._add_steps(rank, clock, placed)
         for sample in state.samples:
@@ -217,6 +261,19 @@ class KeptRun:
             self._sum(sample.key, second, sample.time_ns).add(
                 second, sample.time_ns, sample.value, None
             )
+
+    def _with_beginnings(self, state: State) -> State:
+        """With each process as it is known already."""
+        began, ranks = self._began, dict(state.ranks)
+        for rank, each in ranks.items():
+            if "journal" in each:
+                known_ns = began.setdefault(_journal_of(each), each["started_ns"])
+                ranks[rank] = {**each, "started_ns": known_ns}
+        processes = [
+            each._replace(began_ns=began.setdefault(each.journal, each.began_ns))
+            for each in state.processes
+        ]
+        return state._replace(ranks=ranks, processes=processes)
 
     def _unwritten(self) -> State:
         written = self._written.ranks
@@ -270,7 +327,8 @@ class KeptRun:
         width = self._width(key)
         buckets: dict[int, StepSum] | None = None
         for step, number, _ in steps:
-            if step.ended_ns <= step.began_ns:
+            # Another node may tell anything; sums of it have to fit into a column.
+            if not 0 < step.ended_ns - step.began_ns < _LONGEST_STEP_NS or step.work > _MOST_WORK:
                 continue
             if buckets is None:
                 buckets = self._new.steps.setdefault(key, {})
@@ -312,8 +370,6 @@ class KeptRun:
             self.open()
             assert self._file is not None
             self._write(self._file, now_ns)
-            if self.outgoing is not None:
-                self.outgoing.make(self._file, time.monotonic())
         except (sqlite3.Error, OSError, ValueError, OverflowError) as why:
             if not self._failing[0]:
                 self._failing = now_ns, getattr(why, "strerror", None) or str(why)
@@ -326,8 +382,10 @@ class KeptRun:
 
     def _write(self, file: RunFile, now_ns: int) -> None:
         state, before = self._state, self._written
-        counted = {"gaps": self._gaps, "cost": self._cost.to_json(), **self.time.to_json()}
+        counted = {"gaps": self._gaps, "cost": self.cost.to_json(), **self.time.to_json()}
         about = {"seen_ns": now_ns, **state.about, **counted}
+        if self._nodes:
+            about["nodes"] = {**self._nodes}
         if self._began_ns and "began_ns" in about:
             # A launch that is started again is the same run, whose first processes are gone.
             about["began_ns"] = min(self._began_ns, about["began_ns"])
@@ -354,9 +412,8 @@ class KeptRun:
             positions=self._new.positions,
             attempt_ns=0 if self.time.attempts.is_first else self.time.attempts.began_ns,
         )
-        if self.outgoing is not None:
-            self.outgoing.note([*self._new.values.items(), *self._new.steps.items()])
-        self._positions |= self._new.positions
+        self._positions = self._positions | self._new.positions
+        self.written = {journal: position for journal, (position, *_) in self._positions.items()}
         self._written = state._replace(about=about)
         self._new = _Unwritten()
 

@@ -15,20 +15,32 @@ class OwnCost:
     """Of one run. Only the thread that writes its history calls it."""
 
     def __init__(self) -> None:
-        self._agent_cpu_s = 0.0
+        self.agent_cpu_s = 0.0
+        """Of the agents of this node."""
+        self._nodes_cpu_s: dict[str, float] = {}
         # The totals of processes whose ranks have another one by now; and the newest of each rank.
         self._earlier: dict[str, float] = {}
         self._newest: dict[str, Mapping[str, Any]] = {}
 
     def restore(self, cost: Mapping[str, Any], ranks: Mapping[str, Mapping[str, Any]]) -> None:
         """What an earlier agent has kept; nothing if this one has counted already."""
-        if not (self._newest or self._agent_cpu_s):
-            self._agent_cpu_s = cost.get("agent_cpu_s", 0.0)
+        if not (self._newest or self.agent_cpu_s):
+            self.agent_cpu_s = cost.get("agent_cpu_s", 0.0)
             self._earlier, self._newest = {**cost.get("earlier", {})}, {**ranks}
+            self._nodes_cpu_s = {**cost.get("nodes", {})}
 
-    def add(self, ranks: Mapping[str, Mapping[str, Any]], agent_cpu_s: float) -> None:
-        """The ranks as they are now, and what the agent has needed for the run since the last."""
-        self._agent_cpu_s += agent_cpu_s
+    def add(
+        self,
+        ranks: Mapping[str, Mapping[str, Any]],
+        agent_cpu_s: float,
+        nodes_cpu_s: Mapping[str, float],
+    ) -> None:
+        """The ranks as they are now, and what this agent has needed for the run since the last.
+
+        *nodes_cpu_s*: what the agents of other nodes have needed until now.
+        """
+        self.agent_cpu_s += agent_cpu_s
+        self._nodes_cpu_s |= nodes_cpu_s
         for rank, each in ranks.items():
             before = self._newest.get(rank, each)
             if before.get("started_ns", 0) < each.get("started_ns", 0):
@@ -39,4 +51,6 @@ class OwnCost:
 
     def to_json(self) -> dict[str, Any]:
         """Of `about`; the newest processes are among the ranks."""
-        return {"agent_cpu_s": round(self._agent_cpu_s, 1), "earlier": {**self._earlier}}
+        nodes = {node: round(cpu_s, 1) for node, cpu_s in self._nodes_cpu_s.items()}
+        found = {"agent_cpu_s": round(self.agent_cpu_s, 1), "earlier": {**self._earlier}}
+        return {**found, "nodes": nodes} if nodes else found

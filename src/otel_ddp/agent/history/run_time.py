@@ -1,4 +1,4 @@
-"""What the time of a run's ranks on this node went to: what moved it on, and what was lost.
+"""What the time of a run's ranks went to: what moved it on, and what was lost.
 
 Every second of a rank is counted once, from the start of its first process on.
 """
@@ -57,13 +57,16 @@ class ProcessTime(NamedTuple):
     """Its last one, by the program's number."""
     launched_by: str = ""
     """A word for the process that launched it; empty: not known."""
+    node: str = ""
+    """Where it is; empty: here."""
+    journal: str = ""
 
 
 class Told(NamedTuple):
     """What is known of a run's time at a moment, for other threads."""
 
     seconds: Mapping[str, float]
-    """By cause."""
+    """By cause, of the ranks of this node."""
     attempts: int
     began_ns: int
 
@@ -88,13 +91,39 @@ class _Late(NamedTuple):
         return cls(name, ranks, max(share, 0.0))
 
 
+class _Spent:
+    """What the time of the ranks of one node went to."""
+
+    def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
+        seconds, late = ({}, {}) if kept is None else (kept["seconds"], kept["late"])
+        self.ns = dict.fromkeys(TIME_CAUSES, 0) | {
+            each: round(s * _S) for each, s in seconds.items()
+        }
+        self.late_ns = {each: round(s * _S) for each, s in late.items()}
+        """Of `late_rank`, by whom the others waited for."""
+
+    def to_json(self) -> dict[str, Any]:
+        seconds = {each: round(ns / _S, 3) for each, ns in self.ns.items() if ns}
+        return {
+            "seconds": seconds,
+            "late": {each: round(ns / _S, 3) for each, ns in self.late_ns.items()},
+        }
+
+
 class _Rank:
     """The present process of one rank."""
 
     def __init__(
-        self, rank: str, attempt: int, began_ns: int, until_ns: int, launched_by: str
+        self,
+        rank: str,
+        attempt: int,
+        began_ns: int,
+        until_ns: int,
+        launched_by: str,
+        node: str = "",
     ) -> None:
         self.rank, self.attempt, self.began_ns = rank, attempt, began_ns
+        self.node = node
         self.until_ns = until_ns
         """Up to then the time of the rank is counted."""
         self.launched_by = launched_by
@@ -110,9 +139,8 @@ class RunTime:
         self.attempts = Attempts()
         self.told: Told | None = None
         """As of the last call of `to_json`."""
-        self._spent_ns = dict.fromkeys(TIME_CAUSES, 0)
-        # Of `late_rank`, by whom the others waited for.
-        self._late_ns: dict[str, int] = {}
+        # By node; empty: this one.
+        self._spent = {"": _Spent()}
         self._ranks: dict[str, _Rank] = {}
         # The present processes of the ranks, and those whose steps may still wait to be counted.
         self._processes: dict[tuple[str, int], ProcessTime] = {}
@@ -129,28 +157,28 @@ class RunTime:
         if self._ranks or not isinstance(kept, dict) or not isinstance(attempts, list):
             return
         self.attempts = Attempts(attempts)
-        self._spent_ns |= {each: round(s * _S) for each, s in kept["seconds"].items()}
-        self._late_ns = {each: round(s * _S) for each, s in kept["late"].items()}
+        spent = {"": kept, **kept.get("nodes", {})}
+        self._spent = {node: _Spent(each) for node, each in spent.items()}
         for rank, (*process, trained, ended) in kept["ranks"].items():
             found = self._ranks[rank] = _Rank(rank, *process)
             found.has_trained, found.has_ended = trained, ended
 
     def to_json(self) -> dict[str, Any]:
         """Of `about`; nothing before the first step."""
-        if not any(self._spent_ns.values()):
+        if not any(any(each.ns.values()) for each in self._spent.values()):
             return {}
         ranks = {
             rank: (
                 *(each.attempt, each.began_ns, each.until_ns, each.launched_by),
-                *(each.has_trained, each.has_ended),
+                *(each.node, each.has_trained, each.has_ended),
             )
             for rank, each in self._ranks.items()
         }
-        seconds = {each: round(ns / _S, 3) for each, ns in self._spent_ns.items() if ns}
-        late = {each: round(ns / _S, 3) for each, ns in self._late_ns.items()}
+        nodes = {node: each.to_json() for node, each in self._spent.items()}
+        here = nodes.pop("")
         attempts = [dict(each) for each in self.attempts.told]
-        self.told = Told(seconds, attempts[-1]["attempt"], attempts[0]["began_ns"])
-        return {"time": {"seconds": seconds, "late": late, "ranks": ranks}, "attempts": attempts}
+        self.told = Told(here["seconds"], attempts[-1]["attempt"], attempts[0]["began_ns"])
+        return {"time": {**here, "ranks": ranks, "nodes": nodes}, "attempts": attempts}
 
     # -- what comes
 
@@ -162,7 +190,14 @@ class RunTime:
         self._processes |= {(each.rank, each.began_ns): each for each in processes}
 
     def begin(
-        self, rank: str, began_ns: int, started_ns: int, launched_by: str, *, trains: bool
+        self,
+        rank: str,
+        began_ns: int,
+        started_ns: int,
+        launched_by: str,
+        *,
+        trains: bool,
+        node: str = "",
     ) -> None:
         """A process of this rank is there. What is beside the training has no part in this."""
         known, told = self._ranks.get(rank), self.attempts.told
@@ -173,8 +208,8 @@ class RunTime:
             if trains:
                 known.began_ns = began_ns
             return
-        state, ended_ns = self._last_end() if told else ("", 0)
         is_next = known is not None and known.attempt == told[-1]["attempt"]
+        state, ended_ns = self._last_end(is_over=is_next) if told else ("", 0)
         if not told or is_next or 0 < ended_ns < began_ns:
             if state == "finished" and not trains:
                 # It may evaluate what was trained.
@@ -191,14 +226,18 @@ class RunTime:
         if known is not None:
             self._fill_gap(rank, known, started_ns, launched_by)
             until_ns = max(known.until_ns, started_ns)
-        self._ranks[rank] = _Rank(rank, told[-1]["attempt"], began_ns, until_ns, launched_by)
+        process = rank, told[-1]["attempt"], began_ns, until_ns, launched_by
+        self._ranks[rank] = _Rank(*process, node)
 
     def _is_at_work(self, rank: str, known: _Rank) -> bool:
         process = self._processes.get((rank, known.began_ns))
         return process is not None and not process.ended_ns
 
-    def _last_end(self) -> tuple[str, int]:
-        """How and when the present attempt ended; nothing while a process of it is left."""
+    def _last_end(self, *, is_over: bool = False) -> tuple[str, int]:
+        """How and when the present attempt ended; nothing while a process of it is left.
+
+        *is_over*: the next one has begun. A node that is gone does not say how its ranks ended.
+        """
         last = self.attempts.told[-1]
         if "ended_ns" in last:
             return last["state"], last["ended_ns"]
@@ -207,7 +246,7 @@ class RunTime:
         # An earlier agent has seen the end of some, and some had another rank at first.
         known = [p for e, p in found if p is not None or (e.has_trained and not e.has_ended)]
         ended = [each for each in known if each is not None and each.ended_ns]
-        if not ended or len(ended) < len(known):
+        if not ended or (len(ended) < len(known) and not is_over):
             return "", 0
         return worst_state(each.state for each in ended), max(each.ended_ns for each in ended)
 
@@ -262,7 +301,7 @@ class RunTime:
     def _count_phases(self, rank: _Rank, step: Step) -> None:
         """Of a step that has moved the run on."""
         # A part of it may be counted already, as that of a hang.
-        spent, left_ns = self._spent_ns, step.ended_ns - rank.until_ns
+        spent, left_ns = self._of(rank), step.ended_ns - rank.until_ns
         share = left_ns / step.took_ns
         late = self._late if self._late and rank.rank not in self._late.ranks else None
         late_ns = round(late.share * left_ns) if late else 0
@@ -274,17 +313,23 @@ class RunTime:
                 some_ns = min(some_ns, late_ns)
                 late_ns -= some_ns
                 if late:
-                    self._late_ns[late.name] = self._late_ns.get(late.name, 0) + some_ns
-            spent[cause] += some_ns
+                    spent.late_ns[late.name] = spent.late_ns.get(late.name, 0) + some_ns
+            spent.ns[cause] += some_ns
             left_ns -= some_ns
-        spent["productive"] += left_ns
+        spent.ns["productive"] += left_ns
         rank.until_ns = step.ended_ns
 
     def _spend(self, rank: _Rank, cause: str, until_ns: int) -> None:
         """All of its time up to then."""
         if until_ns > rank.until_ns:
-            self._spent_ns[cause] += until_ns - rank.until_ns
+            self._of(rank).ns[cause] += until_ns - rank.until_ns
             rank.until_ns = until_ns
+
+    def _of(self, rank: _Rank) -> _Spent:
+        found = self._spent.get(rank.node)
+        if found is None:
+            found = self._spent[rank.node] = _Spent()
+        return found
 
     def note(
         self, processes: Iterable[ProcessTime], verdicts: Sequence[Mapping[str, Any]], now_ns: int
@@ -292,7 +337,8 @@ class RunTime:
         """What is known now. The steps that were held until here, with their rank and clock."""
         self._note_verdicts(verdicts)
         for each in processes:
-            self.begin(each.rank, each.began_ns, each.started_ns, each.launched_by, trains=False)
+            process = each.rank, each.began_ns, each.started_ns, each.launched_by
+            self.begin(*process, trains=False, node=each.node)
             known = self._ranks.get(each.rank)
             if known is None or known.began_ns != each.began_ns or known.has_ended:
                 continue

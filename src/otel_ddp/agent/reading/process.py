@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -70,6 +71,8 @@ class Host:
 
     is_here = True
     """Whether it is the node of this agent."""
+    is_kept = True
+    """Whether this agent writes its history."""
     silent_since_ns = 0
     """When its node was last heard, where that is too long ago; 0: it is heard."""
     clock_uncertainty_ns = 0
@@ -84,6 +87,12 @@ class Host:
         # 0 if the agent cannot see it: the process's own number may be another process here.
         holder = files.lock_holder(reader.path)
         self.pid = reader.pid if holder is None else holder
+
+    def started_ns(self) -> int:
+        """When it started; 0: not known."""
+        ticks = self.reader.start_ticks
+        booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        return booted_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK") if ticks else 0
 
     def ended_well(self) -> bool | None:
         """Whether it had done its work as it died without a last record; None: not known yet."""
@@ -199,8 +208,8 @@ class Process:
         self.new = _nothing()
         self.extremes: Mapping[Name, Extremes] = {}
         """Of the values that its rank has logged, where this node keeps them."""
-        self.mark_before = self.reader.bookmark()
-        """How far its journal was read before the last poll."""
+        self.mark_first = self.mark_before = self.reader.bookmark()
+        """How far its journal was read before this agent, and before the last poll."""
         self._devices = devices
         self._host = host
         self._name_node = name_node
@@ -209,7 +218,7 @@ class Process:
         # By the clock of the host, and by the device's.
         created_ns = self.reader.created_ns
         self._streams = StepStream(created_ns), StepStream(created_ns)
-        self._shares = (PhaseShares(), PhaseShares(on_device=True)) if host.is_here else ()
+        self._shares = (PhaseShares(), PhaseShares(on_device=True)) if host.is_kept else ()
         self._nonfinite = NonfiniteValues()
         self._overruns = _Overruns(self.reader)
 
@@ -230,9 +239,30 @@ class Process:
         return self.reader.identity
 
     @property
+    def journal(self) -> str:
+        """The name of its journal, another one for each process of a run."""
+        node = "" if self.is_here else f"{dict(self.labels).get('node', '')}/"
+        return f"{node}{self.reader.name}"
+
+    @property
     def began_ns(self) -> int:
         """When the process began: of two with the same labels, the newer one counts."""
         return self.reader.created_ns
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether this agent writes its history."""
+        return self._host.is_kept
+
+    @property
+    def started_ns(self) -> int:
+        """When the process started, if a launcher has started it for this run; else its journal.
+
+        A notebook and a pool's worker have been there for longer than their run.
+        """
+        launched = self.identity.get("launcher") not in ("", None, "lone", "pool", "spawn")
+        started_ns = self._host.started_ns() if launched else 0
+        return min(started_ns, self.began_ns) if started_ns else self.began_ns
 
     @property
     def global_rank(self) -> int | None:
@@ -368,7 +398,8 @@ class Process:
                 (new.events if record.kind == EVENT else new.spans).append(record)
                 if (saved := checkpoint_event(record)) is not None:
                     new.events.append(saved)
-        self._nonfinite.feed(new.scalars, now_ns)
+        if self.is_here:
+            self._nonfinite.feed(new.scalars, now_ns)
 
     @errors.contained()
     def _read_steps(self, record: Steps) -> None:

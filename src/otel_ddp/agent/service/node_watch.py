@@ -53,7 +53,7 @@ class NodeWatch:
             gpus=self.sampling.gpus,
             cores=self.sampling.cores,
         )
-        self.links = Links(node, self.histories)
+        self.links = Links(node, self._collector)
 
     def threads(self) -> Iterator[KeptThread]:
         """Those that have to run."""
@@ -67,11 +67,11 @@ class NodeWatch:
         self.journals.poll()
         self.artifacts.feed(self.journals.exports())
         processes = self.journals.processes()
-        if self.histories.keeps:
-            self._collector.feed(processes)
         self._parents.watch(processes)
         here = [each for each in processes if each.labels]
         self.links.poll(here)
+        if self.histories.keeps:
+            self._collector.feed([*here, *self.links.fresh()])
         self.judge.poll([*here, *self.links.sources()], self.links.judgements())
         self.links.answer(self.judge)
 
@@ -89,7 +89,8 @@ class NodeWatch:
             past = [*self.judge.past_bounds(), *self.judge.past()]
             with self.ledger.lock:
                 verdicts = [*past, *self.judge.verdicts()]
-                self._collector.feed_states(self.journals.processes(), verdicts)
+                processes = [*self.journals.processes(), *self.links.sources()]
+                self._collector.feed_states(processes, verdicts)
 
     def sample(self) -> None:
         """Write into the ledger what the node's devices and processes do now."""

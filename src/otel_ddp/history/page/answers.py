@@ -47,7 +47,7 @@ def _events(run: WholeRun, question: Question) -> dict[str, Any]:
             **each._asdict(),
             # A browser's numbers are too short for it.
             "time_exact": str(each.time_ns),
-            "node": str(history.about.get("node") or ""),
+            "node": run.node_of(history, each.rank),
         }
         for history in run.histories
         for each in history.events(most + 1, before_ns, question.text("like")[:200])

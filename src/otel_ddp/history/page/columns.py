@@ -70,14 +70,15 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
             if len(found) >= _MOST_SERIES:
                 left_out += 1
                 continue
+            labels = dict(series.key.labels)
             buckets = _thinned(history.sums(series, first, until), wanted)
             columns = _rates(buckets) if series.key.kind == "counter" else _as_columns(buckets)
             found.append(
                 {
                     "name": name,
                     "rank": series.key.rank,
-                    "node": str(history.about.get("node") or ""),
-                    **{key: word for key, word in series.key.labels if key not in _TAKEN},
+                    "node": labels.pop("node", "") or run.node_of(history, series.key.rank),
+                    **{key: word for key, word in labels.items() if key not in _TAKEN},
                     "columns": columns,
                 }
             )
@@ -175,7 +176,7 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
         "ranks": [
             {
                 "rank": series.key.rank,
-                "node": str(history.about.get("node") or ""),
+                "node": run.node_of(history, series.key.rank),
                 "clock": series.key.name,
                 "columns": _of_rank(cells[series.key.rank], numbers, wide),
             }

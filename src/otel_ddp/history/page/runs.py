@@ -13,6 +13,7 @@ from otel_ddp import plain
 from otel_ddp.history import directory
 from otel_ddp.history.newest_attempt import (
     OfNode,
+    are_told_by_others,
     first_rank,
     is_silent,
     newest_attempt,
@@ -121,7 +122,6 @@ def _row(history: History) -> dict[str, Any]:
         "run": str(about.get("run") or history.path.stem),
         "of_node": node,
         "project": str(about.get("project") or ""),
-        "nodes": [str(about.get("node") or "")],
         "world_size": environment.get("world_size"),
         "tags": texts.get("tags"),
         "name": texts.get("name"),
@@ -141,6 +141,8 @@ def _told(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """One run of several nodes."""
+    twice = are_told_by_others([each["of_node"] for each in parts])
+    parts = [each for each, more in zip(parts, twice, strict=True) if not more]
     newest = newest_attempt([each["of_node"] for each in parts])
     parts = sorted(parts, key=lambda each: first_rank(newest, each["of_node"]))
     ranks, first = newest.ranks.values(), {**parts[0]}
@@ -153,12 +155,15 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     def all_of(key: str) -> list[Any]:
         return [one for each in parts for one in each[key]]
 
+    nodes = [each["of_node"].node for each in parts]
+    others = [node for each in parts for node in each["of_node"].others]
+
     def labels(key: str) -> list[str]:
         return sorted({str(each.get(key) or "") for each in ranks})
 
     return {
         **first,
-        "nodes": all_of("nodes"),
+        "nodes": [*dict.fromkeys([*nodes, *others])],
         "ranks": [*newest.ranks],
         "job_type": labels("job_type"),
         "local_ranks": labels("local_rank"),
@@ -230,8 +235,8 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
             (e for e in _worst_first(_of_attempt(told, newest.began_ns)) if not e["harmless"]), None
         ),
         "gaps": [
-            {"node": node, **gap}
-            for node, history in zip(run.nodes, run.histories, strict=True)
+            {"node": str(history.about.get("node") or "?"), **gap}
+            for history in run.histories
             for gap in plain.list_of(dict, history.about.get("gaps"))
         ],
         "summary": run.summary[:_MOST_SUMMARY],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
+from otel_ddp.agent.history.kept_run import OfNode
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.runs import said
-from otel_ddp.agent.link.runs.known import Senseless, wall_origin_ns
+from otel_ddp.agent.link.runs import of_node, said
+from otel_ddp.agent.link.runs.known import Senseless
 from otel_ddp.agent.link.runs.outflow import Outflow
 from otel_ddp.agent.link.runs.stacks import StacksHere
 from otel_ddp.agent.reading.process import Process
@@ -38,8 +39,8 @@ QUESTIONS: Mapping[int, Question] = {
     wire.Question.WHEN: "when",
 }
 
-History = Callable[[str, str, int], list[bytes]]
-"""The lead's node, which start of its agent, its clock minus ours: what it has to know next."""
+History = Callable[[str], OfNode]
+"""What is new of this node for the history that the agent of another node, the lead's, writes."""
 
 
 class Following:
@@ -49,7 +50,7 @@ class Following:
         self, run: Labels, client: LinkClient, origin_ns: int, history: History | None
     ) -> None:
         """*origin_ns*: when the monotonic clock was 0, by that of `poll`. *history*: None: the lead
-        keeps none."""
+        writes that of its own node alone."""
         self._run = run
         self._history = history
         self._stacks = StacksHere()
@@ -84,15 +85,14 @@ class Following:
         for answer in self._client.take():
             self._heed(answer, now_ns - self._origin_ns)
         urgent = self._stacks.poll() or any(each.is_urgent for each in outflows)
-        offset_ns = self._client.clock_offset_ns
         # Records that are not sent stay in the rings.
-        if not self._client.is_connected or offset_ns is None:
+        if not self._client.is_connected or self._client.clock_offset_ns is None:
             return
         if urgent or now_ns >= self._report_at_ns:
             world = max((each.state().own_world_size or 1 for each in here), default=1)
             every = min(-(-world // _RANKS_A_SECOND), _SELDOM)
             self._report_at_ns = now_ns + every * _REPORT_EVERY_NS
-            self._report(now_ns - self._origin_ns, offset_ns)
+            self._report(now_ns - self._origin_ns)
 
     def _keep(self, here: Collection[Process]) -> None:
         # What ended is told for a while longer than it has a journal.
@@ -107,18 +107,18 @@ class Following:
         for source in here:
             if source not in self._processes:
                 self._numbers += 1
-                self._processes[source] = Outflow(self._numbers, source)
+                kept = self._history is not None
+                self._processes[source] = Outflow(self._numbers, source, is_kept=kept)
 
     @errors.contained()
-    def _report(self, now_ns: int, offset_ns: int) -> None:
+    def _report(self, now_ns: int) -> None:
         if self._client.resets != self._resets:
             self._resets = self._client.resets
             for process in self._processes.values():
                 process.tell_all_again()
         report = wire.Report(told=self._stacks.take())
         if self._history is not None and (led := self.judgement()) is not None:
-            ahead_ns = offset_ns - wall_origin_ns()
-            report.history.extend(self._history(led.by, str(self._resets), ahead_ns))
+            report.of_node = of_node.pack(self._history(led.by))
         most = _MOST_OF_RINGS // max(len(self._processes), 8)
         for process in self._processes.values():
             if report.ByteSize() > _LARGE_REPORT:
@@ -148,6 +148,10 @@ class Following:
             if process is not None:
                 position = lacking.position if lacking.HasField("position") else None
                 process.go_back(lacking.defined, position)
+        for kept in answer.kept:
+            _, process = by_number.get(kept.process, (None, None))
+            if process is not None:
+                process.kept(kept.position)
         if answer.judged:
             own = [source.labels for source in self._processes]
             try:
@@ -163,6 +167,10 @@ class Following:
     def sources(self) -> Iterator[Process]:
         """The lead has them."""
         return iter(())
+
+    def fresh(self) -> Sequence[Process]:
+        """The lead has them."""
+        return ()
 
     def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
         """They are asked for on the lead's node."""

@@ -52,6 +52,7 @@ def told_of(process: Process, now_ns: int, evidence: Evidence | None) -> dict[st
     found: dict[str, Any] = {
         "node": dict(process.labels).get("node", ""),
         "step": process.logged_step,
+        "started_ns": _rounded(process.started_ns - origin_ns),
         "memory": process.memory(),
         # JSON has no such numbers.
         "nonfinite": [
@@ -64,6 +65,11 @@ def told_of(process: Process, now_ns: int, evidence: Evidence | None) -> dict[st
         found["answered_ns"] = evidence.answered_ns
         found["silent_s"], found["kernel"] = evidence.silent_s, evidence.kernel
     return {key: value for key, value in found.items() if value not in (None, [])}
+
+
+def _rounded(ns: int) -> int:
+    """Of a time that comes out a little differently whenever it is asked for."""
+    return round(ns, -7)
 
 
 def wall_origin_ns() -> int:
@@ -96,8 +102,9 @@ class Elsewhere(Host):
     is_here = False
     reader: ReceivedJournal
 
-    def __init__(self, journal: ReceivedJournal) -> None:
+    def __init__(self, journal: ReceivedJournal, *, is_kept: bool) -> None:
         self.reader, self.pid = journal, 0
+        self.is_kept = is_kept
         self.questions: list[Question] = []
         """Those that its agent has not been asked yet."""
         self.heard_ns = 0
@@ -140,6 +147,10 @@ class Elsewhere(Host):
 
     # -- as its process asks
 
+    def started_ns(self) -> int:
+        started_ns = plain.whole(self._told.get("started_ns"))
+        return 0 if started_ns is None else max(started_ns + self._ahead_ns, 0)
+
     def update(self, life: Life, now_ns: int, alive: bool) -> None:
         end = self._told.get("end")
         if life.ended_at is not None:
@@ -151,7 +162,8 @@ class Elsewhere(Host):
             return
         life.state, life.ended_at = STATES[end["state"]], time.monotonic()
         life.seen_alive_ns = (plain.whole(end.get("seen_alive_ns")) or 0) + self._ahead_ns
-        life.gone_ns = life.ended_ns = (plain.whole(end.get("gone_ns")) or 0) + self._ahead_ns
+        life.gone_ns = (plain.whole(end.get("gone_ns")) or 0) + self._ahead_ns
+        life.ended_ns = (plain.whole(end.get("ended_ns")) or 0) + self._ahead_ns
 
     def nonfinite(self) -> Sequence[NonfiniteValue]:
         return self._nonfinite

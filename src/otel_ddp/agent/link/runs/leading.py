@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from otel_ddp import errors
+from otel_ddp.agent.history.kept_run import OfNode
 from otel_ddp.agent.link import link_pb2 as wire
+from otel_ddp.agent.link.runs import of_node
 from otel_ddp.agent.link.runs.elsewhere import Asked, AskedElsewhere
 from otel_ddp.agent.link.runs.following import QUESTIONS
 from otel_ddp.agent.link.runs.known import Elsewhere, Senseless
@@ -47,14 +49,15 @@ _KINDS = {question: kind for kind, question in QUESTIONS.items()}
 class _Node:
     """One other node of the run."""
 
-    def __init__(self, agent: int) -> None:
+    def __init__(self, agent: int, *, is_kept: bool = False) -> None:
+        """*is_kept*: this agent writes its history."""
         self.agent = agent
-        self.heard_ns = 0
+        self.heard_ns = self.ahead_ns = 0
         self.hosts: dict[int, Elsewhere] = {}
         """What its agent tells of each of its processes, by their numbers."""
         self.lacking: list[wire.Lacking] = []
         """What its agent has to send again."""
-        self._ahead_ns = 0
+        self._is_kept = is_kept
         # Of those that have come since all did.
         self._reported: set[int] = set()
 
@@ -63,16 +66,20 @@ class _Node:
         """How many records of it were overwritten before they were sent."""
         return sum(each.reader.lost for each in self.hosts.values())
 
+    def hear(self, report: Any, now_ns: int) -> None:
+        """It has reported. All its times are turned to our clock by the one offset."""
+        self.heard_ns = now_ns
+        # Below this it is the same: else the moments at which a rank entered its phase would move.
+        if abs(report.clock_offset_ns - self.ahead_ns) > _SAME_OFFSET_NS:
+            self.ahead_ns = report.clock_offset_ns
+
     def feed(self, report: Any, now_ns: int, most: int) -> Iterator[Elsewhere]:
-        """Take a report in; what has news by it. *most*: so many processes fit."""
+        """Take its processes in; what has news by it. *most*: so many processes fit."""
         if report.agent != self.agent:
             # Its agent was started again, and gives its processes other numbers.
             self.agent = report.agent
             self.hosts = {-1 - at: each for at, each in self.hosts.items()}
             self._reported.clear()
-        # Below this it is the same: else the moments at which a rank entered its phase would move.
-        if abs(report.clock_offset_ns - self._ahead_ns) > _SAME_OFFSET_NS:
-            self._ahead_ns = report.clock_offset_ns
         for message in report.processes[:_MOST_PROCESSES]:
             if len(self._reported) < min(_MOST_PROCESSES, most):
                 host = self._understood(message, report, now_ns)
@@ -94,10 +101,10 @@ class _Node:
         if host is None:
             self.lacking.append(wire.Lacking(process=message.id))
             return None
-        host.hear(message.known, message.arrivals, self._ahead_ns, now_ns)
+        host.hear(message.known, message.arrivals, self.ahead_ns, now_ns)
         host.clock_uncertainty_ns = uncertainty_ns
         journal = host.reader
-        journal.set_clock(self._ahead_ns)
+        journal.set_clock(self.ahead_ns)
         journal.put(message.progress, message.totals, message.reason)
         is_whole = journal.define(_stretch(message.definitions))
         if not (journal.add(_stretch(message.records), message.lost) and is_whole):
@@ -116,7 +123,8 @@ class _Node:
             if host.reader.head == message.head:
                 self.hosts[message.id] = self.hosts.pop(number)
                 return host
-        host = Elsewhere(ReceivedJournal(message.journal, message.head, self._ahead_ns))
+        journal = ReceivedJournal(message.journal, message.head, self.ahead_ns)
+        host = Elsewhere(journal, is_kept=self._is_kept)
         self.hosts[message.id] = host
         return host
 
@@ -126,20 +134,24 @@ def _stretch(message: wire.Stretch) -> Stretch:
     return Stretch(message.since, message.until, pieces)
 
 
+class Kept(Protocol):
+    """The history of the run."""
+
+    def take_node(self, node: str, found: OfNode) -> None:
+        """What is new of another node."""
+
+    def positions(self) -> Mapping[str, int]:
+        """How far it has each journal."""
+
+
 class Leading:
     """One a run. Called from the agent's loop alone."""
 
-    def __init__(
-        self,
-        run: Labels,
-        node: str,
-        server: LinkServer,
-        keep_history: Callable[[str, Collection[bytes]], None],
-    ) -> None:
-        """*node*: of this agent. *keep_history*: takes a node, and parts of its history."""
+    def __init__(self, run: Labels, node: str, server: LinkServer, history: Kept | None) -> None:
+        """*node*: of this agent. *history*: None: of other nodes none is written."""
         self._run, self._own_node = run, node
         self._server = server
-        self._keep_history = keep_history
+        self._history = history
         self._asked = AskedElsewhere()
         self._nodes: dict[str, _Node] = {}
         self._fresh: list[Process] = []
@@ -175,15 +187,15 @@ class Leading:
         self._room = _MOST_OF_RUN - sum(len(each.hosts) for each in self._nodes.values())
         fresh: dict[Elsewhere, _Node] = {}
         for name, report in self._server.take():
-            if (of_node := self._take(name, report)) is not None:
-                before = len(of_node.hosts)
-                for host in of_node.feed(report, now_ns, self._room + before):
-                    fresh[host] = of_node
-                self._room += before - len(of_node.hosts)
-        for host, of_node in list(fresh.items()):
+            if (of := self._take(name, report)) is not None:
+                before = len(of.hosts)
+                for host in of.feed(report, now_ns, self._room + before):
+                    fresh[host] = of
+                self._room += before - len(of.hosts)
+        for host, node in list(fresh.items()):
             if not self._is_of_run(host, now_ns):
                 del fresh[host]
-                of_node.drop(host)
+                node.drop(host)
         self._fresh = [each.process for each in fresh]
         for node in self._nodes.values():
             is_left_out = self._is_left_out(node)
@@ -202,9 +214,12 @@ class Leading:
         if node is None:
             if len(self._nodes) >= _MOST_NODES:
                 del self._nodes[min(self._nodes, key=lambda each: self._nodes[each].heard_ns)]
-            node = self._nodes[name] = _Node(report.agent)
-        node.heard_ns = self._now_ns
-        self._keep_history(name, report.history)
+            node = self._nodes[name] = _Node(report.agent, is_kept=self._history is not None)
+        node.hear(report, self._now_ns)
+        if self._history is not None and report.of_node:
+            with contextlib.suppress(Senseless):
+                found = of_node.unpack(report.of_node, name, node.ahead_ns)
+                self._history.take_node(name, found)
         for each in report.told:
             with contextlib.suppress(Senseless):
                 self._asked.take(each)
@@ -219,6 +234,10 @@ class Leading:
         if labels is before:
             return True
         return run_labels(labels) == self._run and dict(labels)["node"] != self._own_node
+
+    def fresh(self) -> Sequence[Process]:
+        """The processes of other nodes of which there are news."""
+        return self._fresh
 
     def sources(self) -> Iterator[Process]:
         """The processes of the other nodes. Threads of the endpoint ask as well."""
@@ -261,8 +280,15 @@ class Leading:
                     answer.questions.add(process=number, kind=kind, number=each.number)
             if said is not None:
                 answer.judged = said.to([each.process.labels for each in node.hosts.values()])
+                answer.kept.extend(self._kept(node))
             if answer.questions or answer.judged or answer.lacking:
                 self._server.answer(name, answer)
+
+    def _kept(self, node: _Node) -> Iterator[wire.Kept]:
+        positions = {} if self._history is None else self._history.positions()
+        for number, host in node.hosts.items():
+            if number > 0 and (position := positions.get(host.process.journal)):
+                yield wire.Kept(process=number, position=position)
 
     def _new_said(self, judgement: Judgement | None, now_ns: int) -> Said | None:
         before, since_ns = self._said, now_ns - self._said_ns

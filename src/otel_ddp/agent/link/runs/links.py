@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_ddp import errors
-from otel_ddp.agent.history.histories import Histories
+from otel_ddp.agent.history.histories import Collector
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.judge import Judge
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _AFTER_END_NS = 60_000_000_000
 # What one agent judges within a core and a gigabyte.
 _MOST_RANKS = 10_240
-# Of larger runs each node keeps its own history: no picture shows so many ranks.
+# Of larger runs each node writes the history of its own ranks: no picture shows so many.
 _MOST_RANKS_OF_HISTORY = 512
 # Of other nodes; in the agent's file, which is written every second.
 _MOST_SHOWN = 1024
@@ -53,6 +53,10 @@ class _Link(Protocol):
 
     def sources(self) -> Iterator[Process]:
         """The processes of other nodes that are known here."""
+        ...
+
+    def fresh(self) -> Sequence[Process]:
+        """Those of which there are news."""
         ...
 
     def answer(self, judgement: Judgement | None, now_ns: int) -> None:
@@ -95,10 +99,10 @@ class Links:
     """One an agent. Called from its loop, which never waits for a link."""
 
     def __init__(
-        self, node: str, histories: Histories, clock: Callable[[], int] = time.monotonic_ns
+        self, node: str, collector: Collector, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self._node = node
-        self._histories = histories
+        self._collector = collector
         self._clock = clock
         # All times are on this clock, as the judge's: it goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
@@ -188,20 +192,24 @@ class Links:
         fact = wanted.fact
         secret = bytes.fromhex(fact.secret)
         ends: Any = {"node": self._node, "hosts": fact.hosts, "ports": fact.ports}
+        is_kept = wanted.world_size <= _MOST_RANKS_OF_HISTORY
         if wanted.leads:
-            keep_history = partial(self._histories.take_parts, _key(run))
             server = LinkServer(self._thread, secret, clock=self._now_ns, **ends)
-            return Leading(run, self._node, server, keep_history)
+            whole = self._collector.whole(_key(run)) if is_kept else None
+            return Leading(run, self._node, server, whole)
         client = LinkClient(self._thread, secret, **ends)
-        is_told = wanted.world_size <= _MOST_RANKS_OF_HISTORY
-        history = partial(self._histories.parts_for_lead, _key(run)) if is_told else None
-        return Following(run, client, self._origin_ns, history)
+        of_node = partial(self._collector.of_node, _key(run)) if is_kept else None
+        return Following(run, client, self._origin_ns, of_node)
 
     def _close(self, run: Labels) -> None:
         self._why_alone.pop(run, None)
-        self._histories.leave_lead(_key(run))
         if (known := self._open.pop(run, None)) is not None:
             known.link.stop()
+
+    def fresh(self) -> Iterator[Process]:
+        """Those of `sources` of which there are news."""
+        for each in self._open.values():
+            yield from each.link.fresh()
 
     def sources(self) -> Iterator[Process]:
         """The processes of other nodes of the runs that this agent leads."""

@@ -30,10 +30,13 @@ _OF_ARRIVALS = ("arrivals", "groups", "monotonic_ns", "time_ns")
 class Outflow:
     """One a process: looked at in each round of the agent's loop, and written now and then."""
 
-    def __init__(self, number: int, process: Process) -> None:
-        """*number*: its own, as long as this agent lives."""
+    def __init__(self, number: int, process: Process, *, is_kept: bool) -> None:
+        """*number*: its own, as long as this agent lives. *is_kept*: the lead writes its history,
+        and so needs all that was read here."""
         self.number, self.process = number, process
-        self._journal = SentJournal(process.reader, process.mark_before)
+        self._is_kept = is_kept
+        mark = process.mark_first if is_kept else process.mark_before
+        self._journal = SentJournal(process.reader, mark)
         self._told: bytes | None = None
         self._told_ns = self._tell_again_ns = self._asked_ns = self._ended_at_ns = 0
         self._waits_for_arrivals = False
@@ -73,6 +76,7 @@ class Outflow:
                 "state": state_word(life.state),
                 "seen_alive_ns": life.seen_alive_ns - origin_ns,
                 "gone_ns": life.gone_ns - origin_ns,
+                "ended_ns": life.ended_ns - origin_ns,
             }
 
     def ask(self, question: Question, now_ns: int) -> None:
@@ -87,7 +91,14 @@ class Outflow:
     def tell_all_again(self) -> None:
         """The lead knows nothing of it: it has begun anew."""
         self._told = None
-        self._journal.go_back(0)
+        if self._is_kept:
+            self._journal.go_back_to_kept()
+        else:
+            self._journal.go_back(0)
+
+    def kept(self, position: int) -> None:
+        """The history of the lead has what lies before this position."""
+        self._journal.kept(position)
 
     def go_back(self, defined: int, position: int | None) -> None:
         """What lies behind these positions has not come."""
@@ -99,6 +110,7 @@ class Outflow:
     def write(self, message: wire.Process, now_ns: int, most: int) -> None:
         """All that is new since the last call; *most*: within so many bytes of the ring."""
         journal, self.is_urgent = self._journal, False
+        journal.sends_values = self._is_kept and self.process.exported
         message.id = self.number
         if self._told is None:
             message.journal, message.head = self.process.reader.name, journal.head()
