@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +15,7 @@ from agent.link.linked import Links, until
 from otel_ddp.agent.link import limits
 from otel_ddp.agent.link.client import LinkClient
 from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
-from otel_ddp.agent.link.link_thread import LinkThread
+from otel_ddp.agent.link.link_thread import within
 from otel_ddp.agent.link.server import LinkServer
 
 
@@ -204,19 +202,15 @@ def test_a_newer_agent_of_a_node_replaces_the_older_one_and_not_the_other_way(li
     assert lead.refused["second agent"] >= 1
 
 
-def test_a_job_that_has_swallowed_its_end_is_ended_all_the_same() -> None:
-    began, thread = threading.Event(), LinkThread()
+def test_a_wait_that_is_cancelled_as_its_result_comes_is_cancelled() -> None:
+    async def cancelled() -> None:
+        result = asyncio.get_running_loop().create_future()
+        waits = asyncio.create_task(within(3600, result))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        result.set_result(None)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
 
-    async def job() -> None:
-        began.set()
-        # As asyncio.wait_for did before Python 3.12.
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(3600)
-        await asyncio.sleep(3600)
-
-    thread.add(job)
-    thread.start()
-    began.wait()
-    thread.stop()
-
-    until(lambda: not any(each.name == "otel-ddp-link" for each in threading.enumerate()))
+    asyncio.run(cancelled())

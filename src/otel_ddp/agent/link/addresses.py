@@ -9,6 +9,8 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from otel_ddp.agent.link.link_thread import within
+
 _RESOLVE_WITHIN_S = 5.0
 # A name of a service in Kubernetes may have the addresses of all its pods.
 _MOST_OF_NAME = 8
@@ -42,7 +44,7 @@ async def resolve(host: str) -> list[str]:
     loop = asyncio.get_running_loop()
     asked = loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     try:
-        found = await asyncio.wait_for(asked, _RESOLVE_WITHIN_S)
+        found = await within(_RESOLVE_WITHIN_S, asked)
     except asyncio.TimeoutError:
         raise OSError(f"its name did not resolve within {_RESOLVE_WITHIN_S:g} s") from None
     except UnicodeError:

@@ -24,7 +24,7 @@ from otel_ddp.agent.link.addresses import Place
 from otel_ddp.agent.link.answered import Answered
 from otel_ddp.agent.link.clock_offset import ClockOffset
 from otel_ddp.agent.link.link_pb2 import Answer, Report
-from otel_ddp.agent.link.link_thread import LinkThread
+from otel_ddp.agent.link.link_thread import LinkThread, within
 from otel_ddp.agent.link.queues import PendingReports
 
 log = logging.getLogger("otel_ddp.agent")
@@ -221,7 +221,7 @@ class LinkClient:
         greeting = Report(sent_ns=time.monotonic_ns(), **self._sender)
         await call.write(greeting.SerializeToString())
         try:
-            return await asyncio.wait_for(_read(call), _ANSWER_WITHIN_S)
+            return await within(_ANSWER_WITHIN_S, _read(call))
         except asyncio.TimeoutError:
             raise _Unreachable(f"no answer within {_ANSWER_WITHIN_S:g} s") from None
 
@@ -276,7 +276,7 @@ async def _knock(place: Place) -> str:
     """Why nothing listens there, which the system says better than gRPC; empty: something does."""
     try:
         connected = asyncio.open_connection(place.address, place.port)
-        _, writer = await asyncio.wait_for(connected, _CONNECT_WITHIN_S)
+        _, writer = await within(_CONNECT_WITHIN_S, connected)
     except asyncio.TimeoutError:
         return f"no answer within {_CONNECT_WITHIN_S:g} s"
     except OSError as error:

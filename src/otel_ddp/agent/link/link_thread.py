@@ -6,8 +6,10 @@ grpc.aio serves one event loop a process well. The agent's own loop never waits 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
@@ -15,8 +17,9 @@ from otel_ddp.agent.kept_thread import KeptThread
 Job = Callable[[], Awaitable[None]]
 """Runs until it is cancelled; one that ends or raises is started again."""
 
+_T = TypeVar("_T")
+
 _AGAIN_AFTER_S = 5.0
-_CANCEL_AGAIN_S = 0.5
 _LEFTOVERS_S = 1.0
 
 
@@ -102,15 +105,32 @@ async def _kept(job: Job) -> None:
 
 
 async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
-    left = set(tasks)
-    while left:
-        for task in left:
-            task.cancel()
-        # Before Python 3.12 wait_for may swallow it.
-        _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 async def _leftovers() -> None:
     """Let gRPC's own tasks end: one that the loop cancels as it closes prints a traceback."""
     if left := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(left, timeout=_LEFTOVERS_S)
+
+
+async def within(seconds: float, awaited: Awaitable[_T]) -> _T:
+    """Its result, or asyncio.TimeoutError.
+
+    asyncio.wait_for loses a cancellation that comes at the same moment as the result, before Python
+    3.12: the job would go on for ever.
+    """
+    task = asyncio.ensure_future(awaited)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from otel_ddp.agent.link import limits
 from otel_ddp.agent.link.link_pb2 import Answer, Report
+from otel_ddp.agent.link.link_thread import within
 from otel_ddp.agent.link.queues import WaitingReports
 
 _MOST_WAITING_BYTES = 32 << 20
@@ -108,7 +109,7 @@ class Streams:
         stream: _Stream | None = None
         try:
             try:
-                greeting, _ = await asyncio.wait_for(self._read(context), _GREETING_WITHIN_S)
+                greeting, _ = await within(_GREETING_WITHIN_S, self._read(context))
             except asyncio.TimeoutError:
                 raise _Refused("silent", _CODES.DEADLINE_EXCEEDED, "no report came") from None
             stream = self._admitted(greeting, context)
