@@ -134,3 +134,13 @@ async def within(seconds: float, awaited: Awaitable[_T]) -> _T:
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
+
+
+async def unbroken(awaited: Awaitable[_T]) -> _T:
+    """Await it to its end, also where the job is cancelled meanwhile: it closes what is open."""
+    task = asyncio.ensure_future(awaited)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

@@ -20,7 +20,7 @@ import grpc.aio
 
 from otel_ddp.agent.link import addresses, credentials, limits
 from otel_ddp.agent.link.acceptor import Acceptor
-from otel_ddp.agent.link.link_thread import LinkThread
+from otel_ddp.agent.link.link_thread import LinkThread, unbroken
 from otel_ddp.agent.link.streams import Streams
 
 log = logging.getLogger("otel_ddp.agent")
@@ -105,8 +105,7 @@ class LinkServer:
                 self.state = "does not listen"
         finally:
             acceptor.stop()
-            await server.stop(None)
-            await acceptor.close()
+            await unbroken(_closed(server, acceptor))
 
     def _made(self) -> Any:
         # Journals need descriptors too.
@@ -131,3 +130,8 @@ class LinkServer:
         # gRPC cancels it where the stream or the server ends, and would log a traceback for each.
         with contextlib.suppress(asyncio.CancelledError):
             await self.streams.serve(context)
+
+
+async def _closed(server: Any, acceptor: Acceptor) -> None:
+    await server.stop(None)
+    await acceptor.close()
