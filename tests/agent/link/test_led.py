@@ -270,6 +270,22 @@ def test_times_of_a_node_are_turned_to_the_clock_of_the_lead(
         assert abs(last.ended_ns - process.began_ns - 49e6 * 25) < 1e9
 
 
+def test_a_verdict_began_by_the_clock_of_the_node_that_shows_it(agents: TwoAgents) -> None:
+    hour_ns, at_ns = 3600 * 10**9, 1_800_000_000 * 10**9
+    verdict = {**VERDICT, "since_ns": at_ns}
+    over = {**verdict, "until_ns": at_ns + 7}
+    judgement = Judgement("node-0", [verdict], [over], Report((), ""), [], 0)
+    agents.cable.clock_offset_ns += hour_ns
+
+    agents.cable.answers.append(wire.Answer(judged=said.Said(RUN, judgement).to([])))
+    agents.following.poll(agents.led.read(), agents.led.now_ns)
+
+    found = agents.following.judgement()
+    assert found is not None
+    assert found.open[0]["since_ns"] == at_ns - hour_ns
+    assert found.past[0]["until_ns"] == at_ns - hour_ns + 7
+
+
 def steps_seen(agents: TwoAgents, rounds: int) -> list[int | None]:
     """The numbers of the steps of rank 3 that the lead is told in so many seconds, as they come."""
     found: list[int | None] = []
@@ -365,6 +381,19 @@ def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
     assert said.unpack(less, RUN, own, there).report.ranks == there.report.ranks
     # A lead that lies tells nothing of the ranks of others.
     assert said.unpack(said.Said(RUN, judgement).to(own), RUN, []).report.ranks == ()
+
+
+@pytest.mark.parametrize(
+    "many", [{"ranks": [str(each) for each in range(256)]}, {"rows": [{}] * 65}]
+)
+def test_the_ranks_of_a_large_node_are_told_and_tables_of_all_ranks_are_not(
+    many: dict[str, Any],
+) -> None:
+    judgement = Judgement("node-0", [{**VERDICT, "evidence": many}], [], Report((), ""), [], 0)
+
+    (found,) = said.unpack(said.Said(RUN, judgement).to([]), RUN, []).open
+
+    assert found["evidence"] == (many if "ranks" in many else {})
 
 
 def test_what_is_said_of_another_run_is_not_taken_for_this_one() -> None:

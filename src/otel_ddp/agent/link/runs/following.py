@@ -21,7 +21,8 @@ from otel_ddp.history.terminal import where_to_look
 if TYPE_CHECKING:
     from otel_ddp.agent.link.client import LinkClient
 
-_REPORT_EVERY_NS = 1_000_000_000
+_S = 1_000_000_000
+_REPORT_EVERY_NS = _S
 # A lead takes in what so many ranks report in half a second of its core. Of a larger run each
 # reports less often, and more steps at once, but no less often than every so many seconds.
 _RANKS_A_SECOND, _SELDOM = 4096, 3
@@ -62,6 +63,8 @@ class Following:
         self._resets = 0
         self._said: Judgement | None = None
         self._said_ns = self._now_ns = 0
+        # The lead's clock less ours, in whole seconds: a verdict is known again by its time.
+        self._ahead_ns = 0
 
     def start(self) -> None:
         self._client.start()
@@ -82,6 +85,11 @@ class Following:
         outflows = self._processes.values()
         for each in outflows:
             each.look(now_ns - self._origin_ns)
+        offset_ns = self._client.clock_offset_ns
+        if offset_ns is not None:
+            ahead_ns = offset_ns - wall_origin_ns()
+            if abs(ahead_ns - self._ahead_ns) > _S:
+                self._ahead_ns = round(ahead_ns / _S) * _S
         for answer in self._client.take():
             self._heed(answer, now_ns - self._origin_ns)
         urgent = self._stacks.poll() or any(each.is_urgent for each in outflows)
@@ -155,7 +163,7 @@ class Following:
         if answer.judged:
             own = [source.labels for source in self._processes]
             try:
-                self._said = said.unpack(answer.judged, self._run, own, self._said)
+                self._said = said.unpack(answer.judged, self._run, own, self._said, self._ahead_ns)
                 self._said_ns = self._now_ns
             except Senseless as what:
                 errors.warn_once("led", "an answer of %s makes no sense: %s", answer.node, what)

@@ -14,7 +14,7 @@ from otel_ddp.diagnosis.verdict import Labels, node_of, run_labels
 from otel_ddp.vocabulary.words import Kind
 
 # Tables of all ranks stay with the lead; lists of a few members travel.
-_MOST_MEMBERS = 64
+_MOST_MEMBERS, _MOST_NAMES = 64, 512
 _MOST_VERDICTS = 100
 
 
@@ -61,20 +61,29 @@ def _here(own: Sequence[Labels]) -> Collection[Labels]:
 
 def _lean(verdict: Mapping[str, Any]) -> dict[str, Any]:
     evidence = verdict["evidence"]
-    few = {
-        name: value
-        for name, value in evidence.items()
-        if not isinstance(value, (list, dict)) or len(value) <= _MOST_MEMBERS
-    }
+    few = {name: value for name, value in evidence.items() if _is_short(value)}
     return {**verdict, "evidence": few}
 
 
+def _is_short(value: Any) -> bool:
+    if not isinstance(value, (list, dict)):
+        return True
+    # The ranks of a late node, which do not wait for themselves.
+    are_names = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return len(value) <= (_MOST_NAMES if are_names else _MOST_MEMBERS)
+
+
 def unpack(
-    content: bytes, run: Labels, own: Sequence[Labels], before: Judgement | None = None
+    content: bytes,
+    run: Labels,
+    own: Sequence[Labels],
+    before: Judgement | None = None,
+    ahead_ns: int = 0,
 ) -> Judgement:
     """What the lead says; of ranks and nodes only what it says of these. Raises Senseless.
 
     *before*: what it has said of single ranks is true still, where it says nothing of them now.
+    *ahead_ns*: its clock less ours.
     """
     found = read_json(content, limits.MOST_ANSWER_BYTES)
     if found.get("run") != [list(pair) for pair in run]:
@@ -86,7 +95,7 @@ def unpack(
         else:
             ranks, named = (before.report.ranks, before.named) if before else ((), ())
         still, past = (
-            [each for each in found[name][:_MOST_VERDICTS] if _is_verdict(each, run)]
+            [_turned(e, ahead_ns) for e in found[name][:_MOST_VERDICTS] if _is_verdict(e, run)]
             for name in ("open", "past")
         )
         report = Report(ranks, insufficient=str(found["insufficient"]))
@@ -141,6 +150,12 @@ def _is_verdict(each: Any, run: Labels) -> bool:
         and isinstance(each.get("who"), dict)
         and run_labels(tuple((str(k), str(v)) for k, v in each["who"].items())) == run
     )
+
+
+def _turned(verdict: Mapping[str, Any], ahead_ns: int) -> dict[str, Any]:
+    """With its times on our clock."""
+    times = {name: verdict.get(name) for name in ("since_ns", "until_ns")}
+    return {**verdict, **{name: ns - ahead_ns for name, ns in times.items() if ns is not None}}
 
 
 def _is_whole(value: Any) -> bool:
