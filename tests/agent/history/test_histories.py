@@ -326,6 +326,33 @@ def test_an_agent_that_finds_two_attempts_reads_the_earlier_one_first(
         assert [each["attempt"] for each in history.about["attempts"]] == [1, 2]
 
 
+def test_an_evaluator_that_starts_first_does_not_take_the_run(
+    tmp_path: Path, made: Histories
+) -> None:
+    collector, found = Collector(made, Ledger(), "n"), []
+    for job_type in ("eval", "train"):
+        (tmp_path / job_type).mkdir()
+        found.append(Fed(tmp_path / job_type, {**IDENTITY, "job_type": job_type}))
+        found[-1].poll()
+        if job_type == "train":
+            found[-1].steps(1, 2, 3)
+            found[-1].poll()
+        present = [each.process for each in found]
+        collector.feed(present)
+        collector.feed_states(present, ())
+        made._write_all()
+    Fed.close_all()
+
+    with History(path_of(made)) as history:
+        assert {rank: each["job_type"] for rank, each in history.ranks.items()} == {
+            "0": "train",
+            "eval/0": "eval",
+        }
+        assert history.about["job_type"] == "train"
+        assert {each.key.rank for each in history.series("steps")} == {"0"}
+        assert [each["attempt"] for each in history.about["attempts"]] == [1]
+
+
 def test_what_comes_while_a_disk_hangs_is_bounded(
     made: Histories, monkeypatch: pytest.MonkeyPatch
 ) -> None:

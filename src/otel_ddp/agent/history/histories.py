@@ -310,7 +310,7 @@ class Collector:
         self._histories = histories
         self._ledger = ledger
         self._node = node
-        # The role of the first process that was seen of a run.
+        # The role of those that train; of a run without it that of the process that was seen first.
         self._job_types: dict[RunKey, str] = {}
         # What this process had needed at the last look.
         self._cpu_s = 0.0
@@ -407,6 +407,9 @@ class Collector:
         labels = dict(feed.labels)
         key = labels["group"], labels["run"]
         job_type = labels["job_type"]
+        if job_type == "train":
+            # What evaluates it may have come first.
+            self._job_types[key] = job_type
         of_run = self._job_types.setdefault(key, job_type)
         return key, rank_key(labels["rank"], job_type, of_run)
 

@@ -177,7 +177,7 @@ class Occasions:
 
 def _newest(ended: Sequence[ProcessState]) -> Newest:
     """The newest attempt of a run of which these have ended; by their starts."""
-    job_type = ended[0].job_type
+    job_type = next((each.job_type for each in ended if each.trains), ended[0].job_type)
     return newest_attempt(
         [
             OfNode({each.rank_key(job_type): each.to_json()}, each.seen_alive_ns or 0)
