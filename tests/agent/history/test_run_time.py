@@ -121,6 +121,39 @@ def test_a_gap_is_within_a_launch_only_if_its_launcher_lived_meanwhile(
     assert {each: played.seconds[each] for each in gaps} == {cause: pytest.approx(200_000)}
 
 
+@pytest.mark.parametrize(("launcher", "gap_s"), [("torchrun-1", 30), ("torchrun-2", 0)])
+def test_a_rank_that_the_run_went_on_without_has_no_gap(launcher: str, gap_s: float) -> None:
+    time = RunTime()
+    processes: dict[str, ProcessTime] = {}
+
+    def begin(rank: str, at_s: int, by: str) -> None:
+        at_ns = BEGAN + at_s * S
+        processes[rank] = ProcessTime(rank, at_ns, at_ns, 0, "running", launched_by=by)
+        time.learn(processes.values())
+        time.note(processes.values(), (), at_ns)
+        time.feed(rank, "host", [step(1, at_s + 1)])
+
+    def end(rank: str, at_s: int) -> None:
+        ended_ns = BEGAN + at_s * S
+        processes[rank] = processes[rank]._replace(ended_ns=ended_ns, state="killed")
+        time.learn(processes.values())
+        time.note(processes.values(), (), ended_ns)
+
+    for began_s, ranks in ((0, "01"), (20, "0"), (40, "01")):
+        for rank in ranks:
+            # Between the attempts of rank 0 there is no time.
+            begin(
+                rank,
+                began_s,
+                "torchrun-0" if rank == "0" else launcher if began_s else "torchrun-1",
+            )
+        for rank in ranks:
+            end(rank, began_s + (10 if rank == "1" else 20))
+
+    found = time.to_json()["time"]["seconds"]
+    assert sum(found.values()) == pytest.approx(3 * 20 + 2 * 10 + gap_s)
+
+
 def test_each_attempt_is_told_with_its_steps_and_its_end() -> None:
     first, second = killed_at_100_and_saved_at_60().attempts
 

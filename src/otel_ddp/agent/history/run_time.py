@@ -256,11 +256,13 @@ class RunTime:
         if not before.has_ended and process is not None and process.ended_ns:
             self._end(before, process)
         attempts = [each for each in self.attempts.told if each["attempt"] == before.attempt]
+        # A launcher that lives meanwhile keeps the node. Nobody may have paid for a weekend
+        # between two launches.
+        is_kept = launched_by and launched_by == before.launched_by
+        # The run went on without it.
+        was_gone = not is_kept and before.attempt < self.attempts.told[-1]["attempt"] - 1
         # A run that had finished loses no time until another launch goes on with it.
-        if not attempts or attempts[0].get("state") != "finished":
-            # A launcher that lives meanwhile keeps the node. Nobody may have paid for a weekend
-            # between two launches.
-            is_kept = launched_by and launched_by == before.launched_by
+        if not was_gone and (not attempts or attempts[0].get("state") != "finished"):
             self._spend(before, "between_attempts" if is_kept else "between_launches", started_ns)
 
     def feed(self, rank: str, clock: str, steps: Iterable[Step]) -> list[Placed]:
