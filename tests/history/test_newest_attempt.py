@@ -104,6 +104,22 @@ def test_ranks_that_moved_to_another_node_are_told_from_there(tmp_path: Path) ->
     assert row["summary"] == [loss]
 
 
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_node_that_led_an_earlier_attempt_does_not_call_what_it_has_the_whole_run(
+    tmp_path: Path, is_here: bool
+) -> None:
+    # Rank 0 is on the other node now.
+    wrote(tmp_path, "a", [process(0, "killed", 0, 30, "a")], {})
+    file = RunFile(tmp_path / file_name("", "r", "a"))
+    file.write(about={"led_by": "b", "nodes": {"b": 1}})
+    file.close()
+    if is_here:
+        wrote(tmp_path, "b", [process(0, "running", 40, 50, "b")], {})
+
+    with find_run(str(tmp_path), tmp_path) as run:
+        assert run.look == ("" if is_here else "all ranks of this run are shown on b")
+
+
 @pytest.mark.parametrize(
     ("nodes", "state"),
     [

@@ -163,7 +163,9 @@ class WholeRun:
     def look(self) -> str:
         """Where all of its ranks are shown; empty: here."""
         led_by = str(self.about.get("led_by") or "")
-        return "" if led_by in self.nodes else where_to_look(led_by)
+        # What this node has of the ranks of others may be of an attempt that it has led.
+        own = {_node(each) for each in self.histories}
+        return "" if led_by in own else where_to_look(led_by)
 
     def verdicts(self) -> list[dict[str, Any]]:
         """Of all nodes, in the order of their beginning; once, what each node keeps of its lead."""
