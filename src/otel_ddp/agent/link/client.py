@@ -33,7 +33,7 @@ _MOST_PENDING_BYTES = 8 << 20
 _MOST_PENDING = 128
 _CONNECT_WITHIN_S = 2.0
 _ANSWER_WITHIN_S = 5.0
-_FLUSH_WITHIN_S, _FLUSH_LOOK_S = 1.0, 0.01
+_CONFIRMED_WITHIN_S, _CONFIRMED_LOOK_S = 1.0, 0.01
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 5.0
 # A lead that takes each link and cuts it at once is tried ever less often too.
@@ -59,7 +59,7 @@ class _Unreachable(Exception):
 
 
 class LinkClient:
-    """One a run whose lead is another agent. `start` and `stop` return at once."""
+    """One a run whose lead is another agent. `start` returns at once, and `stop` soon."""
 
     def __init__(
         self,
@@ -94,7 +94,10 @@ class LinkClient:
         self._thread.add(self._follow)
 
     def stop(self) -> None:
-        """End the link; what was not confirmed is gone."""
+        """End the link, once the lead has what was sent: waits for that, as long as it answers."""
+        until = time.monotonic() + _CONFIRMED_WITHIN_S
+        while self.is_connected and self._pending.after(0) and time.monotonic() < until:
+            time.sleep(_CONFIRMED_LOOK_S)
         self._thread.discard(self._follow)
 
     def send(self, report: Any) -> None:
@@ -107,12 +110,6 @@ class LinkClient:
         wake = self._wake
         if wake is not None:
             self._thread.call(wake.set)
-
-    def flush(self) -> None:
-        """Wait until all reports are confirmed, for a moment, and only while there is a link."""
-        until = time.monotonic() + _FLUSH_WITHIN_S
-        while self.is_connected and self._pending.after(0) and time.monotonic() < until:
-            time.sleep(_FLUSH_LOOK_S)
 
     def take(self) -> list[Any]:
         """The answers since the last call that say more than that a report has come."""

@@ -154,9 +154,9 @@ class Agent:
 
     def _wait_for_ends(self) -> None:
         """A job on several nodes may be ended with its agents: each tells the lead how."""
-        until = time.monotonic() + _ENDS_WITHIN_S
-        while self._watch.has_shared_work() and time.monotonic() < until:
-            startup.wait(self._doorbell, self._watch.exit_causes.handles())
+        watch, until = self._watch, time.monotonic() + _ENDS_WITHIN_S
+        while watch.links.any_at_work(watch.journals.processes()) and time.monotonic() < until:
+            startup.wait(self._doorbell, watch.exit_causes.handles())
             self._read_and_judge()
 
     # -- the flow

@@ -75,10 +75,6 @@ class NodeWatch:
         self.judge.poll([*here, *self.links.sources()], self.links.judgements())
         self.links.answer(self.judge)
 
-    def has_shared_work(self) -> bool:
-        """Whether a process of a run on several nodes is at work, here or elsewhere."""
-        return self.links.any_at_work(self.journals.processes())
-
     def update_series(self) -> None:
         """Write into the ledger, and for the histories, what is true now."""
         now_ns = time.time_ns()

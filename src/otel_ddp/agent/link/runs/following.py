@@ -74,10 +74,6 @@ class Following:
         for each in self._processes.values():
             each.close()
 
-    def flush(self) -> None:
-        """Wait until the lead has the last reports, for a moment."""
-        self._client.flush()
-
     def poll(self, here: Collection[Process], now_ns: int) -> None:
         """Gather what is new, and report it where that is due. *here*: the run's processes here."""
         self._now_ns = now_ns

@@ -169,10 +169,6 @@ class Leading:
     def stop(self) -> None:
         self._server.stop()
 
-    def flush(self) -> None:
-        # No other node waits for its answers.
-        return
-
     def poll(self, here: Collection[Process], now_ns: int) -> None:
         """Take in what is new. *here*: the processes of the run on this node."""
         for process in self._fresh:

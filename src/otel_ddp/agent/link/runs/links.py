@@ -46,7 +46,6 @@ class _Link(Protocol):
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
-    def flush(self) -> None: ...
     def poll(self, here: Collection[Process], now_ns: int) -> None:
         """Take in what is new. *here*: the processes of the run on this node."""
         ...
@@ -96,7 +95,7 @@ class _Open(NamedTuple):
 
 
 class Links:
-    """One an agent. Called from its loop, which never waits for a link."""
+    """One an agent. Called from its loop, which waits for a link for a moment to close it."""
 
     def __init__(
         self, node: str, collector: Collector, clock: Callable[[], int] = time.monotonic_ns
@@ -260,9 +259,7 @@ class Links:
         return found + unled
 
     def stop(self) -> None:
-        """Close all links, once the leads have what was reported last."""
-        for each in self._open.values():
-            each.link.flush()
+        """Close all links."""
         for run in list(self._open):
             self._close(run)
         if self._thread is not None:
