@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from otel_ddp.agent.link import limits
 from otel_ddp.agent.link.runs.stacks import StacksHere
 
 
@@ -38,3 +39,19 @@ def test_an_answer_that_is_too_large_for_the_link_says_so(frames: int, fits: boo
     assert told.number == 7
     assert (content == process.to_json()) == fits
     assert ("too large" in content["why"]) != fits
+
+
+def test_answers_of_many_go_with_several_reports_as_one_has_a_limit() -> None:
+    process: Any = Answered(1800)
+    stacks = StacksHere(lambda journals: [process])
+    for number in range(5):
+        stacks.ask(number, Path("a.journal"))
+
+    reports = []
+    while stacks.poll():
+        reports.append(stacks.take())
+
+    assert [each.number for told in reports for each in told] == [0, 1, 2, 3, 4]
+    sizes = [sum(len(each.content) for each in told) for told in reports]
+    assert max(sizes) <= limits.MOST_TOLD_BYTES
+    assert len(sizes) == 3

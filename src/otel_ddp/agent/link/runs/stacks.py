@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,8 @@ class StacksHere:
         return bool(self._done)
 
     def take(self) -> list[wire.Told]:
-        """The answers since the last call."""
-        done, self._done = self._done, []
+        """The answers since the last call, as many as fit into a report: the others wait."""
+        sizes = accumulate(len(each.content) for each in self._done)
+        fit = sum(size <= limits.MOST_TOLD_BYTES for size in sizes)
+        done, self._done = self._done[:fit], self._done[fit:]
         return done
