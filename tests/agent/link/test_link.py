@@ -64,6 +64,24 @@ def test_an_answer_without_a_question_goes_with_the_next_report(links: Links) ->
     assert [each.judged for each in until(follower.take)] == [b"late"]
 
 
+def test_of_judgements_that_wait_the_newest_alone_is_told(links: Links) -> None:
+    lead, follower = links.lead(), links.follower()
+    until(lambda: follower.is_connected)
+
+    for text in (b"first", b"second", b"third"):
+        lead.answer("node-1", Answer(judged=text))
+    send(follower, b"a", b"b", b"c")
+    said(lead, 3)
+
+    lead.answer("node-1", Answer(judged=b"fourth"))
+    lead.answer("node-1", Answer(judged=b"fifth", questions=[Question(kind=Question.WHERE)]))
+    send(follower, b"d", b"e")
+    found: list[bytes] = []
+    until(lambda: found.extend(e.judged for e in follower.take()) or b"fifth" in found)
+    said(lead, 2)
+    assert found == [b"third", b"fifth"]
+
+
 def test_what_is_too_large_costs_itself_and_not_the_link(links: Links) -> None:
     lead, follower = links.lead(), links.follower()
     until(lambda: follower.is_connected)

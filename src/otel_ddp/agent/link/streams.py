@@ -48,6 +48,9 @@ class _Stream:
         self.began_ns: int = greeting.agent_began_ns
         self.received = 0
         self.answers: deque[Any] = deque(maxlen=_MOST_ANSWERS)
+        """Those that are written at once."""
+        self.judged = Answer()
+        """How the run was judged last, until it is told."""
         # Of those that are gone, the one that was heard first makes room.
         self.heard_ns = 0
         # Of the connection that it has now, if any.
@@ -85,7 +88,8 @@ class Streams:
         return self._waiting.dropped
 
     def answer(self, node: str, answer: Any) -> None:
-        """Send it with the answer to the node's next report; at once if there are questions.
+        """Send it with the answer to the node's next report, unless there is a newer one by then;
+        at once if there are questions.
 
         What is too large goes without how the run is judged.
         """
@@ -98,9 +102,13 @@ class Streams:
             answer.ClearField("judged")
             if not 0 < answer.ByteSize() <= limits.MOST_ANSWER_BYTES:
                 return
+        if not (answer.questions or answer.lacking):
+            stream.judged = answer
+            return
+        if answer.judged:
+            stream.judged = Answer()
         stream.answers.append(answer)
-        if answer.questions or answer.lacking:
-            self._call(lambda: self._write_soon(stream))
+        self._call(lambda: self._write_soon(stream))
 
     # -- in the thread of links
 
@@ -181,7 +189,10 @@ class Streams:
         del self._streams[min(gone, key=lambda node: self._streams[node].heard_ns)]
 
     async def _acknowledge(self, stream: _Stream, context: Any, report: Any) -> None:
-        answer = stream.answers.popleft() if stream.answers else Answer()
+        if stream.answers:
+            answer = stream.answers.popleft()
+        else:
+            answer, stream.judged = stream.judged, Answer()
         answer.report_sent_ns, answer.report_received_ns = report.sent_ns, report.received_ns
         await self._write(stream, context, answer)
 
