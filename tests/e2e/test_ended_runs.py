@@ -4,56 +4,11 @@ from __future__ import annotations
 
 from node import Node, until
 
-RUNNING, FINISHED, KILLED = 1.0, 2.0, 4.0
+FINISHED = 2.0
 
 
 def states(node: Node) -> dict[str, float]:
     return {labels["run"]: state for labels, state in node.series("training_state")}
-
-
-# A container calls the function that trains in a thread, and leaves with 1 when it is done with it.
-CONTAINER = """
-import os, sys, threading, torch, otel_ddp
-
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-def train():
-    otel_ddp.instrument(model, run=sys.argv[1])
-    for step, batch in enumerate(torch.utils.data.DataLoader(torch.ones(40, 4), batch_size=8)):
-        loss = model(batch).sum()
-        if step == 3 and sys.argv[1] == "raises":
-            return
-        loss.backward()
-        optimizer.step()
-
-thread = threading.Thread(target=train)
-thread.start()
-thread.join()
-print("over", flush=True)
-sys.stdin.readline()
-os._exit(1)
-"""
-
-
-def test_a_training_that_has_returned_is_no_death_when_its_container_leaves_with_a_code() -> None:
-    with Node() as node:
-        containers = [node.warm("-c", CONTAINER, how) for how in ("returns", "raises")]
-        for each in containers:
-            assert each.stdout is not None
-            said = iter(each.stdout.readline, "")
-            assert not any("another thread" in line for line in iter(said.__next__, "over\n"))
-        until(lambda: states(node) == {"returns": RUNNING, "raises": RUNNING}, "the runs")
-
-        for each in containers:
-            each.communicate("end\n")
-
-        # Where it raised, in the middle of a step, the process has died.
-        until(lambda: states(node) == {"returns": FINISHED, "raises": KILLED}, "the end")
-        verdicts = until(lambda: [*node.told().past, *node.told().verdicts], "the verdict")
-        assert {each["who"]["run"] for each in verdicts} == {"raises"}
-        assert node.value("training_steps_total", run="returns") == 5
-        assert node.value("training_samples_total", run="returns") == 40
 
 
 MANY_RUNS = """

@@ -86,22 +86,6 @@ def in_pool(reader: Journal) -> bool:
     return reader.facts.get("pool") is True
 
 
-def has_returned(reader: Journal) -> bool:
-    """Whether the thread that trained has ended between two steps: its process is a container.
-
-    Ray's workers leave with 1, or are killed, once the function that trains has returned.
-    """
-    return reader.facts.get("returned") is True and _between_phases(reader)
-
-
-def _between_phases(reader: Journal) -> bool:
-    progress = reader.progress()
-    if progress is None or progress.phase_name:
-        return False
-    # After the last step, too, where steps are not measured.
-    return progress.phase_code in (_OTHER, UNMEASURED)
-
-
 def is_idle(reader: Journal) -> bool:
     """Whether this is a child of multiprocessing with no step and no phase under way.
 
@@ -109,7 +93,11 @@ def is_idle(reader: Journal) -> bool:
     more work for a child. We do not handle that signal to recognize it: a rank that hangs in
     native code would then not die of it.
     """
-    if parent(reader) is None or not _between_phases(reader):
+    progress = reader.progress()
+    if parent(reader) is None or progress is None or progress.phase_name:
+        return False
+    # After the last step, too, where steps are not measured.
+    if progress.phase_code not in (_OTHER, UNMEASURED):
         return False
     # A pool's worker may have trained in a task; outside of pools a child that trained is a rank.
     return in_pool(reader) or not made_steps(reader)
@@ -117,9 +105,6 @@ def is_idle(reader: Journal) -> bool:
 
 def ended_by_parent(reader: Journal, end: End = NOTHING_KNOWN) -> bool:
     """Whether this process, which recorded no end, was ended after its work."""
-    if has_returned(reader):
-        signal = end.cause.get("signal", "SIGKILL")
-        return "out_of_memory" not in end.cause and signal in ("SIGKILL", "SIGTERM")
     if not is_idle(reader) or end.parent_was_killed or "out_of_memory" in end.cause:
         return False
     if "exit_code" in end.cause:

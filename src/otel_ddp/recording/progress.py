@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.recording.counted import CountedSteps
-from otel_ddp.recording.documents import Documents
 from otel_ddp.recording.phases import (
     PHASE_WORD,
     DevicePosition,
@@ -41,70 +36,23 @@ _PROFILED = layout.STEP_PROFILED << _SHIFT | 1
 _FLUSH_EVERY_NS = 250_000_000
 # Where a flush takes more than the budget has.
 _FLUSH_RARELY_NS = 1_000_000_000
-# A program may train in a thread for each epoch, and there is not room for any number of facts.
-_MOST_RETURNS = 20
 # Very many phases within that time are flushed earlier: memory must not grow.
 _MOST_WORDS = 20_000
 
 
 class TrainingThread:
-    """The thread that trains, and whether it has returned: that of a function may, at any time."""
+    """The thread that trains; that of a function may end at any time."""
 
-    __slots__ = ("_documents", "_returned", "_returns", "ident")
+    __slots__ = ("ident",)
 
-    def __init__(self, documents: Documents) -> None:
-        self._documents = documents
+    def __init__(self) -> None:
         self.ident = 0
-        # Whether it has ended between two steps, and how often one has.
-        self._returned = False
-        self._returns = 0
-
-    def train(self, thread: int, ended: Callable[[], None]) -> None:
-        """From here on this thread trains, the present one; *ended* is called when it ends."""
-        self.ident = thread
-        if self._returned:
-            self._returned = False
-            self._documents.facts({"returned": False})
-        call_at_thread_end(ended)
-
-    def has_returned(self) -> None:
-        """It has ended between two steps."""
-        if self._returns < _MOST_RETURNS:
-            self._returns += 1
-            self._returned = True
-            self._documents.facts({"returned": True})
 
     def is_another(self) -> bool:
         """Whether another thread than this one trains, and is still alive."""
         if self.ident in (0, threading.get_ident()):
             return False
         return any(each.ident == self.ident for each in threading.enumerate())
-
-
-_of_thread = threading.local()
-
-
-class _AtThreadEnd:
-    """Python drops what belongs to a thread when the thread ends."""
-
-    def __init__(self, act: Callable[[], None]) -> None:
-        self.act = act
-        self.pid = os.getpid()
-
-    def __del__(self) -> None:
-        # A forked child drops what belonged to the other threads, and so does Python at its end.
-        # Those threads may be in the middle of a write, and hold its lock for ever.
-        if self.pid == os.getpid() and not sys.is_finalizing():
-            errors.attempt(self.act, None)
-
-
-def call_at_thread_end(act: Callable[[], None]) -> None:
-    """Calls this when the present thread ends; not for the main one: then the process ends."""
-    if threading.current_thread() is not threading.main_thread():
-        if (before := getattr(_of_thread, "at_end", None)) is not None:
-            before.act = act
-        else:
-            _of_thread.at_end = _AtThreadEnd(act)
 
 
 class Progress:
@@ -126,7 +74,7 @@ class Progress:
         self.counted = self.steps.counted = CountedSteps(clock)
         self._add_work: Callable[[], None] = lambda: None
         self.work = Work()
-        self.thread = TrainingThread(recorder.documents)
+        self.thread = TrainingThread()
         self.device_times = DeviceTimes(self.phases)
         self._flushing = self._over = False
         self._deferred: Callable[[], None] | None = None
@@ -246,22 +194,9 @@ class Progress:
         """The first step begins: from here on, time outside of any phase belongs to a step."""
         self.steps.begin_step()
         if not self.thread.ident:
-            self.train_in(threading.get_ident())
+            self.thread.ident = threading.get_ident()
         self.phases.pending.append(_BEGAN + self.phases.now_ns())
         self.mark_running()
-
-    def train_in(self, thread: int) -> None:
-        """From here on this thread trains, the present one."""
-        self.thread.train(thread, partial(self._thread_ended, thread))
-
-    def _thread_ended(self, thread: int) -> None:
-        # Its process may be killed at any moment.
-        self.flush()
-        if thread != self.thread.ident:
-            return
-        # In the middle of a step, it has not returned but raised.
-        if len(self.phases.opened) == 1 and not self.steps.model_called:
-            self.thread.has_returned()
 
     def step_finished(
         self, now: int, skipped: bool = False, phase: Phase | None = None, measures: bool = True

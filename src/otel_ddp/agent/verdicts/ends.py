@@ -103,7 +103,7 @@ class Parents:
             return True
         waited_s = self._clock() - self._seen_ended.setdefault(reader.path, self._clock())
         cause = self._causes.why(*process)
-        if not (process_state.is_idle(reader) or process_state.has_returned(reader)):
+        if not process_state.is_idle(reader):
             known = cause.keys() & {"signal", "exit_code", "out_of_memory"}
             if not known and self._causes.watches(*process) and waited_s < _KERNEL_FOLLOWS_S:
                 return None

@@ -646,8 +646,7 @@ class Stepper:
             phases.enter(calls.eval)
             return
         self._evaluated = None
-        if thread != self.progress.thread.ident:
-            self.progress.train_in(thread)
+        self.progress.thread.ident = thread
         # A forward inside an optimizer's step begins no other step: its closure has called the
         # model, and may do so again (LBFGS).
         if self._closure:
