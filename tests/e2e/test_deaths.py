@@ -25,7 +25,7 @@ import logging, os, sys
 import otel_ddp
 run = otel_ddp.init(run="r", group="g")
 logging.basicConfig()
-run.logs(logger="root")
+run.logs("info,root")
 run.log({"loss": 0.5 + int(os.environ["OTEL_DDP_RANK"])}, step=17)
 logging.getLogger("work").warning("the last thing that rank %s said", os.environ["OTEL_DDP_RANK"])
 with run.phase("backward"):

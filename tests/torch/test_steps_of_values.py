@@ -65,7 +65,7 @@ def test_spans_and_lines_have_the_step_that_values_beside_them_have(
     optimizer = SGD(model.parameters(), lr=0.1)
     loader = DataLoader(TensorDataset(INPUT), batch_size=len(INPUT) // 2)
     logger = logging.getLogger("training_script")
-    run.logs("warning", logger=logger)
+    run.logs(f"warning,{logger.name}")
     otel_ddp.instrument(model)
 
     for (batch,) in loader:

@@ -7,17 +7,16 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp import errors
-from otel_ddp.errors import ConfigError
 from otel_ddp.journal import layout
 from otel_ddp.recording import log_records
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.spans import moment
-from otel_ddp.settings import log_level
+from otel_ddp.settings import LogChoice
 from otel_ddp.vocabulary import catalog
 
 # A line costs as much as it takes in the journal, and this much at least.
@@ -35,50 +34,6 @@ _LIBRARIES = tuple(
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
     if (path := sysconfig.get_paths().get(name))
 )
-
-
-# -- what is asked for
-
-
-class Choice(NamedTuple):
-    """From which level on, and of which loggers; without any, those of the program."""
-
-    level: int
-    others: int
-    loggers: tuple[str, ...]
-
-    def is_of(self, name: str) -> bool:
-        """Whether the lines of a logger of this name are asked for."""
-        if name.partition(".")[0] in _OURS:
-            return False
-        if not self.loggers:
-            return _is_of_program(name.partition(".")[0])
-        return any(each == "root" or f"{name}.".startswith(f"{each}.") for each in self.loggers)
-
-
-def chosen(level: Any, others: Any, logger: Any) -> Choice:
-    """What `run.logs` was given; raises ConfigError for what cannot be."""
-    numbers = []
-    for name, given in (("level", level), ("others", others)):
-        number = log_level(given)
-        if number is None:
-            raise ConfigError(
-                f'{name} must be a level of logging, such as "info" or logging.INFO; got {given!r}.'
-            )
-        numbers.append(number)
-    one = logger is not None and not isinstance(logger, Collection)
-    several = [logger] if one or isinstance(logger, str) else list(logger or ())
-    found = [logging.getLogger(e.strip()) if isinstance(e, str) else e for e in several]
-    if not all(isinstance(each, logging.Logger) for each in found):
-        raise ConfigError(f"logger must be a logger, its name, or several; got {logger!r}.")
-    return Choice(numbers[0], numbers[1], tuple(each.name for each in found))
-
-
-def asked(words: str) -> Choice:
-    """What OTEL_DDP_LOGS asks for: a level, maybe that of the others, maybe names of loggers."""
-    level, *rest = words.split(",")
-    of_others = bool(rest) and log_level(rest[0]) is not None
-    return chosen(level, rest[0] if of_others else "warning", rest[of_others:])
 
 
 # -- the loggers of the program, and those of libraries
@@ -153,9 +108,11 @@ class _Rate:
 class LogLines:
     """One a run. It never waits, never raises, and has no lock of its own."""
 
-    def __init__(self, recorder: Recorder, choice: Choice, is_rank_0: Callable[[], bool]) -> None:
+    def __init__(
+        self, recorder: Recorder, choice: LogChoice, is_rank_0: Callable[[], bool]
+    ) -> None:
         self._recorder = recorder
-        self._choice = choice
+        self._level, self._others, self._loggers = choice
         self._is_rank_0 = is_rank_0
         self._here = threading.local()
         self._rate = _Rate(recorder.writer.ring_bytes * _SHARE_OF_RING)
@@ -174,12 +131,11 @@ class LogLines:
         known = [
             e for e in logging.root.manager.loggerDict.values() if isinstance(e, logging.Logger)
         ]
-        asked = [*map(logging.getLogger, self._choice.loggers)] or [
-            each for each in known if self._choice.is_of(each.name)
+        asked = [*map(logging.getLogger, self._loggers)] or [
+            each for each in known if self._is_asked_for(each.name)
         ]
-        level = self._choice.level
-        if all(each.getEffectiveLevel() > level for each in asked):
-            name = logging.getLevelName(level)
+        if all(each.getEffectiveLevel() > self._level for each in asked):
+            name = logging.getLevelName(self._level)
             errors.warn_once(
                 "log levels",
                 "Log lines are asked for from %s on, and no logger of this program makes them: "
@@ -191,8 +147,8 @@ class LogLines:
     @errors.contained()
     def hear(self, record: logging.LogRecord) -> None:
         """Write one line into the journal, if it was asked for and there is room for it."""
-        least = self._choice.level if self._is_rank_0() else self._choice.others
-        if record.levelno < least or not self._choice.is_of(record.name):
+        least = self._level if self._is_rank_0() else self._others
+        if record.levelno < least or not self._is_asked_for(record.name):
             return
         if getattr(self._here, "busy", False):
             # The text of what is logged logs by itself, or a signal handler logs in between.
@@ -203,6 +159,14 @@ class LogLines:
             self._write(record)
         finally:
             self._here.busy = False
+
+    def _is_asked_for(self, name: str) -> bool:
+        first = name.partition(".")[0]
+        if first in _OURS:
+            return False
+        if not self._loggers:
+            return _is_of_program(first)
+        return any(each == "root" or f"{name}.".startswith(f"{each}.") for each in self._loggers)
 
     def _write(self, record: logging.LogRecord) -> None:
         # Asked before the line is formatted: a line in every iteration must stay cheap.

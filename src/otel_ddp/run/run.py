@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -19,7 +18,7 @@ from otel_ddp.identity import addresses, identity, run_names
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import layout, place
-from otel_ddp.recording import agent_start, log_lines, log_records, values
+from otel_ddp.recording import agent_start, log_records, values
 from otel_ddp.recording.log_lines import LogLines
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
@@ -212,7 +211,7 @@ class Run:
         if config is not None:
             self.config(config)
         if conf.logs:
-            self._hook_logs(log_lines.asked(conf.logs))
+            self._hook_logs(conf.logs)
 
     def _open_journal(self, conf: settings.Settings, process: Identity) -> Records | None:
         exported = self._choice.exports(process)
@@ -531,21 +530,15 @@ class Run:
         except values.Refused as why:
             records.recorder.totals.refuse("name", "alert", f"an alert was not recorded: {why}")
 
-    def logs(
-        self,
-        level: str | int = "info",
-        *,
-        others: str | int = "warning",
-        logger: str | logging.Logger | Collection[str | logging.Logger] | None = None,
-    ) -> None:
+    def logs(self, words: str = "info") -> None:
         """Record what this program logs by Python's `logging`: `run.logs("info")`.
 
-        *level* is that of rank 0, *others* that of every other rank. *logger* is a logger, its
-        name, or several; `"root"` hears all of them. By default they are those of the program, not
-        those of libraries. A logger still decides by its own level which lines there are.
+        *words* are those of `OTEL_DDP_LOGS`: the level of rank 0, maybe that of the other ranks,
+        which is `warning`, and maybe names of loggers, as in `info,info,root`. By default they are
+        those of the program. A logger still decides by its own level which lines there are.
         """
         try:
-            choice = log_lines.chosen(level, others, logger)
+            choice = settings.log_choice("logs", words)
         except ConfigError as why:
             # After the first step nothing raises any more.
             if self._records is None or not self._records.recorder.steps.have_begun:
@@ -556,7 +549,7 @@ class Run:
             self._hook_logs(choice)
 
     @errors.contained()
-    def _hook_logs(self, choice: log_lines.Choice) -> None:
+    def _hook_logs(self, choice: settings.LogChoice) -> None:
         if (records := self._records) is not None:
             records.unhook_logs()
             recorder = records.recorder
