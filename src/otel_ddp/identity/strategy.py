@@ -12,13 +12,6 @@ Strategy: TypeAlias = str | Callable[[Identity], bool]
 WORDS = ("all", "node", "main")
 
 
-class _Unsaid(str):
-    """A default that differs from the same word of the user, which overrules a variable."""
-
-
-UNSAID: str = _Unsaid("all")
-
-
 class Choice:
     """A checked strategy: decides for each rank whether its series leave the node."""
 

@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import Any, Literal, TypeVar, cast
 
-from otel_ddp.identity.strategy import UNSAID, Strategy
+from otel_ddp.identity.strategy import Strategy
 from otel_ddp.run import current_run
 from otel_ddp.run.opening import current_task
-from otel_ddp.run.run import Origin, Run
+from otel_ddp.run.run import Origin, Run, silent
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ def _open(arguments: dict[str, Any]) -> Run:
 
 def instrument(
     model: Any = None,
-    strategy: Strategy = UNSAID,
+    strategy: Strategy | None = None,
     *,
     group: str | None = None,
     run: str | None = None,
@@ -96,8 +96,6 @@ def instrument(
     With *mirror*, what the program tells W&B, SwanLab, MLflow and TensorBoard is recorded here too.
     """
     arguments = {name: value for name, value in locals().items() if name not in _NOT_OF_RUN}
-    if strategy is UNSAID:
-        arguments["strategy"] = None
     opened = _open({**_NOT_OF_INSTRUMENT, **arguments})
     if model is not None:
         opened.describe(model)
@@ -135,8 +133,12 @@ def current() -> Run | None:
     return cast("Run | None", current_run.current())
 
 
-def _current_or_inherited() -> Run | None:
-    return cast("Run | None", current_run.current() or current_run.inherited())
+_NO_RUN = silent()
+
+
+def _run() -> Run:
+    """The run of this process, or one that records nothing."""
+    return cast("Run", current_run.current() or current_run.inherited() or _NO_RUN)
 
 
 def log(
@@ -147,32 +149,27 @@ def log(
     split: str | None = None,
 ) -> None:
     """Record numbers in the current run, if there is one."""
-    if (run := _current_or_inherited()) is not None:
-        run.log(metrics, step=step, epoch=epoch, split=split)
+    _run().log(metrics, step=step, epoch=epoch, split=split)
 
 
 def phase(name: str, *, expect_s: float | None = None) -> contextlib.AbstractContextManager[None]:
     """Say what this process does, in the current run if there is one."""
-    run = _current_or_inherited()
-    return contextlib.nullcontext() if run is None else run.phase(name, expect_s=expect_s)
+    return _run().phase(name, expect_s=expect_s)
 
 
 def span(name: str, /, **attributes: Any) -> contextlib.AbstractContextManager[None]:
     """Record how long something takes, in the current run if there is one."""
-    run = _current_or_inherited()
-    return contextlib.nullcontext() if run is None else run.span(name, **attributes)
+    return _run().span(name, **attributes)
 
 
 def event(name: str, /, **attributes: Any) -> None:
     """Record that something happened, in the current run if there is one."""
-    if (run := _current_or_inherited()) is not None:
-        run.event(name, **attributes)
+    _run().event(name, **attributes)
 
 
 def alert(title: str, text: str = "", level: Literal["info", "warn", "error"] = "info") -> None:
     """Tell people something, in the current run if there is one."""
-    if (run := _current_or_inherited()) is not None:
-        run.alert(title, text, level)
+    _run().alert(title, text, level)
 
 
 def artifact(
@@ -184,14 +181,12 @@ def artifact(
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Record a file or directory that came out of the current run, or went into it."""
-    if (run := _current_or_inherited()) is not None:
-        run.artifact(path, name=name, type=type, direction=direction, metadata=metadata)
+    _run().artifact(path, name=name, type=type, direction=direction, metadata=metadata)
 
 
 def config(mapping: T) -> T:
     """Record the configuration in the current run if there is one; returned unchanged."""
-    run = _current_or_inherited()
-    return mapping if run is None else run.config(mapping)
+    return _run().config(mapping)
 
 
 def finish(state: str = "finished", *, reason: str = "") -> None:

@@ -506,13 +506,16 @@ class Run:
     @errors.contained()
     def event(self, name: str, /, **attributes: Any) -> None:
         """Record that something happened: `run.event("lr drop", factor=0.1)`."""
+        self._record("event", record_event, name, attributes)
+
+    def _record(self, what: str, act: Callable[..., None], *given: Any) -> None:
         records = self._ready()
         if records is None:
             return
         try:
-            record_event(records.recorder, name, attributes)
+            act(records.recorder, *given)
         except values.Refused as why:
-            records.recorder.totals.refuse("name", "event", f"an event was not recorded: {why}")
+            records.recorder.totals.refuse("name", what, f"an {what} was not recorded: {why}")
 
     @errors.contained()
     def alert(
@@ -522,13 +525,7 @@ class Run:
 
         The node's agent sends it to the addresses in `OTEL_DDP_NOTIFY`; it is a log record too.
         """
-        records = self._ready()
-        if records is None:
-            return
-        try:
-            record_alert(records.recorder, title, text, level)
-        except values.Refused as why:
-            records.recorder.totals.refuse("name", "alert", f"an alert was not recorded: {why}")
+        self._record("alert", record_alert, title, text, level)
 
     def logs(self, words: str = "info") -> None:
         """Record what this program logs by Python's `logging`: `run.logs("info")`.
@@ -581,15 +578,7 @@ class Run:
         a copy where `OTEL_DDP_ARTIFACTS` says so. An address such as `s3://bucket/data` is
         recorded as it is. *name* is by default the last part of the path.
         """
-        records = self._ready()
-        if records is None:
-            return
-        try:
-            record_artifact(records.recorder, path, name, type, direction, metadata)
-        except values.Refused as why:
-            records.recorder.totals.refuse(
-                "value", "artifact", f"an artifact was not recorded: {why}"
-            )
+        self._record("artifact", record_artifact, path, name, type, direction, metadata)
 
     # -- what is measured
 
