@@ -235,36 +235,6 @@ def test_a_value_that_does_not_pack_is_not_counted_as_lost(writer: JournalWriter
     reader.close()
 
 
-@pytest.mark.parametrize("count", [1000, 1001, 20_000])
-def test_more_values_than_a_record_holds_become_several(writer: JournalWriter, count: int) -> None:
-    ids = range(1, count + 1)
-    shape = Shape(ids)
-    values = {number: number / 2 for number in ids}
-    reader = JournalReader(writer.path)
-    found: dict[int, float] = {}
-
-    for step in (1, 2):
-        writer.scalars(shape, 5, step, math.nan, values.values())
-        records = reader.read()
-        found = {n: v for r in records if isinstance(r, Scalars) for n, v in r.values}
-        assert {5} == {r.time_ns for r in records if isinstance(r, Scalars)}
-
-    # The last ones where all of them are more than a ring.
-    assert found.items() <= values.items()
-    assert len(found) == count or reader.lost > 0
-    assert count in found
-    reader.close()
-
-
-def test_a_set_of_values_is_written_wholly_or_not_at_all(writer: JournalWriter) -> None:
-    shape = Shape(range(1, 2001))
-
-    with pytest.raises(OverflowError):
-        writer.scalars(shape, 5, 1, math.nan, [1.0] * 1999 + [10**400])
-
-    assert read(writer) == []
-
-
 def test_a_lap_that_an_agent_has_taken_is_not_overwritten_unread(writer: JournalWriter) -> None:
     shape = Shape([writer.name("loss")])
 

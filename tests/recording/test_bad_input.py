@@ -163,6 +163,17 @@ def test_two_names_that_become_one_are_both_recorded(run: Run, place: Here) -> N
     assert expected * 3 == finished(place).points
 
 
+def test_more_values_than_a_record_holds_become_several(run: Run, place: Here) -> None:
+    texts, numbers = {str(n): n + 0.5 for n in range(700)}, {n: n + 1.0 for n in range(700)}
+    run.log({**texts, **numbers})  # type: ignore[dict-item]
+
+    journal = finished(place)
+    assert [len(call.values) for call in journal.calls] == [1000, 400]
+    assert sorted(journal.points) == sorted(
+        (str(name), value) for name, value in [*texts.items(), *numbers.items()]
+    )
+
+
 @pytest.mark.parametrize(
     "step",
     [-1, 1.5, "3", 2**63, math.nan, Rude(), np.zeros(2)],

@@ -98,7 +98,7 @@ _LEAST_DEFINITIONS = 32 * 1024
 
 NO_STEP = -(2**63)
 LARGEST_RECORD = 60_000
-# A `log` of more values than this is written as several records.
+# Of one record, which the smallest ring takes.
 MOST_VALUES = 1000
 
 

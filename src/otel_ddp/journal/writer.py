@@ -8,8 +8,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +17,6 @@ from otel_ddp.files import close_ours, file_of, off_standard_streams
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import (
     LATEST_HEAD,
-    MOST_VALUES,
     NO_STEP,
     RECORD,
     SCALARS_HEAD,
@@ -123,7 +121,7 @@ class Gate:
 class Shape:
     """What all calls of `log` with the same names have in common, worked out once."""
 
-    __slots__ = ("counts", "head", "ids", "latest", "latest_word", "pack", "parts", "seen", "size")
+    __slots__ = ("counts", "head", "ids", "latest", "latest_word", "pack", "seen", "size")
 
     def __init__(self, ids: Sequence[int]) -> None:
         count = len(ids)
@@ -139,11 +137,6 @@ class Shape:
         self.latest: slice | None = None
         self.latest_word = 0
         self.seen = False
-        self.parts: list[Shape] = []
-        if count > MOST_VALUES:
-            # Larger than every ring, so that only the rare branch of `scalars` handles it.
-            self.size = 2**62
-            self.parts = [Shape(ids[at : at + MOST_VALUES]) for at in range(0, count, MOST_VALUES)]
 
 
 class _Definitions:
@@ -288,8 +281,6 @@ class JournalWriter:
         ring = self.ring_bytes
         offset = position % ring
         if offset + size > ring:
-            if shape.parts:
-                return self._in_parts(shape, time_ns, step, epoch, values)
             position = self._pad(position, ring - offset)
             offset = 0
         number = (self.number + 1) & 0xFFFFFFFF
@@ -307,14 +298,6 @@ class JournalWriter:
             self.mapped[shape.latest] = record
         elif not shape.seen:
             self._first_latest(shape, position, record)
-        return None
-
-    def _in_parts(
-        self, shape: Shape, time_ns: int, step: int, epoch: float, values: Iterable[float]
-    ) -> None:
-        numbers = iter([float(value) for value in values])
-        for part in shape.parts:
-            self.scalars(part, time_ns, step, epoch, list(islice(numbers, MOST_VALUES)))
 
     def append(self, kind: int, payload: bytes) -> bool:
         """Append any other record to the ring; False if it is larger than a record may be."""

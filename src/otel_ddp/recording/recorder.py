@@ -119,7 +119,10 @@ class Recorder:
                 refuse("value", f"value:{shown}", f"{shown} was not recorded: {why}")
                 continue
             ids.append(number)
-        self._write(tuple(ids), numbers, when)
+        # There are no more names than fit, but two keys may be one.
+        for at in range(0, len(ids), layout.MOST_VALUES):
+            some = slice(at, at + layout.MOST_VALUES)
+            self._write(tuple(ids[some]), numbers[some], when)
         if logged is not None and trains:
             if leads:
                 steps.train(logged)
@@ -132,8 +135,6 @@ class Recorder:
             self.check_agent(now)
 
     def _write(self, ids: tuple[int, ...], numbers: Sequence[float], when: When) -> None:
-        if not ids:
-            return
         step = NO_STEP if when.step is None else when.step
         epoch = _NO_EPOCH if when.epoch is None else when.epoch
 
