@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from otel_ddp import files
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity.identity import VARIABLES
-from otel_ddp.identity.lead import HOST
 from otel_ddp.identity.run_names import INHERITED_RUN
 from otel_ddp.journal import layout
 
@@ -101,19 +100,6 @@ def _host(variable: str, text: str) -> str:
     except ValueError:
         wanted = "an address of this machine, such as 127.0.0.1 or 0.0.0.0"
         raise _wrong(variable, wanted, text) from None
-
-
-def _lead(variable: str, text: str) -> str:
-    """`off`, or `host:port` without the brackets of an address."""
-    if text.lower() == "off":
-        return "off"
-    host, _, port = text.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16
-    # Without brackets, the last part of an address of version 6 would be taken for the port.
-    if not (is_port and HOST.fullmatch(bare)) or (":" in bare and bare == host):
-        raise _wrong(variable, "host:port, as in node-0:23456 or [fd00::5]:23456, or off", text)
-    return f"{bare}:{int(port)}"
 
 
 def _number(wanted: str, low: float, high: float, unit: float = 1) -> Callable[[str, str], float]:
@@ -285,14 +271,9 @@ class Settings:
     say: str = _setting("OTEL_DDP_SAY", "auto", _one_of("auto", "all", "nothing"))
     """What the first rank says on stderr. `auto`: at the beginning where to look, at the end of a
     run of 10 seconds or more how it went; `all`: both of each run; `nothing`: neither."""
-    lead: str = _setting("OTEL_DDP_LEAD", "", _lead)
-    """Where the agent that leads this run is reached, for launches without a store of PyTorch's and
-    for evaluators beside a run: `host:port`, the same for all processes of the run, together with
-    `OTEL_DDP_LEAD_TOKEN_FILE`. By default the ranks agree on it, and the agent of rank 0's node
-    leads. `off`: they do not, and each agent judges the ranks of its node alone."""
-    lead_token_file: str = _setting("OTEL_DDP_LEAD_TOKEN_FILE", "", _path())
-    """A file with the run's token, the same on all nodes and of no other user's to read: 16
-    characters or more, such as those of `openssl rand -hex 32`."""
+    lead: str = _setting("OTEL_DDP_LEAD", "auto", _one_of("auto", "off"))
+    """`auto`: ranks on several nodes agree on the agent that leads the run, that of rank 0's node.
+    `off`: they do not, and each agent judges the ranks of its node alone."""
     sample_steps: int = _setting("OTEL_DDP_SAMPLE_STEPS", 100, _count(0, 1_000_000_000))
     """Every so many steps one is looked at closely: its spans are sent, the norm of its gradients
     is taken. Steps out of the ordinary are sent in any case. 0: only those."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -17,7 +16,7 @@ FACT = "lead"
 _SECRET_BYTES = 32
 _SECRET = re.compile(r"[0-9a-f]{64}")
 # A name, an address of either version, one with its interface.
-HOST = re.compile(r"[A-Za-z0-9_.:%-]{1,255}")
+_HOST = re.compile(r"[A-Za-z0-9_.:%-]{1,255}")
 _MOST_HOSTS = 8
 _MOST_PORTS = 8
 _MOST_BYTES = 4096
@@ -43,7 +42,7 @@ class Lead(NamedTuple):
 
     def with_hosts(self, hosts: Iterable[str]) -> Lead:
         """This one at these hosts, as many as a record may have."""
-        fit = dict.fromkeys(host for host in hosts if HOST.fullmatch(host))
+        fit = dict.fromkeys(host for host in hosts if _HOST.fullmatch(host))
         return self._replace(hosts=tuple(fit)[:_MOST_HOSTS])
 
     def as_json(self) -> dict[str, Any]:
@@ -64,15 +63,6 @@ def propose(hosts: Iterable[str] = ()) -> Lead:
     return Lead(drawn[:_SECRET_BYTES].hex(), (), tuple(ports)).with_hosts(hosts)
 
 
-def of_token(token: str, host: str, port: int) -> Lead:
-    """The lead that a user names, who has given this token to all nodes.
-
-    The token alone makes the secret: nodes that share no store may not agree on the run's name.
-    """
-    secret = hashlib.sha256(b"otel_ddp lead\0" + token.encode()).hexdigest()
-    return Lead(secret, (host,), (port,))
-
-
 def parse(content: Any) -> Lead | None:
     """What `as_json` has made; None for anything else."""
     if not isinstance(content, Mapping):
@@ -81,7 +71,7 @@ def parse(content: Any) -> Lead | None:
     if (
         not (isinstance(secret, str) and _SECRET.fullmatch(secret))
         or not (isinstance(hosts, list) and len(hosts) <= _MOST_HOSTS)
-        or not all(isinstance(host, str) and HOST.fullmatch(host) for host in hosts)
+        or not all(isinstance(host, str) and _HOST.fullmatch(host) for host in hosts)
         or not (isinstance(ports, list) and 1 <= len(ports) <= _MOST_PORTS)
         or not all(type(port) is int and 0 < port < 1 << 16 for port in ports)
     ):

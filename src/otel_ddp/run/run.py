@@ -33,7 +33,7 @@ from otel_ddp.recording.spans import (
 from otel_ddp.run import announcements, current_run, opening
 from otel_ddp.run.announcements import ASK_AGAIN_NS, WhereToLook
 from otel_ddp.run.current_run import Act, Ending
-from otel_ddp.run.lead_search import LeadSearch
+from otel_ddp.run.lead_search import LeadSearch, is_sought
 from otel_ddp.run.opening import Task
 from otel_ddp.vocabulary import catalog
 
@@ -195,7 +195,7 @@ class Run:
             if not process.local_rank:
                 announcements.nothing_is_recorded(lacking)
             return
-        self._lead = LeadSearch.by(conf)
+        self._lead = LeadSearch(is_sought=is_sought(conf))
         process = self._identity = self._ask_group(process)
         self._settled = process.settled
         announcements.doubts(conf, process)

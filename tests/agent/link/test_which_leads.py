@@ -22,7 +22,7 @@ from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.identity import lead
 from otel_ddp.journal import layout
 
-NAMED = lead.of_token("a token of 16 letters or more", "node-0", 4711).as_json()
+NAMED = lead.propose(["node-0"]).as_json()
 RUN: Labels = (("group", "g"), ("run", "r"))
 
 Made = Callable[..., Process]
@@ -74,13 +74,6 @@ def test_an_attempt_on_one_node_has_no_lead_whatever_the_last_one_had(process: M
 
     assert wanted_by(before) is not None
     assert wanted_by([*before, *now]) is None
-
-
-def test_an_evaluator_alone_on_its_node_follows_the_lead_that_was_named(process: Made) -> None:
-    wanted = wanted_by([process(0, 1)])
-
-    assert wanted is not None
-    assert not wanted.leads
 
 
 class Kept:

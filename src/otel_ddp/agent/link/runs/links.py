@@ -279,15 +279,15 @@ def wanted_by(sources: Collection[Process]) -> Wanted | None:
         each.is_at_work and each.began_ns > newest.ended_ns for each in sources
     ):
         return None
-    # Attempts share a secret that a user has named: those that ended before do not count.
+    # Attempts may share a secret, for torchrun counts none that a new node has caused: processes
+    # that ended before do not count.
     of_attempt = [
         each
         for each, known in found
         if known.secret == fact.secret and (each.is_at_work or each.ended_ns >= newest.began_ns)
     ] or [newest]
     world_size = max(each.state().own_world_size or 0 for each in of_attempt)
-    # Only a user names a lead to a process that is alone: it is beside a run that others train.
-    leads = world_size != 1 and any(
+    leads = any(
         each.global_rank == 0 and each.state().own_world_size == world_size for each in of_attempt
     )
     ranks = {each.global_rank for each in of_attempt}
