@@ -581,7 +581,7 @@ def test_a_rendezvous_on_this_machine_makes_the_local_rank_the_rank(
 def test_a_live_process_group_is_believed_before_the_launcher() -> None:
     facts = GroupFacts(9, 16, "agreed-on")
 
-    me = who(POD, process_group=facts)
+    me = settle(who(POD), facts, env=POD)
 
     assert (me.global_rank, me.world_size, me.local_rank, me.nodes) == (9, 16, None, None)
     assert (me.run, me.settled) == ("agreed-on", True)
@@ -622,18 +622,14 @@ def test_replica_groups_of_one_lighthouse_or_job_are_one_run() -> None:
 def test_a_process_group_does_not_overrule_the_user() -> None:
     facts = GroupFacts(1, 2, "agreed-on")
 
-    me = who(
-        {"OTEL_DDP_RANK": "5", "OTEL_DDP_LOCAL_RANK": "3"},
-        world_size=8,
-        run="mine",
-        process_group=facts,
-    )
+    env = {"OTEL_DDP_RANK": "5", "OTEL_DDP_LOCAL_RANK": "3"}
+    me = settle(who(env, world_size=8, run="mine"), facts, env=env)
 
     assert (me.global_rank, me.local_rank, me.world_size, me.run) == (5, 3, 8, "mine")
 
 
 def test_a_process_group_does_not_rename_what_the_launcher_named() -> None:
-    me = who(SLURM, process_group=GroupFacts(5, 8, "agreed-on"))
+    me = settle(who(SLURM), GroupFacts(5, 8, "agreed-on"), env=SLURM)
 
     assert (me.run, me.local_rank) == ("slurm-812.3", 1)
 

@@ -133,7 +133,6 @@ def resolve(
     joins: bool = False,
     in_task: bool = False,
     env: Mapping[str, str] = os.environ,
-    process_group: GroupFacts | None = None,
     proc: Path = Path("/proc"),
     in_spawned_child: bool | None = None,
     make_id: Callable[[], str] = run_names.make,
@@ -189,11 +188,7 @@ def resolve(
     if alone or ((assumed or (in_task and not rank)) and may_be_alone):
         rank, world = 0, 1
         facts = facts._replace(world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1)
-    # The launcher's ranks may be wrong where there is a group, which takes precedence.
-    if process_group is None:
-        _check_rank(rank, world, given, facts.launcher)
-    else:
-        _check_rank(numbers["global_rank"], numbers["world_size"], given, facts.launcher)
+    _check_rank(rank, world, given, facts.launcher)
     node_rank = _first(numbers["node_rank"], facts.node_rank)
     local = _first(numbers["local_rank"], facts.local_rank)
     if local is None:
@@ -207,7 +202,7 @@ def resolve(
         group = group or run_names.group_of_tasks(process)
     elif named or found.run == parents.run:
         group = group or parents.group
-    identity = Identity(
+    return Identity(
         **{
             **texts,
             "job_type": texts["job_type"] or "train",
@@ -232,7 +227,6 @@ def resolve(
         proposal=found.proposal,
         launched_by=run_names.launched_by(process, facts),
     )
-    return identity if process_group is None else settle(identity, process_group, env=env)
 
 
 def _first(given: int | None, found: int | None) -> int | None:
