@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from conftest import Journal
-from otel_ddp import settings
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
@@ -22,7 +21,7 @@ class Measured:
     def __init__(self, directory: Path) -> None:
         writer = JournalWriter(directory, 512 * 1024, {})
         self.now_ns = writer.created_monotonic_ns
-        self.recorder = Recorder(writer, settings.read())
+        self.recorder = Recorder(writer)
         self.progress = Progress(self.recorder, clock=lambda: self.now_ns)
 
     def spend(self, seconds: int) -> None:

@@ -14,7 +14,6 @@ import pytest
 import otel_ddp
 from conftest import Here, Journal
 from odd_values import DeviceTensor, on_device, waited
-from otel_ddp import settings
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.recorder import Recorder
@@ -79,7 +78,7 @@ def device() -> Iterator[FakeDevice]:
 @pytest.fixture
 def recorder(place: Here, device: FakeDevice) -> Iterator[Recorder]:
     writer = JournalWriter(place.directory, 512 * 1024, {})
-    recorder = Recorder(writer, settings.read())
+    recorder = Recorder(writer)
     recorder.gate.check_due_ns = 2**63  # the test looks around itself
     recorder.device_scalars = DeviceScalars(
         recorder._copy_arrived,

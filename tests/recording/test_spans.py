@@ -14,7 +14,6 @@ import otel_ddp
 from conftest import Here
 from measured import Measured
 from odd_values import Rude
-from otel_ddp import settings
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
@@ -247,7 +246,7 @@ def test_a_phase_that_ends_after_another_thread_closed_the_journal_is_not_record
     place: Here,
 ) -> None:
     writer = JournalWriter(place.directory, 128 * 1024, {})
-    recorder = Recorder(writer, settings.read())
+    recorder = Recorder(writer)
     progress = Progress(recorder)
     phase = progress.begin("eval")
 

@@ -40,21 +40,6 @@ _FLUSH_RARELY_NS = 1_000_000_000
 _MOST_WORDS = 20_000
 
 
-class TrainingThread:
-    """The thread that trains; that of a function may end at any time."""
-
-    __slots__ = ("ident",)
-
-    def __init__(self) -> None:
-        self.ident = 0
-
-    def is_another(self) -> bool:
-        """Whether another thread than this one trains, and is still alive."""
-        if self.ident in (0, threading.get_ident()):
-            return False
-        return any(each.ident == self.ident for each in threading.enumerate())
-
-
 class Progress:
     """Written to the journal at each change, and read by the agent after the process has died.
 
@@ -74,7 +59,8 @@ class Progress:
         self.counted = self.steps.counted = CountedSteps(clock)
         self._add_work: Callable[[], None] = lambda: None
         self.work = Work()
-        self.thread = TrainingThread()
+        self.thread = 0
+        """The thread that trains: that of a function may end at any time. 0: none has."""
         self.device_times = DeviceTimes(self.phases)
         self._flushing = self._over = False
         self._deferred: Callable[[], None] | None = None
@@ -101,7 +87,7 @@ class Progress:
         if code is None:
             code, word = PHASES["other"] | NAMED, self.recorder.names.of_phase(name)
         phase = Phase(name, code, self.phases.origin_ns, word, int(expect_s * 1000))
-        beside = self.steps.began and self.thread.is_another()
+        beside = self.steps.began and self.another_trains()
         with self.recorder.gate.lock:
             if not beside:
                 self.go_on_uncounted()
@@ -140,7 +126,7 @@ class Progress:
         writer.phase(innermost.code, innermost.word, since - phases.origin_ns)
         changed = innermost.base + since
         phases.pending.append(changed)
-        if phases.device_clock is not None and threading.get_ident() == self.thread.ident:
+        if phases.device_clock is not None and threading.get_ident() == self.thread:
             phases.device_clock.mark(changed)
         self.flush()
 
@@ -193,8 +179,8 @@ class Progress:
     def begin_steps(self) -> None:
         """The first step begins: from here on, time outside of any phase belongs to a step."""
         self.steps.begin_step()
-        if not self.thread.ident:
-            self.thread.ident = threading.get_ident()
+        if not self.thread:
+            self.thread = threading.get_ident()
         self.phases.pending.append(_BEGAN + self.phases.now_ns())
         self.mark_running()
 
@@ -320,6 +306,12 @@ class Progress:
         """Where the device is, as far as that is known. Any thread may ask."""
         clock = self.phases.device_clock
         return None if clock is None else clock.position()
+
+    def another_trains(self) -> bool:
+        """Whether another thread than this one trains, and is still alive."""
+        if self.thread in (0, threading.get_ident()):
+            return False
+        return any(each.ident == self.thread for each in threading.enumerate())
 
     # -- flushing
 

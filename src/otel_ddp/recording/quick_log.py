@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from math import fsum
 from time import time_ns
-from typing import Any, Protocol
+from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.journal.writer import Gate, JournalWriter, Shape
@@ -22,18 +22,8 @@ _MOST_SHAPES = 4096
 _MOST_SHAPED_NAMES = 200_000
 
 
-class Log(Protocol):
-    """The signature of `Run.log`."""
-
-    def __call__(
-        self,
-        metrics: Any,
-        *,
-        step: Any = None,
-        epoch: Any = None,
-        split: Any = None,
-    ) -> None: ...
-
+Log = Callable[..., None]
+"""With the signature of `Run.log`."""
 
 # How the hot path writes one set of names: the names, their split and shape; whether all values
 # were floats (other plain numbers are checked one by one); whether one of the names belongs to

@@ -16,7 +16,6 @@ from otel_ddp.recording.documents import Documents, Names
 from otel_ddp.recording.quick_log import Log, Shapes, quick_log
 from otel_ddp.recording.steps import StepNumbers, When
 from otel_ddp.recording.totals import Totals
-from otel_ddp.settings import Settings
 from otel_ddp.vocabulary import catalog
 
 _IN_MARK = layout.IN_MARK // 8
@@ -30,7 +29,7 @@ _EPOCHS = frozenset({"epoch", "train/epoch"})
 class Recorder:
     """The parts that write one journal, and the values that are logged to it."""
 
-    def __init__(self, writer: JournalWriter, conf: Settings) -> None:
+    def __init__(self, writer: JournalWriter) -> None:
         self.writer = writer
         self.gate = Gate()
         self.totals = Totals(self.gate, writer)

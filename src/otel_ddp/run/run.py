@@ -220,7 +220,7 @@ class Run:
         writer = opening.open_journal(conf, self._identity_record(exported))
         if writer is None:
             return None
-        recorder = Recorder(writer, conf)
+        recorder = Recorder(writer)
         records = self._records = Records(conf, recorder, place.Place(writer.path.parent), exported)
         recorder.run_span = of_run
         recorder.on_first_value = records.progress.mark_running

@@ -102,7 +102,7 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
         garbage.attach(stepper)
     stack_answers.start(
         progress.recorder.writer.path,
-        lambda: progress.thread.ident,
+        lambda: progress.thread,
         progress.device_position,
         _profile,
     )

@@ -43,7 +43,7 @@ class Here:
         self.ledger = Ledger()
         self.ledger.keep_history = True
         self.writer = JournalWriter(self.place.directory, layout.SMALLEST_FILE, IDENTITY)
-        self.recorder = Recorder(self.writer, settings.read({}))
+        self.recorder = Recorder(self.writer)
         self.journals = Journals(self.place, self.ledger, "n")
         self.agent()
 

@@ -137,7 +137,7 @@ def compiling(stepper: Stepper) -> None:
     It is valid for the hooks that the model then has, and the program may call the model itself
     too, as for an evaluation. So from now on they stay.
     """
-    if stepper.progress.thread.is_another() or not outside_of_backward():
+    if stepper.progress.another_trains() or not outside_of_backward():
         return
     calls = {id(each.get("self")) for each in inspection.module_calls(sys._getframe())}
     for key, watched in list(_watched.items()):

@@ -263,10 +263,6 @@ class Readings:
         if stepper.seen.steps >= _STEPS_TO_LOG:
             self._miss_loss()
 
-    def no_step_ended(self) -> None:
-        """Report now what would be reported after some steps."""
-        self.report()
-
     def _settle_identity(self) -> None:
         settle = self._options.settle
         if settle is not None and settle():

@@ -95,7 +95,7 @@ def measured(
     if "nccl" in backend() and loses_overlap(os.environ):
         found["overlap"] = "timed"
     # The first batch may be wanted before it is known which thread trains.
-    is_own = stepper.seen.loads and stepper.loads_in == stepper.progress.thread.ident
+    is_own = stepper.seen.loads and stepper.loads_in == stepper.progress.thread
     found["data"] = "" if is_own else "no_loader"
     work = stepper.progress.work.samples
     found["samples"] = "" if work else "shapes_unknown" if seen else "not_called"

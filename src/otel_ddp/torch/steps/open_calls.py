@@ -41,13 +41,13 @@ class OpenCalls:
     """The calls of models that are open now. Plain attributes, for hooks read them in each step."""
 
     __slots__ = (
-        *("_leave", "_steps", "_thread", "backward", "backward_id", "eval", "forward"),
+        *("_leave", "_progress", "_steps", "backward", "backward_id", "eval", "forward"),
         *("forward_thread", "forwards", "in_backward", "load", "model", "sampled", "trains"),
         "wait",
     )
 
     def __init__(self, progress: Progress, sampled: SampledSteps) -> None:
-        self._steps, self._thread, self.sampled = progress.steps, progress.thread, sampled
+        self._steps, self._progress, self.sampled = progress.steps, progress, sampled
         phases = progress.phases
         self._leave = phases.leave
         # Phases of ours, one each: none of them is ever inside itself.
@@ -76,7 +76,7 @@ class OpenCalls:
         """
         if self.in_backward:
             # Autograd has threads of its own.
-            another = is_another_thread(self._thread.ident, thread)
+            another = is_another_thread(self._progress.thread, thread)
             return another and outside_of_backward() and _backward_runs()
         if not self.forwards or not self.trains:
             return False
@@ -86,14 +86,14 @@ class OpenCalls:
         """Whether a forward that begins in this thread is no part of what is measured."""
         if self.in_backward:
             # Also what a backward computes again in one of autograd's threads.
-            return is_another_thread(self._thread.ident, thread) and _backward_runs()
+            return is_another_thread(self._progress.thread, thread) and _backward_runs()
         if self.forwards:
             # Training comes first: the forward of an actor or an evaluator is given up for it.
             another = is_another_thread(self.forward_thread, thread)
             return another and (self.trains or not trains)
         if trains or not self._steps.in_step:
             return False
-        return is_another_thread(self._thread.ident, thread)
+        return is_another_thread(self._progress.thread, thread)
 
     def forward_in_another_thread(self) -> bool:
         """Whether another thread is in a watched model: this one may be calling parts of it."""
@@ -103,7 +103,7 @@ class OpenCalls:
         """Whether this gradient is of another backward than the open one, and not inside of it."""
         if current_backward() == self.backward_id:
             return False
-        if threading.get_ident() != self._thread.ident:
+        if threading.get_ident() != self._progress.thread:
             return False
         return times_called(sys._getframe(), _RUN_BACKWARD) == 1
 

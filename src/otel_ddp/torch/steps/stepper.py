@@ -525,12 +525,12 @@ class Stepper:
 
     def model_comes(self) -> None:
         """A model may be called for the first time, and the step is to have all of it."""
-        if _get_ident() == self.progress.thread.ident:
+        if _get_ident() == self.progress.thread:
             self.go_on_measured()
 
     def evaluates(self) -> None:
         """A watched model was put into evaluation mode."""
-        if _get_ident() != self.progress.thread.ident:
+        if _get_ident() != self.progress.thread:
             return
         if self._budget is not None and not self._budget.is_exhausted:
             self.go_on_measured()
@@ -541,7 +541,7 @@ class Stepper:
         Then there are nodes of autograd's. They are counted in each thread.
         """
         self.progress.settle()
-        if _get_ident() != self.progress.thread.ident or not self._nodes_each:
+        if _get_ident() != self.progress.thread or not self._nodes_each:
             return
         self._logs = True
         # A step may consist of several forwards: half of one is enough.
@@ -582,7 +582,7 @@ class Stepper:
         if not self.end.has_model:
             self.search.batch_wanted()
             return
-        thread, trains = _get_ident(), self.progress.thread.ident
+        thread, trains = _get_ident(), self.progress.thread
         if trains != thread and is_another_thread(trains or self._made_in, thread):
             return  # a thread fetches ahead: training does not wait for that
         if thread != calls.forward_thread and calls.another_thread_works(thread):
@@ -628,7 +628,7 @@ class Stepper:
         trains = trains and _is_grad_enabled()
         thread = _get_ident()
         beside = not trains and steps.in_step and not calls.in_backward
-        if beside and is_another_thread(self.progress.thread.ident, thread):
+        if beside and is_another_thread(self.progress.thread, thread):
             return  # an evaluator, and the step goes on meanwhile
         if thread != calls.forward_thread and self._is_beside_step(thread, trains):
             return
@@ -646,7 +646,7 @@ class Stepper:
             phases.enter(calls.eval)
             return
         self._evaluated = None
-        self.progress.thread.ident = thread
+        self.progress.thread = thread
         # A forward inside an optimizer's step begins no other step: its closure has called the
         # model, and may do so again (LBFGS).
         if self._closure:
@@ -774,7 +774,7 @@ class Stepper:
             if not end.backwards % _OFTEN:
                 self.progress.flush_if_due()
                 if end.backwards == _LONGEST_ACCUMULATION and not self.seen.steps:
-                    self.sampled.readings.no_step_ended()
+                    self.sampled.readings.report()
             if self._stepped_in_backward:
                 self._stepped_in_backward = False
                 self._finish()
@@ -866,7 +866,7 @@ class Stepper:
         calls = self.calls
         # Backward may compile in a thread of autograd's; other threads' compiling is not a step's.
         evaluates = calls.forwards and thread == calls.forward_thread
-        if thread == self.progress.thread.ident or calls.in_backward or evaluates:
+        if thread == self.progress.thread or calls.in_backward or evaluates:
             self._phases.enter(self._compile)
 
     def compile_ended(self) -> None:
