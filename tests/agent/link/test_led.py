@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent.link.two_agents import RUN, Agent, TwoAgents
+from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import said
 from otel_ddp.agent.link.runs.known import Senseless
 from otel_ddp.agent.verdicts.judgement import Judgement

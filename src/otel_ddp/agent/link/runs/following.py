@@ -9,7 +9,7 @@ from otel_ddp import errors
 from otel_ddp.agent.history.kept_run import OfNode
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import of_node, said
-from otel_ddp.agent.link.runs.known import Senseless
+from otel_ddp.agent.link.runs.known import Senseless, wall_origin_ns
 from otel_ddp.agent.link.runs.outflow import Outflow
 from otel_ddp.agent.link.runs.stacks import StacksHere
 from otel_ddp.agent.reading.process import Process
