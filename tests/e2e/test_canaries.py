@@ -61,7 +61,7 @@ def everything(node: Node, receiver: Receiver, run: str) -> str:
     until(lambda: node.page("runs")["runs"], "the history")
     endpoint = node.agent()["scrape"].removesuffix("/metrics")
     shown = [
-        urllib.request.urlopen(endpoint + path, timeout=10).read().decode()
+        urllib.request.urlopen(endpoint + path, timeout=300).read().decode()
         for path in ("/metrics", "/", "/healthz")
     ]
     shown += [str(node.page(path, run=run, group="g")) for path in ("runs", "run", "now")]

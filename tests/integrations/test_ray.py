@@ -97,16 +97,16 @@ def test_the_run_of_its_workers_ends_as_the_function_and_has_what_is_reported(
 
         until(lambda: {each["state"] for each in node.processes()} == {state}, "the end")
         ranks = {each["rank"]: each for each in node.processes()}
-        values = {
-            labels["rank"]: value
-            for labels, value in node.series("training_scalar", name="reported")
-        }
-        steps = {labels["rank"]: value for labels, value in node.series("training_steps_total")}
+
+        def told(metric: str, **labels: str) -> dict[str, float]:
+            return {found["rank"]: value for found, value in node.series(metric, **labels)}
+
+        # The agent tells what it has read a moment after journals say it.
+        until(lambda: told("training_steps_total") == {"0": 4.0, "1": 4.0}, "all steps")
+        until(lambda: told("training_scalar", name="reported") == {"0": 3.0, "1": 4.0}, "values")
         sentences = [each["sentence"] for each in (*node.told().past, *node.told().verdicts)]
 
     assert {each["group"] for each in ranks.values()} == {"experiment"}
-    assert steps == {"0": 4.0, "1": 4.0}
-    assert values == {"0": 3.0, "1": 4.0}
     if how == "raises":
         assert {each["reason"] for each in ranks.values()} == {"ValueError: no more data"}
     else:

@@ -15,7 +15,7 @@ from node import until
 
 
 def answer(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as said:
+    with urllib.request.urlopen(url, timeout=60) as said:
         return str(said.read().decode())
 
 
@@ -40,7 +40,7 @@ def test_the_stack_runs_once_and_ends_with_all_it_started(
             data=b"",
             headers={"content-type": "application/x-protobuf"},
         )
-        with urllib.request.urlopen(request, timeout=10) as taken:
+        with urllib.request.urlopen(request, timeout=60) as taken:
             assert taken.status == 200
         assert_prometheus_scrapes_this_collector(addresses)
         with (

@@ -207,7 +207,7 @@ def posted(
     request = urllib.request.Request(f"{url}/v1/{signal}", data=body, headers=headers)
     trusting = ssl.create_default_context(cafile=tls["TLS_CERT_FILE"]) if tls else None
     try:
-        with urllib.request.urlopen(request, timeout=10, context=trusting) as answer:
+        with urllib.request.urlopen(request, timeout=60, context=trusting) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as refused:
         with refused:
@@ -222,7 +222,7 @@ def called(url: str, tls: dict[str, str], token: str | None) -> grpc.StatusCode:
         metadata = [("authorization", f"Bearer {token}")] if token else []
         try:
             stub.Export(
-                metrics_service_pb2.ExportMetricsServiceRequest(), metadata=metadata, timeout=10
+                metrics_service_pb2.ExportMetricsServiceRequest(), metadata=metadata, timeout=60
             )
         except grpc.RpcError as refused:
             return refused.code()
@@ -285,7 +285,7 @@ def one_point() -> bytes:
 
 
 def _refused(collector: Collector) -> bool:
-    with urllib.request.urlopen(collector.telemetry, timeout=10) as answer:
+    with urllib.request.urlopen(collector.telemetry, timeout=60) as answer:
         said: str = answer.read().decode()
     # Those that came and could not be handed on.
     return bool(re.search(r"^otelcol_receiver_(refused|failed)_metric_points.* [1-9]", said, re.M))
