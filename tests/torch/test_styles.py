@@ -102,6 +102,10 @@ def linear() -> nn.Module:
     return nn.Linear(4, 1)
 
 
+def dropped() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+
+
 def embedded() -> nn.Module:
     return nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 1))
 
@@ -509,6 +513,7 @@ def failing(where: str) -> Callable[[], Any]:
 
 ALONE = [
     Style("plain loop", trained()),
+    Style("dropout", trained(dropped)),
     Style("words", trained(embedded, batch=WORDS), samples=6, tokens=30),
     Style(
         "no loader of torch's",
@@ -792,7 +797,11 @@ def test_one_process(style: Style, place: Here) -> None:
 
     check(style, place.only())
     assert left_open == "other"
-    # And what was learnt is what is learnt without us.
+    assert_learnt_without_us(style, trained)
+
+
+def assert_learnt_without_us(style: Style, trained: Any) -> None:
+    """What was learnt is what is learnt without us."""
     os.environ["OTEL_SDK_DISABLED"] = "true"
     torch.manual_seed(3)
     for ours, without in zip(weights(trained), weights(style.train()), strict=True):
@@ -815,13 +824,14 @@ def test_few_steps_are_measured(style: Style, place: Here, monkeypatch: pytest.M
     monkeypatch.setattr(stepper, "_FIRST_STEPS", 0)
     monkeypatch.setattr(stepper, "Budget", OneOfFour)
     otel_ddp.init()
-    style.train()
+    trained = style.train()
     otel_ddp.finish()
 
     totals = {each.metric: each.values[0] for each in place.only().all_totals}
     assert not totals.get("otel_ddp.hook.errors")
     counted = [totals.get(f"training.{name}", 0) for name in ("steps", "steps.skipped")]
     assert counted == [style.steps, style.skipped]
+    assert_learnt_without_us(style, trained)
 
 
 @pytest.mark.parametrize("style", ON_RANKS, ids=lambda style: style.name)

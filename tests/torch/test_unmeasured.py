@@ -20,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.optim import optimizer as torch_optimizer
 
-import otel_ddp
-from conftest import Here, Journal
+from conftest import Journal
 from measured import Measured, Slow
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.journal import layout
@@ -470,27 +469,6 @@ def test_a_scaler_that_updates_after_each_of_two_optimizers_skips_no_step(
     assert not any(each.skipped for each in found)
 
 
-def test_a_step_that_a_scaler_leaves_out_is_one_that_was_skipped(tmp_path: Path) -> None:
-    found = []
-    for every in (1, EVERY):
-        place = tmp_path / str(every)
-        place.mkdir()
-        scaler = torch.amp.GradScaler("cpu", growth_interval=10**6)
-        with closing(Training(place, every)) as training:
-            training.begin(training.model, scaler=scaler)
-            for number in range(120):
-                training.optimizer.zero_grad()
-                loss = training.model(BATCH).sum() * (float("inf") if not number % 3 else 1.0)
-                scaler.scale(loss).backward()
-                scaler.step(training.optimizer)
-                scaler.update()
-            training.step()
-            found.append([(each.number, each.skipped) for each in training.steps()])
-
-    assert found[0] == found[1]
-    assert sum(skipped for _, skipped in found[1]) == 40
-
-
 @pytest.mark.parametrize("way", ["compiled", "in place", "whole step", "at times", "optimizer"])
 def test_nothing_is_compiled_again_when_hooks_come_and_go(tmp_path: Path, way: str) -> None:
     torch._dynamo.reset()
@@ -535,37 +513,6 @@ def test_nothing_is_compiled_again_when_hooks_come_and_go(tmp_path: Path, way: s
         assert states == {True, False}
         assert training.count == FIRST + 60
     torch._dynamo.reset()
-
-
-def test_training_is_the_same_bit_by_bit(place: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trained() -> list[torch.Tensor]:
-        torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(), nn.Linear(16, 1))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        for number in range(300):
-            if measured and not number:
-                otel_ddp.instrument(model)
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).square().mean().backward()
-            optimizer.step()
-        return [each.detach().clone() for each in model.parameters()]
-
-    monkeypatch.setenv("OTEL_DDP_OVERHEAD", "0.0001")
-    measured = False
-    bare = trained()
-    measured = True
-    with_us = trained()
-    otel_ddp.finish()
-
-    assert all(torch.equal(one, other) for one, other in zip(bare, with_us, strict=True))
-    journal = place.only()
-    steps = [each for each in steps_of(journal) if UNMEASURED in each.phases()]
-    assert steps
-
-
-def steps_of(journal: Journal) -> list[Step]:
-    stream = StepStream(0)
-    return [s for each in journal.records if isinstance(each, Steps) for s in stream.feed(each)]
 
 
 class DeviceMarks:
