@@ -102,10 +102,6 @@ def linear() -> nn.Module:
     return nn.Linear(4, 1)
 
 
-def dropped() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 1))
-
-
 def embedded() -> nn.Module:
     return nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 1))
 
@@ -158,6 +154,14 @@ def idle_optimizer() -> Any:
     train(model, first, 1)
     train(model, second, 12)
     return model, nn.ParameterList(first.param_groups[0]["params"])
+
+
+def with_dropout() -> Any:
+    """It draws random numbers, in steps that are measured and in others."""
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+    otel_ddp.instrument(model)
+    train(model, sgd(model), 12)
+    return model
 
 
 def accumulated() -> Any:
@@ -513,7 +517,7 @@ def failing(where: str) -> Callable[[], Any]:
 
 ALONE = [
     Style("plain loop", trained()),
-    Style("dropout", trained(dropped)),
+    Style("dropout", with_dropout, 12, 12, 8 * 12),
     Style("words", trained(embedded, batch=WORDS), samples=6, tokens=30),
     Style(
         "no loader of torch's",
