@@ -16,6 +16,12 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import survey
 
 
+def _as_from_a_shell() -> None:
+    # Where tests run in the background these are ignored, and that is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def begin(node: Node, *arguments: str) -> subprocess.Popen[str]:
     """Its ranks have torch imported already."""
     executable, more = warm.python()
@@ -25,8 +31,7 @@ def begin(node: Node, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Where tests run in the background Ctrl-C is ignored, and that is inherited.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=_as_from_a_shell,
     )
 
 

@@ -36,8 +36,8 @@ class Terminal:
         self.before = termios.tcgetattr(self._theirs)
         env = {**(env or os.environ), "TERM": "xterm-256color", "NO_COLOR": "1"}
         self.process = subprocess.Popen(
-            # Whoever runs the tests may ignore Ctrl-C; a shell gives each job its own.
-            ["env", "--default-signal=INT", "setsid", "--ctty", sys.executable, *command],
+            # Whoever runs the tests may ignore these; a shell gives each job its own.
+            ["env", "--default-signal=INT,HUP", "setsid", "--ctty", sys.executable, *command],
             env=env,
             stdin=self._theirs,
             stdout=self._theirs,
