@@ -44,24 +44,15 @@ def facts(step: Step) -> list[StepFacts]:
 class Ranks:
     """Four ranks, each with a device, for each of which another rank waits in `comm_wait`."""
 
-    def __init__(self, ranks: int = 4) -> None:
+    def __init__(self) -> None:
         self.detector = Stragglers()
         self.told = Told(self.detector, device_clock=True)
-        self.joined = [DeviceSteps() for _ in range(ranks)]
+        self.joined = [DeviceSteps() for _ in range(4)]
         self.number = 0
         self.chance = random.Random(1)
 
-    def steps(
-        self,
-        steps: int,
-        more_ms: Mapping[int, Mapping[str, float]] | None = None,
-        paced: Mapping[int, tuple[str, ...]] | None = None,
-        all_hosts_ms: Mapping[str, float] | None = None,
-    ) -> None:
-        """*paced*: in which phases the device of a rank keeps up with its host, which is as late;
-        *all_hosts_ms*: what each host needs more."""
-        more_ms, paced, all_hosts_ms = more_ms or {}, paced or {}, all_hosts_ms or {}
-        late_ms = max([sum(more.values()) for more in more_ms.values()] or [0.0])
+    def steps(self, steps: int, more_ms: Mapping[int, Mapping[str, float]]) -> None:
+        late_ms = max([sum(more.values()) for more in more_ms.values()])
         for _ in range(steps):
             self.number += 1
             for rank, joined in enumerate(self.joined):
@@ -71,16 +62,9 @@ class Ranks:
                     for word, ms in ON_DEVICE.items()
                 }
                 phases_ms["comm_wait"] = STEP_MS + late_ms - sum(phases_ms.values())
-                paced_ms = {word: phases_ms[word] for word in paced.get(rank, ())}
-                host_late = {} if all_hosts_ms else {word: more.get(word, 0.0) for word in paced_ms}
-                host_ms = {
-                    word: (ms + host_late.get(word, 0.0) + all_hosts_ms.get(word, 0.0))
-                    * self.chance.uniform(0.9, 1.1)
-                    for word, ms in ON_HOST.items()
-                }
+                host_ms = {word: ms * self.chance.uniform(0.9, 1.1) for word, ms in ON_HOST.items()}
                 joined.feed_host(facts(step_of(self.number, host_ms)))
-                found = joined.feed([step_of(self.number, phases_ms, paced_ms)])
-                self.told.feed(rank, found)
+                self.told.feed(rank, joined.feed([step_of(self.number, phases_ms, {})]))
 
     def verdict(self) -> Verdict:
         (change,) = self.detector.poll(0)
@@ -120,43 +104,6 @@ def test_a_step_that_the_device_never_finished_is_not_waited_for() -> None:
 
     assert joined.feed([step_of(10, ON_DEVICE, {})]) == []
     assert len(joined.feed([step_of(4999, ON_DEVICE, {})])) == 1
-
-
-def test_a_device_is_slow_where_those_of_the_others_wait_for_launches() -> None:
-    ranks = Ranks()
-    launched = ("forward", "backward")
-    ranks.steps(130, {2: {"forward": 30.0}}, {0: launched, 1: launched, 2: ("backward",)})
-
-    assert ranks.verdict().evidence["side"] == "device"
-
-
-@pytest.mark.parametrize(
-    ("phase", "said"),
-    [
-        ("data", ""),
-        (
-            "forward",
-            "insufficient data: a device waits for its host while other hosts are ahead of theirs: "
-            "whether these are faster is not known",
-        ),
-    ],
-)
-def test_a_rank_is_not_late_at_a_pace_that_all_hosts_have(phase: str, said: str) -> None:
-    ranks = Ranks(2)
-    # The host of rank 0 happens to be ahead, so that its device does not run dry.
-    ranks.steps(500, {1: {phase: 50.0}}, {1: (phase,)}, all_hosts_ms={phase: 110.0})
-
-    assert ranks.detector.poll(0) == []
-    assert ranks.detector.report().insufficient == said
-
-
-def test_a_loader_that_is_slower_than_any_has_been_is_late() -> None:
-    ranks = Ranks(2)
-    ranks.steps(200, all_hosts_ms={"data": 10.0})
-    ranks.steps(300, {1: {"data": 50.0}}, {1: ("data",)})
-
-    verdict = ranks.verdict()
-    assert (verdict.labels, verdict.phase) == (labels_of(1), "data")
 
 
 def test_nothing_is_said_where_the_clock_of_a_device_is_not_known_any_more() -> None:
