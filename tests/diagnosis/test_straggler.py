@@ -17,7 +17,7 @@ from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.vocabulary.words import PHASES, WORK_PHASES
-from ranks import PLAIN_S, STEP_S, Job, Told, summary
+from ranks import STEP_S, Job, Told, summary
 
 MS = 1_000_000
 S = 1000 * MS
@@ -129,23 +129,6 @@ def test_the_longest_stretch_of_a_phase_is_one_part_of_one_step_and_no_rest() ->
 
 
 # --- Who, and in which phase ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("phase", list(PLAIN_S))
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_one_late_rank_is_named_with_its_phase_within_120_steps(ranks: int, phase: str) -> None:
-    job = Job(ranks)
-    assert job.steps(200) == []
-
-    changes = job.steps(120, {1: {phase: 0.03}})
-
-    assert summary(changes) == [("straggler", "1", phase, True)]
-    verdict = changes[0].verdict
-    assert verdict.evidence["excess_s"] == pytest.approx(0.03, rel=0.1)
-    assert verdict.evidence["excess"] == pytest.approx(0.03 / 0.13, rel=0.1)
-    assert "rank 1 (n1)" in verdict.sentence
-    assert verdict.step is not None
-    assert 200 < verdict.step <= 320
 
 
 @pytest.mark.parametrize(
