@@ -19,14 +19,24 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
-from opentelemetry.proto.collector.logs.v1 import logs_service_pb2_grpc
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from otel_ddp.agent.export.otlp.messages import SERVICES
 
-_SERVICES: dict[Any, Any] = {**SERVICES}
+# The fields of a request: of each resource, of each scope in it, and what is in that.
+_FIELDS = {
+    "metrics": ("resource_metrics", "scope_metrics", "metrics"),
+    "traces": ("resource_spans", "scope_spans", "spans"),
+    "logs": ("resource_logs", "scope_logs", "log_records"),
+}
+_REQUESTS: dict[str, Any] = {
+    "metrics": metrics_service_pb2.ExportMetricsServiceRequest,
+    "traces": trace_service_pb2.ExportTraceServiceRequest,
+    "logs": logs_service_pb2.ExportLogsServiceRequest,
+}
 _REJECTED = {
     "metrics": "rejected_data_points",
     "traces": "rejected_spans",
@@ -37,7 +47,7 @@ _GRPC_CODE = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.UNIMPLEMENTED,
-    413: grpc.StatusCode.INVALID_ARGUMENT,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     500: grpc.StatusCode.INTERNAL,
     503: grpc.StatusCode.UNAVAILABLE,
@@ -213,7 +223,7 @@ class Receiver:
             self._changed.notify_all()
 
     def reply(self, signal: str, mode: str | int) -> Any:
-        response = _SERVICES[signal].response()
+        response = SERVICES[signal].response()
         if mode == "partial":
             response.partial_success.error_message = "out of order"
             setattr(response.partial_success, _REJECTED[signal], 3)
@@ -272,7 +282,7 @@ class _Handler(BaseHTTPRequestHandler):
         wire = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path, _, query = self.path.partition("?")
         signal = path.rpartition("/")[2]
-        if signal not in _SERVICES:
+        if signal not in SERVICES:
             self._answer(404, b"", "text/plain")
             return
         mode = receiver.came_in(signal)
@@ -334,7 +344,8 @@ class _Servicer:
         if isinstance(mode, int):
             if receiver.retry_after and mode in (429, 503):
                 context.set_trailing_metadata((_retry_info(float(receiver.retry_after)),))
-            context.abort(_GRPC_CODE[mode], f"told to say {mode}")
+            too_large = "; received message larger than max" if mode == 413 else ""
+            context.abort(_GRPC_CODE[mode], f"told to say {mode}{too_large}")
         headers = dict(context.invocation_metadata())
         receiver.accept(Received(signal, headers, request))
         return receiver.reply(signal, mode)
@@ -360,16 +371,16 @@ def attributes_of(pairs: Any) -> dict[str, Any]:
 
 
 def _parsed(signal: str, body: bytes) -> Any:
-    return _SERVICES[signal].request.FromString(body)
+    return _REQUESTS[signal].FromString(body)
 
 
 def _contents(signal: str, message: Any) -> list[Any]:
-    service = _SERVICES[signal]
+    resources, scopes, contents = _FIELDS[signal]
     return [
         each
-        for of_resource in getattr(message, service.resources)
-        for of_scope in getattr(of_resource, service.scopes)
-        for each in getattr(of_scope, service.contents)
+        for of_resource in getattr(message, resources)
+        for of_scope in getattr(of_resource, scopes)
+        for each in getattr(of_scope, contents)
     ]
 
 

@@ -30,7 +30,7 @@ from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.queue import Outcome
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.parser import Document
-from otlp_receiver import Receiver, points_in
+from otlp_receiver import Receiver
 
 HTTP, GRPC = "http/protobuf", "grpc"
 
@@ -156,7 +156,7 @@ def test_a_signal_goes_where_a_variable_names_an_endpoint_and_else_nowhere() -> 
         ("partial", "delivered", "accepted the rest"),
         *((429, "retry", ""), (503, "retry", ""), (404, "retry", ""), (500, "retry", "")),
         *((401, "retry", "token rejected"), (403, "retry", "token rejected")),
-        *((400, "refused", "told to say 400"), (413, "refused", "")),
+        *((400, "refused", "told to say 400"), (413, "retry", "raise its limit to 1 MiB")),
     ],
 )
 def test_every_answer_has_its_outcome(way: Way, mode: str | int, kind: str, says: str) -> None:
@@ -176,13 +176,13 @@ def test_every_answer_has_its_outcome(way: Way, mode: str | int, kind: str, says
 ABOUT_THE_WAY = (
     *(301, 302, 307, 308, 401, 403, 404, 405, 407, 408, 410, 415, 429, 502, 503, 504, 511),
 )
-IN_DOUBT = (409, 418, 431, 500, 501, 505, 520, 599)
+IN_DOUBT = (409, 413, 418, 431, 500, 501, 505, 520, 599)
 
 
 def test_only_what_is_wrong_with_the_bytes_is_refused(http: Way) -> None:
     transport = http.connect()
     found: dict[tuple[str, bool], list[str | int]] = {}
-    for status in ("redirect", *ABOUT_THE_WAY, *IN_DOUBT, 400, 413, 422):
+    for status in ("redirect", *ABOUT_THE_WAY, *IN_DOUBT, 400, 422):
         http.receiver.set_mode(status)
         http.receiver.retry_after = "soon"
         outcome = transport.send("metrics", BODY["metrics"])
@@ -192,21 +192,8 @@ def test_only_what_is_wrong_with_the_bytes_is_refused(http: Way) -> None:
     assert found == {
         ("retry", False): ["redirect", *ABOUT_THE_WAY],
         ("retry", True): [*IN_DOUBT],
-        ("refused", False): [400, 413, 422],
+        ("refused", False): [400, 422],
     }
-
-
-def test_what_is_too_large_comes_back_in_two_halves(http: Way) -> None:
-    http.receiver.set_mode(413)
-    points = [number_point(attribute_bytes({"rank": rank}), 17, 0.5) for rank in range(3)]
-    metrics = [metric("training.loss", "The loss.", "", "gauge", points)]
-    body = metrics_request(resource_bytes({}), "otel_ddp", "1", metrics)
-
-    outcome = http.connect().send("metrics", body)
-
-    first, second = outcome.pieces
-    assert [each.attributes["rank"] for each in points_in(first.body, second.body)] == [0, 1, 2]
-    assert (first.points, second.points) == (1, 2)
 
 
 def test_a_collector_that_comes_back_is_used_again(way: Way) -> None:

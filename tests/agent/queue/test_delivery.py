@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ from otel_ddp.agent.export.otlp.encode import (
     number_point,
     resource_bytes,
 )
-from otel_ddp.agent.export.otlp.messages import halves
 from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.export.report import DeliveryReport, DeliveryStatus
 from otel_ddp.agent.queue import Outcome, Request
 from otel_ddp.agent.queue.delivery import Delivery, Send
 from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue
-from otlp_receiver import Receiver, points_in
+from otlp_receiver import Receiver
 from shortages import descriptors_below, no_threads
 
 DELIVERED = Outcome("delivered", "accepted by http://c")
@@ -176,44 +175,7 @@ def points_of(*series: tuple[str, int]) -> bytes:
     return metrics_request(resource_bytes({}), "otel_ddp", "1", metrics)
 
 
-def series_in(bodies: Sequence[bytes]) -> list[tuple[str, int]]:
-    """The metric and the rank of every point, in the order of their arrival."""
-    return [(each.metric, each.attributes["rank"]) for each in points_in(*bodies)]
-
-
 MANY = [(name, rank) for name in ("training.a", "training.b") for rank in range(100)]
-
-
-def too_large(body: bytes) -> Outcome:
-    return Outcome("refused", "413 from http://c/v1/metrics", pieces=halves("metrics", body))
-
-
-def test_after_a_failure_the_parts_that_were_delivered_are_not_sent_again(delivery: Bench) -> None:
-    def fail_at_the_third(body: bytes) -> Outcome:
-        if len(delivery.tried) == 1:
-            return too_large(body)
-        return DOWN if len(delivery.tried) == 3 else DELIVERED
-
-    delivery.answer = fail_at_the_third
-    delivery.put([Request("metrics", points_of(*MANY), len(MANY))])
-    delivery.send_due()
-    assert len(files_of(delivery.queue)) == 1
-
-    delivery.send_all_after(100)
-
-    assert len(series_in(delivery.arrived)) == len(MANY)
-    assert files_of(delivery.queue) == []
-
-
-def test_what_is_too_large_is_split_and_one_large_point_is_dropped_alone(delivery: Bench) -> None:
-    series = [("training.large." + "x" * 5000, 3), *MANY]
-    delivery.answer = lambda body: too_large(body) if len(body) > 2000 else DELIVERED
-
-    delivery.put([Request("metrics", points_of(*series), len(series))])
-    delivery.send_due()
-
-    assert series_in(delivery.arrived) == MANY
-    assert delivery.status().dropped_points == {"refused": 1}
 
 
 def test_a_request_over_which_the_receiver_fails_holds_the_others_up_for_minutes_only(

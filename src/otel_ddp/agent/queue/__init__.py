@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from otel_ddp import files
 
@@ -50,13 +49,6 @@ class Request:
         return body if unpacking.eof else None
 
 
-class Piece(NamedTuple):
-    """A request, or a part of one that was split."""
-
-    body: bytes
-    points: int
-
-
 @dataclass(frozen=True)
 class Outcome:
     """How one attempt to send went."""
@@ -68,8 +60,6 @@ class Outcome:
     """One short line, without any credentials."""
     retry_after_s: float = 0.0
     """The pause that the receiver asks for."""
-    pieces: Sequence[Piece] = ()
-    """What to send in its place, where it was refused for its size."""
     doubtful: bool = False
     """To be tried again, but the cause may be this request: a receiver that fails over it."""
     rejected: int = 0

@@ -11,15 +11,14 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
-from otel_ddp.agent.queue import Outcome, Piece, Request
+from otel_ddp.agent.queue import Outcome, Request
 from otel_ddp.agent.queue.backoff import Backoff
 from otel_ddp.agent.queue.folder import Waiting
 
@@ -43,14 +42,9 @@ class _Lane:
     name: str
     thread: KeptThread
     backoff: Backoff
-    head: Request | None = None
-    """The request that was tried last."""
-    pieces: deque[Piece] = field(default_factory=deque)
-    """What is still to be sent of it."""
-    refused: bool = False
-    """Whether a piece of it was refused."""
-    doubted_since: float | None = None
-    """Since when answers may be about it, or about the way to the receiver."""
+    doubted: Request | None = None
+    """The request that answers may be about; else they are about the way to the receiver."""
+    doubted_since: float = 0.0
 
 
 class Delivery:
@@ -167,16 +161,16 @@ class Delivery:
         """Send one request of a lane if one is due; the seconds until one is, or None."""
         lane = self._lanes[name]
         with self.lock:
-            wait_s = self._due_in_s(lane)
-            if wait_s != 0.0 or self._stopping:
-                return wait_s
-            if not self._take_oldest(lane):
-                return 0.0
-            piece = lane.pieces[0]
+            request = self._queue.oldest(name)
+            if request is None or self._stopping or lane.backoff.wait_s():
+                return self._due_in_s(lane)
+            body = self._read(lane, request)
+        if body is None:
+            return 0.0
         # Where an error ends the thread it is started again: the request is still there.
-        outcome = _attempt(self._send, name, piece.body)
+        outcome = _attempt(self._send, name, body)
         with self.lock:
-            self._finish(lane, piece, outcome)
+            self._finish(lane, request, outcome)
             self.lock.notify_all()
         return 0.0
 
@@ -184,55 +178,41 @@ class Delivery:
         """In how many seconds its oldest request may be sent; None if nothing waits."""
         return lane.backoff.wait_s() if self._queue.oldest(lane.name) else None
 
-    def _take_oldest(self, lane: _Lane) -> bool:
-        """Make the oldest request the head of its lane; False where it cannot be read now."""
-        request = self._queue.oldest(lane.name)
-        if request is None or (request is lane.head and lane.pieces):
-            return request is not None
-        lane.head, lane.refused, lane.doubted_since = request, False, None
-        lane.pieces.clear()
+    def _read(self, lane: _Lane, request: Request) -> bytes | None:
+        """Its body; None where it is gone, or cannot be read now."""
         try:
             body = request.read()
         except FileNotFoundError:
             # Another program has removed it.
             self._queue.remove(request, "spool_error")
+            return None
         except OSError as error:
             # Too many open files, or a file server that is away: the file can be read later.
             why = f"{request.path} cannot be read: {error.strerror or error}"
             self._postpone(lane, request.points, Outcome("retry", why))
-        else:
-            if body is None:
-                self._queue.remove(request, "corrupt")
-            else:
-                lane.pieces.append(Piece(body, request.points))
-        return bool(lane.pieces)
+            return None
+        if body is None:
+            self._queue.remove(request, "corrupt")
+        return body
 
-    def _finish(self, lane: _Lane, piece: Piece, outcome: Outcome) -> None:
-        if outcome.pieces:
-            # In place of what was too large: all of it is to arrive, in its order.
-            lane.pieces.popleft()
-            lane.pieces.extendleft(reversed(outcome.pieces))
-            return
-        outcome = self._decided(lane, outcome)
+    def _finish(self, lane: _Lane, request: Request, outcome: Outcome) -> None:
+        outcome = self._decided(lane, request, outcome)
         if outcome.kind == "retry":
-            self._postpone(lane, piece.points, outcome)
+            self._postpone(lane, request.points, outcome)
             return
         # The receiver answers, so the next request need not wait.
         lane.backoff.succeed()
-        lane.pieces.popleft()
-        lane.refused |= outcome.kind == "refused"
-        if lane.head is not None and not lane.pieces:
-            self._queue.remove(lane.head, "refused" if lane.refused else "delivered")
-        self._report.add_outcome(lane.name, piece.points, outcome)
+        self._queue.remove(request, outcome.kind)
+        self._report.add_outcome(lane.name, request.points, outcome)
 
-    def _decided(self, lane: _Lane, outcome: Outcome) -> Outcome:
+    def _decided(self, lane: _Lane, request: Request, outcome: Outcome) -> Outcome:
         """An outcome that may be about this request, or about the way, is taken for one of them."""
         if not outcome.doubtful:
-            lane.doubted_since = None
+            lane.doubted = None
             return outcome
         now = self._clock()
-        if lane.doubted_since is None:
-            lane.doubted_since = now
+        if lane.doubted is not request:
+            lane.doubted, lane.doubted_since = request, now
         waits = now - lane.doubted_since < self._patience_s
         return replace(outcome, kind="retry" if waits else "refused")
 

@@ -17,6 +17,7 @@ SIGNALS = ("metrics", "traces", "logs")
 
 # Gateways mostly refuse more than 1 MiB (nginx) or 4 MiB (gRPC) at once.
 MOST_BYTES = 900 * 1024
+TOO_LARGE = "requests have up to 900 KiB: raise its limit to 1 MiB"
 _GENERAL = "OTEL_EXPORTER_OTLP_"
 NO_COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT names no collector"
 # What names of headers have in them whose values are secret.

@@ -15,8 +15,14 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import Variables, is_loopback, one_line, without_credentials
-from otel_ddp.agent.export.otlp.messages import SERVICES, accepted_with, halves
+from otel_ddp.agent.export.otlp import (
+    TOO_LARGE,
+    Variables,
+    is_loopback,
+    one_line,
+    without_credentials,
+)
+from otel_ddp.agent.export.otlp.messages import SERVICES, accepted_with
 from otel_ddp.agent.queue import Outcome
 
 # What these say may be about the request, or about the server. INVALID_ARGUMENT alone is certain.
@@ -54,7 +60,7 @@ class GrpcSender:
                 body, timeout=self._timeout_s, metadata=self._metadata
             )
         except grpc.RpcError as error:
-            return self._failed(error, body)
+            return self._failed(error)
         except ValueError:
             # grpc puts the metadata, and with it a token, into this error's text.
             return _BAD_HEADER
@@ -79,13 +85,13 @@ class GrpcSender:
         )
         return grpc.secure_channel(self._target, credentials, options, compression)
 
-    def _failed(self, error: Any, body: bytes) -> Outcome:
+    def _failed(self, error: Any) -> Outcome:
         code, details = error.code(), error.details() or ""
         text = one_line(details)
         where = without_credentials(self._url)
         why = f"{code.name} from {where}"
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
-            return Outcome("refused", f"{why}: {text}", pieces=halves(self._signal, body))
+            return Outcome("retry", f"{why}: {TOO_LARGE}", doubtful=True)
         if code in _CREDENTIALS:
             return Outcome("retry", f"{why}: token rejected (OTEL_EXPORTER_OTLP_HEADERS)")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:

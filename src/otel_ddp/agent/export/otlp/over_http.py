@@ -16,15 +16,21 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import Variables, is_loopback, one_line, without_credentials
-from otel_ddp.agent.export.otlp.messages import accepted_with, halves
+from otel_ddp.agent.export.otlp import (
+    TOO_LARGE,
+    Variables,
+    is_loopback,
+    one_line,
+    without_credentials,
+)
+from otel_ddp.agent.export.otlp.messages import accepted_with
 from otel_ddp.agent.queue import Outcome
 
 # A reply of a collector is a few bytes; a longer one comes from another program.
 _REPLY_LIMIT_BYTES = 16 * 1024
 
 # What these say is about the bytes of this request. Everything else can be mended elsewhere.
-_ABOUT_THE_REQUEST = frozenset({400, 413, 422})
+_ABOUT_THE_REQUEST = frozenset({400, 422})
 # What these say is about the way, whatever is sent: addresses, tokens, proxies, servers too busy.
 _ABOUT_THE_WAY = frozenset(
     {401, 402, 403, 404, 405, 407, 408, 410, 415, 421, 425, 426, 429, 451, 502, 503, 504, 511}
@@ -77,7 +83,7 @@ class HttpSender:
                 allow_redirects=False,
                 stream=True,
             ) as response:
-                return self._outcome_of(response, ends_at, body)
+                return self._outcome_of(response, ends_at)
         except (OSError, ValueError, http.client.HTTPException) as error:
             # RequestException is an OSError. Other errors come from a certificate that cannot be
             # loaded, or from a header that cannot be written.
@@ -86,7 +92,7 @@ class HttpSender:
     def close(self) -> None:
         self._session.close()
 
-    def _outcome_of(self, response: requests.Response, ends_at: float, body: bytes) -> Outcome:
+    def _outcome_of(self, response: requests.Response, ends_at: float) -> Outcome:
         status = response.status_code
         where = without_credentials(self._url, with_path=True)
         about_the_way = status < 400 or status in _ABOUT_THE_WAY
@@ -100,11 +106,10 @@ class HttpSender:
         if status == 400 and _is_tls_port(response, reply):
             # Kept: the server has not read the request, and the address can be corrected.
             return Outcome("retry", f"{why}: it wants https:// (OTEL_EXPORTER_OTLP_ENDPOINT)")
-        detail = _detail(response, reply)
+        detail = TOO_LARGE if status == 413 else _detail(response, reply)
         why = f"{why}: {detail}" if detail else why
         if status in _ABOUT_THE_REQUEST:
-            pieces = halves(self._signal, body) if status == 413 else ()
-            return Outcome("refused", why, pieces=pieces)
+            return Outcome("refused", why)
         return Outcome("retry", why, doubtful=True)
 
     def _advice(self, status: int) -> str:
