@@ -14,8 +14,7 @@ from pathlib import Path
 
 from otel_ddp import files, settings
 from otel_ddp.agent.export import OFFLINE_PREFIX
-from otel_ddp.agent.export.otlp import SIGNALS, signals_with_endpoint
-from otel_ddp.agent.export.report import DeliveryReport
+from otel_ddp.agent.export.otlp import LANES, SIGNALS, signals_with_endpoint
 from otel_ddp.agent.queue import Request
 from otel_ddp.agent.queue.delivery import Delivery, Send
 from otel_ddp.agent.queue.folder import LOCK, Waiting, Why, human_size, list_requests
@@ -71,11 +70,9 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.closing(Transport(conf)) as transport:
         try:
             replay = Replay(spools, again=options.again)
-            report = DeliveryReport(transport.destination, replay, time.monotonic)
-            delivery = delivery_of(replay, transport.send, report)
             _say_before(replay, spools)
-            _send(replay, delivery, report, cell(transport.destination))
-            return _say_troubles(replay, spools, report)
+            _send(replay, delivery_of(replay, transport.send), cell(transport.destination))
+            return _say_troubles(replay, spools)
         except OSError as error:
             sentence = f"What was sent cannot be remembered ({error}): replay a copy of the data."
             print(sentence, file=sys.stderr)
@@ -140,9 +137,9 @@ class Replay(Waiting):
             if again or request.path.name not in sent[request.path.parent]:
                 self.add(request)
 
-    def remove(self, request: Request, why: Why) -> None:
+    def remove(self, request: Request, why: Why, cause: str = "") -> None:
         """Done with; the next replay tries again what is refused."""
-        super().remove(request, why)
+        super().remove(request, why, cause)
         if why == "delivered":
             # A kill that tears this line makes a name that no request has.
             with os.fdopen(_sent_log(request.path.parent), "a") as file:
@@ -174,13 +171,13 @@ class Replay(Waiting):
 
 
 def delivery_of(
-    replay: Replay, send: Send, report: DeliveryReport, clock: Callable[[], float] = time.monotonic
+    replay: Replay, send: Send, clock: Callable[[], float] = time.monotonic
 ) -> Delivery:
     """In the order of time; and whatever is in doubt is refused, since a person waits."""
-    return Delivery(replay, send, report, clock, jitter=lambda: 0.5, patience_s=0.0)
+    return Delivery(replay, send, LANES, clock, jitter=lambda: 0.5, patience_s=0.0)
 
 
-def _send(replay: Replay, delivery: Delivery, report: DeliveryReport, there: str) -> None:
+def _send(replay: Replay, delivery: Delivery, there: str) -> None:
     requests, shown_at = replay.left, time.monotonic()
     try:
         for _ in replay.send(delivery):
@@ -188,7 +185,7 @@ def _send(replay: Replay, delivery: Delivery, report: DeliveryReport, there: str
                 shown_at = time.monotonic()
                 print(f"{requests - replay.left} of {requests} requests", flush=True)
     finally:
-        print(f"sent {report.status().attempts['delivered']} requests to {there}")
+        print(f"sent {delivery.attempts['delivered']} requests to {there}")
 
 
 # -- what people are told
@@ -217,10 +214,10 @@ def _warn_of_age(oldest_s: int, now_s: float) -> None:
         )
 
 
-def _say_troubles(replay: Replay, spools: Sequence[Requests], report: DeliveryReport) -> int:
+def _say_troubles(replay: Replay, spools: Sequence[Requests]) -> int:
     """A sentence for each kind of data that did not arrive; the exit status."""
     # The delivery's log, on stderr, has said why.
-    lost = report.status().dropped_points.items()
+    lost = replay.dropped.items()
     troubles = [f"{points} points did not arrive: {what}" for what, points in lost]
     if replay.left:
         troubles.append(f"{replay.left} requests are left, and the next replay goes on there")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from node import until
 from otel_ddp import errors, settings
 from otel_ddp.agent.export import Exporter, Marks
 from otel_ddp.agent.ledger import Ledger
@@ -64,7 +65,7 @@ def test_an_error_at_the_start_keeps_everything_until_the_next_try(
             broken.setitem(sys.modules, "otel_ddp.agent.export.otlp", None)
             exporter.connect()
         described = exporter.describe()
-        failed = exporter.failed_to_start
+        connected = exporter.connected
         exporter.export_at_once()
         series = ledger.series(catalog.TRAINING_SCALAR, (("run", "r"), ("name", "loss")))
         ledger.log(series, 0.5, 10**18)
@@ -74,9 +75,8 @@ def test_an_error_at_the_start_keeps_everything_until_the_next_try(
 
         assert receiver.wait_for(lambda receiver: bool(receiver.points()))
         exporter.stop()
-    assert failed
-    assert described.startswith("exporting could not start: the agent's log says why")
-    assert not exporter.failed_to_start
+    assert not connected
+    assert described.startswith("exporting has not started, an error would be in the agent's log")
     assert [each.value for each in receiver.points()] == [0.5]
     assert source.committed == source.read
 
@@ -96,6 +96,25 @@ def connected(receiver: Receiver, spool: Path, ledger: Ledger, source: Source) -
     exporter = Exporter(conf, Place(spool / "place"), ledger, source, list, "n", "h", env)
     exporter.connect()
     return exporter
+
+
+def test_what_goes_on_is_described(tmp_path: Path, ledger: Ledger) -> None:
+    with Receiver() as receiver:
+        exporter = connected(receiver, tmp_path, ledger, Source())
+        before = exporter.describe()
+        exporter.export()
+        until(lambda: exporter.describe() != before, "the first answer")
+        well = exporter.describe()
+        receiver.set_mode(503)
+        series = ledger.series(catalog.TRAINING_SCALAR, (("run", "r"), ("name", "loss")))
+        ledger.log(series, 0.25, 2 * 10**18)
+        exporter.export()
+        exporter.stop()
+        ill = exporter.describe()
+    endpoint = well.partition("delivering to ")[2]
+    assert before == f"nothing sent yet to {endpoint}"
+    assert ill.startswith(f"metrics: 503 from {endpoint}/v1/metrics since ")
+    assert ill.endswith(" KiB wait on disk")
 
 
 def test_positions_wait_for_what_memory_alone_has_and_it_for_the_next_export(

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pytest
 
 from otel_ddp.agent.export.otlp import SIGNALS
-from otel_ddp.agent.export.report import DeliveryReport, DeliveryStatus
 from otel_ddp.agent.queue import Outcome, Request
 from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue
 from otel_ddp.cli import main
@@ -54,7 +53,8 @@ def three(directory: Path) -> Path:
 class Sent(NamedTuple):
     """One replay, over."""
 
-    status: DeliveryStatus
+    delivered: int
+    dropped: dict[str, int]
     left: int
     pauses: list[float]
 
@@ -63,11 +63,10 @@ def sent(home: Home, directory: Path, *, again: bool = False, attempts: int = 99
     """A replay that is interrupted after so many attempts."""
     pauses: list[float] = []
     replay = Replay(find_spools(directory), again=again)
-    report = DeliveryReport("home", replay, lambda: sum(pauses))
-    delivery = delivery_of(replay, home.send, report, lambda: sum(pauses))
+    delivery = delivery_of(replay, home.send, lambda: sum(pauses))
     for _, _ in zip(range(attempts), replay.send(delivery, pauses.append), strict=False):
         pass
-    return Sent(report.status(), replay.left, pauses)
+    return Sent(delivery.attempts["delivered"], dict(replay.dropped), replay.left, pauses)
 
 
 def test_spools_of_several_nodes_are_sent_by_time_and_each_in_its_own_order(tmp_path: Path) -> None:
@@ -85,10 +84,10 @@ def test_a_collector_that_goes_away_is_tried_for_a_while_and_then_no_more(tmp_pa
     directory = three(tmp_path)
     home = Home(TAKEN, TAKEN, *[AWAY] * 7)
 
-    status, left, pauses = sent(home, directory)
+    over = sent(home, directory)
 
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
-    assert (status.attempts["delivered"], left) == (2, 1)
+    assert over.pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    assert (over.delivered, over.left) == (2, 1)
     assert sent(home, directory).left == 0
     assert home.bodies == [b"a", b"c", b"b"]
 
@@ -110,9 +109,9 @@ def test_what_is_refused_or_damaged_keeps_the_others_not_back(tmp_path: Path) ->
     directory = spool(three(tmp_path), ("logs", "d", 4))
     next(directory.glob("*2-traces*")).write_bytes(b"torn")
 
-    status, left, pauses = sent(home, directory)
+    over = sent(home, directory)
 
-    assert (pauses, left, status.dropped_points) == ([], 0, {"refused": 1, "corrupt": 1})
+    assert over == (2, {"refused": 1, "corrupt": 1}, 0, [])
     assert home.bodies == [b"a", b"d"]
     # What was refused is tried again.
     sent(home, directory)
@@ -126,11 +125,11 @@ def test_a_request_that_unpacks_to_more_than_any_of_ours_takes_little_memory(
     packed.write_bytes(zlib.compress(bytes(128 << 20)))
 
     tracemalloc.start()
-    status, _, _ = sent(Home(), tmp_path)
+    over = sent(Home(), tmp_path)
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert status.dropped_points == {"corrupt": 1}
+    assert over.dropped == {"corrupt": 1}
     assert most_bytes < 64 << 20
 
 

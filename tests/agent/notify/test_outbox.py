@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from pathlib import Path
 
@@ -165,8 +166,21 @@ def test_a_message_that_is_refused_is_given_up_and_the_next_one_goes(
 
     assert titles(webhook) == ["title 2"]
     assert waiting(folder) == []
-    assert outbox.describe().endswith(f", {webhook.url}: it answered 400")
-    assert caplog.messages == [f"no notification to {webhook.url}: it answered 400"]
+    assert outbox.describe().endswith(": 1 taken, 1 given up")
+    assert caplog.messages == [f"notification to {webhook.url}: it answered 400; dropped: 1."]
+
+
+def test_an_address_that_does_not_take_it_is_told_with_why_and_since_when(
+    webhook: Webhook, folder: Path, clock: Clock
+) -> None:
+    outbox = Outbox(folder, [Address(f"{webhook.url}/s3cret")], clock)
+    webhook.code = 503
+    outbox.put(message(1))
+
+    deliver(outbox)
+
+    said = rf".*: 0 taken, 1 wait; {webhook.url}: it answered 503 since [0-9:]{{8}}"
+    assert re.fullmatch(said, outbox.describe())
 
 
 def test_an_agent_stays_an_hour_for_a_message_that_waits(

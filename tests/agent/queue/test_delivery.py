@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ import pytest
 
 from make import Clock
 from otel_ddp import settings
-from otel_ddp.agent.export.otlp import SIGNALS
+from otel_ddp.agent.export.otlp import LANES, SIGNALS
 from otel_ddp.agent.export.otlp.encode import (
     attribute_bytes,
     metric,
@@ -22,7 +22,6 @@ from otel_ddp.agent.export.otlp.encode import (
     resource_bytes,
 )
 from otel_ddp.agent.export.otlp.transport import Transport
-from otel_ddp.agent.export.report import DeliveryReport, DeliveryStatus
 from otel_ddp.agent.queue import Outcome, Request
 from otel_ddp.agent.queue.delivery import Delivery, Send
 from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue
@@ -43,13 +42,12 @@ class Bench(Delivery):
     """
 
     def __init__(self, queue: Queue, send: Send | None = None, **how: Any) -> None:
-        self.queue, self.clock = queue, Clock()
+        self.clock = Clock()
         self.answer: Callable[[bytes], Outcome] = lambda body: DELIVERED
         self.tried: list[bytes] = []
         self.arrived: list[bytes] = []
-        self.report = DeliveryReport("http://c", queue, self.clock)
         how = {"jitter": lambda: 0.5, "clock": self.clock, **how}
-        super().__init__(queue, send or self.receive, self.report, **how)
+        super().__init__(queue, send or self.receive, LANES, **how)
 
     def receive(self, lane: str, body: bytes) -> Outcome:
         self.tried.append(body)
@@ -79,9 +77,6 @@ class Bench(Delivery):
         self.always(DELIVERED)
         self.clock.now += seconds
         self.send_due()
-
-    def status(self) -> DeliveryStatus:
-        return self.report.status()
 
 
 @pytest.fixture
@@ -161,9 +156,8 @@ def test_a_refused_request_is_dropped_and_the_next_goes_on_at_once(delivery: Ben
     assert delivery.send_due() is None
 
     assert delivery.arrived == [b"a", b"c"]
-    status = delivery.status()
-    assert status.dropped_points == {"refused": 10}
-    assert status.attempts == {"delivered": 2, "failed": 0, "refused": 1}
+    assert delivery.queue.dropped == {"refused": 10}
+    assert delivery.attempts == {"delivered": 2, "failed": 0, "refused": 1}
 
 
 def points_of(*series: tuple[str, int]) -> bytes:
@@ -194,8 +188,8 @@ def test_a_request_over_which_the_receiver_fails_holds_the_others_up_for_minutes
 
     assert before == []
     assert delivery.arrived == [b"b"]
-    assert delivery.status().dropped_points == {"refused": 1}
-    assert "OTLP logs: 500 from http://c/v1/logs; points dropped: 1." in caplog.messages
+    assert delivery.queue.dropped == {"refused": 1}
+    assert "OTLP logs: 500 from http://c/v1/logs; dropped: 1." in caplog.messages
 
 
 def test_a_torn_file_is_counted_and_the_next_goes_out(delivery: Bench) -> None:
@@ -205,7 +199,7 @@ def test_a_torn_file_is_counted_and_the_next_goes_out(delivery: Bench) -> None:
     delivery.send_due()
 
     assert delivery.arrived == [b"whole"]
-    assert delivery.status().dropped_points == {"corrupt": 7}
+    assert delivery.queue.dropped == {"corrupt": 7}
 
 
 def test_a_file_that_cannot_be_read_now_is_sent_later(delivery: Bench) -> None:
@@ -213,13 +207,13 @@ def test_a_file_that_cannot_be_read_now_is_sent_later(delivery: Bench) -> None:
 
     with descriptors_below(3):
         due_s = delivery.send_due()
-    during = delivery.status()
+    during = delivery.troubles()["metrics"]
     delivery.send_all_after(100)
 
     assert due_s == pytest.approx(1.0)
-    assert "cannot be read: Too many open files since" in during.state
+    assert "cannot be read: Too many open files since" in during
     assert delivery.arrived == [b"whole"]
-    assert delivery.status().dropped_points == {}
+    assert delivery.queue.dropped == {}
 
 
 # --------------------------------------------------------------------------- no disk
@@ -230,7 +224,7 @@ def test_when_the_disk_recovers_memory_moves_there(no_disk: Queue) -> None:
     delivery.always(DOWN)
     delivery.put(requests("a", "b"))
     delivery.send_due()
-    assert "wait in memory, the disk does not take it" in delivery.status().state
+    assert "wait in memory, the disk does not take it" in no_disk.describe()
 
     no_disk.folder.unlink()
     delivery.put(requests("c"))
@@ -248,12 +242,12 @@ def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
     for name in "abcdef":
         delivery.put(requests(name))
         delivery.send_due()
-    during = delivery.status()
+    dropped, described = dict(no_disk.dropped), no_disk.describe()
 
     delivery.send_all_after(100)
 
-    assert during.dropped_points == {"memory_full": 20}
-    assert "the disk does not take it" in during.state
+    assert dropped == {"memory_full": 20}
+    assert "the disk does not take it" in described
     assert delivery.arrived == [b"c", b"d", b"e", b"f"]
 
 
@@ -265,7 +259,7 @@ def test_without_a_disk_current_values_are_dropped_before_logged_ones(no_disk: Q
     delivery.send_due()
 
     assert delivery.arrived == [b"a", b"b", b"c", b"C"]
-    assert delivery.status().dropped_points == {"memory_full": 3 + 3}
+    assert delivery.queue.dropped == {"memory_full": 3 + 3}
 
 
 def test_what_neither_network_nor_disk_takes_is_not_waited_for(no_disk: Queue) -> None:
@@ -278,58 +272,56 @@ def test_what_neither_network_nor_disk_takes_is_not_waited_for(no_disk: Queue) -
 
     assert before
     assert not delivery.is_under_way()
-    assert delivery.status().state.startswith("traces: connection refused by http://c since")
+    assert delivery.troubles()["traces"].startswith("connection refused by http://c since ")
 
 
 # --------------------------------------------------------------------------- what people see
 
 
-def test_the_status_describes_success_and_failure(
+def test_what_fails_and_what_is_lost_is_counted(
     delivery: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert delivery.status().state == "nothing sent yet to http://c"
+    assert delivery.troubles() == {}
     delivery.always(Outcome("delivered", "http://c accepted the rest", rejected=3))
     delivery.put(requests("a"))
     delivery.send_due()
-    well = delivery.status()
+    assert (delivery.troubles(), delivery.queue.dropped) == ({}, {"rejected": 3})
     delivery.always(DOWN)
     delivery.put(requests("b"))
     delivery.send_due()
-    ill = delivery.status()
 
-    assert well.state == "delivering to http://c"
-    assert (well.attempts["delivered"], well.dropped_points) == (1, {"rejected": 3})
-    assert caplog.messages[0] == "OTLP metrics: http://c accepted the rest; points dropped: 3."
-    assert ill.attempts == {"delivered": 1, "failed": 1, "refused": 0}
-    assert ill.spool_bytes == BLOCK_BYTES
-    assert ill.state.startswith("connection refused by http://c since ")
-    assert ill.state.endswith(", 4 KiB wait on disk")
+    assert caplog.messages[0] == "OTLP metrics: http://c accepted the rest; dropped: 3."
+    assert delivery.attempts == {"delivered": 1, "failed": 1, "refused": 0}
+    assert [*delivery.troubles()] == ["metrics"]
+    assert delivery.queue.size_bytes == BLOCK_BYTES
+    assert delivery.queue.describe() == "4 KiB wait on disk"
 
 
 def test_an_outage_is_logged_at_its_begin_its_end_and_every_five_minutes(
     delivery: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "otel_ddp.agent")
     delivery.always(DOWN)
     delivery.put(requests("a") + requests("s", lane="traces"))
     begin = delivery.clock.now
     while delivery.clock.now < begin + 590:
         delivery.clock.now += delivery.send_due() or 0.0
-    lines_during = len(caplog.records)
+    during = list(caplog.messages)
     delivery.send_all_after(60)
 
-    assert lines_during == 2
-    assert caplog.messages[0].startswith("OTLP metrics: connection refused by http://c; ")
-    assert len(caplog.records) == 3
-    assert caplog.messages[-1].startswith("OTLP: http://c takes data again after ")
+    line = "OTLP {}: connection refused by http://c; "
+    for lane in ("metrics", "traces"):
+        assert len([each for each in during if each.startswith(line.format(lane))]) == 2
+        (over,) = (each for each in caplog.messages[4:] if each.startswith(f"OTLP {lane}: "))
+        assert re.fullmatch(f"OTLP {lane}: taken again after [0-9]+ s; .*", over)
 
     # One that comes and goes is not logged each time.
+    caplog.clear()
     for _ in range(10):
         delivery.always(DOWN)
         delivery.put(requests("a"))
         delivery.send_due()
         delivery.send_all_after(10)
-    assert len(caplog.records) == 5
+    assert len(caplog.records) == 2
 
 
 def test_what_is_refused_is_said_at_once_also_in_an_outage_and_then_every_five_minutes(
@@ -346,8 +338,8 @@ def test_what_is_refused_is_said_at_once_also_in_an_outage_and_then_every_five_m
 
     assert caplog.messages == [
         "OTLP metrics: connection refused by http://c; 4 KiB wait on disk.",
-        "OTLP metrics: 400 from http://c/v1/metrics; points dropped: 10.",
-        "OTLP metrics: 400 from http://c/v1/metrics; points dropped: 310.",
+        "OTLP metrics: 400 from http://c/v1/metrics; dropped: 10.",
+        "OTLP metrics: 400 from http://c/v1/metrics; dropped: 300.",
     ]
 
 
@@ -524,9 +516,8 @@ def test_an_outage_of_a_real_collector_loses_nothing_and_keeps_the_order(
         assert [point.value for point in receiver.points()] == [float(n) for n in range(30)]
         delivery.stop(PATIENCE_S, PATIENCE_S)
         transport.close()
-    status = delivery.status()
-    assert status.dropped_points == {}
-    assert (status.attempts["delivered"], status.spool_bytes) == (30, 0)
+    assert queue.dropped == {}
+    assert (delivery.attempts["delivered"], queue.size_bytes) == (30, 0)
 
 
 def test_traces_that_are_never_answered_delay_no_metrics(queue: Queue) -> None:
@@ -569,6 +560,6 @@ def test_a_route_that_is_wrong_for_a_while_after_an_outage_loses_nothing(
 
         assert len(receiver.points()) == 5 * len(MANY)
         transport.close()
-    assert delivery.status().dropped_points == {}
+    assert delivery.queue.dropped == {}
     assert {each.endswith(" wait on disk.") for each in during} == {True}
-    assert "takes data again" in caplog.messages[-1]
+    assert "taken again after " in caplog.messages[-1]

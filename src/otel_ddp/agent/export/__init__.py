@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 import socket
@@ -10,10 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from hashlib import blake2s
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from otel_ddp import errors
 from otel_ddp.agent.export.otlp import (
+    LANES,
     NO_COLLECTOR,
     SIGNALS,
     exported_signals,
@@ -24,14 +24,12 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.queue import Request
 from otel_ddp.journal.place import Place
 from otel_ddp.settings import Settings
+from otel_ddp.vocabulary import catalog
 
 if TYPE_CHECKING:
-    from otel_ddp.agent.export.report import DeliveryReport, DeliveryStatus
     from otel_ddp.agent.queue.delivery import Delivery
     from otel_ddp.agent.queue.folder import Queue
     from otel_ddp.journal.parser import Document
-
-log = logging.getLogger("otel_ddp.agent")
 
 # How the names of offline agents' folders begin; a digest follows.
 OFFLINE_PREFIX = "offline-"
@@ -50,14 +48,6 @@ class Source(Protocol):
 
     def commit(self, marks: Marks) -> None:
         """What was read up to here is delivered or on disk."""
-
-
-class _Way(NamedTuple):
-    """What the requests go through."""
-
-    queue: Queue
-    delivery: Delivery
-    report: DeliveryReport
 
 
 class Exporter:
@@ -83,35 +73,33 @@ class Exporter:
         self._node, self._host = node, host
         self._env = env
         self._signals = exported_signals(env) if conf.offline else signals_with_endpoint(conf, env)
-        self._way: _Way | None = None
-        self._why_none = NO_COLLECTOR
-        self.failed_to_start = False
-        """There is a collector to export to, and an error kept us from it; it is tried again."""
+        self._queue: Queue | None = None
+        self._delivery: Delivery | None = None
+        self._destination = ""
         self._render: Callable[[], list[Request]] = list
         # How far the journals were read when they were exported last.
         self._marks: Marks = {}
 
     @property
     def connected(self) -> bool:
-        return self._way is not None
+        return self._delivery is not None
 
     def connect(self) -> None:
-        """Begin to export if a collector is named, or to keep all on disk if it is offline."""
-        if not self.connected and self._signals:
-            self.failed_to_start = not self._connect()
-            if self.failed_to_start:
-                self._why_none = "exporting could not start: the agent's log says why"
-                # Until the next try, what is logged waits in the ledger.
-                self._ledger.keep_history = True
+        """Begin to export if a collector is named, or to keep all on disk if it is offline.
 
-    @errors.contained(default=False)
-    def _connect(self) -> bool:
+        Called again and again: where an error keeps us from it, what is logged waits in the ledger.
+        """
+        if self._signals and not self.connected:
+            self._ledger.keep_history = True
+            self._connect()
+
+    @errors.contained()
+    def _connect(self) -> None:
         # These packages take a fifth of a second to import: only an agent that exports pays.
         from otel_ddp.agent.export.otlp import resource
         from otel_ddp.agent.export.otlp.documents import Documents
         from otel_ddp.agent.export.otlp.transport import Transport
         from otel_ddp.agent.export.render import Renderer
-        from otel_ddp.agent.export.report import DeliveryReport
         from otel_ddp.agent.queue.delivery import Delivery
         from otel_ddp.agent.queue.folder import Queue
 
@@ -121,77 +109,96 @@ class Exporter:
             *renderer.metrics(self._ledger, time.time_ns()),
             *documents.render(self._documents()),
         ]
-        transport, offline = Transport(self._conf, self._env), self._conf.offline
-        prefix = OFFLINE_PREFIX if offline else "spool-"
+        transport = Transport(self._conf, self._env)
+        prefix = OFFLINE_PREFIX if self._conf.offline else "spool-"
         folder = folder_of(prefix, self._conf, self._place, self._node)
-        queue = Queue(SIGNALS, folder, self._conf.spool_bytes)
-        report = DeliveryReport("" if offline else transport.destination, queue, time.monotonic)
-        self._way = _Way(queue, Delivery(queue, transport.send, report), report)
+        if not self._conf.offline:
+            self._destination = transport.destination
+        self._queue = Queue(SIGNALS, folder, self._conf.spool_bytes)
+        self._delivery = Delivery(self._queue, transport.send, LANES)
         for thread in self.threads():
             thread.keep_running()
-        self._ledger.keep_history = True
-        return True
 
     @errors.contained()
     def export(self) -> None:
         """Hand over everything new; where nothing leaves, what is read is done with."""
-        if self._way is None:
-            if not self.failed_to_start:
+        if self._delivery is None:
+            if not self._signals:
                 self._marks = self._source.marks()
             return
         # Whoever took that long for the last ones may take long for all.
-        self._way.delivery.secure(0.0)
+        self._delivery.secure(0.0)
         self.commit()
         marks = self._source.marks()
-        self._way.delivery.put([each for each in self._render() if each.lane in self._signals])
+        self._delivery.put([each for each in self._render() if each.lane in self._signals])
         self._marks = marks
 
     def export_at_once(self) -> None:
         """A process has ended and may wait: deliver its last values now, or put them on disk."""
         self.export()
-        if self._way is not None:
-            self._way.delivery.secure(_SETTLE_S)
+        if self._delivery is not None:
+            self._delivery.secure(_SETTLE_S)
             self._source.commit(self._marks)
 
     def commit(self) -> None:
         """Commit to the journals what was exported, or never will be."""
-        if self._way is None or not self._way.delivery.is_under_way():
+        if self._delivery is None or not self._delivery.is_under_way():
             self._source.commit(self._marks)
 
     def busy(self) -> bool:
         """Whether memory alone has something: the agent should stay until it is taken."""
-        return self._way is not None and self._way.queue.memory_bytes > 0
+        return self._delivery is not None and self._delivery.queue.memory_bytes > 0
 
     def threads(self) -> list[KeptThread]:
         """The delivery threads; none offline."""
-        return [] if self._way is None or self._conf.offline else self._way.delivery.threads()
+        return [] if self._delivery is None or self._conf.offline else self._delivery.threads()
 
     def stop(self) -> None:
         """Deliver for a second at most; the rest goes to disk."""
-        if self._way is not None:
-            self._way.delivery.stop(1.0, 1.0)
+        if self._delivery is not None:
+            self._delivery.stop(1.0, 1.0)
             self.commit()
 
-    def status(self) -> DeliveryStatus | None:
-        """How the delivery goes; None where nothing is exported."""
-        if self._way is None:
-            return None
-        with self._way.delivery.lock:
-            return self._way.report.status()
+    def counts(self) -> list[tuple[catalog.Metric, int, Labels]]:
+        """The metrics of the delivery; none where nothing is exported."""
+        if self._delivery is None:
+            return []
+        queue, lost = self._delivery.queue, {"rejected": 0}
+        with self._delivery.lock:
+            lost |= {"history_full": self._ledger.points_dropped, **queue.dropped}
+            attempts = dict(self._delivery.attempts)
+            size_bytes = queue.size_bytes
+        return [
+            (catalog.OTEL_DDP_SPOOL_SIZE, size_bytes, ()),
+            *((catalog.OTEL_DDP_EXPORTS, n, (("outcome", each),)) for each, n in attempts.items()),
+            *((catalog.OTEL_DDP_POINTS_DROPPED, n, (("why", each),)) for each, n in lost.items()),
+        ]
 
     def describe(self) -> str:
         """How the export goes, in a sentence."""
-        if self._way is not None and (status := self.status()) is not None:
-            if not self._conf.offline:
-                return status.state
-            folder = self._way.queue.folder
-            sentence = f"{status.state}; `otel-ddp replay {shlex.quote(str(folder))}` sends them"
-            if lost := status.dropped_points.get("spool_full"):
+        queue = self._queue
+        if self._delivery is None or queue is None:
+            return f"{self._why_none()}: scrape only"
+        with self._delivery.lock:
+            waits, troubles = queue.describe(), self._delivery.troubles()
+            lost = queue.dropped["spool_full"]
+        if self._conf.offline:
+            sentence = (
+                f"offline: {waits}; `otel-ddp replay {shlex.quote(str(queue.folder))}` sends them"
+            )
+            if lost:
                 sentence += f"; {lost} points had to make room (OTEL_DDP_SPOOL_BYTES)"
             return sentence
-        if not exported_signals(self._env):
-            return "switched off by OTEL_*_EXPORTER=none: scrape only"
-        return f"{self._why_none}: scrape only"
+        if troubles:
+            return f"{', '.join(troubles)}: {next(iter(troubles.values()))}, {waits}"
+        done = "delivering" if self._delivery.attempts["delivered"] else "nothing sent yet"
+        return f"{done} to {self._destination}"
+
+    def _why_none(self) -> str:
+        if self._signals:
+            return "exporting has not started, an error would be in the agent's log"
+        off = not exported_signals(self._env)
+        return "switched off by OTEL_*_EXPORTER=none" if off else NO_COLLECTOR
 
 
 def folder_of(prefix: str, conf: Settings, place: Place, node: str = "") -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,9 +19,6 @@ from otel_ddp.agent.notify.message import Message
 from otel_ddp.agent.queue import Outcome, Request
 from otel_ddp.agent.queue.delivery import Delivery
 from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue
-from otel_ddp.history.terminal import shown_time
-
-log = logging.getLogger("otel_ddp.agent")
 
 # Of one kind, run and hour: a script's alerts must not leave out the run's death.
 MOST_OF_A_KIND, _HOUR_S = 20, 3600.0
@@ -54,16 +50,15 @@ class Outbox:
         with contextlib.suppress(OSError):
             files.make_kept(folder, ours=True)
         self._queue = Queue(self._addresses, folder, most_bytes, most_bytes)
-        self.delivery = Delivery(self._queue, self._send, self, clock, backoff_s=_PAUSES_S)
+        names = {each.key: f"notification to {each.shown}" for each in addresses}
+        self.delivery = Delivery(self._queue, self._send, names, clock, backoff_s=_PAUSES_S)
         # By message id: its kind, group and run, and when it was queued.
         self._told: dict[str, tuple[str, float]] = {}
         with contextlib.suppress(TypeError, ValueError):
             told = files.read_mapping(self._queue.folder / "told.json")
             self._told = {key: (str(kind), float(at)) for key, (kind, at) in told.items()}
         self._saving = threading.Lock()
-        self._delivered = self._left_out = 0
-        # When, where and why, without secrets.
-        self._last_failure = ""
+        self._left_out = 0
 
     def put(self, message: Message) -> None:
         """Send it from now on, unless it was told before or there are too many of its kind."""
@@ -102,16 +97,6 @@ class Outbox:
                 files.replace(self._queue.folder / "told.json", json.dumps(self._told.copy()))
         return outcome
 
-    def add_outcome(self, key: str, points: int, outcome: Outcome) -> None:
-        """Of one attempt to send a message."""
-        if outcome.kind == "delivered":
-            self._delivered += 1
-            return
-        now_ns, shown = int(self._clock() * 1e9), self._addresses[key].shown
-        self._last_failure = f"{shown_time(now_ns, now_ns)}, {shown}: {outcome.why}"
-        if outcome.kind == "refused" or self.delivery.failures(key) == 1:
-            log.warning("no notification to %s: %s", shown, outcome.why)
-
     def _waited_s(self, request: Request) -> float:
         return self._clock() - request.oldest_s
 
@@ -125,17 +110,18 @@ class Outbox:
 
     def describe(self) -> str:
         """How it goes, in a sentence."""
-        addresses = ", ".join(each.shown for each in self._addresses.values())
-        count = len(self._addresses)
-        parts = [f"to {count} address{'es' * (count > 1)} ({addresses}): {self._delivered} taken"]
+        addresses, taken = self._addresses.values(), self.delivery.attempts["delivered"]
+        shown = ", ".join(each.shown for each in addresses)
+        to = f"to {len(addresses)} address{'es' * (len(addresses) > 1)} ({shown})"
         with self.delivery.lock:
             waiting, given_up = len(self._waiting()), self._queue.dropped.total()
-        for number, word in (
-            (waiting, "wait"),
-            (self._left_out, f"left out beyond {MOST_OF_A_KIND} a kind, run and hour"),
-            (given_up, "given up"),
-        ):
-            parts += [f"{number} {word}"] if number else []
-        problem = f"; the disk does not take them ({why})" if (why := self._queue.problem) else ""
-        failed = f"; last failure: {self._last_failure}" if self._last_failure else ""
-        return ", ".join(parts) + problem + failed
+            troubles = self.delivery.troubles().items()
+        counts = {
+            "wait": waiting,
+            f"left out beyond {MOST_OF_A_KIND} a kind, run and hour": self._left_out,
+            "given up": given_up,
+        }
+        parts = [f"{to}: {taken} taken", *(f"{n} {word}" for word, n in counts.items() if n)]
+        problem = [f"the disk does not take them ({why})"] if (why := self._queue.problem) else []
+        failing = [f"{self._addresses[key].shown}: {why}" for key, why in troubles]
+        return "; ".join([", ".join(parts), *problem, *failing])

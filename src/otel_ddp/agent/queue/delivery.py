@@ -4,17 +4,21 @@ Only the oldest request of a lane is ever being sent. A lane may have a thread o
 each may have its own receiver: a trace backend that is down or does not answer delays no metrics.
 
 A request that is taken at once never touches a disk. Those of a lane that has to wait are in files.
+
+The log has a line when a lane begins to fail, when it is taken again, and when something is lost,
+and each cause every five minutes at most.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
@@ -22,6 +26,9 @@ from otel_ddp.agent.queue import Outcome, Request
 from otel_ddp.agent.queue.backoff import Backoff
 from otel_ddp.agent.queue.folder import Waiting
 
+log = logging.getLogger("otel_ddp.agent")
+
+LOG_EVERY_S = 300.0
 # A receiver that asks for a longer pause is tried again after this one.
 _RETRY_AFTER_LIMIT_S = 60.0
 # How long one request waits where the receiver may fail over it. Then the next ones get their turn.
@@ -31,20 +38,20 @@ Send = Callable[[str, bytes], Outcome]
 """Makes one attempt for a lane, and raises nothing."""
 
 
-class Report(Protocol):
-    """Is told of each attempt."""
-
-    def add_outcome(self, lane: str, points: int, outcome: Outcome) -> None: ...
-
-
 @dataclass(eq=False)
 class _Lane:
     name: str
+    shown: str
+    """What the log calls it."""
     thread: KeptThread
     backoff: Backoff
     doubted: Request | None = None
     """The request that answers may be about; else they are about the way to the receiver."""
     doubted_since: float = 0.0
+    trouble: str = ""
+    """Why the last attempt failed; empty where it was taken."""
+    trouble_since_s: float = 0.0
+    trouble_logged: bool = False
 
 
 class Delivery:
@@ -54,29 +61,33 @@ class Delivery:
         self,
         queue: Waiting,
         send: Send,
-        report: Report,
+        names: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,
         *,
         backoff_s: tuple[float, float] = (1.0, 30.0),
         jitter: Callable[[], float] = random.random,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        self._queue = queue
+        """*names*: what the log calls each lane."""
+        self.queue = queue
         self._send = send
-        self._report = report
         self._clock = clock
         self._patience_s = patience_s
         self.lock = threading.Condition()
-        """Of the queue, the report and all that follows. It is held over small writes to disk,
-        never over the network."""
+        """Of the queue and all that follows. It is held over small writes to disk, never over the
+        network."""
+        self.attempts = Counter(delivered=0, failed=0, refused=0)
         self._lanes = {
             name: _Lane(
                 name,
+                names[name],
                 KeptThread(name, partial(self._run, name)),
                 Backoff(*backoff_s, clock, jitter),
             )
             for name in queue.lanes
         }
+        # When each line of the log, and the losses of each cause, were logged last.
+        self._logged_at: dict[str, float] = {}
         self._stopping = False
 
     # -- called by the agent
@@ -89,19 +100,20 @@ class Delivery:
         """Add requests behind those that wait."""
         with self.lock:
             for request in requests:
-                self._queue.add(request)
+                self.queue.add(request)
             for lane in self._lanes.values():
                 # Behind those on disk there is no hurry, and a crash would lose less.
-                oldest = self._queue.oldest(lane.name)
+                oldest = self.queue.oldest(lane.name)
                 if (oldest and oldest.number) or not lane.thread.is_alive():
-                    self._queue.write(lane.name)
+                    self.queue.write(lane.name)
+            self._log_losses()
             self.lock.notify_all()
 
     def is_under_way(self) -> bool:
         """Whether a request is in memory alone that may be taken in a moment."""
         with self.lock:
             newest = [
-                self._queue.newest(lane.name)
+                self.queue.newest(lane.name)
                 for lane in self._lanes.values()
                 if not lane.backoff.failures
             ]
@@ -131,18 +143,27 @@ class Delivery:
 
     def _write_all(self) -> None:
         for lane in self._lanes:
-            self._queue.write(lane)
+            self.queue.write(lane)
 
     def _is_idle(self) -> bool:
         """Whether nothing is being sent: what waits is refused, or nobody sends it."""
         return not any(
-            self._queue.oldest(lane.name) and not lane.backoff.failures and lane.thread.is_alive()
+            self.queue.oldest(lane.name) and not lane.backoff.failures and lane.thread.is_alive()
             for lane in self._lanes.values()
         )
 
     def failures(self, lane: str) -> int:
         """How many attempts have failed since the last success."""
         return self._lanes[lane].backoff.failures
+
+    def troubles(self) -> dict[str, str]:
+        """Of each lane whose last attempt failed: why, and since when such fail."""
+        with self.lock:
+            return {
+                lane.name: f"{lane.trouble} since {_time_of_day(lane.trouble_since_s)}"
+                for lane in self._lanes.values()
+                if lane.trouble
+            }
 
     # -- the threads
 
@@ -161,7 +182,7 @@ class Delivery:
         """Send one request of a lane if one is due; the seconds until one is, or None."""
         lane = self._lanes[name]
         with self.lock:
-            request = self._queue.oldest(name)
+            request = self.queue.oldest(name)
             if request is None or self._stopping or lane.backoff.wait_s():
                 return self._due_in_s(lane)
             body = self._read(lane, request)
@@ -176,7 +197,7 @@ class Delivery:
 
     def _due_in_s(self, lane: _Lane) -> float | None:
         """In how many seconds its oldest request may be sent; None if nothing waits."""
-        return lane.backoff.wait_s() if self._queue.oldest(lane.name) else None
+        return lane.backoff.wait_s() if self.queue.oldest(lane.name) else None
 
     def _read(self, lane: _Lane, request: Request) -> bytes | None:
         """Its body; None where it is gone, or cannot be read now."""
@@ -184,26 +205,38 @@ class Delivery:
             body = request.read()
         except FileNotFoundError:
             # Another program has removed it.
-            self._queue.remove(request, "spool_error")
+            self.queue.remove(request, "spool_error")
             return None
         except OSError as error:
             # Too many open files, or a file server that is away: the file can be read later.
             why = f"{request.path} cannot be read: {error.strerror or error}"
-            self._postpone(lane, request.points, Outcome("retry", why))
+            self._postpone(lane, Outcome("retry", why))
             return None
         if body is None:
-            self._queue.remove(request, "corrupt")
+            self.queue.remove(request, "corrupt")
         return body
 
     def _finish(self, lane: _Lane, request: Request, outcome: Outcome) -> None:
         outcome = self._decided(lane, request, outcome)
         if outcome.kind == "retry":
-            self._postpone(lane, request.points, outcome)
+            self._postpone(lane, outcome)
             return
         # The receiver answers, so the next request need not wait.
         lane.backoff.succeed()
-        self._queue.remove(request, outcome.kind)
-        self._report.add_outcome(lane.name, request.points, outcome)
+        self.attempts[outcome.kind] += 1
+        # What stands behind the first colon differs from one answer to the next.
+        cause = f"{lane.shown}: {outcome.why.split(': ')[0]}"
+        self.queue.remove(request, outcome.kind, cause)
+        self.queue.lose(outcome.rejected, "rejected", cause)
+        if outcome.kind == "refused":
+            self._fail(lane, outcome.why)
+        elif lane.trouble:
+            if lane.trouble_logged:
+                lasted_s = time.time() - lane.trouble_since_s
+                waits = self.queue.describe()
+                log.warning("%s: taken again after %.0f s; %s.", lane.shown, lasted_s, waits)
+            lane.trouble = ""
+        self._log_losses()
 
     def _decided(self, lane: _Lane, request: Request, outcome: Outcome) -> Outcome:
         """An outcome that may be about this request, or about the way, is taken for one of them."""
@@ -216,11 +249,38 @@ class Delivery:
         waits = now - lane.doubted_since < self._patience_s
         return replace(outcome, kind="retry" if waits else "refused")
 
-    def _postpone(self, lane: _Lane, points: int, outcome: Outcome) -> None:
+    def _postpone(self, lane: _Lane, outcome: Outcome) -> None:
         lane.backoff.fail(min(outcome.retry_after_s, _RETRY_AFTER_LIMIT_S))
-        self._queue.write(lane.name)
-        # After that: the report tells where the requests wait.
-        self._report.add_outcome(lane.name, points, outcome)
+        self.queue.write(lane.name)
+        self.attempts["failed"] += 1
+        self._fail(lane, outcome.why)
+        # After the write: the line tells where the requests wait.
+        if self._is_due(lane.name):
+            lane.trouble_logged = True
+            log.warning("%s: %s; %s.", lane.shown, outcome.why, self.queue.describe())
+
+    def _fail(self, lane: _Lane, why: str) -> None:
+        if not lane.trouble:
+            lane.trouble_since_s, lane.trouble_logged = time.time(), False
+        lane.trouble = why
+
+    def _log_losses(self) -> None:
+        for cause, points in list(self.queue.unlogged.items()):
+            if self._is_due(cause):
+                log.warning("%s; dropped: %d.", cause, points)
+                del self.queue.unlogged[cause]
+
+    def _is_due(self, line: str) -> bool:
+        """Whether a line may be logged, which it is then."""
+        now = self._clock()
+        if line in self._logged_at and now - self._logged_at[line] < LOG_EVERY_S:
+            return False
+        self._logged_at[line] = now
+        return True
+
+
+def _time_of_day(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
 @errors.contained(default=Outcome("retry", "sending failed: the agent's log says how"))

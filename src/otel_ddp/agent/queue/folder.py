@@ -43,6 +43,15 @@ _MEMORY_LIMIT_BYTES = 32 << 20
 _NAME = re.compile(r"(\d{20})-([0-9a-z]+)-(\d+)-(\d+)(-standing)?\.z")
 # Why a request is done with; all but the first two are losses.
 Why = Literal["delivered", "refused", "corrupt", "spool_error", "spool_full", "memory_full", "age"]
+# Losses that no answer of a receiver tells of.
+_CAUSES = {
+    "spool_full": "the disk holds as much as may wait there (of OTLP OTEL_DDP_SPOOL_BYTES), so the "
+    "oldest data make room for the newest",
+    "memory_full": "neither the receiver nor the disk takes data, and memory is full",
+    "corrupt": "a file that waited is damaged",
+    "spool_error": "files that waited are gone",
+    "age": "what has waited too long is given up",
+}
 # More living agents of one name and place than this mean a file system whose locks do not work.
 _MOST_OF_A_NAME = 64
 
@@ -92,7 +101,9 @@ class Waiting:
         self.size_bytes = self.memory_bytes = 0
         """How much they take of the disk, and of memory."""
         self.dropped: Counter[str] = Counter()
-        """Points that were lost here, by reason."""
+        """Points that are lost, by reason."""
+        self.unlogged: Counter[str] = Counter()
+        """Those that no line of the log has told yet, by cause."""
 
     def oldest(self, lane: str) -> Request | None:
         """The one to be sent next."""
@@ -111,14 +122,20 @@ class Waiting:
     def write(self, lane: str) -> None:
         """Put on disk what is in memory, if there is a disk; what it does not take stays."""
 
-    def remove(self, request: Request, why: Why) -> None:
-        """Done with, if it is still here."""
+    def remove(self, request: Request, why: Why, cause: str = "") -> None:
+        """Done with, if it is still here. *cause*: what the answer of a receiver says."""
         if request in self.lanes[request.lane]:
             del self.lanes[request.lane][request]
             self.size_bytes -= request.size_bytes
             self.memory_bytes -= len(request.body)
-            if why not in ("delivered", "refused"):
-                self.dropped[why] += request.points
+            if why != "delivered":
+                self.lose(request.points, why, cause or _CAUSES[why])
+
+    def lose(self, points: int, why: str, cause: str) -> None:
+        """Count what is lost, if it is anything."""
+        if points:
+            self.dropped[why] += points
+            self.unlogged[cause] += points
 
     def describe(self) -> str:
         """What waits, and where."""
@@ -198,8 +215,8 @@ class Queue(Waiting):
         if not request.irreplaceable:
             self._standing[request] = None
 
-    def remove(self, request: Request, why: Why) -> None:
-        super().remove(request, why)
+    def remove(self, request: Request, why: Why, cause: str = "") -> None:
+        super().remove(request, why, cause)
         self._standing.pop(request, None)
         if request.number:
             files.remove(request.path)

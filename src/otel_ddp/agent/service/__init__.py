@@ -181,15 +181,8 @@ class Agent:
             ledger.put(metric, (*labels, *more), float(value), now_ns, self._front.started_ns)
 
         put(catalog.OTEL_DDP_AGENT_CPU_TIME, time.process_time())
-        status = self._exporter.status()
-        if status is None:
-            return
-        put(catalog.OTEL_DDP_SPOOL_SIZE, status.spool_bytes)
-        for outcome, count in status.attempts.items():
-            put(catalog.OTEL_DDP_EXPORTS, count, ("outcome", outcome))
-        lost = {"rejected": 0, "history_full": ledger.points_dropped}
-        for why, count in (lost | dict(status.dropped_points)).items():
-            put(catalog.OTEL_DDP_POINTS_DROPPED, count, ("why", why))
+        for metric, count, more in self._exporter.counts():
+            put(metric, count, *more)
 
     def _delete_done(self) -> None:
         """Delete the journals of dead processes once everything in them is exported."""

@@ -14,6 +14,8 @@ from urllib.parse import unquote, urlsplit
 from otel_ddp.settings import Settings, value
 
 SIGNALS = ("metrics", "traces", "logs")
+LANES = {each: f"OTLP {each}" for each in SIGNALS}
+"""What the log calls the requests of each signal."""
 
 # Gateways mostly refuse more than 1 MiB (nginx) or 4 MiB (gRPC) at once.
 MOST_BYTES = 900 * 1024
