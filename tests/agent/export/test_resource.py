@@ -1,4 +1,4 @@
-"""The resource in a container, under Kubernetes, and with the user's variables."""
+"""The resource of a node, under Kubernetes, and with the user's variables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from opentelemetry.semconv.schemas import Schemas
 import conventions
 from otel_ddp.agent.export.otlp import resource
 from otel_ddp.agent.export.otlp.encode import SCHEMA_URL
-
-CONTAINER = "3f4a" * 16
 
 
 def test_the_users_variables_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,33 +40,6 @@ def test_every_attribute_is_one_of_the_conventions(tmp_path: Path) -> None:
 
 def test_the_schema_is_that_of_the_conventions_that_we_test_against() -> None:
     assert [*Schemas][-1].value == SCHEMA_URL
-
-
-def test_a_host_has_the_id_of_its_machine_and_a_container_none(tmp_path: Path) -> None:
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc" / "machine-id").write_text(f"{'4f' * 16}\n")
-
-    assert resource.describe("n", "h", {}, tmp_path)["host.id"] == "4f" * 16
-    folder = tmp_path / "proc" / "self"
-    folder.mkdir(parents=True)
-    (folder / "cgroup").write_text(f"12:memory:/docker/{CONTAINER}\n")
-    assert "host.id" not in resource.describe("n", "h", {}, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "line"),
-    [
-        ("cgroup", f"12:memory:/docker/{CONTAINER}"),
-        ("cgroup", f"0::/kubepods.slice/pod1.slice/cri-containerd-{CONTAINER}.scope"),
-        ("mountinfo", f"1 2 0:3 /var/lib/docker/containers/{CONTAINER}/hostname /etc/hostname rw"),
-    ],
-)
-def test_a_container_is_recognised(tmp_path: Path, file: str, line: str) -> None:
-    folder = tmp_path / "proc" / "self"
-    folder.mkdir(parents=True)
-    (folder / file).write_text(f"{line}\n")
-
-    assert resource.describe("n", "h", {}, tmp_path)["container.id"] == CONTAINER
 
 
 def test_kubernetes_names_pod_node_and_namespace(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from otel_ddp import __version__, files
 
-_CONTAINER_ID = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:$|[/\s])")
-_MACHINE_ID = re.compile(r"[0-9a-f]{32}")
 # Of what belongs to no project, and where the user names none.
 _SERVICE = "otel-ddp"
 _MOST_BYTES = 1 << 20
@@ -37,7 +34,6 @@ def describe(
         "telemetry.sdk.name": "otel_ddp",
         "telemetry.sdk.language": "python",
         "telemetry.sdk.version": __version__,
-        **(_container(root) or _machine(root)),
         **_kubernetes(env, host, root),
     }
     users = OTELResourceDetector().detect()
@@ -52,36 +48,13 @@ def with_project(resource: Mapping[str, str], project: str) -> dict[str, str]:
     return {**resource, "service.name": project}
 
 
-def _machine(root: Path) -> dict[str, str]:
-    # A container has that of its image, so of many hosts the same.
-    for name in ("etc/machine-id", "var/lib/dbus/machine-id"):
-        text = _text(root / name).strip()
-        if _MACHINE_ID.fullmatch(text):
-            return {"host.id": text}
-    return {}
-
-
-def _container(root: Path) -> dict[str, str]:
-    # cgroup v1 names the container in the first file; v2 only in the paths of its mounts.
-    for name in ("proc/self/cgroup", "proc/self/mountinfo"):
-        for line in _text(root / name).splitlines():
-            if name.endswith("mountinfo") and "/containers/" not in line:
-                continue
-            if found := _CONTAINER_ID.search(line):
-                return {"container.id": found.group(1)}
-    return {}
-
-
 def _kubernetes(env: Mapping[str, str], host: str, root: Path) -> dict[str, str]:
     if not env.get("KUBERNETES_SERVICE_HOST"):
         return {}
     found = {"k8s.pod.name": env.get("POD_NAME") or env.get("HOSTNAME") or host}
     if node := env.get("K8S_NODE_NAME") or env.get("NODE_NAME"):
         found["k8s.node.name"] = node
-    told = _text(root / _NAMESPACE_FILE) or env.get("POD_NAMESPACE", "")
-    return {**found, **({"k8s.namespace.name": told.strip()} if told.strip() else {})}
-
-
-def _text(path: Path) -> str:
     # Of the system, which may have put a link there.
-    return files.read_text(path.resolve(), _MOST_BYTES) or ""
+    file = (root / _NAMESPACE_FILE).resolve()
+    told = files.read_text(file, _MOST_BYTES) or env.get("POD_NAMESPACE", "")
+    return {**found, **({"k8s.namespace.name": told.strip()} if told.strip() else {})}
