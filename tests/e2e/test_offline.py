@@ -117,7 +117,7 @@ def test_an_offline_agent_serves_the_node_and_says_what_waits(original: Kept) ->
 
     assert original.scrape == STEPS - 1
     (export,) = (line for line in original.status.splitlines() if line.startswith("export"))
-    assert re.match(r"export    offline: [0-9.]+ [KM]iB wait on disk; ", export)
+    assert re.match(r"export    offline: [0-9.]+ [kM]B wait on disk; ", export)
     assert export.endswith(f"/{spool.name}` sends them")
 
 

@@ -12,12 +12,12 @@ from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 
-from otel_ddp import files, settings
+from otel_ddp import files, settings, shown
 from otel_ddp.agent.export import OFFLINE_PREFIX
 from otel_ddp.agent.export.otlp import LANES, SIGNALS, signals_with_endpoint
 from otel_ddp.agent.queue import Request
 from otel_ddp.agent.queue.delivery import Delivery, Send
-from otel_ddp.agent.queue.folder import LOCK, Waiting, Why, human_size, list_requests
+from otel_ddp.agent.queue.folder import LOCK, Waiting, Why, list_requests
 from otel_ddp.cli.text import cell
 from otel_ddp.errors import ConfigError
 
@@ -193,7 +193,7 @@ def _send(replay: Replay, delivery: Delivery, there: str) -> None:
 
 def _say_before(replay: Replay, spools: Sequence[Requests]) -> None:
     for spool in spools:
-        folder, kept = _folder(spool), human_size(sum(each.size_bytes for each in spool))
+        folder, kept = _folder(spool), shown.size(sum(each.size_bytes for each in spool))
         print(f"{folder}: {len(spool)} requests, {kept}")
         # A living agent still adds requests.
         if files.lock_holder(folder / LOCK) is not None:

@@ -114,7 +114,7 @@ def test_what_goes_on_is_described(tmp_path: Path, ledger: Ledger) -> None:
     endpoint = well.partition("delivering to ")[2]
     assert before == f"nothing sent yet to {endpoint}"
     assert ill.startswith(f"metrics: 503 from {endpoint}/v1/metrics since ")
-    assert ill.endswith(" KiB wait on disk")
+    assert ill.endswith(" kB wait on disk")
 
 
 def test_positions_wait_for_what_memory_alone_has_and_it_for_the_next_export(

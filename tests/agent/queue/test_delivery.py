@@ -294,7 +294,7 @@ def test_what_fails_and_what_is_lost_is_counted(
     assert delivery.attempts == {"delivered": 1, "failed": 1, "refused": 0}
     assert [*delivery.troubles()] == ["metrics"]
     assert delivery.queue.size_bytes == BLOCK_BYTES
-    assert delivery.queue.describe() == "4 KiB wait on disk"
+    assert delivery.queue.describe() == "4.1 kB wait on disk"
 
 
 def test_an_outage_is_logged_at_its_begin_its_end_and_every_five_minutes(
@@ -337,7 +337,7 @@ def test_what_is_refused_is_said_at_once_also_in_an_outage_and_then_every_five_m
         delivery.send_due()
 
     assert caplog.messages == [
-        "OTLP metrics: connection refused by http://c; 4 KiB wait on disk.",
+        "OTLP metrics: connection refused by http://c; 4.1 kB wait on disk.",
         "OTLP metrics: 400 from http://c/v1/metrics; dropped: 10.",
         "OTLP metrics: 400 from http://c/v1/metrics; dropped: 300.",
     ]

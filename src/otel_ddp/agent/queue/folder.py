@@ -32,7 +32,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-from otel_ddp import files
+from otel_ddp import files, shown
 from otel_ddp.agent.queue import Request
 
 LOCK = "lock"
@@ -141,9 +141,9 @@ class Waiting:
         """What waits, and where."""
         parts = []
         if self.size_bytes:
-            parts.append(f"{human_size(self.size_bytes)} wait on disk")
+            parts.append(f"{shown.size(self.size_bytes)} wait on disk")
         if self.memory_bytes:
-            parts.append(f"{human_size(self.memory_bytes)} wait in memory")
+            parts.append(f"{shown.size(self.memory_bytes)} wait in memory")
         if self.problem:
             parts.append(f"the disk does not take it ({self.problem})")
         return ", ".join(parts) or "nothing waits"
@@ -163,8 +163,6 @@ class Queue(Waiting):
         self.folder = self._wanted = folder
         """Where the files are, which may be the next one of that name; fixed once it is in use."""
         self._limit_bytes, self._memory_limit_bytes = limit_bytes, memory_limit_bytes
-        # Those on disk with current values alone.
-        self._standing: dict[Request, None] = {}
         self._lock_file: int | None = None
         self._next = 0
         """The number of the next file; 0: what an earlier agent left is not read yet."""
@@ -179,9 +177,7 @@ class Queue(Waiting):
             for lane in self.lanes:
                 self.write(lane)
         while self.memory_bytes > self._memory_limit_bytes:
-            waiting = (each for lane in self.lanes.values() for each in lane if not each.number)
-            first = min(waiting, key=lambda each: (each.irreplaceable, each.oldest_s))
-            self.remove(first, "memory_full")
+            self._drop_one("memory_full", on_disk=False)
 
     def write(self, lane: str) -> None:
         for request in [each for each in self.lanes[lane] if not each.number]:
@@ -192,7 +188,7 @@ class Queue(Waiting):
         packed = zlib.compress(request.body, 1)
         size_bytes = _size_on_disk(len(packed))
         while self.size_bytes and self.size_bytes + size_bytes > self._limit_bytes:
-            self._drop_one()
+            self._drop_one("spool_full", on_disk=True)
         about = f"{request.lane}-{request.points}-{request.oldest_s}"
         standing = "" if request.irreplaceable else "-standing"
         path = self.folder / f"{self._next:020d}-{about}{standing}.z"
@@ -205,27 +201,21 @@ class Queue(Waiting):
         request.body, request.path = b"", path
         request.number, request.size_bytes = self._next, size_bytes
         self._next += 1
-        self._keep(request)
+        self.size_bytes += size_bytes
         return True
-
-    def _keep(self, request: Request) -> None:
-        """It is on disk now."""
-        self.lanes[request.lane][request] = None
-        self.size_bytes += request.size_bytes
-        if not request.irreplaceable:
-            self._standing[request] = None
 
     def remove(self, request: Request, why: Why, cause: str = "") -> None:
         super().remove(request, why, cause)
-        self._standing.pop(request, None)
         if request.number:
             files.remove(request.path)
 
-    def _drop_one(self) -> None:
+    def _drop_one(self, why: Why, *, on_disk: bool) -> None:
         """The oldest with current values; where there is none, the oldest of all."""
-        oldest = (next(iter(each), None) for each in (self._standing, *self.lanes.values()))
-        on_disk = [each for each in oldest if each is not None and each.number]
-        self.remove(min(on_disk, key=lambda each: (each.irreplaceable, each.number)), "spool_full")
+        all_of_them = (each for lane in self.lanes.values() for each in lane)
+        waiting = (each for each in all_of_them if bool(each.number) is on_disk)
+        # In memory they have no number yet.
+        first = min(waiting, key=lambda each: (each.irreplaceable, each.number, each.oldest_s))
+        self.remove(first, why)
 
     def _claim(self) -> bool:
         """See to it that the folder is ours alone, and of this agent alone; False: it is not."""
@@ -284,16 +274,9 @@ class Queue(Waiting):
             lane.clear()
         for request in found:
             if request.lane in self.lanes:
-                self._keep(request)
+                super().add(request)
             else:
                 files.remove(request.path)  # nobody sends there any more
         for name, requests in in_memory.items():
             self.lanes[name].update(dict.fromkeys(requests))
         self._next = found[-1].number + 1 if found else 1
-
-
-def human_size(size_bytes: int) -> str:
-    """A size for people; the only place with another unit than bytes."""
-    if size_bytes < 1024 * 1024:
-        return f"{size_bytes / 1024:.0f} KiB"
-    return f"{size_bytes / (1024 * 1024):.1f} MiB"
