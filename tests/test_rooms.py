@@ -47,7 +47,7 @@ KNOWS = {
         "export": "kept_thread ledger node queue",
         "scrape": "kept_thread ledger node",
         "link": "history kept_thread reading verdicts",
-        "notify": "kept_thread queue reading verdicts",
+        "notify": "export kept_thread queue reading verdicts",
         "service": (
             "artifacts export history kept_thread ledger link node notify reading scrape verdicts"
         ),
@@ -63,7 +63,7 @@ HOMES = {
     "grpc": "agent/export/otlp/ agent/link/",
     "cryptography": "agent/link/credentials.py",
     "google": "agent/history/ agent/link/ agent/export/otlp/",
-    "requests": "agent/export/otlp/",
+    "requests": "agent/export/otlp/ agent/notify/addresses.py",
     "prometheus_client": "agent/scrape/",
     "apprise": "agent/notify/addresses.py",
     "fsspec": "agent/artifacts/reader.py",

@@ -412,7 +412,7 @@ def test_a_malformed_variable_does_not_keep_data_from_going_out(
 
 def test_an_endpoint_without_a_scheme_is_explained(http: Way) -> None:
     assert http.send("collector:4318").why == (
-        "collector:4318/v1/metrics is no address of a collector; http://host:4318 would be one"
+        "collector:4318/v1/metrics is no address to send to; http://host:4318 would be one"
     )
 
 

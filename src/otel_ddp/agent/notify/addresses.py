@@ -5,21 +5,13 @@ An address may be a secret as a whole. So it is never logged, and no error's own
 
 from __future__ import annotations
 
-import base64
-import http.client
-import importlib.util
-import json
 import logging
 import re
-import ssl
 import threading
-import urllib.error
-import urllib.request
 from hashlib import blake2s
-from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 from otel_ddp import __version__, errors
+from otel_ddp.agent.export.otlp import take_user
 from otel_ddp.agent.notify.message import Message
 from otel_ddp.agent.queue import Outcome
 from otel_ddp.history.terminal import without_mentions
@@ -51,12 +43,6 @@ class Address:
         self.shown = f"{self._scheme}://{first.rpartition('@')[2] if is_host else '...'}"
         """Without anything that may be a secret."""
 
-    @property
-    def problem(self) -> str:
-        """What keeps each message from it, as far as that is known without a try."""
-        known = self._scheme in _WEBHOOK or importlib.util.find_spec("apprise")
-        return "" if known else _NEEDS_APPRISE
-
     def send(self, message: Message) -> Outcome:
         """Try it once, for some seconds at most."""
         if self._scheme in _WEBHOOK:
@@ -66,25 +52,32 @@ class Address:
             return errors.attempt(lambda: self._by_apprise(message), failed)
 
     def _post(self, message: Message) -> Outcome:
-        try:
-            with _opener().open(self._request(message), timeout=_ANSWER_S):
-                return Outcome("delivered")
-        except urllib.error.HTTPError as error:
-            error.close()
-            return _answered(error.code)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            return Outcome("retry", _reason(error))
+        # Imported here: it takes long, and few agents notify.
+        import requests
 
-    def _request(self, message: Message) -> urllib.request.Request:
-        parts = urlsplit(self._url)
-        user, _, host = parts.netloc.rpartition("@")
-        headers = {"Content-Type": "application/json", "User-Agent": f"otel_ddp/{__version__}"}
-        if user:
-            word = base64.b64encode(unquote(user).encode()).decode()
-            headers["Authorization"] = f"Basic {word}"
-        address = urlunsplit((parts.scheme, host, parts.path, parts.query, ""))
-        body = json.dumps(message.to_json()).encode()
-        return urllib.request.Request(address, body, headers, method="POST")
+        from otel_ddp.agent.export.otlp.over_http import UNANSWERED, as_it_is, explain
+        from otel_ddp.agent.export.otlp.transport import silence_libraries
+
+        silence_libraries()
+        url, authorization = take_user(self._url)
+        headers = {"User-Agent": f"otel_ddp/{__version__}"}
+        if authorization:
+            headers["Authorization"] = authorization
+        try:
+            # A redirect would make a GET of it, without its content.
+            with requests.post(
+                url,
+                json=message.to_json(),
+                headers=headers,
+                # Otherwise requests would look for a password in ~/.netrc.
+                auth=as_it_is,
+                timeout=_ANSWER_S,
+                allow_redirects=False,
+                stream=True,
+            ) as response:
+                return _answered(response.status_code)
+        except UNANSWERED as error:
+            return Outcome("retry", explain(error, "the receiver", _ANSWER_S))
 
     def _by_apprise(self, message: Message) -> Outcome:
         try:
@@ -109,29 +102,9 @@ class Address:
 
 
 def _answered(code: int) -> Outcome:
+    if 200 <= code < 300:
+        return Outcome("delivered")
     return Outcome("refused" if code in _REFUSALS else "retry", f"it answered {code}")
-
-
-def _reason(error: BaseException) -> str:
-    """Why, without the address, which the text of an error may hold."""
-    inner = getattr(error, "reason", error)
-    if isinstance(inner, ssl.SSLError):
-        return f"TLS: {getattr(inner, 'verify_message', '') or inner.reason or 'failed'}"
-    if isinstance(inner, TimeoutError):
-        return f"no answer within {_ANSWER_S:g} s"
-    said = inner.strerror if isinstance(inner, OSError) else None
-    return said or type(inner).__name__
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A message would arrive there as a GET, without its content."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_NoRedirects)
 
 
 class _Codes(logging.Handler):

@@ -37,6 +37,9 @@ _ABOUT_THE_WAY = frozenset(
 )
 # Errors whose text could repeat a header, and with it a token.
 _HEADER = (requests.exceptions.InvalidHeader, UnicodeError)
+# RequestException is an OSError. Other errors come from a certificate that cannot be loaded, or
+# from an address that cannot be written.
+UNANSWERED = (OSError, ValueError, http.client.HTTPException)
 _NO_ADDRESS = (
     requests.exceptions.InvalidURL,
     requests.exceptions.InvalidSchema,
@@ -64,7 +67,7 @@ class HttpSender:
         self._session = requests.Session()
         self._session.headers.clear()
         # Without one, requests would look for a password in ~/.netrc, and replace our token.
-        self._session.auth = _as_it_is
+        self._session.auth = as_it_is
         self._session.verify = tls.certificate or True
         self._session.cert = (
             (tls.client_certificate, tls.client_key) if tls.client_key else tls.client_certificate
@@ -84,10 +87,11 @@ class HttpSender:
                 stream=True,
             ) as response:
                 return self._outcome_of(response, ends_at)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            # RequestException is an OSError. Other errors come from a certificate that cannot be
-            # loaded, or from a header that cannot be written.
-            return Outcome("retry", _explain(error, self._url, self._timeout_s))
+        except _HEADER:
+            return Outcome("retry", "a header from OTEL_EXPORTER_OTLP_HEADERS cannot be sent")
+        except UNANSWERED as error:
+            where = without_credentials(self._url)
+            return Outcome("retry", explain(error, where, self._timeout_s))
 
     def close(self) -> None:
         self._session.close()
@@ -121,7 +125,7 @@ class HttpSender:
         return f": {self._signal} are not taken there" if status == 404 else ""
 
 
-def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
+def as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
     """An authentication that adds nothing."""
     return request
 
@@ -166,13 +170,10 @@ def _retry_after_s(text: str | None) -> float:
     return 0.0
 
 
-def _explain(error: BaseException, url: str, timeout_s: float) -> str:
-    """Why a request was not answered, for people; never the text of a header."""
-    where = without_credentials(url)
-    if isinstance(error, _HEADER):
-        return "a header from OTEL_EXPORTER_OTLP_HEADERS cannot be sent"
+def explain(error: BaseException, where: str, timeout_s: float) -> str:
+    """Why a request was not answered, for people; of its address only *where*."""
     if isinstance(error, _NO_ADDRESS):
-        return f"{where} is no address of a collector; http://host:4318 would be one"
+        return f"{where} is no address to send to; http://host:4318 would be one"
     found = list(_causes(error))
     for cause in found:
         if isinstance(cause, ssl.SSLCertVerificationError):

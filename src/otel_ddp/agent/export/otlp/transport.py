@@ -39,7 +39,7 @@ class Transport:
         self._settings = settings
         self._env = os.environ if env is None else env
         self._senders: dict[str, HttpSender | GrpcSender] = {}
-        _silence_libraries()
+        silence_libraries()
 
     @property
     def destination(self) -> str:
@@ -77,7 +77,7 @@ class Transport:
         return HttpSender(there)
 
 
-def _silence_libraries() -> None:
+def silence_libraries() -> None:
     """They log lines for each failure, some with credentials; we log one."""
     for name in ("opentelemetry.util.re", "urllib3"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
