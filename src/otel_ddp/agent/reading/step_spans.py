@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
-from functools import lru_cache
 from hashlib import blake2s
 from typing import Any
 
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.journal.layout import OF_BUFFERS, trace_of_step
-from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED, UNUSUAL_PHASES, phase_word
+from otel_ddp.vocabulary.words import PHASES, UNMEASURED, phase_word
 
 SAMPLED_EVERY = 100
 
 _WAIT = PHASES["comm_wait"]
-# Phases that few steps have: such a step is worth a span.
-_RARE = {PHASES[word]: word for word in UNUSUAL_PHASES}
 
 _RECENT = 200
 _ENOUGH = 20
@@ -32,13 +29,7 @@ _NEVER_BELOW, _NEVER_ABOVE = 1.25, 1.9
 # In a normal distribution: the standard deviation as a multiple of the median absolute one.
 _OF_NORMAL = 1.4826
 
-_GC_SHARE, _GC_S = 0.05, 0.005
-
-# A property that more than this share of recent steps have is usual for the job: a GAN whose
-# generator runs without gradients has an evaluation in each step.
-_USUAL_SHARE = 0.25
-
-# Unusual steps that get a span: ten at once, then one every three seconds. That is never more than
+# Slow steps that get a span: ten at once, then one every three seconds. That is never more than
 # thirty a minute, however broken the job is.
 _BURST = 10.0
 _REFILL_NS = 3_000_000_000
@@ -47,7 +38,7 @@ _MOST_CHILDREN = 64
 
 
 def sampled_every(facts: dict[str, Any]) -> int:
-    """This process exports every n-th step as a span; 0: unusual steps only."""
+    """This process exports every n-th step as a span; 0: slow steps only."""
     every = facts.get("sample_steps")
     if isinstance(every, int) and not isinstance(every, bool) and every >= 0:
         return every
@@ -55,15 +46,12 @@ def sampled_every(facts: dict[str, Any]) -> int:
 
 
 class StepSpans:
-    """One a process: knows what is usual for its steps, and limits the spans of unusual ones."""
+    """One a process: knows how long its steps usually take, and limits the spans of slow ones."""
 
     def __init__(self) -> None:
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._seen = 0
         self._slow_ns = float("inf")
-        # The properties of recent steps, and how many steps had each of them.
-        self._recent_properties: deque[list[str]] = deque()
-        self._how_many: Counter[str] = Counter()
         self._allowed = _BURST
         self._allowed_at_ns = 0
         self._left_out = 0
@@ -72,56 +60,22 @@ class StepSpans:
 
     def spans(self, step: Step, labels: Labels, every: int) -> list[dict[str, Any]]:
         """The spans of this step, as contents of documents; mostly none."""
-        why = self._reasons(step)
-        number = step.number
+        is_slow, number = self._slow(step.took_ns), step.number
         if number is None:
             return []  # no trace to share with the other ranks
         if every and number % every == 0:
             self._sample_is_due = True
-        if self._sample_is_due and step.measured:
+        is_sampled = self._sample_is_due and step.measured
+        if is_sampled:
             self._sample_is_due = False
-            why.insert(0, "sampled")
-        elif why and not self._allow(step.ended_ns):
+        elif not is_slow:
+            return []
+        elif not self._allow(step.ended_ns):
             self._left_out += 1
             return []
-        if not why:
-            return []
+        why = ["sampled"] * is_sampled + ["slow"] * is_slow
         left_out, self._left_out = self._left_out, 0
         return list(_make_spans(step, number, ",".join(why), left_out, labels))
-
-    def _reasons(self, step: Step) -> list[str]:
-        """The reasons why this step is unusual."""
-        why = []
-        if step.gc_s > _GC_S and step.gc_s > _GC_SHARE * step.took_ns / 1e9:
-            why.append("gc")
-        codes = step.parts.codes
-        if step.rest:
-            codes += bytes(code for code, _ in step.rest)
-        why += _rare_phases(codes)
-        if step.skipped:
-            why.append("skipped")
-        if step.profiled:
-            why.append("profiled")
-        if step.retries:
-            why.append("retries")
-        return (["slow"] if self._slow(step.took_ns) else []) + self._unusual(why)
-
-    def _unusual(self, why: list[str]) -> list[str]:
-        """Those properties that few recent steps had."""
-        had, how_many = self._recent_properties, self._how_many
-        known = len(had)
-        unusual = why
-        if known >= _ENOUGH:
-            unusual = [each for each in why if how_many[each] <= _USUAL_SHARE * known]
-        if known == _RECENT:
-            left = had.popleft()
-            if left:
-                how_many.subtract(left)
-        had.append(why)
-        # Most steps have no such property, and a Counter takes long to add nothing.
-        if why:
-            how_many.update(why)
-        return unusual
 
     def _slow(self, took_ns: int) -> bool:
         slow = took_ns > self._slow_ns
@@ -146,13 +100,6 @@ class StepSpans:
             return False
         self._allowed -= 1.0
         return True
-
-
-# The steps of a training have few sequences of phases.
-@lru_cache(256)
-def _rare_phases(codes: bytes) -> tuple[str, ...]:
-    phases = {code & PHASE_CODE for code in codes}
-    return tuple(word for phase, word in _RARE.items() if phase in phases)
 
 
 def _make_spans(
