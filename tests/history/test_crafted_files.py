@@ -1,10 +1,9 @@
-"""Files that somebody has made to be read here: named, told of and left alone, within bounds."""
+"""Files that somebody has made to be read here: named, told of and left alone."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-import struct
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from otel_ddp.history.reader import History, Unreadable
 from otel_ddp.history.run_file import RunFile, Unusable
 
 _ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
-_CELLS = 500
 
 
 @pytest.mark.parametrize(
@@ -85,40 +83,3 @@ def test_a_history_is_known_from_its_first_moment(tmp_path: Path) -> None:
 
     with History(copy) as history:
         assert history.ranks == {}
-
-
-@pytest.mark.parametrize("table", ["about", "events"])
-def test_rows_without_end_are_not_awaited(tmp_path: Path, table: str) -> None:
-    path = write_history(tmp_path, ranks=1, steps=20)
-    _repeat(path, table)
-
-    with pytest.raises(Unreadable), History(path) as history:
-        assert history.events() is history.about
-
-
-def _repeat(path: Path, table: str) -> None:
-    """Let each page of a table lead many times to the next one, and the last one to its rows."""
-    with closing(sqlite3.connect(path)) as database:
-        (size,) = database.execute("PRAGMA page_size").fetchone()
-        (count,) = database.execute("PRAGMA page_count").fetchone()
-        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
-        (root,) = database.execute(query, (table,)).fetchone()
-    content = bytearray(path.read_bytes())
-    # The rows move to the last page, behind fifteen that lead there: 500^15 times.
-    pages = [*range(count + 1, count + 16)]
-    rows = content[(root - 1) * size : root * size]
-    content[(root - 1) * size : root * size] = _page(size, pages[0])
-    for next_page in pages[1:]:
-        content += _page(size, next_page)
-    content += rows
-    content[28:32] = struct.pack(">I", pages[-1])
-    path.write_bytes(content)
-
-
-def _page(size: int, child: int) -> bytes:
-    """An interior page of a table, whose cells all lead to one child."""
-    cell = struct.pack(">IB", child, 1)
-    at = size - len(cell)
-    head = struct.pack(">BHHHBI", 5, 0, _CELLS, at, 0, child)
-    pointers = struct.pack(">H", at) * _CELLS
-    return (head + pointers).ljust(at, b"\0") + cell

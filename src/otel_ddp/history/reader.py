@@ -8,8 +8,6 @@ import math
 import os
 import sqlite3
 import stat
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,11 +22,6 @@ from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES
 
 # No write takes this long. A file system without locks answers as if another process had one.
 _BUSY_S = 0.5
-# Of one question: SQLite's instructions and time, then rows and their texts. None of ours takes a
-# tenth. A file from elsewhere may have rows without end, or lead to the same long text from each.
-_MOST_STEPS, _STEPS_AT_ONCE, _LONGEST_S = 20_000_000, 10_000, 20.0
-_MOST_ROWS, _MOST_BYTES, _LONGEST_VALUE = 200_000, 128 << 20, 16 << 20
-_NUMBERS = frozenset({int, float, type(None)})
 
 # What many buckets of steps are together.
 _COMBINED = tuple(
@@ -106,7 +99,6 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._until_s, self._steps = 0.0, 0
         self._check_kind()
         self._db = self._open("mode=ro")
         try:
@@ -120,7 +112,7 @@ class History:
             if version > tables.VERSION:
                 later = f"is of a later version ({version}): a newer otel-ddp can read it"
                 raise Unreadable(f"{path} {later}")
-            with self._limits():
+            with self._told():
                 if not tables.is_as_we_made_it(self._db):
                     raise Unreadable(f"{path} is no history of a run: it has other tables")
         except Unreadable:
@@ -147,14 +139,7 @@ class History:
             database.execute("PRAGMA trusted_schema = OFF")
         except sqlite3.Error as error:
             raise Unreadable(f"{self.path} cannot be opened: {error}") from error
-        if sys.version_info >= (3, 11):
-            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-        database.set_progress_handler(self._is_too_long, _STEPS_AT_ONCE)
         return database
-
-    def _is_too_long(self) -> bool:
-        self._steps += _STEPS_AT_ONCE
-        return self._steps > _MOST_STEPS or time.monotonic() > self._until_s
 
     def __enter__(self) -> History:
         return self
@@ -168,20 +153,12 @@ class History:
         self._db.close()
 
     def _rows(self, query: str, arguments: Sequence[Any] = ()) -> list[Any]:
-        rows, size = [], 0
-        with self._limits():
-            for row in self._db.execute(query, arguments):
-                if not _NUMBERS.issuperset(map(type, row)):
-                    size += sum(len(each) for each in row if isinstance(each, (str, bytes)))
-                rows.append(row)
-                if size > _MOST_BYTES or len(rows) > _MOST_ROWS:
-                    raise Unreadable(f"{self.path} is not read: it has more than any history")
-        return rows
+        with self._told():
+            return self._db.execute(query, arguments).fetchall()
 
     @contextlib.contextmanager
-    def _limits(self) -> Iterator[None]:
-        """For one question. Raises Unreadable."""
-        self._until_s, self._steps = time.monotonic() + _LONGEST_S, 0
+    def _told(self) -> Iterator[None]:
+        """Raises Unreadable for an error of SQLite."""
         try:
             yield
         # SQLite quotes what it found, which may be no text.
