@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from node import PATIENCE_S, Node, finished
+from node import Node, finished
 from otel_ddp import __version__
 from otel_ddp.cli import main
 from otel_ddp.cli.node import doctor
@@ -92,40 +90,20 @@ def test_a_check_that_raises_is_a_finding_and_the_next_one_follows() -> None:
 # --- the installation
 
 
-@pytest.mark.parametrize(
-    ("device", "versions", "level", "words"),
-    [
-        ("nvidiactl", "cuda = None", "warn", "2.9, CPU only: it uses none of the GPUs here"),
-        ("nvidiactl", "cuda = '13.2'; hip = None", "ok", "torch 2.9, CUDA 13.2"),
-        ("kfd", "cuda = None; hip = '6.2.41134-65d1'", "ok", "2.9, ROCm 6.2.41134"),
-        ("kfd", "cuda = '13.2'", "warn", "none of the GPUs here; install a build for ROCm"),
-        ("null", "cuda = None", "ok", "torch 2.9, CPU only"),
-        ("nvidiactl", "__version__ = '2.3.1'; cuda = '12.1'", "warn", "torch 2.4 or"),
-    ],
-)
-def test_a_torch_that_does_not_suit_the_machine_is_a_warning(
-    device: str,
-    versions: str,
-    level: str,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_torch_that_is_too_old_or_missing_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text("raise AssertionError('it is not imported')")
-    (tmp_path / "torch/version.py").write_text(f"__version__ = '2.9'; {versions}")
-    (tmp_path / device).touch()
+    described = tmp_path / "torch-2.3.1.dist-info"
+    described.mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    (described / "METADATA").write_text("Name: torch\nVersion: 2.3.1\n")
 
-    assert words in the(found(doctor.torch, dev=tmp_path), level)
+    old = found(doctor.torch)
+    monkeypatch.setattr(sys, "path", [])
+    missing = found(doctor.torch)
 
-
-def test_without_torch_the_doctor_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As Python has it where a module is not to be found.
-    monkeypatch.setitem(sys.modules, "torch", None)
-
-    assert "pip install 'torch>=2.4'" in the(found(doctor.torch), "warn")
+    assert "torch 2.4 or" in the(old, "warn")
+    assert "pip install 'torch>=2.4'" in the(missing, "warn")
 
 
 def test_timing_of_collectives_on_one_connection_is_a_warning() -> None:
@@ -183,51 +161,38 @@ def inputs_with(*agents: dict[str, Any], **more: Any) -> Inputs:
     return inputs
 
 
-def of_agent(*agents: dict[str, Any], **more: Any) -> list[Finding]:
-    """Without what is said of its endpoint."""
-    findings = examine(inputs_with(*agents, **more), [doctor.agent])
-    return [each for each in findings if "endpoint" not in each.sentence]
+def of_agent(*agents: dict[str, Any]) -> list[Finding]:
+    served = [{"scrape": "http://h:1", **each} for each in agents]
+    return list(examine(inputs_with(*served), [doctor.agent]))
 
 
-def test_an_agent_that_sees_no_gpu_where_there_is_one_is_a_warning_as_are_its_remarks(
-    tmp_path: Path,
-) -> None:
-    missing = {"gpus": [], "gpu_remarks": ["There is no NVIDIA driver library here."]}
+def test_remarks_on_gpus_are_warnings_but_that_there_are_none() -> None:
+    none, hidden = "There is no NVIDIA driver library here.", "The NVIDIA driver shows no GPU."
 
-    without = of_agent(missing, dev=tmp_path)
-    (tmp_path / "nvidiactl").touch()
-    with_one = of_agent(missing, dev=tmp_path)
-
-    assert levels(without) == ["ok"]
-    assert levels(with_one) == ["ok", "warn", "warn"]
-    assert "the agent shows no GPU" in with_one[1].sentence
-    assert with_one[2].sentence == missing["gpu_remarks"][0]
+    assert levels(of_agent({"gpu_remarks": [none]})) == ["ok"]
+    assert the(of_agent({"gpu_remarks": [none, hidden]}), "warn") == hidden
 
 
-def test_too_little_room_for_a_journal_fails(place: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = (4096, 4096, 100_000, 100, 100, 0, 0, 0, 0, 255)
-    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(full))
-
-    assert "set OTEL_DDP_JOURNAL_BYTES lower" in the(found(doctor.journals), "fail")
+# --- the agent
 
 
-# --- the agent and its endpoint
-
-
-def test_a_living_agent_answers_and_one_that_is_stopped_fails_within_the_time_limit() -> None:
+def test_a_living_agent_is_well_and_one_that_is_stopped_is_not() -> None:
     with Node() as node:
         node.python(TRAINING)
-        pid, scrape = node.agent()["pid"], node.agent()["scrape"]
-        place = str(node.place.directory)
+        pid, place = node.agent()["pid"], node.place
 
-        findings = found(doctor.agent, directory=place, answer_s=PATIENCE_S)
+        findings = found(doctor.agent, directory=str(place.directory))
         with node.agent_stopped(pid):
-            stopped = found(doctor.agent, directory=place, answer_s=0.3)
+            os.utime(place.agent_file, (0, 0))
+            stopped = found(doctor.agent, directory=str(place.directory))
 
-    assert levels(findings) == ["ok", "ok"]
+    assert levels(findings) == ["ok"]
     assert findings[0].sentence.startswith(f"pid {pid}, version {__version__}; OTLP: switched off")
-    assert findings[1].sentence == f"{scrape} answers"
-    assert "does not answer (no answer in time)" in the(stopped, "fail")
+    assert "has not moved" in the(stopped, "warn")
+
+
+def test_an_agent_without_an_endpoint_fails() -> None:
+    assert "the agent has no endpoint" in the(of_agent({"scrape": None}), "fail")
 
 
 def test_ranks_that_the_agent_cannot_see_are_named() -> None:
@@ -245,36 +210,6 @@ def test_an_agent_of_another_version_and_its_remark_are_warnings(here: int, how:
     assert levels(findings) == ["warn", "warn"]
     assert f"has version 9.9, this is {__version__}: end it {how}, and" in findings[0].sentence
     assert findings[1].sentence == "port 9464 is taken"
-
-
-@pytest.mark.parametrize(
-    ("answer", "level", "words"),
-    [
-        ("404 no", "fail", "answers 404: does it belong to another program?"),
-        ("401 who", "ok", "answers those who have its token"),
-    ],
-)
-def test_an_endpoint_of_another_program_fails_and_one_that_wants_a_token_is_well(
-    answer: str, level: str, words: str
-) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        subprocess.Popen([sys.executable, "-c", _SERVE, answer], stdin=server.fileno()) as process,
-    ):
-        inputs = inputs_with({"scrape": f"http://127.0.0.1:{server.getsockname()[1]}/metrics"})
-
-        *_, (said, _, sentence) = examine(inputs, [doctor.agent])
-        process.kill()
-
-    assert (said, words in sentence) == (level, True)
-
-
-_SERVE = """
-import socket, sys
-connection, _ = socket.socket(fileno=0).accept()
-connection.recv(4096)
-connection.sendall(f"HTTP/1.0 {sys.argv[1]}\\r\\n\\r\\n".encode())
-"""
 
 
 def test_an_agent_that_did_not_start_fails() -> None:
@@ -311,8 +246,9 @@ def test_a_collector_gets_one_empty_request_of_each_signal(
     findings = found(doctor.collector)
 
     assert set(levels(findings)) == {"ok"}
-    assert findings[0].sentence == f"{url} accepts metrics, traces, logs"
-    assert len(findings) == 1
+    assert [each.sentence for each in findings] == [
+        f"{url} accepts {signal}" for signal in ("metrics", "traces", "logs")
+    ]
     assert [each.signal for each in receiver.requests] == ["metrics", "traces", "logs"]
     assert all(not each.message.ListFields() for each in receiver.requests)
     assert receiver.requests[0].headers["authorization"] == "s3cret"
@@ -338,20 +274,18 @@ def test_a_collector_without_traces_is_a_warning(receiver: Receiver) -> None:
 
     findings = found(doctor.collector)
 
-    assert findings[0].sentence.endswith("accepts metrics, logs")
+    assert levels(findings) == ["ok", "warn", "ok"]
     assert "set OTEL_TRACES_EXPORTER=none" in the(findings, "warn")
 
 
-def test_a_collector_that_does_not_listen_is_one_sentence(receiver: Receiver) -> None:
+def test_a_collector_that_does_not_listen_fails(receiver: Receiver) -> None:
     url = configure(receiver, "grpc")
     receiver.close()
 
     findings = found(doctor.collector)
 
-    assert the(findings, "fail").startswith(
-        f"metrics, traces, logs: connection refused by {url}; start the"
-    )
-    assert len(findings) == 1
+    assert levels(findings) == ["fail"] * 3
+    assert findings[0].sentence.startswith(f"metrics: connection refused by {url}; start the")
 
 
 def test_where_nothing_is_to_be_sent_no_collector_is_contacted(receiver: Receiver) -> None:

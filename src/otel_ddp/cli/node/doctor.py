@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
-import runpy
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from http import HTTPStatus
-from pathlib import Path
+from importlib import metadata
 from typing import Any, Literal, NamedTuple
 
 from otel_ddp import __version__, errors, plain, settings
@@ -24,8 +21,7 @@ from otel_ddp.agent.export.otlp import (
     exported_signals,
     signals_with_endpoint,
 )
-from otel_ddp.cli import fetch
-from otel_ddp.cli.node.picture import NO_AGENT, unserved
+from otel_ddp.cli.node.picture import NO_AGENT, NO_DRIVER, unserved
 from otel_ddp.cli.options import add_directory_option
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
@@ -33,17 +29,12 @@ from otel_ddp.identity import identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import place
 from otel_ddp.journal.survey import Survey, survey
-from otel_ddp.torch.models import device_runtime, loses_overlap, too_old
+from otel_ddp.torch.models import loses_overlap, too_old
 from otel_ddp.vocabulary.words import NO_OVERLAP
 
 Level = Literal["ok", "warn", "fail"]
 Said = Iterator[tuple[Level, str]]
 Check = Callable[["Inputs"], Said]
-
-# The device files of GPUs that we read, and what torch has to be built for there.
-_DEVICES = {"nvidiactl": "CUDA", "kfd": "ROCm"}
-_RANKS = 8
-_MIB = 1024 * 1024
 
 
 class Finding(NamedTuple):
@@ -62,12 +53,9 @@ class Inputs:
         directory: str = "",
         env: Mapping[str, str] = os.environ,
         *,
-        dev: Path = Path("/dev"),
         answer_s: float = 5.0,
     ) -> None:
         self.directory, self.env, self.answer_s = directory, env, answer_s
-        self.wanted = next((v for name, v in _DEVICES.items() if (dev / name).exists()), "")
-        """What torch has to be built for to use the GPUs here; empty: there are none."""
         self.wrong: list[str] = []
         """A sentence for each variable that is wrong."""
         usable = dict(env)
@@ -136,9 +124,10 @@ def python(inputs: Inputs) -> Said:
 
 
 def torch(inputs: Inputs) -> Said:
-    """Reads its file of versions: an import takes seconds, and may end this process."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    """Not imported: that takes seconds, and may end this process."""
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
         yield (
             "warn",
             "torch is not installed for this Python: values can be logged, but no training is "
@@ -146,14 +135,8 @@ def torch(inputs: Inputs) -> Said:
             "doctor` with that Python",
         )
         return
-    says = runpy.run_path(str(Path(found.origin).with_name("version.py")))
-    version = str(says["__version__"])
-    build = device_runtime(says) or "CPU only"
     doubt = too_old(version)
-    if not doubt and not build.startswith(inputs.wanted):
-        doubt = f"it uses none of the GPUs here; install a build for {inputs.wanted}"
-    described = f"torch {version}, {build}"
-    yield ("warn", f"{described}: {doubt}") if doubt else ("ok", described)
+    yield ("warn", f"torch {version}: {doubt}") if doubt else ("ok", f"torch {version}")
 
 
 def variables(inputs: Inputs) -> Said:
@@ -191,20 +174,8 @@ def journals(inputs: Inputs) -> Said:
         return
     if remark:
         yield "warn" if places else "fail", remark
-    if not places:
-        return
-    found = os.statvfs(places[0].directory)
-    size, free_bytes = conf.journal_bytes, found.f_bavail * found.f_frsize
-    sentence = (
-        f"{places[0].directory} can be written to; {free_bytes / _MIB:.0f} MiB are free, "
-        f"{_RANKS} ranks would take {_RANKS * size / _MIB:.0f} MiB"
-    )
-    if free_bytes >= _RANKS * size:
-        yield "ok", sentence
-    else:
-        level: Level = "warn" if free_bytes >= size else "fail"
-        advice = "make room (docker: --shm-size), or set OTEL_DDP_JOURNAL_BYTES lower"
-        yield level, f"{sentence}: {advice}"
+    if places:
+        yield "ok", f"{places[0].directory} can be written to"
 
 
 def agent(inputs: Inputs) -> Said:
@@ -236,23 +207,11 @@ def _of_agent(each: Mapping[str, Any], inputs: Inputs) -> Said:
         )
     if remark := cell(each.get("remark")):
         yield "warn", remark
-    url = plain.text(each.get("scrape"))
-    if url.startswith(("http://", "https://")):
-        yield _scraped(url, inputs.answer_s)
-    else:
+    if not each.get("scrape"):
         yield "fail", "the agent has no endpoint: see its remark above, or its log agent.log"
-    gpus, remarks, unseen = (
-        plain.list_of(object, each.get(key)) for key in ("gpus", "gpu_remarks", "unseen")
-    )
-    if inputs.wanted and not gpus:
-        yield (
-            "warn",
-            "the agent shows no GPU, although there are some: it was started with other "
-            "OTEL_DDP_SOURCES, or in a container that does not see them",
-        )
-    if inputs.wanted or gpus:
-        yield from (("warn", cell(remark, "?")) for remark in remarks)
-    if unseen:
+    remarks = plain.list_of(str, each.get("gpu_remarks"))
+    yield from (("warn", cell(each)) for each in remarks if not each.startswith(NO_DRIVER))
+    if unseen := plain.list_of(object, each.get("unseen")):
         yield (
             "warn",
             f"the agent cannot see the process of rank {', '.join(map(cell, unseen))}, so there "
@@ -261,21 +220,6 @@ def _of_agent(each: Mapping[str, Any], inputs: Inputs) -> Said:
             "OTEL_DDP_DIR must name a directory that each node has for itself, such as one in "
             "/dev/shm",
         )
-
-
-def _scraped(url: str, answer_s: float) -> tuple[Level, str]:
-    try:
-        status, _ = fetch.get(url, answer_s=answer_s)
-    except fetch.NoAnswer as why:
-        return "fail", (
-            f"{url} does not answer ({why}): the agent hangs, or is in another container with a "
-            "network of its own"
-        )
-    if status == HTTPStatus.UNAUTHORIZED:
-        return "ok", f"{url} answers those who have its token"
-    if status != HTTPStatus.OK:
-        return "fail", f"{url} answers {status}: does it belong to another program?"
-    return "ok", f"{url} answers"
 
 
 def collector(inputs: Inputs) -> Said:
@@ -302,22 +246,17 @@ def collector(inputs: Inputs) -> Said:
         outcomes = {each: transport.send(each, b"") for each in signals}
     finally:
         transport.close()
-    accepted = [each for each, outcome in outcomes.items() if outcome.kind == "delivered"]
-    if accepted:
-        yield "ok", f"{transport.destination} accepts {', '.join(accepted)}"
-    failed: dict[str, list[str]] = {}
     for each, outcome in outcomes.items():
-        if each not in accepted:
-            failed.setdefault(outcome.why, []).append(each)
-    for why, them in failed.items():
-        variable = Variables(them[0], conf, env).endpoint_variable
+        if outcome.kind == "delivered":
+            yield "ok", f"{transport.destination} accepts {each}"
+            continue
+        variable = Variables(each, conf, env).endpoint_variable
         # Many collectors accept no traces or logs; one without metrics is of no use.
-        only_warn = "not taken there" in why and "metrics" in accepted
-        switches = ", ".join(f"OTEL_{each.upper()}_EXPORTER=none" for each in them)
+        level: Level = "warn" if "not taken there" in outcome.why and each != "metrics" else "fail"
         yield (
-            "warn" if only_warn else "fail",
-            f"{', '.join(them)}: {why}; {f'set {switches}' if only_warn else 'start the collector'}"
-            f", or correct {variable} (usually port 4318 for http/protobuf, 4317 for grpc)",
+            level,
+            f"{each}: {outcome.why}; start the collector, correct {variable} (usually port 4318 "
+            f"for http/protobuf, 4317 for grpc), or set OTEL_{each.upper()}_EXPORTER=none",
         )
 
 

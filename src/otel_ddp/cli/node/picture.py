@@ -356,7 +356,7 @@ _IDLE_SHARE = 0.05
 _WIDEST_CELL = 60
 _GPUS_GO = ("name", "power", "temp")
 # Remarks that tell only of a missing driver, as on any node without GPUs.
-_NO_DRIVER = ("There is no NVIDIA driver", "The NVIDIA kernel driver is not loaded")
+NO_DRIVER = ("There is no NVIDIA driver", "The NVIDIA kernel driver is not loaded")
 
 
 def _gpus(agent: Mapping[str, Any], columns: int | None) -> Iterator[Line | Table]:
@@ -364,7 +364,7 @@ def _gpus(agent: Mapping[str, Any], columns: int | None) -> Iterator[Line | Tabl
     gpus = plain.list_of(dict, agent.get("gpus"))
     remarks = [cell(each, "?") for each in plain.list_of(object, agent.get("gpu_remarks"))]
     if not gpus:
-        remarks = [each for each in remarks if not each.startswith(_NO_DRIVER)]
+        remarks = [each for each in remarks if not each.startswith(NO_DRIVER)]
     if not gpus and not remarks:
         return
     yield Line("")
