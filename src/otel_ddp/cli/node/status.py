@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="the same as JSON, for programs")
     how.add_argument(
-        "--watch", action="store_true", help="the same live, until q; also `otel-ddp top`"
+        "--watch", action="store_true", help="the same live, until Ctrl-C; also `otel-ddp top`"
     )
     add_directory_option(parser)
 
