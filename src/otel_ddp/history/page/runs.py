@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp import plain
 from otel_ddp.history import directory
+from otel_ddp.history.goodput import goodput_of
 from otel_ddp.history.newest_attempt import (
     OfNode,
     are_told_by_others,
@@ -20,13 +21,17 @@ from otel_ddp.history.newest_attempt import (
     of_node,
 )
 from otel_ddp.history.page.exchange import Refused
-from otel_ddp.history.page.time_spent import time_spent
 from otel_ddp.history.reader import History, Unreadable
 from otel_ddp.history.report import cost_words
 from otel_ddp.history.whole_run import WholeRun, merged
 from otel_ddp.journal.survey import Survey
 from otel_ddp.journal.survey import of_run as labelled
-from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, VERDICTS
+from otel_ddp.vocabulary.words import (
+    HARMLESS_VERDICTS,
+    TIME_CAUSES,
+    TIME_COLOURS,
+    VERDICTS,
+)
 
 _MOST_SUMMARY, _MOST_SUMMARY_IN_LIST = 200, 60
 _MOST_SENTENCES = 5
@@ -229,7 +234,7 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
         "began_ns": plain.whole(about.get("began_ns")) or 0,
         "seen_ns": seen_ns,
         "ranks": [shown(each) | {"rank": rank} for rank, each in newest.ranks.items()],
-        "time": time_spent(run),
+        "time": _time_spent(run),
         "verdicts": told,
         "worst": next(
             (e for e in _worst_first(_of_attempt(told, newest.began_ns)) if not e["harmless"]), None
@@ -248,6 +253,28 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
         "insufficient": [
             str(each.get("why")) for each in live.insufficient if labelled(each) == of_run
         ],
+    }
+
+
+def _time_spent(run: WholeRun) -> dict[str, Any] | None:
+    """What each cause has taken, and the attempts; None where nothing was counted."""
+    found = goodput_of(run)
+    if found is None:
+        return None
+    return {
+        "causes": [
+            {
+                "name": cause,
+                "shown": TIME_CAUSES[cause],
+                "colour": TIME_COLOURS[cause],
+                "spent_s": spent_s,
+                "share": found.share(cause),
+            }
+            for cause, spent_s in found.seconds.items()
+        ],
+        "late": sorted(found.late.items(), key=lambda each: -each[1]),
+        "rank_s": found.total_s,
+        "attempts": found.attempts,
     }
 
 
