@@ -23,8 +23,6 @@ _LONGEST_NAME = 100
 _OUR_NAME = re.compile(rf".+-[0-9a-f]{{10}}{re.escape(SUFFIX)}")
 # So many histories of one run are many open files.
 _MANY = 16
-# In the name of one run.
-_MOST_COMMAS = 50
 
 
 def default_directory(named: str) -> Path:
@@ -142,21 +140,12 @@ def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
     return open_run(_newest(found))
 
 
-def split_names(words: str, folder: Path, *, paths: bool = True) -> list[str]:
-    """The runs that *words* name with commas between them. A name may have commas as well."""
-    if "," not in words:
-        return [words]
+def split_names(words: str, folder: Path) -> list[str]:
+    """The runs that *words* name with commas between them, or the one whose name has commas."""
     known = {} if why_not_ours(folder) else _known(folder)
-    names = {name for key in known for name in (key[1], "/".join(key))}
-    parts, found = words.split(","), []
-    while parts:
-        for count in range(min(len(parts), _MOST_COMMAS), 0, -1):
-            name = ",".join(parts[:count]).strip()
-            if name in names or (paths and _path(name)):
-                break
-        found += [name] if name else []
-        del parts[:count]
-    return found
+    if any(words in (key[1], "/".join(key)) for key in known):
+        return [words]
+    return list(filter(None, map(str.strip, words.split(","))))
 
 
 def _path(words: str) -> Path | None:

@@ -71,7 +71,7 @@ def load(words: str, folder: Path, *, paths: bool = True) -> list[Side]:
 
     *paths*: as in find_run. Raises NotFound or reader.Unreadable.
     """
-    named = split_names(words, folder, paths=paths)
+    named = split_names(words, folder)
     if not named:
         raise NotFound(f"{words!r} names no run: give one, or several with commas between.")
     sides = []
