@@ -62,7 +62,8 @@ def recorded(directory: Path) -> list[tuple[str, str, int | None]]:
 def test_a_demo_uses_no_variable_of_real_trainings_and_leaves_nothing(how: signal.Signals) -> None:
     with Node() as node:
         node.env.update(FOREIGN)
-        demo = begin(node, "--seconds", "60")
+        # It does not end by itself before the signal, however long the ranks take to start.
+        demo = begin(node, "--seconds", "600")
         assert demo.stdout is not None
         place = next(line for line in demo.stdout if "--dir " in line).partition("--dir ")[2]
         directory = Path(place.strip())
