@@ -196,16 +196,19 @@ class OpenSpan:
         recorder.documents.append(layout.SPAN, content)
 
 
-def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -> None:
+def _happened(recorder: Recorder, name: str, attributes: Mapping[str, Any], **more: Any) -> None:
     """Records that something happened now, in the span that is open in this context."""
+    here = {"name": name, "time": time.time_ns(), **moment(recorder)}
+    recorder.documents.append(layout.EVENT, {**here, **more, "attributes": attributes})
+
+
+# Each of these raises `Refused` for arguments that make no sense.
+
+
+def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -> None:
+    """Records an event of the user's own."""
     clean, _ = values.text(name, values.LONGEST_NAME)
-    content = {
-        "name": clean,
-        "time": time.time_ns(),
-        **moment(recorder),
-        "attributes": values.attributes(attributes),
-    }
-    recorder.documents.append(layout.EVENT, content)
+    _happened(recorder, clean, values.attributes(attributes))
 
 
 _LONGEST_TITLE, _LONGEST_TEXT = 200, 1000
@@ -213,7 +216,7 @@ _ALERT_LEVELS = ("info", "warn", "error")
 
 
 def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
-    """Records what people are to be told. Raises `Refused` for what is no title."""
+    """Records what people are to be told."""
     clean, _ = values.text(title, _LONGEST_TITLE)
     clean, said = without_secrets(clean), str(values.plain(text, _LONGEST_TEXT) or "")
     word = errors.attempt(lambda: str(level).lower(), "")
@@ -221,15 +224,9 @@ def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
         wanted = "an alert's level must be info, warn or error"
         recorder.totals.refuse("value", "alert level", f"{wanted}, got {values.shown(level)}")
         word = "info"
-    content = {
-        "name": catalog.ALERT_EVENT,
-        "time": time.time_ns(),
-        **moment(recorder),
-        "body": f"{clean}: {said}" if said else clean,
-        "severity": word.upper(),
-        "attributes": {"title": clean, "text": said, "level": word},
-    }
-    recorder.documents.append(layout.EVENT, content)
+    body = f"{clean}: {said}" if said else clean
+    attributes = {"title": clean, "text": said, "level": word}
+    _happened(recorder, catalog.ALERT_EVENT, attributes, body=body, severity=word.upper())
 
 
 # -- artifacts
@@ -238,10 +235,7 @@ def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
 def record_artifact(
     recorder: Recorder, path: Any, name: Any, kind: Any, direction: Any, metadata: Any
 ) -> None:
-    """Records where it lies. Nothing here looks at the file: that may take as long as its server.
-
-    Raises `Refused` for an argument that makes no sense.
-    """
+    """Records where it lies; the file itself may be on a server that takes its time."""
     if direction not in DIRECTIONS:
         shown = values.shown(direction)
         raise values.Refused(f'the direction must be "output" or "input", got {shown}')
@@ -251,20 +245,15 @@ def record_artifact(
     clean, _ = values.text(_last_part(uri) if name is None else name, 200)
     kind, _ = values.text(kind, 100)
     more = values.attributes(metadata or {}, _LONGEST_METADATA, _MOST_METADATA)
-    content = {
-        "name": catalog.ARTIFACT_EVENT,
-        "time": time.time_ns(),
-        **moment(recorder),
-        "body": f"{direction} {clean} ({kind}): {uri}",
-        "attributes": {
-            **{f"artifact.metadata.{key}": value for key, value in more.items()},
-            "artifact.name": clean,
-            "artifact.type": kind,
-            "artifact.direction": direction,
-            "artifact.uri": uri,
-        },
+    attributes = {
+        **{f"artifact.metadata.{key}": value for key, value in more.items()},
+        "artifact.name": clean,
+        "artifact.type": kind,
+        "artifact.direction": direction,
+        "artifact.uri": uri,
     }
-    recorder.documents.append(layout.EVENT, content)
+    body = f"{direction} {clean} ({kind}): {uri}"
+    _happened(recorder, catalog.ARTIFACT_EVENT, attributes, body=body)
 
 
 def _uri(path: Any) -> str:
