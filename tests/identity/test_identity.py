@@ -259,7 +259,7 @@ def test_the_run_is_named_by_the_first_that_knows(
 ) -> None:
     me = who(env)
 
-    assert expected == (me.run, me.run_from, me.run_settled)
+    assert expected == (me.run, me.run_from, me.settled)
 
 
 def test_an_argument_wins_over_our_variable_and_that_over_the_launcher() -> None:
@@ -406,7 +406,7 @@ def test_workers_of_one_torchrun_share_a_run_that_no_other_launch_has(tmp_path: 
 
     assert re.fullmatch(READABLE, rank_0.run)
     assert rank_0.run == rank_1.run
-    assert (rank_0.run_settled, rank_0.wants_agreement) == (True, False)
+    assert (rank_0.settled, rank_0.wants_agreement) == (True, False)
     assert len({rank_0.run, who(TORCHRUN, later).run, who(TORCHRUN, rebooted).run}) == 3
     assert rank_0.run != who(TORCHRUN, first, host="beta").run
 
@@ -418,7 +418,7 @@ def test_mpi_gives_ranks_on_several_nodes_their_run() -> None:
 
     assert here.run == there.run
     assert here.run != again.run
-    assert here.run_settled
+    assert here.settled
 
 
 def test_a_torchrun_on_several_nodes_without_an_id_waits_for_the_store(proc: Path) -> None:
@@ -426,7 +426,7 @@ def test_a_torchrun_on_several_nodes_without_an_id_waits_for_the_store(proc: Pat
     other_node = who(TORCHRUN_ON_TWO_NODES | {"RANK": "0"}, host="beta")
 
     assert me.run == other_node.run
-    assert (me.run_from, me.run_settled, me.rank_settled) == ("rendezvous", False, True)
+    assert (me.run_from, me.settled, me.global_rank) == ("rendezvous", False, 3)
     assert me.wants_agreement
     assert me.proposal not in (me.run, other_node.proposal)
 
@@ -434,7 +434,7 @@ def test_a_torchrun_on_several_nodes_without_an_id_waits_for_the_store(proc: Pat
 def test_ranks_started_by_hand_wait_for_the_store() -> None:
     me = who(BY_HAND)
 
-    assert (me.run_settled, me.rank_settled, me.run_from) == (False, True, "rendezvous")
+    assert (me.settled, me.global_rank, me.run_from) == (False, 1, "rendezvous")
     assert me.run == who(BY_HAND | {"RANK": "0"}, host="beta").run
     assert me.run != who(BY_HAND | {"MASTER_PORT": "29501"}).run
 
@@ -443,8 +443,8 @@ def test_a_rank_given_without_any_launcher_is_one_of_several() -> None:
     me = who({"OTEL_DDP_RANK": "2", "OTEL_DDP_WORLD_SIZE": "4"})
     alone = who({}, global_rank=0)
 
-    assert (*place(me)[:3], me.run_settled) == (2, None, 4, False)
-    assert (*place(alone)[:3], alone.run_settled) == (0, 0, 1, True)
+    assert (*place(me)[:3], me.settled) == (2, None, 4, False)
+    assert (*place(alone)[:3], alone.settled) == (0, 0, 1, True)
 
 
 def test_a_spawned_child_shares_its_parents_run_and_does_not_know_its_rank_yet(
@@ -457,7 +457,7 @@ def test_a_spawned_child_shares_its_parents_run_and_does_not_know_its_rank_yet(
 
     assert me.run == sibling.run
     assert (me.launcher, *place(me)[:3]) == ("spawn", None, None, None)
-    assert (me.run_settled, me.rank_settled, me.settled) == (False, False, False)
+    assert not me.settled
     assert (me.label_rank, sibling.label_rank) == ("p4000", "p4001")
 
 
@@ -467,8 +467,8 @@ def test_a_spawned_child_knows_the_rank_that_was_set_for_it(tmp_path: Path) -> N
     the_parents = who(POD, proc, in_spawned_child=True)
     its_own = who(POD | {"RANK": "3", "LOCAL_RANK": "1"}, proc, in_spawned_child=True)
 
-    assert (the_parents.global_rank, the_parents.rank_settled) == (None, False)
-    assert (its_own.global_rank, its_own.local_rank, its_own.rank_settled) == (3, 1, True)
+    assert (the_parents.global_rank, the_parents.settled) == (None, False)
+    assert (its_own.global_rank, its_own.local_rank) == (3, 1)
     assert the_parents.run == its_own.run
 
 
@@ -545,7 +545,7 @@ def test_children_spawned_by_slurm_tasks_share_the_step_and_not_the_tasks_rank()
     me = who(env, in_spawned_child=True)
     up = settle(me, GroupFacts(6, 8, None, "alpha-0"), env={})
 
-    assert (me.run, me.run_settled, me.global_rank) == ("slurm-812.3", True, None)
+    assert (me.run, me.settled, me.global_rank) == ("slurm-812.3", False, None)
     assert place(up) == (6, 2, 8, 1, 2)
 
 

@@ -67,8 +67,8 @@ class Identity:
     node_rank: int | None = None
     nodes: int | None = None
     launcher: str = "lone"
-    run_settled: bool = False
-    rank_settled: bool = False
+    settled: bool = False
+    """Whether neither the run nor the rank waits for a process group."""
     restarts: int = 0
     given: frozenset[str] = frozenset()
     """The fields that the user set, by argument or OTEL_DDP_*: nothing overrules these later."""
@@ -80,11 +80,6 @@ class Identity:
     proposal: str = ""
     """A name that no other launch has, for the ranks to agree on. `run` itself may be no such
     name: address and port of a rendezvous are the same the next time."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether neither the run nor the rank waits for a process group."""
-        return self.run_settled and self.rank_settled
 
     @property
     def may_have_others(self) -> bool:
@@ -117,7 +112,6 @@ class Identity:
             self,
             run=other.run,
             run_from=other.run_from,
-            run_settled=other.run_settled,
             proposal=other.proposal,
         )
 
@@ -219,12 +213,11 @@ def resolve(
         node_rank=node_rank,
         nodes=facts.nodes,
         launcher=facts.launcher,
-        run_settled=found.settled,
-        rank_settled=rank is not None and not assumed,
+        settled=found.source not in run_names.OPEN and rank is not None and not assumed,
         restarts=launchers.restarts(env),
         given=given,
         run_from=found.source,
-        proposal=found.proposal,
+        proposal=found.proposal or found.run,
         launched_by=run_names.launched_by(process, facts),
     )
 
@@ -274,7 +267,7 @@ def settle(
         identity,
         run=run,
         run_from=run_from,
-        run_settled=True,
+        settled=True,
         global_rank=rank,
         local_rank=local,
         world_size=world,
@@ -282,7 +275,6 @@ def settle(
         node_rank=node_rank,
         nodes=nodes,
         launcher=launcher,
-        rank_settled=True,
     )
 
 

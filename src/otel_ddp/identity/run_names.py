@@ -18,6 +18,8 @@ INHERITED_RUN = "OTEL_DDP_INHERITED_RUN"
 # The sources of names that the ranks of a process group may still replace by an agreed one: such a
 # name may differ between nodes, or be the same for two launches.
 NEGOTIABLE = frozenset({"inherited", "parent", "rendezvous", "made"})
+# Of these, the ones that wait for the process group: each rank may have another such name.
+OPEN = frozenset({"parent", "rendezvous"})
 
 MOST_CHARACTERS = 200
 
@@ -27,12 +29,11 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class RunName(NamedTuple):
-    """The name of a launch; see Identity's run, run_from, run_settled and proposal."""
+    """The name of a launch; see Identity's run, run_from and proposal."""
 
     run: str
     source: str
-    settled: bool
-    proposal: str
+    proposal: str = ""
 
 
 class Names(NamedTuple):
@@ -53,39 +54,39 @@ def find(
     """The name of this launch, the same for all ranks if they share anything to derive it from."""
     env = process.env
     if given:
-        return _settled(given, "given")
+        return RunName(given, "given")
     if facts.launcher == "pool":
-        return _settled(make_id(), "made")
+        return RunName(make_id(), "made")
     if facts.replicas is not None:
-        return _settled(_derived("torchft", facts.replicas.shared), "launcher")
+        return RunName(_derived("torchft", facts.replicas.shared), "launcher")
     elastic_id = clean(env.get("TORCHELASTIC_RUN_ID", ""))
     if facts.launcher == "torchrun" and elastic_id not in ("", "none"):
         is_uuid = _UUID.fullmatch(elastic_id)
-        return _settled(_derived("torchrun", elastic_id) if is_uuid else elastic_id, "launcher")
+        return RunName(_derived("torchrun", elastic_id) if is_uuid else elastic_id, "launcher")
     # An srun of several tasks that each run a torchrun of their own is several launches.
     own_torchruns = facts.launcher == "torchrun" and facts.nodes != launchers.slurm_tasks(env)
     step = launchers.slurm_step(env)
     if step and facts.launcher not in launchers.MPI and not own_torchruns:
-        return _settled(clean(f"slurm-{step}"), "launcher")
+        return RunName(clean(f"slurm-{step}"), "launcher")
     if (parents := of_parent(process, facts, world)).run:
-        return _settled(parents.run, "inherited")
+        return RunName(parents.run, "inherited")
     by_launcher = _derived(*launchers.launcher_process(process, facts.markers))
     if facts.launcher in ("torchrun", *launchers.MPI) and facts.nodes == 1:
-        return _settled(by_launcher, "launcher")
+        return RunName(by_launcher, "launcher")
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid")
     if facts.launcher in launchers.MPI and job:
-        return _settled(_derived("mpi", job), "launcher")
+        return RunName(_derived("mpi", job), "launcher")
     if process.spawned:
         # All children of this parent share it, whichever call started them: they agree on another.
-        return RunName(by_launcher, "parent", False, make_id())
+        return RunName(by_launcher, "parent", make_id())
     if (facts.launcher == "lone" and world == 1) or facts.world_size == world == 1:
-        return _settled(make_id(), "made")
+        return RunName(make_id(), "made")
     # torchrun's agent outlives its workers, so its name holds after a restart, too.
     proposal = by_launcher if facts.launcher == "torchrun" else make_id()
     if master := env.get("MASTER_ADDR", ""):
         rendezvous = _derived("rendezvous", master, env.get("MASTER_PORT", ""))
-        return RunName(rendezvous, "rendezvous", False, proposal)
-    return RunName(by_launcher, "parent", False, proposal)
+        return RunName(rendezvous, "rendezvous", proposal)
+    return RunName(by_launcher, "parent", proposal)
 
 
 def launched_by(process: launchers.ProcessFacts, facts: launchers.LauncherFacts) -> str:
@@ -136,10 +137,6 @@ def clean(text: str, longest: int = MOST_CHARACTERS) -> str:
     with contextlib.suppress(UnicodeEncodeError):
         some = some.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return "".join(map(keep, some)).strip()[:longest].rstrip()
-
-
-def _settled(run: str, source: str) -> RunName:
-    return RunName(run, source, True, run)
 
 
 def _derived(*parts: str) -> str:

@@ -244,7 +244,6 @@ class Run:
             **self.identity.to_dict(),
             "strategy": self._choice.text,
             "exported": bool(exported),
-            "settled": self.identity.settled,
         }
 
     def _announce(self, records: Records) -> None:
