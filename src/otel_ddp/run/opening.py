@@ -155,16 +155,6 @@ class Task(NamedTuple):
     calls: tuple[tuple[CodeType, int], ...]
     """The calls that lead from the pool to us, and the position of the next call in each."""
 
-    def follows(self, before: Task, asks_for_the_same: bool) -> bool:
-        """Whether *before* is over; else this is another call of the same task.
-
-        A program that comes to the same place again is in a loop, or it does the next of several
-        calls that the pool gave out as one task. Only the latter asks for another run.
-        """
-        if self.number != before.number:
-            return True
-        return self.calls == before.calls and not asks_for_the_same
-
 
 def in_pool_worker() -> bool:
     """Whether this process is a pool's worker, and the pool calls us."""

@@ -113,7 +113,11 @@ class Run:
         before = self._origin.task
         if task is None or before is None:
             return False
-        # Comparing values of the user may raise.
+        if task.number != before.number:
+            return True
+        # A program that comes to the same place again is in a loop, or it does the next of several
+        # calls that the pool gave out as one task. Only the latter asks for another run. Comparing
+        # values of the user may raise.
         same = errors.attempt(lambda: bool(arguments == self._origin.arguments), False)
         return task.follows(before, same)
 
