@@ -99,8 +99,12 @@ class Recorder:
         known = [(names.number(name, word), name, value) for name, value in pairs]
         known = [each for each in known if each[0]]
         trains = any(names.of(number)[1] == "train" for number, _, _ in known)
-        if epoch is None:
-            clean_epoch = _epoch_among(known)
+        epochs = (pair for pair in pairs if type(pair[0]) is str and pair[0].lower() in _EPOCHS)
+        epoch_name, epoch_value = next(epochs, ("", None))
+        if epoch is None and epoch_name:
+            # A value that is no number is refused later, once.
+            found = errors.attempt(partial(values.number, epoch_value), _NO_EPOCH)
+            clean_epoch = found if found - found == 0.0 else None
         logged = clean_step = self._whole(step)
         if step is None and known:
             clean_step = steps.next(trains)
@@ -127,7 +131,6 @@ class Recorder:
                 steps.train(logged)
             else:
                 steps.logged_beside(logged)
-        epoch_name = next((n for n, _ in pairs if type(n) is str and n.lower() in _EPOCHS), "")
         self._shapes.remember(metrics, pairs, split, tuple(ids), trains, epoch_name)
         self.gate.log_ns += time_ns() - now
         if now > self.gate.check_due_ns:
@@ -247,16 +250,6 @@ def _collect(metrics: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> bool:
         return True
 
     return errors.attempt(walk, False)
-
-
-def _epoch_among(known: Sequence[tuple[int, Any, Any]]) -> float | None:
-    """The epoch among these names and values, if there is one."""
-    for _, name, value in known:
-        if isinstance(name, str) and name.lower() in _EPOCHS:
-            # A value that is no number is refused later, once.
-            number = errors.attempt(partial(values.number, value), None)
-            return number if number is not None and number - number == 0.0 else None
-    return None
 
 
 def _whole_number(value: Any) -> int:
