@@ -131,9 +131,6 @@ def comes_too_late(name: str, known: object, asked: object) -> None:
 
 # -- where a run can be looked at, once at its beginning
 
-# An agent that was started a moment ago has no address yet.
-ASK_AGAIN_NS = 500_000_000
-_ASKED_OFTEN = 20
 # What a pipe takes at once: more could wait for its reader.
 _MOST_BYTES = 4096
 
@@ -143,17 +140,10 @@ class WhereToLook:
 
     def __init__(self) -> None:
         self.said = False
-        self._asked = 0
-
-    @property
-    def may_know_soon(self) -> bool:
-        """Whether an agent may be about to have an address."""
-        return not self.said and self._asked < _ASKED_OFTEN
 
     @errors.contained()
     def say(self, place: Place, run: str) -> None:
         """Say it, if the agent has an address by now."""
-        self._asked += 1
         if self.said or not (base := addresses.page(place)):
             return
         # Before it is said: what a signal handler interrupts is not said twice.

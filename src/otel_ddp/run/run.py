@@ -31,7 +31,7 @@ from otel_ddp.recording.spans import (
     run_facts,
 )
 from otel_ddp.run import announcements, current_run, opening
-from otel_ddp.run.announcements import ASK_AGAIN_NS, WhereToLook
+from otel_ddp.run.announcements import WhereToLook
 from otel_ddp.run.current_run import Act, Ending
 from otel_ddp.run.lead_search import LeadSearch, is_sought
 from otel_ddp.run.opening import Task
@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 # The arguments of `init` that a later call may add to.
 _ADDED_LATER = ("config", "best")
+# An agent that was started a moment ago has no address yet: for so long it is asked more often.
+_AGENT_STARTS_NS, _ASK_AGAIN_NS = 15_000_000_000, 500_000_000
 
 
 class Origin(NamedTuple):
@@ -119,7 +121,7 @@ class Run:
         # calls that the pool gave out as one task. Only the latter asks for another run. Comparing
         # values of the user may raise.
         same = errors.attempt(lambda: bool(arguments == self._origin.arguments), False)
-        return task.follows(before, same)
+        return task.calls == before.calls and not same
 
     def brought_by_fork(self) -> bool:
         """Drops the parent's state in a forked child; true if the child can join this run.
@@ -767,8 +769,8 @@ class Run:
         look = records.where_to_look
         if not look.said and self._says_where_to_look(conf):
             look.say(records.place, self.run)
-            if look.may_know_soon:
-                recorder.gate.check_due_ns = min(recorder.gate.check_due_ns, now + ASK_AGAIN_NS)
+            if not look.said and now - recorder.writer.created_ns < _AGENT_STARTS_NS:
+                recorder.gate.check_due_ns = now + _ASK_AGAIN_NS
         if (
             self._speaks_for_all()
             and recorder.writer.overwrites_unread()
