@@ -112,7 +112,7 @@ class PlayedNode:
         )
         ranks = range(number * RANKS, (number + 1) * RANKS)
         self.ranks = [PlayedRank(folder, rank, world) for rank in ranks]
-        self._resets = -1
+        self._new_leads = -1
         # As often as agents report.
         self._every, self._turn = min(-(-world // 4096), 3), number
         self._report = wire.Report()
@@ -120,7 +120,7 @@ class PlayedNode:
 
     def step(self, late: bool, any_late: bool) -> None:
         self._link.take()
-        tells_all, self._resets = self._resets != self._link.resets, self._link.resets
+        tells_all, self._new_leads = self._new_leads != self._link.new_leads, self._link.new_leads
         processes = self._report.processes
         for at, rank in enumerate(self.ranks):
             message = processes[at] if at < len(processes) else processes.add()

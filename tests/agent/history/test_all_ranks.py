@@ -92,7 +92,7 @@ class KeptAgents(TwoAgents):
 
     def start_lead_again(self) -> None:
         """After a kill: what it had not written is gone."""
-        self.cable.resets += 1
+        self.cable.new_leads += 1
         for each in self.kept:
             each.close()
         self.keep()

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_ddp.agent.link.clock_offset import ClockOffset
-from otel_ddp.agent.link.link_pb2 import Report
-from otel_ddp.agent.link.queues import PendingReports, WaitingReports
+from otel_ddp.agent.link.queues import WaitingReports
 
 S = 1_000_000_000
 
@@ -21,46 +20,6 @@ def test_where_reports_wait_too_long_the_node_with_most_loses_its_oldest() -> No
     assert waiting.take() == [("a", "1"), ("b", "3"), ("b", "4"), ("a", "5"), ("b", "6")]
     assert waiting.dropped == 1
     assert not waiting.take()
-
-
-def numbers(pending: PendingReports) -> list[int]:
-    found, number = [], 0
-    while (report := pending.after(number)) is not None:
-        number = report.number
-        found.append(number)
-    return found
-
-
-def test_a_full_queue_to_the_lead_drops_the_oldest() -> None:
-    pending = PendingReports(most_bytes=1 << 20, most_reports=2)
-
-    for _ in range(3):
-        pending.add(Report(), most_report_bytes=100)
-
-    assert numbers(pending) == [2, 3]
-    assert pending.dropped == 1
-
-
-def test_a_queue_to_the_lead_is_bounded_in_bytes() -> None:
-    pending = PendingReports(most_bytes=300, most_reports=100)
-
-    for _ in range(5):
-        pending.add(Report(of_node=b"x" * 100), most_report_bytes=200)
-    pending.add(Report(of_node=b"x" * 250), most_report_bytes=200)
-
-    assert numbers(pending) == [4, 5]
-    assert pending.dropped == 4
-
-
-def test_what_the_lead_has_confirmed_waits_no_longer() -> None:
-    pending = PendingReports(most_bytes=1 << 20, most_reports=9)
-    for _ in range(3):
-        pending.add(Report(), most_report_bytes=100)
-
-    pending.confirm(2)
-
-    assert numbers(pending) == [3]
-    assert pending.dropped == 0
 
 
 DELAYS = st.integers(0, 30_000_000)

@@ -25,12 +25,11 @@ from otel_ddp.agent.link.answered import Answered
 from otel_ddp.agent.link.clock_offset import ClockOffset
 from otel_ddp.agent.link.link_pb2 import Answer, Report
 from otel_ddp.agent.link.link_thread import LinkThread, within
-from otel_ddp.agent.link.queues import PendingReports
+from otel_ddp.agent.link.queues import WaitingReports
 
 log = logging.getLogger("otel_ddp.agent")
 
-_MOST_PENDING_BYTES = 8 << 20
-_MOST_PENDING = 128
+_MOST_WAITING_BYTES = 8 << 20
 _CONNECT_WITHIN_S = 2.0
 _ANSWER_WITHIN_S = 5.0
 _CONFIRMED_WITHIN_S, _CONFIRMED_LOOK_S = 1.0, 0.01
@@ -79,13 +78,16 @@ class LinkClient:
             "agent_began_ns": time.time_ns(),
         }
         self._hosts, self._ports = hosts, ports
-        self._pending = PendingReports(_MOST_PENDING_BYTES, _MOST_PENDING)
+        self._waiting = WaitingReports(_MOST_WAITING_BYTES)
+        # By the agent's loop, and by the thread of links.
+        self._sent = self._answered_reports = 0
         self._answered = Answered()
         self._clock = ClockOffset()
         self._wake: asyncio.Event | None = None
         self._lead_agent: int | None = None
         self._last: Place | None = None
-        self._new_leads = 0
+        self.new_leads = 0
+        """How often another lead has taken the place of the last one: it knows nothing yet."""
         self.state = "not connected yet"
         """What `status` says of the link."""
         self.is_connected = False
@@ -96,17 +98,23 @@ class LinkClient:
     def stop(self) -> None:
         """End the link, once the lead has what was sent: waits for that, as long as it answers."""
         until = time.monotonic() + _CONFIRMED_WITHIN_S
-        while self.is_connected and self._pending.after(0) and time.monotonic() < until:
+        while self.is_connected and self._answered_reports < self._sent:
+            if time.monotonic() > until:
+                break
             time.sleep(_CONFIRMED_LOOK_S)
         self._thread.discard(self._follow)
 
     def send(self, report: Any) -> None:
-        """Send it once there is a link.
+        """Send it, unless the link breaks: the lead asks for what it lacks.
 
         The report belongs to the link from here on: who sends it does not change it any more.
         """
         report.MergeFrom(Report(**self._sender))
-        self._pending.add(report, limits.MOST_REPORT_BYTES)
+        if (size := report.ByteSize()) > limits.MOST_REPORT_BYTES:
+            # It would end the stream.
+            return
+        self._sent += 1
+        self._waiting.add("", report, size)
         wake = self._wake
         if wake is not None:
             self._thread.call(wake.set)
@@ -124,14 +132,6 @@ class LinkClient:
     def clock_uncertainty_ns(self) -> int:
         """How far the true offset may be from that."""
         return self._clock.uncertainty_ns
-
-    @property
-    def resets(self) -> int:
-        """Grows whenever the lead lacks reports of before: it is new, or some were dropped.
-
-        What is sent only once is then sent again.
-        """
-        return self._new_leads + self._pending.dropped
 
     @property
     def refused_questions(self) -> int:
@@ -204,11 +204,15 @@ class LinkClient:
         call = channel.stream_stream(f"/{limits.SERVICE}/{limits.METHOD}")()
         try:
             answer = await self._greeted(call)
+            # What waits is of the link before.
+            self._waiting.take()
+            self._answered_reports = self._sent
             self._begin(place, answer)
-            sends = asyncio.create_task(self._send_all(call, answer.received))
+            sends = asyncio.create_task(self._send_all(call))
             try:
                 while True:
-                    self._received(await _read(call))
+                    self._received(answer := await _read(call))
+                    self._answered_reports += bool(answer.report_sent_ns)
             finally:
                 sends.cancel()
         finally:
@@ -228,18 +232,17 @@ class LinkClient:
         self.state, self.is_connected = f"connected to {node} ({place}) since {now}", True
         log.info("the link to the lead of a run: %s", self.state)
         if self._lead_agent not in (None, answer.agent):
-            self._new_leads += 1
+            self.new_leads += 1
         self._lead_agent = answer.agent
         self._received(answer)
 
-    async def _send_all(self, call: Any, sent: int) -> None:
+    async def _send_all(self, call: Any) -> None:
         assert self._wake is not None
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # The reader learns of the same end.
             while True:
                 self._wake.clear()
-                while (report := self._pending.after(sent)) is not None:
-                    sent = report.number
+                for _, report in self._waiting.take():
                     await call.write(self._stamped(report))
                 await self._wake.wait()
 
@@ -250,7 +253,6 @@ class LinkClient:
         return bytes(report.SerializeToString())
 
     def _received(self, answer: Any) -> None:
-        self._pending.confirm(answer.received)
         if answer.report_sent_ns:
             stamps = (answer.report_sent_ns, answer.report_received_ns, answer.sent_ns)
             self._clock.add(*stamps, time.monotonic_ns())

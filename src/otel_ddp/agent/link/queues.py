@@ -1,64 +1,13 @@
-"""Reports that wait, bounded: at a follower until they are confirmed, at the lead for its judge."""
+"""Reports that wait, bounded: at a follower to be sent, at the lead for its judge.
+
+What is dropped is asked for again: it is in the journals still.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from typing import Any, NamedTuple
-
-# -- at a follower
-
-
-class _Pending(NamedTuple):
-    report: Any
-    size: int
-
-
-class PendingReports:
-    """The agent's loop adds to it. The thread of links sends, and drops confirmed reports.
-
-    Of too many the oldest go first.
-    """
-
-    def __init__(self, most_bytes: int, most_reports: int) -> None:
-        self._most_bytes, self._most_reports = most_bytes, most_reports
-        self._reports: deque[_Pending] = deque()
-        self._bytes = self._number = 0
-        self._lock = threading.Lock()
-        self.dropped = 0
-
-    def add(self, report: Any, most_report_bytes: int) -> None:
-        """Number a report and keep it; one of more bytes than it may have is dropped at once."""
-        size = report.ByteSize()
-        with self._lock:
-            self._number += 1
-            report.number = self._number
-            self._reports.append(_Pending(report, size))
-            self._bytes += size
-            if size > most_report_bytes:
-                self._drop(self._reports.pop())
-            while self._bytes > self._most_bytes or len(self._reports) > self._most_reports:
-                self._drop(self._reports.popleft())
-
-    def _drop(self, each: _Pending) -> None:
-        self._bytes -= each.size
-        self.dropped += 1
-
-    def after(self, number: int) -> Any | None:
-        """The oldest report with a higher number."""
-        with self._lock:
-            return next(
-                (each.report for each in self._reports if each.report.number > number), None
-            )
-
-    def confirm(self, number: int) -> None:
-        """The lead has this report and all before it."""
-        with self._lock:
-            while self._reports and self._reports[0].report.number <= number:
-                self._bytes -= self._reports.popleft().size
-
-
-# -- at the lead
 
 
 class _Waiting(NamedTuple):
@@ -68,7 +17,7 @@ class _Waiting(NamedTuple):
 
 
 class WaitingReports:
-    """The thread of links adds to it, and the agent's loop takes all.
+    """One thread adds to it, and another one takes all.
 
     Of too many the node that has most loses its oldest.
     """

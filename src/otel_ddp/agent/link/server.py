@@ -66,10 +66,7 @@ class LinkServer:
     @property
     def refused(self) -> Mapping[str, int]:
         """How many streams and reports were not taken, by reason."""
-        # What was confirmed too late comes twice: that is no refusal.
-        found = self.streams.refused.copy()
-        del found["repeated"]
-        return found
+        return self.streams.refused.copy()
 
     def start(self) -> None:
         self._thread.add(self._listen)

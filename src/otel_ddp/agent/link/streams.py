@@ -24,7 +24,6 @@ from otel_ddp.agent.link.queues import WaitingReports
 
 _MOST_WAITING_BYTES = 32 << 20
 _MOST_ANSWERS = 16
-# Twice as many as a follower keeps: it sends all at once after a cut.
 _MOST_REPORTS_A_SECOND = 256
 _GREETING_WITHIN_S = 5.0
 _CODES = grpc.StatusCode
@@ -46,7 +45,6 @@ class _Stream:
     def __init__(self, greeting: Any) -> None:
         self.agent: int = greeting.agent
         self.began_ns: int = greeting.agent_began_ns
-        self.received = 0
         self.answers: deque[Any] = deque(maxlen=_MOST_ANSWERS)
         """Those that are written at once."""
         self.judged = Answer()
@@ -149,18 +147,11 @@ class Streams:
 
     def _take(self, stream: _Stream, report: Any, size: int) -> None:
         stream.heard_ns = report.received_ns
-        if report.number <= stream.received:
-            # It has come before, or it is late behind a newer one.
-            self.refused["repeated"] += 1
-            return
-        stream.received = report.number
         self._waiting.add(report.node, report, size)
 
     def _admitted(self, greeting: Any, context: Any) -> _Stream:
         """The node's stream, if nothing speaks against it."""
         node = greeting.node
-        if greeting.number:
-            raise _Refused("no greeting", _CODES.INVALID_ARGUMENT, "the stream has no greeting")
         if not (0 < len(node) <= limits.MOST_NODE_LETTERS and node.isprintable()):
             raise _Refused("no name", _CODES.INVALID_ARGUMENT, "this is no name of a node")
         old = self._streams.get(node)
@@ -214,7 +205,6 @@ class Streams:
     async def _write(self, stream: _Stream, context: Any, answer: Any) -> None:
         answer.node, answer.agent = self._node, self._agent
         async with stream.writes:
-            answer.received = stream.received
             answer.sent_ns = self._clock()
             await context.write(answer.SerializeToString())
 

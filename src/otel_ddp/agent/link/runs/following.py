@@ -60,7 +60,7 @@ class Following:
         self._processes: dict[Process, Outflow] = {}
         self._numbers = 0
         self._report_at_ns = 0
-        self._resets = 0
+        self._new_leads = 0
         self._said: Judgement | None = None
         self._said_ns = self._now_ns = 0
         # The lead's clock less ours, in whole seconds: a verdict is known again by its time.
@@ -99,12 +99,13 @@ class Following:
             self._report(now_ns - self._origin_ns)
 
     def _keep(self, here: Collection[Process]) -> None:
-        # What ended is told for a while longer than it has a journal.
+        # What ended is told for a while longer than it has a journal, and until the lead is heard.
         over = [
             source
             for source, each in self._processes.items()
             if source not in here
             and (not each.has_ended or each.is_over(self._now_ns - self._origin_ns))
+            and self._client.is_connected
         ]
         for source in over:
             self._processes.pop(source).close()
@@ -116,8 +117,8 @@ class Following:
 
     @errors.contained()
     def _report(self, now_ns: int) -> None:
-        if self._client.resets != self._resets:
-            self._resets = self._client.resets
+        if self._client.new_leads != self._new_leads:
+            self._new_leads = self._client.new_leads
             for process in self._processes.values():
                 process.tell_all_again()
         report = wire.Report(told=self._stacks.take())
