@@ -13,8 +13,8 @@ import pytest
 
 from agent.link.two_agents import RUN, Agent, TwoAgents
 from otel_ddp.agent.history.histories import Collector, Histories
-from otel_ddp.agent.history.kept_run import OfNode, Sample
-from otel_ddp.agent.link.runs import of_node
+from otel_ddp.agent.history.kept_run import Readings, Sample
+from otel_ddp.agent.link.runs import readings
 from otel_ddp.agent.link.runs.following import Following
 from otel_ddp.agent.link.runs.known import Senseless
 from otel_ddp.agent.link.runs.leading import Leading
@@ -91,15 +91,16 @@ class KeptAgents(TwoAgents):
         self.leading = Leading(RUN, "node-0", self.leading._server, whole)
 
     def start_lead_again(self) -> None:
-        """After a kill: what it had not written is gone."""
+        """After a kill: what it had not written is gone. It measures the clocks anew."""
         self.cable.new_leads += 1
+        self.cable.clock_offset_ns += 5_000_000
         for each in self.kept:
             each.close()
         self.keep()
 
     def start_follower_again(self) -> None:
         super().start_follower_again()
-        asked = partial(self.kept[1].collector.of_node, KEY)
+        asked = partial(self.kept[1].collector.readings, KEY)
         self.following.stop()
         self.following = Following(RUN, self._led_end, 0, asked)
 
@@ -345,17 +346,17 @@ def test_samples_without_sense_are_refused(bad: list[Any]) -> None:
         return json.dumps({"agent_cpu_s": 1.5, "samples": [row]}).encode()
 
     key = SeriesKey("node", "hw.power", "3", (("hw.id", "GPU-0"), ("node", "node-1")))
-    expected = OfNode([Sample(None, key, 8 * S, 0.5)], 1.5)
-    assert of_node.unpack(content(GOOD), "node-1", S) == expected
+    expected = Readings([Sample(None, key, 8 * S, 0.5)], 1.5)
+    assert readings.unpack(content(GOOD), "node-1", S) == expected
     with pytest.raises(Senseless):
-        of_node.unpack(content(bad), "node-1", S)
+        readings.unpack(content(bad), "node-1", S)
 
 
 def test_a_sample_is_of_the_node_that_sends_it_whatever_it_says() -> None:
     key = SeriesKey("node", "hw.power", "", (("node", "node-0"),))
 
-    content = of_node.pack(OfNode([Sample(None, key, time.time_ns(), 1.0)], None))
+    content = readings.pack(Readings([Sample(None, key, time.time_ns(), 1.0)], None))
 
-    [sample] = of_node.unpack(content, "node-1", time.time_ns() - time.monotonic_ns()).samples
+    [sample] = readings.unpack(content, "node-1", time.time_ns() - time.monotonic_ns()).samples
     assert sample.key.labels == (("node", "node-1"),)
     assert abs(sample.time_ns - time.time_ns()) < 60 * S

@@ -52,7 +52,7 @@ def serve(lead: Streams, *messages: bytes) -> Peer:
 
 
 def report(text: bytes = b"", *, node: str = "node-1", agent: int = 1, **more: Any) -> bytes:
-    made = Report(node=node, agent=agent, agent_began_ns=agent, of_node=text, **more)
+    made = Report(node=node, agent=agent, agent_began_ns=agent, readings=text, **more)
     return bytes(made.SerializeToString())
 
 
@@ -109,7 +109,7 @@ def test_each_refusal_is_counted_by_its_reason() -> None:
     serve(lead, report(), b"\xff")
     serve(lead, report(), report(b"c", node="node-2"))
 
-    assert [each.of_node for _, each in lead.take()] == [b"a", b"b"]
+    assert [each.readings for _, each in lead.take()] == [b"a", b"b"]
     assert lead.refused == {"no name": 1, "unreadable": 1, "other node": 1}
 
 

@@ -341,6 +341,19 @@ def test_an_agent_that_starts_again_goes_on_where_it_was(agents: TwoAgents) -> N
     assert len(list(agents.leading.sources())) == 2
 
 
+def test_an_agent_that_ends_reports_what_it_has_read_last(agents: TwoAgents) -> None:
+    agents.train(25, late=-1)
+    for rank in agents.led.ranks:
+        rank.step({"forward": 20.0}, 26)
+        rank.poll()
+
+    agents.following.stop()
+
+    agents.leading.poll([], agents.lead.now_ns)
+    found = [[step.number for step in each.steps()[0]] for each in agents.leading.sources()]
+    assert found == [[26], [26]]
+
+
 def test_a_lead_that_starts_again_is_told_who_each_process_is(agents: TwoAgents) -> None:
     found = steps_seen(agents, 2)
     agents.leading._nodes.clear()

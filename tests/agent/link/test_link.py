@@ -27,14 +27,14 @@ def links() -> Iterator[Links]:
 
 def send(follower: LinkClient, *texts: bytes) -> None:
     for text in texts:
-        follower.send(Report(of_node=text))
+        follower.send(Report(readings=text))
 
 
 def said(lead: LinkServer, count: int) -> list[tuple[str, bytes]]:
     """The next reports of the lead, each with its node."""
     taken: list[tuple[str, Any]] = []
     until(lambda: taken.extend(lead.take()) or len(taken) >= count)
-    return [(node, report.of_node) for node, report in taken]
+    return [(node, report.readings) for node, report in taken]
 
 
 def test_reports_reach_the_lead_in_order_and_questions_come_back_at_once(links: Links) -> None:
@@ -86,9 +86,9 @@ def test_of_judgements_that_wait_the_newest_alone_is_told(links: Links) -> None:
 def test_what_is_too_large_costs_itself_and_not_the_link(links: Links) -> None:
     lead, follower = links.lead(), links.follower()
     until(lambda: follower.is_connected)
-    most = Report(of_node=b"x" * (limits.MOST_REPORT_BYTES - 200))
+    most = Report(readings=b"x" * (limits.MOST_REPORT_BYTES - 200))
 
-    follower.send(Report(of_node=b"x" * limits.MOST_REPORT_BYTES))
+    follower.send(Report(readings=b"x" * limits.MOST_REPORT_BYTES))
     follower.send(most)
     lead.answer("node-1", Answer(judged=b"x" * limits.MOST_ANSWER_BYTES))
     lead.answer("node-1", Answer(judged=b"x" * (limits.MOST_ANSWER_BYTES - 8)))
@@ -139,6 +139,16 @@ def test_a_link_that_was_cut_comes_back_and_says_whether_the_lead_is_the_same(li
     until(lambda: follower.new_leads == 1)
     send(follower, b"e")
     assert said(successor, 1) == [("node-1", b"e")]
+
+
+def test_what_an_agent_has_sent_is_with_the_lead_before_it_ends(links: Links) -> None:
+    lead, follower = links.lead(), links.follower()
+    until(lambda: follower.is_connected)
+
+    send(follower, *(b"%d" % number for number in range(50)))
+    follower.stop()
+
+    assert [report.readings for _, report in lead.take()][-1:] == [b"49"]
 
 
 def test_both_ends_notice_within_seconds_that_nothing_comes_any_more(links: Links) -> None:

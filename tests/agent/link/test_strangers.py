@@ -111,7 +111,7 @@ def test_a_man_in_the_middle_with_another_key_is_told_nothing(links: Links) -> N
     until(lambda: middle.state.startswith("listens"))
     follower = links.follower()
 
-    follower.send(Report(of_node=b"private"))
+    follower.send(Report(readings=b"private"))
     until(lambda: "it is not the lead of this run" in follower.state)
 
     assert not middle.take()
@@ -239,9 +239,9 @@ def test_garbage_of_one_agent_with_the_secret_ends_its_stream_and_no_other(
         with pytest.raises(grpc.RpcError) as raised:
             answers(links.port, known, greeting, message)
         codes.append(raised.value.code())
-    follower.send(Report(of_node=b"a"))
+    follower.send(Report(readings=b"a"))
     taken = until(lead.take)
 
     assert codes == [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED]
-    assert [(node, report.of_node) for node, report in taken] == [("node-1", b"a")]
+    assert [(node, report.readings) for node, report in taken] == [("node-1", b"a")]
     assert follower.is_connected

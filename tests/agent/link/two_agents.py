@@ -148,9 +148,11 @@ class TwoAgents:
         self._number = 0
 
     def start_follower_again(self) -> None:
-        """Its agent takes up the journals where it was."""
-        self.cable.agent += 1
+        """It is killed; the next one takes up the journals where it was."""
+        self.cable.is_connected = False
         self.following.stop()
+        self.cable.is_connected = True
+        self.cable.agent += 1
         self.following = Following(RUN, self._led_end, 0, None)
 
     def train(self, steps: int, late: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import __version__, errors, files
-from otel_ddp.agent.history.kept_run import Batch, KeptRun, OfNode, Sample, State
+from otel_ddp.agent.history.kept_run import Batch, KeptRun, Readings, Sample, State
 from otel_ddp.agent.history.run_time import ProcessTime, Told
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Ledger
@@ -289,10 +289,10 @@ _METRICS = (
 class LedHistory:
     """The history of a run that this agent leads, as its link fills it."""
 
-    def __init__(self, histories: Histories, run: RunKey, nodes: dict[str, OfNode]) -> None:
+    def __init__(self, histories: Histories, run: RunKey, nodes: dict[str, Readings]) -> None:
         self._histories, self._run, self._nodes = histories, run, nodes
 
-    def take_node(self, node: str, found: OfNode) -> None:
+    def take_readings(self, node: str, found: Readings) -> None:
         """What is new of another node."""
         before = self._nodes.get(node)
         waiting = [] if before is None else before.samples
@@ -315,7 +315,7 @@ class Collector:
         # What this process had needed at the last look.
         self._cpu_s = 0.0
         # What came of other nodes since the last look, of the runs that this agent leads.
-        self._nodes: dict[RunKey, dict[str, OfNode]] = {}
+        self._nodes: dict[RunKey, dict[str, Readings]] = {}
         # Of the other runs on several nodes: the lead's node, as last known; the newest samples of
         # each series, and when those were taken that the lead has.
         self._led_by: dict[RunKey, str] = {}
@@ -330,13 +330,13 @@ class Collector:
             return None
         return LedHistory(self._histories, run, self._nodes.setdefault(run, {}))
 
-    def of_node(self, run: RunKey, lead: str) -> OfNode:
+    def readings(self, run: RunKey, lead: str) -> Readings:
         """What the lead's history of a run lacks of this node. *lead*: the lead's node."""
         self._led_by[run] = lead
         samples, sent_ns = self._samples.get(run, ()), self._sent_ns.get(run, {})
         new = [each for each in samples if sent_ns.get(each.key) != each.time_ns]
         self._sent_ns[run] = {each.key: each.time_ns for each in samples}
-        return OfNode(new, self._histories.agent_cpu_s(run))
+        return Readings(new, self._histories.agent_cpu_s(run))
 
     # -- what is kept
 

@@ -42,7 +42,7 @@ class Sample(NamedTuple):
     value: float
 
 
-class OfNode(NamedTuple):
+class Readings(NamedTuple):
     """What only a node knows of itself: what is new of it."""
 
     samples: list[Sample]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
-from otel_ddp.agent.history.kept_run import OfNode
+from otel_ddp.agent.history.kept_run import Readings
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.runs import of_node, said
+from otel_ddp.agent.link.runs import readings, said
 from otel_ddp.agent.link.runs.known import Senseless, wall_origin_ns
 from otel_ddp.agent.link.runs.outflow import Outflow
 from otel_ddp.agent.link.runs.stacks import StacksHere
@@ -40,7 +40,7 @@ QUESTIONS: Mapping[int, Question] = {
     wire.Question.WHEN: "when",
 }
 
-History = Callable[[str], OfNode]
+History = Callable[[str], Readings]
 """What is new of this node for the history that the agent of another node, the lead's, writes."""
 
 
@@ -70,6 +70,9 @@ class Following:
         self._client.start()
 
     def stop(self) -> None:
+        """Report what was read last, and close the link."""
+        if self._processes and self._client.is_connected:
+            self._report(self._now_ns - self._origin_ns)
         self._client.stop()
         for each in self._processes.values():
             each.close()
@@ -123,7 +126,7 @@ class Following:
                 process.tell_all_again()
         report = wire.Report(told=self._stacks.take())
         if self._history is not None and (led := self.judgement()) is not None:
-            report.of_node = of_node.pack(self._history(led.by))
+            report.readings = readings.pack(self._history(led.by))
         most = _MOST_OF_RINGS // max(len(self._processes), 8)
         for process in self._processes.values():
             if report.ByteSize() > _LARGE_REPORT:

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from otel_ddp import errors
-from otel_ddp.agent.history.kept_run import OfNode
+from otel_ddp.agent.history.kept_run import Readings
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.runs import of_node
+from otel_ddp.agent.link.runs import readings
 from otel_ddp.agent.link.runs.elsewhere import Asked, AskedElsewhere
 from otel_ddp.agent.link.runs.following import QUESTIONS
 from otel_ddp.agent.link.runs.known import Elsewhere, Senseless
@@ -137,7 +137,7 @@ def _stretch(message: wire.Stretch) -> Stretch:
 class Kept(Protocol):
     """The history of the run."""
 
-    def take_node(self, node: str, found: OfNode) -> None:
+    def take_readings(self, node: str, found: Readings) -> None:
         """What is new of another node."""
 
     def positions(self) -> Mapping[str, int]:
@@ -212,10 +212,10 @@ class Leading:
                 del self._nodes[min(self._nodes, key=lambda each: self._nodes[each].heard_ns)]
             node = self._nodes[name] = _Node(report.agent, is_kept=self._history is not None)
         node.hear(report, self._now_ns)
-        if self._history is not None and report.of_node:
+        if self._history is not None and report.readings:
             with contextlib.suppress(Senseless):
-                found = of_node.unpack(report.of_node, name, node.ahead_ns)
-                self._history.take_node(name, found)
+                found = readings.unpack(report.readings, name, node.ahead_ns)
+                self._history.take_readings(name, found)
         for each in report.told:
             with contextlib.suppress(Senseless):
                 self._asked.take(each)

@@ -197,8 +197,8 @@ class Links:
             whole = self._collector.whole(_key(run)) if is_kept else None
             return Leading(run, self._node, server, whole)
         client = LinkClient(self._thread, secret, **ends)
-        of_node = partial(self._collector.of_node, _key(run)) if is_kept else None
-        return Following(run, client, self._origin_ns, of_node)
+        readings = partial(self._collector.readings, _key(run)) if is_kept else None
+        return Following(run, client, self._origin_ns, readings)
 
     def _close(self, run: Labels) -> None:
         self._why_alone.pop(run, None)

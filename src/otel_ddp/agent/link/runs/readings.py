@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from otel_ddp import plain
-from otel_ddp.agent.history.kept_run import OfNode, Sample
+from otel_ddp.agent.history.kept_run import Readings, Sample
 from otel_ddp.agent.link.runs.known import Senseless, read_json, wall_origin_ns
 from otel_ddp.history.tables import SeriesKey
 
@@ -19,7 +19,7 @@ _KINDS = ("node", "counter")
 _LAST_NS = 1 << 62
 
 
-def pack(found: OfNode) -> bytes:
+def pack(found: Readings) -> bytes:
     """For the lead. Times leave on our monotonic clock, as all that are sent."""
     origin_ns = wall_origin_ns()
     rows = [
@@ -31,12 +31,12 @@ def pack(found: OfNode) -> bytes:
     return json.dumps({"agent_cpu_s": found.agent_cpu_s, "samples": rows}).encode()
 
 
-def unpack(content: bytes, node: str, ahead_ns: int) -> OfNode:
+def unpack(content: bytes, node: str, ahead_ns: int) -> Readings:
     """Raises Senseless. *ahead_ns*: our clock less that of its times."""
     told = read_json(content, _MOST_BYTES)
     rows = plain.list_of(list, told.get("samples"))[:_MOST_SAMPLES]
     cpu_s = plain.number(told.get("agent_cpu_s"), 0, 1e12)
-    return OfNode([_sample(row, node, ahead_ns) for row in rows], cpu_s)
+    return Readings([_sample(row, node, ahead_ns) for row in rows], cpu_s)
 
 
 def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:

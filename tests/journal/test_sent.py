@@ -1,0 +1,137 @@
+"""What is sent of a journal again, after its reader on the other node has lost some of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from make import WrittenRank
+from otel_ddp.journal import layout
+from otel_ddp.journal.parser import Scalars
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.sent import ReceivedJournal, SentJournal
+
+ALL = 1 << 30
+
+
+class Both:
+    """A journal, what is sent of it, and what has come."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rank = WrittenRank(folder)
+        self.reader = JournalReader(self.rank.writer.path)
+        self.logged = 0
+        self.sent = self.sent_from(self.reader.bookmark())
+        self.received = self.new_received()
+
+    def sent_from(self, mark: tuple[int, int, int]) -> SentJournal:
+        """As an agent sends it that has read it from there."""
+        made = SentJournal(self.reader, mark)
+        made.sends_values = True
+        return made
+
+    def new_received(self) -> ReceivedJournal:
+        """As a lead has it that knows nothing yet."""
+        return ReceivedJournal("a.journal", self.sent.head(), 0)
+
+    def log(self, count: int) -> None:
+        for _ in range(count):
+            self.logged += 1
+            self.rank.log({"loss": float(self.logged)}, self.logged)
+        self.reader.read()
+
+    def come(self) -> list[int]:
+        """The steps of all that is sent next."""
+        assert self.received.add(self.sent.records(ALL), self.sent.lost)
+        new = self.received.read()
+        return [each.step or 0 for each in new if isinstance(each, Scalars)]
+
+    def close(self) -> None:
+        self.sent.close()
+        self.reader.close()
+        self.rank.close()
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[Both]:
+    made = Both(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_new_lead_gets_what_lies_behind_what_the_last_one_has_kept(both: Both) -> None:
+    for _ in range(60):
+        both.log(10)
+        both.come()
+    kept = both.sent._marks[55][0]
+    both.sent.kept(kept)
+    both.sent.kept(0)
+    both.received = both.new_received()
+
+    both.sent.go_back_to_kept()
+
+    found = both.come()
+    # Some more, in which a step may have begun.
+    assert len(found) < 400
+    assert found == [*range(601 - len(found), 601)]
+    assert 550 in found
+    assert both.received.lost == 0
+
+
+def test_what_is_overwritten_when_the_lead_asks_for_it_is_counted(both: Both) -> None:
+    both.log(10)
+    both.come()
+    both.log(10)
+    # It gets lost on the way.
+    both.sent.records(ALL)
+    both.log(2000)
+
+    both.sent.go_back(1, both.received.position)
+
+    found = both.come()
+    assert found == [*range(2021 - len(found), 2021)]
+    assert both.received.lost == 2010 - len(found)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "overwritten"), [(10, 10, False), (700, 900, True), (10, 2000, True)]
+)
+def test_the_next_agent_of_the_node_sends_what_the_last_one_has_lost(
+    both: Both, before: int, after: int, overwritten: bool
+) -> None:
+    both.log(10)
+    both.come()
+    both.log(before)
+    both.sent.close()
+    both.sent = both.sent_from(both.reader.bookmark())
+    both.log(after)
+
+    both.sent.go_back(1, both.received.position)
+
+    found = both.come()
+    assert found == [*range(both.logged + 1 - len(found), both.logged + 1)]
+    if overwritten:
+        assert both.received.lost > 0
+    else:
+        assert (found[0], both.received.lost) == (11, 0)
+
+
+def test_what_comes_once_more_with_what_is_new_is_taken_once(both: Both) -> None:
+    both.log(10)
+    assert both.come() == [*range(1, 11)]
+    both.log(10)
+
+    both.sent.go_back(1, 0)
+
+    assert both.come() == [*range(11, 21)]
+
+
+def test_checkpoints_are_the_only_spans_that_are_sent(both: Both) -> None:
+    for name in (b"checkpoint", b"load"):
+        both.rank.writer.append(layout.SPAN, b'{"name": "%s", "start": 1, "end": 2}' % name)
+    both.log(1)
+    assert both.received.add(both.sent.records(ALL), 0)
+
+    assert [getattr(each, "kind", 0) for each in both.received.read()] == [layout.SPAN, 0]
