@@ -23,7 +23,8 @@ from otel_ddp.history.tables import (
 )
 
 # Buckets of all series of a run together, about 100 MB; each series has a share, within bounds.
-_MOST_BUCKETS = 1_000_000
+# Those of a run on several nodes have as much for each node, up to four times as much.
+_MOST_BUCKETS, _MOST_SHARES = 1_000_000, 4
 MOST_OF_SERIES, _FEWEST_OF_SERIES = 4096, 64
 _MOST_SERIES = 20_000
 _MOST_EVENTS = 20_000
@@ -98,6 +99,8 @@ class RunFile:
         SQLite opens paths by itself, so no other user may be able to write into the directory.
         """
         self.path = path
+        self.nodes = 1
+        """Of how many nodes it has ranks."""
         self._series: dict[SeriesKey, OpenSeries] = {}
         with contextlib.suppress(FileExistsError):
             # Closed to others from its first moment. Not opened where it is there already: closing
@@ -272,7 +275,7 @@ class RunFile:
             touched.append(series)
         # One call for all series: a run may have thousands.
         self._db.executemany(table.upsert, rows)
-        share = _MOST_BUCKETS // max(len(self._series), 1)
+        share = self._shares * _MOST_BUCKETS // max(len(self._series), 1)
         most = max(_FEWEST_OF_SERIES, min(MOST_OF_SERIES, share))
         for series in touched:
             if series.buckets > most:
@@ -281,11 +284,16 @@ class RunFile:
                 if series.buckets > most:
                     self._widen(table, series, most * 3 // 4)
 
+    @property
+    def _shares(self) -> int:
+        return min(self.nodes, _MOST_SHARES)
+
     def _make(self, key: SeriesKey) -> OpenSeries | None:
+        most = self._shares * _MOST_SERIES
         self._db.execute(
             "INSERT OR IGNORE INTO series (kind, name, rank, labels, width) "
             "SELECT ?, ?, ?, ?, 1 WHERE (SELECT count(*) FROM series) < ?",
-            (key.kind, key.name, key.rank, json.dumps(key.labels), _MOST_SERIES),
+            (key.kind, key.name, key.rank, json.dumps(key.labels), most),
         )
         row = self._db.execute(
             "SELECT id, width FROM series WHERE kind = ? AND name = ? AND rank = ? AND labels = ?",
@@ -296,7 +304,7 @@ class RunFile:
                 f"series of {self.path}",
                 "The history %s has %d series: further ones are not kept.",
                 self.path,
-                _MOST_SERIES,
+                most,
             )
             return None
         found = self._series[key] = OpenSeries(row[0], row[1], MOST_OF_SERIES)

@@ -402,6 +402,7 @@ class KeptRun:
             or changed.keys() > {"seen_ns"}
         ):
             return
+        file.nodes = 1 + len(self._nodes)
         file.write(
             values=self._new.values,
             steps=self._new.steps,
