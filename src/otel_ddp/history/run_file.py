@@ -188,7 +188,7 @@ class RunFile:
         found = self._about("began_ns")
         return found if isinstance(found, int) else 0
 
-    def nodes(self) -> dict[str, int]:
+    def kept_nodes(self) -> dict[str, int]:
         """Of the other nodes with ranks in it: when the first process of each began."""
         return dict(self._about("nodes") or {})
 

@@ -183,7 +183,7 @@ class KeptRun:
     def _restore(self, file: RunFile) -> None:
         cost, ranks = file.kept_cost()
         self.cost.restore(cost, ranks)
-        self._nodes = file.nodes() | self._nodes
+        self._nodes = file.kept_nodes() | self._nodes
         known = [each for each in ranks.values() if "journal" in each]
         self._began = {_journal_of(each): each["started_ns"] for each in known} | self._began
 
