@@ -179,6 +179,16 @@ def test_a_rank_whose_node_is_not_heard_any_more_does_not_count_beside_others() 
     assert (state(30), state(90)) == ("running", "finished")
 
 
+def test_a_process_is_the_same_though_its_clock_is_known_better_now() -> None:
+    written = process(0, "finished", 20, 30).to_json() | {"journal": "7-a.journal"}
+    other = process(1, "finished", 1, 18).to_json()
+    now = written | {"started_ns": written["started_ns"] - 5, "step": 9}
+
+    found = newest_attempt([OfNode({"0": written, "1": other}, T), OfNode({"0": now}, T)])
+
+    assert (found.ranks, found.began_ns) == ({"0": now, "1": other}, 0)
+
+
 def of_node(node: str, began_s: int, led_by: str = "", **others_s: int) -> OfNode:
     since = {other: T + at * S for other, at in others_s.items()}
     return OfNode({}, T, 0, node, T + began_s * S, led_by, since)
