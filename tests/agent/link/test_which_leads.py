@@ -79,7 +79,11 @@ def test_an_attempt_on_one_node_has_no_lead_whatever_the_last_one_had(process: M
 class Kept:
     """What an agent keeps in histories, as `Links` sees it."""
 
-    def whole(self, run: tuple[str, str]) -> None: ...
+    def __init__(self) -> None:
+        self.whole_of: list[tuple[str, str]] = []
+
+    def whole(self, run: tuple[str, str]) -> None:
+        self.whole_of.append(run)
 
     def readings(self, run: tuple[str, str], lead: str) -> None: ...
 
@@ -160,6 +164,20 @@ def test_a_run_of_more_ranks_than_one_agent_compares_has_no_link_and_status_says
 
     (said,) = (each["sentence"] for each in links.describe())
     assert said.startswith("this run has 10241 ranks, more than one agent compares (10240)")
+
+
+@pytest.mark.parametrize(("world_size", "is_whole"), [(512, True), (513, False)])
+def test_of_a_larger_run_each_agent_writes_the_history_of_its_own_ranks(
+    process: Made, world_size: int, is_whole: bool
+) -> None:
+    kept: Any = Kept()
+    links = Links("node-0", kept)
+    try:
+        links.poll([process(0, world_size)])
+    finally:
+        links.stop()
+
+    assert bool(kept.whole_of) is is_whole
 
 
 # -- what an agent that has the secret can make a lead keep
