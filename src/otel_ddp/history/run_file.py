@@ -57,9 +57,8 @@ class Table:
         # Of each column: old and new together.
         updates = ", ".join(_RULES.get(column, _ADDED).format(column) for column in columns)
         named = f"INTO {name} (series, start, {', '.join(columns)})"
-        into = f"{named} VALUES ({marks})"
         conflict = f"ON CONFLICT (series, start) DO UPDATE SET {updates}"
-        self.upsert = f"INSERT {into} {conflict}"
+        self.upsert = f"INSERT {named} VALUES ({marks}) {conflict}"
         # Of each bucket that does not begin a wider one: added to the one that does.
         others = f"FROM {name} WHERE series = :series AND start % :width <> 0"
         self.sum_up = (
@@ -75,10 +74,6 @@ class Table:
 
 
 _SUMS, _STEPS = Table("sums", SUM_COLUMNS), Table("steps", STEP_COLUMNS)
-
-
-def table_of(key: SeriesKey) -> Table:
-    return _STEPS if key.kind == "steps" else _SUMS
 
 
 @dataclass(slots=True)
@@ -317,16 +312,11 @@ class RunFile:
         width = series.width
         while len({start - start % width for start in starts}) > most:
             width *= 2
-        self._set_width(table, series, width)
-        series.buckets = most
-
-    def _set_width(self, table: Table, series: OpenSeries, width: int) -> None:
-        """Sum up neighbours into buckets of this width, a multiple of the present one."""
         wider = {"series": series.id, "width": width}
         self._db.execute(table.sum_up, wider)
         self._db.execute(table.delete_summed_up, wider)
         self._db.execute("UPDATE series SET width = :width WHERE id = :series", wider)
-        series.width = width
+        series.width, series.buckets = width, most
 
     def _put(self, table: str, key: str, column: str, content: Mapping[str, Any]) -> None:
         self._db.executemany(

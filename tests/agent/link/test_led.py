@@ -202,7 +202,7 @@ def test_a_rank_of_a_silent_node_is_shown_as_not_heard_since_then(agents: TwoAge
 
 def test_the_death_of_a_rank_is_told_also_when_its_journal_is_gone(agents: TwoAgents) -> None:
     agents.train(50, late=3)
-    steps = sum(len(each.steps()[0]) for each in agents.leading.sources())
+    steps = sum(len(each.new.steps) for each in agents.leading.sources())
     agents.led.ranks[1].alive = False
     agents.poll()
     agents.led.seen.pop()
@@ -214,7 +214,7 @@ def test_the_death_of_a_rank_is_told_also_when_its_journal_is_gone(agents: TwoAg
     assert "rank 3 (node-1) was killed" in agents.lead.sentence()
     # No step comes twice, and the other rank goes on.
     ended, going = sorted(agents.leading.sources(), key=lambda each: each.is_at_work)
-    assert (steps, len(ended.steps()[0]), going.is_at_work) == (50, 0, True)
+    assert (steps, len(ended.new.steps), going.is_at_work) == (50, 0, True)
 
 
 def test_growing_memory_of_a_device_behind_the_link_is_told_with_its_node(
@@ -266,7 +266,7 @@ def test_times_of_a_node_are_turned_to_the_clock_of_the_lead(
     agents.train(25, late=-1)
 
     for process in agents.leading.sources():
-        (*_, last), _ = process.steps()
+        *_, last = process.new.steps
         assert abs(process.began_ns - began_ns) < 60 * 10**9
         assert abs(last.ended_ns - process.began_ns - 49e6 * 25) < 1e9
 
@@ -296,7 +296,7 @@ def steps_seen(agents: TwoAgents, rounds: int) -> list[int | None]:
             step.number
             for each in agents.leading.sources()
             if dict(each.labels)["rank"] == "3"
-            for step in each.steps()[0]
+            for step in each.new.steps
         ]
     return found
 

@@ -97,7 +97,8 @@ def test_all_that_a_judge_reads_is_the_same_on_the_other_node(told: Told) -> Non
     here, there = told.rank, told.take(told.message())
     now_ns = time.time_ns()
 
-    assert there.steps() == here.process.steps() != ([], [])
+    assert there.new.steps == here.process.new.steps != []
+    assert there.new.device_steps == here.process.new.device_steps
     assert there.state() == here.process.state()
     assert there.labels == here.process.labels
     assert there.device_memory() == Memory(2**20, 7 * 2**20)
@@ -194,8 +195,8 @@ def test_foreign_bytes_never_raise_and_cost_no_more_than_they_are(told: Told, da
 
     there = told.take(message, message, ahead_ns=ahead_ns)
 
-    there.state(), there.position(0), there.describe(), there.device_memory(), there.memory()
-    there.nonfinite(0), there.evidence(0), there.arrivals(0), there.cause(), there.end()
+    there.state(), there.position(0), there.describe(), there.device_memory(), there.host.memory()
+    there.nonfinite(0), there.host.evidence(0), there.host.arrivals(0), there.end()
     assert 0 <= there.began_ns < 2**62
     assert len(told.node.hosts) <= 3
     for host in told.node.hosts.values():

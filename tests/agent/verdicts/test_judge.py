@@ -18,7 +18,6 @@ from fed import ReadRank
 from make import is_measured
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts import run_case as run_case_module
 from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.judge import Judge
@@ -512,11 +511,9 @@ def test_a_death_counts_for_the_rank_that_ended_first_and_not_for_one_that_was_t
     bench.poll()
     assert bench.series(catalog.TRAINING_DEATHS) == {("1", "unknown"): 1.0}
 
-    def cause(source: Process) -> dict[str, str]:
-        """The kernel says that another one was killed first."""
-        return {"out_of_memory": "kernel log"} if dict(source.labels)["rank"] == "0" else {}
-
-    monkeypatch.setattr(Process, "cause", cause)
+    # The kernel says that another one was killed first.
+    host = bench.ranks[0].process.host
+    monkeypatch.setattr(host, "cause", lambda: {"out_of_memory": "kernel log"})
     bench.ranks[0].alive = False
     bench.poll(later_s=0.01)
     bench.poll(later_s=3.0)

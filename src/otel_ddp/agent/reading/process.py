@@ -211,7 +211,8 @@ class Process:
         self.mark_first = self.mark_before = self.reader.bookmark()
         """How far its journal was read before this agent, and before the last poll."""
         self._devices = devices
-        self._host = host
+        self.host = host
+        """What only its node knows of it."""
         self._name_node = name_node
         self._labelled: Mapping[str, Any] = {}
         self._logged_step: int | None = None
@@ -232,7 +233,7 @@ class Process:
     @property
     def is_here(self) -> bool:
         """Whether it is a process of this node. Those of others are fed where they have news."""
-        return self._host.is_here
+        return self.host.is_here
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -252,7 +253,7 @@ class Process:
     @property
     def is_kept(self) -> bool:
         """Whether this agent writes its history."""
-        return self._host.is_kept
+        return self.host.is_kept
 
     @property
     def started_ns(self) -> int:
@@ -261,7 +262,7 @@ class Process:
         A notebook and a pool's worker have been there for longer than their run.
         """
         launched = self.identity.get("launcher") not in ("", None, "lone", "pool", "spawn")
-        started_ns = self._host.started_ns() if launched else 0
+        started_ns = self.host.started_ns() if launched else 0
         return min(started_ns, self.began_ns) if started_ns else self.began_ns
 
     @property
@@ -316,7 +317,7 @@ class Process:
     @property
     def logged_step(self) -> int | None:
         """The last step of its logged values."""
-        return self._host.logged_step if self._logged_step is None else self._logged_step
+        return self.host.logged_step if self._logged_step is None else self._logged_step
 
     def describe(self) -> ProcessState:
         """What is known of this process now."""
@@ -327,7 +328,7 @@ class Process:
             seen_alive_ns=self.life.seen_alive_ns,
             node=dict(self.labels).get("node", ""),
         )
-        silent_since_ns = self._host.silent_since_ns
+        silent_since_ns = self.host.silent_since_ns
         if not silent_since_ns or not self.is_at_work:
             return found
         # The step and phase are those of then.
@@ -347,7 +348,7 @@ class Process:
         """Read what is new; the process to go on with: another one where it has other labels."""
         self.new = _nothing()
         self.reader.read_definitions()
-        self._host.update(self.life, now_ns, alive)
+        self.host.update(self.life, now_ns, alive)
         if not self.settled():
             return self
         process = self._named()
@@ -380,7 +381,8 @@ class Process:
         self._nonfinite = NonfiniteValues()
         if self.is_here:
             self._nonfinite.read_before(reader.path, reader.position)
-        self.watch()
+        if self.is_at_work:
+            self.host.watch()
 
     def _read(self, now_ns: int, alive: bool) -> None:
         new, self.mark_before = self.new, self.reader.bookmark()
@@ -393,7 +395,7 @@ class Process:
                 self._read_steps(record)
             elif record.kind == END:
                 # It may have ended after its progress was read.
-                self._host.update(self.life, now_ns, alive)
+                self.host.update(self.life, now_ns, alive)
             elif self.exported:
                 (new.events if record.kind == EVENT else new.spans).append(record)
                 if (saved := checkpoint_event(record)) is not None:
@@ -435,10 +437,6 @@ class Process:
             clock_shift_ns=reader.created_monotonic_ns - reader.created_ns,
         )
 
-    def steps(self) -> tuple[Sequence[Step], Sequence[Step]]:
-        """The steps that are new, on the clock of its host and on that of its device."""
-        return self.new.steps, self.new.device_steps
-
     def position(self, origin_ns: int) -> Position | None:
         """Where it is in its training; *origin_ns*: when the monotonic clock was 0."""
         reader = self.reader
@@ -466,7 +464,7 @@ class Process:
 
     def nonfinite(self, now_ns: int) -> Sequence[NonfiniteValue]:
         """Its logged values that were finite once, and no longer are."""
-        told = self._host.nonfinite()
+        told = self.host.nonfinite()
         if told is not None:
             return told
         return self._nonfinite.find(self.reader.names, now_ns, ended=not self.is_at_work)
@@ -477,23 +475,6 @@ class Process:
 
     def _last_total(self, metric: catalog.Metric) -> float:
         return next((each.values[0] for each in self.reader.totals(metric.name)[-1:]), math.nan)
-
-    def watch(self) -> None:
-        """Note what can only be read while the process lives."""
-        if self.is_at_work:
-            self._host.watch()
-
-    def memory(self) -> Memory | None:
-        return self._host.memory()
-
-    def ask(self, question: Question, now_ns: int) -> bool:
-        return self._host.ask(question, now_ns)
-
-    def evidence(self, now_ns: int) -> Evidence:
-        return self._host.evidence(now_ns)
-
-    def arrivals(self, now_ns: int) -> Mapping[str, Any] | None:
-        return self._host.arrivals(now_ns)
 
     # -- its end
 
@@ -513,7 +494,7 @@ class Process:
         if reported_ns := self._reported_end_ns():
             alive_ns = ended_ns = reported_ns
         # Ends on several nodes are put in order.
-        uncertain_ns = self._host.clock_uncertainty_ns
+        uncertain_ns = self.host.clock_uncertainty_ns
         return EndedProcess(
             labels=self.labels,
             state=described.state,
@@ -523,20 +504,9 @@ class Process:
             seen_alive_ns=alive_ns - uncertain_ns,
             ended_ns=ended_ns + uncertain_ns,
             reason=described.reason,
-            cause=self.cause(),
+            cause=self.host.cause(),
             world_size=self.world_size,
         )
-
-    def cause(self) -> Mapping[str, Any]:
-        """What the kernel and its launcher say of its end by now; also later, without records."""
-        return self._host.cause()
-
-    def present_ns(self) -> int:
-        return self._host.present_ns()
-
-    def close(self) -> None:
-        """Nothing more is asked of its end."""
-        self._host.forget()
 
 
 _DEVICE_MEMORY = catalog.TRAINING_DEVICE_MEMORY_ALLOCATED, catalog.TRAINING_DEVICE_MEMORY_LIMIT

@@ -151,7 +151,7 @@ class Arrivals(Detector):
         for labels, rank in self._ranks.items():
             rank.answer, source = None, self._source(labels)
             # All at one moment: then training stops once, and not once for each rank.
-            if source is None or not source.ask("when", now_ns):
+            if source is None or not source.host.ask("when", now_ns):
                 rank.answer = _Answer(_NO_ANSWER_PAUSE_S)
                 self._why = "a process cannot be asked when it arrived at its collectives"
 
@@ -159,7 +159,7 @@ class Arrivals(Detector):
         assert self._asked_ns is not None
         for labels, rank in self._ranks.items():
             source = self._source(labels) if rank.answer is None else None
-            if source is not None and (said := source.arrivals(now_ns)) is not None:
+            if source is not None and (said := source.host.arrivals(now_ns)) is not None:
                 rank.answer = parse_answer(said, rank.state.clock_shift_ns)
         answers = {labels: rank.answer for labels, rank in self._ranks.items() if rank.answer}
         pause_s = max((each.in_s for each in answers.values()), default=_NO_ANSWER_PAUSE_S)

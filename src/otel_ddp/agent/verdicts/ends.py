@@ -69,7 +69,7 @@ class Parents:
                 # At once: it may end before its rank is known.
                 if not each.life.gone_ns:
                     self._living.append(parent)
-                    each.watch()
+                    each.host.watch()
             elif reader.path not in self._ended:
                 process = each.pid, reader.start_ticks
                 self._ended[reader.path] = _Ended(parent, now, each.life.state, process)
@@ -176,15 +176,15 @@ class Exits:
         looked = False
         for source, each in self._exits.items():
             # One that reported its end may still exist.
-            if each.ended.state != "killed" and (present_ns := source.present_ns()):
+            if each.ended.state != "killed" and (present_ns := source.host.present_ns()):
                 each.ended = each.ended._replace(last_present_ns=present_ns)
             if now_ns >= each.looks_ns[0]:
                 looked, known_for_s = True, (now_ns - each.found_ns) / 1e9
-                each.ended = each.ended._replace(cause=source.cause(), known_for_s=known_for_s)
+                each.ended = each.ended._replace(cause=source.host.cause(), known_for_s=known_for_s)
                 each.looks_ns = [at for at in each.looks_ns if at > now_ns]
         found = [each.ended for each in self._exits.values()] if looked else []
         for source in [source for source, each in self._exits.items() if not each.looks_ns]:
-            source.close()
+            source.host.forget()
             del self._exits[source]
         # A verdict on one end depends on when the other processes left, too.
         return found
@@ -192,5 +192,5 @@ class Exits:
     def forget_all(self) -> None:
         """No end is looked at again."""
         for source in self._exits:
-            source.close()
+            source.host.forget()
         self._exits.clear()

@@ -41,13 +41,12 @@ class _Process:
 
     def observe(self, source: Process, rank: RankState) -> Observation:
         """Its new steps, on the clock that its waits are on: its device's if it has one."""
-        steps, device_steps = source.steps()
-        batches = batches_of(steps)
+        batches = batches_of(source.new.steps)
         facts = [each for batch in batches for each in facts_of(batch)]
         if rank.device_clock:
             self._device = self._device or DeviceSteps()
             self._device.feed_host(facts)
-            facts = self._device.feed(device_steps)
+            facts = self._device.feed(source.new.device_steps)
         elif rank.device_clock is not None:
             self._device, facts = None, []
         seen = Observation(batches=batches, facts=facts)
@@ -241,12 +240,12 @@ class RunCase:
         process.rank = rank
         seen = seen._replace(now_ns=now_ns, nonfinite=source.nonfinite(now_ns))
         if watch and source.is_at_work:
-            source.watch()
-            seen = seen._replace(memory=source.memory(), device_memory=source.device_memory())
+            source.host.watch()
+            seen = seen._replace(memory=source.host.memory(), device_memory=source.device_memory())
         if due and source.is_at_work:
             # This reads a file for each thread: only where there is a suspicion.
             asked = labels in self.stalls.suspects
-            evidence = source.evidence(now_ns) if asked else Evidence()
+            evidence = source.host.evidence(now_ns) if asked else Evidence()
             seen = seen._replace(position=source.position(self._origin_ns), evidence=evidence)
         self._tell(rank, seen)
 
@@ -275,7 +274,7 @@ class RunCase:
         # The agent that leads the run asks for itself.
         for labels, question in self.stalls.questions.items() if self.judgement is None else ():
             if (source := self._processes.living(labels)) is not None:
-                source.ask(question, now_ns)
+                source.host.ask(question, now_ns)
         return changes
 
     def _poll_detectors(self, now_ns: int) -> list[Change]:
@@ -330,7 +329,7 @@ class RunCase:
             labels = source.labels
             if self._processes.living(labels) is not None:
                 # A new process had these labels before the agent saw the end of this one.
-                source.close()
+                source.host.forget()
                 continue
             self._world.update(labels, None)
             self._has_news = True

@@ -53,7 +53,7 @@ def told_of(process: Process, now_ns: int, evidence: Evidence | None) -> dict[st
         "node": dict(process.labels).get("node", ""),
         "step": process.logged_step,
         "started_ns": _rounded(process.started_ns - origin_ns),
-        "memory": process.memory(),
+        "memory": process.host.memory(),
         # JSON has no such numbers.
         "nonfinite": [
             each._replace(value=str(each.value), time_ns=each.time_ns - origin_ns)  # type: ignore[arg-type]

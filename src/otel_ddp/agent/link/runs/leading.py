@@ -178,7 +178,7 @@ class Leading:
             # Links that were lost by that need some rounds until they are there again.
             node.heard_ns += held_up_ns
         self._now_ns = now_ns
-        if any(each.steps()[0] for each in here):
+        if any(each.new.steps for each in here):
             self._moved_ns = now_ns
         self._room = _MOST_OF_RUN - sum(len(each.hosts) for each in self._nodes.values())
         fresh: dict[Elsewhere, _Node] = {}

@@ -63,10 +63,10 @@ class Outflow:
         """What is new of it, beside its journal. *now_ns*: by the monotonic clock."""
         process = self.process
         if self._is_asked(now_ns):
-            before, self._evidence = self._evidence, process.evidence(now_ns)
+            before, self._evidence = self._evidence, process.host.evidence(now_ns)
             self.is_urgent |= self._evidence.answered_ns != before.answered_ns
         if self._waits_for_arrivals:
-            self._arrivals = process.arrivals(now_ns)
+            self._arrivals = process.host.arrivals(now_ns)
             self._waits_for_arrivals = self._arrivals is None
             self.is_urgent |= self._arrivals is not None
         if self._ended is None and not process.is_at_work:
@@ -81,7 +81,7 @@ class Outflow:
 
     def ask(self, question: Question, now_ns: int) -> None:
         """The lead asks the process."""
-        if self.process.ask(question, now_ns):
+        if self.process.host.ask(question, now_ns):
             self._waits_for_arrivals |= question == "when"
         self._asked_ns = now_ns if question != "when" else self._asked_ns
 
@@ -135,10 +135,10 @@ class Outflow:
             message.reason = self._journal.reason()
             known["end"] = self._ended
             # What is known of it grows, until the kernel is asked no more.
-            cause = process.cause()
+            cause = process.host.cause()
             self._cause = cause if len(cause) >= len(self._cause) else self._cause
             known["cause"] = dict(self._cause)
-            if present_ns := process.present_ns():
+            if present_ns := process.host.present_ns():
                 known["present_ns"] = present_ns - wall_origin_ns()
         content = json.dumps(known).encode()
         # A report may get lost where no part of the journal does.
