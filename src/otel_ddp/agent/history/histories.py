@@ -53,10 +53,13 @@ class _Waiting:
         self._states: dict[RunKey, State] = {}
         self._size = 0
         self._left_out_since_ns = 0
+        self.added = 0
+        """How many batches there were until now."""
 
     def add(self, batch: Batch) -> None:
         size = batch.news.size
         with self._lock:
+            self.added += 1
             if self._size + size > _MOST_QUEUED:
                 self._left_out_since_ns = self._left_out_since_ns or time.time_ns()
                 return
@@ -69,10 +72,10 @@ class _Waiting:
                 before = self._states.get(key)
                 self._states[key] = state if before is None else state.after(before)
 
-    def take(self) -> tuple[list[Batch], dict[RunKey, State], int]:
-        """Batches, states, and since when something was left out; 0: nothing was."""
+    def take(self) -> tuple[list[Batch], dict[RunKey, State], int, int]:
+        """Batches, states, since when something was left out (0: nothing was), and `added`."""
         with self._lock:
-            taken = self._batches, self._states, self._left_out_since_ns
+            taken = self._batches, self._states, self._left_out_since_ns, self.added
             self._batches, self._states, self._left_out_since_ns = [], {}, 0
             self._size = 0
         return taken
@@ -163,6 +166,7 @@ class Histories:
         self._runs: dict[RunKey, tuple[KeptRun, float]] = {}
         self._clean_at = 0.0
         self._pace = _Pace()
+        self._written = 0
         self.thread = KeptThread("history", self._work)
 
     # -- called by the agent's loop
@@ -175,6 +179,15 @@ class Histories:
         """What is known of each run now."""
         self._waiting.add_states(states)
         self._wake.set()
+
+    @property
+    def fed(self) -> int:
+        """How many batches were fed until now."""
+        return self._waiting.added
+
+    def has(self, fed: int) -> bool:
+        """Whether so many batches are written, or nothing can be written now."""
+        return not self.keeps or self._written >= fed or bool(self.remark())
 
     def positions(self, run: RunKey) -> Mapping[str, int]:
         """How far the journals of a run are in its history."""
@@ -228,7 +241,7 @@ class Histories:
     def _write_all(self) -> None:
         now_ns, now = time.time_ns(), time.monotonic()
         self._pace.begin()
-        batches, states, left_out_since_ns = self._waiting.take()
+        batches, states, left_out_since_ns, fed = self._waiting.take()
         for key, state in states.items():
             self._run(key, now).learn(state)
         for batch in batches:
@@ -243,6 +256,7 @@ class Histories:
             if now - fed_at > _CLOSE_AFTER_S and not run.waits:
                 self._disk.attempt(run.close)
                 del self._runs[key]
+        self._written = fed
         self._pace.end(bool(failed))
         self._disk.note(failed, now_ns)
         if now >= self._clean_at and not failed:

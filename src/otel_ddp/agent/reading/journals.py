@@ -79,6 +79,7 @@ class Journals:
         self._summaries = summaries_of(told_by_agent(place).processes)
         self._journals: dict[Path, Exports] = {}
         self._ended: list[Ended] = []
+        self._delivered: Marks = {}
         self._committed: Marks = {}
         self._keep_before_ns = time.time_ns() if keeps_found else 0
         self._kept: set[Path] = set()
@@ -136,6 +137,7 @@ class Journals:
             reader = journal.reader
             if not reader.was_removed():
                 del self._journals[path]
+                self._delivered.pop(path, None)
                 self._committed.pop(path, None)
                 with self._ledger.lock:
                     self._ledger.drop(journal.process.labels)
@@ -186,18 +188,22 @@ class Journals:
         """How far each journal is read."""
         return {path: each.reader.bookmark() for path, each in self._journals.items()}
 
-    def commit(self, marks: Marks) -> None:
+    def deliver(self, marks: Marks) -> None:
         """What was read up to here is delivered or on disk."""
+        self._delivered |= {path: mark for path, mark in marks.items() if path in self._journals}
+
+    def commit(self, marks: Marks) -> None:
+        """It is in the histories as well: the next agent reads on from here."""
         for path, mark in marks.items():
             journal = self._journals.get(path)
             if journal is not None and self._committed.get(path) != mark:
                 self._committed[path] = mark
                 journal.reader.commit(*mark)
 
-    def has_uncommitted_end(self) -> bool:
+    def has_undelivered_end(self) -> bool:
         """Whether a process has ended, and not all that was read of it is delivered or on disk."""
         return any(
-            not each.process.is_at_work and self._committed.get(path) != each.reader.bookmark()
+            not each.process.is_at_work and self._delivered.get(path) != each.reader.bookmark()
             for path, each in self._journals.items()
         )
 
@@ -248,6 +254,7 @@ class Journals:
         for path in done:
             journal = self._journals.pop(path)
             process = journal.process
+            self._delivered.pop(path, None)
             self._committed.pop(path, None)
             described = process.describe_in_full()
             self._ended.append(Ended(process.labels, process.ended_at or 0.0, described))

@@ -50,7 +50,7 @@ class Agent:
         )
         watch = self._watch
         self._exporter = Exporter(
-            conf, place, watch.ledger, watch.journals, watch.flush_documents, self._node, host
+            conf, place, watch.ledger, watch, watch.flush_documents, self._node, host
         )
         self._notifier = Notifier(conf, folder_of("notify-", conf, place, self._node))
         self._front = Front(place, conf, self._node, watch, self._exporter, self._notifier)
@@ -105,7 +105,7 @@ class Agent:
         """Everything that is due, once."""
         self._front.moved_at = time.monotonic()
         self._read_and_judge()
-        an_end = self._watch.journals.has_uncommitted_end()
+        an_end = self._watch.journals.has_undelivered_end()
         series = self._is_due("series", _SERIES_EVERY_S)
         export = self._is_due("export", self._conf.interval_s)
         if an_end or series:
@@ -137,9 +137,9 @@ class Agent:
         self._update_series()
         self._write_file()
         exporter.export()
-        self._exporter.commit()
-        self._delete_done()
         watch.stop()
+        exporter.commit()
+        self._delete_done()
         self._front.stop()
         if exporter.connected:
             # A backend would show the last values for minutes more. How a run has ended is true

@@ -12,7 +12,7 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.link.runs.links import Links
 from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.sampling import Sampling
-from otel_ddp.agent.reading.journals import Journals
+from otel_ddp.agent.reading.journals import Journals, Marks
 from otel_ddp.agent.verdicts.ends import Parents
 from otel_ddp.agent.verdicts.here import Here
 from otel_ddp.agent.verdicts.judge import Judge
@@ -54,6 +54,8 @@ class NodeWatch:
             cores=self.sampling.cores,
         )
         self.links = Links(node, self._collector)
+        # What is delivered, and how far the histories were fed by then.
+        self._delivered: tuple[Marks, int] | None = None
 
     def threads(self) -> Iterator[KeptThread]:
         """Those that have to run."""
@@ -100,6 +102,18 @@ class NodeWatch:
             *self.judge.flush_documents(),
             *self.journals.flush_documents(),
         ]
+
+    def marks(self) -> Marks:
+        """How far each journal is read."""
+        return self.journals.marks()
+
+    def commit(self, marks: Marks) -> None:
+        """What was read up to here is delivered or on disk; histories follow within seconds."""
+        self.journals.deliver(marks)
+        delivered, fed = self._delivered = self._delivered or (marks, self.histories.fed)
+        if self.histories.has(fed):
+            self.journals.commit(delivered)
+            self._delivered = None
 
     def forget_ended(self, linger_s: float, keep: Collection[Labels]) -> None:
         """Drop what ended long ago, but the verdicts on the runs to *keep*."""
