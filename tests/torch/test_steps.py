@@ -392,7 +392,8 @@ def test_what_another_thread_does_amid_a_step_is_no_part_of_it(
     assert "training.phase.time/eval/host" not in found
     # With what was done meanwhile inside: a forward, or a step.
     inside = 9 if trains else 3
-    assert (8 + inside) * PAUSE_S <= phase(place, "backward") < (14 + inside) * PAUSE_S
+    assert phase(place, "forward") >= (4 + inside) * PAUSE_S
+    assert phase(place, "backward") >= (8 + inside) * PAUSE_S
 
 
 def test_training_begins_while_an_evaluator_is_at_work(run: otel_ddp.Run, place: Place) -> None:
