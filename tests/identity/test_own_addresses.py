@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 import namespaces
-from otel_ddp.identity.own_addresses import addresses_here
+from otel_ddp.identity.lead import addresses_here
 
 
 @pytest.fixture

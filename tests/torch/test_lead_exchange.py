@@ -13,7 +13,7 @@ from torch.testing._internal.distributed import fake_pg
 from node import Node, finished
 from otel_ddp.identity import lead
 from otel_ddp.identity.identity import GroupFacts, resolve
-from otel_ddp.identity.own_addresses import addresses_here
+from otel_ddp.identity.lead import addresses_here
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import process_group
 from shortages import no_threads

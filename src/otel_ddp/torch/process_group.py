@@ -13,7 +13,6 @@ from otel_ddp import errors
 from otel_ddp.identity import lead
 from otel_ddp.identity.identity import GroupFacts, Identity, settle
 from otel_ddp.identity.lead import Lead
-from otel_ddp.identity.own_addresses import addresses_here
 
 log = logging.getLogger("otel_ddp")
 
@@ -152,7 +151,7 @@ def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
     key = "/".join((LEAD_KEY, *(quote(each, safe="") for each in of_run)))
     is_first = process.global_rank == 0
     guess = store_host or os.environ.get("MASTER_ADDR", "")
-    ours = lead.propose((process.host, *addresses_here(guess)) if is_first else ())
+    ours = lead.propose((process.host, *lead.addresses_here(guess)) if is_first else ())
     said = _put(store, key, "", ours.as_text())
     found = lead.parse_text(said)
     if is_first and (found is None or found.hosts != ours.hosts):
