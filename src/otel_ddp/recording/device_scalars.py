@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from otel_ddp import errors
+from otel_ddp.recording import values
 from otel_ddp.recording.steps import When
 
 _SLOTS = 256
@@ -56,14 +57,12 @@ class DeviceScalars:
 
     def start_copy(self, number: int, tensor: torch.Tensor, when: When) -> str:
         """Starts the copy of a scalar; returns why if that is not possible."""
-        if tensor.numel() != 1:
-            return f"one number was expected, got {tensor.numel()} (shape {tuple(tensor.shape)})"
+        if why := values.no_scalar(tensor):
+            return why
         if tensor.is_complex():
-            return "a complex number has no place on a curve; log its parts"
-        if (placements := getattr(tensor, "placements", None)) is not None:
-            # A DTensor. A collective would be needed if not every rank has all of it.
-            if not all(each.is_replicate() for each in placements):
-                return "its parts are spread over ranks; log what full_tensor() gives"
+            return values.COMPLEX
+        if hasattr(tensor, "placements"):
+            # A DTensor, and all of it is here: no collective is needed.
             tensor = tensor.to_local()
         module = self._module(tensor.device)
         if module is None:

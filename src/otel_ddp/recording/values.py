@@ -31,6 +31,7 @@ LONGEST_NAME = 200
 # The limits of a configuration. The journal has room for fewer settings if they are long.
 MOST_SETTINGS = 2000
 LONGEST_SETTING = 1000
+COMPLEX = "a complex number has no place on a curve; log its parts"
 _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]+")
 # The address of an object, which differs between launches of the same configuration.
 _ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
@@ -58,18 +59,15 @@ def number(value: Any) -> float:
 def _number(value: Any) -> float | str | None:
     """A float, or why there is none."""
     if isinstance(value, complex):
-        return "a complex number has no place on a curve; log its parts"
+        return COMPLEX
     if is_device_tensor(value):
         return f"a number was expected, got {shown(value)}"
     if _is_array(value):
-        if is_spread(value):
-            return "its parts are spread over ranks; log what full_tensor() gives"
-        shape = tuple(int(length) for length in value.shape)
-        if prod(shape) != 1:
-            return f"one number was expected, got {prod(shape)} (shape {shape})"
+        if why := no_scalar(value):
+            return why
         value = value.item()
         if isinstance(value, complex):
-            return "a complex number has no place on a curve; log its parts"
+            return COMPLEX
     # float() reads text and buffers as well, and those are no numbers.
     if not hasattr(type(value), "__float__") and not hasattr(type(value), "__index__"):
         return None
@@ -77,6 +75,16 @@ def _number(value: Any) -> float | str | None:
         return float(value)
     except OverflowError:
         return "it is larger than any float"
+
+
+def no_scalar(array: Any) -> str:
+    """Why this is not one number; empty if it is one."""
+    if is_spread(array):
+        return "its parts are spread over ranks; log what full_tensor() gives"
+    shape = tuple(int(length) for length in array.shape)
+    if prod(shape) != 1:
+        return f"one number was expected, got {prod(shape)} (shape {shape})"
+    return ""
 
 
 def _is_array(value: Any) -> bool:
