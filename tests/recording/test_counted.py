@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from otel_ddp.recording.counted import CountedSteps
+from otel_ddp.recording.steps import CountedSteps
 
 
 class Optimizer:

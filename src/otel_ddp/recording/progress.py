@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from otel_ddp.journal import layout
-from otel_ddp.recording.counted import CountedSteps
 from otel_ddp.recording.phases import (
     PHASE_WORD,
     DevicePosition,
@@ -17,7 +16,7 @@ from otel_ddp.recording.phases import (
     Phase,
 )
 from otel_ddp.recording.recorder import Recorder
-from otel_ddp.recording.steps import Work
+from otel_ddp.recording.steps import CountedSteps, Work
 from otel_ddp.recording.totals import NAMED, StepTotals, TimeAccount
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES, STATES
@@ -55,6 +54,7 @@ class Progress:
     def __init__(self, recorder: Recorder, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.recorder = recorder
         self.phases = OpenPhases(recorder.writer, clock)
+        recorder.on_value = self.mark_running
         self.steps = recorder.steps
         self.counted = self.steps.counted = CountedSteps(clock)
         self._add_work: Callable[[], None] = lambda: None
@@ -137,7 +137,7 @@ class Progress:
 
     # -- the state
 
-    def mark_running(self, now_ns: int = 0) -> None:
+    def mark_running(self) -> None:
         """Sets the state to running, at the first sign of work."""
         with self.recorder.gate.lock:
             if self._state == "starting" and not self._over:

@@ -22,9 +22,6 @@ _MOST_SHAPES = 4096
 _MOST_SHAPED_NAMES = 200_000
 
 
-Log = Callable[..., None]
-"""With the signature of `Run.log`."""
-
 # How the hot path writes one set of names: the names, their split and shape; whether all values
 # were floats (other plain numbers are checked one by one); whether one of the names belongs to
 # training, since its step is then the run's step; and the name whose value is the epoch of them
@@ -115,7 +112,7 @@ def quick_log(
     steps: StepNumbers,
     slowly: Callable[..., None],
     check: Callable[[int], None],
-) -> Log:
+) -> Callable[..., None]:
     """Builds the `log` of one recorder.
 
     A closure with everything in local names: attribute lookups would take a part of its time.

@@ -13,7 +13,7 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.writer import NO_STEP, Gate, JournalWriter
 from otel_ddp.recording import values
 from otel_ddp.recording.documents import Documents, Names
-from otel_ddp.recording.quick_log import Log, Shapes, quick_log
+from otel_ddp.recording.quick_log import Shapes, quick_log
 from otel_ddp.recording.steps import StepNumbers, When
 from otel_ddp.recording.totals import Totals
 from otel_ddp.vocabulary import catalog
@@ -29,7 +29,10 @@ _EPOCHS = frozenset({"epoch", "train/epoch"})
 class Recorder:
     """The parts that write one journal, and the values that are logged to it."""
 
-    def __init__(self, writer: JournalWriter) -> None:
+    def __init__(
+        self, writer: JournalWriter, check_agent: Callable[[int], None] = lambda now: None
+    ) -> None:
+        """*check_agent* is called with the time, every few seconds of logging."""
         self.writer = writer
         self.gate = Gate()
         self.totals = Totals(self.gate, writer)
@@ -38,23 +41,19 @@ class Recorder:
         self.names = Names(self.gate, writer, self.totals)
         # The id, trace and parent of the span of the whole run.
         self.run_span: Mapping[str, str] = {"id": "", "trace": "", "parent": ""}
-        # Called with the time: every few seconds of logging, and at the first value.
-        self.check_agent: Callable[[int], None] = lambda now: None
-        self.on_first_value: Callable[[int], None] = lambda now: None
+        self.check_agent = check_agent
+        self.on_value: Callable[[], None] = lambda: None
         self._shapes = Shapes()
         # Made at the first tensor of a device, when torch is imported for sure.
         self.device_scalars: Any = None
         # In a forked child: what its calls of `log` do instead.
-        self._successor: Log | None = None
+        self._successor: Callable[..., None] | None = None
         # The hot path.
         self.log = quick_log(
-            writer, self.gate, self._shapes, self.steps, self._log_slowly, self._check
+            writer, self.gate, self._shapes, self.steps, self._log_slowly, check_agent
         )
 
-    def _check(self, now: int) -> None:
-        self.check_agent(now)
-
-    def disown(self, successor: Log) -> None:
+    def disown(self, successor: Callable[..., None]) -> None:
         """Write nothing more to the parent's journal, in a forked child.
 
         The child may have kept `log` itself: such a call goes to the successor.
@@ -146,7 +145,7 @@ class Recorder:
 
         if not self.gate.write(write, False):
             return
-        self.on_first_value(when.time_ns)
+        self.on_value()
         for number, value in zip(ids, numbers, strict=True):
             if value - value != 0.0:
                 name, split = self.names.of(number)

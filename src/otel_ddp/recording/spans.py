@@ -135,11 +135,6 @@ def moment(recorder: Recorder) -> dict[str, Any]:
 class OpenSpan:
     """A span, from its beginning to its end, and the phase where it is one."""
 
-    __slots__ = (
-        *("_began", "_detach", "_inside", "_name", "_phase", "_span_id", "_started_ns"),
-        *("_token", "progress"),
-    )
-
     def __init__(
         self, progress: Progress, name: Any, run: str, *, phase: bool, expect_s: Any
     ) -> None:

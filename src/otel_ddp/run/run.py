@@ -226,11 +226,9 @@ class Run:
         writer = opening.open_journal(conf, self._identity_record(exported))
         if writer is None:
             return None
-        recorder = Recorder(writer)
+        recorder = Recorder(writer, self._check_agent)
         records = self._records = Records(conf, recorder, place.Place(writer.path.parent), exported)
         recorder.run_span = of_run
-        recorder.on_first_value = records.progress.mark_running
-        recorder.check_agent = self._check_agent
         errors.count_failure = self._count_failures
         self._count_failures(0.0)
         recorder.documents.facts(

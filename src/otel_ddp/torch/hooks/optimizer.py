@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from otel_ddp import errors
-from otel_ddp.recording.counted import CountedSteps
+from otel_ddp.recording.steps import CountedSteps
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.stepper import Stepper
 
