@@ -224,7 +224,7 @@ def ray_experiment(env: Mapping[str, str]) -> str:
 def parent_was_given(process: ProcessFacts, name: str) -> bool:
     """Whether our parent was started with the same value of a variable, and did not set it."""
     theirs = _environ(process.proc, process.parent or _parent(process.proc, process.pid))
-    return process.env.get(name) == theirs.get(name)
+    return process.env.get(name, "") == theirs.get(name, "")
 
 
 def launcher_process(process: ProcessFacts, markers: tuple[str, ...]) -> tuple[str, ...]:
@@ -318,17 +318,10 @@ def _spawned(process: ProcessFacts, candidates: list[_Variables]) -> LauncherFac
 
     A RANK that differs from the parent's own at its start was set for the child.
     """
-    facts = (
-        _facts_of(candidates[0], process.env)
-        if candidates[0].launcher in _OWN
-        else LauncherFacts("spawn")
-    )
-    if facts.launcher in _OWN:
-        parent = _environ(process.proc, _parent(process.proc, process.pid))
-        if any(
-            process.env.get(name, "") != parent.get(name, "") for name in ("RANK", "LOCAL_RANK")
-        ):
-            return facts._replace(launcher="spawn", markers=())
+    if candidates[0].launcher in _OWN:
+        own = _facts_of(candidates[0], process.env)
+        if not all(parent_was_given(process, name) for name in ("RANK", "LOCAL_RANK")):
+            return own._replace(launcher="spawn", markers=())
     for variables in candidates:
         try:
             outer = _facts_of(variables, process.env)
