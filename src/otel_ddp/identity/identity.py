@@ -164,7 +164,7 @@ def resolve(
     )
     texts = {
         name: _text(name, arguments.get(name), env)
-        for name in ("job_type", "project", "name", "description", "node", "group")
+        for name in ("job_type", "project", "name", "description", "tags", "node", "group")
     }
     facts = launchers.LauncherFacts("pool") if in_task else launchers.read(process)
 
@@ -203,7 +203,6 @@ def resolve(
             "group": group or run_names.clean(launchers.ray_experiment(env)),
         },
         run=found.run,
-        tags=_tags(arguments.get("tags"), env),
         host=run_names.clean(process.host),
         pid=process.pid,
         global_rank=rank,
@@ -312,25 +311,16 @@ def _name(master: str) -> str:
     return master.strip().lower().strip("[]")
 
 
-def _text(name: str, argument: object, env: Mapping[str, str]) -> str:
-    if argument is not None and not isinstance(argument, str):
-        raise ConfigError(
-            f"{name} must be text, got {argument!r} ({type(argument).__name__}); "
-            f"pass str(...) of it."
-        )
+def _text(name: str, argument: Any, env: Mapping[str, str]) -> str:
+    several = name == "tags" and isinstance(argument, Collection)
+    if argument is not None and not all(
+        isinstance(each, str) for each in (argument if several else (argument,))
+    ):
+        wanted = "texts, ['baseline', 'bf16'] or 'baseline, bf16'" if name == "tags" else "text"
+        raise ConfigError(f"{name} must be {wanted}, got {argument!r}.")
     # An empty argument counts as unset, as an empty variable does: os.environ.get("X", "").
     texts = (argument or "", *(env.get(variable, "") for variable in VARIABLES[name]))
     return next(filter(None, (normal(name, text) for text in texts)), "")
-
-
-def _tags(argument: object, env: Mapping[str, str]) -> str:
-    tags = list(argument) if isinstance(argument, Collection) else [argument]
-    if argument is not None and not all(isinstance(each, str) for each in tags):
-        raise ConfigError(
-            f"tags must be texts, ['baseline', 'bf16'] or 'baseline, bf16', got {argument!r}."
-        )
-    texts = (argument or (), *(env.get(variable, "") for variable in VARIABLES["tags"]))
-    return next(filter(None, (normal("tags", each) for each in texts)), "")
 
 
 def normal(name: str, value: Any) -> Any:

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from otel_ddp import errors
 from otel_ddp.recording import values
@@ -28,8 +28,6 @@ class ProcessRun(Protocol):
 
     def brought_by_fork(self) -> bool: ...
 
-
-R = TypeVar("R", bound=ProcessRun)
 
 _current: ProcessRun | None = None
 # A run that came into this process by pickle or by fork and was not used yet.
@@ -60,15 +58,15 @@ def had_one() -> bool:
     return os.getpid() in _watched
 
 
-def attach(make: Callable[[], R]) -> ProcessRun:
-    """Returns the run that an unpickled run becomes here; it opens at its first use."""
+def attach(unpickled: ProcessRun) -> ProcessRun:
+    """Returns the run that an unpickled one becomes here; it opens at its first use."""
     global _inherited
     with _opening:
         if _current is not None:
             return _current
         # One process has one run, however often that is unpickled.
         if _inherited is None:
-            _inherited = make()
+            _inherited = unpickled
         return _inherited
 
 

@@ -790,7 +790,7 @@ def silent() -> Run:
 
 def _attach(arguments: dict[str, Any]) -> Run:
     """Makes the run of an unpickled one."""
-    return cast("Run", current_run.attach(lambda: Run(Origin(arguments, joins=True))))
+    return cast("Run", current_run.attach(Run(Origin(arguments, joins=True))))
 
 
 @errors.contained()
