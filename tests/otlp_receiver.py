@@ -24,7 +24,9 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metric
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
+from otel_ddp.agent.export.otlp import encode
 from otel_ddp.agent.export.otlp.messages import SERVICES
+from otel_ddp.vocabulary.catalog import Kind, Metric
 
 # The fields of a request: of each resource, of each scope in it, and what is in that.
 _FIELDS = {
@@ -83,6 +85,19 @@ class Point(NamedTuple):
 def points_in(*bodies: bytes) -> list[Point]:
     """Every point of these requests, in their order."""
     return [each for body in bodies for each in _points_of(_parsed("metrics", body))]
+
+
+def gauges(*series: tuple[str, int, float], **resource: str) -> bytes:
+    """A request with one point each: of this metric, rank and value."""
+    metrics = [
+        encode.metric(
+            Metric(name, Kind.GAUGE, "", "", (), "rank", "", (), name),
+            [encode.number_point(encode.attribute_bytes({"rank": rank}), 17, value)],
+        )
+        for name, rank, value in series
+    ]
+    scope = encode.in_scope("otel_ddp", "1", metrics)
+    return encode.request(encode.resource_bytes(resource), [scope])
 
 
 def contents_in(signal: str, *bodies: bytes) -> list[Any]:

@@ -29,13 +29,16 @@ from otel_ddp.agent.export.otlp.encode import (
     SCHEMA_URL,
     attribute_bytes,
     histogram_point,
+    in_scope,
     metric,
-    metrics_request,
     no_histogram,
     no_number,
     number_point,
+    request,
     resource_bytes,
 )
+from otel_ddp.vocabulary.catalog import Kind
+from otel_ddp.vocabulary.catalog import Metric as Described
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -108,23 +111,28 @@ def test_the_official_encoder_writes_the_same_request(
             Metric(*words, data=Sum(numbers, cumulative, False)),
             Metric(*words, data=Histogram(histograms, cumulative)),
         ]
-    in_scope = InstrumentationScope(scope, version, SCHEMA_URL)
-    of_scope = ScopeMetrics(in_scope, metrics, SCHEMA_URL)
+    instrumentation = InstrumentationScope(scope, version, SCHEMA_URL)
+    of_scope = ScopeMetrics(instrumentation, metrics, SCHEMA_URL)
     of_resource = ResourceMetrics(Resource(resource, SCHEMA_URL), [of_scope], SCHEMA_URL)
     expected = encode_metrics(MetricsData([of_resource]))
 
     points = [number_point(attribute_bytes(a), t, v, s) for a, t, v, s in series]
     told = {
-        "gauge": [number_point(attribute_bytes(a), t, v) for a, t, v, _ in series],
-        "counter": points,
-        "updown": points,
-        "histogram": [
-            histogram_point(attribute_bytes(a, HISTOGRAM_ATTRIBUTES), t, s, 10, v, bounds, counts)
+        Kind.GAUGE: [number_point(attribute_bytes(a), t, v) for a, t, v, _ in series],
+        Kind.COUNTER: points,
+        Kind.UPDOWN: points,
+        Kind.HISTOGRAM: [
+            histogram_point(attribute_bytes(a, HISTOGRAM_ATTRIBUTES), t, s, v, bounds, counts)
             for a, t, v, s in series
         ],
     }
-    ours = [metric(*words, kind, each) for kind, each in told.items() if each]
-    got = parse(metrics_request(resource_bytes(resource), scope, version, ours))
+    name, description, unit = words
+    ours = [
+        metric(Described(name, kind, unit, description, (), "rank", "", (), name), each)
+        for kind, each in told.items()
+        if each
+    ]
+    got = parse(request(resource_bytes(resource), [in_scope(scope, version, ours)]))
 
     # A set of attributes has no order; the SDK sorts those of a resource in its own way.
     for message in (expected, got):

@@ -19,18 +19,11 @@ from node import new_certificate
 from otel_ddp import settings
 from otel_ddp.agent.export.otlp import SIGNALS, signals_with_endpoint
 from otel_ddp.agent.export.otlp.documents import Documents
-from otel_ddp.agent.export.otlp.encode import (
-    attribute_bytes,
-    metric,
-    metrics_request,
-    number_point,
-    resource_bytes,
-)
 from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.queue import Outcome
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.parser import Document
-from otlp_receiver import Receiver
+from otlp_receiver import Receiver, gauges
 
 HTTP, GRPC = "http/protobuf", "grpc"
 
@@ -39,17 +32,7 @@ DOCUMENTS = [
     Document(EVENT, {"name": "run.started", "time": 1, "body": "hello"}, 0),
 ]
 BODY: dict[str, bytes] = {
-    "metrics": metrics_request(
-        resource_bytes({"service.name": "training"}),
-        "otel_ddp",
-        "1",
-        [
-            metric(
-                *("training.loss", "The loss.", "", "gauge"),
-                [number_point(attribute_bytes({"rank": 3}), 17, 0.5)],
-            )
-        ],
-    ),
+    "metrics": gauges(("training.loss", 3, 0.5), **{"service.name": "training"}),
     **{each.lane: each.body for each in Documents({}).render([((), "", DOCUMENTS)])},
 }
 

@@ -14,18 +14,11 @@ import pytest
 from make import Clock
 from otel_ddp import settings
 from otel_ddp.agent.export.otlp import LANES, SIGNALS
-from otel_ddp.agent.export.otlp.encode import (
-    attribute_bytes,
-    metric,
-    metrics_request,
-    number_point,
-    resource_bytes,
-)
 from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.queue import Outcome, Request
 from otel_ddp.agent.queue.delivery import Delivery, Send
 from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue
-from otlp_receiver import Receiver
+from otlp_receiver import Receiver, gauges
 from shortages import descriptors_below, no_threads
 
 DELIVERED = Outcome("delivered", "accepted by http://c")
@@ -162,11 +155,7 @@ def test_a_refused_request_is_dropped_and_the_next_goes_on_at_once(delivery: Ben
 
 def points_of(*series: tuple[str, int]) -> bytes:
     """A real request with one point for each metric and rank."""
-    metrics = [
-        metric(name, "", "", "gauge", [number_point(attribute_bytes({"rank": rank}), 17, rank)])
-        for name, rank in series
-    ]
-    return metrics_request(resource_bytes({}), "otel_ddp", "1", metrics)
+    return gauges(*((name, rank, rank) for name, rank in series))
 
 
 MANY = [(name, rank) for name in ("training.a", "training.b") for rank in range(100)]

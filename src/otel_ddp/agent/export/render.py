@@ -110,13 +110,8 @@ class Renderer:
             for metric, points_of in groupby(part, itemgetter(2)):
                 contents = of_metrics.setdefault(metric.name, (metric, []))[1]
                 contents += [content for content, _, _ in points_of]
-            metrics = [
-                encode.metric(
-                    metric.name, metric.description, metric.unit, metric.kind.value, contents
-                )
-                for metric, contents in of_metrics.values()
-            ]
-            body = encode.metrics_request(described, SCOPE, __version__, metrics)
+            metrics = [encode.metric(metric, contents) for metric, contents in of_metrics.values()]
+            body = encode.request(described, [encode.in_scope(SCOPE, __version__, metrics)])
             oldest_s = min([time_ns for _, time_ns, _ in part]) // _S
             yield Request("metrics", body, len(part), not may_be_lost, oldest_s)
 
@@ -138,6 +133,5 @@ def _histogram_point(series: Series, value: Buckets, now_ns: int, start_ns: int)
         series.exemplars_ns = new[-1].time_ns
     counts = [int(count) for count in value.counts]
     return encode.histogram_point(
-        *(attributes, now_ns, start_ns, sum(counts), value.total),
-        *(series.metric.bounds, counts, new),
+        attributes, now_ns, start_ns, value.total, series.metric.bounds, counts, new
     )

@@ -4,21 +4,25 @@ The official encoder builds a protobuf object for every attribute of every point
 20 us a point. The attributes of a series never change, so they are encoded once. A point is these
 bytes with two or three numbers in front. The tags below are those of
 opentelemetry/proto/metrics/v1/metrics.proto; a test compares each of them with the official
-classes. Spans and log records are few: the official classes encode them (`documents.py`).
+classes. Histograms, spans and log records are few: the official classes encode them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from struct import Struct, pack
-from typing import Literal
+from struct import Struct
+
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK,
+    HistogramDataPoint,
+)
 
 from otel_ddp.agent.ledger import Exemplar
+from otel_ddp.vocabulary.catalog import Kind, Metric
 
 AttributeValue = str | bool | int | float
 Attributes = Mapping[str, AttributeValue]
-MetricKind = Literal["counter", "gauge", "updown", "histogram"]
 
 # The release of the semantic conventions that our names are those of.
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
@@ -37,13 +41,9 @@ _DOUBLE = Struct("<d").pack
 _TIME_VALUE = Struct("<BQBd").pack
 _START_TIME_VALUE = Struct("<BQBQBd").pack
 _TIME = Struct("<BQ").pack
-_TIMES = Struct("<BQBQ").pack
-# Tag and number: count (4) and sum (5) of a histogram.
-_COUNT_SUM = Struct("<BQBd").pack
 
-# The flag "no recorded value" of a number (field 8) and of a histogram (field 10).
+# The flag "no recorded value" of a number (field 8).
 _NO_NUMBER = b"\x40\x01"
-_NO_HISTOGRAM = b"\x50\x01"
 
 _LONGEST_CACHED = 200
 _CUMULATIVE = b"\x10\x02"
@@ -129,22 +129,28 @@ def histogram_point(
     attributes: bytes,
     time_ns: int,
     start_ns: int,
-    count: int,
     total: float,
     bounds: Sequence[float],
     bucket_counts: Sequence[int],
     exemplars: Iterable[Exemplar] = (),
 ) -> bytes:
     """One point of a histogram; there is one more bucket than there are bounds."""
-    body = (
-        _TIMES(0x11, start_ns, 0x19, time_ns)
-        + _COUNT_SUM(0x21, count, 0x29, total)
-        + element(6, pack(f"<{len(bucket_counts)}Q", *bucket_counts))
-        + element(7, pack(f"<{len(bounds)}d", *bounds))
-        + b"".join(element(8, _exemplar(each)) for each in exemplars)
-        + attributes
+    point = HistogramDataPoint(
+        start_time_unix_nano=start_ns,
+        time_unix_nano=time_ns,
+        count=sum(bucket_counts),
+        sum=total,
+        bucket_counts=bucket_counts,
+        explicit_bounds=bounds,
     )
-    return element(1, body)
+    for each in exemplars:
+        point.exemplars.add(
+            time_unix_nano=each.time_ns,
+            as_double=each.value,
+            span_id=each.span_id,
+            trace_id=each.trace_id,
+        )
+    return element(1, point.SerializeToString() + attributes)
 
 
 def no_number(attributes: bytes, time_ns: int) -> bytes:
@@ -154,53 +160,38 @@ def no_number(attributes: bytes, time_ns: int) -> bytes:
 
 def no_histogram(attributes: bytes, time_ns: int, bounds: Sequence[float]) -> bytes:
     """The same of a histogram. Prometheus has a series for each bucket and one for the sum."""
-    named = (
-        _COUNT_SUM(0x21, 0, 0x29, 0.0)
-        + element(6, bytes(8 * (len(bounds) + 1)))
-        + element(7, pack(f"<{len(bounds)}d", *bounds))
+    point = HistogramDataPoint(
+        time_unix_nano=time_ns,
+        sum=0.0,
+        bucket_counts=[0] * (len(bounds) + 1),
+        explicit_bounds=bounds,
+        flags=DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK,
     )
-    return element(1, _TIME(0x19, time_ns) + named + attributes + _NO_HISTOGRAM)
+    return element(1, point.SerializeToString() + attributes)
 
 
-def _exemplar(exemplar: Exemplar) -> bytes:
-    ids = element(4, exemplar.span_id) + element(5, exemplar.trace_id)
-    return _TIME_VALUE(0x11, exemplar.time_ns, 0x19, exemplar.value) + ids
-
-
-def metric(
-    name: str,
-    description: str,
-    unit: str,
-    kind: MetricKind,
-    points: Iterable[bytes],
-) -> bytes:
+def metric(described: Metric, points: Iterable[bytes]) -> bytes:
     """One metric with its points; sums are cumulative."""
     content = b"".join(points)
-    if kind == "gauge":
+    if described.kind is Kind.GAUGE:
         data = element(5, content)
-    elif kind == "histogram":
+    elif described.kind is Kind.HISTOGRAM:
         data = element(9, content + _CUMULATIVE)
-    elif kind == "counter":
+    elif described.kind is Kind.COUNTER:
         data = element(7, content + _CUMULATIVE + _MONOTONIC)
     else:
         data = element(7, content + _CUMULATIVE)
-    head = element(1, utf8(name)) + element(2, utf8(description)) + element(3, utf8(unit))
+    texts = (described.name, described.description, described.unit)
+    head = b"".join(element(field, utf8(text)) for field, text in enumerate(texts, start=1))
     return element(2, head + data)
 
 
 def resource_bytes(attributes: Attributes) -> bytes:
-    """The resource, encoded for `metrics_request`."""
+    """The resource, encoded for `request`."""
     return element(1, attribute_bytes(attributes, RESOURCE_ATTRIBUTES))
 
 
 _SCHEMA = element(3, SCHEMA_URL.encode())
-
-
-def metrics_request(
-    resource: bytes, scope_name: str, scope_version: str, metrics: Iterable[bytes]
-) -> bytes:
-    """A whole ExportMetricsServiceRequest."""
-    return request(resource, [in_scope(scope_name, scope_version, metrics)])
 
 
 def in_scope(name: str, version: str, contents: Iterable[bytes]) -> bytes:
