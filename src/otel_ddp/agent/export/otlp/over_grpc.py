@@ -44,17 +44,24 @@ class GrpcSender:
 
     def __init__(self, there: Variables) -> None:
         self._signal, self._url = there.signal, there.url
-        self._timeout_s, self._compression = there.timeout_s(), there.compression()
+        self._timeout_s = there.timeout_s()
         self._metadata = tuple(there.headers().items())
+        options: list[tuple[str, Any]] = [("grpc.primary_user_agent", f"otel_ddp/{__version__}")]
+        if is_loopback(self._url):
+            # Otherwise a cluster's http_proxy would be asked, and would reach its own loopback.
+            options.append(("grpc.enable_http_proxy", 0))
+        is_packed = there.compression() == "gzip"
+        compression = grpc.Compression.Gzip if is_packed else grpc.Compression.NoCompression
         parts = urlsplit(self._url)
-        self._target = parts.netloc or self._url
-        plain = parts.scheme == "http" or (not parts.netloc and there.insecure())
-        self._tls = None if plain else there.tls_files()
-        self._channel: grpc.Channel | None = None
+        target = parts.netloc or self._url
+        if parts.scheme == "http" or (not parts.netloc and there.insecure()):
+            self._channel = grpc.insecure_channel(target, options, compression)
+        else:
+            files = [Path(path).read_bytes() if path else None for path in there.tls_files()]
+            credentials = grpc.ssl_channel_credentials(*files)
+            self._channel = grpc.secure_channel(target, credentials, options, compression)
 
     def send(self, body: bytes) -> Outcome:
-        if self._channel is None:
-            self._channel = self._connected()
         try:
             reply = self._channel.unary_unary(SERVICES[self._signal].method)(
                 body, timeout=self._timeout_s, metadata=self._metadata
@@ -67,23 +74,7 @@ class GrpcSender:
         return accepted_with(self._signal, reply, without_credentials(self._url))
 
     def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-
-    def _connected(self) -> grpc.Channel:
-        options: list[tuple[str, Any]] = [("grpc.primary_user_agent", f"otel_ddp/{__version__}")]
-        if is_loopback(self._url):
-            # Otherwise a cluster's http_proxy would be asked, and would reach its own loopback.
-            options.append(("grpc.enable_http_proxy", 0))
-        is_packed = self._compression == "gzip"
-        compression = grpc.Compression.Gzip if is_packed else grpc.Compression.NoCompression
-        if self._tls is None:
-            return grpc.insecure_channel(self._target, options, compression)
-        credentials = grpc.ssl_channel_credentials(
-            *(Path(path).read_bytes() if path else None for path in self._tls)
-        )
-        return grpc.secure_channel(self._target, credentials, options, compression)
+        self._channel.close()
 
     def _failed(self, error: Any) -> Outcome:
         code, details = error.code(), error.details() or ""
@@ -97,9 +88,6 @@ class GrpcSender:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Outcome("retry", f"no answer from {where} within {self._timeout_s:g} s")
         if code is grpc.StatusCode.UNAVAILABLE:
-            # A channel waits up to two minutes before it connects again, and keeps its first
-            # certificates. The delivery pauses by itself, so the next attempt gets a new channel.
-            self.close()
             why = _unavailable(details, where)
             return Outcome("retry", why, retry_after_s=_retry_after_s(error))
         if code is grpc.StatusCode.INTERNAL and details == "Invalid metadata":

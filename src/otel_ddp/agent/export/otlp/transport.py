@@ -55,9 +55,14 @@ class Transport:
         try:
             if signal not in self._senders:
                 self._senders[signal] = self._open(self._variables(signal))
-            return self._senders[signal].send(body)
+            outcome = self._senders[signal].send(body)
         except _UNUSABLE as error:
-            return Outcome("retry", f"{signal} cannot be sent: {one_line(str(error))}")
+            outcome = Outcome("retry", f"{signal} cannot be sent: {one_line(str(error))}")
+        if outcome.kind == "retry" and signal in self._senders:
+            # The next attempt reads the certificates again, which may have come, and connects
+            # anew: a channel of gRPC would wait up to two minutes before it does.
+            self._senders.pop(signal).close()
+        return outcome
 
     def close(self) -> None:
         """Close every connection."""
