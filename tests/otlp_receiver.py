@@ -25,7 +25,6 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from otel_ddp.agent.export.otlp import encode
-from otel_ddp.agent.export.otlp.messages import SERVICES
 from otel_ddp.vocabulary.catalog import Kind, Metric
 
 # The fields of a request: of each resource, of each scope in it, and what is in that.
@@ -33,6 +32,11 @@ _FIELDS = {
     "metrics": ("resource_metrics", "scope_metrics", "metrics"),
     "traces": ("resource_spans", "scope_spans", "spans"),
     "logs": ("resource_logs", "scope_logs", "log_records"),
+}
+_RESPONSES: dict[str, Any] = {
+    "metrics": metrics_service_pb2.ExportMetricsServiceResponse,
+    "traces": trace_service_pb2.ExportTraceServiceResponse,
+    "logs": logs_service_pb2.ExportLogsServiceResponse,
 }
 _REQUESTS: dict[str, Any] = {
     "metrics": metrics_service_pb2.ExportMetricsServiceRequest,
@@ -238,7 +242,7 @@ class Receiver:
             self._changed.notify_all()
 
     def reply(self, signal: str, mode: str | int) -> Any:
-        response = SERVICES[signal].response()
+        response = _RESPONSES[signal]()
         if mode == "partial":
             response.partial_success.error_message = "out of order"
             setattr(response.partial_success, _REJECTED[signal], 3)
@@ -297,7 +301,7 @@ class _Handler(BaseHTTPRequestHandler):
         wire = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path, _, query = self.path.partition("?")
         signal = path.rpartition("/")[2]
-        if signal not in SERVICES:
+        if signal not in _REQUESTS:
             self._answer(404, b"", "text/plain")
             return
         mode = receiver.came_in(signal)

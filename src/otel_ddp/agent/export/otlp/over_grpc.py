@@ -22,9 +22,14 @@ from otel_ddp.agent.export.otlp import (
     one_line,
     without_credentials,
 )
-from otel_ddp.agent.export.otlp.messages import SERVICES, accepted_with
+from otel_ddp.agent.export.otlp.reply import accepted_with
 from otel_ddp.agent.queue import Outcome
 
+_METHODS = {
+    "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+    "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+    "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+}
 # What these say may be about the request, or about the server. INVALID_ARGUMENT alone is certain.
 _DOUBTFUL = frozenset(
     {
@@ -63,7 +68,7 @@ class GrpcSender:
 
     def send(self, body: bytes) -> Outcome:
         try:
-            reply = self._channel.unary_unary(SERVICES[self._signal].method)(
+            reply = self._channel.unary_unary(_METHODS[self._signal])(
                 body, timeout=self._timeout_s, metadata=self._metadata
             )
         except grpc.RpcError as error:
@@ -71,7 +76,7 @@ class GrpcSender:
         except ValueError:
             # grpc puts the metadata, and with it a token, into this error's text.
             return _BAD_HEADER
-        return accepted_with(self._signal, reply, without_credentials(self._url))
+        return accepted_with(reply, without_credentials(self._url))
 
     def close(self) -> None:
         self._channel.close()

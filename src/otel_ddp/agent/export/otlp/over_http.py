@@ -23,7 +23,7 @@ from otel_ddp.agent.export.otlp import (
     one_line,
     without_credentials,
 )
-from otel_ddp.agent.export.otlp.messages import accepted_with
+from otel_ddp.agent.export.otlp.reply import accepted_with
 from otel_ddp.agent.queue import Outcome
 
 # A reply of a collector is a few bytes; a longer one comes from another program.
@@ -102,7 +102,7 @@ class HttpSender:
         about_the_way = status < 400 or status in _ABOUT_THE_WAY
         reply = b"" if about_the_way and status >= 300 else _reply(response, ends_at)
         if 200 <= status < 300:
-            return accepted_with(self._signal, reply, where)
+            return accepted_with(reply, where)
         why = f"{status} from {where}"
         if about_the_way:
             after_s = _retry_after_s(response.headers.get("Retry-After"))
