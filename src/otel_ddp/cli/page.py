@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 from otel_ddp import settings
-from otel_ddp.agent.scrape.server import Handler, bind
+from otel_ddp.agent.scrape.server import bind
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import default_directory, histories
 from otel_ddp.history.page.app import App
-from otel_ddp.history.page.exchange import Answer
 
 _HOST = "127.0.0.1"
 
@@ -42,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         return 2
     app = App(folder, ours=not options.folder)
     try:
-        server = bind(_HOST, options.port, page_handler(app))
+        server = bind(_HOST, options.port, lambda asked: asked.page_answer(app))
     except (OSError, OverflowError) as error:
         print(f"The page cannot be served: {error}.", file=sys.stderr)
         return 1
@@ -59,13 +58,3 @@ def run(options: argparse.Namespace) -> int:
         print("Ctrl-C ends it.", flush=True)
         server.serve_forever()
     return 0
-
-
-def page_handler(app: App) -> type[Handler]:
-    """Answers requests with the page alone."""
-
-    class PageHandler(Handler):
-        def answer(self) -> Answer:
-            return self.page_answer(app)
-
-    return PageHandler

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 from otel_ddp.agent.scrape.server import bind
-from otel_ddp.cli.page import page_handler
 from otel_ddp.history.page.app import App
 
 
@@ -13,7 +12,7 @@ class Served:
     """Used with `with`."""
 
     def __init__(self, app: App, port: int = 0) -> None:
-        self._server = bind("127.0.0.1", port, page_handler(app))
+        self._server = bind("127.0.0.1", port, lambda asked: asked.page_answer(app))
         self._thread = threading.Thread(target=lambda: self._server.serve_forever(0.05))
 
     @property

@@ -117,10 +117,11 @@ class Endpoint:
         *problems*: what else does not run in the agent.
         *token*: what a request has to show; empty: nothing.
         """
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(LedgerCollector(ledger))
-        handler = _handler(registry, page, idle_s, problems, token)
-        self._server = bind(host, port, handler)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(LedgerCollector(ledger))
+        self._rendering = threading.Lock()
+        self._page, self._idle_s, self._problems, self._token = page, idle_s, problems, token
+        self._server = bind(host, port, self._answer, any_name=bool(token))
         self.thread = KeptThread("endpoint", lambda: self._server.serve_forever(_POLL_S))
 
     @property
@@ -151,48 +152,35 @@ class Endpoint:
         for thread in list(self._server.answering):
             thread.join(max(deadline - time.monotonic(), 0.0))
 
+    # -- answers, each in a thread of its client
+
+    def _answer(self, asked: Handler) -> Answer:
+        path = asked.path.split("?", 1)[0]
+        # A probe has no token, and learns only whether the agent is well.
+        if path == "/healthz" and asked.command != "POST":
+            return self._health()
+        if not access.admits(self._token, asked.headers.get("Authorization") or ""):
+            asks = {"WWW-Authenticate": 'Basic realm="otel-ddp", charset="UTF-8"'}
+            return as_text(401, "name yourself\n", asks)
+        if path == "/metrics" and asked.command != "POST":
+            return self._metrics(asked.headers.get("Accept") or "")
+        return asked.page_answer(self._page, is_known=bool(self._token))
+
+    def _metrics(self, accepted: str) -> Answer:
+        encoder, kind = choose_encoder(accepted)
+        with self._rendering:
+            body = _render(encoder, self._registry)
+        if body is None:
+            return as_text(500, "it could not be rendered: the agent's log says why\n")
+        return Answer(200, {"Content-Type": kind}, body)
+
+    def _health(self) -> Answer:
+        lines = list(self._problems())
+        if (stuck_s := self._idle_s()) > _STUCK_S:
+            lines.insert(0, f"the agent's loop has not moved for {stuck_s:.0f} s")
+        return as_text(503 if lines else 200, "".join(f"{line}\n" for line in lines or ["ok"]))
+
 
 @errors.contained()
 def _render(encoder: Callable[[CollectorRegistry], bytes], registry: CollectorRegistry) -> bytes:
     return encoder(registry)
-
-
-def _handler(
-    registry: CollectorRegistry,
-    page: App,
-    idle_s: Callable[[], float],
-    problems: Callable[[], Sequence[str]],
-    token: bytes,
-) -> type[Handler]:
-    rendering = threading.Lock()
-
-    class EndpointHandler(Handler):
-        any_name = bool(token)
-
-        def answer(self) -> Answer:
-            path = self.path.split("?", 1)[0]
-            # A probe has no token, and learns only whether the agent is well.
-            if path == "/healthz" and self.command != "POST":
-                return self._health()
-            if not access.admits(token, self.headers.get("Authorization") or ""):
-                asks = {"WWW-Authenticate": 'Basic realm="otel-ddp", charset="UTF-8"'}
-                return as_text(401, "name yourself\n", asks)
-            if path == "/metrics" and self.command != "POST":
-                return self._metrics()
-            return self.page_answer(page, is_known=bool(token))
-
-        def _metrics(self) -> Answer:
-            encoder, kind = choose_encoder(self.headers.get("Accept") or "")
-            with rendering:
-                body = _render(encoder, registry)
-            if body is None:
-                return as_text(500, "it could not be rendered: the agent's log says why\n")
-            return Answer(200, {"Content-Type": kind}, body)
-
-        def _health(self) -> Answer:
-            lines = list(problems())
-            if (stuck_s := idle_s()) > _STUCK_S:
-                lines.insert(0, f"the agent's loop has not moved for {stuck_s:.0f} s")
-            return as_text(503 if lines else 200, "".join(f"{line}\n" for line in lines or ["ok"]))
-
-    return EndpointHandler

@@ -9,6 +9,7 @@ import socket
 import socketserver
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -44,12 +45,14 @@ class BoundedServer(ThreadingHTTPServer):
         self,
         family: socket.AddressFamily,
         address: tuple[Any, ...],
-        handler: type[BaseHTTPRequestHandler],
+        answer: Callable[[Handler], Answer],
+        any_name: bool,
     ) -> None:
         self.address_family = family
+        self.answer, self.any_name = answer, any_name
         self.answering: WeakSet[threading.Thread] = WeakSet()
         self._clients: dict[Any, _Client] = {}
-        super().__init__(address, handler)
+        super().__init__(address, Handler)
 
     def server_bind(self) -> None:
         # HTTPServer's own asks DNS for our full name: with a silent name server that takes minutes.
@@ -131,11 +134,6 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "otel-ddp"
     sys_version = ""
     timeout = CLIENT_TIMEOUT_S
-    any_name = False
-
-    def answer(self) -> Answer:
-        """The answer to a request that the guard has let through."""
-        raise NotImplementedError
 
     def page_answer(self, app: App, *, is_known: bool = False) -> Answer:
         """The page's answer. *is_known*: who asks has shown that they may see everything."""
@@ -158,8 +156,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.has_asked(self.connection)
         try:
-            guard.check(self.path, self.headers, any_name=self.any_name)
-            given = self.answer()
+            guard.check(self.path, self.headers, any_name=self.server.any_name)
+            given = self.server.answer(self)
         except Refused as why:
             given = as_text(why.status, f"{why}\n")
         self.server.is_answered(self.connection)
@@ -183,15 +181,20 @@ class Handler(BaseHTTPRequestHandler):
         """Requests are not logged."""
 
 
-def bind(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> BoundedServer:
-    """A server on this port, or on the next one that is free; on any port for 0."""
+def bind(
+    host: str, port: int, answer: Callable[[Handler], Answer], *, any_name: bool = False
+) -> BoundedServer:
+    """A server on this port, or on the next one that is free; on any port for 0.
+
+    *answer*: answers the requests that the guard lets through. *any_name*: as in the guard.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for attempt in range(port, min(port + _PORTS_TO_TRY, 65536)) if port else ():
         try:
-            return BoundedServer(family, (host, attempt), handler)
+            return BoundedServer(family, (host, attempt), answer, any_name)
         except OSError as error:  # noqa: PERF203
             # Another error, such as an address of another machine, is the same for every port.
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
     # Any free port.
-    return BoundedServer(family, (host, 0), handler)
+    return BoundedServer(family, (host, 0), answer, any_name)
