@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 
 from fleet import RANKS, Row, recorded  # noqa: E402
+from tools.exposition import parse  # noqa: E402
 
-from otel_ddp.agent.scrape.endpoint import parse  # noqa: E402
 from otel_ddp.vocabulary import catalog  # noqa: E402
 from stack.servers import DEPLOY, Prometheus, binaries  # noqa: E402
 

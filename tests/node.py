@@ -18,9 +18,10 @@ from types import TracebackType
 from typing import Any, cast
 from urllib.parse import urlencode
 
+from tools.exposition import parse
+
 import leftovers
 import warm
-from otel_ddp.agent.scrape.endpoint import parse
 from otel_ddp.cli.node.picture import picture
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import Survey, survey, told_by_agent

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from tools.exposition import parse
 
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, is_logged
-from otel_ddp.agent.scrape.endpoint import LedgerCollector, parse
+from otel_ddp.agent.scrape.endpoint import LedgerCollector
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind, Metric
 from otlp_receiver import points_in

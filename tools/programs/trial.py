@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.exposition import parse
 from tools.programs.workplace import Workplace
 
-from otel_ddp.agent.scrape.endpoint import parse
 from otel_ddp.vocabulary import catalog
 
 BARE, TWO_LINES, RUN = "bare", "two lines", "otel-ddp run"

@@ -12,7 +12,6 @@ from functools import lru_cache
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as ShownExemplar
 
@@ -90,13 +89,6 @@ def _add_histogram(
         family.add_sample(f"{family.name}_bucket", of_bucket, total, exemplar=shown)
     family.add_sample(f"{family.name}_count", labels, total)
     family.add_sample(f"{family.name}_sum", labels, value.total)
-
-
-def parse(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """The name, labels and value of every sample in Prometheus' text format."""
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            yield sample.name, dict(sample.labels), float(sample.value)
 
 
 class Endpoint:
