@@ -13,11 +13,13 @@ from histories import S, value_sums
 from otel_ddp.history import report
 from otel_ddp.history.directory import file_name, find_run
 from otel_ddp.history.newest_attempt import OfNode, are_told_by_others, newest_attempt
-from otel_ddp.history.page import runs
+from otel_ddp.history.page import columns, runs
+from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.run_file import RunFile
-from otel_ddp.history.tables import SeriesKey
+from otel_ddp.history.tables import SeriesKey, StepSum
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import Survey
+from otel_ddp.vocabulary.words import PHASES
 
 T = 1_800_000_000 * S
 LOSS = SeriesKey("value", "loss", "0", (("split", "train"),))
@@ -45,8 +47,12 @@ def wrote(
         low, high = (choose(named, key=lambda each: each["value"]) for choose in (min, max))
         row = {"name": "loss", "split": "train", "direction": "min", "last": named[-1]}
         summary = [{**row, "min": low, "max": high}]
+    steps = {step: StepSum(step, ns) for step, ns, _ in points}
+    for step, ns, _ in points:
+        steps[step].add(step, ns, ns + S, bytes([PHASES["forward"]]), [S], 0, False)
     file.write(
         values={LOSS: value_sums(file, LOSS, points)} if points else {},
+        steps={SeriesKey("steps", "host", "0"): steps} if points else {},
         ranks={str(each.rank): each.to_json() for each in processes},
         about={
             "group": "",
@@ -96,9 +102,19 @@ def test_ranks_that_moved_to_another_node_are_told_from_there(tmp_path: Path) ->
         losses = [(each.first, each.last) for each in run.values["loss", "train"]]
         (loss,) = run.summary
         nodes = {each["node"] for each in run.ranks.values()}
+        [(_, _, steps)] = run.step_buckets.values()
+        [of_rank] = columns.grid(run, Question("steps"))["ranks"]
+        drawn = columns.columns_of(run, Question("values", {"name": ["loss"]}), "value")["series"]
     ((row,), _) = runs.Runs(tmp_path, ours=False).rows()
     assert nodes == {"b"}
     assert losses == [(0, 9.0), (10, 1.0), (15, 5.0), (25, 3.0)]
+    assert [each.first for each in steps] == [0, 10, 15, 25]
+    made = zip(of_rank["columns"]["first"], of_rank["columns"]["steps"], strict=True)
+    assert [first for first, many in made if many] == [0, 10, 15, 25]
+    assert of_rank["node"] == "b"
+    assert [(each["node"], each["columns"]["last"]) for each in drawn] == [
+        *(("b", [5.0, 3.0]), ("a", [9.0, 1.0]))
+    ]
     # The last value is of the newest attempt, the best one of all.
     assert (loss["last"]["value"], loss["min"]["value"], loss["max"]["value"]) == (3.0, 1.0, 9.0)
     assert row["summary"] == [loss]

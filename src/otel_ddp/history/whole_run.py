@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from otel_ddp import plain
 from otel_ddp.history.newest_attempt import (
@@ -30,6 +30,8 @@ from otel_ddp.history.terminal import where_to_look
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import MEASURED_PHASES, UNUSUAL_PHASES
 
+_Of = tuple[History, Series]
+_B = TypeVar("_B", Bucket, StepBucket)
 _EMPTY: tuple[Any, ...] = (None, "", {}, [])
 StepBuckets = Mapping[str, tuple[str, int, list[StepBucket]]]
 """Of each rank: the clock, the width of its buckets, and these."""
@@ -183,11 +185,20 @@ class WholeRun:
             for series in each.series(kind):
                 yield each, series
 
+    def by_rank(self, found: Iterable[_Of]) -> list[_Of]:
+        """These, by rank; of a rank that has moved, that of its newest process first."""
+
+        def order(one: _Of) -> Any:
+            history, rank = one[0], one[1].key.rank
+            return rank_order(rank), history.ranks.get(rank) is not self.ranks.get(rank)
+
+        return sorted(found, key=order)
+
     @cached_property
     def values(self) -> dict[tuple[str, str], list[Bucket]]:
         """What was logged, by name and split: of the lowest rank that logged it."""
         found: dict[tuple[str, str], tuple[str, list[Bucket]]] = {}
-        for each, series in self.series("value"):
+        for each, series in self.by_rank(self.series("value")):
             key, rank = _name_and_split(series), series.key.rank
             known = found.get(key)
             if known is None:
@@ -198,12 +209,18 @@ class WholeRun:
 
     @cached_property
     def step_buckets(self) -> StepBuckets:
-        found = {
-            series.key.rank: (series.key.name, series.width, each.steps(series))
-            for each in self.histories
-            for series in each.step_series.values()
-        }
-        return _by_rank(found)
+        found: dict[str, tuple[str, int, list[StepBucket]]] = {}
+        for each, series in self.step_series():
+            clock, width, later = found.get(series.key.rank, (series.key.name, series.width, []))
+            buckets = _joined(each.steps(series), later)
+            found[series.key.rank] = clock, max(width, series.width), buckets
+        return found
+
+    def step_series(self) -> list[_Of]:
+        """The steps of each rank on every node, as `by_rank`."""
+        return self.by_rank(
+            (each, one) for each in self.histories for one in each.step_series.values()
+        )
 
     def cells(self) -> list[Cell]:
         """The steps of all ranks: means over the ranks, and the work of all together."""
@@ -252,10 +269,6 @@ def _without_special(cell: Cell) -> Cell:
     return cell._replace(took_s=cell.took_s - special_s, phases_s=phases_s, usual=True)
 
 
-def _by_rank(found: dict[str, Any]) -> dict[str, Any]:
-    return dict(sorted(found.items(), key=lambda item: rank_order(item[0])))
-
-
 def merged(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a summary, of each name and split one: the first says the last value."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -274,7 +287,7 @@ def _has_value(point: Any) -> bool:
     return plain.number(plain.mapping(point).get("value"), -math.inf, math.inf) is not None
 
 
-def _joined(earlier: list[Bucket], later: list[Bucket]) -> list[Bucket]:
+def _joined(earlier: list[_B], later: list[_B]) -> list[_B]:
     """Of a rank that has moved: what it did again on the other node counts there."""
     from_step = min((each.first for each in later), default=2**63)
-    return [*(each for each in earlier if each.until < from_step), *later]
+    return [each for each in earlier if each.until < from_step] + later

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
 from typing import Any
 
-from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import Bucket, History, Series
-from otel_ddp.history.tables import STEP_COLUMNS
+from otel_ddp.history.tables import STEP_COLUMNS, SeriesKey
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE
@@ -63,6 +62,8 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
     wanted = question.whole("columns", 400, 2, _MOST_COLUMNS)
     rank, left_out = question.text("rank"), 0
     found: list[dict[str, Any]] = []
+    # Of a rank that has moved: from where on its newest node has each series.
+    begins: dict[SeriesKey, int] = {}
     for name in question.texts("name")[:_MOST_NAMES]:
         for history, series in _named(run, name, kinds):
             if rank and series.key.rank not in ("", rank):
@@ -71,7 +72,12 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
                 left_out += 1
                 continue
             labels = dict(series.key.labels)
-            buckets = _thinned(history.sums(series, first, until), wanted)
+            buckets = history.sums(series, first, until)
+            if series.key.kind == "value":
+                before = begins.get(series.key, _FURTHEST)
+                buckets = [each for each in buckets if each.until < before]
+                begins[series.key] = min([before, *(each.first for each in buckets)])
+            buckets = _thinned(buckets, wanted)
             columns = _rates(buckets) if series.key.kind == "counter" else _as_columns(buckets)
             found.append(
                 {
@@ -87,8 +93,7 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
 
 def _named(run: WholeRun, name: str, kinds: tuple[str, ...]) -> Iterator[tuple[History, Series]]:
     for kind in kinds:
-        for history in run.histories:
-            yield from ((history, series) for series in history.series(kind, name))
+        yield from run.by_rank((each, s) for each in run.histories for s in each.series(kind, name))
 
 
 def _thinned(buckets: list[Bucket], most: int) -> list[Bucket]:
@@ -153,9 +158,7 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
 
     A cell without a step is null. `mean` is over all ranks that were asked for, weighed by steps.
     """
-    found = [(each, series) for each in run.histories for series in each.step_series.values()]
-    found.sort(key=lambda one: rank_order(one[1].key.rank))
-    chosen = [one for one in found if question.text("rank") in ("", one[1].key.rank)]
+    chosen = [one for one in run.step_series() if question.text("rank") in ("", one[1].key.rank)]
     ranges = [span for each, series in chosen if (span := each.step_range(series)) is not None]
     if not ranges:
         return {"ranks": [], "columns": {}, "wide": 1, "phases": _SHOWN}
@@ -164,10 +167,15 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
     until = min(question.whole("until", highest, -_FURTHEST, _FURTHEST), highest)
     most = min(question.whole("columns", 400, 2, _MOST_COLUMNS), max(_MOST_CELLS // len(chosen), 2))
     wide = _width(chosen, first, until, most)
-    cells = {
-        series.key.rank: history.wide_steps(series, wide, first, until)
-        for history, series in chosen
-    }
+    cells: dict[str, _Cells] = {}
+    newest: dict[str, tuple[History, Series]] = {}
+    for history, series in chosen:
+        rank, found = series.key.rank, history.wide_steps(series, wide, first, until)
+        newest.setdefault(rank, (history, series))
+        # Of a rank that has moved.
+        later = cells.get(rank, {})
+        before = min(later, default=math.inf)
+        cells[rank] = {**{at: row for at, row in found.items() if at < before}, **later}
     numbers = range(first // wide, until // wide + 1) if until >= first else range(0)
     return {
         "wide": wide,
@@ -180,7 +188,7 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
                 "clock": series.key.name,
                 "columns": _of_rank(cells[series.key.rank], numbers, wide),
             }
-            for history, series in chosen
+            for history, series in newest.values()
         ],
     }
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_ddp import errors
 from otel_ddp.agent.history.histories import Collector
@@ -22,6 +22,8 @@ from otel_ddp.journal.process_state import ProcessState
 
 if TYPE_CHECKING:
     from otel_ddp.agent.link.link_thread import LinkThread
+    from otel_ddp.agent.link.runs.following import Following
+    from otel_ddp.agent.link.runs.leading import Leading
 
 # A link goes on for so long after the last process here has ended: others may end later.
 _AFTER_END_NS = 60_000_000_000
@@ -41,45 +43,11 @@ class Wanted(NamedTuple):
     world_size: int
 
 
-class _Link(Protocol):
-    """Either end of the link of one run: `Leading` or `Following`."""
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def poll(self, here: Collection[Process], now_ns: int) -> None:
-        """Take in what is new. *here*: the processes of the run on this node."""
-        ...
-
-    def sources(self) -> Iterator[Process]:
-        """The processes of other nodes that are known here."""
-        ...
-
-    def fresh(self) -> Sequence[Process]:
-        """Those of which there are news."""
-        ...
-
-    def answer(self, judgement: Judgement | None, now_ns: int) -> None:
-        """What the judge of this node asks and says by now."""
-        ...
-
-    def judgement(self) -> Judgement | None:
-        """What another agent says that leads the run now."""
-        ...
-
-    def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
-        """The stacks of this rank, if it runs on another node. Waits for them."""
-        ...
-
-    def describe(self) -> str:
-        """For `status`."""
-        ...
-
-
 class _Open(NamedTuple):
     """A link that is open."""
 
     wanted: Wanted
-    link: _Link
+    link: Leading | Following
     since_ns: int
 
     def still_leads(self, sources: Collection[Process], fact: Lead) -> bool:
@@ -177,7 +145,7 @@ class Links:
         self._open[run] = _Open(wanted, self._opened(run, wanted), now_ns)
         self._open[run].link.start()
 
-    def _opened(self, run: Labels, wanted: Wanted) -> _Link:
+    def _opened(self, run: Labels, wanted: Wanted) -> Leading | Following:
         # Protobuf and gRPC are loaded for runs on several nodes alone.
         from otel_ddp.agent.link.client import LinkClient
         from otel_ddp.agent.link.link_thread import LinkThread
