@@ -205,6 +205,15 @@ class RunFile:
         found = self._series.get(key)
         return 1 if found is None else found.width
 
+    def last(self, key: SeriesKey) -> int:
+        """The highest step of a logged name; -1 if it has none."""
+        found = self._series.get(key)
+        if found is None:
+            return -1
+        query = "SELECT max(until) FROM sums WHERE series = ?"
+        (last,) = self._db.execute(query, (found.id,)).fetchone()
+        return -1 if last is None else int(last)
+
     def write(
         self,
         *,

@@ -27,7 +27,7 @@ from otel_ddp.history.directory import file_name
 from otel_ddp.history.reader import History
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.layout import EVENT
-from otel_ddp.journal.parser import Document
+from otel_ddp.journal.parser import Document, Scalars
 from otel_ddp.settings import MIB
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import UNMEASURED
@@ -65,6 +65,23 @@ def test_what_is_read_twice_is_kept_once(tmp_path: Path) -> None:
     other.close()
 
     assert kept(path) == (23, 21, 23)
+
+
+def test_values_without_steps_go_on_where_the_agent_before_was(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    for first in (1, 3):
+        run = KeptRun(path)
+        run.open()
+        scalars = [
+            Scalars(n * S, None, None, ((1, float(n)),), 100 * n) for n in range(first, first + 2)
+        ]
+        run.feed(batch(0, 0, scalars=scalars))
+        run.write(first)
+        run.close()
+
+    with History(path) as history:
+        (series,) = history.series("value")
+        assert [each.total for each in history.sums(series)] == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_steps_that_were_not_measured_are_kept_with_estimates_by_either_clock(

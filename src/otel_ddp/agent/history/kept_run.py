@@ -298,13 +298,20 @@ class KeptRun:
                 step = record.step
                 if step is None:
                     # Counted by itself: a program without steps has a curve too.
-                    step = self._counts[key] = self._counts.get(key, -1) + 1
+                    step = self._counts[key] = self._count(key) + 1
                 start = step - step % width
                 found = buckets.get(start)
                 if found is None:
                     found = buckets[start] = ValueSum(step, time_ns)
                     new.size += 1
                 found.add(step, time_ns, value, epoch)
+
+    def _count(self, key: SeriesKey) -> int:
+        """The number of the last value without a step; the next agent goes on from it."""
+        found = self._counts.get(key)
+        if found is None:
+            found = -1 if self._file is None else self._file.last(key)
+        return found
 
     def _numbered(self, rank: str, name: Name) -> _Numbered:
         key = SeriesKey("value", name.text, rank, (("split", name.split),))
