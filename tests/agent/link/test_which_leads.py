@@ -105,6 +105,21 @@ def test_a_link_stays_for_a_minute_after_the_journals_are_gone(process: Made) ->
         links.stop()
 
 
+@pytest.mark.parametrize(("ago_s", "links_of"), [(10, 1), (70, 0)])
+def test_an_agent_that_starts_after_the_end_of_a_run_still_tells_it(
+    process: Made, ago_s: int, links_of: int
+) -> None:
+    ended, now_s = process(2, 4, alive=False), [1000.0]
+    links = Links("node-0", cast(Any, Kept()), lambda: int(now_s[0] * 1e9))
+    now_s[0] += ago_s
+    try:
+        links.poll([ended])
+
+        assert len(links.describe()) == links_of
+    finally:
+        links.stop()
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_lead_stays_one_when_rank_0_has_gone_until_another_attempt(
     process: Made, again: bool

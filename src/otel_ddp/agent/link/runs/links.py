@@ -98,8 +98,10 @@ class Links:
         by_run.update({run: [] for run in self._open.keys() - by_run.keys()})
         self._at_work_ns = {run: at for run, at in self._at_work_ns.items() if run in by_run}
         self._why_alone = {run: why for run, why in self._why_alone.items() if run in by_run}
-        at_work = (run for run, of in by_run.items() if any(each.is_at_work for each in of))
-        self._at_work_ns |= dict.fromkeys(at_work, now_ns)
+        for run, of in by_run.items():
+            # An agent may start when they have ended already.
+            at_ns = (now_ns if each.is_at_work else each.ended_ns for each in of)
+            self._at_work_ns[run] = max([self._at_work_ns.get(run, 0), *at_ns])
         for run, sources in by_run.items():
             self._update(run, sources, now_ns)
         for run, each in self._open.items():
