@@ -195,14 +195,8 @@ def explain(error: BaseException, where: str, timeout_s: float) -> str:
     return f"no way to {where}: {one_line(said) or type(error).__name__}"
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and all that it wraps: requests and urllib3 each hide the cause in their own way."""
-    seen: set[int] = set()
-    waiting: list[object] = [error]
-    while waiting:
-        this = waiting.pop(0)
-        if not isinstance(this, BaseException) or id(this) in seen:
-            continue
-        seen.add(id(this))
-        yield this
-        waiting += [*this.args, getattr(this, "reason", None), this.__cause__, this.__context__]
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those behind it: requests and urllib3 wrap what the system says."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
