@@ -115,6 +115,12 @@ def test_what_goes_on_is_described(tmp_path: Path, ledger: Ledger) -> None:
     assert before == f"nothing sent yet to {endpoint}"
     assert ill.startswith(f"metrics: 503 from {endpoint}/v1/metrics since ")
     assert ill.endswith(" kB wait on disk")
+    counts = {(each.name, *labels): count for each, count, labels in exporter.counts()}
+    assert counts["otel_ddp.spool.size",] == 4096
+    assert counts["otel_ddp.exports", ("outcome", "delivered")] == 1
+    assert counts["otel_ddp.exports", ("outcome", "failed")] >= 1
+    whys = {label[1] for name, *labels in counts for label in labels if "dropped" in name}
+    assert whys == {"rejected", "history_full"}
 
 
 def test_positions_wait_for_what_memory_alone_has_and_it_for_the_next_export(

@@ -163,16 +163,18 @@ class Exporter:
         """The metrics of the delivery; none where nothing is exported."""
         if self._delivery is None:
             return []
-        queue, lost = self._delivery.queue, {"rejected": 0}
         with self._delivery.lock:
-            lost |= {"history_full": self._ledger.points_dropped, **queue.dropped}
+            size_bytes = self._delivery.queue.size_bytes
             attempts = dict(self._delivery.attempts)
-            size_bytes = queue.size_bytes
-        return [
-            (catalog.OTEL_DDP_SPOOL_SIZE, size_bytes, ()),
-            *((catalog.OTEL_DDP_EXPORTS, n, (("outcome", each),)) for each, n in attempts.items()),
-            *((catalog.OTEL_DDP_POINTS_DROPPED, n, (("why", each),)) for each, n in lost.items()),
-        ]
+            dropped = dict(self._delivery.queue.dropped)
+        lost = {"rejected": 0, "history_full": self._ledger.points_dropped, **dropped}
+        found: list[tuple[catalog.Metric, int, Labels]]
+        found = [(catalog.OTEL_DDP_SPOOL_SIZE, size_bytes, ())]
+        for outcome, count in attempts.items():
+            found.append((catalog.OTEL_DDP_EXPORTS, count, (("outcome", outcome),)))
+        for why, count in lost.items():
+            found.append((catalog.OTEL_DDP_POINTS_DROPPED, count, (("why", why),)))
+        return found
 
     def describe(self) -> str:
         """How the export goes, in a sentence."""

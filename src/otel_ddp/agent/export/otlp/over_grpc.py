@@ -105,7 +105,8 @@ class GrpcSender:
         # A proxy on the way that answers by HTTP has not looked at the request.
         doubtful = code in _DOUBTFUL and "http2 header with status" not in text.lower()
         return Outcome(
-            *("retry", said if code in _DOUBTFUL else why),
+            "retry",
+            said if code in _DOUBTFUL else why,
             retry_after_s=_retry_after_s(error),
             doubtful=doubtful,
         )
