@@ -10,7 +10,6 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from weakref import WeakSet
@@ -25,13 +24,6 @@ CLIENT_TIMEOUT_S = 5.0
 # A client that reads or writes a byte now and then is cut off after this.
 _LONGEST_ANSWER_S = 60.0
 _MOST_CLIENTS = 64
-
-
-@dataclass(slots=True)
-class _Client:
-    since: float
-    awaited: float | None
-    """Since when it has a request to send or an answer to take; None while we work for it."""
 
 
 class BoundedServer(ThreadingHTTPServer):
@@ -51,7 +43,10 @@ class BoundedServer(ThreadingHTTPServer):
         self.address_family = family
         self.answer, self.any_name = answer, any_name
         self.answering: WeakSet[threading.Thread] = WeakSet()
-        self._clients: dict[Any, _Client] = {}
+        # Each with when it came, the one that is awaited longest first; and those whose answer is
+        # being made.
+        self._clients: dict[Any, float] = {}
+        self._worked_for: WeakSet[Any] = WeakSet()
         super().__init__(address, Handler)
 
     def server_bind(self) -> None:
@@ -72,8 +67,7 @@ class BoundedServer(ThreadingHTTPServer):
         if len(self._clients) >= _MOST_CLIENTS and not self._make_room():
             self.shutdown_request(request)
             return
-        now = time.monotonic()
-        self._clients[request] = _Client(now, now)
+        self._clients[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except RuntimeError:
@@ -86,24 +80,22 @@ class BoundedServer(ThreadingHTTPServer):
 
     def has_asked(self, request: Any) -> None:
         """Called once its request is there: it keeps its place until the answer is ready."""
-        if client := self._clients.get(request):
-            client.awaited = None
+        self._worked_for.add(request)
 
     def is_answered(self, request: Any) -> None:
         """Called once its answer is ready to be sent."""
-        if client := self._clients.get(request):
-            client.awaited = time.monotonic()
+        self._worked_for.discard(request)
+        # Behind those that are awaited longer.
+        if since := self._clients.pop(request, None):
+            self._clients[request] = since
 
     def _make_room(self) -> bool:
         """Cut off the client that is awaited longest; False where all are worked for."""
-        slow = [
-            (client.awaited, each)
-            for each, client in list(self._clients.items())
-            if client.awaited is not None
-        ]
-        if not slow:
+        waits = (each for each in list(self._clients) if each not in self._worked_for)
+        slow = next(waits, None)
+        if slow is None:
             return False
-        self._cut_off(min(slow, key=lambda each: each[0])[1])
+        self._cut_off(slow)
         return True
 
     def _cut_off(self, request: Any) -> None:
@@ -119,8 +111,8 @@ class BoundedServer(ThreadingHTTPServer):
     def service_actions(self) -> None:
         """Called about every second: a timeout of the socket alone begins anew with each byte."""
         now = time.monotonic()
-        for request, client in list(self._clients.items()):
-            if now - client.since > _LONGEST_ANSWER_S:
+        for request, since in list(self._clients.items()):
+            if now - since > _LONGEST_ANSWER_S:
                 self._cut_off(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
