@@ -210,6 +210,7 @@ class ReceivedJournal(Journal):
         self._new: list[Record] = []
         self._lost = self._new_lost = self._told_lost = self._defined_bytes = 0
         self._until = -1
+        self._known: int | None = None
         self.created_ns = -1
         self.set_clock(ahead_ns)
         if self.created_ns < 0:
@@ -220,6 +221,15 @@ class ReceivedJournal(Journal):
         created_ns = self._told.created_monotonic_ns + ahead_ns
         if 0 <= created_ns < _LAST_NS:
             self.created_ns = created_ns
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no records have come."""
+        return self._until < 0
+
+    def resume(self, position: int) -> None:
+        """What lies before this is known here from an earlier time: ask for all behind it."""
+        self._known = position
 
     @property
     def position(self) -> int:
@@ -256,7 +266,7 @@ class ReceivedJournal(Journal):
         *lost*: how many were overwritten before they could be sent.
         """
         if self._until < 0:
-            self._until = stretch.since
+            self._until = stretch.since if self._known is None else min(stretch.since, self._known)
         if stretch.since > self._until:
             return False
         for position, content in stretch.pieces:

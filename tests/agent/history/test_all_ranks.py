@@ -216,6 +216,29 @@ def test_an_agent_of_another_node_that_starts_again_doubles_nothing_and_loses_no
     assert lead.about()["gaps"] == []
 
 
+def test_agents_of_both_nodes_that_start_again_double_nothing_and_lose_nothing(
+    agents: KeptAgents,
+) -> None:
+    agents.train(100)
+    agents.settle()
+    # The other node has these in its file, and the lead has not.
+    agents.writes = False
+    agents.train(75)
+    for rank in (*agents.lead.ranks, *agents.led.ranks):
+        rank.poll()
+    for rank in agents.led.ranks:
+        rank.process.mark_first = rank.process.reader.bookmark()
+    agents.start_lead_again()
+    agents.start_follower_again()
+    agents.writes = True
+    agents.train(100)
+    agents.settle()
+
+    lead, _ = agents.kept
+    assert {rank: lead.values()[rank] for rank in "23"} == dict.fromkeys("23", 275)
+    assert lead.about()["gaps"] == []
+
+
 def test_what_a_cut_link_kept_back_comes_once_it_is_there_again(agents: KeptAgents) -> None:
     agents.train(50)
     agents.cable.is_connected = False

@@ -350,7 +350,7 @@ def test_an_agent_that_ends_reports_what_it_has_read_last(agents: TwoAgents) -> 
     agents.following.stop()
 
     agents.leading.poll([], agents.lead.now_ns)
-    found = [[step.number for step in each.steps()[0]] for each in agents.leading.sources()]
+    found = [[step.number for step in each.new.steps] for each in agents.leading.sources()]
     assert found == [[26], [26]]
 
 

@@ -55,7 +55,7 @@ class Told:
         report = wire.Report(agent=7, clock_offset_ns=ahead_ns, processes=messages)
         now_ns = time.monotonic_ns()
         self.node.hear(report, now_ns)
-        hosts = list(self.node.feed(report, now_ns, 100))
+        hosts = list(self.node.feed(report, now_ns, 100, {}))
         for each in hosts:
             each.poll(time.time_ns())
         return hosts[0].process if hosts else self.rank.process

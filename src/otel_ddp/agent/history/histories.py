@@ -189,10 +189,11 @@ class Histories:
         """Whether so many batches are written, or nothing can be written now."""
         return not self.keeps or self._written >= fed or bool(self.remark())
 
-    def positions(self, run: RunKey) -> Mapping[str, int]:
-        """How far the journals of a run are in its history."""
+    def positions(self, run: RunKey) -> Mapping[str, int] | None:
+        """How far the journals of a run are in its history; None: that is not known yet."""
         found = self._runs.get(run)
-        return {} if found is None else found[0].written
+        written = None if found is None else found[0].written
+        return {} if written is None and self.remark() else written
 
     def agent_cpu_s(self, run: RunKey) -> float | None:
         """What the agents of this node have needed for a run until now; None: not known."""
@@ -312,8 +313,8 @@ class LedHistory:
         waiting = [] if before is None else before.samples
         self._nodes[node] = found._replace(samples=[*waiting, *found.samples][-_MOST_SAMPLES:])
 
-    def positions(self) -> Mapping[str, int]:
-        """How far each journal is written."""
+    def positions(self) -> Mapping[str, int] | None:
+        """How far each journal is written; None: that is not known yet."""
         return self._histories.positions(self._run)
 
 

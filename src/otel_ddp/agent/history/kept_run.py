@@ -133,8 +133,8 @@ class KeptRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.written: Mapping[str, int] = {}
-        """How far each journal is in the file."""
+        self.written: Mapping[str, int] | None = None
+        """How far each journal is in the file; None: the file was not opened yet."""
         self.cost = OwnCost()
         self._file: RunFile | None = None
         self._positions: dict[str, tuple[int, int, int]] = {}
@@ -179,6 +179,10 @@ class KeptRun:
             raise
         self._file = file
         self._written = State({}, {}, (), ())
+        self._note_written()
+
+    def _note_written(self) -> None:
+        self.written = {journal: position for journal, (position, *_) in self._positions.items()}
 
     def _restore(self, file: RunFile) -> None:
         cost, ranks = file.kept_cost()
@@ -421,7 +425,7 @@ class KeptRun:
             attempt_ns=0 if self.time.attempts.is_first else self.time.attempts.began_ns,
         )
         self._positions = self._positions | self._new.positions
-        self.written = {journal: position for journal, (position, *_) in self._positions.items()}
+        self._note_written()
         self._written = state._replace(about=about)
         self._new = _Unwritten()
 

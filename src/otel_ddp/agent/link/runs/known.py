@@ -114,7 +114,12 @@ class Elsewhere(Host):
         self._arrivals: Mapping[str, Any] | None = None
         self._evidence = Evidence()
         self._nonfinite: list[NonfiniteValue] = []
-        self.process = Process(self, lambda _: str(self._told.get("node") or "")[:_LONGEST_TEXT])
+        self.process = Process(self, lambda _: self.node)
+
+    @property
+    def node(self) -> str:
+        """Where it is, as its agent says."""
+        return str(self._told.get("node") or "")[:_LONGEST_TEXT]
 
     def poll(self, now_ns: int) -> None:
         """Let the process see what has come of it."""

@@ -73,8 +73,13 @@ class _Node:
         if abs(report.clock_offset_ns - self.ahead_ns) > _SAME_OFFSET_NS:
             self.ahead_ns = report.clock_offset_ns
 
-    def feed(self, report: Any, now_ns: int, most: int) -> Iterator[Elsewhere]:
-        """Take its processes in; what has news by it. *most*: so many processes fit."""
+    def feed(
+        self, report: Any, now_ns: int, most: int, written: Mapping[str, int] | None
+    ) -> Iterator[Elsewhere]:
+        """Take its processes in; what has news by it. *most*: so many processes fit.
+
+        *written*: how far the history has each journal; None: that is not known yet.
+        """
         if report.agent != self.agent:
             # Its agent was started again, and gives its processes other numbers.
             self.agent = report.agent
@@ -82,21 +87,29 @@ class _Node:
             self._reported.clear()
         for message in report.processes[:_MOST_PROCESSES]:
             if len(self._reported) < min(_MOST_PROCESSES, most):
-                host = self._understood(message, report, now_ns)
+                host = self._understood(message, report, now_ns, written)
                 if host is not None:
                     yield host
         if not report.goes_on:
             self.hosts = {at: v for at, v in self.hosts.items() if at in self._reported}
             self._reported.clear()
 
-    def _understood(self, message: Any, report: Any, now_ns: int) -> Elsewhere | None:
+    def _understood(
+        self, message: Any, report: Any, now_ns: int, written: Mapping[str, int] | None
+    ) -> Elsewhere | None:
         try:
-            return self._take(message, report.clock_uncertainty_ns, now_ns)
+            return self._take(message, report.clock_uncertainty_ns, now_ns, written)
         except (Senseless, Unreadable) as what:
             errors.warn_once("link", "a report of %s makes no sense: %s", report.node, what)
             return None
 
-    def _take(self, message: Any, uncertainty_ns: int, now_ns: int) -> Elsewhere | None:
+    def _take(
+        self,
+        message: Any,
+        uncertainty_ns: int,
+        now_ns: int,
+        written: Mapping[str, int] | None,
+    ) -> Elsewhere | None:
         host = self._opened(message) if message.head else self.hosts.get(message.id)
         if host is None:
             self.lacking.append(wire.Lacking(process=message.id))
@@ -106,6 +119,14 @@ class _Node:
         journal = host.reader
         journal.set_clock(self.ahead_ns)
         journal.put(message.progress, message.totals, message.reason)
+        if journal.is_new:
+            if written is None:
+                self.lacking.append(wire.Lacking(process=message.id))
+                self._reported.add(message.id)
+                return host
+            # Where the agents of both nodes were started again, that one sends what lies behind.
+            if position := written.get(f"{host.node}/{journal.name}"):
+                journal.resume(position)
         is_whole = journal.define(_stretch(message.definitions))
         if not (journal.add(_stretch(message.records), message.lost) and is_whole):
             places = {"defined": journal.defined, "position": journal.position}
@@ -140,8 +161,8 @@ class Kept(Protocol):
     def take_readings(self, node: str, found: Readings) -> None:
         """What is new of another node."""
 
-    def positions(self) -> Mapping[str, int]:
-        """How far it has each journal."""
+    def positions(self) -> Mapping[str, int] | None:
+        """How far it has each journal; None: that is not known yet."""
 
 
 class Leading:
@@ -182,10 +203,11 @@ class Leading:
             self._moved_ns = now_ns
         self._room = _MOST_OF_RUN - sum(len(each.hosts) for each in self._nodes.values())
         fresh: dict[Elsewhere, _Node] = {}
+        written = {} if self._history is None else self._history.positions()
         for name, report in self._server.take():
             if (of := self._take(name, report)) is not None:
                 before = len(of.hosts)
-                for host in of.feed(report, now_ns, self._room + before):
+                for host in of.feed(report, now_ns, self._room + before, written):
                     fresh[host] = of
                 self._room += before - len(of.hosts)
         for host, node in list(fresh.items()):
@@ -281,9 +303,9 @@ class Leading:
                 self._server.answer(name, answer)
 
     def _kept(self, node: _Node) -> Iterator[wire.Kept]:
-        positions = {} if self._history is None else self._history.positions()
+        positions = None if self._history is None else self._history.positions()
         for number, host in node.hosts.items():
-            if number > 0 and (position := positions.get(host.process.journal)):
+            if number > 0 and positions and (position := positions.get(host.process.journal)):
                 yield wire.Kept(process=number, position=position)
 
     def _new_said(self, judgement: Judgement | None, now_ns: int) -> Said | None:
