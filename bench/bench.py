@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from node import Node, finished, until  # noqa: E402
 from nvml_boards import SOURCE, Boards, h100  # noqa: E402
@@ -821,8 +821,7 @@ def verdict_times() -> list[Row]:
 
 
 def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Row]:
-    sys.path.insert(0, str(ROOT / "tools"))
-    from diagnosis_cases import Case, labels_of, simulated
+    from tools.diagnosis_cases import Case, labels_of, simulated
 
     from otel_ddp.diagnosis.bounds import Bounds
     from otel_ddp.diagnosis.detector import Detector, Observation, RankState

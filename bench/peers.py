@@ -22,7 +22,7 @@ from threading import Timer
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from node import Node  # noqa: E402
 from otlp_receiver import Receiver  # noqa: E402

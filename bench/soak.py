@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).parent))
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(Path(__file__).parent), *map(str, (ROOT, ROOT / "tests"))]
 
 from bench import machine
 

@@ -32,7 +32,8 @@ PATIENCE_S = 180.0
 _OFTEN_S, _LATER, _RARELY_S = 0.02, 0.05, 0.25
 _TOUCHY = (
     *("OTEL_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI"),
-    "TRACEPARENT",
+    # With it, `print` writes the end of a line by itself: lines of several processes mix.
+    *("TRACEPARENT", "PYTHONUNBUFFERED"),
 )
 
 Labels = dict[str, str]

@@ -22,7 +22,7 @@ def test_each_address_is_tried_and_said_to_have_taken_it_or_not(
     assert posted.body["text"] == "does it arrive?"
     assert capsys.readouterr().out.splitlines() == [
         f"ok   taken by {webhook.url}",
-        "fail http://127.0.0.1:1: Connection refused",
+        "fail http://127.0.0.1:1: connection refused by the receiver",
     ]
 
 

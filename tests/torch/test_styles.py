@@ -735,7 +735,7 @@ def on_ranks() -> dict[tuple[str, int], Journal]:
     with Node(
         OTEL_DDP_AGENT="off",
         OTEL_DDP_SAMPLE_STEPS="2",
-        PYTHONPATH=str(Path(__file__).parents[1]),
+        PYTHONPATH=os.pathsep.join(map(str, Path(__file__).parents[1:3])),
     ) as node:
         finished(node.torchrun(2, __file__))
         journals = [Journal(path) for path in node.place.journals()]
