@@ -15,9 +15,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(Path(__file__).parent), *map(str, (ROOT, ROOT / "tests"))]
 
-from bench import machine
+from bench import machine  # noqa: E402
 
-from node import Node, finished, until
+from node import Node, finished, until  # noqa: E402
 
 PARTS = 10
 # Waits at the end of each part until it is looked at; its agent works meanwhile.
