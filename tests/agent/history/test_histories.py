@@ -19,7 +19,8 @@ from fed import IDENTITY, Fed
 from otel_ddp.agent.history import histories as module
 from otel_ddp.agent.history import kept_run
 from otel_ddp.agent.history.histories import Collector, Histories
-from otel_ddp.agent.history.kept_run import KeptRun, State
+from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
+from otel_ddp.agent.history.run_time import ProcessTime
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.steps import Parts
 from otel_ddp.history import directory, run_file
@@ -82,6 +83,67 @@ def test_values_without_steps_go_on_where_the_agent_before_was(tmp_path: Path) -
     with History(path) as history:
         (series,) = history.series("value")
         assert [each.total for each in history.sums(series)] == [1.0, 2.0, 3.0, 4.0]
+
+
+def _later(earlier: Batch) -> Batch:
+    """The same a minute later, by another process."""
+    news, later_ns = earlier.news, 60 * S
+    steps = [
+        each._replace(began_ns=each.began_ns + later_ns, ended_ns=each.ended_ns + later_ns)
+        for each in news.steps
+    ]
+    scalars = [each._replace(time_ns=each.time_ns + later_ns) for each in news.scalars]
+    return earlier._replace(
+        journal="later",
+        began_ns=later_ns,
+        started_ns=later_ns,
+        news=news._replace(scalars=scalars, steps=steps, estimated=steps),
+    )
+
+
+def _minutes_and_counts(path: Path) -> dict[int, list[int]]:
+    """By step: when its first value was logged, in minutes, and how many there are."""
+    with History(path) as history:
+        (series,) = history.series("value")
+        return {
+            each.first: [each.first_ns // (60 * S), each.finite] for each in history.sums(series)
+        }
+
+
+def test_attempts_that_are_read_at_once_are_kept_as_if_each_had_been_written(
+    tmp_path: Path,
+) -> None:
+    run = KeptRun(tmp_path / "a.sqlite")
+    run.open()
+    run.feed(batch(0, 10))
+    # It goes on from step 5, and has not come as far.
+    run.feed(_later(batch(5, 3)))
+    run.write(1)
+    run.close()
+
+    assert _minutes_and_counts(run.path) == {
+        **{step: [0, 1] for step in range(5)},
+        **{step: [1, 1] for step in range(5, 8)},
+    }
+
+
+def test_an_attempt_without_a_step_replaces_values_from_its_first_one_on(tmp_path: Path) -> None:
+    run = KeptRun(tmp_path / "a.sqlite")
+    run.open()
+    no_steps: Any = {"steps": [], "estimated": []}
+    run.feed(batch(0, 10, **no_steps))
+    killed = ProcessTime("0", 1, 1, 30 * S, "killed")
+    run.feed_state(State({}, {}, (), (), [killed]))
+    run.write(1)
+    # Its values come before anything else is known of it.
+    run.feed(_later(batch(5, 3, **no_steps)))
+    run.write(2)
+    run.close()
+
+    assert _minutes_and_counts(run.path) == {
+        **{step: [0, 1] for step in range(5)},
+        **{step: [1, 1] for step in range(5, 8)},
+    }
 
 
 def test_steps_that_were_not_measured_are_kept_with_estimates_by_either_clock(

@@ -114,6 +114,8 @@ class _Unwritten:
         """How far each journal is read."""
         self.numbered: dict[tuple[str, str], dict[int, _Numbered]] = {}
         """The series of the names of each journal and rank, by the names' numbers."""
+        self.attempt_ns = 0
+        """When its attempt began, once there is a next one; 0: it is the first."""
         self.size = 0
 
 
@@ -151,6 +153,8 @@ class KeptRun:
         # Since when nothing could be written, and why; 0 where all is well.
         self._failing = (0, "")
         self._new = _Unwritten()
+        # The same of attempts before the present one.
+        self._earlier: list[_Unwritten] = []
         self.time = RunTime()
 
     @property
@@ -211,14 +215,16 @@ class KeptRun:
         began_ns = self._began.setdefault(batch.journal, batch.began_ns)
         # By the clock as it was known at first: marks of before are on it.
         shift_ns = began_ns - batch.began_ns
+        if news.steps or self.time.knows(rank):
+            before_ns = self._attempt_ns
+            process = began_ns, batch.started_ns, batch.launched_by
+            self.time.begin(rank, *process, trains=bool(news.steps), node=batch.node)
+            self._keep_apart(before_ns)
         position, host_ns, device_ns = self._positions_of(batch.journal)
         self._add_values(batch, [each for each in news.scalars if each.position >= position])
         for document in news.events:
             if document.position >= position:
                 self._add_event(rank, document)
-        if news.steps:
-            process = began_ns, batch.started_ns, batch.launched_by
-            self.time.begin(rank, *process, trains=True, node=batch.node)
         for clock, steps, after_ns in (
             ("host", news.estimated, host_ns),
             ("device", news.device_estimated, device_ns),
@@ -232,6 +238,21 @@ class KeptRun:
             max([host_ns, *(each.ended_ns + shift_ns for each in news.steps)]),
             max([device_ns, *(each.ended_ns + shift_ns for each in news.device_steps)]),
         )
+
+    @property
+    def _attempt_ns(self) -> int:
+        """When the present attempt began; 0: it is the first."""
+        return 0 if self.time.attempts.is_first else self.time.attempts.began_ns
+
+    def _keep_apart(self, before_ns: int) -> None:
+        """Sum up anew if another attempt has begun: it may do steps again that are not written.
+
+        *before_ns*: when the attempt until now began.
+        """
+        if self._new.size and self._attempt_ns != before_ns:
+            earlier, self._new = self._new, _Unwritten()
+            earlier.attempt_ns, self._new.positions = before_ns, {**earlier.positions}
+            self._earlier.append(earlier)
 
     def _positions_of(self, journal: str) -> tuple[int, int, int]:
         return self._new.positions.get(journal) or self._positions.get(journal) or (0, 0, 0)
@@ -255,8 +276,10 @@ class KeptRun:
         self._state = state.after(self._unwritten())._replace(
             samples=(), processes=(), agent_cpu_s=0.0
         )
+        before_ns = self._attempt_ns
         for rank, clock, placed in self.time.note(state.processes, state.verdicts, time.time_ns()):
             self._add_steps(rank, clock, placed)
+        self._keep_apart(before_ns)
         for sample in state.samples:
             if self._sampled.get(sample.key) == sample.time_ns:
                 continue  # nothing new was read since
@@ -385,7 +408,8 @@ class KeptRun:
             if not self._failing[0]:
                 self._failing = now_ns, getattr(why, "strerror", None) or str(why)
             # A number of a damaged journal that no column holds would be in the way for ever.
-            if self._new.size > _MOST_WAITING or isinstance(why, OverflowError):
+            waiting = sum(each.size for each in (*self._earlier, self._new))
+            if waiting > _MOST_WAITING or isinstance(why, OverflowError):
                 since_ns, first_why = self._failing
                 self._leave_out(since_ns, now_ns, first_why)
             raise
@@ -406,7 +430,8 @@ class KeptRun:
         known = [*before.verdicts]
         verdicts = [each for each in state.verdicts if each not in known]
         if not (
-            self._new.size
+            self._earlier
+            or self._new.size
             or self._new.positions
             or ranks
             or verdicts
@@ -414,6 +439,17 @@ class KeptRun:
         ):
             return
         file.nodes = 1 + len(self._nodes)
+        while self._earlier:
+            earlier = self._earlier[0]
+            file.write(
+                values=earlier.values,
+                steps=earlier.steps,
+                events=earlier.events,
+                positions=earlier.positions,
+                attempt_ns=earlier.attempt_ns,
+            )
+            self._positions = self._positions | earlier.positions
+            del self._earlier[0]
         file.write(
             values=self._new.values,
             steps=self._new.steps,
@@ -422,7 +458,7 @@ class KeptRun:
             events=self._new.events,
             verdicts=verdicts,
             positions=self._new.positions,
-            attempt_ns=0 if self.time.attempts.is_first else self.time.attempts.began_ns,
+            attempt_ns=self._attempt_ns,
         )
         self._positions = self._positions | self._new.positions
         self._note_written()
@@ -436,7 +472,7 @@ class KeptRun:
 
     def _leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
         positions, self._new = self._new.positions, _Unwritten()
-        self._new.positions = positions
+        self._new.positions, self._earlier = positions, []
         if self._gaps and self._gaps[-1]["since_ns"] == since_ns:
             self._gaps.pop()
         self.leave_out(since_ns, until_ns, why)
