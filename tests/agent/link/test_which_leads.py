@@ -136,6 +136,21 @@ def test_a_lead_stays_one_when_rank_0_has_gone_until_another_attempt(
         links.stop()
 
 
+def test_a_lead_stays_one_when_rank_0_goes_before_a_rank_that_came_after_it(process: Made) -> None:
+    first = process(0, 4)
+    links = Links("node-0", cast(Any, Kept()), time.monotonic_ns)
+    try:
+        links.poll([first])
+        later = process(1, 4)
+        links.poll([first, later])
+        links.poll([later])
+
+        (told,) = links.describe()
+        assert "this agent leads the run" in told["sentence"]
+    finally:
+        links.stop()
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_next_run_with_the_same_named_lead_has_its_link_at_once(
     process: Made, rank: int

@@ -48,12 +48,24 @@ class _Open(NamedTuple):
 
     wanted: Wanted
     link: Leading | Following
-    since_ns: int
+    rank_0_until_ns: int
+    """Until when rank 0 was at work here, as last known."""
 
     def still_leads(self, sources: Collection[Process], fact: Lead) -> bool:
         """Whether rank 0 was here in the attempt of these processes, also if it has gone first."""
         same = self.wanted.leads and self.wanted.fact.secret == fact.secret
-        return same and all(each.began_ns <= self.since_ns for each in sources)
+        return same and all(each.began_ns <= self.rank_0_until_ns for each in sources)
+
+    def seen(self, sources: Collection[Process], now_ns: int) -> _Open:
+        """The same after another look."""
+        until_ns = (
+            now_ns if each.is_at_work else each.ended_ns
+            for each in sources
+            if each.global_rank == 0
+            and (fact := lead_facts.parse(each.fact("lead"))) is not None
+            and fact.secret == self.wanted.fact.secret
+        )
+        return self._replace(rank_0_until_ns=max([self.rank_0_until_ns, *until_ns]))
 
     @property
     def led_by(self) -> str:
@@ -124,6 +136,7 @@ class Links:
         if known is not None and (
             known.wanted == wanted or known.still_leads(sources, wanted.fact)
         ):
+            self._open[run] = known.seen(sources, now_ns)
             return
         # Runs whose lead a user has named share its port and token, one after the other.
         before = [
@@ -144,7 +157,7 @@ class Links:
                 f"({_MOST_RANKS}): those of this node are compared with each other alone"
             )
             return
-        self._open[run] = _Open(wanted, self._opened(run, wanted), now_ns)
+        self._open[run] = _Open(wanted, self._opened(run, wanted), 0).seen(sources, now_ns)
         self._open[run].link.start()
 
     def _opened(self, run: Labels, wanted: Wanted) -> Leading | Following:
