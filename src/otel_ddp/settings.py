@@ -276,7 +276,7 @@ class Settings:
     `off`: they do not, and each agent judges the ranks of its node alone."""
     sample_steps: int = _setting("OTEL_DDP_SAMPLE_STEPS", 100, _count(0, 1_000_000_000))
     """Every so many steps one is looked at closely: its spans are sent, the norm of its gradients
-    is taken. Steps out of the ordinary are sent in any case. 0: only those."""
+    is taken. Spans of slow steps are sent in any case. 0: only those."""
     overhead: float = _setting("OTEL_DDP_OVERHEAD", 0.005, _share_or_all)
     """The share of a training thread's time that we may take, over any ten seconds and beside one
     measured step. Where every step would take more, one of 2, 4, 8 and so on is measured; all are

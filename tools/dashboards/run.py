@@ -805,8 +805,7 @@ def _steps() -> list[Panel]:
         traces(
             Text(
                 "Sampled steps",
-                "One step in a hundred, and each out of the ordinary; `reason` says why it was "
-                "kept.",
+                "One step in a hundred, and each slow one; `reason` says why it was kept.",
                 "Open one: all ranks share its trace, with their phases below each other.",
             ),
             '{ name = "step" && span.run = "$run"'

@@ -16,7 +16,7 @@ COMMANDS = {
     "agent": ("agent", "run the node agent here, in the foreground"),
     "compare": (
         "compare",
-        "tell what differs between two runs, and fail a job if it is too much",
+        "tell what differs between two runs, and fail a job if one is worse",
     ),
     "demo": ("demo", "train a small model with a fault, and show what was recorded"),
     "deploy": (
@@ -42,7 +42,7 @@ COMMANDS = {
         "node.status",
         "show what runs on this node: what is wrong, who waits, GPUs",
     ),
-    "top": ("node.top", "show the same live, until q: `otel-ddp status --watch`"),
+    "top": ("node.top", "show the same live, until Ctrl-C: `otel-ddp status --watch`"),
 }
 
 
