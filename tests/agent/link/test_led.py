@@ -278,7 +278,7 @@ def test_a_verdict_began_by_the_clock_of_the_node_that_shows_it(agents: TwoAgent
     judgement = Judgement("node-0", [verdict], [over], Report((), ""), [], 0)
     agents.cable.clock_offset_ns += hour_ns
 
-    agents.cable.answers.append(wire.Answer(judged=said.Said(RUN, judgement).to([])))
+    agents.cable.answers.append(wire.Answer(judged=said.Said(judgement).to([])))
     agents.following.poll(agents.led.read(), agents.led.now_ns)
 
     found = agents.following.judgement()
@@ -387,14 +387,14 @@ def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
     assert judgement is not None
     own = [each.labels for each in agents.leading.sources()]
 
-    there = said.unpack(said.Said(RUN, judgement).to(own), RUN, own)
+    there = said.unpack(said.Said(judgement).to(own), RUN, own)
 
     assert {dict(each.labels)["rank"] for each in there.report.ranks} == {"2", "3"}
     assert there.compared == 4
-    less = said.Said(RUN, judgement, of_ranks=False).to(own)
+    less = said.Said(judgement, of_ranks=False).to(own)
     assert said.unpack(less, RUN, own, there).report.ranks == there.report.ranks
     # A lead that lies tells nothing of the ranks of others.
-    assert said.unpack(said.Said(RUN, judgement).to(own), RUN, []).report.ranks == ()
+    assert said.unpack(said.Said(judgement).to(own), RUN, []).report.ranks == ()
 
 
 @pytest.mark.parametrize(
@@ -405,17 +405,9 @@ def test_the_ranks_of_a_large_node_are_told_and_tables_of_all_ranks_are_not(
 ) -> None:
     judgement = Judgement("node-0", [{**VERDICT, "evidence": many}], [], Report((), ""), [], 0)
 
-    (found,) = said.unpack(said.Said(RUN, judgement).to([]), RUN, []).open
+    (found,) = said.unpack(said.Said(judgement).to([]), RUN, []).open
 
     assert found["evidence"] == (many if "ranks" in many else {})
-
-
-def test_what_is_said_of_another_run_is_not_taken_for_this_one() -> None:
-    judgement = Judgement("node-0", [VERDICT], [], Report((), ""), [], 0)
-    before = (*RUN[:1], ("run", "before"))
-
-    with pytest.raises(Senseless, match="another run"):
-        said.unpack(said.Said(before, judgement).to([]), RUN, [])
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", json.dumps({"ranks": 7}).encode()])
@@ -431,6 +423,6 @@ def test_what_a_lead_says_without_sense_is_refused(content: bytes) -> None:
 def test_a_verdict_of_a_lead_that_no_history_could_keep_is_left_out(damage: dict[str, Any]) -> None:
     judgement = Judgement("node-0", [VERDICT], [{**VERDICT, **damage}], Report((), ""), [], 0)
 
-    found = said.unpack(said.Said(RUN, judgement).to([]), RUN, [])
+    found = said.unpack(said.Said(judgement).to([]), RUN, [])
 
     assert (list(found.open), list(found.past)) == ([VERDICT], [])

@@ -33,11 +33,9 @@ def process(tmp_path: Path) -> Iterator[Made]:
     """Makes a process of this rank and world, alive or not, and maybe with a lead."""
     written: list[Any] = []
 
-    def make(
-        rank: int, world_size: int, *, alive: bool = True, knows: bool = True, run: str = "r"
-    ) -> Process:
+    def make(rank: int, world_size: int, *, alive: bool = True, knows: bool = True) -> Process:
         folder = tmp_path / str(len(written))
-        made = ReadRank(folder, rank, "node-0", world_size=world_size, run=run)
+        made = ReadRank(folder, rank, "node-0", world_size=world_size)
         written.append(made)
         made.writer.document(layout.FACTS, {lead.FACT: NAMED} if knows else {})
         made.alive = alive
@@ -147,23 +145,6 @@ def test_a_lead_stays_one_when_rank_0_goes_before_a_rank_that_came_after_it(proc
 
         (told,) = links.describe()
         assert "this agent leads the run" in told["sentence"]
-    finally:
-        links.stop()
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_the_next_run_with_the_same_named_lead_has_its_link_at_once(
-    process: Made, rank: int
-) -> None:
-    links = Links("node-0", cast(Any, Kept()))
-    before, ended = process(rank, 4), process(rank, 4, alive=False)
-    now = process(rank, 4, run="next")
-    try:
-        for here in ([before], [ended, now], [now, ended]):
-            links.poll(here)
-
-        (told,) = links.describe()
-        assert told["run"] == "next"
     finally:
         links.stop()
 

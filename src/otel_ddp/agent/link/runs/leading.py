@@ -314,7 +314,7 @@ class Leading:
             return None
         # To pack what is said of thousands of ranks takes a third of a second.
         few = len(judgement.report.ranks) <= _MANY_RANKS
-        said = Said(self._run, judgement, of_ranks=few or self._says % _SAY_OF_RANKS == 0)
+        said = Said(judgement, of_ranks=few or self._says % _SAY_OF_RANKS == 0)
         if before is not None and before.of_all == said.of_all and since_ns < _SAY_EVERY_NS:
             return None
         self._says += 1

@@ -120,8 +120,7 @@ class Links:
             each.link.poll(by_run[run], now_ns)
 
     def _update(self, run: Labels, sources: Collection[Process], now_ns: int) -> None:
-        over_for_ns = now_ns - self._at_work_ns.get(run, 0)
-        if over_for_ns > _AFTER_END_NS:
+        if now_ns - self._at_work_ns.get(run, 0) > _AFTER_END_NS:
             self._close(run)
             return
         if not sources:
@@ -138,17 +137,6 @@ class Links:
         ):
             self._open[run] = known.seen(sources, now_ns)
             return
-        # Runs whose lead a user has named share its port and token, one after the other.
-        before = [
-            other
-            for other, each in self._open.items()
-            if other != run and each.wanted.fact.secret == wanted.fact.secret
-        ]
-        if before and over_for_ns:
-            return
-        for other in before:
-            if self._at_work_ns.get(other) != now_ns:
-                self._close(other)
         # The first link of the run; or a new attempt, which may have another lead.
         self._close(run)
         if wanted.world_size > _MOST_RANKS:

@@ -21,11 +21,10 @@ _MOST_VERDICTS = 100
 class Said:
     """What is said of a run at one moment: to each agent what is true of all, and of its ranks."""
 
-    def __init__(self, run: Labels, judgement: Judgement, *, of_ranks: bool = True) -> None:
+    def __init__(self, judgement: Judgement, *, of_ranks: bool = True) -> None:
         """*of_ranks*: also what is said of single ranks; else that is as it was said before."""
         self._of_ranks = of_ranks
         of_all = {
-            "run": run,
             "by": judgement.by,
             "open": [_lean(each) for each in judgement.open[-_MOST_VERDICTS:]],
             "past": [_lean(each) for each in judgement.past[-_MOST_VERDICTS:]],
@@ -86,9 +85,6 @@ def unpack(
     *ahead_ns*: its clock less ours.
     """
     found = read_json(content, limits.MOST_ANSWER_BYTES)
-    if found.get("run") != [list(pair) for pair in run]:
-        # A user has named the same lead for both.
-        raise Senseless("it is about another run")
     try:
         if "ranks" in found:
             ranks, named = _of_ranks(found, own)
