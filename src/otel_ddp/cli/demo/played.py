@@ -120,6 +120,8 @@ class Played:
             "OTEL_DDP_RUN": self.run,
             # The default of a minute is too long for a demo.
             "OTEL_DDP_STALL_TIMEOUT_S": os.environ.get("OTEL_DDP_STALL_TIMEOUT_S", "5"),
+            # On a busy machine the budget is for one step in 16: too few to name a rank in 20 s.
+            "OTEL_DDP_OVERHEAD": os.environ.get("OTEL_DDP_OVERHEAD", "all"),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
 
