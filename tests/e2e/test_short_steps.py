@@ -70,6 +70,8 @@ def test_a_late_rank_of_short_steps_is_named_and_each_step_counted(tmp_path: Pat
             return [value for _, value in node.series("training_steps_total")]
 
         until(lambda: counted() == [float(steps)] * 2, f"{steps} steps of each rank")
+        ended = node.shown()
 
     assert late == {("1", "forward")}
     assert "measures 1 of " in shown
+    assert "measures" not in ended

@@ -241,7 +241,7 @@ class ProcessState:
             started_ns=reader.created_ns,
             lost=reader.lost,
             journal=reader.name,
-            measuring=measuring(reader.facts.get("measuring")),
+            measuring="" if state in ENDED else measuring(reader.facts.get("measuring")),
         )
 
     @classmethod
