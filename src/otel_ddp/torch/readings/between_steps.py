@@ -41,8 +41,8 @@ _READINGS_AT_ONCE = 20
 _READ_EVERY_NS = 10**9
 # So long a loss that backward begins at is kept back: most loops log theirs by then, by that name.
 _STEPS_TO_KEEP_BACK = 200
-# At most so long: servers refuse what is hours old, and people look for a curve.
-_NS_TO_KEEP_BACK = 600 * 10**9
+# At most so long: people look for a curve, and a lost loss is to be told.
+_NS_TO_KEEP_BACK = 120 * 10**9
 # Where a scaler keeps what it has found since its last update. Private.
 _FOUND = "_per_optimizer_states"
 
