@@ -234,6 +234,7 @@ class Run:
         recorder.documents.facts(
             {
                 **opening.program_facts(),
+                "had_run": current_run.had_one(),
                 "terms": place.agent_digest(os.environ, offline=conf.offline),
                 "sample_steps": conf.sample_steps,
                 "span": recorder.run_span,

@@ -259,9 +259,11 @@ class Process:
     def started_ns(self) -> int:
         """When the process started, if a launcher has started it for this run; else its journal.
 
-        A notebook and a pool's worker have been there for longer than their run.
+        A notebook and a pool's worker have been there for longer than their run, and so has
+        whatever had another run before.
         """
         launched = self.identity.get("launcher") not in ("", None, "lone", "pool", "spawn")
+        launched = launched and not self.fact("had_run")
         started_ns = self.host.started_ns() if launched else 0
         return min(started_ns, self.began_ns) if started_ns else self.began_ns
 
