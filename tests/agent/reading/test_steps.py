@@ -82,6 +82,20 @@ STORY = told(
 )
 
 
+def test_a_step_is_whole_though_its_clock_is_known_better_in_its_midst() -> None:
+    usual = whole(STORY)
+    for at in range(len(STORY)):
+        stream = StepStream(CREATED)
+        before = feed(stream, STORY[:at])
+        stream.set_clock(CREATED + 70 * MS)
+        found = before + feed(stream, STORY[at:], at)
+
+        assert [adds_up(each) for each in found] == [True, True]
+        assert [each.number for each in found] == [each.number for each in usual]
+        assert [each.took_ns for each in found] == [each.took_ns for each in usual]
+        assert found[1].ended_ns == usual[1].ended_ns + 70 * MS * (len(before) < 2)
+
+
 def test_a_step_has_all_its_parts() -> None:
     first, second = whole(STORY)
 

@@ -108,10 +108,12 @@ class StepStream:
         self._forget()
 
     def set_clock(self, created_ns: int) -> None:
-        """When the journal was made, where that is known anew."""
-        if created_ns != self._created_ns:
-            self._created_ns = created_ns
-            self._forget()
+        """When the journal was made, where that is known anew: the open step moves along."""
+        moved_ns, self._created_ns = created_ns - self._created_ns, created_ns
+        if moved_ns and self._began_ns is not None:
+            self._began_ns += moved_ns
+            self._until_ns += moved_ns
+            self._ends[:] = [each + moved_ns for each in self._ends]
 
     def _forget(self) -> None:
         """The current step is unknown: the next step begins at the next end of one."""
