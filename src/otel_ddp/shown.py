@@ -58,6 +58,11 @@ def number(value: float | None) -> str:
     return f"{float(digits):g}e{int(power)}"
 
 
+def name(words: str, split: str) -> str:
+    """A logged value's; most are of training, so that split is not said."""
+    return words if split in ("", "train") else f"{words} ({split})"
+
+
 def _three_digits(value: float) -> str:
     if abs(value) >= 999.5:
         return str(math.floor(value + 0.5))

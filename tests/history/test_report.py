@@ -66,7 +66,7 @@ def test_it_says_the_last_of_what_only_others_than_rank_0_have_logged(tmp_path: 
     assert told["reward"] == (0.5, None)
     assert told["loss"][1]["value"] == 0.25
     text = "\n".join(lines(card_of(report)))
-    assert re.search(r"reward \(train\) +last 0\.5", text)
+    assert re.search(r"reward +last 0\.5", text)
 
 
 def test_it_says_where_all_ranks_are_shown_unless_that_history_is_here_too(tmp_path: Path) -> None:
@@ -207,6 +207,6 @@ def test_a_card_has_twenty_lines_at_most(tmp_path: Path) -> None:
     assert len(found) <= 20
     assert sum("  rank 1 is slow in forward: 3.0 ms more" in line for line in found) == 4
     assert found[0].startswith("otel_ddp: run sweep/r finished after 6.")
-    assert "  name-0 (train)     best 0.1 at step 7, last 9" in found
+    assert "  name-0             best 0.1 at step 7, last 9" in found
     assert "  telemetry          agents 2 s of a core" in found
     assert found[-1] == "  look               here"

@@ -41,8 +41,8 @@ def test_it_says_how_the_run_ended(
     assert others == [
         "  reason             no�[31m luck",
         "  steps              3",
-        "  loss (train)       last 0.33333",
-        "  lr (train)         last 0.1",
+        "  loss               last 0.33333",
+        "  lr                 last 0.1",
     ]
 
 
@@ -146,8 +146,8 @@ def test_it_tells_what_the_agent_has_written(
 
     said = capsys.readouterr().err.splitlines()
     assert said[2:] == [
-        "  loss (train)       best 0.25 at step 1, last 0.33333",
-        "  lr (train)         last 0.1",
+        "  loss               best 0.25 at step 1, last 0.33333",
+        "  lr                 last 0.1",
         "  !                  since 1970-01-01 00:00:01: rank 1 is late",
         "  !                  1970-01-01 00:00:01 to 1970-01-01 00:00:02: rank 2 was late",
     ]
@@ -163,7 +163,7 @@ def test_a_damaged_document_of_an_agent_costs_only_what_is_in_it(
 
     run.finish()
 
-    assert "  loss (train)       last 0.33333" in capsys.readouterr().err
+    assert "  loss               last 0.33333" in capsys.readouterr().err
 
 
 @contextlib.contextmanager
@@ -214,6 +214,6 @@ print("loaded", "sqlite3" in sys.modules)
         said, _ = process.communicate("\n", timeout=300)
 
     assert "otel_ddp: run g/r finished after " in said
-    assert "  loss (train)       best 0 at step 20, last 841\n" in said
+    assert "  loss               best 0 at step 20, last 841\n" in said
     assert "  look               otel-ddp report g/r\n" in said
     assert "loaded False" in said

@@ -124,7 +124,7 @@ def lines(card: Card) -> Iterator[str]:
     if card.goodput:
         yield _row("goodput", card.goodput)
     for value in card.values[:_MOST_VALUES]:
-        yield _row(_shown(value), _value(value))
+        yield _row(shown.name(value.name, value.split), _value(value))
     if (more := len(card.values) - _MOST_VALUES) > 0:
         yield _row("", f"and {more} more values")
     for sentence in card.sentences[:_MOST_SENTENCES]:
@@ -144,10 +144,6 @@ def _time(phases_s: Mapping[str, float]) -> Iterator[str]:
     for word, seconds in sorted(phases_s.items(), key=lambda item: -item[1]):
         if total_s and seconds >= _LEAST_SHARE * total_s:
             yield f"{shown_phase(word)} {shown.share(seconds / total_s)}"
-
-
-def _shown(value: CardValue) -> str:
-    return f"{value.name} ({value.split})" if value.split else value.name
 
 
 def _value(value: CardValue) -> str:

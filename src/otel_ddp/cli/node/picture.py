@@ -246,9 +246,8 @@ def _values(processes: Iterable[ProcessState]) -> str:
     rows = [] if first is None or first.summary is None else first.summary
     for each in sorted(rows, key=lambda row: not row.get("direction")):
         value = plain.number(plain.mapping(each.get("last")).get("value"))
-        split = cell(each.get("split"))
-        of_split = f" ({split})" if split not in ("", "train") else ""
-        words.append(f"{cell(each.get('name'), '?')}{of_split} {shown.number(value)}")
+        name = shown.name(cell(each.get("name"), "?"), cell(each.get("split")))
+        words.append(f"{name} {shown.number(value)}")
     more = len(words) - _MOST_VALUES
     return "  ".join([*words[:_MOST_VALUES], *([f"and {more} more"] if more > 0 else [])])
 

@@ -53,5 +53,5 @@ def _row(run: Mapping[str, Any], now_ns: int) -> tuple[str, ...]:
 
 
 def _value(told: Mapping[str, Any]) -> str:
-    split = f" ({cell(told['split'])})" if told["split"] else ""
-    return f"{cell(told['name'])}{split} {shown.number(plain.number(told['last']))}"
+    name = shown.name(cell(told["name"]), cell(told["split"]))
+    return f"{name} {shown.number(plain.number(told['last']))}"

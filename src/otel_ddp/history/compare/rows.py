@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from otel_ddp import plain
+from otel_ddp import plain, shown
 from otel_ddp.history.compare import blocks
 from otel_ddp.history.compare.blocks import Difference
 from otel_ddp.history.directory import NotFound, find_run, split_names
@@ -146,7 +146,7 @@ class Row(NamedTuple):
 
     @property
     def shown(self) -> str:
-        return f"{self.name} ({self.split})" if self.split else self.name
+        return shown.name(self.name, self.split)
 
     @property
     def apart(self) -> float | None:
