@@ -74,7 +74,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"otel-ddp {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     for name, (module_name, sentence) in COMMANDS.items():
-        sub = commands.add_parser(name, help=sentence, description=sentence)
+        sub = commands.add_parser(name, help=sentence, description=sentence, allow_abbrev=False)
         if name in words[:1]:
             module = import_module(f"otel_ddp.cli.{module_name}")
             module.add_arguments(sub)

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         if each.run
     ]
     _, address, base = max(found, default=(0, f"{served[0][1]}/", served[0][1]))
-    print(address)
+    print(address, flush=True)
     if tunnel := addresses.tunnel(base, os.environ):
         print(f"from your machine: {tunnel}")
     elif not webbrowser.open(address):

@@ -207,11 +207,11 @@ class RunFile:
 
     def last(self, key: SeriesKey) -> int:
         """The highest step of a logged name; -1 if it has none."""
-        found = self._series.get(key)
-        if found is None:
-            return -1
-        query = "SELECT max(until) FROM sums WHERE series = ?"
-        (last,) = self._db.execute(query, (found.id,)).fetchone()
+        (last,) = self._db.execute(
+            "SELECT max(until) FROM sums WHERE series = "
+            "(SELECT id FROM series WHERE kind = ? AND name = ? AND rank = ? AND labels = ?)",
+            (key.kind, key.name, key.rank, json.dumps(key.labels)),
+        ).fetchone()
         return -1 if last is None else int(last)
 
     def write(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from node import PATIENCE_S
 from otel_ddp import settings
 from otel_ddp.agent.artifacts import artifacts
 from otel_ddp.agent.artifacts.artifacts import MOST_SHOWN, Artifacts
@@ -284,7 +285,8 @@ def test_the_reader_has_the_lowest_priority_and_keeps_secrets_out_of_its_argumen
     assert reader.answer() is None
     assert b"secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     here.artifacts.stop()
-    assert reader.process.returncode == -9
+    # On a busy machine what has the lowest priority takes a while to end.
+    assert reader.process.wait(PATIENCE_S) == -9
 
 
 @pytest.mark.parametrize(
