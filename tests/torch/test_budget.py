@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -156,3 +157,12 @@ def test_what_hooks_do_not_see_is_found_beside_steps_without_them() -> None:
         calibration.add(5_180 * US + noise * 10 * US, 5 * MS, 90 * US)
 
     assert 1.8 < calibration.factor < 2.2
+
+
+def test_steps_that_differ_by_more_than_hooks_take_tell_nothing_of_hooks() -> None:
+    calibration, rng = Calibration(), Random(1)
+    before = calibration.factor
+
+    for _ in range(320):
+        calibration.add(int(rng.gauss(40, 4) * MS), int(rng.gauss(40, 4) * MS), 150 * US)
+        assert calibration.factor == before
