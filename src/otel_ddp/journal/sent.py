@@ -224,11 +224,11 @@ class ReceivedJournal(Journal):
 
     @property
     def is_new(self) -> bool:
-        """Whether no records have come."""
+        """Whether no records have been received."""
         return self._until < 0
 
     def resume(self, position: int) -> None:
-        """What lies before this is known here from an earlier time: ask for all behind it."""
+        """The history has all before this offset: request everything after it."""
         self._known = position
 
     @property

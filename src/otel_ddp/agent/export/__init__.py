@@ -121,7 +121,7 @@ class Exporter:
 
     @errors.contained()
     def export(self) -> None:
-        """Hand over everything new; where nothing leaves, what is read is done with."""
+        """Queue everything new for delivery; without a collector it can be committed as it is."""
         if self._delivery is None:
             if not self._signals:
                 self._marks = self._source.marks()
@@ -141,7 +141,7 @@ class Exporter:
             self._source.commit(self._marks)
 
     def commit(self) -> None:
-        """Commit to the journals what was exported, or never will be."""
+        """Commit the journals up to what was delivered, spooled or dropped."""
         if self._delivery is None or not self._delivery.is_under_way():
             self._source.commit(self._marks)
 

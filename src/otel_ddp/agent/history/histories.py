@@ -186,11 +186,11 @@ class Histories:
         return self._waiting.added
 
     def has(self, fed: int) -> bool:
-        """Whether so many batches are written, or nothing can be written now."""
+        """Whether this many batches are on disk; true as well while the disk fails."""
         return not self.keeps or self._written >= fed or bool(self.remark())
 
     def positions(self, run: RunKey) -> Mapping[str, int] | None:
-        """How far the journals of a run are in its history; None: that is not known yet."""
+        """The offset up to which the history has each journal; None: the file is not open yet."""
         found = self._runs.get(run)
         written = None if found is None else found[0].written
         return {} if written is None and self.remark() else written
@@ -308,18 +308,18 @@ class LedHistory:
         self._histories, self._run, self._nodes = histories, run, nodes
 
     def take_readings(self, node: str, found: Readings) -> None:
-        """What is new of another node."""
+        """Add new samples and the agent's cost of another node."""
         before = self._nodes.get(node)
         waiting = [] if before is None else before.samples
         self._nodes[node] = found._replace(samples=[*waiting, *found.samples][-_MOST_SAMPLES:])
 
     def positions(self) -> Mapping[str, int] | None:
-        """How far each journal is written; None: that is not known yet."""
+        """The offset up to which it has each journal; None: its file is not open yet."""
         return self._histories.positions(self._run)
 
 
 class Collector:
-    """Called from the agent's loop. It does not matter to it where a process is."""
+    """Collects for the histories, in the agent's loop, from processes of any node."""
 
     def __init__(self, histories: Histories, ledger: Ledger, node: str) -> None:
         self._histories = histories
@@ -353,7 +353,7 @@ class Collector:
         self._sent_ns[run] = {each.key: each.time_ns for each in samples}
         return Readings(new, self._histories.agent_cpu_s(run))
 
-    # -- what is kept
+    # -- collecting
 
     def feed(self, processes: Iterable[Process]) -> None:
         """What the last poll has read: of a rank's processes the earlier first."""

@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """What only a node knows of itself: what is new of it."""
+    """New samples of one node, and the processor time of its agents."""
 
     samples: list[Sample]
     agent_cpu_s: float | None
@@ -136,7 +136,7 @@ class KeptRun:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.written: Mapping[str, int] | None = None
-        """How far each journal is in the file; None: the file was not opened yet."""
+        """The offset up to which the file has each journal; None: it was not opened yet."""
         self.cost = OwnCost()
         self._file: RunFile | None = None
         self._positions: dict[str, tuple[int, int, int]] = {}
@@ -206,7 +206,7 @@ class KeptRun:
     # -- what comes
 
     def learn(self, state: State) -> None:
-        """Which processes have ended: told before `feed` brings what the next ones did."""
+        """Learn which processes have ended, before `feed` adds the steps of their successors."""
         self.time.learn(self._with_beginnings(state).processes)
 
     def feed(self, batch: Batch) -> None:

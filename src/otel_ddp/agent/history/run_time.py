@@ -1,4 +1,4 @@
-"""What the time of a run's ranks went to: what moved it on, and what was lost.
+"""Accounts for the rank-seconds of a run: productive time, and time lost by cause.
 
 Every second of a rank is counted once, from the start of its first process on.
 """

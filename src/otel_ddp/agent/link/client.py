@@ -96,7 +96,7 @@ class LinkClient:
         self._thread.add(self._follow)
 
     def stop(self) -> None:
-        """End the link, once the lead has what was sent: waits for that, as long as it answers."""
+        """Close the link once the lead has acknowledged what was sent; waits a second at most."""
         until = time.monotonic() + _CONFIRMED_WITHIN_S
         while self.is_connected and self._answered_reports < self._sent:
             if time.monotonic() > until:
@@ -105,7 +105,7 @@ class LinkClient:
         self._thread.discard(self._follow)
 
     def send(self, report: Any) -> None:
-        """Send it, unless the link breaks: the lead asks for what it lacks.
+        """Send a report. If the connection breaks it is lost: the lead requests what it lacks.
 
         The report belongs to the link from here on: who sends it does not change it any more.
         """
@@ -204,7 +204,7 @@ class LinkClient:
         call = channel.stream_stream(f"/{limits.SERVICE}/{limits.METHOD}")()
         try:
             answer = await self._greeted(call)
-            # What waits is of the link before.
+            # These reports were queued for the previous connection.
             self._waiting.take()
             self._answered_reports = self._sent
             self._begin(place, answer)

@@ -137,7 +137,7 @@ async def within(seconds: float, awaited: Awaitable[_T]) -> _T:
 
 
 async def unbroken(awaited: Awaitable[_T]) -> _T:
-    """Await it to its end, also where the job is cancelled meanwhile: it closes what is open."""
+    """Await a cleanup to its end, even if the job is cancelled meanwhile."""
     task = asyncio.ensure_future(awaited)
     try:
         return await asyncio.shield(task)

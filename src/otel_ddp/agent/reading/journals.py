@@ -189,11 +189,11 @@ class Journals:
         return {path: each.reader.bookmark() for path, each in self._journals.items()}
 
     def deliver(self, marks: Marks) -> None:
-        """What was read up to here is delivered or on disk."""
+        """What was read up to here is delivered or spooled."""
         self._delivered |= {path: mark for path, mark in marks.items() if path in self._journals}
 
     def commit(self, marks: Marks) -> None:
-        """It is in the histories as well: the next agent reads on from here."""
+        """It is in the histories as well: a restarted agent resumes from here."""
         for path, mark in marks.items():
             journal = self._journals.get(path)
             if journal is not None and self._committed.get(path) != mark:

@@ -54,7 +54,7 @@ class NodeWatch:
             cores=self.sampling.cores,
         )
         self.links = Links(node, self._collector)
-        # What is delivered, and how far the histories were fed by then.
+        # Delivered offsets, and how many batches the histories had been fed by then.
         self._delivered: tuple[Marks, int] | None = None
 
     def threads(self) -> Iterator[KeptThread]:
@@ -108,7 +108,7 @@ class NodeWatch:
         return self.journals.marks()
 
     def commit(self, marks: Marks) -> None:
-        """What was read up to here is delivered or on disk; histories follow within seconds."""
+        """All before these offsets is delivered: commit it once the histories have it."""
         self.journals.deliver(marks)
         delivered, fed = self._delivered = self._delivered or (marks, self.histories.fed)
         if self.histories.has(fed):

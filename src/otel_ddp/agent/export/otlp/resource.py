@@ -56,5 +56,5 @@ def _kubernetes(env: Mapping[str, str], host: str, root: Path) -> dict[str, str]
         found["k8s.node.name"] = node
     # Of the system, which may have put a link there.
     file = (root / _NAMESPACE_FILE).resolve()
-    told = files.read_text(file, _MOST_BYTES) or env.get("POD_NAMESPACE", "")
-    return {**found, **({"k8s.namespace.name": told.strip()} if told.strip() else {})}
+    namespace = files.read_text(file, _MOST_BYTES) or env.get("POD_NAMESPACE", "")
+    return {**found, **({"k8s.namespace.name": namespace.strip()} if namespace.strip() else {})}

@@ -78,7 +78,7 @@ class _Node:
     ) -> Iterator[Elsewhere]:
         """Take its processes in; what has news by it. *most*: so many processes fit.
 
-        *written*: how far the history has each journal; None: that is not known yet.
+        *written*: the offset up to which the history has each journal; None: not known yet.
         """
         if report.agent != self.agent:
             # Its agent was started again, and gives its processes other numbers.
@@ -124,7 +124,7 @@ class _Node:
                 self.lacking.append(wire.Lacking(process=message.id))
                 self._reported.add(message.id)
                 return host
-            # Where the agents of both nodes were started again, that one sends what lies behind.
+            # If both agents were restarted, the follower's first offset may be beyond ours.
             if position := written.get(f"{host.node}/{journal.name}"):
                 journal.resume(position)
         is_whole = journal.define(_stretch(message.definitions))
@@ -159,10 +159,10 @@ class Kept(Protocol):
     """The history of the run."""
 
     def take_readings(self, node: str, found: Readings) -> None:
-        """What is new of another node."""
+        """Add new samples and the agent's cost of another node."""
 
     def positions(self) -> Mapping[str, int] | None:
-        """How far it has each journal; None: that is not known yet."""
+        """The offset up to which it has each journal; None: its file is not open yet."""
 
 
 class Leading:

@@ -20,7 +20,7 @@ _LAST_NS = 1 << 62
 
 
 def pack(found: Readings) -> bytes:
-    """For the lead. Times leave on our monotonic clock, as all that are sent."""
+    """Serialise for the lead, with times on our monotonic clock."""
     origin_ns = wall_origin_ns()
     rows = [
         [*key[:3], [*map(list, key.labels)], time_ns - origin_ns, value]
@@ -32,7 +32,7 @@ def pack(found: Readings) -> bytes:
 
 
 def unpack(content: bytes, node: str, ahead_ns: int) -> Readings:
-    """Raises Senseless. *ahead_ns*: our clock less that of its times."""
+    """Parse what a node sent; raises Senseless. *ahead_ns*: our clock minus the sender's."""
     told = read_json(content, _MOST_BYTES)
     rows = plain.list_of(list, told.get("samples"))[:_MOST_SAMPLES]
     cpu_s = plain.number(told.get("agent_cpu_s"), 0, 1e12)
@@ -50,9 +50,9 @@ def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:
         raise Senseless("a sample")
     if not 0 <= at_ns + ahead_ns < _LAST_NS:
         raise Senseless("the time of a sample")
-    # Whose it is, is not for the node to say.
-    more = (*(pair for pair in more if pair[0] != "node"), ("node", node))
-    key = SeriesKey(kind, _word(name), _word(rank), more)
+    # The connection decides whose it is, not the message.
+    labelled = tuple({**dict(more), "node": node}.items())
+    key = SeriesKey(kind, _word(name), _word(rank), labelled)
     return Sample(None, key, at_ns + ahead_ns, number)
 
 
