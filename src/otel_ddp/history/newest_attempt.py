@@ -60,9 +60,13 @@ def of_node(about: Mapping[str, Any], ranks: Mapping[str, Rank]) -> OfNode:
     seen_ns, run_began_ns = (plain.whole(about.get(key)) or 0 for key in ("seen_ns", "began_ns"))
     others = plain.mapping(about.get("nodes")).items()
     return OfNode(
-        *(ranks, seen_ns, began_ns or 0, plain.text(about.get("node")), run_began_ns),
-        plain.text(about.get("led_by")),
-        {node: ns for node, since in others if (ns := plain.whole(since)) is not None},
+        ranks,
+        seen_ns,
+        began_ns=began_ns or 0,
+        node=plain.text(about.get("node")),
+        run_began_ns=run_began_ns,
+        led_by=plain.text(about.get("led_by")),
+        others={node: ns for node, since in others if (ns := plain.whole(since)) is not None},
     )
 
 

@@ -364,8 +364,16 @@ class Collector:
                 reader = each.reader
                 self._histories.feed(
                     Batch(
-                        *(key, rank, each.journal, reader.position, each.began_ns),
-                        *(each.started_ns, _launched_by(each), reader.names, new, _node(each)),
+                        run=key,
+                        rank=rank,
+                        journal=each.journal,
+                        position=reader.position,
+                        began_ns=each.began_ns,
+                        started_ns=each.started_ns,
+                        launched_by=_launched_by(each),
+                        names=reader.names,
+                        news=new,
+                        node=_node(each),
                     )
                 )
 
@@ -489,9 +497,15 @@ def _node(process: Process) -> str:
 def _time_of(process: Process, rank: str) -> ProcessTime:
     progress = process.reader.progress()
     return ProcessTime(
-        *(rank, process.began_ns, process.started_ns, process.life.ended_ns),
-        *(state_word(process.life.state), None if progress is None else progress.step),
-        *(_launched_by(process), _node(process), process.journal),
+        rank=rank,
+        began_ns=process.began_ns,
+        started_ns=process.started_ns,
+        ended_ns=process.life.ended_ns,
+        state=state_word(process.life.state),
+        step=None if progress is None else progress.step,
+        launched_by=_launched_by(process),
+        node=_node(process),
+        journal=process.journal,
     )
 
 
