@@ -248,6 +248,24 @@ def test_of_shares_of_a_step_it_is_their_sum_unless_ranks_may_share_it_too(
     assert journal.facts["capability"]["loss"] == ("" if found else "scaled_loss")
 
 
+@pytest.mark.parametrize("has_ddp", [True, False])
+def test_gradients_are_averaged_also_where_a_task_has_the_ddp_inside(
+    place: Here, monkeypatch: pytest.MonkeyPatch, has_ddp: bool
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(between_steps.capabilities, "world_size", lambda: 2)
+    wrap = nn.parallel.DistributedDataParallel if has_ddp else nn.Sequential
+    model, optimizer = sampled(monkeypatch, lambda net: nn.Sequential(wrap(net)))
+
+    for _ in range(3):
+        (model(INPUT).square().sum() / 8).backward()
+        optimizer.step()
+    otel_ddp.finish()
+    dist.destroy_process_group()
+
+    assert bool(losses(place.only())) is has_ddp
+
+
 def penalised(logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     (gradient,) = torch.autograd.grad(logits.sum(), inputs, create_graph=True)
     return logits.square().mean() + gradient.square().mean()

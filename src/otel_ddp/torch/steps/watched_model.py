@@ -49,8 +49,9 @@ class WatchedModel:
         """Whether it may give every rank the same buffers before a forward."""
         # A wrapper works as the model inside of it does, and a loop may set the mode of that alone.
         self.inside = ref(models.unwrapped(model))
-        # What torch.compile makes of a DDP has it inside.
-        self.is_ddp = isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel)
+        # torch.compile and tasks that compute a loss wrap one, too.
+        self.is_ddp = any(isinstance(each, DistributedDataParallel) for each in model.modules())
+        """Whether gradients are averaged over ranks: it is a DDP, or has one inside."""
         self.divided_loss = False
         """Whether it was given the number to divide its loss by: the items of all ranks' batches.
         """
