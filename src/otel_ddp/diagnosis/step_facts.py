@@ -58,6 +58,32 @@ class TimedStep(Protocol):
     def work(self) -> int: ...
 
 
+class Call(NamedTuple):
+    """What is alike in each step of a call to a process group."""
+
+    group: str
+    """The same on all members of the group, and on no other ranks."""
+    dimension: str
+    """Of the device mesh; empty for a group of no mesh."""
+    op: str
+    """`allreduce`, `allgather`, `send`, `recv`, ..."""
+    peer: int
+    """The global rank of the other end of a send or receive; else -1."""
+    asynchronous: bool
+    """The call returns before the operation has ended."""
+    phase: str
+    """In which it was made."""
+
+
+class Calls(NamedTuple):
+    """The calls to process groups of one measured step, in their order."""
+
+    each: tuple[Call, ...]
+    """One object for all steps that make the same calls."""
+    at_ns: Sequence[int]
+    """When this rank has arrived at each of them, on the clock of `StepFacts.ended_ns`."""
+
+
 class StepFacts(NamedTuple):
     """One step of one rank. Times stay in the journal's nanoseconds: no conversion per step."""
 
@@ -85,6 +111,8 @@ class StepFacts(NamedTuple):
     """Long collections of garbage, where nothing else was unusual."""
     measured: bool = True
     """Otherwise its phases and waits are not known, but for unusual ones."""
+    calls: Calls | None = None
+    """None where they are not noted."""
 
 
 def columns_of(steps: Sequence[StepFacts]) -> Any:
