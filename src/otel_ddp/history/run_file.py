@@ -30,6 +30,7 @@ _MOST_SERIES = 20_000
 _MOST_EVENTS = 20_000
 # A file system without locks answers as if another process had one.
 _BUSY_S = 1.0
+_NEVER = 1 << 63
 
 # What becomes of a bucket that is there already: each column, old and new. min() and max() of
 # SQLite are NULL where one side is.
@@ -225,15 +226,16 @@ class RunFile:
         verdicts: Iterable[Mapping[str, Any]] = (),
         positions: Mapping[str, tuple[int, int, int]] = {},
         attempt_ns: int = 0,
+        next_ns: int = 0,
     ) -> None:
         """Add all this, or nothing: raises sqlite3.Error.
 
-        *attempt_ns*: when the present attempt began; what an earlier one did from its first step
-        on goes.
+        *attempt_ns*: when its attempt began; what an earlier one did from its first step on goes.
+        *next_ns*: when the next one began; what that one has done again is not added.
         """
         with self._transaction():
-            self._add(_SUMS, values, attempt_ns)
-            self._add(_STEPS, steps, attempt_ns)
+            self._add(_SUMS, values, attempt_ns, next_ns)
+            self._add(_STEPS, steps, attempt_ns, next_ns)
             self._put("about", "key", "value", about)
             self._put("ranks", "rank", "about", ranks)
             self._db.executemany(
@@ -262,6 +264,7 @@ class RunFile:
         table: Table,
         sums: Mapping[SeriesKey, Mapping[int, ValueSum | StepSum]],
         attempt_ns: int,
+        next_ns: int,
     ) -> None:
         rows: list[tuple[Any, ...]] = []
         touched = []
@@ -270,6 +273,13 @@ class RunFile:
             if series is None:
                 continue
             id, width = series.id, series.width
+            if next_ns:
+                again_from = self._again_from(table, id, next_ns)
+                buckets = {
+                    start: each
+                    for start, each in buckets.items()
+                    if each.first < again_from or each.last_ns >= next_ns
+                }
             if new := [each.first for each in buckets.values() if each.last_ns >= attempt_ns > 0]:
                 again = {"series": id, "width": width, "step": min(new), "attempt_ns": attempt_ns}
                 self._db.execute(table.delete_abandoned, again)
@@ -287,6 +297,12 @@ class RunFile:
                 series.buckets = self._db.execute(count, (series.id,)).fetchone()[0]
                 if series.buckets > most:
                     self._widen(table, series, most * 3 // 4)
+
+    def _again_from(self, table: Table, series: int, attempt_ns: int) -> int:
+        """The first step of a series since an attempt began."""
+        query = f"SELECT min(first) FROM {table.name} WHERE series = ? AND last_ns >= ?"
+        (first,) = self._db.execute(query, (series, attempt_ns)).fetchone()
+        return _NEVER if first is None else int(first)
 
     @property
     def _shares(self) -> int:

@@ -113,6 +113,24 @@ class KeptAgents(TwoAgents):
             if self._number % 25 == 0:
                 self.poll()
 
+    def go_on(self, first: int, count: int, value: float, *agents: Agent) -> None:
+        """So many short steps of the ranks of these agents, or of both, each with this value."""
+        for number in range(first, first + count):
+            for each in (rank for agent in agents or (self.lead, self.led) for rank in agent.ranks):
+                each.step({"forward": 0.001}, number)
+                each.log({"loss": value}, number)
+        self.poll()
+
+    def start_run_again(self, folder: Path) -> None:
+        """All ranks are killed, and others take their place."""
+        for each in (*self.lead.ranks, *self.led.ranks):
+            each.alive = False
+            each.writer.close()
+        self.poll()
+        for number, agent in enumerate((self.lead, self.led)):
+            agent.ranks = Agent(folder / f"again-{number}", number).ranks
+            agent.seen += agent.ranks
+
     def poll(self) -> None:
         super().poll()
         lead, led = self.kept
@@ -129,6 +147,9 @@ class KeptAgents(TwoAgents):
 
     def close(self) -> None:
         super().close()
+        for agent in (self.lead, self.led):
+            for each in agent.seen:
+                each.reader.close()
         for each in self.kept:
             each.histories.stop()
 
@@ -250,6 +271,31 @@ def test_what_a_cut_link_kept_back_comes_once_it_is_there_again(agents: KeptAgen
     lead, _ = agents.kept
     assert (lead.steps(), lead.values()) == (all_ranks(275), all_ranks(275))
     assert lead.about()["gaps"] == []
+
+
+def test_values_of_an_earlier_attempt_that_come_late_are_not_mixed_with_the_new_ones(
+    agents: KeptAgents, tmp_path: Path
+) -> None:
+    agents.go_on(1, 100, 1.0)
+    agents.settle()
+    # These come from the other node when the run was started again from step 150.
+    agents.cable.is_connected = False
+    agents.go_on(101, 100, 1.0)
+    agents.start_run_again(tmp_path)
+    agents.go_on(150, 20, 2.0, agents.lead)
+    agents.settle()
+    agents.go_on(150, 20, 2.0, agents.led)
+    agents.cable.is_connected = True
+    agents.settle()
+
+    lead, _ = agents.kept
+    expected = [(step, 1.0 if step < 150 else 2.0) for step in range(1, 170)]
+    with History(lead.path) as history:
+        for series in history.series("value", "loss"):
+            found = [(each.first, each.total) for each in history.sums(series)]
+            assert (series.key.rank, found) == (series.key.rank, expected)
+        assert len(history.about["attempts"]) == 2
+        assert history.about["gaps"] == []
 
 
 def test_what_was_overwritten_before_the_lead_had_it_is_a_gap_there(agents: KeptAgents) -> None:

@@ -127,6 +127,30 @@ def test_attempts_that_are_read_at_once_are_kept_as_if_each_had_been_written(
     }
 
 
+def test_what_an_earlier_attempt_did_and_comes_late_is_kept_up_to_where_the_next_one_began(
+    tmp_path: Path,
+) -> None:
+    run = KeptRun(tmp_path / "a.sqlite")
+    run.open()
+    run.feed(batch(0, 3))
+    run.feed_state(State({}, {}, (), (), [ProcessTime("0", 1, 1, 30 * S, "killed")]))
+    run.feed(_later(batch(5, 3)))
+    run.write(1)
+    run.feed(batch(3, 7))
+    run.write(2)
+    run.close()
+
+    assert _minutes_and_counts(run.path) == {
+        **{step: [0, 1] for step in range(5)},
+        **{step: [1, 1] for step in range(5, 8)},
+    }
+    with History(run.path) as history:
+        (series,) = history.step_series.values()
+        # It is not known yet which steps the later attempt has made.
+        assert [each.first for each in history.steps(series)] == [*range(1, 10)]
+        assert len(history.about["attempts"]) == 2
+
+
 def test_an_attempt_without_a_step_replaces_values_from_its_first_one_on(tmp_path: Path) -> None:
     run = KeptRun(tmp_path / "a.sqlite")
     run.open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.reading.steps import Step
@@ -102,13 +103,21 @@ class Attempts:
         self._last_place = max(self._last_place, attempt.get("last_place") or 0)
 
     @property
-    def is_first(self) -> bool:
-        return len(self.told) < 2
+    def present(self) -> int:
+        """The number of the present one."""
+        return int(self.told[-1]["attempt"]) if self.told else 1
 
-    @property
-    def began_ns(self) -> int:
-        """When the present one began."""
-        return int(self.told[-1]["began_ns"]) if self.told else 0
+    def of(self, began_ns: int) -> int:
+        """The number of the attempt of a process that began then."""
+        for each, later in pairwise(self.told):
+            if began_ns < each.get("ended_ns", later["began_ns"]):
+                return int(each["attempt"])
+        return self.present
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """When this one began, and the next one; 0: it is the first one, or the last."""
+        began = {each["attempt"]: each["began_ns"] for each in self.told[1:]}
+        return began.get(number, 0), began.get(number + 1, 0)
 
     def begin(self, began_ns: int) -> None:
         """The first process of another attempt is here."""
@@ -164,7 +173,7 @@ class Attempts:
             if each.logged is not None and (each.number or 0) > 1 and self._listens_to(rank):
                 numbers.teller = rank
                 numbers.tell(each.number or 0, each.logged, self._before)
-        if self.is_first:
+        if self.present == 1:
             placed = [Placed(each, each.number or 0, False) for each in steps]
         else:
             held = self._held.setdefault(key, deque())
@@ -174,6 +183,12 @@ class Attempts:
                 placed.append(self._placed(held.popleft()))
         self._note(placed)
         return placed
+
+    def place_late(self, number: int, steps: Iterable[Step]) -> list[Placed]:
+        """Steps of this earlier attempt, which come when the present one has begun."""
+        attempt = next((each for each in self.told if each["attempt"] == number), self.told[0])
+        shift = attempt.get("shift", 0) - (self._first_shift or 0)
+        return [Placed(each, each.number + shift, None) for each in steps if each.number]
 
     def release(self, rank: str, clock: str) -> list[Placed]:
         """The held steps of a process that has ended or hangs: no rank will number them soon."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -104,7 +105,7 @@ _Numbered = tuple[SeriesKey, dict[int, ValueSum], int]
 
 
 class _Unwritten:
-    """What is summed up, and waits to be written."""
+    """What is summed up of one attempt, and waits to be written."""
 
     def __init__(self) -> None:
         self.values: dict[SeriesKey, dict[int, ValueSum]] = {}
@@ -114,8 +115,6 @@ class _Unwritten:
         """How far each journal is read."""
         self.numbered: dict[tuple[str, str], dict[int, _Numbered]] = {}
         """The series of the names of each journal and rank, by the names' numbers."""
-        self.attempt_ns = 0
-        """When its attempt began, once there is a next one; 0: it is the first."""
         self.size = 0
 
 
@@ -152,9 +151,8 @@ class KeptRun:
         self._began_ns = 0
         # Since when nothing could be written, and why; 0 where all is well.
         self._failing = (0, "")
-        self._new = _Unwritten()
-        # The same of attempts before the present one.
-        self._earlier: list[_Unwritten] = []
+        # By attempt: a later one may do steps again that are not written.
+        self._new: defaultdict[int, _Unwritten] = defaultdict(_Unwritten)
         self.time = RunTime()
 
     @property
@@ -216,46 +214,34 @@ class KeptRun:
         # By the clock as it was known at first: marks of before are on it.
         shift_ns = began_ns - batch.began_ns
         if news.steps or self.time.knows(rank):
-            before_ns = self._attempt_ns
             process = began_ns, batch.started_ns, batch.launched_by
             self.time.begin(rank, *process, trains=bool(news.steps), node=batch.node)
-            self._keep_apart(before_ns)
+        attempt = self.time.attempts.of(began_ns)
+        new = self._new[attempt]
         position, host_ns, device_ns = self._positions_of(batch.journal)
-        self._add_values(batch, [each for each in news.scalars if each.position >= position])
+        self._add_values(new, batch, [each for each in news.scalars if each.position >= position])
         for document in news.events:
             if document.position >= position:
-                self._add_event(rank, document)
+                self._add_event(new, rank, document)
         for clock, steps, after_ns in (
             ("host", news.estimated, host_ns),
             ("device", news.device_estimated, device_ns),
         ):
-            new = [each for each in steps if each.ended_ns + shift_ns > after_ns]
-            self._add_steps(rank, clock, self.time.feed(rank, clock, new))
+            unread = [each for each in steps if each.ended_ns + shift_ns > after_ns]
+            self._add_steps(new, rank, clock, self.time.feed(rank, clock, unread, attempt))
         for since_ns, until_ns in news.overwritten:
             self._overwritten(since_ns, until_ns, rank)
-        self._new.positions[batch.journal] = (
+        new.positions[batch.journal] = (
             max(position, batch.position),
             max([host_ns, *(each.ended_ns + shift_ns for each in news.steps)]),
             max([device_ns, *(each.ended_ns + shift_ns for each in news.device_steps)]),
         )
 
-    @property
-    def _attempt_ns(self) -> int:
-        """When the present attempt began; 0: it is the first."""
-        return 0 if self.time.attempts.is_first else self.time.attempts.began_ns
-
-    def _keep_apart(self, before_ns: int) -> None:
-        """Sum up anew if another attempt has begun: it may do steps again that are not written.
-
-        *before_ns*: when the attempt until now began.
-        """
-        if self._new.size and self._attempt_ns != before_ns:
-            earlier, self._new = self._new, _Unwritten()
-            earlier.attempt_ns, self._new.positions = before_ns, {**earlier.positions}
-            self._earlier.append(earlier)
-
     def _positions_of(self, journal: str) -> tuple[int, int, int]:
-        return self._new.positions.get(journal) or self._positions.get(journal) or (0, 0, 0)
+        found = [
+            each.positions[journal] for each in self._new.values() if journal in each.positions
+        ]
+        return max(found, default=self._positions.get(journal, (0, 0, 0)))
 
     def _overwritten(self, since_ns: int, until_ns: int, rank: str) -> None:
         why = f"records of rank {rank} were overwritten before they were read"
@@ -276,10 +262,9 @@ class KeptRun:
         self._state = state.after(self._unwritten())._replace(
             samples=(), processes=(), agent_cpu_s=0.0
         )
-        before_ns = self._attempt_ns
-        for rank, clock, placed in self.time.note(state.processes, state.verdicts, time.time_ns()):
-            self._add_steps(rank, clock, placed)
-        self._keep_apart(before_ns)
+        released = self.time.note(state.processes, state.verdicts, time.time_ns())
+        for attempt, rank, clock, placed in released:
+            self._add_steps(self._new[attempt], rank, clock, placed)
         for sample in state.samples:
             if self._sampled.get(sample.key) == sample.time_ns:
                 continue  # nothing new was read since
@@ -309,9 +294,9 @@ class KeptRun:
         }
         return self._state._replace(ranks=waiting)
 
-    def _add_values(self, batch: Batch, records: Iterable[Scalars]) -> None:
+    def _add_values(self, new: _Unwritten, batch: Batch, records: Iterable[Scalars]) -> None:
         # This runs for every value of every rank: what a name's series is, is asked once a write.
-        names, new = batch.names, self._new
+        names = batch.names
         known = new.numbered.setdefault((batch.journal, batch.rank), {})
         for record in records:
             time_ns, epoch = record.time_ns, record.epoch
@@ -320,7 +305,7 @@ class KeptRun:
                 if series is None:
                     if (name := names.get(number)) is None:
                         continue
-                    series = known[number] = self._numbered(batch.rank, name)
+                    series = known[number] = self._numbered(new, batch.rank, name)
                 key, buckets, width = series
                 step = record.step
                 if step is None:
@@ -340,23 +325,24 @@ class KeptRun:
             found = -1 if self._file is None else self._file.last(key)
         return found
 
-    def _numbered(self, rank: str, name: Name) -> _Numbered:
+    def _numbered(self, new: _Unwritten, rank: str, name: Name) -> _Numbered:
         key = SeriesKey("value", name.text, rank, (("split", name.split),))
-        return key, self._new.values.setdefault(key, {}), self._width(key)
+        return key, new.values.setdefault(key, {}), self._width(key)
 
     def _sum(self, key: SeriesKey, position: int, time_ns: int) -> ValueSum:
-        buckets = self._new.values.setdefault(key, {})
+        new = self._new[self.time.attempts.present]
+        buckets = new.values.setdefault(key, {})
         start = position - position % self._width(key)
         found = buckets.get(start)
         if found is None:
             found = buckets[start] = ValueSum(position, time_ns)
-            self._new.size += 1
+            new.size += 1
         return found
 
     def _width(self, key: SeriesKey) -> int:
         return 1 if self._file is None else self._file.width(key)
 
-    def _add_steps(self, rank: str, clock: str, steps: Iterable[Placed]) -> None:
+    def _add_steps(self, new: _Unwritten, rank: str, clock: str, steps: Iterable[Placed]) -> None:
         key = SeriesKey("steps", clock, rank)
         width = self._width(key)
         buckets: dict[int, StepSum] | None = None
@@ -365,12 +351,12 @@ class KeptRun:
             if not 0 < step.ended_ns - step.began_ns < _LONGEST_STEP_NS or step.work > _MOST_WORK:
                 continue
             if buckets is None:
-                buckets = self._new.steps.setdefault(key, {})
+                buckets = new.steps.setdefault(key, {})
             start = number - number % width
             found = buckets.get(start)
             if found is None:
                 found = buckets[start] = StepSum(number, step.began_ns)
-                self._new.size += 1
+                new.size += 1
             _, codes, spans_ns = step.parts
             if step.rest:
                 codes += bytes([code for code, _ in step.rest])
@@ -378,7 +364,7 @@ class KeptRun:
             unusual = step.skipped or _is_unusual(codes)
             found.add(number, step.began_ns, step.ended_ns, codes, spans_ns, step.work, unusual)
 
-    def _add_event(self, rank: str, document: Document) -> None:
+    def _add_event(self, new: _Unwritten, rank: str, document: Document) -> None:
         content = document.content
         try:
             step = content.get("step")
@@ -393,8 +379,8 @@ class KeptRun:
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return  # a record of another version
-        self._new.events.append(row)
-        self._new.size += 1
+        new.events.append(row)
+        new.size += 1
 
     # -- what is written
 
@@ -408,7 +394,7 @@ class KeptRun:
             if not self._failing[0]:
                 self._failing = now_ns, getattr(why, "strerror", None) or str(why)
             # A number of a damaged journal that no column holds would be in the way for ever.
-            waiting = sum(each.size for each in (*self._earlier, self._new))
+            waiting = sum(each.size for each in self._new.values())
             if waiting > _MOST_WAITING or isinstance(why, OverflowError):
                 since_ns, first_why = self._failing
                 self._leave_out(since_ns, now_ns, first_why)
@@ -429,41 +415,28 @@ class KeptRun:
         ranks = {rank: each for rank, each in state.ranks.items() if before.ranks.get(rank) != each}
         known = [*before.verdicts]
         verdicts = [each for each in state.verdicts if each not in known]
-        if not (
-            self._earlier
-            or self._new.size
-            or self._new.positions
-            or ranks
-            or verdicts
-            or changed.keys() > {"seen_ns"}
-        ):
+        if not (self._new or ranks or verdicts or changed.keys() > {"seen_ns"}):
             return
         file.nodes = 1 + len(self._nodes)
-        while self._earlier:
-            earlier = self._earlier[0]
+        present = self.time.attempts.present
+        for attempt in sorted({*self._new, present}):
+            began_ns, next_ns = self.time.attempts.bounds(attempt)
+            new = self._new[attempt]
             file.write(
-                values=earlier.values,
-                steps=earlier.steps,
-                events=earlier.events,
-                positions=earlier.positions,
-                attempt_ns=earlier.attempt_ns,
+                values=new.values,
+                steps=new.steps,
+                about=changed if attempt == present else {},
+                ranks=ranks if attempt == present else {},
+                events=new.events,
+                verdicts=verdicts if attempt == present else (),
+                positions=new.positions,
+                attempt_ns=began_ns,
+                next_ns=next_ns,
             )
-            self._positions = self._positions | earlier.positions
-            del self._earlier[0]
-        file.write(
-            values=self._new.values,
-            steps=self._new.steps,
-            about=changed,
-            ranks=ranks,
-            events=self._new.events,
-            verdicts=verdicts,
-            positions=self._new.positions,
-            attempt_ns=self._attempt_ns,
-        )
-        self._positions = self._positions | self._new.positions
+            self._positions = self._positions | new.positions
+            del self._new[attempt]
         self._note_written()
         self._written = state._replace(about=about)
-        self._new = _Unwritten()
 
     def leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
         """Nothing could be kept in this time: what a picture shows then is not all."""
@@ -471,8 +444,9 @@ class KeptRun:
         del self._gaps[:-_MOST_GAPS]
 
     def _leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
-        positions, self._new = self._new.positions, _Unwritten()
-        self._new.positions, self._earlier = positions, []
+        for attempt, each in self._new.items():
+            self._new[attempt] = _Unwritten()
+            self._new[attempt].positions = each.positions
         if self._gaps and self._gaps[-1]["since_ns"] == since_ns:
             self._gaps.pop()
         self.leave_out(since_ns, until_ns, why)

@@ -147,7 +147,7 @@ class RunTime:
         # Whom the ranks wait for now, and since when they hang.
         self._late: _Late | None = None
         self._hangs_since_ns = 0
-        self._released: list[tuple[str, str, list[Placed]]] = []
+        self._released: list[tuple[int, str, str, list[Placed]]] = []
 
     # -- kept in the history, for the agent that goes on with it
 
@@ -212,8 +212,9 @@ class RunTime:
             if trains:
                 known.began_ns = began_ns
             return
-        is_next = known is not None and known.attempt == told[-1]["attempt"]
-        state, ended_ns = self._last_end(is_over=is_next) if told else ("", 0)
+        is_late = self.attempts.of(began_ns) != self.attempts.present
+        is_next = known is not None and known.attempt == self.attempts.present and not is_late
+        state, ended_ns = self._last_end(is_over=is_next) if told and not is_late else ("", 0)
         if not told or is_next or 0 < ended_ns < began_ns:
             if state == "finished" and not trains:
                 # It may evaluate what was trained.
@@ -230,7 +231,7 @@ class RunTime:
         if known is not None:
             self._fill_gap(rank, known, started_ns, launched_by)
             until_ns = max(known.until_ns, started_ns)
-        process = rank, told[-1]["attempt"], began_ns, until_ns, launched_by
+        process = rank, self.attempts.of(began_ns), began_ns, until_ns, launched_by
         self._ranks[rank] = _Rank(*process, node)
 
     def _is_at_work(self, rank: str, known: _Rank) -> bool:
@@ -269,12 +270,18 @@ class RunTime:
         if not was_gone and (not attempts or attempts[0].get("state") != "finished"):
             self._spend(before, "between_attempts" if is_kept else "between_launches", started_ns)
 
-    def feed(self, rank: str, clock: str, steps: Iterable[Step]) -> list[Placed]:
-        """The steps of its present process by one clock; those whose places are known by now."""
+    def feed(self, rank: str, clock: str, steps: Iterable[Step], attempt: int = 0) -> list[Placed]:
+        """The steps of an attempt by one clock; those whose places are known by now.
+
+        *attempt*: its number; 0: it is the present one.
+        """
         if rank not in self._ranks:
             # What is beside the training has steps of its own.
             return [Placed(each, each.number, False) for each in steps if each.number is not None]
-        placed = self.attempts.place(rank, clock, steps)
+        if attempt in (0, self.attempts.present):
+            placed = self.attempts.place(rank, clock, steps)
+        else:
+            placed = self.attempts.place_late(attempt, steps)
         self._count(rank, clock, placed)
         return placed
 
@@ -339,8 +346,8 @@ class RunTime:
 
     def note(
         self, processes: Iterable[ProcessTime], verdicts: Sequence[Mapping[str, Any]], now_ns: int
-    ) -> list[tuple[str, str, list[Placed]]]:
-        """What is known now. The steps that were held until here, with their rank and clock."""
+    ) -> list[tuple[int, str, str, list[Placed]]]:
+        """What is known now. The steps that were held until here: attempt, rank, clock, steps."""
         self._note_verdicts(verdicts)
         for each in processes:
             process = each.rank, each.began_ns, each.started_ns, each.launched_by
@@ -368,7 +375,8 @@ class RunTime:
         for clock in ("device", "host"):
             placed = self.attempts.release(rank, clock)
             self._count(rank, clock, placed)
-            self._released.append((rank, clock, placed))
+            if placed:
+                self._released.append((self.attempts.present, rank, clock, placed))
 
     def _finish_attempt(self, next_ns: int) -> None:
         """The next one may have made steps before it was noted that this one has ended."""
