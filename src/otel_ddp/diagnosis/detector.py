@@ -23,6 +23,8 @@ class RankState(NamedTuple):
     """Whether its waits for other ranks can be told from work; None: not known yet."""
     own_collectives: tuple[str, ...] = ()
     """The phases in which the user's own code calls collectives: if one rank does, all do."""
+    calls_noted: bool = False
+    """Whether its calls to process groups are noted in measured steps: see `StepFacts.calls`."""
     device_clock: bool | None = None
     """Whether the clock of the device that works for it is known; None: no device does."""
     under_nccl: bool = False

@@ -433,6 +433,7 @@ class Process:
             own_collectives=tuple(each for each in own if isinstance(each, str) and each in PHASES)
             if isinstance(own, list)
             else (),
+            calls_noted=missing.get("calls") == "",
             device_clock=not missing["device_clock"] if "device_clock" in missing else None,
             under_nccl="nccl" in str(reader.facts.get("backend")),
             began_ns=self.began_ns,
