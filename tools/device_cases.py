@@ -9,7 +9,6 @@ the devices write goes through the real reader and the real detectors, as the ag
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
@@ -18,17 +17,15 @@ from typing import NamedTuple
 
 from tools.device_training.rank import QUEUE
 from tools.device_training.setting import Setting, Trouble
-from tools.device_training.training import Collective, Piece, WordStream, trained
+from tools.device_training.training import Piece, WordStream, trained
 from tools.diagnosis_cases import labels_of
 
-from otel_ddp.agent.reading.steps import Step, StepStream
-from otel_ddp.diagnosis.arrivals import Arrival, Sample, compare
+from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import side_of
-from otel_ddp.diagnosis.verdict import Labels
 
 PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
 BEGIN, END = "<!-- device cases: begin -->", "<!-- device cases: end -->"
@@ -38,9 +35,6 @@ BEGINS = 200
 LASTS = 400
 # The agent reads a journal every second or so.
 _STEPS_AT_A_TIME = 10
-# Ranks are asked for their collectives after so many steps. So many does the recorder remember.
-_STEPS_A_SAMPLE = 60
-_RING = 2000
 # A rank is to be named if a step gets shorter by this once its trouble is taken away, and is not to
 # be named if it does not get shorter by this much. In between, either is right.
 TO_BE_NAMED, HARMLESS = 0.05, 0.01
@@ -143,21 +137,6 @@ class _Rank:
         self._words = WordStream(False), WordStream(True)
         self._streams = StepStream(NOW_NS), StepStream(NOW_NS)
         self._device_steps = DeviceSteps()
-        # What the recorder remembers, and the last steps of the host and of the device.
-        self._collectives: deque[Collective] = deque(maxlen=_RING)
-        self.host_steps: deque[Step] = deque(maxlen=300)
-        self.on_device: deque[StepFacts] = deque(maxlen=300)
-        self._now_ns = 0
-
-    def sample(self, ranks: int) -> Sample:
-        """What it answers when it is asked for its collectives."""
-        arrivals = []
-        for each in self._collectives:
-            is_over = each.started_ns + each.duration_ns <= self._now_ns
-            took_ns = each.duration_ns if is_over else None
-            at_ns = NOW_NS + each.enqueued_ns
-            arrivals.append(Arrival(each.group, each.number, each.op, at_ns, took_ns))
-        return Sample(arrivals, {each.group: ranks for each in self._collectives})
 
     def read(self, pieces: Sequence[Piece]) -> list[StepFacts]:
         """The facts of more steps, by the device's clock."""
@@ -165,66 +144,33 @@ class _Rank:
         device_words = [word for piece in pieces for word in piece.device]
         steps = self._streams[0].feed(self._words[0].record(host_words))
         self._device_steps.feed_host([f for batch in batches_of(steps) for f in facts_of(batch)])
-        self._now_ns = pieces[-1].marks[-1].host_ns
-        self._collectives.extend(each for piece in pieces for each in piece.collectives)
-        self.host_steps.extend(steps)
         if not device_words:
             return []
         steps = self._streams[1].feed(self._words[1].record(device_words))
-        facts = self._device_steps.feed(steps)
-        self.on_device.extend(facts)
-        return facts
-
-
-class _Asked:
-    """Ranks that are asked for their collectives now and then, as the agent does."""
-
-    def __init__(self, ranks: dict[Labels, _Rank]) -> None:
-        self._ranks = ranks
-        self._last = -1
-        self.stragglers = Stragglers(every_step=False)
-        for labels in ranks:
-            self.stragglers.expect(labels)
-
-    def ask(self) -> None:
-        """What the ranks say now."""
-        ranks = len(self._ranks)
-        found = compare(
-            {labels: rank.sample(ranks) for labels, rank in self._ranks.items()},
-            {labels: list(rank.host_steps) for labels, rank in self._ranks.items()},
-            {labels: rank.on_device for labels, rank in self._ranks.items()},
-            self._last,
-        )
-        for labels, facts in found.facts.items():
-            self.stragglers.feed(RankState(labels, ranks), Observation(facts=facts))
-            self._last = max(self._last, facts[-1].number)
+        return self._device_steps.feed(steps)
 
 
 def replayed(case: Case) -> Found:
     """The verdicts of the detectors."""
-    ranks, sharded = case.setting.ranks, case.setting.sharded
+    ranks = case.setting.ranks
     states = [
         RankState(labels_of(rank, case.node_of(rank)), ranks, device_clock=True)
         for rank in range(ranks)
     ]
     readers = [_Rank() for _ in range(ranks)]
-    asked = _Asked({state.labels: rank for state, rank in zip(states, readers, strict=True)})
     bounds = Bounds()
-    detector = Stragglers(bounds=bounds)
-    stragglers = asked.stragglers if sharded else detector
+    stragglers = Stragglers(bounds=bounds)
     named: dict[int | str, Named] = {}
     verdicts, bound = 0, ""
     pieces: list[list[Piece]] = []
-    for at, step in enumerate(trained(case.setting, case.steps, case.troubles), 1):
+    for step in trained(case.setting, case.steps, case.troubles):
         pieces.append(step)
         if len(pieces) < _STEPS_AT_A_TIME:
             continue
         for rank, theirs in enumerate(zip(*pieces, strict=True)):
             facts = readers[rank].read(theirs)
-            detector.feed(states[rank], Observation(facts=facts))
+            stragglers.feed(states[rank], Observation(facts=facts))
         pieces.clear()
-        if sharded and at % _STEPS_A_SAMPLE == 0:
-            asked.ask()
         for verdict, opened in stragglers.poll(0):
             if opened and verdict.kind in ("straggler", "imbalance"):
                 verdicts += 1
@@ -449,17 +395,6 @@ def _ahead(lead: int) -> Setting:
     return Setting(layers=4, kernels=QUEUE // lead, launch_ms=20, load_ms=1, host_ms=0.5)
 
 
-def sharded(excess: float = 0.0) -> list[Case]:
-    """FSDP, which waits in forward and backward: no rank is late, or one device is slow."""
-    chance = random.Random(SEED)
-    setting = Setting(sharded=True)
-    troubles = (late(setting, 1, "device", excess),) if excess else ()
-    return [
-        Case(_varied(setting, many, jitter, chance), troubles)
-        for many, jitter in product((2, 3, 4, 8), JITTERS)
-    ]
-
-
 def all_bound(**changes: float) -> list[Case]:
     """All ranks lack the same."""
     chance = random.Random(SEED)
@@ -596,7 +531,6 @@ def rows() -> Iterator[str]:
     for name in HOST_BOUND:
         yield row(f"all hosts are {name}", one_late((0.3,), settings=(name,), every=8))
     yield row("one device 15 % slow, and hosts 100 steps ahead", slow_far_ahead())
-    yield row("one device slow under FSDP, whose collectives torch times", sharded(0.3))
     yield row("one of 64 ranks", one_late((0.3,), ranks=(64,), every=8))
     yield row("two ranks, each in a way of its own", two_late(every=6))
     for excess in (0.15, 0.3):
@@ -624,7 +558,6 @@ def rows() -> Iterator[str]:
     for lead in (3, 5, 10, 100):
         title = f"one rank synchronises in every tenth step, the others' hosts are {lead} ahead"
         yield quiet_row(title, synchronises_alone(lead))
-    yield quiet_row("all alike, under FSDP, whose collectives torch times", sharded())
     yield ""
     yield "| all ranks | runs | bound | said | insufficient data | verdicts on a rank |"
     yield "|---|---|---|---|---|---|"

@@ -212,19 +212,6 @@ def test_balanced_ranks_lead_to_no_verdict(part: int) -> None:
     )
 
 
-def test_under_fsdp_a_slow_device_is_named_by_what_collectives_took() -> None:
-    late, balanced = tool.sharded(0.3)[1], tool.sharded()[6]
-    outcome = tool.Outcome.of(late)
-
-    assert outcome.found.named
-    assert outcome.rank_right
-    assert outcome.phase_right
-    assert outcome.side_right
-    found = tool.replayed(balanced)
-    assert not found.verdicts
-    assert not found.insufficient
-
-
 @pytest.mark.parametrize(
     ("changes", "bound"),
     [

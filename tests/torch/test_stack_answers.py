@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,10 +19,8 @@ import torch
 
 import warm
 from conftest import threads
-from extras import newer_torch
 from node import until
 from otel_ddp import errors
-from otel_ddp.agent.verdicts.arrivals import parse_answer
 from otel_ddp.recording.progress import DevicePosition
 from otel_ddp.torch import collectives, stack_answers
 from otel_ddp.torch.collectives import Arrivals
@@ -357,44 +354,6 @@ def test_arrivals_are_read_only_where_that_stops_training_for_a_thousandth_of_th
     assert arrivals.read() == {"in_s": pytest.approx(5.0)}
     cost.now_s += 5
     assert "packed" in arrivals.read()
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@newer_torch("flight recorder of gloo")
-def test_arrivals_are_what_the_flight_recorder_holds(
-    journal: Path, group: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # That of gloo has the same form as that of NCCL.
-    c10d = torch._C._distributed_c10d
-    monkeypatch.setattr(c10d, "_dump_nccl_trace", c10d._dump_fr_trace, raising=False)
-    before_ns = time.time_ns()
-    for _ in range(3):
-        torch.distributed.all_reduce(torch.ones(2))
-    assert stack_answers._current is not None
-    # As if a minute had gone by.
-    stack_answers._current._arrivals._read_s -= 61
-
-    ask(journal, "1 when\n")
-    said = answer(journal, 1)
-
-    sample = parse_answer(said).sample
-    assert sample is not None
-    found = sample.arrivals[-3:]
-    assert [each.op for each in found] == ["gloo:all_reduce"] * 3
-    assert [each.number - found[0].number for each in found] == [0, 1, 2]
-    # By wall time in the recorder, and by the clock that all ranks share in the sample.
-    shift_ns = time.time_ns() - time.monotonic_ns()
-    assert before_ns - 1e9 <= found[-1].at_ns + shift_ns <= time.time_ns() + 1e9
-    assert list(sample.sizes.values()) == [1]
-    assert "collectives" not in said
 
 
 # -- as a process of its own

@@ -52,15 +52,13 @@ class Setting(NamedTuple):
     backward_ms: float = 54.0
     optimizer_ms: float = 9.0
     transfer_ms: float = 12.0
-    """All transfers of a step together: under `sharded` those of one pass through the layers."""
+    """All transfers of a step together."""
     load_ms: float = 3.0
     prefetch: int = 0
     """How many batches a worker keeps ready; 0: the host loads them itself."""
     accumulation: int = 1
     item_every: int = 0
     """All ranks synchronise once in so many steps; 0: never."""
-    sharded: bool = False
-    """As FSDP does: each layer is gathered before it is used, and its gradients are scattered."""
     disturbances: bool = False
     """Pauses, collections of garbage, checkpoints, batches of unequal length."""
     seed: int = 0

@@ -17,18 +17,6 @@ _CHECKPOINT_EVERY = 150
 _CHECKPOINT_MS = 400.0
 
 
-class Collective(NamedTuple):
-    """What NCCL's flight recorder tells of one collective of one rank, if it times them."""
-
-    group: str
-    number: int
-    op: str
-    enqueued_ns: int
-    started_ns: int
-    duration_ns: int
-    """From its start on this rank to its end: on the rank that comes last the transfer alone."""
-
-
 class Piece(NamedTuple):
     """What one rank has written by the end of one step."""
 
@@ -38,8 +26,6 @@ class Piece(NamedTuple):
     """Words of steps as the host made them."""
     device: list[int]
     """Words of earlier steps, as the device did."""
-    collectives: list[Collective]
-    """Of this step. The devices may have yet to reach them."""
 
 
 class WordStream:
@@ -123,7 +109,6 @@ class Training:
     ) -> None:
         setting.check()
         self.setting = setting
-        self._watched = watched
         kind = Rank if watched else UnwatchedRank
         self.ranks = [kind(rank, setting.jitter, setting.seed) for rank in range(setting.ranks)]
         self.steps = 0
@@ -131,8 +116,6 @@ class Training:
         self._kernels = {part: setting.kernels_of(part) for part in _Amounts(setting).work_ns}
         self._amounts = [_Amounts(setting) for _ in self.ranks]
         self._transfers = Jitter(setting.jitter, f"transfers {setting.seed}")
-        self._collectives = 0
-        self._seen: list[list[Collective]] = [[] for _ in self.ranks]
 
     def step(self) -> list[Piece]:
         """One step of every rank."""
@@ -144,11 +127,10 @@ class Training:
             self._forward()
             self._backward(reduces=batch == setting.accumulation - 1)
         self._launch_on_all("optimizer", "optimizer")
-        pieces = []
-        for rank, amounts, seen in zip(self.ranks, self._amounts, self._seen, strict=True):
-            pieces.append(Piece(*rank.end_step(self.steps, amounts.tokens), seen[:]))
-            seen.clear()
-        return pieces
+        return [
+            Piece(*rank.end_step(self.steps, amounts.tokens))
+            for rank, amounts in zip(self.ranks, self._amounts, strict=True)
+        ]
 
     def _begin_step(self) -> None:
         """What the user's program does between two steps."""
@@ -202,87 +184,38 @@ class Training:
     # -- forward and backward
 
     def _forward(self) -> None:
-        setting = self.setting
-        if setting.sharded:
-            self._mark_all("forward")
-            self._sharded("forward")
-        else:
-            self._launch_on_all("forward", "forward")
-            for _ in range(setting.layers - 1):
-                self._launch_on_all("", "forward")
+        self._launch_on_all("forward", "forward")
+        for _ in range(self.setting.layers - 1):
+            self._launch_on_all("", "forward")
         self._mark_all("other")
 
     def _backward(self, reduces: bool) -> None:
         setting = self.setting
         self._mark_all("backward")
-        if setting.sharded:
-            self._sharded("backward")
-        else:
-            transfer_ns = setting.transfer_ms * MS / setting.layers
-            for _ in range(setting.layers):
-                self._launch_on_all("", "backward")
-                if reduces:
-                    self._collective("nccl:all_reduce", transfer_ns)
+        transfer_ns = setting.transfer_ms * MS / setting.layers
+        for _ in range(setting.layers):
+            self._launch_on_all("", "backward")
+            if reduces:
+                self._all_reduce(transfer_ns)
         self._mark_all("comm_wait")
-        if reduces or setting.sharded:
+        if reduces:
             for rank in self.ranks:
                 rank.wait_for_communication()
         self._mark_all("other")
-
-    def _sharded(self, phase: str) -> None:
-        """Each layer is gathered while the device works on the one before it."""
-        setting = self.setting
-        transfer_ns = setting.transfer_ms * MS / setting.layers
-        # A layer's memory is free for the next but one once its own work is done.
-        free_ns = [[rank.compute_ns for rank in self.ranks]] * 2
-        gathered_ns = self._collective("nccl:_all_gather_base", transfer_ns, free_ns[0])
-        for layer in range(setting.layers):
-            next_ns = gathered_ns
-            if layer < setting.layers - 1:
-                next_ns = self._collective("nccl:_all_gather_base", transfer_ns, free_ns[0])
-            for rank in self.ranks:
-                rank.compute_ns = max(rank.compute_ns, gathered_ns)
-            self._launch_on_all("", phase)
-            if phase == "backward":
-                self._collective("nccl:_reduce_scatter_base", transfer_ns)
-            gathered_ns = next_ns
-            free_ns = [free_ns[1], [rank.compute_ns for rank in self.ranks]]
 
     def _mark_all(self, phase: str) -> None:
         for rank in self.ranks:
             rank.mark(phase)
 
-    def _collective(
-        self, op: str, transfer_ns: float, after_ns: Sequence[float] | None = None
-    ) -> float:
-        """Put one in line on every communication stream; when it ends, which is at one time.
-
-        *after_ns*: what it waits for on each rank's compute stream; by default all work so far.
-        """
-        self._collectives += 1
+    def _all_reduce(self, transfer_ns: float) -> None:
+        """Put one in line on every communication stream, behind all work so far."""
         started_ns = []
-        for at, rank in enumerate(self.ranks):
-            rank.host_ns += self._amounts[at].launch_ns["backward"]
-            free_ns = rank.compute_ns if after_ns is None else after_ns[at]
-            started_ns.append(max(rank.comm_ns, rank.host_ns, free_ns))
+        for rank, amounts in zip(self.ranks, self._amounts, strict=True):
+            rank.host_ns += amounts.launch_ns["backward"]
+            started_ns.append(max(rank.comm_ns, rank.host_ns, rank.compute_ns))
         ended_ns = max(started_ns) + transfer_ns * self._transfers.part()
         for rank in self.ranks:
             rank.comm_ns = ended_ns
-        if not self._watched:
-            return ended_ns
-        for rank, seen, each_ns in zip(self.ranks, self._seen, started_ns, strict=True):
-            started = round(each_ns)
-            seen.append(
-                Collective(
-                    "0",
-                    self._collectives,
-                    op,
-                    round(rank.host_ns),
-                    started,
-                    round(ended_ns) - started,
-                )
-            )
-        return ended_ns
 
 
 def trained(

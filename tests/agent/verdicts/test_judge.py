@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -243,32 +242,6 @@ def test_a_late_node_has_a_series_and_so_has_each_of_its_ranks(bench: Bench) -> 
     assert found == [("straggler", "opened"), ("straggler", "closed")]
     assert bench.series(catalog.TRAINING_STRAGGLER)["2", "backward"] == 0.0
     assert bench.rows(catalog.TRAINING_NODE_STRAGGLER)[0].value == 0.0
-
-
-@pytest.mark.parametrize(
-    ("world_size", "insufficient", "asks"),
-    [(1024, "too few steps", False), (1025, "too few steps", True), (1025, "", False)],
-)
-def test_the_agent_asks_its_ranks_when_they_arrive_where_they_are_too_many_for_the_lead(
-    world_size: int, insufficient: str, asks: bool, bench: Bench
-) -> None:
-    bench.join(0, 1, world_size=world_size)
-    for each in bench.ranks:
-        facts = {"capability": {"comm_wait": "FSDP2"}, "backend": "nccl"}
-        each.writer.document(layout.FACTS, facts)
-    judgement = Judgement("node-0", [], [], Report((), insufficient), [], compared=0)
-    bench.led[("group", "g"), ("run", "r")] = judgement
-    asked = bench.ranks[0].writer.path.with_suffix(layout.ASK_SUFFIX)
-    os.mkfifo(asked)
-    questions = os.open(asked, os.O_RDWR)
-    # Never empty, so that reading does not wait.
-    os.write(questions, b"? ")
-
-    bench.train(50)
-
-    found = os.read(questions, 4096)
-    os.close(questions)
-    assert (b"when" in found) == asks
 
 
 def test_where_another_agent_judges_now_nothing_of_the_judge_before_it_stays(bench: Bench) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.arrivals import MOST_RANKS, Arrivals
 from otel_ddp.agent.verdicts.ends import Exits
 from otel_ddp.agent.verdicts.judgement import Judgement, Led
 from otel_ddp.agent.verdicts.pace import Pace
@@ -160,14 +159,12 @@ class RunCase:
         self.stalls = Stalls(floor_s)
         bounds = Bounds()
         self.stragglers = Stragglers(hint, bounds)
-        self.arrivals = Arrivals(self._processes.living, hint)
         self._others: Sequence[Detector] = (bounds, MemoryCreep(), Nonfinite())
         self._detectors: Sequence[Detector] = (
             self._deaths,
             self._silence,
             self.stalls,
             self.stragglers,
-            self.arrivals,
             *self._others,
         )
         self.last_report: Report | None = None
@@ -284,7 +281,6 @@ class RunCase:
         changes += _contained(self._silence.poll, now_ns)
         changes += _contained(self.stalls.poll, now_ns, self._silence.unheard)
         changes += _contained(self.stragglers.poll, now_ns)
-        changes += _contained(self.arrivals.poll, now_ns, self._may_ask_when())
         for each in self._others:
             changes += _contained(each.poll, now_ns)
         return changes
@@ -303,13 +299,6 @@ class RunCase:
             if each.key not in self.reports.handed_over and _has_told(last, each):
                 self.reports.handed_over[each.key] = Incident(each, was_handed_over=True)
         return [Change(each, True) for each in new]
-
-    def _may_ask_when(self) -> bool:
-        """Whether no rank is asked anything else now, and no lead asks them when they arrive."""
-        if self.stalls.suspects:
-            return False
-        led = self.judgement
-        return led is None or (bool(led.report.insufficient) and self._world.size > MOST_RANKS)
 
     @property
     def comparison(self) -> Report | None:
@@ -352,8 +341,7 @@ class RunCase:
     def report(self) -> Report:
         """How the ranks compare; worked out again where there is news of them."""
         if self.last_report is None or self._has_news:
-            detector = self.arrivals if self.arrivals.wanted else self.stragglers
-            self.last_report, self._has_news = detector.report(), False
+            self.last_report, self._has_news = self.stragglers.report(), False
         return self.last_report
 
     def close(self) -> None:

@@ -130,10 +130,8 @@ class _Look:
 class Cases:
     """The late ranks and nodes of one run."""
 
-    def __init__(self, hint: Hint | None, *, compute_apart: bool) -> None:
-        """*compute_apart*: a late forward can be told from a late backward."""
+    def __init__(self, hint: Hint | None) -> None:
         self._hint = hint
-        self._compute_apart = compute_apart
         self.window = Window()
         self.ranks = ExcessHistory(self.window)
         # Without units where there is nothing to say of nodes.
@@ -202,8 +200,7 @@ class Cases:
 
     def table(self, history: ExcessHistory, steps: Sequence[Compared]) -> PhaseTable:
         """What the units of a history needed in these steps."""
-        left_out = self.window.left_out
-        return PhaseTable(steps, history.units, left_out, compute_apart=self._compute_apart)
+        return PhaseTable(steps, history.units, self.window.left_out)
 
     # -- who is late
 

@@ -41,20 +41,11 @@ class _Present(NamedTuple):
 class Stragglers(Detector):
     """The ranks of one run."""
 
-    def __init__(
-        self, hint: Hint | None = None, bounds: Bounds | None = None, *, every_step: bool = True
-    ) -> None:
-        """*bounds*: is fed with the steps that are put side by side.
-
-        *every_step*: all steps are fed, and not samples of them.
-
-        Samples show late ranks alone, and their waits are known by when they were launched, which
-        may be in forward for a wait in backward.
-        """
-        self._every_step = every_step
-        self._recurring = RecurringStalls() if every_step else None
+    def __init__(self, hint: Hint | None = None, bounds: Bounds | None = None) -> None:
+        """*bounds*: is fed with the steps that are put side by side."""
+        self._recurring = RecurringStalls()
         self._recurs = False
-        self._cases = Cases(hint, compute_apart=every_step)
+        self._cases = Cases(hint)
         self._bounds = bounds
         self._ranks: dict[Labels, RankState] = {}
         self._world_size = 0
@@ -155,15 +146,14 @@ class Stragglers(Detector):
         ranks = self._alignment.ranks
         self._cases.start_again(ranks, self._not_compared)
         self._pace.start_again(ranks)
-        if self._recurring is not None:
-            self._recurring.start_again(ranks, self._not_compared)
+        self._recurring.start_again(ranks, self._not_compared)
         if self._bounds is not None:
             self._bounds.start_again([self._ranks[labels] for labels in ranks])
 
     # -- steps
 
     def _feed_steps(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
-        if self._every_step and self._regression is None:
+        if self._regression is None:
             self._regression = Regression(run_labels(labels))
         self._pace.begin(labels, [each for each in steps if each.measured])
         for row in self._alignment.feed(labels, steps, limits.FIRST_STEPS):
@@ -184,7 +174,7 @@ class Stragglers(Detector):
         comparable = len(facts) > 1 and not self._waits_unknown and self._world_size != 1
         others = max(self._world_size, len(facts)) - 1
         if len(unusual) > limits.UNUSUAL * len(facts):
-            if comparable and measured and self._recurring is not None and not self._steps_ns:
+            if comparable and measured and not self._steps_ns:
                 self._recurring.feed(row.number, facts, None, others)
             self._unusual_share = 0.99 * self._unusual_share + 0.01
             return
@@ -209,27 +199,26 @@ class Stragglers(Detector):
             # Among very many ranks there is one in nearly every step. It says nothing of itself.
             usual_ns[i] = round(median(usual_ns))
         excesses_ns = self._cases.feed(step, usual_ns, self._ranks, self._world_size)
-        if self._recurring is not None and len(steps_ns) == 1:
+        if len(steps_ns) == 1:
             self._recurs = True
             self._recurring.feed(row.number, facts, None if unusual else excesses_ns, others)
 
     def _pause_recurring(self) -> None:
         """How often a rank stalls does not show in some of the steps."""
-        if self._recurring is not None and self._recurs:
+        if self._recurs:
             self._recurs = False
             self._recurring.start_again(self._alignment.ranks, self._not_compared)
 
     def poll(self, now_ns: int) -> list[Change]:
         self._settle()
         changes, self._changes = [*self._cases.poll(), *self._changes], []
-        return changes + (self._recurring.poll() if self._recurring is not None else [])
+        return [*changes, *self._recurring.poll()]
 
     def present(self) -> list[Verdict]:
         """The open verdicts with the figures of the last check that found them."""
         self._settle()
-        recurring = self._recurring.present() if self._recurring is not None else []
         slower = self._regression.present() if self._regression is not None else []
-        return [*self._cases.present(), *recurring, *slower]
+        return [*self._cases.present(), *self._recurring.present(), *slower]
 
     # -- the present state
 
@@ -252,8 +241,7 @@ class Stragglers(Detector):
         table = self._cases.table(history, steps) if steps else None
         step_s = window.step_s(limits.LENGTHS[0]) if steps else 0.0
         lost_s = Counter(self.lost_time.lost_s)
-        if self._recurring is not None:
-            lost_s.update(self._recurring.lost_s)
+        lost_s.update(self._recurring.lost_s)
         found = []
         for i, labels in enumerate(ranks):
             excess: dict[str, float] = {}

@@ -171,15 +171,13 @@ class LostTime:
 
     def __init__(self) -> None:
         self.lost_s: dict[Labels, float] = {}
-        self.steps_each = 1.0
-        """How many steps each step stands for, where samples of them are fed."""
 
     def charge(self, ranks: Sequence[Labels], wait_s: float, steps: int, others: int) -> float:
         """So many *others* have waited *wait_s* for these ranks, in each of so many steps.
 
         They answer for it in equal parts; what it is in all.
         """
-        more_s = wait_s * steps * self.steps_each * others
+        more_s = wait_s * steps * others
         for labels in ranks:
             self.lost_s[labels] = self.lost_s.get(labels, 0.0) + more_s / len(ranks)
         return more_s

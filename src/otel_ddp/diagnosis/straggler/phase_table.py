@@ -94,17 +94,11 @@ class PhaseTable:
         steps: Sequence[Compared],
         units: Sequence[Unit],
         left_out: Sequence[int],
-        *,
-        compute_apart: bool = True,
     ) -> None:
-        """*left_out*: indices into WORK_PHASES, of the phases that cannot be compared.
-
-        *compute_apart*: a late forward can be told from a late backward.
-        """
+        """*left_out*: indices into WORK_PHASES, of the phases that cannot be compared."""
         self._steps = steps
         self._units = units
         self._left_out = left_out
-        self._compute_apart = compute_apart
         self._words = [word for at, word in enumerate(WORK_PHASES) if at not in left_out]
         self._needs: dict[int, _Need] = {}
         # Of thousands of units, some say what is usual as well as all.
@@ -280,8 +274,6 @@ class PhaseTable:
             return "compute" if together_s >= least * excess_s else "mixed"
         if phase not in ("forward", "backward"):
             return phase
-        if not self._compute_apart:
-            return "compute"
         # A slow device is slow in both, and backward is most of it.
         other = "backward" if phase == "forward" else "forward"
         if others_s[phase] and others_s.get(other):
