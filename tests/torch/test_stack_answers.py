@@ -23,7 +23,6 @@ from node import until
 from otel_ddp import errors
 from otel_ddp.recording.progress import DevicePosition
 from otel_ddp.torch import collectives, stack_answers
-from otel_ddp.torch.collectives import Arrivals
 
 
 @pytest.fixture
@@ -307,53 +306,6 @@ def test_of_many_collectives_under_way_on_a_device_the_first_ones_are_told(
 
     found = [each["number"] for each in collectives.latest() if each["op"] == "nccl:all_reduce"]
     assert found == list(range(7, 27))
-
-
-# -- when it arrived at its collectives
-
-
-class Cost:
-    """Clocks that the test moves, and the processor time that an answer takes."""
-
-    def __init__(self) -> None:
-        self.now_s, self.worked_s, self.takes_s = 100.0, 0.0, 0.02
-        self.count = 0
-
-    def work_clock(self) -> float:
-        self.worked_s += self.takes_s
-        return self.worked_s
-
-    def arrivals(self, **env: str) -> Arrivals:
-        return Arrivals(env, lambda: self.now_s, self.work_clock, lambda: self.count)
-
-
-@pytest.mark.parametrize(
-    ("env", "first_s"),
-    [
-        ({}, 60.0),
-        ({"TORCH_FR_BUFFER_SIZE": "200"}, 6.0),
-        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "500"}, 15.0),
-        ({"TORCH_FR_BUFFER_SIZE": "many"}, 60.0),
-    ],
-)
-def test_arrivals_are_read_only_where_that_stops_training_for_a_thousandth_of_the_time(
-    env: dict[str, str], first_s: float
-) -> None:
-    cost = Cost()
-    cost.count = 5000
-    arrivals = cost.arrivals(**env)
-
-    # Before the first reading, its cost is expected from the size of the ring.
-    cost.now_s += first_s - 1
-    assert arrivals.read() == {"in_s": pytest.approx(1.0)}
-    cost.now_s += 1
-    found = arrivals.read()
-    assert (found["takes_s"], found["in_s"]) == (pytest.approx(0.02), pytest.approx(20.0))
-    # From then on by what the last reading took.
-    cost.now_s += 15
-    assert arrivals.read() == {"in_s": pytest.approx(5.0)}
-    cost.now_s += 5
-    assert "packed" in arrivals.read()
 
 
 # -- as a process of its own

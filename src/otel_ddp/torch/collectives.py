@@ -5,17 +5,13 @@ All of it is private to torch and looked up by name: what a version lacks is lef
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import json
-import os
 import sys
 import threading
-import time
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,14 +26,6 @@ _MOST_GROUPS = 256
 # For each process group: more than two ranks can differ by while one of them waits for the other.
 _MOST_COLLECTIVES = 20
 _LONGEST_TEXT = 300
-# Arrivals at collectives are read only where that stops training for less than this share of the
-# time: torch writes down the whole ring of its recorder, and holds the interpreter's lock. Before
-# the first reading this much is expected for each entry. A reading of so many says what it is.
-_MOST_STOPPED = 0.001
-_ENTRY_S = 30e-6
-_TELLING = 20
-_RING = 2000
-_RING_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def world() -> Any:
@@ -121,62 +109,6 @@ def latest() -> list[dict[str, Any]]:
             )
             del mine[:-_MOST_COLLECTIVES]
     return [each for mine in found.values() for each in mine]
-
-
-class Arrivals:
-    """This rank's collectives by torch's recorder for NCCL, read as rarely as its cost demands."""
-
-    def __init__(
-        self,
-        env: Mapping[str, str] = os.environ,
-        clock: Callable[[], float] = time.monotonic,
-        work_clock: Callable[[], float] = time.thread_time,
-        collectives: Callable[[], int | None] | None = None,
-    ) -> None:
-        """*work_clock*: of this thread's own work, which other threads do not prolong.
-
-        *collectives*: how many there were so far.
-        """
-        rings = [env[name] for name in _RING_VARIABLES if env.get(name, "").isdigit()]
-        self._ring = int(rings[0]) if rings else _RING
-        self._entry_s, self._took_s = _ENTRY_S, 0.0
-        self._clock, self._work_clock = clock, work_clock
-        self._collectives = collectives or _started_in_all
-        # When the last reading was; first, when this began.
-        self._read_s = clock()
-
-    def read(self) -> dict[str, Any]:
-        """The content of torch's recorder, as torch packs it, or when it may be read."""
-        now_s, known = self._clock(), self._collectives()
-        # A ring that is not full yet is soon written down, and says what an entry costs.
-        entries = self._ring if known is None else min(known, self._ring)
-        in_s = self._read_s + self._pause_s(entries) - now_s
-        if in_s > 0:
-            return {"in_s": max(in_s, 0.1)}
-        began_s = self._work_clock()
-        dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_nccl_trace", None)
-        content = b""
-        if dump is not None and world() is not None:
-            # Stacks would take seconds. As JSON, the same would take twice as long.
-            wanted = {"includeCollectives": True, "includeStackTraces": False, "onlyActive": False}
-            content = errors.attempt(lambda: dump(**wanted), None) or b""
-        self._took_s = self._work_clock() - began_s
-        self._read_s = self._clock()
-        if entries >= _TELLING:
-            self._entry_s = self._took_s / entries
-        packed = base64.b64encode(zlib.compress(content, 1)).decode()
-        in_s = self._pause_s(entries)
-        return {"takes_s": self._took_s, "in_s": in_s, "packed": packed}
-
-    def _pause_s(self, entries: int) -> float:
-        """How long after a reading the next one may be, if the ring holds so many by then."""
-        return max(self._took_s, entries * self._entry_s) / _MOST_STOPPED
-
-
-def _started_in_all() -> int | None:
-    """How many collectives this rank has put in line; None where a group does not say."""
-    known = _counts()
-    return sum(known.values()) if len(known) == len(getattr(world(), "pg_names", ())) else None
 
 
 def _flight_recorders(**wanted: bool) -> list[tuple[str, dict[str, Any]]]:

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -62,7 +61,6 @@ class _StackAnswers:
         self._fd = files.open_own(self._ask, os.O_RDWR)
         os.set_blocking(self._fd, True)
         self._fifo = file_of(self._fd)
-        self._arrivals = collectives.Arrivals()
         self._ended = threading.Event()
         # The thread inherits the blocked signals. A signal that all other threads block is one that
         # the user's code waits for: it must not be delivered to our thread.
@@ -147,9 +145,6 @@ class _StackAnswers:
             answer["collectives"] = collectives.latest()
             if position := errors.attempt(self._device_position, None):
                 answer["device"] = position._asdict()
-        if b"when" in words:
-            answer["arrivals"] = self._arrivals.read()
-        answer["time_ns"], answer["monotonic_ns"] = time.time_ns(), time.monotonic_ns()
         # No room, or no directory any more: there is no answer, and training goes on.
         with contextlib.suppress(OSError):
             files.replace(self._answer, json.dumps(answer))

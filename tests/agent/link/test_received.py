@@ -164,7 +164,7 @@ WRONG = (
     {"answer": 7, "answered_ns": 2**70, "silent_s": "x", "cause": [], "present_ns": "x"},
     {"node": ["n"], "step": {}, "end": {"state": "killed", "gone_ns": "x"}, "cause": {"xid": 7}},
 )
-FIELDS = ("head", "progress", "totals", "reason", "known", "arrivals")
+FIELDS = ("head", "progress", "totals", "reason", "known")
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck])
@@ -196,7 +196,7 @@ def test_foreign_bytes_never_raise_and_cost_no_more_than_they_are(told: Told, da
     there = told.take(message, message, ahead_ns=ahead_ns)
 
     there.state(), there.position(0), there.describe(), there.device_memory(), there.host.memory()
-    there.nonfinite(0), there.host.evidence(0), there.host.arrivals(0), there.end()
+    there.nonfinite(0), there.host.evidence(0), there.end()
     assert 0 <= there.began_ns < 2**62
     assert len(told.node.hosts) <= 3
     for host in told.node.hosts.values():

@@ -112,17 +112,12 @@ class Host:
     def memory(self) -> Memory | None:
         return None
 
-    def ask(self, question: Question, now_ns: int) -> bool:
-        """Ask it a question; whether it can receive one."""
-        return False
+    def ask(self, question: Question, now_ns: int) -> None:
+        """Ask it a question, where it can receive one."""
 
     def evidence(self, now_ns: int) -> Evidence:
-        """What it has answered to `where` and `what`, and what the kernel says of it now."""
+        """What it has answered, and what the kernel says of it now."""
         return Evidence()
-
-    def arrivals(self, now_ns: int) -> Mapping[str, Any] | None:
-        """What it has answered to `when`; None: nothing yet."""
-        return None
 
     def cause(self) -> Mapping[str, Any]:
         """What the kernel and its launcher say of its end by now."""

@@ -24,8 +24,7 @@ class Here(Host):
         super().__init__(reader)
         self._causes, self._parents = causes, parents
         self._process = self.pid, reader.start_ticks
-        self._where = Answers(reader.path, *self._process)
-        self._when = Answers(reader.path, *self._process)
+        self._answers = Answers(reader.path, *self._process)
 
     def ended_well(self) -> bool | None:
         return self._parents.ended_well(self)
@@ -36,14 +35,11 @@ class Here(Host):
     def memory(self) -> Memory | None:
         return self._causes.memory(*self._process)
 
-    def ask(self, question: Question, now_ns: int) -> bool:
-        return (self._when if question == "when" else self._where).ask(question, now_ns)
+    def ask(self, question: Question, now_ns: int) -> None:
+        self._answers.ask(question, now_ns)
 
     def evidence(self, now_ns: int) -> Evidence:
-        return self._where.poll(now_ns)
-
-    def arrivals(self, now_ns: int) -> Mapping[str, Any] | None:
-        return self._when.content if self._when.poll(now_ns).silent_s is None else None
+        return self._answers.poll(now_ns)
 
     def cause(self) -> Mapping[str, Any]:
         return self._causes.why(*self._process)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from otel_ddp.diagnosis.say import rank_name
 from otel_ddp.diagnosis.verdict import Labels
 
-Question = Literal["where", "what", "when"]
+Question = Literal["where", "what"]
 
 
 class Frame(NamedTuple):

@@ -37,7 +37,6 @@ _LARGE_REPORT = 1 << 20
 QUESTIONS: Mapping[int, Question] = {
     wire.Question.WHERE: "where",
     wire.Question.WHAT: "what",
-    wire.Question.WHEN: "when",
 }
 
 History = Callable[[str], Readings]

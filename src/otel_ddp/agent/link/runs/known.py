@@ -111,7 +111,6 @@ class Elsewhere(Host):
         """When it was last reported, by the clock of the judge."""
         self._ahead_ns = 0
         self._told: Mapping[str, Any] = {}
-        self._arrivals: Mapping[str, Any] | None = None
         self._evidence = Evidence()
         self._nonfinite: list[NonfiniteValue] = []
         self.process = Process(self, lambda _: self.node)
@@ -126,7 +125,7 @@ class Elsewhere(Host):
         self.process = self.process.poll(now_ns, alive=True)
         self.process.has_news = True
 
-    def hear(self, known: bytes, arrivals: bytes, ahead_ns: int, now_ns: int) -> None:
+    def hear(self, known: bytes, ahead_ns: int, now_ns: int) -> None:
         """What is new; empty: nothing. Raises Senseless.
 
         *ahead_ns*: our clock less that of its times. *now_ns*: on the clock of the judge.
@@ -140,8 +139,6 @@ class Elsewhere(Host):
             self._told, self.logged_step = told, plain.whole(told.get("step"))
             if (answer := told.get("answer")) is not None:
                 self._evidence = self._answered(plain.mapping(answer), ahead_ns)
-        if arrivals:
-            self._arrivals = read_json(arrivals)
         self._ahead_ns, self.heard_ns = ahead_ns, now_ns
 
     def _answered(self, answer: Mapping[str, Any], ahead_ns: int) -> Evidence:
@@ -177,23 +174,15 @@ class Elsewhere(Host):
         numbers = plain.list_of(int, self._told.get("memory"))
         return Memory(*numbers) if len(numbers) == len(Memory._fields) else None
 
-    def ask(self, question: Question, now_ns: int) -> bool:
-        if question == "when":
-            self._arrivals = None
-        if now_ns - self.heard_ns > _HEARD_NS:
-            return False
-        if question not in self.questions:
+    def ask(self, question: Question, now_ns: int) -> None:
+        if now_ns - self.heard_ns <= _HEARD_NS and question not in self.questions:
             self.questions.append(question)
-        return True
 
     def evidence(self, now_ns: int) -> Evidence:
         if now_ns - self.heard_ns > _HEARD_NS:
             # Evidence from before says nothing about now.
             return self._evidence._replace(silent_s=None, kernel=None)
         return self._evidence
-
-    def arrivals(self, now_ns: int) -> Mapping[str, Any] | None:
-        return self._arrivals
 
     def cause(self) -> Mapping[str, Any]:
         found = plain.mapping(self._told.get("cause"))

@@ -114,7 +114,7 @@ class _Node:
         if host is None:
             self.lacking.append(wire.Lacking(process=message.id))
             return None
-        host.hear(message.known, message.arrivals, self.ahead_ns, now_ns)
+        host.hear(message.known, self.ahead_ns, now_ns)
         host.clock_uncertainty_ns = uncertainty_ns
         journal = host.reader
         journal.set_clock(self.ahead_ns)

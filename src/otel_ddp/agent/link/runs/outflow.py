@@ -21,10 +21,6 @@ _ENDED_NS = 30_000_000_000
 # Memory changes all the time.
 _KNOWN_EVERY_NS = 2_000_000_000
 _TELL_AGAIN_NS = 10_000_000_000
-# What a flight recorder remembers is less. A report has several of them, and a limit.
-_LARGEST_ARRIVALS = 250_000
-# What the lead makes of an answer to `when`.
-_OF_ARRIVALS = ("arrivals", "groups", "monotonic_ns", "time_ns")
 
 
 class Outflow:
@@ -39,8 +35,6 @@ class Outflow:
         self._journal = SentJournal(process.reader, mark)
         self._told: bytes | None = None
         self._told_ns = self._tell_again_ns = self._asked_ns = self._ended_at_ns = 0
-        self._waits_for_arrivals = False
-        self._arrivals: Mapping[str, Any] | None = None
         self._evidence = Evidence()
         self._ended: dict[str, Any] | None = None
         self._cause: Mapping[str, Any] = {}
@@ -65,10 +59,6 @@ class Outflow:
         if self._is_asked(now_ns):
             before, self._evidence = self._evidence, process.host.evidence(now_ns)
             self.is_urgent |= self._evidence.answered_ns != before.answered_ns
-        if self._waits_for_arrivals:
-            self._arrivals = process.host.arrivals(now_ns)
-            self._waits_for_arrivals = self._arrivals is None
-            self.is_urgent |= self._arrivals is not None
         if self._ended is None and not process.is_at_work:
             origin_ns, life = wall_origin_ns(), process.life
             self._ended_at_ns, self.is_urgent = now_ns, True
@@ -81,9 +71,8 @@ class Outflow:
 
     def ask(self, question: Question, now_ns: int) -> None:
         """The lead asks the process."""
-        if self.process.host.ask(question, now_ns):
-            self._waits_for_arrivals |= question == "when"
-        self._asked_ns = now_ns if question != "when" else self._asked_ns
+        self.process.host.ask(question, now_ns)
+        self._asked_ns = now_ns
 
     def _is_asked(self, now_ns: int) -> bool:
         return bool(self._asked_ns) and now_ns - self._asked_ns < _ASKED_NS
@@ -124,9 +113,6 @@ class Outflow:
             self._told_ns = now_ns
             message.totals = journal.totals()
             self._write_known(message, now_ns, asked=asked)
-        if self._arrivals is not None:
-            message.arrivals = _packed_arrivals(self._arrivals)
-            self._arrivals = None
 
     def _write_known(self, message: wire.Process, now_ns: int, *, asked: bool) -> None:
         process = self.process
@@ -151,13 +137,3 @@ def _write(message: wire.Stretch, stretch: Stretch) -> None:
     message.since, message.until = stretch.since, stretch.until
     message.at.extend([each.position for each in stretch.pieces])
     message.content.extend([each.content for each in stretch.pieces])
-
-
-def _packed_arrivals(content: Mapping[str, Any]) -> bytes:
-    part = {word: content[word] for word in _OF_ARRIVALS if word in content}
-    packed = json.dumps(part).encode()
-    if len(packed) > _LARGEST_ARRIVALS:
-        found = content.get("arrivals")
-        again_s = found.get("in_s") if isinstance(found, dict) else None
-        packed = json.dumps({"arrivals": {"in_s": again_s}}).encode()
-    return packed
