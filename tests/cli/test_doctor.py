@@ -106,12 +106,21 @@ def test_a_torch_that_is_too_old_or_missing_is_a_warning(
     assert "pip install 'torch>=2.4'" in the(missing, "warn")
 
 
-def test_timing_of_collectives_on_one_connection_is_a_warning() -> None:
-    os.environ.update(TORCH_NCCL_ENABLE_TIMING="1", CUDA_DEVICE_MAX_CONNECTIONS="1")
+@pytest.mark.parametrize(
+    ("timing", "connections", "warns"),
+    [("1", "1", True), ("TRUE", "1", True), ("1", "8", False), ("0", "1", False), ("", "1", False)],
+)
+def test_timing_of_collectives_on_one_connection_is_a_warning(
+    timing: str, connections: str, warns: bool
+) -> None:
+    os.environ.update(TORCH_NCCL_ENABLE_TIMING=timing, CUDA_DEVICE_MAX_CONNECTIONS=connections)
 
-    findings = found(doctor.variables)
+    findings = [each for each in found(doctor.variables) if each.level == "warn"]
 
-    assert "CUDA_DEVICE_MAX_CONNECTIONS=1 is set: unset the first" in the(findings, "warn")
+    said = any(
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 is set: unset the first" in e.sentence for e in findings
+    )
+    assert said == warns
 
 
 def test_a_setting_that_cannot_be_read_fails_and_the_others_hold() -> None:

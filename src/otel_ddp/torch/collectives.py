@@ -255,12 +255,6 @@ def _of_gradients(model: Any) -> int | None:
     return len(sizes.split(",")) + bool(known.get("find_unused_parameters"))
 
 
-def none_so_far() -> bool:
-    """Whether there are process groups, and none has done a collective so far."""
-    numbers = _counts()
-    return bool(numbers) and not any(numbers.values())
-
-
 def _counts() -> dict[int, int]:
     """By a group's id, how many collectives it was given so far."""
     counts = {id(group): started(group) for group in list(getattr(world(), "pg_names", ()))}

@@ -37,14 +37,11 @@ def device_runtime(version: Mapping[str, Any]) -> str:
     return ""
 
 
-def times_collectives(env: Mapping[str, str]) -> bool:
-    """Whether NCCL's collectives are timed, by these variables."""
-    return env.get("TORCH_NCCL_ENABLE_TIMING", "").lower() in ("1", "y", "yes", "t", "true")
-
-
 def loses_overlap(env: Mapping[str, str]) -> bool:
     """Whether timing keeps collectives from overlapping with computation: on one queue."""
-    return times_collectives(env) and env.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() == "1"
+    timing = env.get("TORCH_NCCL_ENABLE_TIMING", "").lower()
+    is_timed = timing in ("1", "y", "yes", "t", "true")
+    return is_timed and env.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() == "1"
 
 
 def can_measure(model: Any) -> bool:

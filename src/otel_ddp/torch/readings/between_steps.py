@@ -16,7 +16,7 @@ from torch import nn
 from otel_ddp import errors
 from otel_ddp.recording.device_scalars import captures, module_of
 from otel_ddp.torch import inspection
-from otel_ddp.torch.collectives import SENDS, OwnCollectives, none_so_far
+from otel_ddp.torch.collectives import SENDS, OwnCollectives
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import model as model_hooks
@@ -85,7 +85,6 @@ class Readings:
         self._reentrant = self._sends = False
         self._known: dict[str, str] = {}  # the last report of capabilities
         self._warned = False
-        self._waits_for_collective = False  # which may change that report
         self._readings, self._due_ns = 0, 0
         self._device: torch.device | None = None
         self._clock: DeviceClock | None = None
@@ -255,10 +254,7 @@ class Readings:
             or not self._warned
             or (clock_failed and not self._known.get("device_clock"))
         )
-        # The first collective may come late: local SGD, averaging by hand.
-        if (stepper.seen.steps >= _STEPS_TO_KNOW and watching) or (
-            self._waits_for_collective and not none_so_far()
-        ):
+        if stepper.seen.steps >= _STEPS_TO_KNOW and watching:
             self.report()
         if stepper.seen.steps >= _STEPS_TO_LOG:
             self._miss_loss()
@@ -320,7 +316,6 @@ class Readings:
         if self._loss.asked:
             found["loss"] = self._loss.missing
         found.update(self._device_capability())
-        self._waits_for_collective = bool(found["comm_wait"]) and none_so_far()
         if found != self._known:
             self._known = found
             self._recorder.documents.facts({"capability": found})

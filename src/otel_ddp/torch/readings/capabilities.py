@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
-from otel_ddp import errors
 from otel_ddp.identity.launchers import replicas
-from otel_ddp.torch import collectives, inspection
+from otel_ddp.torch import inspection
 from otel_ddp.torch.hooks.model import differentiable
-from otel_ddp.torch.models import loses_overlap, times_collectives
-from otel_ddp.torch.process_group import backend, is_up
+from otel_ddp.torch.process_group import is_up
 from otel_ddp.torch.steps.stepper import Stepper
-from otel_ddp.vocabulary.words import NO_OVERLAP, TIME_COLLECTIVES
 
 # Most loops compute their loss outside of the model, and log it: that is known only later.
 NO_LOSS = ("no_loss", "scaled_loss", "several_losses")
@@ -47,10 +42,6 @@ REASONS: Mapping[str, str] = {
     "sends": "sends and receives, as in a pipeline, make ranks wait in any phase",
     "no_ddp": "several ranks and no DistributedDataParallel: they wait in collectives of the "
     "program's own, and in which of its steps and phases is not known",
-    "not_timed": f"torch does not time collectives: {TIME_COLLECTIVES}",
-    "timed": NO_OVERLAP,
-    "no_recorder": "torch's flight recorder is empty: set TORCH_FR_BUFFER_SIZE=2000, or "
-    "TORCH_NCCL_TRACE_BUFFER_SIZE where PyTorch is older",
     "no_loss": "backward begins at no single number: log it where you compute it",
     "scaled_loss": "backward begins at a multiple or a share of the loss: log it where you compute "
     "it",
@@ -88,12 +79,6 @@ def measured(
     found["comm_wait"] = (
         _comm_wait(models, world_size, hidden_waits) if backward else found["backward"]
     )
-    # Where hooks cannot tell waits from work, NCCL's collectives can.
-    needed = found["comm_wait"] and backward and not collectives.none_so_far()
-    if needed and "nccl" in backend() and (reason := _arrivals()):
-        found["arrivals"] = reason
-    if "nccl" in backend() and loses_overlap(os.environ):
-        found["overlap"] = "timed"
     # The first batch may be wanted before it is known which thread trains.
     is_own = stepper.seen.loads and stepper.loads_in == stepper.progress.thread
     found["data"] = "" if is_own else "no_loader"
@@ -121,16 +106,6 @@ def _comm_wait(models: list[nn.Module], world_size: int, hidden_waits: str) -> s
     if not any(True for model in models for _ in inspection.ddps_in(model)):
         return "no_ddp"
     return hidden_waits
-
-
-def _arrivals() -> str:
-    """What keeps NCCL's recorder from telling how long collectives take."""
-    if not times_collectives(os.environ):
-        return "not_timed"
-    c10d = getattr(torch._C, "_distributed_c10d", None)
-    summary = getattr(c10d, "_dump_nccl_trace_json", lambda **_: b"{}")
-    text = errors.attempt(lambda: summary(includeCollectives=False), None)
-    return "" if json.loads(text or "{}").get("pg_status") else "no_recorder"
 
 
 def is_sharded(module: nn.Module) -> bool:
