@@ -121,17 +121,6 @@ def is_taken_back(evidence: Any) -> bool:
     return isinstance(evidence, Mapping) and bool(evidence.get(TAKEN_BACK))
 
 
-# pytorch#143890, TransformerEngine#1353.
-TIME_COLLECTIVES = (
-    "set TORCH_NCCL_ENABLE_TIMING=1 before the process group is made, but not where "
-    "CUDA_DEVICE_MAX_CONNECTIONS=1 is set: there it keeps communication from overlapping with "
-    "computation"
-)
-NO_OVERLAP = (
-    "TORCH_NCCL_ENABLE_TIMING=1 keeps communication from overlapping with computation where "
-    "CUDA_DEVICE_MAX_CONNECTIONS=1 is set: unset the first"
-)
-
 # What the time of a run goes to, in the order in which it is shown; for people, what each is.
 TIME_CAUSES: Mapping[str, str] = {
     "productive": "steps that moved the run on",

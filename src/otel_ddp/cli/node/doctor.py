@@ -30,7 +30,6 @@ from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import place
 from otel_ddp.journal.survey import Survey, survey
 from otel_ddp.torch.models import loses_overlap, too_old
-from otel_ddp.vocabulary.words import NO_OVERLAP
 
 Level = Literal["ok", "warn", "fail"]
 Said = Iterator[tuple[Level, str]]
@@ -156,7 +155,11 @@ def variables(inputs: Inputs) -> Said:
     if inputs.conf.disabled:
         yield "warn", "OTEL_SDK_DISABLED=true: nothing is recorded; unset it"
     if loses_overlap(inputs.env):
-        yield "warn", NO_OVERLAP
+        yield (
+            "warn",
+            "TORCH_NCCL_ENABLE_TIMING=1 keeps communication from overlapping with computation "
+            "where CUDA_DEVICE_MAX_CONNECTIONS=1 is set: unset the first",
+        )
     given = sorted(name for name in settings.names() if inputs.env.get(name, "").strip())
     # Without their values: one may be a token.
     yield "ok", f"set: {', '.join(given)}" if given else "none is set, so the defaults hold"

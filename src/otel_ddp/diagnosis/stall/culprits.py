@@ -8,7 +8,6 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.say import in_phase, rank_list, rank_order, verb
 from otel_ddp.diagnosis.stall.evidence import Collective, Frame, Group, Suspect
 from otel_ddp.diagnosis.verdict import Labels
-from otel_ddp.vocabulary.words import TIME_COLLECTIVES
 
 # These need the same sizes on all ranks. Where one rank's differ, the calls do not match.
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast")
@@ -42,7 +41,10 @@ _ADVICE = {
     "backend": "Look at the network, the backend's log (NCCL and RCCL: NCCL_DEBUG=INFO), "
     "and the GPUs' errors.",
     "unheard": "Look whether the node is still there: its power, its kernel, the network to it.",
-    "untimed": f"To know which devices are in it, {TIME_COLLECTIVES}.",
+    # pytorch#143890, TransformerEngine#1353.
+    "untimed": "To know which devices are in it, set TORCH_NCCL_ENABLE_TIMING=1 before the process "
+    "group is made, but not where CUDA_DEVICE_MAX_CONNECTIONS=1 is set: there it keeps "
+    "communication from overlapping with computation.",
     "left": "Its output says why it left, and `otel-ddp stacks` where its threads are. Make those "
     "that need not finish daemons.",
 }
