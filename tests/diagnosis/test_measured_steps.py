@@ -79,8 +79,7 @@ def test_where_measured_steps_lie_far_apart_a_clear_case_is_named_after_12_secon
 
 
 def test_ranks_that_never_measure_the_same_steps_are_not_called_balanced() -> None:
-    job = Measuring(64, 64)
-    job.counts_from = {1: 100_001}
+    job = Measuring(64, 1 << 20)
     job.steps(1500)
 
     assert job.report().insufficient == (

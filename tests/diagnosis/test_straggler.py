@@ -626,20 +626,16 @@ def collected(job: Job, steps: int, late: Mapping[int, Mapping[str, float]],
     return pieces
 
 
-@pytest.mark.parametrize(("offset", "at_once"), [(0, 300), (1, 20), (5000, 20)])
-def test_ranks_that_are_read_apart_or_count_differently_are_brought_together(
-    offset: int, at_once: int
-) -> None:
-    # They count differently where rank 0 alone logs, after it has loaded a checkpoint.
+def test_ranks_that_are_read_apart_are_brought_together() -> None:
     job = Job()
-    pieces = collected(job, 1200, {1: {"backward": 0.03}}, {0: offset})
+    pieces = collected(job, 1200, {1: {"backward": 0.03}})
 
-    assert summary(fed_by_rank(job, pieces, at_once)) == [("straggler", "1", "backward", True)]
+    assert summary(fed_by_rank(job, pieces, 300)) == [("straggler", "1", "backward", True)]
 
 
 def test_steps_of_one_number_and_another_time_are_not_compared() -> None:
-    # Every other 30 steps are slow on both, and rank 0 is 30 numbers ahead: by the numbers, one is
-    # always slow when the other is not.
+    # Rank 0 is 30 numbers ahead, as no hooks count. By these numbers, one of the two is slow whenever
+    # the other is not.
     job = Job(2)
     pieces: dict[int, list[StepFacts]] = {0: [], 1: []}
     for block in range(20):
@@ -648,7 +644,10 @@ def test_steps_of_one_number_and_another_time_are_not_compared() -> None:
         for rank, facts in collected(job, 30, late, {0: 30}).items():
             pieces[rank] += facts
 
-    assert summary(fed_by_rank(job, pieces, 10)) == [("straggler", "1", "backward", True)]
+    assert fed_by_rank(job, pieces, 10) == []
+    assert job.report().insufficient == (
+        "insufficient data: the step numbers of the ranks do not match"
+    )
 
 
 @pytest.mark.parametrize(
@@ -667,19 +666,6 @@ def test_the_longer_the_steps_the_further_apart_they_may_end(
     rows = alignment.feed(labels_of(1), [early._replace(ended_ns=NOW + apart_ms * MS)], 0)
 
     assert [row.number for row in rows] == [7] * one_step
-
-
-def test_step_numbers_that_match_nothing_are_reported() -> None:
-    job = Job(2)
-    for number in range(300):
-        for rank in (0, 1):
-            facts = job.facts(rank, {}, 0.1)
-            odd = facts._replace(number=number + 10**6 * rank, ended_ns=NOW + rank * 10**15)
-            job.told.feed(rank, [odd._replace(ended_ns=odd.ended_ns + number * MS)])
-
-    assert job.report().insufficient == (
-        "insufficient data: the step numbers of the ranks do not match"
-    )
 
 
 def test_steps_that_are_missing_on_one_rank_are_left_out() -> None:

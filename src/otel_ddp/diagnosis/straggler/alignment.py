@@ -1,14 +1,11 @@
-"""Brings together the same step of all ranks of a run, also where ranks count differently."""
+"""Brings together the same step of all ranks of a run, by its number."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import rank_numbers
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
@@ -27,16 +24,13 @@ class Row(NamedTuple):
 class _Rank:
     """One rank, and how far it has come."""
 
-    __slots__ = ("labels", "seen", "shift", "since_row", "trail")
+    __slots__ = ("labels", "seen", "since_row")
 
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
         self.seen = 0
-        # Added to its step numbers to get those of the first rank.
-        self.shift = 0
         # Its steps since the last complete row.
         self.since_row = 0
-        self.trail: deque[StepFacts] = deque(maxlen=limits.MATCHED_BY_CLOCK)
 
 
 class Alignment:
@@ -90,8 +84,6 @@ class Alignment:
     def _begin_row(self) -> None:
         for rank in self._ahead:
             rank.since_row = 0
-            # The clock matches steps where numbers do not; in thousands of ranks it is much memory.
-            rank.trail.clear()
         self._ahead.clear()
 
     def feed(self, labels: Labels, steps: Sequence[StepFacts], first: int) -> list[Row]:
@@ -105,20 +97,15 @@ class Alignment:
         waiting, count = self._waiting, len(self._ranks)
         for seen, facts in enumerate(steps, rank.seen + 1):
             self._ahead.add(rank)
-            rank.trail.append(facts)
             rank.since_row += 1
-            number = facts.number + rank.shift
-            by_rank = waiting[number]
+            by_rank = waiting[facts.number]
             by_rank[rank] = facts
             if len(by_rank) == count:
-                row = self._complete(number, by_rank)
+                row = self._complete(facts.number, by_rank)
                 if row is not None:
                     rows.append(row if seen > first else row._replace(first=True))
-                continue
-            if len(waiting) > limits.MOST_WAITING:
+            elif len(waiting) > limits.MOST_WAITING:
                 self._give_up(next(iter(waiting)))
-            if rank.since_row % limits.COUNT_DIFFERENTLY_AFTER == 0 and self._count_differently():
-                self._renumber()
         rank.seen += len(steps)
         return rows
 
@@ -139,53 +126,19 @@ class Alignment:
         del self._waiting[number]
         self._share_in_common *= 0.99
 
-    def _count_differently(self) -> bool:
-        return all(
-            rank.since_row >= limits.COUNT_DIFFERENTLY_AFTER for rank in self._ranks.values()
-        )
-
-    def _renumber(self) -> None:
-        """Match steps by the clock where ranks count differently, as when only rank 0 logs."""
-        first, *others = self._in_order()
-        for rank in others:
-            shift = shift_by_clock(first.trail, rank.trail)
-            if shift is not None and shift != rank.shift:
-                rank.shift = shift
-                self._waiting.clear()
-
     def why_not_comparable(self) -> str:
         """Why the ranks cannot be compared; empty where they can."""
         if len(self._ranks) < 2:
             return "fewer than two known ranks are at work"
-        if self._count_differently():
+        since_row = [rank.since_row for rank in self._ranks.values()]
+        if min(since_row) >= limits.COUNT_DIFFERENTLY_AFTER:
             return "the step numbers of the ranks do not match"
-        most = max(rank.since_row for rank in self._ranks.values())
         silent = [each.labels for each in self._in_order() if not each.since_row]
-        if most >= limits.SILENT_AFTER and silent:
+        if max(since_row) >= limits.SILENT_AFTER and silent:
             return f"no steps any more from rank {rank_numbers(silent)}"
         if self._share_in_common < limits.LEAST_IN_COMMON:
             return "for most steps, the records of some ranks are missing"
         return ""
-
-
-def shift_by_clock(first: Sequence[StepFacts], steps: Sequence[StepFacts]) -> int | None:
-    """What to add to a rank's step numbers to get those of the first rank; None: not known."""
-    numbers = [each.number for each in first]
-    times = [each.ended_ns for each in first]
-    if steps[-1].ended_ns < times[0] or times[-1] < steps[0].ended_ns:
-        return None
-    half_a_step = median([after - before for before, after in pairwise(times)]) / 2
-    found: Counter[int] = Counter()
-    for facts in steps:
-        number, ended_ns = facts.number, facts.ended_ns
-        after = bisect_left(times, ended_ns)
-        near = min(
-            (i for i in (after - 1, after) if 0 <= i < len(times)),
-            key=lambda i: abs(times[i] - ended_ns),
-        )
-        if abs(times[near] - ended_ns) <= half_a_step:
-            found[numbers[near] - number] += 1
-    return found.most_common(1)[0][0] if found else None
 
 
 def _order(labels: Labels) -> tuple[int, str]:

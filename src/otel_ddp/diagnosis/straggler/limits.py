@@ -12,10 +12,8 @@ from __future__ import annotations
 # The agent reads one process after the other, so one rank may be far ahead in what was read.
 # A step that is further behind than this many is not waited for.
 MOST_WAITING = 1000
-# After so many steps of every rank without a common one, the ranks count differently. The clock
-# then matches so many of the last steps.
+# After so many steps of every rank without a common one, the ranks count differently.
 COUNT_DIFFERENTLY_AFTER = 50
-MATCHED_BY_CLOCK = 256
 # A rank without a step in so many steps of another one has gone silent.
 SILENT_AFTER = 200
 # Where fewer of the last steps than this are known of all ranks, they are not comparable.
