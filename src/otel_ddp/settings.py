@@ -36,8 +36,27 @@ _T = TypeVar("_T")
 # -- how a text is read
 
 
-def _wrong(variable: str, wanted: str, text: str) -> ConfigError:
-    return ConfigError(f"{variable} must be {wanted}, got {text!r}. {_ADVICE}")
+def _parsed(wanted: str, convert: Callable[[str], Any]) -> _Parse:
+    """*convert* raises ValueError or OverflowError for a text that is not what is *wanted*."""
+
+    def parse(variable: str, text: str) -> Any:
+        try:
+            return convert(text)
+        except (ValueError, OverflowError):
+            raise ConfigError(f"{variable} must be {wanted}, got {text!r}. {_ADVICE}") from None
+
+    return parse
+
+
+def _within(
+    low: float, high: float, number: Callable[[str], float] = float
+) -> Callable[[str], Any]:
+    def convert(text: str) -> float:
+        if not low <= (value := number(text)) <= high:
+            raise ValueError
+        return value
+
+    return convert
 
 
 def _text(variable: str, text: str) -> str:
@@ -49,18 +68,18 @@ def _expanded(variable: str, text: str) -> str:
     return os.path.expanduser(text)
 
 
-def _path(or_else: str = "") -> Callable[[str, str], str]:
+def _path(or_else: str = "") -> _Parse:
     """A path, or a text of this pattern as it is."""
 
-    def parse(variable: str, text: str) -> str:
+    def convert(text: str) -> str:
         if or_else and re.fullmatch(or_else, text, re.IGNORECASE):
             return text
         # The agent and `otel-ddp status` have other working directories than the ranks.
-        if not os.path.isabs(path := _expanded(variable, text)):
-            raise _wrong(variable, "a path that begins with / or ~", text)
+        if not os.path.isabs(path := os.path.expanduser(text)):
+            raise ValueError
         return path
 
-    return parse
+    return _parsed("a path that begins with / or ~", convert)
 
 
 def _paths(variable: str, text: str) -> tuple[str, ...]:
@@ -89,103 +108,64 @@ def _web_page(variable: str, text: str) -> str:
     return text
 
 
-def _host(variable: str, text: str) -> str:
+def _as_host(text: str) -> str:
     # Imported here: few processes need it.
     import ipaddress
 
     # An address may have it in brackets: [::1].
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    try:
-        return str(ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host))
-    except ValueError:
-        wanted = "an address of this machine, such as 127.0.0.1 or 0.0.0.0"
-        raise _wrong(variable, wanted, text) from None
+    return str(ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host))
 
 
-def _number(wanted: str, low: float, high: float, unit: float = 1) -> Callable[[str, str], float]:
-    def parse(variable: str, text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value < high:
-            raise _wrong(variable, wanted, text)
-        return value / unit
-
-    return parse
-
-
-_seconds = _number("a number of seconds, 0 or more", 0, 1e9)
+_host = _parsed("an address of this machine, such as 127.0.0.1 or 0.0.0.0", _as_host)
+_seconds = _parsed("a number of seconds, 0 or more", _within(0, 1e9))
 # The specification counts in milliseconds; the Python exporters read seconds, so we pass them the
 # number ourselves.
-_milliseconds = _number("a number of milliseconds above 0", 1e-9, 1e12, unit=1000)
+_milliseconds = _parsed(
+    "a number of milliseconds above 0", lambda text: _within(1e-9, 1e12)(text) / 1000
+)
+_share_or_all = _parsed(
+    "all, or a share from 0.0001 to 1, as in 0.005",
+    lambda text: math.inf if text.lower() == "all" else _within(0.0001, 1.0)(text),
+)
 
 
-def _count(low: int, high: int) -> Callable[[str, str], int]:
-    def parse(variable: str, text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise _wrong(variable, f"a whole number from {low} to {high}", text)
-        return value
-
-    return parse
+def _count(low: int, high: int) -> _Parse:
+    return _parsed(f"a whole number from {low} to {high}", _within(low, high, int))
 
 
-def _share_or_all(variable: str, text: str) -> float:
-    if text.strip().lower() == "all":
-        return math.inf
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0.0001 <= share <= 1.0:
-        raise _wrong(variable, "all, or a share from 0.0001 to 1, as in 0.005", text)
-    return share
-
-
-def _bytes(low: int, high: int = 2**63) -> Callable[[str, str], int]:
+def _bytes(low: int, high: int = 2**63) -> _Parse:
     units = {"": 1, "k": 1024, "m": MIB, "g": 1024 * MIB}
 
-    def parse(variable: str, text: str) -> int:
-        word = text.strip().lower().removesuffix("b").removesuffix("i")
+    def number(text: str) -> int:
+        word = text.lower().removesuffix("b").removesuffix("i")
         unit = word[-1:] if word[-1:] in units else ""
-        try:
-            value = int(float(word.removesuffix(unit)) * units[unit])
-        except (ValueError, OverflowError):
-            value = -1
-        if not low <= value <= high:
-            most = f" and at most {high}" if high < 2**63 else ""
-            understood = "(64k, 2M and 1G are understood)"
-            raise _wrong(variable, f"a number of bytes, at least {low}{most} {understood}", text)
-        return value
+        return int(float(word.removesuffix(unit)) * units[unit])
 
-    return parse
+    most = f" and at most {high}" if high < 2**63 else ""
+    wanted = f"a number of bytes, at least {low}{most} (64k, 2M and 1G are understood)"
+    return _parsed(wanted, _within(low, high, number))
 
 
-def _some_of(*words: str) -> Callable[[str, str], frozenset[str]]:
-    def parse(variable: str, text: str) -> frozenset[str]:
+def _some_of(*words: str) -> _Parse:
+    def convert(text: str) -> frozenset[str]:
         chosen = frozenset(word.strip().lower() for word in text.split(",")) - {""}
         if chosen == {"none"}:
             return frozenset()
         if not chosen or not chosen <= set(words):
-            wanted = f"none, or some of {', '.join(words)} with commas between them"
-            raise _wrong(variable, wanted, text)
+            raise ValueError
         return chosen
 
-    return parse
+    return _parsed(f"none, or some of {', '.join(words)} with commas between them", convert)
 
 
-def _one_of(*words: str) -> Callable[[str, str], str]:
-    def parse(variable: str, text: str) -> str:
-        word = text.strip().lower()
-        if word not in words:
-            raise _wrong(variable, f"one of {', '.join(words)}", text)
+def _one_of(*words: str) -> _Parse:
+    def convert(text: str) -> str:
+        if (word := text.strip().lower()) not in words:
+            raise ValueError
         return word
 
-    return parse
+    return _parsed(f"one of {', '.join(words)}", convert)
 
 
 LogChoice = tuple[int, int, tuple[str, ...]]
@@ -224,9 +204,9 @@ def _exporters(variable: str, text: str) -> str:
     return text.strip().lower()
 
 
-def _traceparent(variable: str, text: str) -> str:
+def _as_traceparent(text: str) -> str:
     if not _TRACEPARENT.fullmatch(text):
-        raise _wrong(variable, "a span as W3C Trace Context writes it", text)
+        raise ValueError
     return text
 
 
@@ -369,7 +349,7 @@ STANDARD: Mapping[tuple[str, ...], _Parse] = {
     _own("CLIENT_CERTIFICATE", ""): _text,
     _own("CLIENT_KEY", ""): _text,
     ("OTEL_METRICS_EXPORTER", "OTEL_TRACES_EXPORTER", "OTEL_LOGS_EXPORTER"): _exporters,
-    ("TRACEPARENT",): _traceparent,
+    ("TRACEPARENT",): _parsed("a span as W3C Trace Context writes it", _as_traceparent),
     ("OTEL_SERVICE_NAME",): _text,
     ("OTEL_RESOURCE_ATTRIBUTES",): _text,
 }

@@ -634,8 +634,8 @@ def test_ranks_that_are_read_apart_are_brought_together() -> None:
 
 
 def test_steps_of_one_number_and_another_time_are_not_compared() -> None:
-    # Rank 0 is 30 numbers ahead, as no hooks count. By these numbers, one of the two is slow whenever
-    # the other is not.
+    # Rank 0 is 30 numbers ahead, as no hooks count: by these numbers, one of the two is slow if the
+    # other is not.
     job = Job(2)
     pieces: dict[int, list[StepFacts]] = {0: [], 1: []}
     for block in range(20):
