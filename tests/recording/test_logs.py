@@ -17,7 +17,7 @@ from conftest import Here, Journal
 from otel_ddp import errors
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal import layout
-from otel_ddp.recording.log_records import severity_number
+from otel_ddp.recording.log_lines import severity_number
 from otel_ddp.vocabulary import catalog
 
 LOGGER = "train"

@@ -18,7 +18,7 @@ from otel_ddp.identity import addresses, identity, run_names
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import layout, place
-from otel_ddp.recording import agent_start, log_records, values
+from otel_ddp.recording import agent_start, log_lines, values
 from otel_ddp.recording.log_lines import LogLines
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
@@ -562,7 +562,7 @@ class Run:
         records = self._records
         # A program that calls sys.exit has said why before.
         if records is not None and not isinstance(error, SystemExit):
-            content = log_records.from_exception(error) | moment(records.recorder)
+            content = log_lines.from_exception(error) | moment(records.recorder)
             records.recorder.documents.append(layout.EVENT, content)
 
     @errors.contained()
