@@ -1,17 +1,20 @@
-"""Opens a verdict when no rank of a run moves, and closes it when one does."""
+"""Opens a verdict when no rank of a run moves, and closes it when one does.
+
+How long a rank may stand still is learnt from its own steps and phases.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.stall.culprits import Findings, find_culprits
-from otel_ddp.diagnosis.stall.evidence import Group, Position, Question, Suspect
-from otel_ddp.diagnosis.stall.limits import LONG, UNHOOKED, RankMovement
+from otel_ddp.diagnosis.stall.evidence import Evidence, Frame, Group, Position, Question, Suspect
 from otel_ddp.diagnosis.step_facts import StepBatch
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.vocabulary.words import NODE_LABELS, phase_word
+from otel_ddp.vocabulary.words import NODE_LABELS, UNUSUAL_PHASES, phase_word
 
 # The verdict waits for the last answers, but not longer than this.
 _ANSWERS_TAKE_NS = 1_500_000_000
@@ -28,6 +31,128 @@ _PAUSE_S = 5.0
 _SAY_AGAIN_S, _SAY_AGAIN = 1.0, 0.02
 # Causes of a stall that was just a long phase. Its length is learnt.
 _JUST_LONG = ("not_reached", "long_phase")
+
+# -- how long each rank may stand still
+
+# The limit is 10 times the p99 step, or 3 times the longest stretch of the phase; or 1.5 times
+# what the user has announced.
+_STEPS, _STRETCHES, _ANNOUNCED = 10.0, 3.0, 1.5
+# In these phases, and before the first step, a rank may stand still for _LONG times as long.
+_LONG = 10.0
+# The steps that p99 is taken of, and how often it is taken.
+_REMEMBERED, _UPDATE_EVERY = 1000, 50
+# In these phases no hook shows progress; what the rank logs does.
+_UNHOOKED = frozenset({"other", "eval", "checkpoint", "unmeasured"})
+
+
+class _Movement:
+    """When one rank last moved, and how long its steps and phases have taken so far."""
+
+    def __init__(self) -> None:
+        self.position: Position | None = None
+        # When it was first seen in its phase, when it last moved, and when it was last polled.
+        self.entered_ns = self.moved_ns = self.polled_ns = 0
+        self.steps = array("d")
+        self.seen_steps = self.counted_steps = 0
+        self.longest_step_s = self.p99_s = 0.0
+        self.longest_s: dict[str, float] = {}
+        self.numbers: tuple[tuple[str, int | None], ...] = ()
+        self.stack: tuple[Frame, ...] = ()
+        # Whether its program moves where no hook sees it: in an evaluation, for example.
+        self.moves_unhooked = False
+        self.not_learnt_before_ns = 0
+
+    def limit_s(self, floor_s: float) -> float:
+        """How long the rank may stand still where it is now."""
+        position = self.position
+        assert position is not None
+        if position.expect_s is not None:
+            return max(floor_s, _ANNOUNCED * position.expect_s)
+        patience = _LONG if position.phase in UNUSUAL_PHASES or self._at_start() else 1.0
+        usual_s = _STEPS * self.longest_step_s
+        return max(
+            patience * floor_s,
+            # p99 takes a sort, so it is only computed where it can matter.
+            _STEPS * self._p99_s() if usual_s > patience * floor_s else 0.0,
+            _STRETCHES * self.longest_s.get(position.phase, 0.0),
+        )
+
+    def _at_start(self) -> bool:
+        """Until the first step is over, models are loaded, and kernels are chosen and compiled."""
+        return self.position is not None and self.position.step is None and not self.seen_steps
+
+    def succeeded_by(self, position: Position) -> bool:
+        """Whether this position is of a new process that has the labels of one that ended."""
+        return position.alive and self.position is not None and not self.position.alive
+
+    def update(self, position: Position, now_ns: int) -> None:
+        """The rank is at this position now."""
+        before = self.position
+        self.position = position
+        if before is None:
+            self.entered_ns = self.moved_ns = min(position.since_ns, now_ns)
+        elif (before.step, before.phase, before.since_ns) != (
+            *(position.step, position.phase, position.since_ns),
+        ):
+            self.learn_stretch(before.phase, self.entered_ns, self.polled_ns)
+            # By the agent's clock: the clock of the process may have been set since.
+            self.entered_ns = self.moved_ns = now_ns
+            self.numbers, self.stack, self.moves_unhooked = (), (), False
+        elif position.phase in _UNHOOKED and position.written != before.written:
+            self.moved_ns = now_ns
+        self.polled_ns = now_ns
+
+    def pause(self, spent_ns: int) -> None:
+        """The agent was paused for so long, and the rank may have been paused too."""
+        self.entered_ns += spent_ns
+        self.moved_ns += spent_ns
+
+    def learn_stretch(self, phase: str, began_ns: int, ended_ns: int) -> None:
+        """The rank was in this phase for so long, and went on.
+
+        Waits are not learnt: other ranks make them long.
+        """
+        if phase != "comm_wait" and began_ns >= self.not_learnt_before_ns:
+            spent_s = (ended_ns - began_ns) / 1e9
+            self.longest_s[phase] = max(spent_s, self.longest_s.get(phase, 0.0))
+
+    def learn_steps(self, steps_s: Sequence[float]) -> None:
+        """The rank made steps that took so long."""
+        self.steps.extend(steps_s)
+        del self.steps[:-_REMEMBERED]
+        self.seen_steps += len(steps_s)
+        self.longest_step_s = max(self.longest_step_s, *steps_s)
+
+    def _p99_s(self) -> float:
+        fresh = self.seen_steps - self.counted_steps
+        if fresh >= _UPDATE_EVERY or (fresh and self.counted_steps < 10):
+            self.counted_steps = self.seen_steps
+            ordered = sorted(self.steps)
+            self.p99_s = ordered[int(0.99 * (len(ordered) - 1))]
+        return self.p99_s
+
+    def answered(self, known: Evidence) -> Evidence:
+        """Take in what the rank has answered; without what it answered before it last moved."""
+        if known.answered and known.answered_ns > self.moved_ns:
+            # A rank that puts more collectives in line moves, though no hook sees it.
+            numbers = tuple((each.name, each.enqueued) for each in known.groups)
+            if self.numbers and self.numbers != numbers:
+                self.moved_ns = known.answered_ns
+            self.numbers = numbers
+        if not known.answered or known.answered_ns <= self.moved_ns:
+            return Evidence(silent_s=known.silent_s, kernel=known.kernel)
+        # Where no hook shows progress, another stack does.
+        if known.stack and self.position is not None and self.position.phase in _UNHOOKED:
+            self.moves_unhooked |= bool(self.stack) and self.stack != known.stack
+            self.stack = known.stack
+        return known
+
+    def still_s(self, now_ns: int) -> float:
+        """For how long the rank has not moved."""
+        return max(0.0, (now_ns - self.moved_ns) / 1e9)
+
+
+# -- the detector
 
 
 class Standing(NamedTuple):
@@ -64,7 +189,7 @@ class Stalls(Detector):
         """*floor_s*: the shortest limit."""
         self._floor_s = floor_s
         self._unheard: Collection[Labels] = ()
-        self._ranks: dict[Labels, RankMovement] = {}
+        self._ranks: dict[Labels, _Movement] = {}
         # Where each living rank is now, and what it has answered.
         self._living: dict[Labels, Suspect] = {}
         # Where ended processes were, and when they ended: others may wait for them.
@@ -105,7 +230,7 @@ class Stalls(Detector):
         """How long the steps and phases of a rank take."""
         rank = self._ranks.get(labels)
         if rank is None:
-            rank = self._ranks[labels] = RankMovement()
+            rank = self._ranks[labels] = _Movement()
         if self._was_paused(now_ns):
             # What is read first after a pause lies in the pause, and comes before the next poll.
             rank.not_learnt_before_ns = now_ns
@@ -147,7 +272,7 @@ class Stalls(Detector):
         self._choose_questions(living, "what" if over else "where", now_ns)
         if over and self._open is None:
             patient = self._may_take_longer(living, found)
-            self._patience_s = LONG * self._floor_s if patient else 0.0
+            self._patience_s = _LONG * self._floor_s if patient else 0.0
             over = min(still_s.values()) >= self._patience_s
         stalled = over or self._open is not None
         self.standing = {
@@ -177,7 +302,7 @@ class Stalls(Detector):
         for labels, (position, known, *_) in found.items():
             rank = self._ranks.get(labels)
             if rank is None or rank.succeeded_by(position):
-                rank = self._ranks[labels] = RankMovement()
+                rank = self._ranks[labels] = _Movement()
             if paused:
                 rank.pause(spent_ns)
                 rank.not_learnt_before_ns = now_ns
@@ -224,7 +349,7 @@ class Stalls(Detector):
             kind, asked_ns = self._asked.get(labels, ("", 0))
             again = now_ns - asked_ns >= again_ns
             if question == "where":
-                again &= each.position.phase in UNHOOKED
+                again &= each.position.phase in _UNHOOKED
             if kind != question or again:
                 self.questions[labels] = question
                 self._asked[labels] = question, now_ns
