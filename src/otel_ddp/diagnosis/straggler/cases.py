@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp.diagnosis.detector import RankState
-from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler import limits, rule
 from otel_ddp.diagnosis.straggler.excess_history import (
     ExcessHistory,
+    Late,
     LostTime,
     latest_s,
     nodes_of,
@@ -24,36 +24,13 @@ from otel_ddp.diagnosis.straggler.finding import Finding
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.window import Compared, Window
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.vocabulary.words import WORK_PHASES, Kind
+from otel_ddp.vocabulary.words import Kind
 
 Hint = Callable[[Sequence[RankState], str, Mapping[str, Any]], tuple[str, Mapping[str, Any]]]
 """Asked for a late rank, or for all ranks of a late node, with the phase and the evidence.
 
 It has better advice, or none, and more evidence.
 """
-
-
-class _Late(NamedTuple):
-    """A late rank or node: its place in the history, and the steps that show it."""
-
-    history: ExcessHistory
-    i: int
-    length: int
-
-    @property
-    def labels(self) -> Labels:
-        return self.history.units[self.i].labels
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self.history.units[self.i].members
-
-    def excess_s(self, length: int = 0) -> float:
-        return self.history.excess_s(self.i, length or self.length)
-
-    def is_late(self, steps: int, least: float) -> bool:
-        """Whether it was, in the last steps, by this share of them."""
-        return self.excess_s(steps) >= least * self.history.window.step_s(steps)
 
 
 class _Case:
@@ -103,7 +80,7 @@ class _Look:
     def __init__(self, table: Callable[[ExcessHistory, int], PhaseTable]) -> None:
         self._table = table
         self._tables: dict[tuple[ExcessHistory, int], PhaseTable] = {}
-        self.late: list[_Late] = []
+        self.late: list[Late] = []
         self._excesses_s: dict[int, dict[Labels, float]] = {}
         self._without_s: dict[int, float] = {}
 
@@ -210,7 +187,7 @@ class Cases:
         opening += self._late_ranks(look, opening)
         # The cost of each one depends on the other late ones: from here on all are known.
         named = [
-            _Late(history, i, self._open[unit.labels].length)
+            Late(history, i, self._open[unit.labels].length)
             for history in (self._nodes, self.ranks)
             for i, unit in enumerate(history.units)
             if unit.labels in self._open
@@ -221,7 +198,7 @@ class Cases:
         for each in opening:
             self._begin(each, look, named)
 
-    def _late_nodes(self, look: _Look) -> list[_Late]:
+    def _late_nodes(self, look: _Look) -> list[Late]:
         """Those without a verdict yet."""
         nodes, opening = self._nodes, {}
         for i, unit in enumerate(nodes.units):
@@ -235,12 +212,12 @@ class Cases:
                     opening[i] = length
         late = {i for i, unit in enumerate(nodes.units) if unit.labels in self._open} | {*opening}
         return [
-            _Late(nodes, i, length)
+            Late(nodes, i, length)
             for i, length in opening.items()
             if rule.is_alike(nodes, i, length) and rule.is_apart(nodes, i, length, late)
         ]
 
-    def _late_ranks(self, look: _Look, late_nodes: Sequence[_Late]) -> list[_Late]:
+    def _late_ranks(self, look: _Look, late_nodes: Sequence[Late]) -> list[Late]:
         """Those without a verdict yet, on themselves or on their nodes."""
         ranks, nodes = self.ranks, self._nodes.units
         in_late_node = {rank for each in late_nodes for rank in each.members} | {
@@ -266,7 +243,7 @@ class Cases:
                 if may_be_its_node and waited < limits.NODE_WAITS:
                     waiting[unit.labels] = waited + self._steps_since_look
                 else:
-                    found.append(_Late(ranks, i, length))
+                    found.append(Late(ranks, i, length))
         self._waiting = waiting
         return found
 
@@ -276,17 +253,17 @@ class Cases:
 
     # -- the verdicts on them
 
-    def _others(self, late: _Late) -> int:
+    def _others(self, late: Late) -> int:
         """How many ranks of the whole job wait for it."""
         return max(self._world_size, len(self.ranks.units)) - len(late.members)
 
-    def _charge(self, late: _Late, wait_s: float, steps: int, before: int = 0) -> float:
+    def _charge(self, late: Late, wait_s: float, steps: int, before: int = 0) -> float:
         """For so many of the last steps, but for those *before* was charged for."""
         many = self.window.stand_for(steps) - self.window.stand_for(before)
         ranks = [self.ranks.units[i].labels for i in late.members]
         return self.lost_time.charge(ranks, wait_s, many, self._others(late))
 
-    def _begin(self, late: _Late, look: _Look, named: Sequence[_Late]) -> None:
+    def _begin(self, late: Late, look: _Look, named: Sequence[Late]) -> None:
         """*named*: the late ones that have a verdict already, and have been charged."""
         labels, length = late.labels, late.length
         late_s = look.excesses_s(length)
@@ -305,7 +282,7 @@ class Cases:
         self._open[labels] = case
         self._changes.append(Change(case.verdict, True))
 
-    def _continue(self, late: _Late, look: _Look) -> None:
+    def _continue(self, late: Late, look: _Look) -> None:
         """Charge a late one for the steps since the last look, and check its phase now and then."""
         case = self._open[late.labels]
         steps = min(self._steps_since_look, len(late.history))
@@ -345,44 +322,25 @@ class Cases:
         case.other_reading, case.checks = None, 0
         self._changes.append(Change(case.verdict, True))
 
-    def _verdict(self, late: _Late, look: _Look, reading: tuple[Kind, str]) -> Verdict:
-        history, i, length = late
+    def _verdict(self, late: Late, look: _Look, reading: tuple[Kind, str]) -> Verdict:
         kind, phase = reading
-        table, others = look.table(history, length), self._others(late)
-        step_s, steps = self.window.step_s(length), self.window.last(length)
-        ranks = [self.ranks.units[at].labels for at in late.members]
-        excess_by_rank: dict[Labels, float] = {}
-        if len(ranks) > 1:
-            each_ns = history.rank_excesses_ns(i, late.members, length)
-            excess_by_rank = {
-                labels: median(ns) / 1e9 for labels, ns in zip(ranks, each_ns, strict=True)
-            }
+        length, ranks = late.length, [self.ranks.units[at].labels for at in late.members]
         finding = Finding(
-            labels=late.labels,
-            kind=kind,
-            phase=phase,
-            excess_s=late.excess_s(),
-            step_s=step_s,
-            work_s=table.work_s(i),
-            excess_by_phase=table.excess_by_phase(i),
-            more_to_do=table.more_to_do(i),
-            steps=length,
-            one_of=self.window.one_of(length),
-            share_above=history.share_above(i, length),
-            lost_per_s=share_s(late.labels, look.excesses_s(length)) / step_s * others,
-            others=others,
-            not_compared=[WORK_PHASES[at] for at in self.window.left_out],
-            side=table.side(i, phase),
-            waits_for_device=table.waits_alone(i, phase),
+            late,
+            reading,
+            look.table(late.history, length),
+            ranks,
+            others=self._others(late),
+            wait_s=share_s(late.labels, look.excesses_s(length)),
             step_without_s=look.step_without_s(length),
             late_ones=len(look.late),
-            excess_by_rank=excess_by_rank,
         )
         evidence = finding.evidence()
         states = [self._states[labels] for labels in ranks]
         advice, more = self._hint(states, phase, evidence) if self._hint else ("", {})
         sentence = finding.sentence(advice if kind == "straggler" else "")
         evidence = {**evidence, **more}
+        steps = self.window.last(length)
         step, since_ns = steps[-1].number, steps[0].first_ended_ns
         return Verdict(kind, late.labels, phase, sentence, evidence, step, since_ns)
 

@@ -163,6 +163,29 @@ def _count_above(excesses: Sequence[float]) -> int:
     return [each > 0 for each in excesses].count(True)
 
 
+class Late(NamedTuple):
+    """A late rank or node: its place in the history, and the steps that show it."""
+
+    history: ExcessHistory
+    i: int
+    length: int
+
+    @property
+    def labels(self) -> Labels:
+        return self.history.units[self.i].labels
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.history.units[self.i].members
+
+    def excess_s(self, length: int = 0) -> float:
+        return self.history.excess_s(self.i, length or self.length)
+
+    def is_late(self, steps: int, least: float) -> bool:
+        """Whether it was, in the last steps, by this share of them."""
+        return self.excess_s(steps) >= least * self.history.window.step_s(steps)
+
+
 # -- what the other ranks of a job have waited for each late rank
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import duration, percent, rank_number, rounded, unit_name
 from otel_ddp.diagnosis.straggler import limits
+from otel_ddp.diagnosis.straggler.excess_history import Late
+from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.verdict import Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, PHASE, WORK_PHASES, Kind, shown_phase
 
@@ -59,38 +62,48 @@ def is_about(verdict: Verdict, rank: Labels) -> bool:
     return of_node or verdict.labels == rank
 
 
-class Finding(NamedTuple):
-    """One late rank or node, in numbers."""
+class Finding:
+    """One late rank or node, in numbers, over the steps that show it. All are per step."""
 
-    labels: Labels
-    kind: Kind
-    phase: str
-    excess_s: float
-    """What it needs more than the others, per step."""
-    step_s: float
-    work_s: float
-    excess_by_phase: dict[str, float]
-    more_to_do: float
-    """More tokens or samples than the others have, as a share of theirs."""
-    steps: int
-    """The steps that all of this is taken from."""
-    one_of: int
-    """Of so many steps one is measured."""
-    share_above: float
-    lost_per_s: float
-    """Seconds that all others together lose in each second."""
-    others: int
-    not_compared: list[str]
-    side: str
-    """`device`, `host`, or `unclear`, whichever is late; empty where no device's clock is known."""
-    waits_for_device: bool
-    """Unlike the others' hosts, its own waits for its device before the phase."""
-    step_without_s: float
-    """What a step would take without all late ones."""
-    late_ones: int
-    """How many ranks and nodes are late."""
-    excess_by_rank: Mapping[Labels, float]
-    """Of a node: what each of its ranks needs more than those of the typical other node."""
+    def __init__(
+        self,
+        late: Late,
+        reading: tuple[Kind, str],
+        table: PhaseTable,
+        ranks: Sequence[Labels],
+        *,
+        others: int,
+        wait_s: float,
+        step_without_s: float,
+        late_ones: int,
+    ) -> None:
+        """*reading*: the kind of verdict, and the phase. *table*: of the same steps. *ranks*: its
+        own. *others*: how many ranks wait for it, and each for *wait_s*. *step_without_s*: a step
+        without any late ones, of which there are *late_ones*."""
+        history, i, length = late
+        window = history.window
+        self.labels, self.steps, self.one_of = late.labels, length, window.one_of(length)
+        self.kind, self.phase = reading
+        self.excess_s, self.step_s = late.excess_s(), window.step_s(length)
+        self.share_above = history.share_above(i, length)
+        self.work_s, self.excess_by_phase = table.work_s(i), table.excess_by_phase(i)
+        # More tokens or samples than the others have, as a share of theirs.
+        self.more_to_do = table.more_to_do(i)
+        self.not_compared = [WORK_PHASES[at] for at in window.left_out]
+        # `device`, `host` or `unclear`; empty where no device's clock is known.
+        self.side = table.side(i, self.phase)
+        # Unlike the others' hosts, its own waits for its device before the phase.
+        self.waits_for_device = table.waits_alone(i, self.phase)
+        # Of a node: what each of its ranks needs more than those of the typical other node.
+        self.excess_by_rank: dict[Labels, float] = {}
+        if len(ranks) > 1:
+            each_ns = history.rank_excesses_ns(i, late.members, length)
+            self.excess_by_rank = {
+                labels: median(ns) / 1e9 for labels, ns in zip(ranks, each_ns, strict=True)
+            }
+        self.others, self.late_ones, self.step_without_s = others, late_ones, step_without_s
+        # Seconds that all others together lose in each second.
+        self.lost_per_s = wait_s / self.step_s * others
 
     def evidence(self) -> dict[str, Any]:
         """The numbers as they are exported."""
