@@ -194,7 +194,7 @@ def log_choice(variable: str, text: str) -> LogChoice:
 
 def _truth(variable: str, text: str) -> bool:
     # By the specification only "true" is true.
-    return _one_of("true", "false")(variable, text) == "true"
+    return bool(_one_of("true", "false")(variable, text) == "true")
 
 
 def _exporters(variable: str, text: str) -> str:

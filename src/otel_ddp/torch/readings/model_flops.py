@@ -22,26 +22,23 @@ from otel_ddp.vocabulary import catalog
 
 # The first forward may build what is built lazily, or compile.
 COUNTED_FORWARD = 2
+# Of one model: its shapes may differ at each check.
+_MOST_COUNTS = 8
 
 
 class _ModelWork:
     """What is known of the FLOPs of one model."""
 
-    __slots__ = ("basis", "checks", "counts", "method", "per_unit", "shared", "watched")
+    __slots__ = ("basis", "counts", "method", "per_unit", "shared", "watched")
 
     def __init__(self, watched: WatchedModel) -> None:
         self.watched = watched  # kept, so that no other one can get its id
         self.shared = False  # whether other ranks work on the same samples
         self.method = ""
         self.per_unit: float | None = None
-        # What was counted: which parameters were trained, and the shapes of a sample.
+        # What was counted last: which parameters were trained, and the shapes of a sample.
         self.basis: tuple[bytes, Shapes | None] | None = None
-        self.counts = self.checks = 0
-
-    @property
-    def may_count(self) -> bool:
-        # Shapes that differ at every check are counted ever more rarely.
-        return self.counts <= self.checks.bit_length()
+        self.counts = 0
 
 
 class ModelFlops:
@@ -71,89 +68,74 @@ class ModelFlops:
         if (work := self._works.get(id(watched))) is None:
             work = self._works[id(watched)] = _ModelWork(watched)
         work.shared = work.shared or shares_its_batch(module)
+        watched.forwards += work.per_unit is None
         if work.shared:
             self._leave_out(watched)
-        elif work.per_unit is not None:
-            work.checks += 1
-            self._check(watched, module, work, (_trained(module), shapes(args, kwargs)))
+        elif work.per_unit is not None or watched.forwards == COUNTED_FORWARD:
+            self._find(work, module, (_trained(module), shapes(args, kwargs)))
+
+    def _find(self, work: _ModelWork, module: nn.Module, basis: Any) -> None:
+        """The first figure of a model; or a new one, where what it depends on has changed."""
+        if self.given_per_sample is not None:
+            self._settle(work, module, float(self.given_per_sample), "given", "")
+        elif (
+            work.method != "6pt"
+            and basis != work.basis
+            and work.counts < _MOST_COUNTS
+            and flops.countable(module)
+        ):
+            work.basis = basis
+            work.counts += 1
+            self._counter.start()
         else:
-            watched.forwards += 1
-            if watched.forwards != COUNTED_FORWARD:
-                return
-            if self.given_per_sample is not None:
-                self._settle(watched, module, float(self.given_per_sample), "given", "")
-            elif flops.countable(module):
-                self._count(work, (_trained(module), shapes(args, kwargs)))
-            else:
-                self._estimate(watched, module)
+            self._do_without_count(work, module)
 
     def _leave_out(self, watched: WatchedModel) -> None:
         """Each of several ranks would count all of the batch: none does, but for a given figure."""
-        watched.forwards += 1
         watched.counted = False
         if self.given_per_sample is not None:
             self._work.flops_method = "given"
             self._work.flops += float(self.given_per_sample) * watched.samples
-
-    def _check(self, watched: WatchedModel, module: nn.Module, work: _ModelWork, now: Any) -> None:
-        """Find the figure anew if what it depends on has changed."""
-        if work.method == "6pt":
-            work.per_unit = flops.by_parameters(module, 1)
-        elif now != work.basis and work.may_count and flops.countable(module):
-            self._count(work, now)
-            return
-        self._go_on(watched, work)
-
-    def _count(self, work: _ModelWork, basis: Any) -> None:
-        work.basis = basis
-        work.counts += 1
-        self._counter.start()
-
-    def _go_on(self, watched: WatchedModel, work: _ModelWork) -> None:
-        watched.flops_per_unit = work.per_unit
-        self._work.flops += (work.per_unit or 0.0) * (watched.tokens or watched.samples)
 
     def forward_ended(self, watched: WatchedModel, module: nn.Module, returned: bool) -> None:
         """The same forward has returned or raised."""
         if not self._counter.active:
             return
         counted = self._counter.stop()
-        units = watched.tokens or watched.samples
         work = self._works[id(watched)]
         if not returned:
             # It raised in the middle: the next one is counted.
             work.basis = None
             watched.forwards -= work.per_unit is None
-        elif work.per_unit is not None:
-            # What cannot be counted any more is taken to be as it was.
-            work.per_unit = counted.total / units if counted and units else work.per_unit
-            self._go_on(watched, work)
-        elif counted is None:
-            self._estimate(watched, module)
-        elif units:
-            self._settle(watched, module, counted.total / units, "counted", counted.dtype)
-
-    def _estimate(self, watched: WatchedModel, module: nn.Module) -> None:
-        self._seen.float16 |= _dtype_of(module) == "float16"
-        if watched.tokens:
-            self._settle(watched, module, flops.by_parameters(module, 1), "6pt", "")
+        elif counted and (units := watched.tokens or watched.samples):
+            self._settle(work, module, counted.total / units, "counted", counted.dtype)
         else:
+            self._do_without_count(work, module)
+
+    def _do_without_count(self, work: _ModelWork, module: nn.Module) -> None:
+        """What was counted is taken to be as it was; else parameters and tokens tell it."""
+        watched = work.watched
+        if work.method == "counted":
+            watched.flops_per_unit = work.per_unit
+            self._work.flops += watched.flops
+        elif watched.tokens or work.method:
+            self._settle(work, module, flops.by_parameters(module, 1), "6pt", "")
+        else:
+            self._seen.float16 |= _dtype_of(module) == "float16"
             watched.flops_per_unit = 0.0
             self.uncounted = "compiled" if flops.anything_compiled() else "uncountable"
 
     def _settle(
-        self, watched: WatchedModel, module: nn.Module, per_unit: float, method: str, dtype: str
+        self, work: _ModelWork, module: nn.Module, per_unit: float, method: str, dtype: str
     ) -> None:
-        """The first figure of this model is known."""
-        watched.flops_per_unit = per_unit
-        watched.by_samples = method == "given"
+        """A figure of this model is known."""
+        watched = work.watched
+        watched.flops_per_unit, watched.by_samples = per_unit, method == "given"
+        # With the first one: the forwards before this one are taken to be like it.
+        self._work.flops += watched.flops * (watched.forwards if work.per_unit is None else 1)
         self._work.flops_method = method
         if method != "given":
-            work = self._works[id(watched)]
             work.method, work.per_unit = method, per_unit
-        units = watched.samples if watched.by_samples else watched.tokens or watched.samples
-        # The forwards before this one are taken to be like it.
-        self._work.flops += per_unit * units * watched.forwards
         word = dtype or _dtype_of(module)
         self._seen.float16 |= word == "float16"
         self._recorder.documents.facts({"precision": word})
