@@ -514,6 +514,20 @@ def test_a_rank_that_dies_again_soon_after_its_restart_has_died_twice(bench: Ben
         bench.poll(later_s=3.0)
 
 
+def test_a_death_before_the_agent_came_is_over_where_the_run_was_started_again(
+    bench: Bench,
+) -> None:
+    for state in ("running", "finished"):
+        bench.join(0, 1)
+        for rank in bench.ranks[-2:]:
+            rank.state(state)
+            rank.alive = False
+    for _ in range(3):
+        bench.poll(later_s=3.0)
+
+    assert (bench.open(), bench.judge.past()) == ([], [])
+
+
 def test_a_death_that_the_agent_tells_that_leads_is_the_one_that_was_told_here(
     bench: Bench,
 ) -> None:

@@ -89,6 +89,10 @@ class _Processes:
         living = [each for each in self.known if each.labels == labels and each.is_at_work]
         return max(living, key=lambda each: each.began_ns, default=None)
 
+    def has_newer(self, source: Process) -> bool:
+        """Whether a newer process has its labels."""
+        return self._newest.get(source.labels) is not source
+
     def are_here(self, labels: Labels) -> bool:
         """Whether these are labels of this node, or of its processes."""
         return _node(labels) in self._nodes_here
@@ -316,7 +320,7 @@ class RunCase:
                 continue
             process.end_is_known = True
             labels = source.labels
-            if self._processes.living(labels) is not None:
+            if self._processes.has_newer(source) or self._processes.living(labels) is not None:
                 # A new process had these labels before the agent saw the end of this one.
                 source.host.forget()
                 continue
