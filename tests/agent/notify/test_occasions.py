@@ -203,9 +203,10 @@ def test_a_run_that_a_launcher_starts_again_has_not_ended(watched: Watched) -> N
     watched.case.living = 2
     assert watched.kinds(5.0) == []
 
-    watched.end("finished", "finished")
+    watched.end("finished", "finished", lasted_s=5.0)
 
-    assert watched.kinds() == ["ended"]
+    (message,) = watched.told()
+    assert message.title == "run r finished after 60 s"
 
 
 @pytest.mark.parametrize("ranks", [{"a": 0}, {"b": 0, "c": 1}])

@@ -59,6 +59,8 @@ class _Run:
         self.last_lines: dict[Labels, deque[str]] = defaultdict(lambda: deque(maxlen=_LAST_LINES))
         self.card: Card | None = None
         self.over_since: float | None = None
+        self.began_ns = 0
+        """When the first attempt began since one finished; 0: none has ended."""
         self.lasted_s = 0.0
         self.end_is_told = False
 
@@ -160,7 +162,8 @@ class Occasions:
         ended = sorted(case.reports.ended.values(), key=lambda each: each.started_ns)
         if run.over_since is None:
             run.over_since = now
-            run.lasted_s = time.time() - ended[0].started_ns / 1e9
+            run.began_ns = run.began_ns or ended[0].started_ns
+            run.lasted_s = time.time() - run.began_ns / 1e9
         newest = _newest(ended)
         is_whole = len(newest.ranks) >= max(
             each["world_size"] or 1 for each in newest.ranks.values()
@@ -171,6 +174,8 @@ class Occasions:
         if run.end_is_told or not stands:
             return
         run.end_is_told = True
+        if newest.state == "finished":
+            run.began_ns = 0
         if newest.state != "finished" or run.lasted_s >= _SHORTEST_S:
             yield _of_end(case, run, newest, page)
 
