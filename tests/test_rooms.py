@@ -60,7 +60,7 @@ HOMES = {
     "torch": "torch/ recording/device_scalars.py cli/demo/",
     "pynvml": "agent/node/gpu/nvml.py",
     "opentelemetry": "agent/export/otlp/",
-    "grpc": "agent/export/otlp/ agent/link/",
+    "grpc": "agent/export/otlp/",
     "cryptography": "agent/link/credentials.py",
     "google": "agent/history/ agent/link/ agent/export/otlp/",
     "requests": "agent/export/otlp/ agent/notify/addresses.py",

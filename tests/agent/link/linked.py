@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import select
 import socket
@@ -136,5 +135,3 @@ def links() -> Iterator[Links]:
     with ExitStack() as stack:
         stack.callback(thread.stop)
         yield Links(thread, stack)
-    # gRPC's thread ends with the last of its objects, and errors hold some in a cycle.
-    gc.collect()

@@ -68,8 +68,6 @@ def test_a_lead_that_listens_on_all_addresses_is_reached_on_loopback(links: Link
     assert lead.state == f"listens on port {links.port} of all addresses"
 
 
-def test_places_are_written_as_people_and_grpc_write_them() -> None:
-    four, six = addresses.Place("10.0.0.1", 80), addresses.Place("fd00::1", 80)
-
-    assert [str(four), four.target] == ["10.0.0.1:80", "ipv4:10.0.0.1:80"]
-    assert [str(six), six.target] == ["[fd00::1]:80", "ipv6:[fd00::1]:80"]
+def test_places_are_written_as_people_write_them() -> None:
+    assert str(addresses.Place("10.0.0.1", 80)) == "10.0.0.1:80"
+    assert str(addresses.Place("fd00::1", 80)) == "[fd00::1]:80"

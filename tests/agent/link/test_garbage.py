@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import Any
 
-import grpc.aio
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent.link.linked import SECRET
 from otel_ddp.agent.link.answered import Answered
 from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
-from otel_ddp.agent.link.streams import Streams
+from otel_ddp.agent.link.link_thread import LinkThread
+from otel_ddp.agent.link.server import LinkServer
 
 QUIET = settings(
     deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -21,33 +21,34 @@ QUIET = settings(
 
 
 class Peer:
-    """A stream as the server hands it over: what comes, and what was answered."""
+    """A connection whose other end has the secret: what it was answered, and why it was ended."""
 
-    def __init__(self, *messages: bytes) -> None:
-        self._messages = list(messages)
+    stream: Any = None
+    is_writable = True
+
+    def __init__(self) -> None:
         self.answers: list[Any] = []
         self.ended = ""
 
-    def peer(self) -> str:
-        return "ipv4:10.0.0.2:4711"
+    def send(self, message: bytes) -> None:
+        self.answers.append(Answer.FromString(message))
 
-    async def read(self) -> Any:
-        return self._messages.pop(0) if self._messages else grpc.aio.EOF
-
-    async def write(self, data: bytes) -> None:
-        self.answers.append(Answer.FromString(data))
-
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        self.ended = details
+    def end(self, message: bytes) -> None:
+        self.ended = Answer.FromString(message).refused
 
 
-def streams() -> Streams:
-    return Streams("node-0", 4, lambda function: None)
+def lead_of_four() -> LinkServer:
+    return LinkServer(LinkThread(), SECRET, node="node-0", hosts=[], ports=[], most_nodes=4)
 
 
-def serve(lead: Streams, *messages: bytes) -> Peer:
-    peer = Peer(*messages)
-    asyncio.run(lead.serve(peer))
+def serve(lead: LinkServer, *messages: bytes) -> Peer:
+    """A connection that sends these, and then is gone."""
+    peer: Any = Peer()
+    for each in messages:
+        if not peer.ended:
+            lead.heard(peer, each)
+    if peer.stream is not None and peer.stream.peer is peer:
+        peer.stream.peer = None
     return peer
 
 
@@ -78,7 +79,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 @QUIET
 @given(st.lists(st.lists(REPORTS | damaged() | st.binary(max_size=40), max_size=6), max_size=6))
 def test_whatever_comes_is_a_report_or_is_refused(all_messages: list[list[bytes]]) -> None:
-    lead = streams()
+    lead = lead_of_four()
 
     peers = [serve(lead, *messages) for messages in all_messages]
     taken = lead.take()
@@ -92,7 +93,7 @@ def test_whatever_comes_is_a_report_or_is_refused(all_messages: list[list[bytes]
 
 
 def test_of_more_nodes_than_the_lead_takes_the_one_that_was_heard_first_is_forgotten() -> None:
-    lead = streams()
+    lead = lead_of_four()
 
     for number in (0, 1, 2, 3, 1, 4):
         serve(lead, *(report(text, node=f"node-{number}") for text in (b"", b"a")))
@@ -102,7 +103,7 @@ def test_of_more_nodes_than_the_lead_takes_the_one_that_was_heard_first_is_forgo
 
 
 def test_each_refusal_is_counted_by_its_reason() -> None:
-    lead = streams()
+    lead = lead_of_four()
 
     serve(lead, report(), report(b"a"), report(b"b"))
     serve(lead, report(node="node\n1"))

@@ -31,11 +31,6 @@ class Place(NamedTuple):
             else (f"{self.address}:{self.port}")
         )
 
-    @property
-    def target(self) -> str:
-        """As gRPC takes it, so that it resolves no name."""
-        return f"ipv{6 if ':' in self.address else 4}:{self}"
-
 
 async def resolve(host: str) -> list[str]:
     """The addresses of a host; raises OSError."""

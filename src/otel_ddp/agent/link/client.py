@@ -7,21 +7,20 @@ a silent one: answers are bounded, and a question can only be one that our own a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import random
+import ssl
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from otel_ddp.agent.link import addresses, credentials, limits
 from otel_ddp.agent.link.addresses import Place
 from otel_ddp.agent.link.answered import Answered
+from otel_ddp.agent.link.channel import Channel
 from otel_ddp.agent.link.clock_offset import ClockOffset
 from otel_ddp.agent.link.link_pb2 import Answer, Report
 from otel_ddp.agent.link.link_thread import LinkThread, within
@@ -39,22 +38,48 @@ _LONGEST_PAUSE_S = 5.0
 _LASTING_S = 30.0
 _MOST_LETTERS = 200
 
-_OPTIONS = (
-    *limits.CONNECTION,
-    ("grpc.max_receive_message_length", limits.MOST_ANSWER_BYTES + limits.STAMP_BYTES),
-    ("grpc.max_send_message_length", limits.MOST_REPORT_BYTES + limits.STAMP_BYTES),
-    ("grpc.max_metadata_size", 4096),
-    ("grpc.ssl_target_name_override", credentials.NAME),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.enable_retries", 0),
-    ("grpc.service_config_disable_resolution", 1),
-    # Otherwise a new channel may get the connection, or the pause, of an earlier one.
-    ("grpc.use_local_subchannel_pool", 1),
-)
-
 
 class _Unreachable(Exception):
     """Why there is no link to a place, or no longer."""
+
+
+class _Link(Channel):
+    """A connection to what may be the lead."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__(context, limits.MOST_ANSWER_BYTES + limits.STAMP_BYTES)
+        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.may_send = asyncio.Event()
+        self.may_send.set()
+
+    async def next(self, within_s: float, late: str = "") -> bytes:
+        """Its next message, and before all others an empty one, once it is proved to be the lead.
+
+        Raises _Unreachable. *late*: why nothing has come.
+        """
+        try:
+            message = await within(within_s, self._messages.get())
+        except asyncio.TimeoutError:
+            raise _Unreachable(late or f"no answer within {within_s:g} s") from None
+        if message is None:
+            raise _Unreachable("closed" if self.is_proved else "it is not the lead of this run")
+        return message
+
+    def proved(self) -> None:
+        self._messages.put_nowait(b"")
+
+    def received(self, message: bytes) -> None:
+        self._messages.put_nowait(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._messages.put_nowait(None)
+        self.may_send.set()
+
+    def pause_writing(self) -> None:
+        self.may_send.clear()
+
+    def resume_writing(self) -> None:
+        self.may_send.set()
 
 
 class LinkClient:
@@ -71,7 +96,7 @@ class LinkClient:
     ) -> None:
         """*node*: this one; *hosts*, *ports*: where its lead may listen."""
         self._thread = thread
-        self._credentials = credentials.of_follower(secret)
+        self._context = credentials.context(secret, leads=False)
         self._sender = {
             "node": node,
             "agent": random.getrandbits(64),
@@ -174,59 +199,59 @@ class LinkClient:
     async def _tried(self, places: Sequence[Place], why: dict[str, dict[str, list[int]]]) -> bool:
         """Whether one of them was the lead; else why not, by reason, address and port."""
         # Together: an address that lets nothing through answers on none of its ports.
-        knocked = await asyncio.gather(*map(_knock, places))
-        for place, closed in zip(places, knocked, strict=True):
-            ended = closed or await self._converse(place)
-            if self.is_connected:
-                self.is_connected, self._last = False, place
-                self.state = f"lost {place}: {ended}"
-                log.info("the link to the lead of a run: %s", self.state)
-                return True
-            why.setdefault(ended, {}).setdefault(place.address, []).append(place.port)
-        return False
+        found = await asyncio.gather(*map(self._reached, places))
+        try:
+            for place, link in zip(places, found, strict=True):
+                ended = link if isinstance(link, str) else await self._converse(place, link)
+                if self.is_connected:
+                    self.is_connected, self._last = False, place
+                    self.state = f"lost {place}: {ended}"
+                    log.info("the link to the lead of a run: %s", self.state)
+                    return True
+                why.setdefault(ended, {}).setdefault(place.address, []).append(place.port)
+            return False
+        finally:
+            for link in found:
+                if isinstance(link, _Link):
+                    link.transport.abort()
 
-    async def _converse(self, place: Place) -> str:
+    async def _reached(self, place: Place) -> _Link | str:
+        """A connection to the lead of this run, or why there is none."""
+        connected = asyncio.get_running_loop().create_connection(
+            lambda: _Link(self._context), place.address, place.port
+        )
+        try:
+            _, link = await within(_CONNECT_WITHIN_S, connected)
+        except asyncio.TimeoutError:
+            return f"no answer within {_CONNECT_WITHIN_S:g} s"
+        except OSError as error:
+            return _text(error)
+        try:
+            await link.next(_ANSWER_WITHIN_S)
+        except _Unreachable as why:
+            link.transport.abort()
+            return str(why)
+        return link
+
+    async def _converse(self, place: Place, link: _Link) -> str:
         """Send and receive until the link breaks; why it did, or why there was none."""
-        options = _OPTIONS
+        link.send(Report(sent_ns=time.monotonic_ns(), **self._sender).SerializeToString())
         try:
-            async with grpc.aio.secure_channel(place.target, self._credentials, options) as channel:
-                await self._exchange(place, channel)
-        except _Unreachable as error:
-            return str(error)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                return _printable(error.details() or error.code().name)
-            # The texts of gRPC differ between its versions.
-            return "no longer heard" if self.is_connected else "it is not the lead of this run"
-        return "closed"
-
-    async def _exchange(self, place: Place, channel: grpc.aio.Channel) -> None:
-        call = channel.stream_stream(f"/{limits.SERVICE}/{limits.METHOD}")()
-        try:
-            answer = await self._greeted(call)
-            # These reports were queued for the previous connection.
-            self._waiting.take()
-            self._answered_reports = self._sent
-            self._begin(place, answer)
-            sends = asyncio.create_task(self._send_all(call))
+            self._begin(place, _parsed(await link.next(_ANSWER_WITHIN_S)))
+            sends = asyncio.create_task(self._send_all(link))
             try:
                 while True:
-                    self._received(answer := await _read(call))
-                    self._answered_reports += bool(answer.report_sent_ns)
+                    # Empty: it has answered a ping.
+                    if message := await link.next(limits.DEAD_AFTER_S, "no longer heard"):
+                        self._received(_parsed(message))
             finally:
                 sends.cancel()
-        finally:
-            call.cancel()
-
-    async def _greeted(self, call: Any) -> Any:
-        greeting = Report(sent_ns=time.monotonic_ns(), **self._sender)
-        await call.write(greeting.SerializeToString())
-        try:
-            return await within(_ANSWER_WITHIN_S, _read(call))
-        except asyncio.TimeoutError:
-            raise _Unreachable(f"no answer within {_ANSWER_WITHIN_S:g} s") from None
+        except _Unreachable as why:
+            return str(why)
 
     def _begin(self, place: Place, answer: Any) -> None:
+        # These reports were queued for the previous connection.
+        self._waiting.take()
         now = time.strftime("%H:%M:%S")
         node = _printable(answer.node)
         self.state, self.is_connected = f"connected to {node} ({place}) since {now}", True
@@ -235,16 +260,26 @@ class LinkClient:
             self.new_leads += 1
         self._lead_agent = answer.agent
         self._received(answer)
+        self._answered_reports = self._sent
 
-    async def _send_all(self, call: Any) -> None:
+    def _received(self, answer: Any) -> None:
+        if answer.report_sent_ns:
+            stamps = (answer.report_sent_ns, answer.report_received_ns, answer.sent_ns)
+            self._clock.add(*stamps, time.monotonic_ns())
+            self._answered_reports += 1
+        self._answered.add(answer)
+
+    async def _send_all(self, link: _Link) -> None:
         assert self._wake is not None
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # The reader learns of the same end.
-            while True:
-                self._wake.clear()
-                for _, report in self._waiting.take():
-                    await call.write(self._stamped(report))
-                await self._wake.wait()
+        while True:
+            self._wake.clear()
+            for _, report in self._waiting.take():
+                await link.may_send.wait()
+                link.send(self._stamped(report))
+            try:
+                await within(limits.PING_EVERY_S, self._wake.wait())
+            except asyncio.TimeoutError:
+                link.send(b"")
 
     def _stamped(self, report: Any) -> bytes:
         if self._clock.ns is not None:
@@ -252,38 +287,16 @@ class LinkClient:
         report.sent_ns = time.monotonic_ns()
         return bytes(report.SerializeToString())
 
-    def _received(self, answer: Any) -> None:
-        if answer.report_sent_ns:
-            stamps = (answer.report_sent_ns, answer.report_received_ns, answer.sent_ns)
-            self._clock.add(*stamps, time.monotonic_ns())
-        self._answered.add(answer)
 
-
-async def _read(call: Any) -> Any:
-    data = await call.read()
-    if data is grpc.aio.EOF:
-        # Raises where the lead gave a reason.
-        code, details = await call.code(), await call.details()
-        raise _Unreachable(_printable(details) or f"closed ({code.name})")
+def _parsed(message: bytes) -> Any:
+    """An answer; raises _Unreachable where it is the last one."""
     try:
-        return Answer.FromString(data)
+        answer = Answer.FromString(message)
     except DecodeError:
         raise _Unreachable("an answer that cannot be read") from None
-
-
-async def _knock(place: Place) -> str:
-    """Why nothing listens there, which the system says better than gRPC; empty: something does."""
-    try:
-        connected = asyncio.open_connection(place.address, place.port)
-        _, writer = await within(_CONNECT_WITHIN_S, connected)
-    except asyncio.TimeoutError:
-        return f"no answer within {_CONNECT_WITHIN_S:g} s"
-    except OSError as error:
-        return _text(error)
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return ""
+    if answer.refused:
+        raise _Unreachable(_printable(answer.refused))
+    return answer
 
 
 def _text(error: OSError) -> str:

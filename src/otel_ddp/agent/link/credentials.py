@@ -7,8 +7,9 @@ Nothing is stored or sent: who has the secret can be either side, and no one els
 from __future__ import annotations
 
 import datetime
+import os
+import ssl
 
-import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -45,18 +46,22 @@ class Certificate:
         )
 
 
-def of_lead(secret: bytes) -> grpc.ServerCredentials:
-    """What the lead of a run listens with."""
+def context(secret: bytes, *, leads: bool) -> ssl.SSLContext:
+    """What the lead of a run listens with, or a follower connects with, which expects NAME."""
     own = Certificate(secret)
-    return grpc.ssl_server_credentials(
-        [(own.key, own.chain)], root_certificates=own.root, require_client_auth=True
-    )
-
-
-def of_follower(secret: bytes) -> grpc.ChannelCredentials:
-    """What a follower connects with; the name that it expects is NAME."""
-    own = Certificate(secret)
-    return grpc.ssl_channel_credentials(own.root, own.key, own.chain)
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if leads else ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.load_verify_locations(cadata=own.root.decode())
+    if leads:
+        # Links last: there is nothing to resume.
+        made.num_tickets = 0
+    # Only by a path, so it gets one that leads to no disk.
+    with open(os.memfd_create("certificate"), "wb") as file:
+        file.write(own.key + own.chain)
+        file.flush()
+        made.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    return made
 
 
 def _key(secret: bytes) -> ec.EllipticCurvePrivateKey:

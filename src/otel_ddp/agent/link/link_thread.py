@@ -1,6 +1,6 @@
 """One thread with one event loop for all links of an agent: those that it leads and follows.
 
-grpc.aio serves one event loop a process well. The agent's own loop never waits for this thread.
+The agent's own loop never waits for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ Job = Callable[[], Awaitable[None]]
 _T = TypeVar("_T")
 
 _AGAIN_AFTER_S = 5.0
-_LEFTOVERS_S = 1.0
 
 
 class LinkThread:
@@ -86,7 +85,6 @@ class LinkThread:
                 for job in wanted - running.keys():
                     running[job] = asyncio.create_task(_kept(job))
                 if ends:
-                    await _leftovers()
                     return
                 await changed.wait()
         finally:
@@ -112,12 +110,6 @@ async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
             await task
 
 
-async def _leftovers() -> None:
-    """Let gRPC's own tasks end: one that the loop cancels as it closes prints a traceback."""
-    if left := asyncio.all_tasks() - {asyncio.current_task()}:
-        await asyncio.wait(left, timeout=_LEFTOVERS_S)
-
-
 async def within(seconds: float, awaited: Awaitable[_T]) -> _T:
     """Its result, or asyncio.TimeoutError.
 
@@ -134,13 +126,3 @@ async def within(seconds: float, awaited: Awaitable[_T]) -> _T:
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
-
-
-async def unbroken(awaited: Awaitable[_T]) -> _T:
-    """Await a cleanup to its end, even if the job is cancelled meanwhile."""
-    task = asyncio.ensure_future(awaited)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise

@@ -1,38 +1,116 @@
 """The lead's end of the links of one run: a server that the agents of the other nodes connect to.
 
 It listens in the thread of links. A peer without the run's secret gets no further than its
-handshake.
+handshake. All bounds are on what the others can make it keep. What is refused is counted, and ends
+its connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import random
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc
-import grpc.aio
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from otel_ddp.agent.link import addresses, credentials, limits
-from otel_ddp.agent.link.acceptor import Acceptor
-from otel_ddp.agent.link.link_thread import LinkThread, unbroken
-from otel_ddp.agent.link.streams import Streams
+from otel_ddp.agent.link.channel import Channel
+from otel_ddp.agent.link.door import Door
+from otel_ddp.agent.link.link_pb2 import Answer, Report
+from otel_ddp.agent.link.link_thread import LinkThread
+from otel_ddp.agent.link.queues import WaitingReports
 
 log = logging.getLogger("otel_ddp.agent")
 
 _MOST_NODES = 2048
-# A connection, and both ends of the one that passes it on.
-_FILES_EACH = 3
+_MOST_WAITING_BYTES = 32 << 20
+_MOST_ANSWERS = 16
+_MOST_REPORTS_A_SECOND = 256
 _LATE_EVERY_S = 0.5
 
 
+class _Refused(Exception):
+    def __init__(self, why: str, text: str) -> None:
+        super().__init__(text)
+        self.why = why
+
+
+class _Peer(Channel):
+    """A connection of another node, or of a stranger."""
+
+    def __init__(self, server: LinkServer, door: Door) -> None:
+        super().__init__(server.context, limits.MOST_REPORT_BYTES + limits.STAMP_BYTES)
+        self._server, self._door = server, door
+        self.stream: _Stream | None = None
+        """That of its node, once it has said which one it is."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._door.came(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._door.spoke(self)
+        super().data_received(data)
+
+    def received(self, message: bytes) -> None:
+        if not message:
+            self.send(b"")
+            return
+        self._server.heard(self, message)
+        if self.stream is not None:
+            self._door.admit(self)
+
+    def end(self, answer: bytes) -> None:
+        """Send a last answer, and close it."""
+        self.send(answer)
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+        # Each report is answered: what is not read there would pile up here.
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        self.transport.resume_reading()
+        if self.stream is not None:
+            self._server.write(self.stream)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._door.gone(self)
+        if self.stream is not None and self.stream.peer is self:
+            self.stream.peer = None
+
+
+class _Stream:
+    """One node, as long as its agent is the same."""
+
+    def __init__(self, greeting: Any) -> None:
+        self.node: str = greeting.node
+        self.agent: int = greeting.agent
+        self.began_ns: int = greeting.agent_began_ns
+        self.answers: deque[Any] = deque(maxlen=_MOST_ANSWERS)
+        """Those that are written at once."""
+        self.judged = Answer()
+        """How the run was judged last, until it is told."""
+        # Of those that are gone, the one that was heard first makes room.
+        self.heard_ns = 0
+        self.peer: _Peer | None = None
+        """The connection that it has now."""
+        # How many reports have come in this second.
+        self.second = self.taken = 0
+
+
 class LinkServer:
-    """One a run that this agent leads. `start` and `stop` return at once."""
+    """One a run that this agent leads. `start` and `stop` return at once.
+
+    These, `take` and `answer` are called in the agent's loop, all else in the thread of links.
+    """
 
     def __init__(
         self,
@@ -50,23 +128,19 @@ class LinkServer:
         *clock*: that to which the others turn their times.
         """
         self._thread = thread
-        self._credentials = credentials.of_lead(secret)
-        self._hosts, self.ports, self._most_nodes = hosts, ports, most_nodes
-        self.streams = Streams(node, most_nodes, thread.call, clock)
-        self.take = self.streams.take
-        self.answer = self.streams.answer
+        self.context = credentials.context(secret, leads=True)
+        self._hosts, self.ports = hosts, ports
+        # Journals need descriptors too.
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._node, self._most_nodes = node, min(most_nodes, files // 2)
+        self._clock = clock
+        self._agent = random.getrandbits(64)
+        self._waiting = WaitingReports(_MOST_WAITING_BYTES)
+        self._streams: dict[str, _Stream] = {}
+        self.refused: Counter[str] = Counter()
+        """How many connections and reports were not taken, by reason."""
         self.state = "does not listen yet"
         """What `status` says of it."""
-
-    @property
-    def dropped(self) -> int:
-        """How many reports were dropped because `take` was not called in time."""
-        return self.streams.dropped
-
-    @property
-    def refused(self) -> Mapping[str, int]:
-        """How many streams and reports were not taken, by reason."""
-        return self.streams.refused.copy()
 
     def start(self) -> None:
         self._thread.add(self._listen)
@@ -75,18 +149,46 @@ class LinkServer:
         """Listen no more, and end all streams."""
         self._thread.discard(self._listen)
 
+    def take(self) -> list[tuple[str, Any]]:
+        """The reports since the last call, each with its node, as they came."""
+        return self._waiting.take()
+
+    @property
+    def dropped(self) -> int:
+        """How many reports were dropped because `take` was not called in time."""
+        return self._waiting.dropped
+
+    def answer(self, node: str, answer: Any) -> None:
+        """Send it with the answer to the node's next report, unless there is a newer one by then;
+        at once if there are questions.
+
+        What is too large goes without how the run is judged.
+        """
+        stream = self._streams.get(node)
+        if stream is None:
+            return
+        if answer.ByteSize() > limits.MOST_ANSWER_BYTES:
+            # It would end the stream.
+            self.refused["large answer"] += 1
+            answer.ClearField("judged")
+            if not 0 < answer.ByteSize() <= limits.MOST_ANSWER_BYTES:
+                return
+        if not (answer.questions or answer.lacking):
+            stream.judged = answer
+            return
+        if answer.judged:
+            stream.judged = Answer()
+        stream.answers.append(answer)
+        self._thread.call(lambda: self.write(stream))
+
+    # -- in the thread of links
+
     async def _listen(self) -> None:
-        """Runs in the thread of links; it is called again some seconds after it returned."""
+        """It is called again some seconds after it returned."""
         where = await addresses.to_listen_on(self._hosts)
-        server = self._made()
-        acceptor = Acceptor(partial(server.add_secure_port, server_credentials=self._credentials))
-        handler = grpc.stream_stream_rpc_method_handler(partial(self._serve, acceptor))
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(limits.SERVICE, {limits.METHOD: handler}),)
-        )
+        door = Door()
         try:
-            await server.start()
-            port = acceptor.listen(where, self.ports)
+            port = await door.listen(where, self.ports, lambda: _Peer(self, door))
             if not port:
                 taken = ", ".join(map(str, self.ports))
                 names = addresses.names(where)
@@ -97,38 +199,87 @@ class LinkServer:
             try:
                 while True:
                     await asyncio.sleep(_LATE_EVERY_S)
-                    acceptor.close_late()
+                    door.close_late()
             finally:
                 self.state = "does not listen"
         finally:
-            acceptor.stop()
-            await unbroken(_closed(server, acceptor))
+            door.close()
 
-    def _made(self) -> Any:
-        # Journals need descriptors too.
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        options = (
-            *limits.CONNECTION,
-            ("grpc.http2.min_ping_interval_without_data_ms", 500),
-            ("grpc.http2.max_ping_strikes", 0),
-            ("grpc.max_receive_message_length", limits.MOST_REPORT_BYTES + limits.STAMP_BYTES),
-            ("grpc.max_send_message_length", limits.MOST_ANSWER_BYTES + limits.STAMP_BYTES),
-            ("grpc.max_metadata_size", 4096),
-            ("grpc.max_concurrent_streams", 1),
-            (
-                "grpc.max_allowed_incoming_connections",
-                min(2 * self._most_nodes, files // (2 * _FILES_EACH)),
-            ),
-        )
-        return grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * self._most_nodes)
+    def heard(self, peer: _Peer, message: bytes) -> None:
+        """A message has come."""
+        try:
+            report = _parsed(message)
+            report.received_ns = self._clock()
+            stream = peer.stream
+            if stream is None:
+                stream = peer.stream = self._admitted(report, peer)
+            else:
+                self._take(stream, peer, report, len(message))
+        except _Refused as refused:
+            self.refused[refused.why] += 1
+            self._end(peer, str(refused))
+            return
+        stream.heard_ns = report.received_ns
+        if stream.answers:
+            answer = stream.answers.popleft()
+        else:
+            answer, stream.judged = stream.judged, Answer()
+        answer.report_sent_ns, answer.report_received_ns = report.sent_ns, report.received_ns
+        peer.send(self._stamped(answer))
 
-    async def _serve(self, acceptor: Acceptor, _requests: Any, context: Any) -> None:
-        acceptor.proved(context.peer())
-        # gRPC cancels it where the stream or the server ends, and would log a traceback for each.
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.streams.serve(context)
+    def write(self, stream: _Stream) -> None:
+        """Send the answers that wait for no report."""
+        while stream.answers and stream.peer is not None and stream.peer.is_writable:
+            stream.peer.send(self._stamped(stream.answers.popleft()))
+
+    def _take(self, stream: _Stream, peer: _Peer, report: Any, size: int) -> None:
+        if (report.node, report.agent) != (stream.node, stream.agent):
+            raise _Refused("other node", "a report of another node")
+        if (now := int(time.monotonic())) != stream.second:
+            stream.second, stream.taken = now, 0
+        stream.taken += 1
+        if stream.taken > _MOST_REPORTS_A_SECOND:
+            peer.rest(1.0)
+        self._waiting.add(stream.node, report, size)
+
+    def _admitted(self, greeting: Any, peer: _Peer) -> _Stream:
+        """The node's stream, if nothing speaks against it."""
+        node = greeting.node
+        if not (0 < len(node) <= limits.MOST_NODE_LETTERS and node.isprintable()):
+            raise _Refused("no name", "this is no name of a node")
+        old = self._streams.get(node)
+        stream = old if old is not None and old.agent == greeting.agent else None
+        if stream is None:
+            if old is None:
+                self._make_room()
+            elif old.peer is not None and greeting.agent_began_ns <= old.began_ns:
+                text = f"a newer agent of a node {node!r} is connected (OTEL_DDP_NODE)"
+                raise _Refused("second agent", text)
+            stream = self._streams[node] = _Stream(greeting)
+        if old is not None and old.peer is not None:
+            # Dead, as far as the node's agent knows, or of an agent that has ended.
+            self._end(old.peer, "a newer stream of this node has replaced it")
+        stream.peer = peer
+        return stream
+
+    def _make_room(self) -> None:
+        if len(self._streams) < self._most_nodes:
+            return
+        gone = [node for node, each in self._streams.items() if each.peer is None]
+        if not gone:
+            raise _Refused("too many nodes", f"the lead takes {self._most_nodes} nodes")
+        del self._streams[min(gone, key=lambda node: self._streams[node].heard_ns)]
+
+    def _end(self, peer: _Peer, why: str) -> None:
+        peer.end(self._stamped(Answer(refused=why)))
+
+    def _stamped(self, answer: Any) -> bytes:
+        answer.node, answer.agent, answer.sent_ns = self._node, self._agent, self._clock()
+        return bytes(answer.SerializeToString())
 
 
-async def _closed(server: Any, acceptor: Acceptor) -> None:
-    await server.stop(None)
-    await acceptor.close()
+def _parsed(message: bytes) -> Any:
+    try:
+        return Report.FromString(message)
+    except DecodeError:
+        raise _Refused("unreadable", "a report that cannot be read") from None

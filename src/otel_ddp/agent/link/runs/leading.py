@@ -351,7 +351,7 @@ class Leading:
             sentences.append(
                 f"{late} reports were asked for again, as this agent was too busy to read them"
             )
-        if refused := self._server.refused:
+        if refused := self._server.refused.copy():
             reasons = ", ".join(f"{why} {count}" for why, count in refused.items())
             sentences.append(f"refused of what others sent: {reasons}")
         return "; ".join(sentences)

@@ -149,7 +149,7 @@ class Links:
         self._open[run].link.start()
 
     def _opened(self, run: Labels, wanted: Wanted) -> Leading | Following:
-        # Protobuf and gRPC are loaded for runs on several nodes alone.
+        # Protobuf and cryptography are loaded for runs on several nodes alone.
         from otel_ddp.agent.link.client import LinkClient
         from otel_ddp.agent.link.link_thread import LinkThread
         from otel_ddp.agent.link.runs.following import Following

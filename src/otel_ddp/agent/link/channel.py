@@ -1,0 +1,119 @@
+"""One end of a link: TLS over a connection, and messages that each begin with their length."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+
+from otel_ddp.agent.link.credentials import NAME
+
+_LENGTH_BYTES = 4
+_PIECE_BYTES = 1 << 16
+
+
+class Channel(asyncio.Protocol):
+    """Called in the thread of links alone. An empty message is a ping, or the answer to one."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, context: ssl.SSLContext, most_bytes: int) -> None:
+        """*most_bytes*: of one message of the peer."""
+        # asyncio's own TLS holds 256 KiB a connection, and does not show one in its handshake.
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        leads = context.protocol is ssl.PROTOCOL_TLS_SERVER
+        self._tls = context.wrap_bio(
+            self._incoming,
+            self._outgoing,
+            server_side=leads,
+            server_hostname=None if leads else NAME,
+        )
+        self._most_bytes = most_bytes
+        self._unread = bytearray()
+        self._rests = False
+        self.is_proved = False
+        """Whether the peer has shown that it has the secret."""
+        self.is_writable = True
+        """Whether what was sent is on its way, so that more may be sent."""
+        self.began_s = self.heard_s = self.sent_s = time.monotonic()
+
+    # -- for those who use it
+
+    def send(self, message: bytes) -> None:
+        if self.is_proved and not self.transport.is_closing():
+            self.sent_s = time.monotonic()
+            self._tls.write(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
+            self._flush()
+
+    def rest(self, seconds: float) -> None:
+        """Take no message for so long."""
+        self._rests = True
+        self.transport.pause_reading()
+        asyncio.get_running_loop().call_later(seconds, self._go_on)
+
+    def proved(self) -> None:
+        """The peer has the secret: from here on both ends can send."""
+
+    def received(self, message: bytes) -> None:
+        raise NotImplementedError
+
+    # -- as asyncio calls it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        # A follower begins the handshake.
+        self._advance()
+
+    def data_received(self, data: bytes) -> None:
+        self._incoming.write(data)
+        self._advance()
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+
+    def _advance(self) -> None:
+        try:
+            if not self.is_proved:
+                self._tls.do_handshake()
+                self.is_proved = True
+                self.proved()
+            while data := self._tls.read(_PIECE_BYTES):
+                self._unread += data
+                self._take_messages()
+        except ssl.SSLWantReadError:
+            self._flush()
+        except ssl.SSLError:
+            # A peer without the secret hears why, by a TLS alert.
+            self._flush()
+            self.transport.close()
+        else:
+            self.transport.close()
+
+    def _flush(self) -> None:
+        if data := self._outgoing.read():
+            self.transport.write(data)
+
+    def _take_messages(self) -> None:
+        unread = self._unread
+        while len(unread) >= _LENGTH_BYTES and not (self._rests or self.transport.is_closing()):
+            size = int.from_bytes(unread[:_LENGTH_BYTES], "big")
+            until = _LENGTH_BYTES + size
+            if size > self._most_bytes:
+                self.transport.abort()
+                return
+            if len(unread) < until:
+                return
+            message = bytes(unread[_LENGTH_BYTES:until])
+            del unread[:until]
+            self.heard_s = time.monotonic()
+            self.received(message)
+
+    def _go_on(self) -> None:
+        self._rests = False
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+            self._take_messages()
