@@ -104,6 +104,28 @@ def steps(rank: Journal, name: str) -> list[int | None]:
     ]
 
 
+WITH_OUR_LINE = """
+import torch
+import otel_ddp
+
+model = torch.nn.Linear(4, 1)
+otel_ddp.instrument(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(8):
+    model(torch.ones(8, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_the_loss_is_read_where_the_run_comes_before_the_optimizer(tmp_path: Path) -> None:
+    # As a trainer's callback has it: what waits for a training is still in torch's place then.
+    (tmp_path / "train.py").write_text(WITH_OUR_LINE)
+
+    (only,) = journals(str(tmp_path / "train.py"), env={"OTEL_DDP_SAMPLE_STEPS": "1"})
+
+    assert steps(only, "loss") == list(range(2, 9))
+
+
 @pytest.mark.stress
 @pytest.mark.parametrize("program", ["funnel", "share", "sweep"])
 def test_a_program_that_imports_no_torch_has_no_run(program: str) -> None:

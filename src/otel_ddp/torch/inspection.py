@@ -60,8 +60,10 @@ def of_tensor(tensor: Any, name: str) -> Any:
         return getattr(_Base, name).__get__(tensor)
 
 
-# What begins a backward.
-_BACKWARD, _GRAD = torch.autograd.backward.__code__, torch.autograd.grad.__code__
+# What begins a backward, by its name here: what is found by that name may be ours, as where a
+# training is waited for.
+_AUTOGRAD = vars(torch.autograd)
+_BACKWARD, _GRAD = "backward", "grad"
 # The code of torch that every call of a module passes through. Private.
 CALL_MODULE = nn.Module._wrapped_call_impl.__code__
 
@@ -86,8 +88,12 @@ def roots_of_backward(frame: FrameType | None) -> tuple[Any, ...] | None:
 
     It is the outermost one: reentrant checkpointing calls another one inside of it.
     """
-    begun = [each for each in outward(frame) if each.f_code in (_BACKWARD, _GRAD)]
-    if not begun or begun[-1].f_code is _GRAD:
+    begun = [
+        each
+        for each in outward(frame)
+        if each.f_globals is _AUTOGRAD and each.f_code.co_name in (_BACKWARD, _GRAD)
+    ]
+    if not begun or begun[-1].f_code.co_name == _GRAD:
         return None
     roots = begun[-1].f_locals.get("tensors", ())
     return tuple(roots) if type(roots) in (tuple, list) else (roots,)
