@@ -609,6 +609,17 @@ def test_a_run_that_is_started_anew_closes_the_incident(gone: list[EndedProcess]
     assert seen_at_work(deaths, 1) == []
 
 
+def test_a_rank_that_is_at_work_on_another_node_closes_the_incident() -> None:
+    deaths = Deaths()
+    fed(deaths, [killed(1)])
+    deaths.feed(RankState(labels_of(1, node="n2")), Observation())
+
+    (change,) = deaths.poll(0)
+
+    assert not change.opened
+    assert change.verdict.sentence.endswith("Rank 1 (n2) is at work again: the run was restarted.")
+
+
 # -- a watchdog that ends what stands still
 
 HANGS = "for 88 s: rank 1 is in data after step 7 at train.py:31 (load)"

@@ -121,16 +121,6 @@ class KeptAgents(TwoAgents):
                 each.log({"loss": value}, number)
         self.poll()
 
-    def start_run_again(self, folder: Path) -> None:
-        """All ranks are killed, and others take their place."""
-        for each in (*self.lead.ranks, *self.led.ranks):
-            each.alive = False
-            each.writer.close()
-        self.poll()
-        for number, agent in enumerate((self.lead, self.led)):
-            agent.ranks = Agent(folder / f"again-{number}", number).ranks
-            agent.seen += agent.ranks
-
     def poll(self) -> None:
         super().poll()
         lead, led = self.kept
@@ -147,9 +137,6 @@ class KeptAgents(TwoAgents):
 
     def close(self) -> None:
         super().close()
-        for agent in (self.lead, self.led):
-            for each in agent.seen:
-                each.reader.close()
         for each in self.kept:
             each.histories.stop()
 

@@ -14,6 +14,7 @@ from agent.link.two_agents import RUN, Agent, TwoAgents
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import said
 from otel_ddp.agent.link.runs.known import Senseless
+from otel_ddp.agent.link.runs.leading import Leading
 from otel_ddp.agent.verdicts.judgement import Judgement
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.vocabulary import catalog
@@ -109,6 +110,32 @@ def test_a_death_that_the_lead_has_told_is_not_told_again_once_the_lead_is_gone(
     assert "is judged here" in agents.following.describe()
     assert len(agents.led.of_kind("death")) == 1
     assert "death" not in agents.led.reported()
+
+
+def test_a_death_is_told_once_where_the_run_is_started_again_with_another_link(
+    agents: TwoAgents, tmp_path: Path
+) -> None:
+    agents.train(50, late=-1)
+    agents.led.ranks[1].alive = False
+    for _ in range(3):
+        agents.poll()
+    before = [each.records() for each in (agents.lead, agents.led)]
+    agents.start_run_again(tmp_path)
+    # The first look at it, before the new link is there: what had ended comes once more.
+    ranks, agents.led.seen = agents.led.seen, agents.led.seen[:3]
+    agents.leading = Leading(RUN, "node-0", agents.leading._server, None)
+    agents.start_follower_again()
+    agents.cable.answers.clear()
+    for _ in range(3):
+        agents.poll()
+    agents.led.seen = ranks
+    for _ in range(3):
+        agents.poll()
+
+    assert before == [[("death", "opened")], []]
+    assert [each.records() for each in (agents.lead, agents.led)] == [[("death", "closed")], []]
+    assert [len(each.judge.past()) for each in (agents.lead, agents.led)] == [1, 1]
+    assert agents.led.judge.verdicts() == []
 
 
 def test_a_death_that_no_lead_has_told_is_told_here(agents: TwoAgents) -> None:

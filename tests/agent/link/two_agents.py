@@ -155,6 +155,16 @@ class TwoAgents:
         self.cable.agent += 1
         self.following = Following(RUN, self._led_end, 0, None)
 
+    def start_run_again(self, folder: Path) -> None:
+        """All ranks are killed, and others take their place."""
+        for each in (*self.lead.ranks, *self.led.ranks):
+            each.alive = False
+            each.writer.close()
+        self.poll()
+        for number, agent in enumerate((self.lead, self.led)):
+            agent.ranks = Agent(folder / f"again-{number}", number).ranks
+            agent.seen += agent.ranks
+
     def train(self, steps: int, late: int) -> None:
         """So many steps, 25 a second, of which one rank is late in backward."""
         for _ in range(steps):
@@ -169,7 +179,7 @@ class TwoAgents:
     def close(self) -> None:
         self.following.stop()
         for agent in (self.lead, self.led):
-            for rank in agent.ranks:
+            for rank in {*agent.ranks, *agent.seen}:
                 rank.close()
 
     def poll(self) -> None:

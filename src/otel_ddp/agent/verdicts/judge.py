@@ -104,7 +104,7 @@ class Judge:
         # All detectors are polled before the first report: post-mortems list the other findings.
         reports = case.reports
         reports.just_closed = None
-        changes = [*case.follow(judgement, now_ns), *case.poll(now_ns)]
+        changes = case.follow(judgement, now_ns)
         if judgement is not None:
             over = [each for each in reports.open if not case.led.stands(each[0])]
             self._reporter.hand_over(reports, over, judgement.by, case.sources, now_ns)

@@ -116,6 +116,8 @@ class VerdictReporter:
         """A verdict of this run was opened, has changed, or is over, as these ranks *ended*."""
         verdict, opened = change
         incident = told.open.pop(verdict.key, None) or told.take_back(verdict.key)
+        if incident is None and not opened:
+            return  # it was another agent's
         before = None if incident is None else incident.shown
         incident = incident or Incident(verdict)
         self._update(incident, verdict, opened)

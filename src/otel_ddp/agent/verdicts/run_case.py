@@ -27,6 +27,7 @@ from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.journal.process_state import World, training_world
+from otel_ddp.vocabulary.words import Kind
 
 
 class _Process:
@@ -215,6 +216,10 @@ class RunCase:
             self._world.update(gone, None)
             for detector in self._detectors:
                 _contained(detector.forget, gone)
+        for source, process in self._processes.known.items():
+            ended = self.reports.ended.get(source.labels)
+            # A link that was opened anew brings what had ended before.
+            process.end_is_known |= ended is not None and ended.journal == source.reader.name
 
     def has_new_end(self) -> bool:
         """Whether a process has ended since the last poll."""
@@ -290,19 +295,25 @@ class RunCase:
         return changes
 
     def follow(self, judgement: Judgement | None, now_ns: int) -> list[Change]:
-        """Another agent leads the run, and says this of it; None: this one judges it.
+        """What has changed, where another agent leads the run and says this; None: none leads it.
 
         What is found here is not reported while that agent judges it. When it no longer does, what
-        is found by then is new, unless it was told before: here, or a death by that agent.
+        was found by then, and is not over, is new, unless it was told before: here, or a death by
+        that agent.
         """
-        found, last = [*self.reports.found.values()], self.led.judgement
-        stood = {each.key for each in found if self.led.stands(each.kind)}
+        last, hidden = self.led.judgement, self._not_standing()
         self.led.update(judgement, lambda: not self.report().insufficient, now_ns)
-        new = [each for each in found if self.led.stands(each.kind) and each.key not in stood]
+        changes = self.poll(now_ns)
+        hidden -= self._not_standing()
+        new = [each for each in self.reports.found.values() if each.key in hidden]
         for each in new:
             if each.key not in self.reports.handed_over and _has_told(last, each):
                 self.reports.handed_over[each.key] = Incident(each, was_handed_over=True)
-        return [Change(each, True) for each in new]
+        return [*(Change(each, True) for each in new), *changes]
+
+    def _not_standing(self) -> set[tuple[Kind, Labels]]:
+        """What is found here, and judged by another agent."""
+        return {key for key in self.reports.found if not self.led.stands(key[0])}
 
     @property
     def comparison(self) -> Report | None:

@@ -55,6 +55,8 @@ class _Incident:
 
     def __init__(self, stall: str, under_nccl: bool) -> None:
         self.members: dict[Labels, EndedProcess] = {}
+        self.ranks: set[Labels] = set()
+        """Of the members, wherever they are: a restart may move ranks to other nodes."""
         self.verdict: Verdict | None = None
         self.stall = stall
         """For how long no rank had moved before, and why; empty where ranks moved."""
@@ -117,7 +119,7 @@ class Deaths(Detector):
         else:
             self._at_work.add(rank.labels)
         self._finished.pop(rank.labels, None)
-        for incident in [each for each in self._incidents if rank.labels in each.members]:
+        for incident in [each for each in self._incidents if _rank(rank.labels) in each.ranks]:
             self._incidents.remove(incident)
             if incident.verdict is not None:
                 # A history tells why it died long after that.
@@ -147,12 +149,17 @@ class Deaths(Detector):
                 incident = _Incident(stall, self._under_nccl)
                 self._incidents = [incident, *self._incidents][:_MOST_INCIDENTS]
             incident.members[each.labels] = each
+            incident.ranks.add(_rank(each.labels))
             if incident not in touched:
                 touched.append(incident)
         for incident in touched:
             incident.unheard = sorted(dict(node).get("node", "?") for node in unheard)
             changes += incident.update([*self._finished.values()], self._at_work)
         return changes
+
+
+def _rank(labels: Labels) -> Labels:
+    return tuple(pair for pair in labels if pair[0] in ("job_type", "rank"))
 
 
 def _taken_back(before: Verdict, after: Verdict | None) -> str:
