@@ -56,6 +56,8 @@ class TimedStep(Protocol):
     def profiled(self) -> bool: ...
     @property
     def work(self) -> int: ...
+    @property
+    def calls(self) -> Calls | None: ...
 
 
 class Call(NamedTuple):
@@ -211,7 +213,8 @@ def facts_of(batch: StepBatch) -> list[StepFacts]:
         on_host = number, ended_ns, took_ns, wait_ns, phases_ns, unusual_ns
         of_device = None, None, None
         kind = unusual or collects
-        found.append(StepFacts(*on_host, kind, step.work, *of_device, garbage_ns, measured))
+        facts = *on_host, kind, step.work, *of_device, garbage_ns, measured, step.calls
+        found.append(StepFacts(*facts))
     return found
 
 

@@ -89,6 +89,11 @@ STEP_PACED, PACED_SHIFT = 0x88, 48
 STEP_LAG = 0x89
 # Of the step that ends next: torch's profiler was on, as a person had asked.
 STEP_PROFILED = 0x8A
+# Of the step that ends next, one behind the other: this rank has called a process group. From this
+# bit on the number of the name that says which call it was; below it the nanoseconds since the step
+# began. Then how many calls there were: without that word they are not known.
+STEP_CALL, CALL_SHIFT = 0x8B, 40
+STEP_CALLS = 0x8C
 
 SMALLEST_FILE = 128 * 1024
 # No journal is larger: what claims to be is damaged, and no reader asks for its bytes.

@@ -213,7 +213,7 @@ class Process:
         self._logged_step: int | None = None
         # By the clock of the host, and by the device's.
         created_ns = self.reader.created_ns
-        self._streams = StepStream(created_ns), StepStream(created_ns)
+        self._streams = StepStream(created_ns, self.reader.names), StepStream(created_ns)
         self._shares = (PhaseShares(), PhaseShares(on_device=True)) if host.is_kept else ()
         self._nonfinite = NonfiniteValues()
         self._overruns = _Overruns(self.reader)

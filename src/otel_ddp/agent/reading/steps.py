@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import itemgetter, sub
+from types import MappingProxyType
 from typing import NamedTuple
 
+from otel_ddp.agent.reading.group_calls import CallNames
+from otel_ddp.diagnosis.step_facts import Calls
 from otel_ddp.journal import layout
-from otel_ddp.journal.parser import Steps
+from otel_ddp.journal.parser import Name, Steps
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED
 
 # Parts beyond this are only summed: no person looks at a step with more.
@@ -22,6 +25,7 @@ _MOST_PARTS = 2000
 # is from another clock than the time before it.
 _DISORDER_NS = 1_000_000_000
 _OTHER = PHASES["other"]
+_OF_NEARLY_ALL = {layout.STEP_NUMBER, layout.STEP_WORK, layout.STEP_CALLS}
 
 
 class Part(NamedTuple):
@@ -75,6 +79,8 @@ class Step(NamedTuple):
     """On the device's clock: how long after the host it reached the end, at least."""
     profiled: bool = False
     """Torch's profiler was on, as a person had asked."""
+    calls: Calls | None = None
+    """The calls to process groups; None where they are not noted."""
 
     @property
     def took_ns(self) -> int:
@@ -102,8 +108,9 @@ class Step(NamedTuple):
 class StepStream:
     """The steps of one process, fed record by record; damaged content never raises."""
 
-    def __init__(self, created_ns: int) -> None:
-        self._created_ns = created_ns
+    def __init__(self, created_ns: int, names: Mapping[int, Name] = MappingProxyType({})) -> None:
+        """*names*: of the journal, by their numbers."""
+        self._created_ns, self._call_names = created_ns, CallNames(names)
         self._expected = 0
         self._forget()
 
@@ -127,8 +134,9 @@ class StepStream:
         self._codes = bytearray()
         self._ends: list[int] = []
         self._rest: dict[int, int] = {}
-        # The numbers that the journal tells of it, by their codes.
+        # The numbers that the journal tells of it, by their codes; and the words of its calls.
         self._told: dict[int, list[int]] = {}
+        self._calls = b""
 
     def feed(self, record: Steps) -> list[Step]:
         """The steps that end in this record."""
@@ -145,13 +153,27 @@ class StepStream:
         first = 0
         while first < count:
             end = codes.find(layout.STEP_ENDED, first) + 1 or count
-            step = self._whole_step(codes[first:end], values[first:end])
+            at, calls = end, codes.count(layout.STEP_CALL, first, end)
+            if calls:
+                # One behind the other. There may be hundreds, in many orders.
+                at = codes.find(layout.STEP_CALL, first)
+                self._calls += record.words[8 * at : 8 * (at + calls)]
+            own_codes = codes[first:at] + codes[at + calls : end]
+            own_values = values[first:at] + values[at + calls : end]
+            step = self._whole_step(own_codes, own_values)
             if step is None:
-                self._feed_words(codes[first:end], values[first:end], steps)
+                self._feed_words(own_codes, own_values, steps)
             else:
                 steps.append(step)
             first = end
         return steps
+
+    def _calls_of(self, began_ns: int, told: Mapping[int, Sequence[int]]) -> Calls | None:
+        """Those of the step that ends, if all of them are here."""
+        words, self._calls = self._calls, b""
+        if 8 * told.get(layout.STEP_CALLS, (-1,))[-1] != len(words):
+            return None
+        return self._call_names.read(words, began_ns)
 
     def _whole_step(self, codes: bytes, values: Sequence[int]) -> Step | None:
         """The step that these words are in the order of nearly all; else nothing has changed."""
@@ -173,7 +195,8 @@ class StepStream:
         self._code = shape.code
         self._began_ns = self._until_ns = ended_ns = created_ns + ends_ns[-1]
         told = {code: [values[at] for at in places] for code, places in shape.told}
-        return _step(began_ns, ended_ns, Parts(began_ns, parts, spans_ns), (), told)
+        calls = self._calls_of(began_ns, told)
+        return _step(began_ns, ended_ns, Parts(began_ns, parts, spans_ns), (), told, calls)
 
     def _feed_words(self, codes: bytes, values: Sequence[int], steps: list[Step]) -> None:
         created_ns = self._created_ns
@@ -218,7 +241,8 @@ class StepStream:
     def _finished(self, began_ns: int) -> Step:
         spans_ns = tuple(map(sub, self._ends, (began_ns, *self._ends)))
         parts = Parts(began_ns, bytes(self._codes), spans_ns)
-        return _step(began_ns, self._until_ns, parts, tuple(self._rest.items()), self._told)
+        calls = self._calls_of(began_ns, self._told)
+        return _step(began_ns, self._until_ns, parts, tuple(self._rest.items()), self._told, calls)
 
 
 def _step(
@@ -227,13 +251,13 @@ def _step(
     parts: Parts,
     rest: tuple[tuple[int, int], ...],
     told: Mapping[int, Sequence[int]],
+    calls: Calls | None,
 ) -> Step:
     """*told*: the numbers that the journal tells of it, by their codes."""
     number = told[layout.STEP_NUMBER][-1] if layout.STEP_NUMBER in told else None
     work = sum(told[layout.STEP_WORK]) if layout.STEP_WORK in told else 0
-    if len(told) <= (number is not None) + (layout.STEP_WORK in told):
-        # As nearly all are.
-        return Step(number, began_ns, ended_ns, parts, rest, 0.0, False, 0, work)
+    if told.keys() <= _OF_NEARLY_ALL:
+        return Step(number, began_ns, ended_ns, parts, rest, 0.0, False, 0, work, calls=calls)
     return Step(
         number,
         began_ns,
@@ -248,6 +272,7 @@ def _step(
         paced=tuple(told.get(layout.STEP_PACED, ())),
         lag_ns=told[layout.STEP_LAG][-1] if layout.STEP_LAG in told else None,
         profiled=layout.STEP_PROFILED in told,
+        calls=calls,
     )
 
 
