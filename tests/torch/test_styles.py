@@ -772,6 +772,8 @@ def check(style: Style, journal: Journal) -> None:
     assert counts == {name: getattr(style, name) for name in counts}
     assert spent - {"other"} == set(style.phases.split())
     measured = {*EVERYTHING, *(["skipped_steps"] if style.scaled else [])}
+    if style in ON_RANKS:
+        measured.add("calls")
     if style.phases:
         assert capability == {**dict.fromkeys(measured, ""), **style.missing}
     else:

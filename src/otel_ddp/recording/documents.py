@@ -107,7 +107,7 @@ class Names:
         self._named: dict[int, tuple[str, str]] = {}
         # Those of our own readings. A name that the user logs too is the user's from then on.
         self._of_readings: dict[str, int] = {}
-        self._phases: dict[str, int] = {}
+        self._texts: dict[str, int] = {}
 
     def of(self, number: int) -> tuple[str, str]:
         """The name with this number, and its split."""
@@ -143,14 +143,14 @@ class Names:
             self._totals.count(catalog.OTEL_DDP_VALUES_REFUSED, why="name_changed")
         return max(known, 0)
 
-    def of_phase(self, text: str) -> int:
-        """The number of a phase of the user's own; 0 if no more fit."""
-        return self._gate.write(lambda: self._phase(text), 0)
+    def of_text(self, text: str) -> int:
+        """The number of what is no value: a phase of the user's own, a call; 0 if no more fit."""
+        return self._gate.write(lambda: self._text(text), 0)
 
-    def _phase(self, text: str) -> int:
-        if text not in self._phases and len(self._phases) < _MOST_NAMES:
-            self._phases[text] = self._writer.name(text)
-        return self._phases.get(text, 0)
+    def _text(self, text: str) -> int:
+        if text not in self._texts and len(self._texts) < _MOST_NAMES:
+            self._texts[text] = self._writer.name(text)
+        return self._texts.get(text, 0)
 
     @property
     def has_users(self) -> bool:

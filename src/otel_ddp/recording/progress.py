@@ -85,7 +85,7 @@ class Progress:
         """
         code, word = PHASES.get(name), 0
         if code is None:
-            code, word = PHASES["other"] | NAMED, self.recorder.names.of_phase(name)
+            code, word = PHASES["other"] | NAMED, self.recorder.names.of_text(name)
         phase = Phase(name, code, self.phases.origin_ns, word, int(expect_s * 1000))
         beside = self.steps.began and self.another_trains()
         with self.recorder.gate.lock:

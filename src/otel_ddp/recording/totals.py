@@ -162,6 +162,8 @@ _OTHER, _UNMEASURED = PHASES["other"], PHASES["unmeasured"]
 _REMEMBERED_NS = 60 * 10**9
 _OF_STEPS = frozenset(PHASES[word] for word in (*WORK_PHASES, "comm_wait"))
 _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
+# Words from here on tell of calls to process groups: there may be hundreds in a step.
+_CALLS = layout.STEP_CALL << _SHIFT
 
 # Marks the time in a phase of the user's own. Time outside of any phase counts for nothing before
 # the first step.
@@ -191,6 +193,8 @@ class TimeAccount:
         code, charged_ns, began = self._code, self._charged_ns, self._steps_began
         by_phase, durations = self._by_phase, []
         for word in words:
+            if word >= _CALLS:
+                continue
             kind = word >> _SHIFT
             if kind < layout.STEPS_BEGAN:
                 until_ns = word & _VALUE

@@ -253,6 +253,7 @@ class Readings:
             stepper.seen.steps <= _STEPS_TO_WATCH
             or not self._warned
             or (clock_failed and not self._known.get("device_clock"))
+            or stepper.group_calls.noted != ("calls" in self._known)
         )
         if stepper.seen.steps >= _STEPS_TO_KNOW and watching:
             self.report()

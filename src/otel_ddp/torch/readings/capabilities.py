@@ -79,6 +79,8 @@ def measured(
     found["comm_wait"] = (
         _comm_wait(models, world_size, hidden_waits) if backward else found["backward"]
     )
+    if stepper.group_calls.noted:
+        found["calls"] = ""
     # The first batch may be wanted before it is known which thread trains.
     is_own = stepper.seen.loads and stepper.loads_in == stepper.progress.thread
     found["data"] = "" if is_own else "no_loader"

@@ -28,6 +28,7 @@ from otel_ddp.torch.steps.batches import Batches
 from otel_ddp.torch.steps.budget import Budget, in_sample
 from otel_ddp.torch.steps.calibration import Calibration
 from otel_ddp.torch.steps.ends import StepEnd, is_infinity, steps_made
+from otel_ddp.torch.steps.group_calls import GroupCalls
 from otel_ddp.torch.steps.open_calls import (
     OpenCalls,
     current_backward,
@@ -139,6 +140,7 @@ class Stepper:
         self.progress = progress
         self.sampled = SampledSteps()
         self.calls = OpenCalls(progress, self.sampled)
+        self.group_calls = GroupCalls(progress, self.calls)
         self.end = StepEnd()
         self.batches = Batches(progress.work)
         self.seen = Seen(progress.steps)
@@ -222,12 +224,14 @@ class Stepper:
         """In a forked child, and at the end: measure nothing more."""
         self.alive = False
         self.progress.counted.stop()
+        self.group_calls.leave_to_parent()
         # A graph that lives on has our hook: it may be of no later run.
         self.backward_hook.take_off()
 
     def stop(self) -> None:
         """Measure nothing more, and leave no phase open."""
         self.leave_to_parent()
+        self.group_calls.give_up()
         self.progress.settle()
         calls = self.calls
         self.sampled.run(self.sampled.readings.forward_interrupted)
@@ -280,12 +284,14 @@ class Stepper:
             self._add_missed(self._missed)
         sampled, steps = self.sampled, self._steps
         now = self._phases.clock()
+        self._took(self.group_calls.step_ended(now))
         measures = self._choose(now, between)
         if self.progress.step_finished(now, skipped, phase, measures) or sampled.sampling:
             self._flush(now)
         following = steps.count + 1
         if following >= sampled.next_change and (measures or sampled.sampling or sampled.counting):
             sampled.begin(following, measures)
+        self.group_calls.begin(now, measures)
         self._ended_measured = self.measured
         if self._budget is not None:
             self._measure_next(measures)
@@ -453,6 +459,7 @@ class Stepper:
             following = steps.count + 1
             if following >= self.sampled.next_change:
                 self.sampled.begin(following)
+            self.group_calls.begin(now, True)
             self._measure_next(True)
         else:
             self._note_nodes()

@@ -1,0 +1,221 @@
+"""Notes when this rank calls its process groups, by torch's own hooks, in measured steps alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from hashlib import blake2s
+from operator import attrgetter
+from threading import get_ident
+from time import thread_time_ns
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from otel_ddp import errors
+from otel_ddp.journal import layout
+from otel_ddp.recording.progress import Progress
+from otel_ddp.torch.collectives import world
+from otel_ddp.torch.inspection import outward
+from otel_ddp.torch.steps.open_calls import OpenCalls, outside_of_backward
+from otel_ddp.vocabulary.words import PHASE_CODE, phase_word
+
+# Under which torch knows our hooks; those of others have numbers of their own.
+_HOOK = 0x07E1_DD90
+_SHIFT = layout.CALL_SHIFT
+_CALL, _CALLS = layout.STEP_CALL << layout.CODE_SHIFT, layout.STEP_CALLS << layout.CODE_SHIFT
+# Of one step. An evaluation may be a part of it, and call without end.
+_MOST_CALLS = 10_000
+# In place of how many calls there are at the next look.
+_OFF = -1
+# Different ones, each of which is written down: one for so many bytes of room for definitions.
+_ROOM_BYTES = 1024
+# What torch knows of a call, and takes 2 us to tell.
+_known_of = attrgetter("name.value", "async_op", "root")
+_PEERS = ("send", "recv")
+_MESH = "mesh_"
+# What another thread is in while it may be inside a call: Python that goes on in such a call.
+_CALLERS = ("torch.distributed", "torch._ops", "torch.nn", "torch.autograd", "torch._functorch")
+_CALLED = frozenset(
+    {
+        *("allgather", "allgather_coalesced", "_allgather_base", "allreduce", "alltoall"),
+        *("allreduce_coalesced", "alltoall_base", "barrier", "broadcast", "gather", "recv"),
+        *("monitored_barrier", "recv_anysource", "reduce", "reduce_scatter", "send", "scatter"),
+        *("_reduce_scatter_base", "all_gather_single", "reduce_scatter_single"),
+    }
+)
+
+
+class GroupCalls:
+    """One a process. A call to a process group is noted by one word, when this rank arrives at it.
+
+    Torch keeps its hooks in a map without a lock. So they go on and off between two steps, on the
+    training thread, while no other thread is where it could go through that map.
+    """
+
+    def __init__(self, progress: Progress, calls: OpenCalls) -> None:
+        self._progress, self._open = progress, calls
+        self._words: list[int] = []
+        self._hooks = WeakKeyDictionary[Any, Callable[[Any], None]]()
+        # The groups that have theirs.
+        self._on = WeakSet[Any]()
+        # At the call after so many the hooks look what to do; _OFF: the step is not noted.
+        self._look_at = _OFF
+        # Whether all calls of the step so far are noted, and when it began.
+        self._complete, self._began_ns = False, 0
+        self._have_been = False
+        self._left = progress.recorder.writer.areas.definitions[1] // _ROOM_BYTES
+        self._given_up = False
+        # What noting one call takes.
+        self._each_ns = 5_000
+
+    # -- between steps
+
+    @property
+    def noted(self) -> bool:
+        """Whether calls are noted in measured steps, as far as that is known."""
+        return self._have_been and not self._given_up
+
+    def step_ended(self, now: int) -> int:
+        """Write the calls of the step that ends now; returns what noting them took."""
+        words, count = self._words, len(self._words)
+        if self._complete and now - self._began_ns < 1 << _SHIFT:
+            words.append(_CALLS | count)
+            self._progress.phases.pending.extend(words)
+            self._have_been = True
+        words.clear()
+        self._complete, self._look_at = False, _OFF
+        return count * self._each_ns
+
+    def begin(self, now: int, measured: bool) -> None:
+        """A step begins."""
+        try:
+            if not measured or self._given_up:
+                self._take_off()
+            elif self._put_on():
+                self._complete, self._began_ns = True, now
+                # Another call of each step is timed.
+                self._look_at = now % 16
+        except errors.ANY_ERROR:
+            self._given_up = True
+            errors.record_failure("hooks of process groups")
+
+    def give_up(self) -> None:
+        """Note no more."""
+        self.leave_to_parent()
+        errors.attempt(self._take_off, None)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: nothing is noted, and torch's map is left as it is."""
+        self._given_up, self._look_at = True, _OFF
+
+    def _put_on(self) -> bool:
+        """Whether the groups of several ranks have our hooks now; and there are some."""
+        table = world()
+        members = getattr(table, "pg_group_ranks", {})
+        groups = [e for e in list(getattr(table, "pg_names", ())) if len(members[e]) > 1]
+        new = [each for each in groups if each not in self._on]
+        if new and (not hasattr(new[0], "register_pre_hook") or _may_be_in_call()):
+            return False
+        for group in new:
+            hook = self._hooks.get(group)
+            if hook is None:
+                name, ranks = table.pg_names[group], list(members[group])
+                hook = self._hooks[group] = self._hook(name, group, ranks)
+            group.register_pre_hook(_HOOK, hook)
+            self._on.add(group)
+        return bool(groups)
+
+    def _take_off(self) -> None:
+        if self._on and not _may_be_in_call():
+            for group in self._on:
+                group.unregister_pre_hook(_HOOK)
+            self._on.clear()
+
+    # -- in a step: training feels every line here
+
+    def _hook(self, name: Any, group: Any, ranks: list[int]) -> Callable[[Any], None]:
+        """The hook of one group. It does not hold the group, which holds it."""
+        key = f"{name}:{blake2s(repr(ranks).encode(), digest_size=4).hexdigest()}"
+        described = str(getattr(group, "group_desc", ""))
+        dimension = described.removeprefix(_MESH) if described.startswith(_MESH) else ""
+        words, progress, known_of = self._words, self._progress, _known_of
+        opened, clock = progress.phases.opened, progress.phases.clock
+        known, note = dict[Any, int](), words.append
+
+        def called(call: Any) -> None:
+            try:
+                if len(words) >= self._look_at:
+                    self._look(called, call)
+                    return
+                now = clock()
+                if get_ident() != progress.thread and not self._is_of_backward():
+                    return
+                what = known_of(call), opened[-1].code
+                word = known.get(what) or self._define(key, dimension, ranks, call, what[1])
+                if word:
+                    known[what] = word
+                    note(word + now - self._began_ns)
+            except errors.ANY_ERROR:
+                self._complete, self._given_up = False, True
+                errors.record_failure("a call to a process group")
+
+        return called
+
+    def _look(self, called: Callable[[Any], None], call: Any) -> None:
+        """Time the noting of this call, unless none is noted here, or no more."""
+        if self._look_at == _OFF:
+            return
+        if self._look_at == _MOST_CALLS:
+            self._complete, self._look_at = False, _OFF
+            return
+        self._look_at = _MOST_CALLS
+        began_ns = thread_time_ns()
+        called(call)
+        took_ns = min(thread_time_ns() - began_ns, 2 * self._each_ns)
+        self._each_ns += (took_ns - self._each_ns) // 8
+
+    def _is_of_backward(self) -> bool:
+        """In another thread than the one that trains: whether it works on the step's backward."""
+        return self._open.in_backward and not outside_of_backward()
+
+    def _define(self, key: str, dimension: str, ranks: list[int], call: Any, code: int) -> int:
+        """The word of such a call, but for its time, once that is written down; else 0."""
+        op, peer = call.name.name.lower(), -1
+        if op in _PEERS and 0 <= call.root < len(ranks):
+            peer = ranks[call.root]
+        tensors = (*call.input_tensors, *call.output_tensors)
+        # There this rank arrives later, and nobody has looked when.
+        self._given_up = any(each.device.type != "cpu" for each in tensors)
+        content = [key, dimension, op, peer, call.async_op, phase_word(code & PHASE_CODE)]
+        number = 0
+        if self._left and not self._given_up:
+            self._left -= 1
+            number = self._progress.recorder.names.of_text(json.dumps(content))
+        if 0 < number < 1 << (layout.CODE_SHIFT - _SHIFT):
+            return _CALL | number << _SHIFT
+        self._complete, self._look_at = False, _OFF
+        return 0
+
+
+def _may_be_in_call() -> bool:
+    """Whether a call to a process group may be under way now: on another thread, or around this.
+
+    Another thread is in one only where it has left Python for it: in what torch has for that, or in
+    a line that names such a call. From there it may come back into our hook. And a signal's handler
+    may have interrupted that hook. The other threads go on only after this one, for torch keeps the
+    interpreter's lock while it changes the map.
+    """
+    own = get_ident()
+    for thread, frame in sys._current_frames().items():
+        module, names = str(frame.f_globals.get("__name__")), frame.f_code.co_names
+        if thread != own and (module.startswith(_CALLERS) or not _CALLED.isdisjoint(names)):
+            return True
+        if any(_is_hook(each) for each in outward(frame)):
+            return True
+    return False
+
+
+def _is_hook(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "called" and frame.f_globals is globals()
