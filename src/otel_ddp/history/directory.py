@@ -177,7 +177,10 @@ def open_run(paths: Collection[Path]) -> WholeRun:
     if len(paths) > _MANY:
         # With SQLite's own beside them, they may be more than a process may have open by default.
         files.raise_file_limit()
-    return WholeRun([History(each) for each in paths])
+    with contextlib.ExitStack() as opened:
+        run = WholeRun([opened.enter_context(History(each)) for each in paths])
+        opened.pop_all()
+    return run
 
 
 def _known(folder: Path) -> dict[RunKey, dict[Path, int]]:

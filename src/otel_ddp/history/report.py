@@ -37,12 +37,10 @@ def gather(
     return {
         "format": FORMAT,
         "schema": SCHEMA,
-        "otel_ddp": about.get("version") or "",
+        "otel_ddp": run.word("version"),
         "written_ns": time.time_ns(),
         "run": _run(run, cells),
-        "texts": about.get("texts") or {},
-        "environment": about.get("environment") or {},
-        "config": about.get("config") or {},
+        **{key: run.told(key) for key in ("texts", "environment", "config")},
         "ranks": [_rank(rank, each) for rank, each in run.ranks.items()],
         "values": [{**row, "best": row.get(str(row.get("direction")))} for row in run.summary],
         "time": _time(cells),
@@ -57,23 +55,22 @@ def gather(
 
 
 def _run(run: WholeRun, cells: Sequence[Cell]) -> dict[str, Any]:
-    about = run.about
-    began_ns, seen_ns = (plain.whole(about.get(key)) for key in ("began_ns", "seen_ns"))
+    began_ns, seen_ns = run.began_ns, run.seen_ns
     return {
         "group": run.group,
         "run": run.name,
-        "job_type": about.get("job_type") or "",
-        "project": about.get("project") or "",
+        "job_type": run.word("job_type"),
+        "project": run.word("project"),
         "state": run.state,
         "reasons": sorted({str(e["reason"]) for e in run.ranks.values() if e.get("reason")}),
-        "began_ns": began_ns,
-        "seen_ns": seen_ns,
+        "began_ns": began_ns or None,
+        "seen_ns": seen_ns or None,
         "duration_s": (seen_ns - began_ns) / 1e9 if began_ns and seen_ns else None,
         "nodes": run.nodes,
         "look": run.look,
         "world_size": run.world_size,
         "steps": round(sum(each.steps for each in cells)),
-        "last_step": max((each.get("step") or 0 for each in run.ranks.values()), default=None),
+        "last_step": run.step,
     }
 
 

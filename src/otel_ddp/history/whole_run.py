@@ -75,11 +75,29 @@ class WholeRun:
 
     @property
     def group(self) -> str:
-        return str(self.about.get("group") or "")
+        return self.word("group")
 
     @property
     def name(self) -> str:
         return str(self.about.get("run") or self.histories[0].path.stem)
+
+    @property
+    def began_ns(self) -> int:
+        """0 where it is not known; so is the next."""
+        return plain.whole(self.about.get("began_ns")) or 0
+
+    @property
+    def seen_ns(self) -> int:
+        """When it was written of last."""
+        return plain.whole(self.about.get("seen_ns")) or 0
+
+    def word(self, key: str) -> str:
+        """Such as `project`; empty where it is not known."""
+        return str(self.about.get(key) or "")
+
+    def told(self, key: str) -> Mapping[str, Any]:
+        """`config`, `texts` or `environment`."""
+        return plain.mapping(self.about.get(key))
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -92,11 +110,16 @@ class WholeRun:
                 found[key] = choose(times)
         return found
 
+    @property
+    def own_summary(self) -> list[dict[str, Any]]:
+        """The same of the names that rank 0 has."""
+        rows = [plain.list_of(dict, each.about.get("summary")) for each in self.histories]
+        return _merged(chain(*rows))
+
     @cached_property
     def summary(self) -> list[Mapping[str, Any]]:
         """Last and best values, of all nodes; of a name that rank 0 has not, the last one alone."""
-        rows = [plain.list_of(dict, each.about.get("summary")) for each in self.histories]
-        found = {(str(row.get("name")), str(row.get("split"))): row for row in merged(chain(*rows))}
+        found = {(str(row.get("name")), str(row.get("split"))): row for row in self.own_summary}
         for each, series in self.series("value"):
             name, split = _name_and_split(series)
             if (name, split) not in found and (newest := each.newest(series)):
@@ -144,8 +167,14 @@ class WholeRun:
     @property
     def world_size(self) -> Any:
         """None where no rank has said it."""
-        told = [self.about.get("environment") or {}, *self.ranks.values()]
+        told = [self.told("environment"), *self.ranks.values()]
         return next(filter(None, (each.get("world_size") for each in told)), None)
+
+    @property
+    def step(self) -> int | None:
+        """The last one of any rank."""
+        steps = [plain.whole(each.get("step")) for each in self.ranks.values()]
+        return max((step for step in steps if step is not None), default=None)
 
     @property
     def state(self) -> str:
@@ -164,7 +193,7 @@ class WholeRun:
     @property
     def look(self) -> str:
         """Where all of its ranks are shown; empty: here."""
-        led_by = str(self.about.get("led_by") or "")
+        led_by = self.word("led_by")
         # What this node has of the ranks of others may be of an attempt that it has led.
         own = {_node(each) for each in self.histories}
         return "" if led_by in own else where_to_look(led_by)
@@ -269,7 +298,7 @@ def _without_special(cell: Cell) -> Cell:
     return cell._replace(took_s=cell.took_s - special_s, phases_s=phases_s, usual=True)
 
 
-def merged(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _merged(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a summary, of each name and split one: the first says the last value."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:

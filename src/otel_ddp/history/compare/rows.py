@@ -83,10 +83,8 @@ def load(words: str, folder: Path, *, paths: bool = True) -> list[Side]:
 
 def of_run(run: WholeRun) -> Side:
     cells = run.cells()
-    config = {
-        str(key): str(value) for key, value in sorted((run.about.get("config") or {}).items())
-    }
-    environment = run.about.get("environment") or {}
+    config = {str(key): str(value) for key, value in sorted(run.told("config").items())}
+    environment = run.told("environment")
     work = sorted(each.work for each in cells if each.work)
     conditions = {
         "ranks": str(run.world_size or len(run.ranks)),

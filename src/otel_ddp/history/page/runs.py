@@ -5,25 +5,19 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
 from otel_ddp.history import directory
 from otel_ddp.history.goodput import goodput_of
-from otel_ddp.history.newest_attempt import (
-    OfNode,
-    are_told_by_others,
-    first_rank,
-    is_silent,
-    newest_attempt,
-    of_node,
-)
+from otel_ddp.history.newest_attempt import OfNode, is_silent, newest_attempt
 from otel_ddp.history.page.exchange import Refused
-from otel_ddp.history.reader import History, Unreadable
+from otel_ddp.history.reader import Unreadable
 from otel_ddp.history.report import cost_words
-from otel_ddp.history.whole_run import WholeRun, merged
+from otel_ddp.history.tables import RunKey
+from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.survey import Survey
 from otel_ddp.journal.survey import of_run as labelled
 from otel_ddp.vocabulary.words import (
@@ -42,13 +36,17 @@ _RANK = (
 )
 
 
-class _Known(NamedTuple):
-    """A file as it was at one time."""
+_Signature = tuple[int, ...]
 
-    signature: tuple[int, ...]
-    row: dict[str, Any]
-    """Empty where it cannot be read."""
+
+class _File(NamedTuple):
+    """A history as it was at one time."""
+
+    signature: _Signature
+    of_run: RunKey = ("", "")
+    began_ns: int = 0
     fault: str = ""
+    """Why it cannot be read."""
 
 
 class Runs:
@@ -59,57 +57,62 @@ class Runs:
         self.folder = folder
         self._ours = ours
         self._lock = threading.Lock()
-        self._known: dict[Path, _Known] = {}
+        self._files: dict[Path, _File] = {}
+        self._rows: dict[RunKey, tuple[dict[Path, _Signature], dict[str, Any]]] = {}
 
     def rows(self) -> tuple[list[dict[str, Any]], list[str]]:
         """Each run, the newest first; and why other files cannot be read."""
         try:
-            known = self._read().values()
+            files = self._read()
         except Unreadable as why:
             return [], [str(why)]
-        of_run: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for row in (each.row for each in known if each.row):
-            of_run.setdefault((row["group"], row["run"]), []).append(row)
-        found = sorted(map(_merged, of_run.values()), key=lambda run: -run["began_ns"])
-        return found, sorted(each.fault for each in known if each.fault)
+        faults = [each.fault for each in files.values() if each.fault]
+        of_run: dict[RunKey, dict[Path, _Signature]] = {}
+        for path, each in files.items():
+            if not each.fault:
+                of_run.setdefault(each.of_run, {})[path] = each.signature
+        with self._lock:
+            before, self._rows = self._rows, {}
+            for key, parts in of_run.items():
+                known = before.get(key)
+                try:
+                    self._rows[key] = known if known and known[0] == parts else _row(parts)
+                except Unreadable as why:
+                    faults.append(str(why))
+            rows = [row for _, row in self._rows.values()]
+        return sorted(rows, key=lambda row: -row["began_ns"]), sorted(faults)
 
-    @contextlib.contextmanager
-    def opened(self, group: str | None, run: str) -> Iterator[WholeRun]:
+    def opened(self, group: str | None, run: str) -> WholeRun:
         """The histories of a run, of each node one; of the newest group where none is named."""
-        found = {path: each.row for path, each in self._read().items()}
-        found = {path: row for path, row in found.items() if row and row["run"] == run}
+        found = {
+            path: each
+            for path, each in self._read().items()
+            if not each.fault and each.of_run[1] == run
+        }
         if group is None and found:
-            group = max(found.values(), key=lambda row: row["began_ns"])["group"]
-        paths = sorted(path for path, row in found.items() if row["group"] == group)
+            group, _ = max(found.values(), key=lambda each: each.began_ns).of_run
+        paths = sorted(path for path, each in found.items() if each.of_run[0] == group)
         if not paths:
             raise Refused(
                 404,
                 f"There is no history of run {run!r}. It begins with the first second of a run; "
                 "OTEL_DDP_HISTORY_BYTES=0 keeps none.",
             )
-        with contextlib.ExitStack() as opened:
-            histories = [opened.enter_context(History(path)) for path in paths]
-            yield opened.enter_context(WholeRun(histories))
+        return directory.open_run(paths)
 
-    def _read(self) -> dict[Path, _Known]:
+    def _read(self) -> dict[Path, _File]:
         if self._ours and (why := directory.why_not_ours(self.folder)):
             raise Unreadable(f"no history is read: {why}")
         with self._lock:
-            before, self._known = self._known, {}
+            before, self._files = self._files, {}
             for path in directory.histories(self.folder):
-                signature = _signature(path)
-                known = before.get(path)
-                if known is None or known.signature != signature:
-                    try:
-                        with History(path) as history:
-                            known = _Known(signature, _row(history))
-                    except Unreadable as why:
-                        known = _Known(signature, {}, str(why))
-                self._known[path] = known
-            return self._known
+                known, signature = before.get(path), _signature(path)
+                is_known = known is not None and known.signature == signature
+                self._files[path] = known if known and is_known else _file(path, signature)
+            return self._files
 
 
-def _signature(path: Path) -> tuple[int, ...]:
+def _signature(path: Path) -> _Signature:
     found: list[int] = []
     for each in (path, path.with_name(f"{path.name}-wal")):
         with contextlib.suppress(OSError):
@@ -118,23 +121,40 @@ def _signature(path: Path) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _row(history: History) -> dict[str, Any]:
-    about, node = history.about, of_node(history.about, history.ranks)
-    texts, environment = (plain.mapping(about.get(key)) for key in ("texts", "environment"))
-    verdicts = _worst_first(_of_attempt(history.verdicts(), node.began_ns))
-    return {
-        "group": str(about.get("group") or ""),
-        "run": str(about.get("run") or history.path.stem),
-        "of_node": node,
-        "project": str(about.get("project") or ""),
-        "world_size": environment.get("world_size"),
-        "tags": texts.get("tags"),
-        "name": texts.get("name"),
-        "script": environment.get("script"),
-        "began_ns": plain.whole(about.get("began_ns")) or 0,
-        "summary": plain.list_of(dict, about.get("summary"))[:_MOST_SUMMARY_IN_LIST],
-        "verdicts": [_told(each) for each in verdicts[:_MOST_SENTENCES]],
-    }
+def _file(path: Path, signature: _Signature) -> _File:
+    try:
+        with directory.open_run([path]) as run:
+            return _File(signature, (run.group, run.name), run.began_ns)
+    except Unreadable as why:
+        return _File(signature, fault=str(why))
+
+
+def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[str, Any]]:
+    """One run of these files, as the list shows it."""
+    with directory.open_run(parts) as run:
+        verdicts = _of_attempt(run.verdicts(), run.newest.began_ns)
+        ranks, texts, environment = run.ranks.values(), run.told("texts"), run.told("environment")
+        row = {
+            "group": run.group,
+            "run": run.name,
+            "project": run.word("project"),
+            "nodes": run.nodes,
+            "ranks": [*run.ranks],
+            "world_size": run.world_size,
+            "job_type": sorted({str(each.get("job_type") or "") for each in ranks}),
+            "local_ranks": sorted({str(each.get("local_rank") or "") for each in ranks}),
+            "tags": texts.get("tags"),
+            "name": texts.get("name"),
+            "script": environment.get("script"),
+            "state": run.state,
+            "silent": is_silent(run.state, run.seen_ns),
+            "step": run.step,
+            "began_ns": run.began_ns,
+            "seen_ns": run.seen_ns,
+            "summary": run.own_summary[:_MOST_SUMMARY_IN_LIST],
+            "verdicts": [*map(_told, _worst_first(verdicts)[:_MOST_SENTENCES])],
+        }
+    return parts, row
 
 
 def _told(verdict: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,47 +162,6 @@ def _told(verdict: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("kind", "who", "phase", "sentence", "since_ns", "until_ns")
     lost_s = plain.mapping(verdict.get("evidence")).get("lost_s")
     return {**{key: verdict.get(key) for key in keys}, "evidence": {"lost_s": lost_s}}
-
-
-def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """One run of several nodes."""
-    twice = are_told_by_others([each["of_node"] for each in parts])
-    parts = [each for each, more in zip(parts, twice, strict=True) if not more]
-    newest = newest_attempt([each["of_node"] for each in parts])
-    parts = sorted(parts, key=lambda each: first_rank(newest, each["of_node"]))
-    ranks, first = newest.ranks.values(), {**parts[0]}
-    # Describes each rank: too much for a list.
-    del first["of_node"]
-    seen_ns = max(each["of_node"].seen_ns for each in parts)
-    worlds = (each.get("world_size") for each in (first, *ranks))
-    steps = [plain.whole(each.get("step")) for each in ranks]
-
-    def all_of(key: str) -> list[Any]:
-        return [one for each in parts for one in each[key]]
-
-    nodes = [each["of_node"].node for each in parts]
-    others = [node for each in parts for node in each["of_node"].others]
-
-    def labels(key: str) -> list[str]:
-        return sorted({str(each.get(key) or "") for each in ranks})
-
-    return {
-        **first,
-        "nodes": [*dict.fromkeys([*nodes, *others])],
-        "ranks": [*newest.ranks],
-        "job_type": labels("job_type"),
-        "local_ranks": labels("local_rank"),
-        "world_size": next(filter(None, worlds), None),
-        # Only the first node has seen rank 0, which tells it.
-        "script": next((each["script"] for each in parts if each["script"]), None),
-        "state": newest.state,
-        "silent": is_silent(newest.state, seen_ns),
-        "step": max((step for step in steps if step is not None), default=None),
-        "began_ns": min(filter(None, (each["began_ns"] for each in parts)), default=0),
-        "seen_ns": seen_ns,
-        "summary": merged(all_of("summary"))[:_MOST_SUMMARY_IN_LIST],
-        "verdicts": _worst_first(_of_attempt(all_of("verdicts"), newest.began_ns)),
-    }
 
 
 def _worst_first(verdicts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -215,11 +194,11 @@ def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
 
 def head(run: WholeRun, live: Survey) -> dict[str, Any]:
     """State, ranks, what its time went to, verdicts, gaps, configuration."""
-    about, of_run, now_ns = run.about, (run.group, run.name), time.time_ns()
-    seen_ns = plain.whole(about.get("seen_ns")) or 0
-    job_type = str(about.get("job_type") or "")
+    of_run, now_ns = (run.group, run.name), time.time_ns()
     living = {
-        each.rank_key(job_type): each.to_json() for each in live.processes if each.of_run == of_run
+        each.rank_key(run.word("job_type")): each.to_json()
+        for each in live.processes
+        if each.of_run == of_run
     }
     newest = newest_attempt([*run.of_nodes, OfNode(living, now_ns)])
     told = verdicts(run.verdicts())
@@ -227,12 +206,12 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
         "now_ns": now_ns,
         "group": run.group,
         "run": run.name,
-        "project": str(about.get("project") or ""),
+        "project": run.word("project"),
         "nodes": run.nodes,
         "state": newest.state,
-        "silent": is_silent(newest.state, seen_ns),
-        "began_ns": plain.whole(about.get("began_ns")) or 0,
-        "seen_ns": seen_ns,
+        "silent": is_silent(newest.state, run.seen_ns),
+        "began_ns": run.began_ns,
+        "seen_ns": run.seen_ns,
         "ranks": [shown(each) | {"rank": rank} for rank, each in newest.ranks.items()],
         "time": _time_spent(run),
         "verdicts": told,
@@ -247,7 +226,7 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
         "summary": run.summary[:_MOST_SUMMARY],
         "agent": bool(live.agents),
         "not_kept_since_ns": live.agent.get("history", {}).get("since_ns") or 0,
-        **{key: plain.mapping(about.get(key)) for key in ("config", "texts", "environment")},
+        **{key: run.told(key) for key in ("config", "texts", "environment")},
         "telemetry": cost_words(run.cost),
         "look": run.look,
         "insufficient": [
