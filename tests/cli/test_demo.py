@@ -118,4 +118,4 @@ def test_an_injection_into_what_is_missing_is_refused_with_what_there_is(
 ) -> None:
     assert main(["demo", *arguments]) == 2
 
-    assert capsys.readouterr().err == f"{why}\n"
+    assert capsys.readouterr().err == f"otel-ddp demo: {why}\n"

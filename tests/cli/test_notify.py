@@ -47,5 +47,5 @@ def test_a_setting_that_names_nothing_is_an_error_without_its_value(
     assert main(["notify"]) == 2
 
     error = capsys.readouterr().err
-    assert error.startswith(said)
+    assert error.startswith(f"otel-ddp notify: {said}")
     assert "s3cret" not in error

@@ -130,11 +130,11 @@ def test_what_cannot_be_profiled_is_said_with_what_to_do(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert profile(node, "--rank", "7") == 2
-    assert capsys.readouterr().err == "Rank 7 is not known on this node; known are: 0, 1.\n"
+    assert "Rank 7 is not known on this node; known are: 0, 1.\n" in capsys.readouterr().err
     assert profile(node, "--rank", "0") == 2
     assert "Several runs here have such a rank: a run, other. " in capsys.readouterr().err
     assert profile(node, "--run", "third") == 2
-    assert capsys.readouterr().err == "no rank of the run 'third' runs on this node.\n"
+    assert "no rank of the run 'third' runs on this node.\n" in capsys.readouterr().err
     assert profile(node, "--run", "other") == 2
     assert "No open verdict names a rank" in capsys.readouterr().err
     before = folders(node)

@@ -22,8 +22,9 @@ def test_what_is_not_there_or_no_directory_is_an_error(
     os.environ["OTEL_DDP_DIR"] = f"{tmp_path}/file"
     assert main(["stacks"]) == 2
 
-    missing = f"{tmp_path}/typo does not exist.\n"
-    wrong = f"{tmp_path}/file cannot be read (is no directory (a link is not followed)).\n"
+    missing = f"otel-ddp status: {tmp_path}/typo does not exist.\n"
+    why = "cannot be read (is no directory (a link is not followed)).\n"
+    wrong = f"otel-ddp stacks: {tmp_path}/file {why}"
     assert capsys.readouterr() == ("", missing + wrong)
 
 
@@ -70,6 +71,7 @@ def test_an_agent_names_the_option_that_gave_a_bad_directory(
     assert main(["agent", "--dir", f"{tmp_path}/file"]) == 2
 
     assert capsys.readouterr().err == (
-        f"--dir must be a directory that this user can write to, got '{tmp_path}/file' (is no "
-        "directory (a link is not followed)). Name another one, or leave it out for the default.\n"
+        "otel-ddp agent: --dir must be a directory that this user can write to, got "
+        f"'{tmp_path}/file' (is no directory (a link is not followed)). Name another one, or leave it "
+        "out for the default.\n"
     )

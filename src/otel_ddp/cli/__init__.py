@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from otel_ddp import __version__
+from otel_ddp.errors import OtelDdpError
 from otel_ddp.journal import place
 
 # By name: the module below this package, and what it does.
@@ -61,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parse(words)
         return int(options.run(options))
+    except OtelDdpError as why:
+        print(f"otel-ddp {words[0]}: {why}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         # The person who pressed Ctrl-C knows why it ended.
         print(file=sys.stderr)

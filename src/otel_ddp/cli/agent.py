@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from otel_ddp.cli.options import add_directory_option
-from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import find
 
 
@@ -19,9 +17,5 @@ def run(options: argparse.Namespace) -> int:
 
     if options.dir:
         # The agent checks this too, but its error would name OTEL_DDP_DIR.
-        try:
-            find(options.dir, given_as="--dir")
-        except ConfigError as error:
-            print(error, file=sys.stderr)
-            return 2
+        find(options.dir, given_as="--dir")
     return main(options.dir, foreground=True)

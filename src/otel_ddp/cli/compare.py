@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import print_answer, print_json
-from otel_ddp.errors import ConfigError
 
 if TYPE_CHECKING:
     from otel_ddp.history.compare.result import Comparison
@@ -35,14 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from otel_ddp.history.compare import render
-    from otel_ddp.history.directory import NotFound
-    from otel_ddp.history.reader import Unreadable
 
-    try:
-        found = compared(options.a, options.b)
-    except (ConfigError, NotFound, Unreadable) as why:
-        print(f"otel-ddp compare: {why}", file=sys.stderr)
-        return CANNOT
+    found = compared(options.a, options.b)
     if options.json:
         status = print_json(found.to_json())
     else:

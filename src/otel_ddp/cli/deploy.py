@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from otel_ddp import __version__, files
 from otel_ddp.cli.text import print_answer
+from otel_ddp.errors import ConfigError
 
 _MOST_NAMED = 10
 # A wheel has copies; an editable installation has the checkout.
@@ -46,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if not options.directory:
-        print("otel-ddp deploy: name a directory.", file=sys.stderr)
-        return 2
+        raise ConfigError("name a directory.")
     folder = Path(options.directory)
     try:
         written = write(folder, force=options.force)

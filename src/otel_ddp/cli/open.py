@@ -8,7 +8,6 @@ import sys
 import webbrowser
 
 from otel_ddp.cli.options import add_directory_option, find_places
-from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses
 from otel_ddp.journal.survey import survey
 
@@ -18,11 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        _, places, _ = find_places(options.dir)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    _, places, _ = find_places(options.dir)
     served = [(place, base) for place in places if (base := addresses.page(place))]
     if not served:
         print(

@@ -30,15 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        conf = settings.read()
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    conf = settings.read()
     folder = (options.folder or default_directory(conf.history_directory)).absolute()
     if options.folder and not os.path.isdir(folder):
-        print(f"{folder} is no folder.", file=sys.stderr)
-        return 2
+        raise ConfigError(f"{folder} is no folder.")
     app = App(folder, ours=not options.folder)
     try:
         server = bind(_HOST, options.port, lambda asked: asked.page_answer(app))

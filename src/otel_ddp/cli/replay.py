@@ -52,21 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        # Not the trainings' setting, which may be offline: a replay sends.
-        conf = settings.read(agent="auto")
-        directories = {each.resolve(): each for each in options.directories}
-        spools = [spool for each in directories.values() for spool in _spools(each)]
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    # Not the trainings' setting, which may be offline: a replay sends.
+    conf = settings.read(agent="auto")
+    directories = {each.resolve(): each for each in options.directories}
+    spools = [spool for each in directories.values() for spool in _spools(each)]
     # These packages take long to import.
     from otel_ddp.agent.export.otlp.transport import Transport
 
     if not signals_with_endpoint(conf, os.environ):
-        sentence = "Set OTEL_EXPORTER_OTLP_ENDPOINT, to http://collector:4318 for example."
-        print(f"No collector is named. {sentence}", file=sys.stderr)
-        return 2
+        raise ConfigError(
+            "No collector is named. Set OTEL_EXPORTER_OTLP_ENDPOINT, to http://collector:4318 for "
+            "example."
+        )
     with contextlib.closing(Transport(conf)) as transport:
         try:
             replay = Replay(spools, again=options.again)

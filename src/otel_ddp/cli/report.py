@@ -11,7 +11,6 @@ from typing import Any
 from otel_ddp import files
 from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import print_answer, print_json
-from otel_ddp.errors import ConfigError
 from otel_ddp.history.whole_run import WholeRun
 
 
@@ -43,30 +42,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from otel_ddp.history import report
-    from otel_ddp.history.directory import NotFound, find_run
+    from otel_ddp.history.directory import find_run
     from otel_ddp.history.page import answers
     from otel_ddp.history.page.exchange import as_json
-    from otel_ddp.history.reader import Unreadable
     from otel_ddp.history.terminal import lines
 
-    try:
-        run = find_run(options.which, history_directory())
-        # All of it before the history is closed, which says so if it is damaged.
-        with run:
-            lies_beside = beside_of(run)
-            told = report.gather(run, *lies_beside)
-            if options.json:
-                return print_json(told)
-            if options.card:
-                return print_answer("\n".join(lines(report.card_of(told))))
-            name = re.sub(r"[^\w.-]+", "_", run.name).strip(".")[:100] or "run"
-            out = options.out or Path(f"report-{name}")
-            html = out / "report.html"
-            shown = "\n".join(lines(report.card_of(told, [str(html.absolute())])))
-            content = answers.saved(run, *lies_beside)
-    except (ConfigError, NotFound, Unreadable) as why:
-        print(f"otel-ddp report: {why}", file=sys.stderr)
-        return 2
+    # All of it before the history is closed, which says so if it is damaged.
+    with find_run(options.which, history_directory()) as run:
+        lies_beside = beside_of(run)
+        told = report.gather(run, *lies_beside)
+        if options.json:
+            return print_json(told)
+        if options.card:
+            return print_answer("\n".join(lines(report.card_of(told))))
+        name = re.sub(r"[^\w.-]+", "_", run.name).strip(".")[:100] or "run"
+        out = options.out or Path(f"report-{name}")
+        html = out / "report.html"
+        shown = "\n".join(lines(report.card_of(told, [str(html.absolute())])))
+        content = answers.saved(run, *lies_beside)
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "report.json").write_bytes(as_json(200, told).body)

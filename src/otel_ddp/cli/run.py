@@ -44,17 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:
-        return _wrong("nothing to run: otel-ddp run -- python train.py")
+        raise ConfigError("nothing to run: otel-ddp run -- python train.py")
     given = {"run": options.name, "group": options.group, "strategy": options.strategy}
     os.environ.update({_VARIABLES[name]: value for name, value in given.items() if value})
     if lacking := place.missing_calls():
         # As with a line of ours in the script: it runs, and nothing is recorded.
         _say(f"this system lacks {lacking}, so nothing is recorded")
     else:
-        try:
-            _check_settings()
-        except ConfigError as error:
-            return _wrong(str(error))
+        _check_settings()
         launch.add_to_path(os.environ)
     return _take_our_place(words)
 
@@ -82,11 +79,6 @@ def _take_our_place(words: list[str]) -> int:
 
 def _advice(word: str) -> str:
     return f": otel-ddp run -- python {word}" if word.endswith(".py") else ""
-
-
-def _wrong(why: str) -> int:
-    _say(why)
-    return 2
 
 
 def _say(what: str) -> None:

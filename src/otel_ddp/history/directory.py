@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import blake2s
 from pathlib import Path
 
-from otel_ddp import files, plain
+from otel_ddp import errors, files, plain
 from otel_ddp.history.reader import History, Unreadable
 from otel_ddp.history.tables import SUFFIX, RunKey, beside, is_history
 from otel_ddp.history.whole_run import WholeRun
@@ -105,7 +105,7 @@ def _size(path: Path) -> int:
 # -- the run that a user means
 
 
-class NotFound(Exception):
+class NotFound(errors.OtelDdpError):
     """No history is meant by these words, or several are; the text is for the user."""
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from otel_ddp import files, plain
+from otel_ddp import errors, files, plain
 from otel_ddp.history import tables
 from otel_ddp.history.newest_attempt import is_silent, newest_attempt, of_node, rank_order
 from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, Event, SeriesKey
@@ -35,7 +35,7 @@ _COMBINED = tuple(
 log = logging.getLogger("otel_ddp.history")
 
 
-class Unreadable(Exception):
+class Unreadable(errors.OtelDdpError):
     """The file is no history, or damaged, or of a later version; the text says which."""
 
 

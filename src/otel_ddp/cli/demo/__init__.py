@@ -22,7 +22,7 @@ from otel_ddp.cli.demo.injection import (
 from otel_ddp.cli.demo.played import Played
 from otel_ddp.cli.node.picture import heading, ranks
 from otel_ddp.cli.text import end_by_signals
-from otel_ddp.errors import ConfigError
+from otel_ddp.errors import ConfigError, MissingDependency
 from otel_ddp.identity import addresses
 from otel_ddp.journal import process_state
 from otel_ddp.journal.process_state import ProcessState
@@ -66,33 +66,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        disabled = settings.read().disabled
-        injected = _injection(options.inject, options)
-    except (ConfigError, ValueError) as why:
-        print(why, file=sys.stderr)
-        return 2
-    if disabled:
-        print("Nothing would be recorded: OTEL_SDK_DISABLED is set; unset it.", file=sys.stderr)
-        return 2
+    injected = _injection(options.inject, options)
+    if settings.read().disabled:
+        raise ConfigError("Nothing would be recorded: OTEL_SDK_DISABLED is set; unset it.")
     if importlib.util.find_spec("torch") is None:
-        print(_NO_TORCH, file=sys.stderr)
-        return 2
+        raise MissingDependency(_NO_TORCH)
     end_by_signals()
     return _show(options, injected)
 
 
 def _injection(text: str, options: argparse.Namespace) -> Injection:
     if not 1 <= options.nodes <= _MOST_NODES:
-        raise ValueError(f"--nodes is a number from 1 to {_MOST_NODES}.")
+        raise ConfigError(f"--nodes is a number from 1 to {_MOST_NODES}.")
     injected = parse(text)
     what, count = "rank", options.ranks * options.nodes
     if injected.what == SLOW_NODE:
         what, count = "node", options.nodes
         if count == 1:
-            raise ValueError("One node alone is not slower than others: add --nodes 2.")
+            raise ConfigError("One node alone is not slower than others: add --nodes 2.")
     if injected.what and injected.rank >= count:
-        raise ValueError(
+        raise ConfigError(
             f"There is no {what} {injected.rank} among {count}: {what}s are 0 to {count - 1}."
         )
     return injected

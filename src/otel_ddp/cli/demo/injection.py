@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from otel_ddp.errors import ConfigError
+
 # Phases in which a rank may be late, and the other faults.
 PHASES = ("data", "forward", "backward")
 FAULTS = ("hang", "kill", "nan", "imbalance")
@@ -50,18 +52,18 @@ NOTHING = Injection("")
 
 
 def parse(text: str) -> Injection:
-    """Parse what the user typed; raises ValueError with a sentence."""
+    """Parse what the user typed; raises ConfigError."""
     if not text:
         return NOTHING
     found = _PATTERN.fullmatch(text.strip().lower())
     what = found[1] if found else ""
     if found is None or what not in (*PHASES, *FAULTS, SLOW_NODE):
-        raise ValueError(
+        raise ConfigError(
             f"{text!r} cannot be injected. Give a phase, a rank and a time, such as "
             f"backward:1:30ms ({', '.join(PHASES)}), or {', '.join(FAULTS)} and a rank, such "
             f"as hang:1, or {SLOW_NODE} and a node, such as {SLOW_NODE}:1."
         )
     if found[3] and what in FAULTS:
-        raise ValueError(f"{what} has a rank and no time: {what}:1")
+        raise ConfigError(f"{what} has a rank and no time: {what}:1")
     seconds = float(found[3]) / (1000 if found[4] == "ms" else 1) if found[3] else _DEFAULT_S
     return Injection(what, int(found[2] or 1), seconds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import sys
 from datetime import datetime, timezone
 
 from otel_ddp import settings
@@ -21,17 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        conf = settings.read()
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    conf = settings.read()
     if not conf.notify:
-        print(
-            "OTEL_DDP_NOTIFY names no address: set it, as in OTEL_DDP_NOTIFY=https://example.org/",
-            file=sys.stderr,
+        raise ConfigError(
+            "OTEL_DDP_NOTIFY names no address: set it, as in OTEL_DDP_NOTIFY=https://example.org/"
         )
-        return 2
     message = Message(
         id=os.urandom(8).hex(),
         kind="test",

@@ -7,7 +7,6 @@ that leads the run.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ from otel_ddp.agent.verdicts.answers import AskedProcess, ask
 from otel_ddp.cli.node import agent_page
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, print_answer, print_json
-from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import survey
@@ -41,11 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        found = document(options.dir, options.rank or ())
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    found = document(options.dir, options.rank or ())
     rows = found["processes"]
     shown = print_json(found) if options.json else print_answer("\n".join(lines(found)))
     return shown or (0 if rows and not any(each["why"] for each in rows) else 1)

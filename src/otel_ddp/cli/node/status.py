@@ -27,14 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.watch:
         return watch(options.dir)
-    try:
-        if options.json:
-            return print_json(_survey(options.dir)[0].to_json())
-        columns = screen.size()[0] if screen.is_terminal(sys.stdout) else None
-        lines = _picture(options.dir, columns)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    if options.json:
+        return print_json(_survey(options.dir)[0].to_json())
+    columns = screen.size()[0] if screen.is_terminal(sys.stdout) else None
+    lines = _picture(options.dir, columns)
     coloured = columns is not None and screen.has_colours()
     return print_answer("\n".join(screen.styled(line, coloured) for line in lines))
 
@@ -42,13 +38,8 @@ def run(options: argparse.Namespace) -> int:
 def watch(directory: str) -> int:
     """Show the picture until a person ends it; the exit status."""
     if why := screen.why_not_live():
-        print(f"{why}; `otel-ddp status` prints it once.", file=sys.stderr)
-        return 2
-    try:
-        _survey(directory)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+        raise ConfigError(f"{why}; `otel-ddp status` prints it once.")
+    _survey(directory)
 
     def draw(columns: int, rows: int) -> list[Line]:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,10 +10,8 @@ from typing import Any
 from otel_ddp import shown
 from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import cell, print_answer, print_json
-from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.goodput import goodput_of
-from otel_ddp.history.reader import Unreadable
 from otel_ddp.history.terminal import aligned, shown_time
 from otel_ddp.vocabulary.words import TIME_CAUSES
 
@@ -38,11 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        found = document(options.which)
-    except (ConfigError, NotFound, Unreadable) as why:
-        print(f"otel-ddp goodput: {why}", file=sys.stderr)
-        return 2
+    found = document(options.which)
     return print_json(found) if options.json else print_answer("\n".join(_lines(found)))
 
 

@@ -21,11 +21,10 @@ from otel_ddp.cli.node import stacks
 from otel_ddp.cli.options import add_directory_option, history_directory
 from otel_ddp.cli.programs import documents, goodput
 from otel_ddp.cli.report import beside_of
-from otel_ddp.errors import ConfigError
+from otel_ddp.errors import OtelDdpError
 from otel_ddp.history import report
-from otel_ddp.history.directory import NotFound, find_run
+from otel_ddp.history.directory import find_run
 from otel_ddp.history.page.exchange import json_text
-from otel_ddp.history.reader import Unreadable
 from otel_ddp.history.whole_run import WholeRun
 
 INSTRUCTIONS = """\
@@ -105,7 +104,7 @@ def answering(ask: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     def answer(**arguments: Any) -> Any:
         try:
             found = shortened(ask(**arguments))
-        except (ConfigError, NotFound, Unreadable) as why:
+        except OtelDdpError as why:
             raise ToolError(str(why)) from why
         text = json_text(found, ensure_ascii=False, separators=(",", ":"))
         # Half a character, as in a log line that was cut.

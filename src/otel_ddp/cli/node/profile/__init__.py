@@ -63,20 +63,16 @@ def _steps(text: str) -> int:
 def run(options: argparse.Namespace) -> int:
     ranks = options.rank or []
     if len(set(ranks)) > _MOST_RANKS:
-        print(f"At most {_MOST_RANKS} ranks are profiled at once.", file=sys.stderr)
-        return 2
-    missing = ""
+        raise ConfigError(f"At most {_MOST_RANKS} ranks are profiled at once.")
+    _, places, missing = find_places(options.dir)
     try:
-        _, places, missing = find_places(options.dir)
         chosen = choose(places, ranks, options.of_run)
         asked_ns = time.time_ns()
         folder = _make_folder(options.out, chosen.ranks[0].process.run, asked_ns)
-    except (ConfigError, NotFound) as error:
-        print(" ".join(filter(None, (str(error), missing))), file=sys.stderr)
-        return 2
+    except NotFound as error:
+        raise NotFound(f"{error} {missing}".strip()) from None
     except OSError as error:
-        print(f"No folder for the traces: {error}.", file=sys.stderr)
-        return 2
+        raise ConfigError(f"No folder for the traces: {error}.") from None
     windows = [Window(each, folder) for each in chosen.ranks]
     print(f"profile of run {cell(chosen.ranks[0].process.run)}: {chosen.why}")
     _record(windows, options.steps)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp.cli.text import cell, named_ranks
+from otel_ddp.errors import OtelDdpError
 from otel_ddp.journal.layout import ASK_SUFFIX
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import survey
 
 
-class NotFound(Exception):
+class NotFound(OtelDdpError):
     """There is nothing to profile; the text says why, and what to do."""
 
 
