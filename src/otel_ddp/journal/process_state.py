@@ -12,17 +12,9 @@ from typing import Any, NamedTuple
 
 from otel_ddp import plain, shown
 from otel_ddp.journal.parser import Journal
-from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import (
-    ENDED_STATES,
-    PHASES,
-    STATES,
-    UNMEASURED,
-    phase_word,
-    state_word,
-)
+from otel_ddp.vocabulary import catalog, words
 
-ENDED = tuple(STATES[word] for word in ENDED_STATES)
+ENDED = tuple(words.STATES[word] for word in words.ENDED_STATES)
 
 
 def state_of(recorded: int | None, alive: bool, ended_well: bool | None = False) -> int:
@@ -31,12 +23,12 @@ def state_of(recorded: int | None, alive: bool, ended_well: bool | None = False)
     *ended_well*: of one that died without recording an end: whether it had done its work. None: not
     known yet, so it stays in its state.
     """
-    state = STATES["starting"] if recorded is None else recorded
-    if state not in STATES.values():
-        state = STATES["running"]
+    state = words.STATES["starting"] if recorded is None else recorded
+    if state not in words.STATES.values():
+        state = words.STATES["running"]
     if state in ENDED or alive or ended_well is None:
         return state
-    return STATES["finished" if ended_well else "killed"]
+    return words.STATES["finished" if ended_well else "killed"]
 
 
 def made_steps(reader: Journal) -> bool:
@@ -56,7 +48,7 @@ def last_step(reader: Journal, of_values: int | None) -> int | None:
 
 # -- a worker that ended without a report: had it finished its work?
 
-_OTHER = PHASES["other"]
+_OTHER = words.PHASES["other"]
 
 
 class End(NamedTuple):
@@ -97,7 +89,7 @@ def is_idle(reader: Journal) -> bool:
     if parent(reader) is None or progress is None or progress.phase_name:
         return False
     # After the last step, too, where steps are not measured.
-    if progress.phase_code not in (_OTHER, UNMEASURED):
+    if progress.phase_code not in (_OTHER, words.UNMEASURED):
         return False
     # A pool's worker may have trained in a task; outside of pools a child that trained is a rank.
     return in_pool(reader) or not made_steps(reader)
@@ -182,7 +174,7 @@ class ProcessState:
 
     @property
     def ended(self) -> bool:
-        return self.state in ENDED_STATES
+        return self.state in words.ENDED_STATES
 
     @property
     def of_run(self) -> tuple[str, str]:
@@ -213,7 +205,7 @@ class ProcessState:
         identity, progress = reader.identity, reader.progress()
         phase, since_ns = "other", reader.created_ns
         if progress is not None:
-            phase = phase_word(progress.phase_code)
+            phase = words.phase_word(progress.phase_code)
             # A name belongs to a phase without a code; phases with codes may lie inside it.
             name = reader.names.get(progress.phase_name)
             if phase == "other" and name is not None:
@@ -232,7 +224,7 @@ class ProcessState:
             exported=bool(identity.get("exported")),
             settled=bool(identity.get("settled")),
             pid=reader.pid,
-            state=state_word(state),
+            state=words.state_word(state),
             reason=reader.reason(),
             step=last_step(reader, of_values),
             phase=phase,

@@ -10,18 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import files
-from otel_ddp.journal import layout
+from otel_ddp.journal import layout, parser
 from otel_ddp.journal.layout import checksum
-from otel_ddp.journal.parser import (
-    Bytes,
-    Definitions,
-    Head,
-    Journal,
-    Made,
-    Record,
-    Records,
-    Unreadable,
-)
 
 # One read takes at most this many bytes, so that one rank cannot starve the others.
 _MOST_BYTES = 4 * 1024 * 1024
@@ -31,7 +21,7 @@ _MOST_DAMAGED = 256 * 1024
 _MOST_STUCK_READS = 20
 
 
-class CannotOpen(Unreadable):
+class CannotOpen(parser.Unreadable):
     """The system did not let us open it; the next attempt may work."""
 
     def __init__(self, path: Path, error: OSError) -> None:
@@ -40,7 +30,7 @@ class CannotOpen(Unreadable):
 
 
 @dataclass
-class FileBytes(Bytes):
+class FileBytes(parser.Bytes):
     """The journal's bytes. What was cut off, or is asked for after the end, is not there."""
 
     fd: int = -1
@@ -64,7 +54,7 @@ class FileBytes(Bytes):
             os.close(fd)
 
 
-class _Definitions(Definitions):
+class _Definitions(parser.Definitions):
     """Those of a file: on a weakly ordered machine their position may be visible before them."""
 
     def _skip(self) -> int:
@@ -76,15 +66,15 @@ class _Definitions(Definitions):
         return 8
 
 
-class Ring(Records):
+class Ring(parser.Records):
     """The records of a file, whose writer may overtake us."""
 
     def __init__(
         self,
-        file: Bytes,
+        file: parser.Bytes,
         area: tuple[int, int],
         mark: tuple[int, int, int],
-        made: Made | None = None,
+        made: parser.Made | None = None,
     ) -> None:
         super().__init__(mark, made)
         self._file = file
@@ -139,7 +129,7 @@ class Ring(Records):
         return 8
 
 
-class JournalReader(Journal):
+class JournalReader(parser.Journal):
     """One journal of another process. Raises `Unreadable` on opening, and nothing afterwards."""
 
     ring: Ring
@@ -165,9 +155,9 @@ class JournalReader(Journal):
         content = b""
         if stat.S_ISREG(found.st_mode):
             content = os.pread(self.content.fd, layout.HEAD_BYTES, 0)
-        head = Head.parse(content, str(self.path))
+        head = parser.Head.parse(content, str(self.path))
         if found.st_size < head.size:
-            raise Unreadable(f"{self.path} is damaged")
+            raise parser.Unreadable(f"{self.path} is damaged")
         mark = layout.read_taken(self._taken_path) or (0, 1, 0)
         ring = Ring(self.content, head.areas.ring, mark)
         super().__init__(self.path, head, self.content, _Definitions(), ring)
@@ -184,7 +174,7 @@ class JournalReader(Journal):
             if definitions.position == position or definitions.stuck:
                 break
 
-    def read(self) -> list[Record]:
+    def read(self) -> list[parser.Record]:
         end = self.ring.end()
         # After the position: what the records before it refer to is defined by then.
         self.read_definitions()

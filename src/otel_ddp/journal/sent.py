@@ -8,20 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
-from otel_ddp.journal import layout
-from otel_ddp.journal.parser import (
-    Bytes,
-    Definitions,
-    Document,
-    Head,
-    Journal,
-    ProgressRecord,
-    Record,
-    Records,
-    Scalars,
-    Unreadable,
-    whole_records,
-)
+from otel_ddp.journal import layout, parser
 from otel_ddp.journal.reader import Ring
 from otel_ddp.vocabulary import catalog
 
@@ -80,7 +67,7 @@ class Stretch(NamedTuple):
 class SentJournal:
     """A journal of this node, also after its reader was closed and its file was deleted."""
 
-    def __init__(self, reader: Journal, mark: tuple[int, int, int]) -> None:
+    def __init__(self, reader: parser.Journal, mark: tuple[int, int, int]) -> None:
         """*mark*: from where on its records are sent."""
         self._reader = reader
         self._file = reader.content.again()
@@ -143,7 +130,7 @@ class SentJournal:
         end = self._reader.defined
         block = self._file.read(start + since, min(end - since, _MOST_DEFINITIONS))
         pieces = []
-        for at, kind, whole in whole_records(block, since):
+        for at, kind, whole in parser.whole_records(block, since):
             self._defined = at + len(whole)
             if kind in _DEFINITIONS or any(each in whole for each in _TOTALS_NAMED):
                 pieces.append(Piece(at, whole))
@@ -182,7 +169,7 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     return found
 
 
-class _Places(Bytes):
+class _Places(parser.Bytes):
     """Bytes by their place in the file; what was not sent is not there."""
 
     def __init__(self) -> None:
@@ -195,7 +182,7 @@ class _Places(Bytes):
         return b""
 
 
-class ReceivedJournal(Journal):
+class ReceivedJournal(parser.Journal):
     """A journal of another node, as far as its bytes have come. Its times are by our clock."""
 
     content: _Places
@@ -203,18 +190,18 @@ class ReceivedJournal(Journal):
     def __init__(self, name: str, head: bytes, ahead_ns: int) -> None:
         """Raises Unreadable. *ahead_ns*: our clock less the monotonic one of its node."""
         if not (name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
-            raise Unreadable("a journal without a name")
+            raise parser.Unreadable("a journal without a name")
         self.head = head
-        self._told = Head.parse(head, name)
-        super().__init__(Path(name), self._told, _Places(), Definitions(), Records())
-        self._new: list[Record] = []
+        self._told = parser.Head.parse(head, name)
+        super().__init__(Path(name), self._told, _Places(), parser.Definitions(), parser.Records())
+        self._new: list[parser.Record] = []
         self._lost = self._new_lost = self._told_lost = self._defined_bytes = 0
         self._until = -1
         self._known: int | None = None
         self.created_ns = -1
         self.set_clock(ahead_ns)
         if self.created_ns < 0:
-            raise Unreadable(f"{name} is damaged")
+            raise parser.Unreadable(f"{name} is damaged")
 
     def set_clock(self, ahead_ns: int) -> None:
         """It is known better, or anew."""
@@ -285,16 +272,16 @@ class ReceivedJournal(Journal):
         # The numbers of records say nothing: not all are sent.
         return self._lost
 
-    def read(self) -> list[Record]:
+    def read(self) -> list[parser.Record]:
         self._lost, self._new_lost = self._lost + self._new_lost, 0
         new, self._new = self._new, []
         return [self._by_our_clock(each) for each in new]
 
-    def _by_our_clock(self, record: Record) -> Record:
+    def _by_our_clock(self, record: parser.Record) -> parser.Record:
         """Steps count their times from the journal's beginning."""
-        if isinstance(record, Scalars):
+        if isinstance(record, parser.Scalars):
             return record._replace(time_ns=self._shifted(record.time_ns))
-        if isinstance(record, Document):
+        if isinstance(record, parser.Document):
             content = record.content
             times = {key: self._shifted(content[key]) for key in _TIMES if _is_time(content, key)}
             return record._replace(content={**content, **times})
@@ -303,7 +290,7 @@ class ReceivedJournal(Journal):
     def _shifted(self, time_ns: int) -> int:
         return min(max(time_ns + self.created_ns - self._told.created_ns, 0), _LAST_NS)
 
-    def progress(self) -> ProgressRecord | None:
+    def progress(self) -> parser.ProgressRecord | None:
         found = super().progress()
         if found is None:
             return None

@@ -16,16 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import files, plain
+from otel_ddp.journal import process_state
 from otel_ddp.journal.parser import Journal, Name, Unreadable
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.process_state import (
-    End,
-    ProcessState,
-    ended_by_parent,
-    parent,
-    state_of,
-    table,
-)
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.values import Extremes, described, extremes_of
 
@@ -44,7 +37,7 @@ class Survey:
     """The agents and processes of a node, and what the agents have found."""
 
     agents: _Rows = field(default_factory=list)
-    processes: list[ProcessState] = field(default_factory=list)
+    processes: list[process_state.ProcessState] = field(default_factory=list)
     """Also those of other nodes, of the runs that an agent leads."""
     verdicts: _Rows = field(default_factory=list)
     past: _Rows = field(default_factory=list)
@@ -82,7 +75,9 @@ class Survey:
             key: [each for each in rows[key] if isinstance(each.get("who"), dict)]
             for key in ("verdicts", "past")
         }
-        processes = [*filter(None, map(ProcessState.from_json, rows.pop("processes")))]
+        processes = [
+            *filter(None, map(process_state.ProcessState.from_json, rows.pop("processes")))
+        ]
         del rows["unreadable"]
         unreadable = plain.list_of(str, told.get("unreadable"))
         return cls(processes=processes, unreadable=unreadable, **(rows | about))
@@ -144,7 +139,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
     # The agent still lists a run that is over, because one rank or none is left of it.
     going = {each.of_run for each in found.processes if not each.ended}
     insufficient = [each for each in found.insufficient if of_run(each) in going]
-    return replace(found, processes=table(found.processes), insufficient=insufficient)
+    return replace(found, processes=process_state.table(found.processes), insufficient=insufficient)
 
 
 def of_run(labels: Mapping[str, Any]) -> tuple[str, str]:
@@ -152,7 +147,7 @@ def of_run(labels: Mapping[str, Any]) -> tuple[str, str]:
     return str(labels.get("group") or ""), str(labels.get("run") or "")
 
 
-def _is_told(path: Path, process: ProcessState | None, moves: bool) -> bool:
+def _is_told(path: Path, process: process_state.ProcessState | None, moves: bool) -> bool:
     """Whether an agent has said how this process ended, or moves and sees it at work."""
     if process is None or process.ended:
         return process is not None
@@ -161,10 +156,10 @@ def _is_told(path: Path, process: ProcessState | None, moves: bool) -> bool:
 
 
 def _processes(
-    journals: Iterable[Path], known: Mapping[str, ProcessState]
-) -> tuple[list[ProcessState], list[str]]:
+    journals: Iterable[Path], known: Mapping[str, process_state.ProcessState]
+) -> tuple[list[process_state.ProcessState], list[str]]:
     """Those that have these journals, and why others cannot be read. *known*: by an agent."""
-    found: list[ProcessState] = []
+    found: list[process_state.ProcessState] = []
     faults: list[str] = []
     for path in journals:
         try:
@@ -175,28 +170,30 @@ def _processes(
                 faults.append(str(why))
             continue
         try:
-            told = known.get(path.name, ProcessState())
+            told = known.get(path.name, process_state.ProcessState())
             found.append(with_texts(_process(reader), reader, extremes_of(told.summary)))
         finally:
             reader.close()
     return found, faults
 
 
-def _process(reader: JournalReader) -> ProcessState:
+def _process(reader: JournalReader) -> process_state.ProcessState:
     alive = reader.writer_is_alive()
     reader.read_definitions()
     last_step = max((r.step for r in reader.latest() if r.step is not None), default=None)
     progress = reader.progress()
-    lives = os.path.exists(f"/proc/{parent(reader)}")
-    ended_well = ended_by_parent(reader, End(parent_lives=lives))
-    state = state_of(None if progress is None else progress.state, alive, ended_well)
+    lives = os.path.exists(f"/proc/{process_state.parent(reader)}")
+    ended_well = process_state.ended_by_parent(reader, process_state.End(parent_lives=lives))
+    state = process_state.state_of(None if progress is None else progress.state, alive, ended_well)
     seen_ns = time.time_ns() if alive else 0
-    return ProcessState.read(reader, state, of_values=last_step, seen_alive_ns=seen_ns)
+    return process_state.ProcessState.read(
+        reader, state, of_values=last_step, seen_alive_ns=seen_ns
+    )
 
 
 def with_texts(
-    process: ProcessState, reader: Journal, extremes: Mapping[Name, Extremes]
-) -> ProcessState:
+    process: process_state.ProcessState, reader: Journal, extremes: Mapping[Name, Extremes]
+) -> process_state.ProcessState:
     """The same with its long texts."""
     return replace(
         process,
@@ -206,8 +203,8 @@ def with_texts(
     )
 
 
-def _doubled(living: Iterable[ProcessState]) -> Iterator[dict[str, Any]]:
-    by_rank: dict[tuple[Any, ...], list[ProcessState]] = {}
+def _doubled(living: Iterable[process_state.ProcessState]) -> Iterator[dict[str, Any]]:
+    by_rank: dict[tuple[Any, ...], list[process_state.ProcessState]] = {}
     for each in living:
         if each.settled and each.rank is not None:
             by_rank.setdefault((*each.of_run, each.job_type, each.node, each.rank), []).append(each)

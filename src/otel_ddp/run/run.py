@@ -18,18 +18,10 @@ from otel_ddp.identity import addresses, identity, run_names
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import layout, place
-from otel_ddp.recording import agent_start, log_lines, values
+from otel_ddp.recording import agent_start, log_lines, spans, values
 from otel_ddp.recording.log_lines import LogLines
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
-from otel_ddp.recording.spans import (
-    OpenSpan,
-    moment,
-    record_alert,
-    record_artifact,
-    record_event,
-    run_facts,
-)
 from otel_ddp.run import announcements, current_run, opening
 from otel_ddp.run.announcements import WhereToLook
 from otel_ddp.run.current_run import Act, Ending
@@ -222,7 +214,7 @@ class Run:
     def _open_journal(self, conf: settings.Settings, process: Identity) -> Records | None:
         exported = self._choice.exports(process)
         # Before there is a journal: one that is left without a state shows no end.
-        of_run = run_facts(os.environ)
+        of_run = spans.run_facts(os.environ)
         writer = opening.open_journal(conf, self._identity_record(exported))
         if writer is None:
             return None
@@ -482,14 +474,14 @@ class Run:
         self._leave(entered, attributes, None)
 
     @errors.contained()
-    def _enter(self, name: Any, phase: bool, expect_s: Any) -> OpenSpan | None:
+    def _enter(self, name: Any, phase: bool, expect_s: Any) -> spans.OpenSpan | None:
         records = self._ready()
         if records is None:
             return None
         # A span that is not exported is no parent.
         run = self.identity.run if self._settled and records.exported else ""
         try:
-            return OpenSpan(records.progress, name, run, phase=phase, expect_s=expect_s)
+            return spans.OpenSpan(records.progress, name, run, phase=phase, expect_s=expect_s)
         except values.Refused as why:
             records.recorder.totals.refuse("name", "span", f"a span was not recorded: {why}")
             return None
@@ -497,7 +489,7 @@ class Run:
     @errors.contained()
     def _leave(
         self,
-        entered: OpenSpan | None,
+        entered: spans.OpenSpan | None,
         attributes: Mapping[str, Any],
         raised: BaseException | None,
     ) -> None:
@@ -510,7 +502,7 @@ class Run:
     @errors.contained()
     def event(self, name: str, /, **attributes: Any) -> None:
         """Record that something happened: `run.event("lr drop", factor=0.1)`."""
-        self._record("event", record_event, name, attributes)
+        self._record("event", spans.record_event, name, attributes)
 
     def _record(self, what: str, act: Callable[..., None], *given: Any) -> None:
         records = self._ready()
@@ -529,7 +521,7 @@ class Run:
 
         The node's agent sends it to the addresses in `OTEL_DDP_NOTIFY`; it is a log record too.
         """
-        self._record("alert", record_alert, title, text, level)
+        self._record("alert", spans.record_alert, title, text, level)
 
     def logs(self, words: str = "info") -> None:
         """Record what this program logs by Python's `logging`: `run.logs("info")`.
@@ -562,7 +554,7 @@ class Run:
         records = self._records
         # A program that calls sys.exit has said why before.
         if records is not None and not isinstance(error, SystemExit):
-            content = log_lines.from_exception(error) | moment(records.recorder)
+            content = log_lines.from_exception(error) | spans.moment(records.recorder)
             records.recorder.documents.append(layout.EVENT, content)
 
     @errors.contained()
@@ -582,7 +574,7 @@ class Run:
         a copy where `OTEL_DDP_ARTIFACTS` says so. An address such as `s3://bucket/data` is
         recorded as it is. *name* is by default the last part of the path.
         """
-        self._record("artifact", record_artifact, path, name, type, direction, metadata)
+        self._record("artifact", spans.record_artifact, path, name, type, direction, metadata)
 
     # -- what is measured
 

@@ -7,23 +7,16 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from otel_ddp.vocabulary.words import (
-    NODE_LABELS,
-    PHASES,
-    RANK_LABELS,
-    STALL_REASONS,
-    STATES,
-    TIME_CAUSES,
-)
+from otel_ddp.vocabulary import words
 
 LabelSet = Literal["rank", "run", "node", "gpu"]
 
 # The widest set a series of that kind may carry; docs/metrics.md says when a label is left out.
 LABELS: Mapping[LabelSet, tuple[str, ...]] = {
-    "rank": RANK_LABELS,
-    "run": RANK_LABELS,
-    "node": NODE_LABELS,
-    "gpu": RANK_LABELS,
+    "rank": words.RANK_LABELS,
+    "run": words.RANK_LABELS,
+    "node": words.NODE_LABELS,
+    "gpu": words.RANK_LABELS,
 }
 
 
@@ -195,7 +188,7 @@ TRAINING_RUN_START_TIMESTAMP = _run.gauge("training.run.start.timestamp", "s")(
 )
 OTEL_DDP_RUN_TIME = _run.counter("otel_ddp.run.time", "s", "cause", labels="node")(
     "What the time of the ranks of this node went to since their run first began, all ranks added "
-    f"up: {', '.join(TIME_CAUSES)}."
+    f"up: {', '.join(words.TIME_CAUSES)}."
 )
 OTEL_DDP_RUN_ATTEMPTS = _run.counter("otel_ddp.run.attempts", "{attempt}", labels="node")(
     "How often the run was begun on this node: by its first launch, and after each end."
@@ -209,13 +202,13 @@ TRAINING_PARAMETERS = _run.gauge("training.parameters", "{parameter}", "trainabl
 _progress = Section("Progress and state", "rank")
 
 TRAINING_STATE = _progress.gauge("training.state", "")(
-    f"How the rank's process is doing: {_codes(STATES)}."
+    f"How the rank's process is doing: {_codes(words.STATES)}."
 )
 TRAINING_WORLD_SIZE = _progress.gauge("training.world.size", "{rank}")(
     "How many ranks train together with this one, itself included, over all nodes."
 )
 TRAINING_PHASE = _progress.gauge("training.phase", "")(
-    f"What the rank is busy with at this moment: {_codes(PHASES)}."
+    f"What the rank is busy with at this moment: {_codes(words.PHASES)}."
 )
 TRAINING_STEP = _progress.gauge("training.step", "{step}")(
     "The last optimizer step that the rank finished."
@@ -419,7 +412,7 @@ TRAINING_OWN_COLLECTIVES = _diagnosis.gauge("training.own_collectives", "", "pha
 )
 TRAINING_STALL_REASON = _diagnosis.gauge("training.stall.reason", "")(
     "Why the rank does not move, shown while its node's agent suspects a stall: "
-    f"{_codes(STALL_REASONS)}."
+    f"{_codes(words.STALL_REASONS)}."
 )
 TRAINING_COLLECTIVE_ENQUEUED = _diagnosis.gauge(
     "training.collective.enqueued", "{operation}", "process_group"

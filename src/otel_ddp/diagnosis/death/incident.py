@@ -6,29 +6,10 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
-from otel_ddp.diagnosis.death.cause import (
-    FOLLOWS_S,
-    REQUESTS,
-    EndedProcess,
-    cause_word,
-    guilt,
-    hints,
-    how_it_ended,
-    manner,
-    short,
-    short_cause,
-    why_it_ended,
-)
+from otel_ddp.diagnosis import say
+from otel_ddp.diagnosis.death import cause
+from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
-from otel_ddp.diagnosis.say import (
-    about,
-    capitalized,
-    in_phase,
-    rank_name,
-    rank_names,
-    rank_order,
-    verb,
-)
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.vocabulary.words import TAKEN_BACK
 
@@ -75,7 +56,7 @@ class _Incident:
             # An evaluator beside the training: neither loses a peer with the other.
             return False
         times = [process.ended_ns, *(member.ended_ns for member in self.members.values())]
-        return max(times) - min(times) <= FOLLOWS_S * 1e9
+        return max(times) - min(times) <= cause.FOLLOWS_S * 1e9
 
     def update(
         self, finished: Sequence[EndedProcess], at_work: Collection[Labels]
@@ -123,7 +104,7 @@ class Deaths(Detector):
             self._incidents.remove(incident)
             if incident.verdict is not None:
                 # A history tells why it died long after that.
-                who, told = capitalized(rank_name(rank.labels)), incident.verdict.sentence
+                who, told = say.capitalized(say.rank_name(rank.labels)), incident.verdict.sentence
                 sentence = f"{told} {who} is at work again: the run was restarted."
                 self._changes.append(Change(incident.verdict._replace(sentence=sentence), False))
 
@@ -165,7 +146,7 @@ def _rank(labels: Labels) -> Labels:
 def _taken_back(before: Verdict, after: Verdict | None) -> str:
     """What is known by now of an end that was told otherwise."""
     of_rank = "rank" in dict(before.labels)
-    who = rank_name(before.labels) if of_rank else "the run"
+    who = say.rank_name(before.labels) if of_rank else "the run"
     if after is None:
         return f"the end of {who} was intended"
     if not of_rank:
@@ -177,7 +158,7 @@ def _taken_back(before: Verdict, after: Verdict | None) -> str:
 
 def _is_ready(members: Sequence[EndedProcess], finished: Sequence[EndedProcess]) -> bool:
     """Whether it is time for a verdict, or the next reports may turn it over."""
-    manners = set(map(manner, members))
+    manners = set(map(cause.manner, members))
     if "killed" in manners:
         return True  # the kernel may say more later; no report is waited for
     if any(each.world_size and each.world_size <= len(members) for each in members):
@@ -195,7 +176,7 @@ def _is_ready(members: Sequence[EndedProcess], finished: Sequence[EndedProcess])
 
 def _was_intended(members: list[EndedProcess]) -> bool:
     """Whether a person, a scheduler or the program itself ended the run. *members*: by time."""
-    manners = [manner(each) for each in members]
+    manners = [cause.manner(each) for each in members]
     if "killed" in manners:
         return False
     # A launcher asks the others to end once one has failed; here the request came before that.
@@ -234,8 +215,8 @@ def _first_ended(members: list[EndedProcess]) -> tuple[list[EndedProcess], _Orde
         return [requested], "evidence"
     # A rank that raises closes its connections first, and may report it seconds later, when it
     # leaves. So among reported ends, a lost peer comes after a rank with another reason.
-    reasons = {manner(each) for each in members} & {"own_cause", "exit_code"}
-    causes = [each for each in members if not (reasons and manner(each) == "lost_peer")]
+    reasons = {cause.manner(each) for each in members} & {"own_cause", "exit_code"}
+    causes = [each for each in members if not (reasons and cause.manner(each) == "lost_peer")]
     soonest = min(each.ended_ns for each in causes)
     # A process was first if it was known to have ended while all others were still seen alive.
     early = [each for each in causes if each.seen_alive_ns < soonest or each.ended_ns == soonest]
@@ -244,8 +225,8 @@ def _first_ended(members: list[EndedProcess]) -> tuple[list[EndedProcess], _Orde
     if len(early) == 1:
         earlier = any(each.ended_ns < early[0].seen_alive_ns for each in members)
         return early, "evidence" if earlier else "time"
-    best = max(map(guilt, early))
-    guilty = [each for each in early if guilt(each) == best]
+    best = max(map(cause.guilt, early))
+    guilty = [each for each in early if cause.guilt(each) == best]
     return (guilty, "evidence") if len(guilty) == 1 else (guilty, "unknown")
 
 
@@ -256,14 +237,16 @@ def _requested_alone(members: list[EndedProcess]) -> EndedProcess | None:
     """
     # The launcher may hurry a process that has reported its end; that did not end it.
     requested = [
-        each for each in members if each.state == "killed" and each.cause.get("signal") in REQUESTS
+        each
+        for each in members
+        if each.state == "killed" and each.cause.get("signal") in cause.REQUESTS
     ]
     if len(requested) != 1 or len(members) == 1:
         return None
     (one,) = requested
     rest = [each for each in members if each is not one]
     outlived = all(each.last_present_ns > one.ended_ns for each in rest)
-    return one if outlived and {manner(each) for each in rest} == {"lost_peer"} else None
+    return one if outlived and {cause.manner(each) for each in rest} == {"lost_peer"} else None
 
 
 def _may_share_cause(first: EndedProcess, other: EndedProcess) -> bool:
@@ -273,7 +256,11 @@ def _may_share_cause(first: EndedProcess, other: EndedProcess) -> bool:
     asked to end; some ranks take a moment longer. Ranks that report the same reason were hit by
     the same code or data, and not by each other's end.
     """
-    if other is not first and manner(first) == manner(other) and manner(first) != "killed":
+    if (
+        other is not first
+        and cause.manner(first) == cause.manner(other)
+        and cause.manner(first) != "killed"
+    ):
         return _without_numbers(first) == _without_numbers(other)
     signal = first.cause.get("signal")
     return (
@@ -286,7 +273,7 @@ def _may_share_cause(first: EndedProcess, other: EndedProcess) -> bool:
 
 def _without_numbers(process: EndedProcess) -> str:
     """Its cause, without what differs between ranks: numbers of shards, devices, addresses."""
-    return re.sub(r"0x[0-9a-fA-F]+|[\d.]+", "0", why_it_ended(process))
+    return re.sub(r"0x[0-9a-fA-F]+|[\d.]+", "0", cause.why_it_ended(process))
 
 
 # -- the verdict
@@ -302,21 +289,22 @@ def _verdict_of(
     # Code 0 without a word: a program that leaves with os._exit when its work is done.
     left = [each for each in members if each.state != "failed" and each.cause.get("exit_code") == 0]
     members = [each for each in members if each not in left]
-    members.sort(key=lambda each: (each.ended_ns, rank_order(each.labels)))
+    members.sort(key=lambda each: (each.ended_ns, say.rank_order(each.labels)))
     if not members or _was_intended(members):
         return None
     first, order = _first_ended(members)
-    if not any(map(guilt, first)) and "lost_peer" in map(manner, first):
+    if not any(map(cause.guilt, first)) and "lost_peer" in map(cause.manner, first):
         # Some lost a peer and a launcher ended the others: the cause is not among them.
-        first, order = [each for each in members if manner(each) == "lost_peer"], "unknown"
+        first, order = [each for each in members if cause.manner(each) == "lost_peer"], "unknown"
         other_end = _other_end(first, members, [*finished, *left], at_work, incident.unheard)
-        sentence, cause = f"{_lost_peers(first)}. {other_end}", "lost_peer"
+        sentence, word = f"{_lost_peers(first)}. {other_end}", "lost_peer"
     elif order == "unknown":
-        sentence, cause = _together(first)
+        sentence, word = _together(first)
     else:
         (origin,) = first
-        sentence = f"{rank_name(origin.labels)} {how_it_ended(origin)}: {short_cause(origin)}"
-        sentence, cause = f"{sentence}{hints(origin)}", cause_word(origin)
+        sentence = f"{say.rank_name(origin.labels)} {cause.how_it_ended(origin)}"
+        sentence += f": {cause.short_cause(origin)}{cause.hints(origin)}"
+        word = cause.cause_word(origin)
     if rest := [each for each in members if each not in first]:
         sentence += f". {_what_followed(first, rest)}"
     if incident.stall:
@@ -326,7 +314,7 @@ def _verdict_of(
     phases = {each.phase for each in first}
     start_ns = members[0].ended_ns if order == "unknown" else first[0].ended_ns
     evidence = {
-        "cause": cause,
+        "cause": word,
         "order_known_by": order,
         "ended": [
             {
@@ -359,33 +347,33 @@ def _together(first: Sequence[EndedProcess]) -> tuple[str, str]:
     if reported:
         when = f"failed within {_within(first)} of each other"
     sentence = (
-        f"{rank_names(each.labels for each in first)} {when}, {_where(first)}: "
+        f"{say.rank_names(each.labels for each in first)} {when}, {_where(first)}: "
         "it is not known which was first"
     )
-    causes = {why_it_ended(each, sizes=False) for each in first}
+    causes = {cause.why_it_ended(each, sizes=False) for each in first}
     signals = {str(each.cause.get("signal")) for each in first}
-    if signals <= set(REQUESTS):
+    if signals <= set(cause.REQUESTS):
         sentence += f"; each: {' or '.join(sorted(signals))}"
         sentence += ". A launcher, a scheduler or a person asked all of them to end"
     elif len(causes) == 1:
-        sentence += f"; each: {short(causes.pop())}"
+        sentence += f"; each: {cause.short(causes.pop())}"
     elif reported:
         sentence += f"; {_each_cause(first)}"
-    words = {cause_word(each) for each in first}
+    words = {cause.cause_word(each) for each in first}
     return sentence, words.pop() if reported and len(words) == 1 else "unknown"
 
 
 def _lost_peers(lost: Sequence[EndedProcess]) -> str:
     """They lost connections, and no process that ended here says why the other end did."""
     if len(lost) == 1:
-        name = rank_name(lost[0].labels)
-        sentence = f"{name} {how_it_ended(lost[0])}, because it lost a connection"
+        name = say.rank_name(lost[0].labels)
+        sentence = f"{name} {cause.how_it_ended(lost[0])}, because it lost a connection"
     else:
-        names = rank_names(each.labels for each in lost)
+        names = say.rank_names(each.labels for each in lost)
         when = f"within {_within(lost)}, {_where(lost)}"
         sentence = f"{names} failed {when}, because they lost connections"
     same = len(set(map(_without_numbers, lost))) == 1
-    return f"{sentence}: {short(lost[0].reason) if same else _each_cause(lost)}"
+    return f"{sentence}: {cause.short(lost[0].reason) if same else _each_cause(lost)}"
 
 
 def _other_end(
@@ -397,7 +385,7 @@ def _other_end(
 ) -> str:
     """Where the peer may be that they lost, as far as that is known."""
     if unheard:
-        are, there = verb(unheard, "is", "are"), verb(unheard, "it is", "they are")
+        are, there = say.verb(unheard, "is", "are"), say.verb(unheard, "it is", "they are")
         return f"{', '.join(unheard)} {are} no longer heard: look whether {there} still there"
     soonest, latest = min(e.ended_ns for e in lost), max(e.ended_ns for e in lost)
     world = max((each.world_size or 0 for each in lost), default=0)
@@ -406,14 +394,14 @@ def _other_end(
     left = [
         each
         for each in finished
-        if soonest - FOLLOWS_S * 1e9 <= each.ended_ns and each.seen_alive_ns <= latest
+        if soonest - cause.FOLLOWS_S * 1e9 <= each.ended_ns and each.seen_alive_ns <= latest
     ]
     if left:
-        has = verb(left, "has", "have")
-        text = f"{rank_names(e.labels for e in left)} {has} finished before that"
+        has = say.verb(left, "has", "have")
+        text = f"{say.rank_names(e.labels for e in left)} {has} finished before that"
         if any("exit_code" not in e.cause for e in left):
             text += ", with an exit code that is not known"
-        return capitalized(text)
+        return say.capitalized(text)
     ended = [each.labels for each in (*members, *finished)]
     if not 0 < world <= len({*at_work, *ended}):
         if not at_work and world:
@@ -423,25 +411,27 @@ def _other_end(
     is_alone = len(nodes) == 1
     alone = "The run is on this node alone" if is_alone else "All its nodes are known here"
     if at_work and is_alone:
-        return f"{alone}, and {rank_names(at_work)} {verb(at_work, 'is', 'are')} still there"
+        return (
+            f"{alone}, and {say.rank_names(at_work)} {say.verb(at_work, 'is', 'are')} still there"
+        )
     if at_work:
         # Their node may have gone this second: it takes some to notice.
-        was, it_was = verb(at_work, "was", "were"), verb(at_work, "it was", "they were")
-        return f"{alone}, and {rank_names(at_work)} {was} there when {it_was} last heard"
+        was, it_was = say.verb(at_work, "was", "were"), say.verb(at_work, "it was", "they were")
+        return f"{alone}, and {say.rank_names(at_work)} {was} there when {it_was} last heard"
     return f"{alone}, and no rank reports another cause"
 
 
 def _within(processes: Sequence[EndedProcess]) -> str:
     """How far apart their ends may be."""
     soonest_ns = min(each.seen_alive_ns for each in processes)
-    return about((max(each.ended_ns for each in processes) - soonest_ns) / 1e9)
+    return say.about((max(each.ended_ns for each in processes) - soonest_ns) / 1e9)
 
 
 def _where(processes: Sequence[EndedProcess]) -> str:
     """The phase and the step that they ended in."""
     phases = {each.phase for each in processes}
     steps = [each.step for each in processes if each.step is not None]
-    where = in_phase(phases.pop()) if len(phases) == 1 else "in different phases"
+    where = say.in_phase(phases.pop()) if len(phases) == 1 else "in different phases"
     return f"{where} at step {max(steps)}" if steps else where
 
 
@@ -451,36 +441,36 @@ def _what_followed(first: Sequence[EndedProcess], others: list[EndedProcess]) ->
     parts = []
     if killed:
         after_s = (max(each.ended_ns for each in killed) - first[0].ended_ns) / 1e9
-        when = f" within {about(after_s)}" if after_s > 0 else ""
-        text = rank_names(e.labels for e in killed)
-        asked = all(each.cause.get("signal") in REQUESTS for each in killed)
-        if asked and len(first) > 1 and not any(map(guilt, first)):
+        when = f" within {say.about(after_s)}" if after_s > 0 else ""
+        text = say.rank_names(e.labels for e in killed)
+        asked = all(each.cause.get("signal") in cause.REQUESTS for each in killed)
+        if asked and len(first) > 1 and not any(map(cause.guilt, first)):
             # Several were asked at once, and these take longer to end.
             parts.append(f"{text} followed{when}")
         elif asked:
             parts.append(f"the launcher ended {text} after it{when}")
         else:
             parts.append(f"{text} ended after it{when}, as a launcher ends the rest of a run")
-    if lost := [each for each in others if manner(each) == "lost_peer"]:
-        its = verb(lost, "its connection", "their connections")
-        parts.append(f"{rank_names(e.labels for e in lost)} lost {its} and failed")
-    if requested := [each for each in others if manner(each) == "requested"]:
-        was = verb(requested, "was", "were")
-        parts.append(f"{rank_names(e.labels for e in requested)} {was} asked to end")
-    rest = [each for each in others if manner(each) in ("own_cause", "exit_code")]
+    if lost := [each for each in others if cause.manner(each) == "lost_peer"]:
+        its = say.verb(lost, "its connection", "their connections")
+        parts.append(f"{say.rank_names(e.labels for e in lost)} lost {its} and failed")
+    if requested := [each for each in others if cause.manner(each) == "requested"]:
+        was = say.verb(requested, "was", "were")
+        parts.append(f"{say.rank_names(e.labels for e in requested)} {was} asked to end")
+    rest = [each for each in others if cause.manner(each) in ("own_cause", "exit_code")]
     parts += [
-        f"{rank_names([each.labels])} failed too: {short_cause(each)}"
+        f"{say.rank_names([each.labels])} failed too: {cause.short_cause(each)}"
         for each in rest[:_MOST_REASONS]
     ]
     if more := rest[_MOST_REASONS:]:
-        parts.append(f"{rank_names(e.labels for e in more)} failed too")
-    return capitalized("; ".join(parts))
+        parts.append(f"{say.rank_names(e.labels for e in more)} failed too")
+    return say.capitalized("; ".join(parts))
 
 
 def _each_cause(processes: Sequence[EndedProcess]) -> str:
     """The causes of the first few, each with its rank."""
     shown = processes[:_MOST_REASONS]
-    parts = [f"{rank_names([each.labels])}: {short_cause(each)}" for each in shown]
+    parts = [f"{say.rank_names([each.labels])}: {cause.short_cause(each)}" for each in shown]
     if more := len(processes) - len(shown):
         parts.append(f"and {more} more")
     return "; ".join(parts)

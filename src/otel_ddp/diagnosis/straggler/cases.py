@@ -9,17 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from otel_ddp.diagnosis.detector import RankState
-from otel_ddp.diagnosis.straggler import limits, rule
-from otel_ddp.diagnosis.straggler.excess_history import (
-    ExcessHistory,
-    Late,
-    LostTime,
-    latest_s,
-    nodes_of,
-    part,
-    ranks_of,
-    share_s,
-)
+from otel_ddp.diagnosis.straggler import excess_history, limits, rule
 from otel_ddp.diagnosis.straggler.finding import Finding
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.window import Compared, Window
@@ -77,14 +67,14 @@ class _Case:
 class _Look:
     """One look at the last steps: what several verdicts need of them."""
 
-    def __init__(self, table: Callable[[ExcessHistory, int], PhaseTable]) -> None:
+    def __init__(self, table: Callable[[excess_history.ExcessHistory, int], PhaseTable]) -> None:
         self._table = table
-        self._tables: dict[tuple[ExcessHistory, int], PhaseTable] = {}
-        self.late: list[Late] = []
+        self._tables: dict[tuple[excess_history.ExcessHistory, int], PhaseTable] = {}
+        self.late: list[excess_history.Late] = []
         self._excesses_s: dict[int, dict[Labels, float]] = {}
         self._without_s: dict[int, float] = {}
 
-    def table(self, history: ExcessHistory, length: int) -> PhaseTable:
+    def table(self, history: excess_history.ExcessHistory, length: int) -> PhaseTable:
         key = history, length
         if key not in self._tables:
             self._tables[key] = self._table(history, length)
@@ -110,13 +100,13 @@ class Cases:
     def __init__(self, hint: Hint | None) -> None:
         self._hint = hint
         self.window = Window()
-        self.ranks = ExcessHistory(self.window)
+        self.ranks = excess_history.ExcessHistory(self.window)
         # Without units where there is nothing to say of nodes.
-        self._nodes = ExcessHistory(self.window)
+        self._nodes = excess_history.ExcessHistory(self.window)
         self._open: dict[Labels, _Case] = {}
         # Late ranks that wait for a verdict on their node: since how many steps.
         self._waiting: dict[Labels, int] = {}
-        self.lost_time = LostTime()
+        self.lost_time = excess_history.LostTime()
         self._world_size = 0
         self._steps_since_look, self._ns_since_look = 0, 0.0
         self._states: Mapping[Labels, RankState] = {}
@@ -128,8 +118,8 @@ class Cases:
     def start_again(self, ranks: Sequence[Labels], left_out: tuple[int, ...]) -> None:
         """From now on these ranks are compared, without the phases that are left out."""
         self.window = Window(left_out)
-        self.ranks = ExcessHistory(self.window, ranks_of(ranks))
-        self._nodes = ExcessHistory(self.window, nodes_of(ranks))
+        self.ranks = excess_history.ExcessHistory(self.window, excess_history.ranks_of(ranks))
+        self._nodes = excess_history.ExcessHistory(self.window, excess_history.nodes_of(ranks))
         self._waiting.clear()
         self._steps_since_look, self._ns_since_look = 0, 0.0
         compared = {unit.labels for unit in (*self.ranks.units, *self._nodes.units)}
@@ -175,7 +165,7 @@ class Cases:
         """The open verdicts with the figures of the last check that found them."""
         return [case.verdict for case in self._open.values()]
 
-    def table(self, history: ExcessHistory, steps: Sequence[Compared]) -> PhaseTable:
+    def table(self, history: excess_history.ExcessHistory, steps: Sequence[Compared]) -> PhaseTable:
         """What the units of a history needed in these steps."""
         return PhaseTable(steps, history.units, self.window.left_out)
 
@@ -187,7 +177,7 @@ class Cases:
         opening += self._late_ranks(look, opening)
         # The cost of each one depends on the other late ones: from here on all are known.
         named = [
-            Late(history, i, self._open[unit.labels].length)
+            excess_history.Late(history, i, self._open[unit.labels].length)
             for history in (self._nodes, self.ranks)
             for i, unit in enumerate(history.units)
             if unit.labels in self._open
@@ -198,7 +188,7 @@ class Cases:
         for each in opening:
             self._begin(each, look, named)
 
-    def _late_nodes(self, look: _Look) -> list[Late]:
+    def _late_nodes(self, look: _Look) -> list[excess_history.Late]:
         """Those without a verdict yet."""
         nodes, opening = self._nodes, {}
         for i, unit in enumerate(nodes.units):
@@ -212,12 +202,14 @@ class Cases:
                     opening[i] = length
         late = {i for i, unit in enumerate(nodes.units) if unit.labels in self._open} | {*opening}
         return [
-            Late(nodes, i, length)
+            excess_history.Late(nodes, i, length)
             for i, length in opening.items()
             if rule.is_alike(nodes, i, length) and rule.is_apart(nodes, i, length, late)
         ]
 
-    def _late_ranks(self, look: _Look, late_nodes: Sequence[Late]) -> list[Late]:
+    def _late_ranks(
+        self, look: _Look, late_nodes: Sequence[excess_history.Late]
+    ) -> list[excess_history.Late]:
         """Those without a verdict yet, on themselves or on their nodes."""
         ranks, nodes = self.ranks, self._nodes.units
         in_late_node = {rank for each in late_nodes for rank in each.members} | {
@@ -243,7 +235,7 @@ class Cases:
                 if may_be_its_node and waited < limits.NODE_WAITS:
                     waiting[unit.labels] = waited + self._steps_since_look
                 else:
-                    found.append(Late(ranks, i, length))
+                    found.append(excess_history.Late(ranks, i, length))
         self._waiting = waiting
         return found
 
@@ -253,42 +245,46 @@ class Cases:
 
     # -- the verdicts on them
 
-    def _others(self, late: Late) -> int:
+    def _others(self, late: excess_history.Late) -> int:
         """How many ranks of the whole job wait for it."""
         return max(self._world_size, len(self.ranks.units)) - len(late.members)
 
-    def _charge(self, late: Late, wait_s: float, steps: int, before: int = 0) -> float:
+    def _charge(
+        self, late: excess_history.Late, wait_s: float, steps: int, before: int = 0
+    ) -> float:
         """For so many of the last steps, but for those *before* was charged for."""
         many = self.window.stand_for(steps) - self.window.stand_for(before)
         ranks = [self.ranks.units[i].labels for i in late.members]
         return self.lost_time.charge(ranks, wait_s, many, self._others(late))
 
-    def _begin(self, late: Late, look: _Look, named: Sequence[Late]) -> None:
+    def _begin(
+        self, late: excess_history.Late, look: _Look, named: Sequence[excess_history.Late]
+    ) -> None:
         """*named*: the late ones that have a verdict already, and have been charged."""
         labels, length = late.labels, late.length
         late_s = look.excesses_s(length)
-        charged_s = latest_s([late_s[each.labels] for each in named])
-        left_s = max(latest_s(late_s.values()) - charged_s, 0.0)
+        charged_s = excess_history.latest_s([late_s[each.labels] for each in named])
+        left_s = max(excess_history.latest_s(late_s.values()) - charged_s, 0.0)
         before = {each.labels for each in named}
         opening_s = {each: late_s[each] for each in late_s if each not in before}
         table = look.table(late.history, length)
         reading = table.kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
         steps = min(self._steps_since_look, length)
-        lost_s = self._charge(late, part(labels, opening_s) * left_s, length, steps)
-        lost_s += self._charge(late, share_s(labels, late_s), steps)
+        lost_s = self._charge(late, excess_history.part(labels, opening_s) * left_s, length, steps)
+        lost_s += self._charge(late, excess_history.share_s(labels, late_s), steps)
         case.add(length, late.excess_s(), self.window.step_s(length), lost_s)
         case.verdict = case.with_cost()
         self._open[labels] = case
         self._changes.append(Change(case.verdict, True))
 
-    def _continue(self, late: Late, look: _Look) -> None:
+    def _continue(self, late: excess_history.Late, look: _Look) -> None:
         """Charge a late one for the steps since the last look, and check its phase now and then."""
         case = self._open[late.labels]
         steps = min(self._steps_since_look, len(late.history))
         # Medians over the length of the case are late for half as long again as it was.
         if steps and late.is_late(steps, limits.EXCESS_OVER):
-            wait_s = share_s(late.labels, look.excesses_s(steps))
+            wait_s = excess_history.share_s(late.labels, look.excesses_s(steps))
             lost_s = self._charge(late, wait_s, steps)
             case.add(steps, late.excess_s(steps), self.window.step_s(steps), lost_s)
         case.steps_since_check += self._steps_since_look
@@ -322,7 +318,9 @@ class Cases:
         case.other_reading, case.checks = None, 0
         self._changes.append(Change(case.verdict, True))
 
-    def _verdict(self, late: Late, look: _Look, reading: tuple[Kind, str]) -> Verdict:
+    def _verdict(
+        self, late: excess_history.Late, look: _Look, reading: tuple[Kind, str]
+    ) -> Verdict:
         kind, phase = reading
         length, ranks = late.length, [self.ranks.units[at].labels for at in late.members]
         finding = Finding(
@@ -331,7 +329,7 @@ class Cases:
             look.table(late.history, length),
             ranks,
             others=self._others(late),
-            wait_s=share_s(late.labels, look.excesses_s(length)),
+            wait_s=excess_history.share_s(late.labels, look.excesses_s(length)),
             step_without_s=look.step_without_s(length),
             late_ones=len(look.late),
         )
