@@ -204,7 +204,8 @@ class Agent:
 
     def _check_whether_to_stop(self) -> None:
         now, journals, linger_s = time.monotonic(), self._watch.journals, self._conf.linger_s
-        if journals.any_alive() or self._notifier.busy() or self._exporter.busy():
+        at_work = journals.any_alive() or self._watch.links.going_on_elsewhere()
+        if at_work or self._notifier.busy() or self._exporter.busy():
             self._busy_at = now
         if not self._owns_lock():
             if journals.any_removed():

@@ -116,8 +116,9 @@ class NodeWatch:
             self._delivered = None
 
     def forget_ended(self, linger_s: float, keep: Collection[Labels]) -> None:
-        """Drop what ended long ago, but the verdicts on the runs to *keep*."""
+        """Drop what ended long ago, but the verdicts on the runs to *keep* and to lead on."""
         self.journals.forget_ended(linger_s)
+        keep = {*keep, *self.links.going_on_elsewhere()}
         self.judge.retire({*keep, *map(run_labels, self.journals.labels())})
 
     def stop(self) -> None:

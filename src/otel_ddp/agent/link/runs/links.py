@@ -121,8 +121,10 @@ class Links:
 
     def _update(self, run: Labels, sources: Collection[Process], now_ns: int) -> None:
         if now_ns - self._at_work_ns.get(run, 0) > _AFTER_END_NS:
-            self._close(run)
-            return
+            if not self._goes_on_elsewhere(run):
+                self._close(run)
+                return
+            self._at_work_ns[run] = now_ns
         if not sources:
             return
         wanted, known = wanted_by(sources), self._open.get(run)
@@ -185,6 +187,14 @@ class Links:
         """The processes of other nodes of the runs that this agent leads."""
         for each in self._open.values():
             yield from each.link.sources()
+
+    def _goes_on_elsewhere(self, run: Labels) -> bool:
+        led = self._open[run].link.sources() if run in self._open else ()
+        return any(each.is_at_work and not each.host.silent_since_ns for each in led)
+
+    def going_on_elsewhere(self) -> set[Labels]:
+        """The runs that this agent leads with processes at work on nodes that are heard."""
+        return {run for run in self._open if self._goes_on_elsewhere(run)}
 
     def any_at_work(self, here: Collection[Process]) -> bool:
         """Whether a process of a run with a link is at work."""
