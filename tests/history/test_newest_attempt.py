@@ -14,9 +14,10 @@ from otel_ddp.history import report
 from otel_ddp.history.directory import file_name, find_run
 from otel_ddp.history.newest_attempt import OfNode, are_told_by_others, newest_attempt
 from otel_ddp.history.page import columns, runs
+from otel_ddp.history.page.answers import ANSWERS
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.run_file import RunFile
-from otel_ddp.history.tables import SeriesKey, StepSum
+from otel_ddp.history.tables import Event, SeriesKey, StepSum
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import Survey
 from otel_ddp.vocabulary.words import PHASES
@@ -120,6 +121,25 @@ def test_ranks_that_moved_to_another_node_are_told_from_there(tmp_path: Path) ->
     assert row["summary"] == [loss]
 
 
+def test_what_a_rank_has_said_counts_as_its_own_node_has_it(tmp_path: Path) -> None:
+    first, second = process(0, "killed", 0, 30), process(1, "running", 0, 30, "b")
+    wrote(tmp_path, "a", [second, first], {})
+    wrote(tmp_path, "b", [process(1, "running", 0, 300, "b")], {})
+    for node, ranks in {"a": (0, 1), "b": (1,)}.items():
+        file = RunFile(tmp_path / file_name("", "r", node))
+        # The clock of another node is known to some milliseconds.
+        said = [Event(T + ord(node), 1, str(rank), "log", "INFO", "saved", {}) for rank in ranks]
+        file.write(about={"led_by": "a", "nodes": {"b": T} if node == "a" else {}}, events=said)
+        file.close()
+
+    with find_run(str(tmp_path), tmp_path) as run:
+        found = ANSWERS["events"](run, Question("events"))["events"]
+        assert run.ranks["1"]["seen_alive_ns"] == T + 300 * S
+    assert [(each["rank"], each["node"], each["time_ns"]) for each in found] == [
+        *(("1", "b", T + ord("b")), ("0", "a", T + ord("a")))
+    ]
+
+
 @pytest.mark.parametrize("is_here", [True, False])
 def test_a_node_that_led_an_earlier_attempt_does_not_call_what_it_has_the_whole_run(
     tmp_path: Path, is_here: bool
@@ -205,6 +225,14 @@ def test_a_process_is_the_same_though_its_clock_is_known_better_now() -> None:
     assert (found.ranks, found.began_ns) == ({"0": now, "1": other}, 0)
 
 
+def test_of_two_nodes_that_know_a_process_the_one_that_was_written_last_describes_it() -> None:
+    older, newer = (OfNode({"0": {"step": at, "started_ns": T}}, T + at) for at in (1, 2))
+
+    found = [newest_attempt(nodes).ranks["0"] for nodes in ([older, newer], [newer, older])]
+
+    assert [each["step"] for each in found] == [2, 2]
+
+
 def of_node(node: str, began_s: int, led_by: str = "", **others_s: int) -> OfNode:
     since = {other: T + at * S for other, at in others_s.items()}
     return OfNode({}, T, 0, node, T + began_s * S, led_by, since)
@@ -217,6 +245,8 @@ def of_node(node: str, began_s: int, led_by: str = "", **others_s: int) -> OfNod
         # Its lead's file is not here, or never had it.
         ([of_node("c", 0, b=1), of_node("b", 2, "a")], [False, False]),
         ([of_node("a", 0), of_node("b", 2, "a")], [False, False]),
+        # It has gone on without its lead.
+        ([of_node("a", 0, b=1), of_node("b", 2, "a")._replace(seen_ns=T + 61 * S)], [False, False]),
         # It was there long before the lead knew of it.
         ([of_node("a", 900, b=901), of_node("b", 2, "a")], [False, False]),
         # That time is in the file of another lead; which has led, and so has ranks of others.

@@ -73,16 +73,17 @@ def of_node(about: Mapping[str, Any], ranks: Mapping[str, Rank]) -> OfNode:
 def are_told_by_others(nodes: Sequence[OfNode]) -> list[bool]:
     """Of each, whether the others have all that it has: nodes may write into one folder.
 
-    A lead has all ranks, from when its link was there. A node that led once has ranks of others.
+    A lead has all ranks, from when its link was there until it is gone. A node that led once has
+    ranks of others.
     """
     since: dict[str, list[int]] = {}
     for each in nodes:
         for node, since_ns in each.others.items():
             since.setdefault(node, []).append(since_ns)
-    names = {each.node for each in nodes}
+    seen_ns = {each.node: each.seen_ns for each in nodes}
     return [
         not each.others
-        and each.led_by in names
+        and seen_ns.get(each.led_by, -_NEVER_NS) >= each.seen_ns - _SAME_NS
         and min(since.get(each.node, ()), default=_NEVER_NS) <= each.run_began_ns + _SAME_NS
         for each in nodes
     ]
@@ -94,13 +95,14 @@ def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
     found: dict[str, tuple[Rank, int]] = {}
     for node in nodes:
         for rank, each in node.ranks.items():
-            before, _ = found.get(rank, ({}, 0))
+            before, before_seen_ns = found.get(rank, ({}, 0))
             started_ns, is_same = _started_ns(each), _are_one(each, before)
+            seen_ns = _seen_ns(each, node.seen_ns)
             if before and not is_same:
                 # Another node has taken it over.
                 began_ns = max(began_ns, started_ns, _started_ns(before))
-            if is_same or started_ns >= _started_ns(before):
-                found[rank] = each, _seen_ns(each, node.seen_ns)
+            if seen_ns >= before_seen_ns if is_same else started_ns >= _started_ns(before):
+                found[rank] = each, seen_ns
     began_ns = max(began_ns, _trained_again_ns([each for each, _ in found.values()]))
     of_it = {
         rank: (each, seen_ns)

@@ -190,6 +190,11 @@ class WholeRun:
         """Where a rank is, by one of the histories."""
         return str(history.ranks.get(rank, {}).get("node") or _node(history))
 
+    def tells_events(self, history: History, rank: str) -> bool:
+        """Whether events of a rank count as this history has them: its own node has them all."""
+        node = self.node_of(history, rank)
+        return all(node != _node(each) for each in self.histories if each is not history)
+
     @property
     def look(self) -> str:
         """Where all of its ranks are shown; empty: here."""

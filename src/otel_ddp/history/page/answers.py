@@ -51,6 +51,7 @@ def _events(run: WholeRun, question: Question) -> dict[str, Any]:
         }
         for history in run.histories
         for each in history.events(most + 1, before_ns, question.text("like")[:200])
+        if run.tells_events(history, each.rank)
     ]
     found.sort(key=lambda each: -each["time_ns"])
     return {"events": found[:most], "more": len(found) > most}
