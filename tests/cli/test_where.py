@@ -72,6 +72,6 @@ def test_an_agent_names_the_option_that_gave_a_bad_directory(
 
     assert capsys.readouterr().err == (
         "otel-ddp agent: --dir must be a directory that this user can write to, got "
-        f"'{tmp_path}/file' (is no directory (a link is not followed)). Name another one, or leave it "
-        "out for the default.\n"
+        f"'{tmp_path}/file' (is no directory (a link is not followed)). Name another one, or leave "
+        "it out for the default.\n"
     )

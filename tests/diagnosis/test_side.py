@@ -32,7 +32,7 @@ def step(
 
 
 USUAL = step(4, 32)
-RANKS = ranks_of([labels_of(rank) for rank in range(3)])
+RANKS = ranks_of([labels_of(rank) for rank in range(3)], (0, 0, 0))
 
 
 def table_of(*ranks: StepFacts) -> PhaseTable:

@@ -10,6 +10,7 @@ from otel_ddp.diagnosis.detector import Detector, RankState
 from otel_ddp.diagnosis.medians import lower_median, median
 from otel_ddp.diagnosis.say import COLLECT_TOGETHER, percent, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
+from otel_ddp.diagnosis.straggler.excess_history import by_stage
 from otel_ddp.diagnosis.straggler.host_pace import LaunchNeed
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, GARBAGE, WORK_PHASES
@@ -30,6 +31,9 @@ _LIMITS = {
     "other": 0.30,
     "compile": 0.20,
     "launch": 0.40,
+    "bubble": 0.30,
+    # By how much the slowest stage of a pipeline works longer than the mean.
+    "stage": 0.10,
 }
 _DATA = WORK_PHASES.index("data")
 # What a rank has a share of for itself.
@@ -58,6 +62,10 @@ _SENTENCES = {
     "launch": "launch-bound: in {share} of the step, in forward, backward and the optimizer, the "
     "device has no more to do than the host launches at the moment. Larger batches, torch.compile "
     "or graphs (torch.compile's `reduce-overhead`) would help.",
+    "bubble": "pipeline-bound: {share} of the step a rank waits for the stage before it or behind "
+    "it (the bubble). More micro-batches or an interleaved schedule would help.",
+    "stage": "stage {stage} limits the pipeline: it works {share} more than the mean of all "
+    "stages, in every replica. Move layers from it to the others.",
     "compute": "compute-bound: {share} of the step is forward, backward and the optimizer.",
 }
 
@@ -84,10 +92,16 @@ class Bounds(Detector):
 
     def __init__(self) -> None:
         self._ranks: Sequence[RankState] = ()
+        # By stage of a pipeline: the places of its ranks.
+        self._stages: Mapping[int, Sequence[int]] = {}
+        # All waits of the last step are known, by the calls of all ranks.
+        self._waits_show = False
+        self._slowest_stage = 0
         # What their hosts need to launch: it may show in the first steps alone.
         self._launches: dict[Labels, LaunchNeed] = {}
         # The last ones, of all ranks, and how many came since the last check.
         self._steps: list[Sequence[StepFacts]] = []
+        self._bubbles_ns: list[Sequence[int]] = []
         self._fresh = 0
         self._open: Verdict | None = None
         # The sums of the shares that the checks found since it was opened, and how many these are.
@@ -97,28 +111,48 @@ class Bounds(Detector):
         self._checks = 0
         self._changes: list[Change] = []
 
-    def start_again(self, ranks: Sequence[RankState]) -> None:
-        """From now on the steps of these ranks are fed, in this order."""
+    def start_again(self, ranks: Sequence[RankState], stages: Sequence[int]) -> None:
+        """From now on the steps of these ranks are fed, in this order.
+
+        *stages*: of each, its stage of a pipeline.
+        """
         if not ranks:
             self._close()
         self._ranks = ranks[:_MOST_RANKS]
+        self._stages = by_stage(stages[:_MOST_RANKS])
+        if len(self._stages) != len(set(stages)):
+            self._stages = {}
         before = self._launches
         self._launches = {
             each.labels: before.get(each.labels, LaunchNeed()) for each in self._ranks
         }
         self._steps.clear()
+        self._bubbles_ns.clear()
         self._fresh = 0
 
-    def feed_row(self, facts: Sequence[StepFacts], *, first: bool) -> None:
-        """One more step that all ranks have measured. *first*: it allocates, and starts workers."""
-        facts = facts[:_MOST_RANKS]
+    def feed_row(
+        self, facts: Sequence[StepFacts], bubble_ns: Sequence[int] | None, *, first: bool
+    ) -> None:
+        """One more step that all ranks have measured. *first*: it allocates, and starts workers.
+
+        *bubble_ns*: of each rank, how much of its waits a pipeline makes; None where waits may be
+        inside phases.
+        """
+        facts, self._waits_show = facts[:_MOST_RANKS], bubble_ns is not None
+        bubble_ns = bubble_ns[:_MOST_RANKS] if bubble_ns else (0,) * len(facts)
+        if any(bubble_ns):
+            facts = [
+                each._replace(wait_ns=each.wait_ns - ns)
+                for each, ns in zip(facts, bubble_ns, strict=True)
+            ]
         if facts[0].paced_ns is not None:
             for launches, each in zip(self._launches.values(), facts, strict=True):
                 launches.follow(each)
         if first:
             return
         self._steps.append(facts)
-        del self._steps[:-_STEPS]
+        self._bubbles_ns.append(bubble_ns)
+        del self._steps[:-_STEPS], self._bubbles_ns[:-_STEPS]
         self._fresh += 1
 
     def poll(self, now_ns: int) -> list[Change]:
@@ -150,10 +184,31 @@ class Bounds(Detector):
         for word, on_host in (("data", loads), ("launch", launches)):
             most = max(each[word] for each in by_rank)
             shares[word] = max(shares[word], min(lower_median(on_host), most))
-        for word in {word for each in self._ranks for word in each.own_collectives} & shares.keys():
+        own = {word for each in self._ranks for word in each.own_collectives}
+        for word in own & shares.keys() if not self._waits_show else ():
             # A late rank waits least there, and the others wait for it.
             shares[word] = min([each[word] for each in by_rank])
-        return {**shares, **self._waits(ranks)}
+        return {**shares, **self._waits(ranks), **self._of_pipeline(ranks)}
+
+    def _of_pipeline(self, ranks: Sequence[Mapping[str, int]]) -> dict[str, float]:
+        """The share of the time in the bubble; by how much the slowest stage is slower."""
+        if len(self._stages) < 2 or -1 in self._stages:
+            return {}
+        bubbles_ns = list(map(sum, zip(*self._bubbles_ns, strict=True)))
+        works_ns = [
+            each["took"] - each["wait"] - ns for each, ns in zip(ranks, bubbles_ns, strict=True)
+        ]
+        by_stage_ns = {
+            stage: median([works_ns[at] for at in places]) for stage, places in self._stages.items()
+        }
+        self._slowest_stage = max(by_stage_ns, key=by_stage_ns.__getitem__)
+        mean_ns = sum(by_stage_ns.values()) / len(by_stage_ns)
+        return {
+            "bubble": lower_median(
+                [ns / each["took"] for each, ns in zip(ranks, bubbles_ns, strict=True)]
+            ),
+            "stage": by_stage_ns[self._slowest_stage] / mean_ns - 1,
+        }
 
     def _waits(self, ranks: Sequence[Mapping[str, int]]) -> dict[str, float]:
         """Shares of the time that ranks wait for each other, by what the wait is for."""
@@ -177,7 +232,7 @@ class Bounds(Detector):
         over = {
             word: shares[word] / limit
             for word, limit in _LIMITS.items()
-            if shares[word] > (_STAYS * limit if word == present else limit)
+            if shares.get(word, 0.0) > (_STAYS * limit if word == present else limit)
         }
         if present in over:
             # The present bound stays unless another one is far above its limit.
@@ -228,10 +283,12 @@ class Bounds(Detector):
         """What of a verdict moves with the shares."""
         nodes = {dict(each.labels).get("node") for each in self._ranks}
         where = "this node" if len(nodes) == 1 else "the run"
-        sentence = _SENTENCES[leading].format(share=percent(shares[leading]), where=where)
+        sentence = _SENTENCES[leading].format(
+            share=percent(shares[leading]), where=where, stage=self._slowest_stage
+        )
         if leading == "comm_wait" and len(nodes) == 1:
             sentence += " If the run has other nodes, a rank there may be late."
-        if any(each.waits_known is False for each in self._ranks):
+        if not self._waits_show and any(each.waits_known is False for each in self._ranks):
             sentence += " A phase may hold waits for other ranks, which cannot be told apart here."
         evidence = {"shares": rounded(shares), "steps": _STEPS}
         return {"sentence": sentence, "evidence": evidence}

@@ -30,6 +30,8 @@ class RankState(NamedTuple):
     under_nccl: bool = False
     began_ns: int = 0
     """When the process began, on the clock of its steps."""
+    clock_shift_ns: int = 0
+    """From the clock of its steps to the one that all processes of its host share."""
 
     @property
     def is_beside(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def median(values: Sequence[float]) -> float:
@@ -41,3 +41,16 @@ def excesses(values: Sequence[float]) -> list[float]:
         each - (without_high if each > center else without_low if each < center else without_center)
         for each in values
     ]
+
+
+def excesses_within(values: Sequence[float], kinds: Collection[Sequence[int]]) -> list[float]:
+    """The same, where each value has its like at these places; 0 for one that is like no other."""
+    if len(kinds) == 1:
+        return excesses(values)
+    found = [0.0] * len(values)
+    for places in kinds:
+        if len(places) > 1:
+            above = excesses([values[at] for at in places])
+            for at, each in zip(places, above, strict=True):
+                found[at] = each
+    return found

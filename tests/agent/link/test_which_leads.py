@@ -17,7 +17,7 @@ from otel_ddp.agent.link.runs.known import Senseless, read_json
 from otel_ddp.agent.link.runs.leading import Leading
 from otel_ddp.agent.link.runs.links import Links, wanted_by
 from otel_ddp.agent.link.runs.outflow import Outflow
-from otel_ddp.agent.link.streams import Streams
+from otel_ddp.agent.link.server import LinkServer
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.identity import lead
@@ -108,7 +108,9 @@ def test_a_run_that_goes_on_elsewhere_is_led_on_while_its_other_nodes_are_heard(
     process: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, reports = process(2, 4), [True]
-    monkeypatch.setattr(Streams, "take", lambda _: [report(other, "node-1", 1)] if reports else [])
+    monkeypatch.setattr(
+        LinkServer, "take", lambda _: [report(other, "node-1", 1)] if reports else []
+    )
     now_s = [1000.0]
     links = Links("node-0", cast(Any, Kept()), lambda: int(now_s[0] * 1e9))
     try:

@@ -432,6 +432,7 @@ class Process:
             device_clock=not missing["device_clock"] if "device_clock" in missing else None,
             under_nccl="nccl" in str(reader.facts.get("backend")),
             began_ns=self.began_ns,
+            clock_shift_ns=reader.created_monotonic_ns - reader.created_ns,
         )
 
     def position(self, origin_ns: int) -> Position | None:

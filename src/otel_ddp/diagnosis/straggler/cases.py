@@ -23,6 +23,10 @@ It has better advice, or none, and more evidence.
 """
 
 
+Where = Callable[[Sequence[int]], str]
+"""Asked in which calls the others wait for the ranks at these places; empty: that is not known."""
+
+
 class _Case:
     """An open verdict."""
 
@@ -97,8 +101,8 @@ class _Look:
 class Cases:
     """The late ranks and nodes of one run."""
 
-    def __init__(self, hint: Hint | None) -> None:
-        self._hint = hint
+    def __init__(self, hint: Hint | None, where: Where) -> None:
+        self._hint, self._where = hint, where
         self.window = Window()
         self.ranks = excess_history.ExcessHistory(self.window)
         # Without units where there is nothing to say of nodes.
@@ -115,11 +119,18 @@ class Cases:
     def __len__(self) -> int:
         return len(self._open)
 
-    def start_again(self, ranks: Sequence[Labels], left_out: tuple[int, ...]) -> None:
-        """From now on these ranks are compared, without the phases that are left out."""
-        self.window = Window(left_out)
-        self.ranks = excess_history.ExcessHistory(self.window, excess_history.ranks_of(ranks))
-        self._nodes = excess_history.ExcessHistory(self.window, excess_history.nodes_of(ranks))
+    def start_again(
+        self, ranks: Sequence[Labels], left_out: tuple[int, ...], stages: Sequence[int]
+    ) -> None:
+        """From now on these ranks are compared, without the phases that are left out.
+
+        *stages*: of each rank, its stage of a pipeline.
+        """
+        self.window = Window(left_out, stages)
+        ranked = excess_history.ranks_of(ranks, stages)
+        self.ranks = excess_history.ExcessHistory(self.window, ranked)
+        of_nodes = excess_history.nodes_of(ranks, stages)
+        self._nodes = excess_history.ExcessHistory(self.window, of_nodes)
         self._waiting.clear()
         self._steps_since_look, self._ns_since_look = 0, 0.0
         compared = {unit.labels for unit in (*self.ranks.units, *self._nodes.units)}
@@ -332,6 +343,7 @@ class Cases:
             wait_s=excess_history.share_s(late.labels, look.excesses_s(length)),
             step_without_s=look.step_without_s(length),
             late_ones=len(look.late),
+            waits_in=self._where(late.members),
         )
         evidence = finding.evidence()
         states = [self._states[labels] for labels in ranks]

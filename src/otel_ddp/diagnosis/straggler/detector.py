@@ -23,6 +23,7 @@ from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.straggler.host_pace import HostPace
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
+from otel_ddp.diagnosis.straggler.waits import DISAGREE, Taken, Waits
 from otel_ddp.diagnosis.straggler.window import Compared
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.vocabulary.words import WORK_PHASES
@@ -45,7 +46,8 @@ class Stragglers(Detector):
         """*bounds*: is fed with the steps that are put side by side."""
         self._recurring = RecurringStalls()
         self._recurs = False
-        self._cases = Cases(hint)
+        self._waits = Waits()
+        self._cases = Cases(hint, self._waits.where)
         self._bounds = bounds
         self._ranks: dict[Labels, RankState] = {}
         self._world_size = 0
@@ -54,11 +56,20 @@ class Stragglers(Detector):
         self._steps_ns: deque[float] = deque(maxlen=limits.MOST_UNMEASURED)
         # Whether other ranks are compared from the next row on.
         self._starts_again = False
+        # The waits of all ranks show in their calls to process groups.
+        self._by_calls = False
         # Indices into WORK_PHASES: in these phases a wait for others looks like work.
         self._not_compared: tuple[int, ...] = ()
         # By phase, how many ranks have collectives of their own there.
         self._own_collectives: Counter[str] = Counter()
         self._waits_unknown: set[Labels] = set()
+        # Ranks whose waits do not show in their calls to process groups.
+        self._without_calls: set[Labels] = set()
+        # Of each rank that is compared, its stage of a pipeline.
+        self._stages: Sequence[int] = ()
+        # The share of the last steps in which it was not known who waits for whom, and the share of
+        # a step in which a rank may have waited or not.
+        self._unknown = self._unclear = 0.0
         self._pace = HostPace()
         self._unusual_share = 0.0
         self._regression: Regression | None = None
@@ -86,7 +97,7 @@ class Stragglers(Detector):
         labels = rank.labels
         self._ranks[labels] = rank
         self._world_size = rank.world_size
-        if rank.waits_known is False and before.waits_known is not False:
+        if rank.waits_known is False is not before.waits_known and not self._by_calls:
             # What looked like work may have been a wait.
             self._start_again()
             self._cases.close_all()
@@ -102,15 +113,21 @@ class Stragglers(Detector):
         # Of thousands of ranks each may change: this looks at no other rank.
         if before is not None:
             self._waits_unknown.discard(before.labels)
+            self._without_calls.discard(before.labels)
             self._own_collectives.subtract(before.own_collectives)
         if rank is not None:
             if rank.waits_known is False:
                 self._waits_unknown.add(rank.labels)
+            # A device arrives later than its host calls.
+            if not rank.calls_noted or rank.device_clock is not None:
+                self._without_calls.add(rank.labels)
             self._own_collectives.update(rank.own_collectives)
-        phases = self._own_collectives
+        by_calls, phases = not self._without_calls, self._own_collectives
         not_compared = tuple(at for at, word in enumerate(WORK_PHASES) if phases[word] > 0)
-        if not_compared != self._not_compared:
-            self._not_compared = not_compared
+        if by_calls:
+            not_compared = ()
+        if (by_calls, not_compared) != (self._by_calls, self._not_compared):
+            self._by_calls, self._not_compared = by_calls, not_compared
             self._start_again()
             # Some of what was taken for work may have been waiting.
             self._cases.close_all()
@@ -144,11 +161,16 @@ class Stragglers(Detector):
             return
         self._starts_again, self._compared = False, None
         ranks = self._alignment.ranks
-        self._cases.start_again(ranks, self._not_compared)
+        if len(self._stages) != len(ranks):
+            self._stages = (0,) * len(ranks)
+        self._waits.start_again([self._ranks[labels] for labels in ranks if self._by_calls])
+        self._unknown = self._unclear = 0.0
+        self._cases.start_again(ranks, self._not_compared, self._stages)
         self._pace.start_again(ranks)
         self._recurring.start_again(ranks, self._not_compared)
         if self._bounds is not None:
-            self._bounds.start_again([self._ranks[labels] for labels in ranks])
+            states = [self._ranks[labels] for labels in ranks]
+            self._bounds.start_again(states, self._stages)
 
     # -- steps
 
@@ -163,19 +185,28 @@ class Stragglers(Detector):
         self._settle()
         facts, columns = row.facts, columns_of(row.facts)
         measured = all(columns.measured)
+        # Of processes that are each a world of one, none waits for another.
+        comparable = len(facts) > 1 and self._world_size != 1
+        taken = None
+        if comparable and measured and self._by_calls:
+            taken = self._take_waits(facts)
+        if taken is not None:
+            facts, columns = taken.facts, columns_of(taken.facts)
+        elif self._waits_unknown or (self._by_calls and +self._own_collectives):
+            # What ranks wait for each other looks like work.
+            comparable = False
         if measured and self._bounds is not None:
-            self._bounds.feed_row(facts, first=row.first)
+            self._bounds.feed_row(facts, taken and taken.bubble_ns, first=row.first)
         if row.first:
             if measured:
                 self._pace.follow(facts)
             return
         unusual = [i for i, each in enumerate(columns.unusual) if each]
-        # Of processes that are each a world of one, none waits for another.
-        comparable = len(facts) > 1 and not self._waits_unknown and self._world_size != 1
         others = max(self._world_size, len(facts)) - 1
+        recurring = self._recurring_among(len(facts))
         if len(unusual) > limits.UNUSUAL * len(facts):
-            if comparable and measured and not self._steps_ns:
-                self._recurring.feed(row.number, facts, None, others)
+            if comparable and measured and recurring is not None and not self._steps_ns:
+                recurring.feed(row.number, facts, None, others)
             self._unusual_share = 0.99 * self._unusual_share + 0.01
             return
         self._unusual_share *= 0.99
@@ -190,18 +221,40 @@ class Stragglers(Detector):
             self._changes += self._regression.feed(facts, steps_ns, bool(self._cases))
         if not comparable:
             return
-        facts = self._pace.adjusted(facts)
-        if facts is not row.facts:
-            columns = columns_of(facts)
+        if (adjusted := self._pace.adjusted(facts)) is not facts:
+            facts, columns = adjusted, columns_of(adjusted)
         step = Compared.of(row.number, columns, self._not_compared, len(steps_ns), step_ns)
         usual_ns = [*step.works_ns]
         for i in unusual:
             # Among very many ranks there is one in nearly every step. It says nothing of itself.
-            usual_ns[i] = round(median(usual_ns))
+            alike_ns = [
+                ns
+                for ns, stage in zip(usual_ns, self._stages, strict=True)
+                if stage == self._stages[i]
+            ]
+            usual_ns[i] = round(median(alike_ns))
         excesses_ns = self._cases.feed(step, usual_ns, self._ranks, self._world_size)
-        if len(steps_ns) == 1:
+        if recurring is not None and len(steps_ns) == 1:
             self._recurs = True
-            self._recurring.feed(row.number, facts, None if unusual else excesses_ns, others)
+            recurring.feed(row.number, facts, None if unusual else excesses_ns, others)
+
+    def _take_waits(self, facts: Sequence[StepFacts]) -> Taken | None:
+        """The step without the waits in calls; None where it is not known who waits for whom."""
+        taken = self._waits.take(facts, self._world_size)
+        self._unknown += limits.PACE_FORGETS * ((taken is None) - self._unknown)
+        if taken is None:
+            return None
+        self._unclear += limits.PACE_FORGETS * (taken.unclear - self._unclear)
+        if taken.stages and taken.stages != self._stages:
+            self._stages = taken.stages
+            self._cases.close_all()
+            self._start_again()
+            self._settle()
+        return taken
+
+    def _recurring_among(self, ranks: int) -> RecurringStalls | None:
+        """None where so many ranks are not all alike, or not all of their steps are fed."""
+        return self._recurring if len(set(self._stages[:ranks])) == 1 else None
 
     def _pause_recurring(self) -> None:
         """How often a rank stalls does not show in some of the steps."""
@@ -246,7 +299,7 @@ class Stragglers(Detector):
         for i, labels in enumerate(ranks):
             excess: dict[str, float] = {}
             work_s = None
-            if table:
+            if table and not table.is_alone(i):
                 work_s = table.work_s(i)
                 all_s = history.excess_s(i, limits.LENGTHS[0])
                 parts = {"all": all_s, **table.excess_by_phase(i)}
@@ -273,7 +326,12 @@ class Stragglers(Detector):
             yield why
         if alone:
             yield "each of these processes trains alone, so none waits for another"
-        if unknown := self._named(lambda rank: rank.waits_known is False):
+        if self._by_calls:
+            if self._unknown > 0.5:
+                yield self._waits.why or DISAGREE
+            if len(set(self._stages)) == len(self._stages) > 1:
+                yield "each stage of the pipeline has one rank, and none is like another"
+        elif unknown := self._named(lambda rank: rank.waits_known is False):
             yield f"waiting for other ranks cannot be told from work on rank {unknown}"
         if len(self._steps_ns) == limits.MOST_UNMEASURED:
             yield f"none of the last {limits.MOST_UNMEASURED} steps was measured on all ranks"
@@ -287,6 +345,8 @@ class Stragglers(Detector):
         if table and table.left_out_s() > rule.least_excess_ns(step_s * 1e9) / 1e9:
             words = ", ".join(f"`{WORK_PHASES[at]}`" for at in self._not_compared)
             yield f"collectives of your own in {words}: a rank that is late there cannot be named"
+        if self._unclear > limits.EXCESS:
+            yield "work goes on beside collectives: how long a rank waits for them is not known"
         if self._pace.unclear > limits.EXCESS:
             yield (
                 "a device waits for its host while other hosts are ahead of theirs: whether these "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from math import ceil
 from typing import NamedTuple, TypeVar
 
-from otel_ddp.diagnosis.medians import excesses, median
+from otel_ddp.diagnosis.medians import excesses_within, median
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.window import Compared, Window
 from otel_ddp.diagnosis.verdict import Labels, node_of
@@ -22,21 +22,38 @@ class Unit(NamedTuple):
     labels: Labels
     members: tuple[int, ...]
     """The places of its ranks in a row."""
+    stage: int = 0
+    """Of a pipeline: stages differ by nature, so a unit is compared with others of its own."""
 
 
-def ranks_of(ranks: Sequence[Labels]) -> list[Unit]:
+def ranks_of(ranks: Sequence[Labels], stages: Sequence[int]) -> list[Unit]:
     """Each rank by itself."""
-    return [Unit(labels, (i,)) for i, labels in enumerate(ranks)]
+    return [
+        Unit(labels, (i,), stage)
+        for i, (labels, stage) in enumerate(zip(ranks, stages, strict=True))
+    ]
 
 
-def nodes_of(ranks: Sequence[Labels]) -> list[Unit]:
-    """The nodes, with their ranks; empty where there is one, or none has several ranks."""
+def nodes_of(ranks: Sequence[Labels], stages: Sequence[int]) -> list[Unit]:
+    """The nodes, with their ranks; empty where there is one, or none has several ranks.
+
+    Empty as well where the ranks of one node work at several stages.
+    """
     nodes: dict[Labels, list[int]] = {}
     for i, labels in enumerate(ranks):
         nodes.setdefault(node_of(labels), []).append(i)
-    if not 1 < len(nodes) < len(ranks):
+    mixed = any(len({stages[i] for i in members}) > 1 for members in nodes.values())
+    if mixed or not 1 < len(nodes) < len(ranks):
         return []
-    return [Unit(labels, tuple(members)) for labels, members in nodes.items()]
+    return [Unit(labels, tuple(each), stages[each[0]]) for labels, each in nodes.items()]
+
+
+def by_stage(stages: Sequence[int]) -> dict[int, list[int]]:
+    """The places of what belongs to each stage."""
+    found: dict[int, list[int]] = {}
+    for at, stage in enumerate(stages):
+        found.setdefault(stage, []).append(at)
+    return found
 
 
 class ExcessHistory:
@@ -48,6 +65,7 @@ class ExcessHistory:
     def __init__(self, window: Window, units: Sequence[Unit] = ()) -> None:
         """*window*: the steps themselves."""
         self.window, self.units = window, units
+        self._kinds = by_stage([unit.stage for unit in units]).values()
         self._excesses_ns: list[array[float]] = []
         # The steps since the last full stride.
         self._fresh: list[list[float]] = []
@@ -65,7 +83,7 @@ class ExcessHistory:
         each_ns: Sequence[float] = works_ns
         if len(self.units) < len(works_ns):
             each_ns = [median([works_ns[i] for i in unit.members]) for unit in self.units]
-        found = excesses(each_ns)
+        found = excesses_within(each_ns, self._kinds)
         self._excesses_ns.append(array("d", found))
         del self._excesses_ns[:-_MOST_STEPS]
         self._fresh.append(found)
@@ -142,12 +160,17 @@ class ExcessHistory:
         """Some of the last steps, which say the same as all; the last one first."""
         return self.window.last(length)[:: -3 if len(self.units) < limits.MANY_RANKS else -9]
 
-    def step_without_s(self, late: Collection[int], length: int) -> float:
+    def step_without_s(self, late: Set[int], length: int) -> float:
         """What a step would take without these ranks: the latest of the others ends it then."""
+        kinds = [at for at in by_stage(self.window.stages).values() if not late.isdisjoint(at)]
         found = []
         for each in self.some_steps(length):
-            others_ns = [ns for at, ns in enumerate(each.works_ns) if at not in late]
-            found.append(each.step_ns - max(each.works_ns) + max(others_ns, default=0))
+            gains_ns = [0]
+            for places in kinds:
+                others_ns = [each.works_ns[at] for at in places if at not in late]
+                most_ns = max([each.works_ns[at] for at in places])
+                gains_ns.append(most_ns - max(others_ns, default=0))
+            found.append(each.step_ns - max(gains_ns))
         return median(found) / 1e9
 
     def excess_s(self, i: int, length: int) -> float:

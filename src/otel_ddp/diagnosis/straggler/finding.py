@@ -76,10 +76,12 @@ class Finding:
         wait_s: float,
         step_without_s: float,
         late_ones: int,
+        waits_in: str,
     ) -> None:
         """*reading*: the kind of verdict, and the phase. *table*: of the same steps. *ranks*: its
         own. *others*: how many ranks wait for it, and each for *wait_s*. *step_without_s*: a step
-        without any late ones, of which there are *late_ones*."""
+        without any late ones, of which there are *late_ones*. *waits_in*: in which calls the others
+        wait for it; empty: that is not known."""
         history, i, length = late
         window = history.window
         self.labels, self.steps, self.one_of = late.labels, length, window.one_of(length)
@@ -102,6 +104,7 @@ class Finding:
                 labels: median(ns) / 1e9 for labels, ns in zip(ranks, each_ns, strict=True)
             }
         self.others, self.late_ones, self.step_without_s = others, late_ones, step_without_s
+        self.waits_in = waits_in
         # Seconds that all others together lose in each second.
         self.lost_per_s = wait_s / self.step_s * others
 
@@ -133,6 +136,8 @@ class Finding:
             evidence["side"] = self.side
         if self.waits_for_device:
             evidence["waits_for_device"] = True
+        if self.waits_in:
+            evidence["waits_in"] = self.waits_in
         if self.not_compared:
             evidence["not_compared"] = self.not_compared
         if self.kind == "imbalance":

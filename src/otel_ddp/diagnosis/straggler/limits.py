@@ -61,6 +61,18 @@ UNUSUAL = 1 / 16
 CHECKS = 3
 CHECK_EVERY = 30
 
+# -- what ranks wait for in calls to process groups
+
+# Clocks and hooks make differences below this.
+CALL_GRAIN_NS = 50_000
+# A collective that is asynchronous is not waited for at once where a rank makes its next call in so
+# many steps before the last member has come.
+CALLS_WENT_ON = 3
+# So many steps say in which calls others wait for a late rank.
+CALLS_KEPT = 9
+# So many ranks of a node are looked at for that, each beside so many others.
+CALLS_ALIKE = 8
+
 # -- the rule for a node: as for a rank, by the median of its ranks; and they are late alike
 
 # Each of its ranks is late by at least this share of what the node is late by. Of the ranks on the

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.excess_history import Unit
+from otel_ddp.diagnosis.straggler.excess_history import Unit, by_stage
 from otel_ddp.diagnosis.straggler.window import Compared
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES, Kind
 
@@ -102,8 +102,11 @@ class PhaseTable:
         self._words = [word for at, word in enumerate(WORK_PHASES) if at not in left_out]
         self._needs: dict[int, _Need] = {}
         # Of thousands of units, some say what is usual as well as all.
-        self._sample = spread(len(units))
-        self._usual: dict[int | None, _Need] = {}
+        self._samples = {
+            stage: [places[at] for at in spread(len(places))]
+            for stage, places in by_stage([unit.stage for unit in units]).items()
+        }
+        self._usual: dict[tuple[int, int | None], _Need] = {}
         self.step_s = median([each.took_ns for each in steps]) / 1e9
 
     def _need(self, i: int) -> _Need:
@@ -112,12 +115,19 @@ class PhaseTable:
             self._needs[i] = _Need.of_several([_Need.of(self._steps, at) for at in members])
         return self._needs[i]
 
+    def _sample(self, i: int) -> Sequence[int]:
+        return self._samples[self._units[i].stage]
+
     def _others(self, i: int) -> list[int]:
-        return [at for at in self._sample if at != i]
+        return [at for at in self._sample(i) if at != i]
+
+    def is_alone(self, i: int) -> bool:
+        """Whether unit *i* is like no other."""
+        return not self._others(i)
 
     def _usual_need(self, i: int) -> _Need:
         """What the others than unit *i* usually need."""
-        key = i if i in self._sample else None
+        key = self._units[i].stage, i if i in self._sample(i) else None
         if key not in self._usual:
             self._usual[key] = _Need.of_several([self._need(at) for at in self._others(i)])
         return self._usual[key]

@@ -65,8 +65,10 @@ def is_alike(nodes: ExcessHistory, i: int, length: int) -> bool:
 
 def is_apart(nodes: ExcessHistory, i: int, length: int, late: Collection[int]) -> bool:
     """Whether hardly any rank on nodes that are not *late* is late as the ranks of node *i* are."""
-    others = [at for j, unit in enumerate(nodes.units) if j not in late for at in unit.members]
-    if len(nodes.units[i].members) > limits.NODE_OUTNUMBERS * len(others):
+    node = nodes.units[i]
+    alike = [unit for j, unit in enumerate(nodes.units) if j not in late]
+    others = [at for unit in alike if unit.stage == node.stage for at in unit.members]
+    if len(node.members) > limits.NODE_OUTNUMBERS * len(others):
         return False
     line_ns = limits.NODE_ALIKE * median(nodes.excess_ns(i, length))
     some = [others[at] for at in spread(len(others))]

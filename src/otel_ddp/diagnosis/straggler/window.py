@@ -79,9 +79,12 @@ def _by_phase(ranks: Sequence[Any]) -> Any:
 class Window:
     """As many of these steps as the rule looks back on."""
 
-    def __init__(self, left_out: Sequence[int] = ()) -> None:
-        """*left_out*: indices into WORK_PHASES, of the phases that are not compared."""
-        self.left_out = left_out
+    def __init__(self, left_out: Sequence[int] = (), stages: Sequence[int] = ()) -> None:
+        """*left_out*: indices into WORK_PHASES, of the phases that are not compared.
+
+        *stages*: of each rank, its stage of a pipeline.
+        """
+        self.left_out, self.stages = left_out, stages
         self._steps: list[Compared] = []
 
     def __len__(self) -> int:

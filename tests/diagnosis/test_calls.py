@@ -1,0 +1,326 @@
+"""Who waits for whom in calls to process groups, by steps of which the truth is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from make import labels_of, step_facts
+from otel_ddp.diagnosis.bounds import Bounds
+from otel_ddp.diagnosis.detector import RankState
+from otel_ddp.diagnosis.step_facts import Call, Calls, StepFacts
+from otel_ddp.diagnosis.straggler.detector import Stragglers
+from otel_ddp.diagnosis.verdict import Change
+from ranks import Told, summary
+
+MS = 1_000_000
+
+
+def call(group: str, op: str = "allgather_base", **more: Any) -> Call:
+    """A call in forward."""
+    given = {"dimension": "", "peer": -1, "asynchronous": False, "phase": "forward", **more}
+    return Call(group, op=op, **given)
+
+
+class Program:
+    """Ranks that work, call, work, call, ... in each step, and wait in each call."""
+
+    def __init__(
+        self,
+        calls: Mapping[int, Sequence[Call]],
+        works_ms: Mapping[int, Sequence[float]],
+        *,
+        waits: bool = True,
+        **known: Any,
+    ) -> None:
+        """*calls*: of each rank. *works_ms*: before each, and behind the last one.
+
+        *waits*: at once in each call; else behind the last one.
+        """
+        self.bounds = Bounds()
+        self.detector = Stragglers(bounds=self.bounds)
+        given = {"world_size": len(calls), "waits_known": False, "calls_noted": True, **known}
+        self.told = Told(self.detector, **given)
+        self.calls = {rank: tuple(each) for rank, each in calls.items()}
+        self.works_ms = works_ms
+        self.waits = waits
+        self.number = 0
+        self.ends = dict.fromkeys(calls, 1_700_000_000 * 10**9)
+        self.changes: list[Change] = []
+        self._chance = random.Random(1)
+
+    def steps(self, many: int, late: Mapping[int, Sequence[float]] | None = None) -> list[Any]:
+        """So many steps; what was opened and closed in them."""
+        self.changes = []
+        for _ in range(many):
+            self._step(late or {})
+        return summary(self.changes)
+
+    def _step(self, late: Mapping[int, Sequence[float]]) -> None:
+        self.number += 1
+        now = dict(self.ends)
+        at: dict[int, list[int]] = {rank: [] for rank in self.calls}
+        varied = {
+            rank: [round(ms * MS * self._chance.uniform(0.99, 1.01)) for ms in each]
+            for rank, each in self.works_ms.items()
+        }
+        for rank, more in late.items():
+            varied[rank] = [ns + round(ms * MS) for ns, ms in zip(varied[rank], more, strict=True)]
+        # Each rank goes as far as it can, until all are through.
+        while any(len(at[rank]) < len(each) for rank, each in self.calls.items()):
+            for rank, each in self.calls.items():
+                n = len(at[rank])
+                if n < len(each) and (n == 0 or self._is_through(at, rank, n - 1)):
+                    since = self._until(at, rank, n - 1) if n and self.waits else now[rank]
+                    now[rank] = max(now[rank], since) + varied[rank][n]
+                    at[rank].append(now[rank])
+        for rank, each in self.calls.items():
+            done = [self._until(at, rank, n) for n in range(len(each))]
+            ended_ns = max([now[rank], *done]) + varied[rank][-1]
+            took_ms = (ended_ns - self.ends[rank]) / MS
+            phases_ms = {"forward": took_ms - 1, "other": 1}
+            calls = Calls(each, at[rank])
+            self.told.feed(rank, [step_facts(self.number, ended_ns, phases_ms, calls=calls)])
+            self.ends[rank] = ended_ns
+        self.changes += self.detector.poll(0)
+
+    def _met(self, rank: int, n: int) -> list[tuple[int, int]]:
+        """The ranks and calls that this call waits for."""
+        own = self.calls[rank][n]
+        if own.op == "send":
+            return []
+        if own.op == "recv":
+            before = [e.peer == own.peer and e.op == "recv" for e in self.calls[rank][:n]].count(
+                True
+            )
+            sends = [
+                at for at, e in enumerate(self.calls[own.peer]) if e.op == "send" and e.peer == rank
+            ]
+            return [(own.peer, sends[before])]
+        before = [e.group == own.group for e in self.calls[rank][:n]].count(True)
+        found = []
+        for other, each in self.calls.items():
+            places = [at for at, e in enumerate(each) if e.group == own.group]
+            if places:
+                found.append((other, places[before]))
+        return found
+
+    def _is_through(self, at: Mapping[int, Sequence[int]], rank: int, n: int) -> bool:
+        return not self.waits or all(len(at[r]) > m for r, m in self._met(rank, n))
+
+    def _until(self, at: Mapping[int, Sequence[int]], rank: int, n: int) -> int:
+        return max([at[rank][n], *[at[r][m] for r, m in self._met(rank, n)]])
+
+
+def sharded(ranks: int = 4, **more: Any) -> Program:
+    """One group, called four times, with work between."""
+    calls = {rank: [call("all")] * 4 for rank in range(ranks)}
+    return Program(calls, {rank: [10, 20, 20, 20, 5] for rank in range(ranks)}, **more)
+
+
+def mesh() -> Program:
+    """Two by two: in `tp` ranks 0 and 1, and 2 and 3, meet often; in `dp` 0 and 2, and 1 and 3."""
+    calls = {
+        rank: [
+            *[call(f"tp{rank // 2}", "allreduce", dimension="tp", asynchronous=True)] * 3,
+            call(f"dp{rank % 2}", dimension="dp"),
+        ]
+        for rank in range(4)
+    }
+    return Program(calls, {rank: [10, 20, 20, 20, 5] for rank in range(4)})
+
+
+def pipeline(replicas: int = 2, stages: int = 2, heavier: float = 1.0) -> Program:
+    """Forward to the last stage, backward to the first, three times; then all replicas meet."""
+    calls: dict[int, list[Call]] = {}
+    works: dict[int, list[float]] = {}
+    for rank in range(replicas * stages):
+        stage, own, work, back = rank % stages, list[Call](), list[float](), 0.0
+        ms = 10 * (heavier if stage == stages - 1 else 1)
+        for _ in range(3):
+            if stage:
+                own.append(call("pp", "recv", peer=rank - 1, asynchronous=True))
+                work.append(0.1)
+            if stage < stages - 1:
+                own.append(call("pp", "send", peer=rank + 1, asynchronous=True))
+                own.append(call("pp", "recv", peer=rank + 1, asynchronous=True))
+                work += [ms + back, 0.1]
+            if stage:
+                own.append(call("pp", "send", peer=rank - 1, asynchronous=True))
+                work.append(ms * (2 if stage == stages - 1 else 1))
+            # The first stage sends nothing back.
+            back = 0.0 if stage else ms
+        own.append(call(f"dp{stage}", "allreduce", dimension="dp"))
+        calls[rank], works[rank] = own, [*work, 1 + back, 2]
+    return Program(calls, works)
+
+
+def test_the_late_rank_of_a_sharded_group_is_named_and_no_one_is_before() -> None:
+    run = sharded()
+
+    assert run.steps(200) == []
+    assert run.steps(120, {2: [0, 0, 12, 0, 0]}) == [("straggler", "2", "forward", True)]
+    (change,) = run.changes
+    assert abs(change.verdict.evidence["excess_s"] - 0.012) < 0.001
+    assert change.verdict.evidence["waits_in"] == "process group: all ranks"
+    assert run.steps(200) == [("straggler", "2", "forward", False)]
+
+
+def test_a_rank_that_has_waited_for_another_one_is_not_late_for_that() -> None:
+    run = mesh()
+
+    assert run.steps(100) == []
+    # Rank 3 waits for it in `tp`, and comes to `dp` as late as this one.
+    assert run.steps(120, {2: [0, 15, 0, 0, 0]}) == [("straggler", "2", "forward", True)]
+    assert run.changes[0].verdict.evidence["waits_in"] == "mesh dimension tp: ranks 2, 3"
+
+
+@pytest.mark.parametrize(("at", "where"), [(2, "tp: ranks 2, 3"), (3, "dp: ranks 0, 2")])
+def test_evidence_has_the_calls_in_which_others_first_wait(at: int, where: str) -> None:
+    run = mesh()
+    late = [0.0] * 5
+    late[at] = 15
+
+    run.steps(100)
+    run.steps(120, {2: late})
+
+    assert run.changes[0].verdict.evidence["waits_in"] == f"mesh dimension {where}"
+
+
+def test_a_rank_is_compared_with_the_replicas_of_its_own_stage() -> None:
+    run = pipeline(heavier=1.3)
+
+    assert run.steps(200) == []
+    late = [0.0, 8, 0, 0, 0, 0, 0, 0]
+    assert run.steps(120, {3: late}) == [("straggler", "3", "forward", True)]
+
+
+def test_a_stage_that_is_slower_in_all_replicas_bounds_the_run() -> None:
+    run = pipeline(heavier=1.6, stages=3)
+    opened = []
+    for _ in range(400):
+        run.steps(1)
+        opened += [v.sentence for v, _ in run.bounds.poll(0)]
+
+    assert run.changes == []
+    assert opened[0].startswith("stage 2 limits the pipeline: it works 32 % more than the mean")
+
+
+def test_the_only_rank_of_each_stage_is_compared_with_none_and_that_is_said() -> None:
+    run = pipeline(replicas=1)
+
+    assert run.steps(200, {1: [0, 9, 0, 0, 0, 0, 0, 0]}) == []
+    assert run.detector.report().insufficient == (
+        "insufficient data: each stage of the pipeline has one rank, and none is like another"
+    )
+
+
+def test_receives_of_equals_in_a_ring_are_no_pipeline() -> None:
+    calls = {
+        rank: [
+            call("cp", "send", peer=(rank + 1) % 3, asynchronous=True),
+            call("cp", "recv", peer=(rank - 1) % 3, asynchronous=True),
+        ]
+        * 3
+        for rank in range(3)
+    }
+    run = Program(calls, {rank: [10, 0.05] * 3 + [5] for rank in range(3)})
+
+    assert run.steps(100) == []
+    assert run.steps(120, {1: [0, 0, 6, 0, 0, 0, 0]}) == [("straggler", "1", "forward", True)]
+    assert run.changes[0].verdict.evidence["waits_in"] == "process group: sends to rank 2"
+
+
+def test_waits_that_work_may_hide_are_not_counted_at_each_collective() -> None:
+    # A rank that begins 2 ms later is 2 ms late in each of them, and costs the others 2 ms once.
+    calls = {rank: [call("all", "allreduce", asynchronous=True)] * 20 for rank in range(4)}
+    run = Program(calls, {rank: [10, *[1.0] * 19, 70] for rank in range(4)}, waits=False)
+
+    assert run.steps(300, {1: [2, *[0.0] * 20]}) == []
+
+
+def test_what_ddp_waits_for_its_gradients_is_not_taken_twice() -> None:
+    gradients = call("ddp", "allreduce", asynchronous=True, phase="backward")
+    detector = Stragglers()
+    told = Told(detector, world_size=2, calls_noted=True)
+    works = []
+    for number in range(1, 200):
+        for rank in range(2):
+            # Rank 1 needs 10 ms longer, for which rank 0 waits behind its own backward.
+            late_ms = 10 * rank
+            phases = {"backward": 80 + late_ms}
+            at = (number * 100 - 20 + late_ms) * MS
+            facts = step_facts(
+                *(number, number * 100 * MS, phases, 100), calls=Calls((gradients,), [at])
+            )
+            told.feed(rank, [facts])
+    works = [each.work_s for each in detector.report().ranks]
+
+    assert works == [pytest.approx(0.08), pytest.approx(0.09)]
+
+
+def test_ranks_that_do_not_agree_on_their_calls_are_not_compared_and_that_is_said() -> None:
+    run = sharded()
+    fewer, plain = run.calls[3][1:], run.told.feed
+
+    def first_one_lost(rank: int, facts: Sequence[StepFacts] = ()) -> None:
+        for each in facts:
+            lost = Calls(fewer, each.calls.at_ns[1:]) if rank == 3 and each.calls else each.calls
+            plain(rank, [each._replace(calls=lost)])
+
+    run.told.feed = first_one_lost  # type: ignore[method-assign]
+
+    assert run.steps(200, {2: [0, 0, 12, 0, 0]}) == []
+    assert "do not agree on how often they call" in run.detector.report().insufficient
+
+
+def test_one_rank_whose_calls_are_not_noted_is_enough_to_know_nothing() -> None:
+    run = sharded()
+    run.told.know(3, calls_noted=False)
+
+    assert run.steps(200, {2: [0, 0, 12, 0, 0]}) == []
+    assert "cannot be told from work on rank 0, 1, 2, 3" in run.detector.report().insufficient
+
+
+def test_a_device_arrives_later_than_its_host_calls() -> None:
+    run = sharded(device_clock=True)
+
+    assert run.steps(200, {2: [0, 0, 12, 0, 0]}) == []
+
+
+def test_ranks_that_wait_for_one_that_is_not_known_here_are_not_late() -> None:
+    # Ranks 2 and 3 wait in `tp` for ranks of another node, and all meet in `dp`.
+    run = mesh()
+    run.told.known["world_size"] = 6
+
+    assert run.steps(200, {2: [0, 15, 0, 0, 0], 3: [0, 15, 0, 0, 0]}) == []
+
+
+def test_clocks_of_processes_that_disagree_are_turned_to_the_one_of_their_node() -> None:
+    run = sharded()
+    run.told.know(1, clock_shift_ns=-3 * MS)
+    plain = run.told.feed
+
+    def shifted(rank: int, facts: Sequence[StepFacts] = ()) -> None:
+        for each in facts:
+            ahead_ns, calls = 3 * MS * (rank == 1), each.calls or Calls((), [])
+            at_ns = [ns + ahead_ns for ns in calls.at_ns]
+            plain(rank, [each._replace(calls=calls._replace(at_ns=at_ns))])
+
+    run.told.feed = shifted  # type: ignore[method-assign]
+
+    assert run.steps(200) == []
+    assert run.steps(120, {2: [0, 0, 12, 0, 0]}) == [("straggler", "2", "forward", True)]
+
+
+def test_ranks_that_wait_for_another_node_are_not_compared_and_that_is_said() -> None:
+    run = sharded()
+    for rank in range(4):
+        labels = labels_of(rank, node=f"n{rank // 2}")
+        run.told.states[rank] = RankState(labels, 4, waits_known=False, calls_noted=True)
+
+    assert run.steps(200, {2: [0, 0, 12, 0, 0]}) == []
+    assert "ranks wait for other nodes" in run.detector.report().insufficient
