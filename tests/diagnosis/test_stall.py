@@ -337,6 +337,16 @@ def numbers(*enqueued: int) -> dict[str, Any]:
     return {"groups": tuple(Group(str(n), 2, each) for n, each in enumerate(enqueued))}
 
 
+def calls(*each: tuple[int, int | None]) -> dict[str, Any]:
+    """In groups of gloo: how many calls, and how many of these are sends and receives."""
+    return {
+        "groups": tuple(
+            Group(str(n), 2, enqueued, None, "cpu:gloo", "", sends)
+            for n, (enqueued, sends) in enumerate(each)
+        )
+    }
+
+
 def on_device(
     state: str, number: int = 9, phase: str = "", enqueued: int = 9, completed: int = 8
 ) -> dict[str, Any]:
@@ -383,6 +393,38 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
     ),
     "each is ahead where the other is not": (
         *([W, W], [numbers(9, 3), numbers(8, 4)], "crossed", "0 1", ""),
+    ),
+    "a stage in the middle of a pipeline sends more than the last one": (
+        [F, F, F],
+        [
+            calls((2413, 2413)) | {"stack": WAITS},
+            calls((4814, 4814)) | {"stack": DATA},
+            calls((2409, 2409)) | {"stack": WAITS},
+        ],
+        *("not_reached", "1", "rank 1 is in forward after step 7 at train.py:31 (load)"),
+    ),
+    "of a group with sends and collectives, the collectives count": (
+        [F, F, F],
+        [
+            calls((906, 900)) | {"stack": WAITS},
+            calls((305, 300)) | {"stack": DATA},
+            calls((306, 300)) | {"stack": WAITS},
+        ],
+        *("not_reached", "1", ", 5 collectives where others have entered 6;"),
+    ),
+    "a rank whose sends are not known is not compared there": (
+        [F, F, F],
+        [
+            calls((906, 900)) | {"stack": WAITS},
+            calls((5, None)) | {"stack": WAITS},
+            calls((906, 900)) | {"stack": DATA},
+        ],
+        *("not_reached", "2", "rank 2 is in forward after step 7 at train.py:31 (load)"),
+    ),
+    "a rank that is late for its replica because it waits for a message": (
+        [W, F, F],
+        [numbers(9), numbers(8) | {"stack": WAITS}, {"stack": DATA}],
+        *("not_reached", "2", "rank 2 is in forward after step 7 at train.py:31 (load)"),
     ),
     "a group of one belongs to one rank": (
         [D, W],
@@ -607,6 +649,18 @@ def test_a_rank_that_sleeps_in_a_collective_of_another_group_waits(
     )
 
     assert (found.cause, found.culprits) == ("not_reached", tuple(culprits.split()))
+
+
+def test_of_ranks_that_may_all_wait_for_messages_the_one_with_the_fewest_calls_is_named() -> None:
+    def rank(number: int, enqueued: int) -> Suspect:
+        group = Group("0", 3, enqueued, None, "cpu:gloo", "", enqueued - 79)
+        known = Evidence(answered=True, groups=(group,), stack=OWN_LINE, kernel=ASLEEP)
+        return Suspect(Position(labels_of(number), True, "running", 7, "other", BEGAN), known)
+
+    found = find_culprits([rank(0, 379), rank(1, 375), rank(2, 377)], (), 60.0)
+
+    assert (found.cause, found.culprits) == ("not_reached", ("1",))
+    assert "and sleeps, 375 calls where others have entered 379;" in found.why
 
 
 def test_ranks_that_sleep_in_an_operator_wait_for_the_one_that_died() -> None:

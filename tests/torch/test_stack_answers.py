@@ -304,7 +304,9 @@ def test_of_many_collectives_under_way_on_a_device_the_first_ones_are_told(
         text = json.dumps(content)
         monkeypatch.setattr(c10d, name, lambda text=text, **_: text, raising=False)
 
-    found = [each["number"] for each in collectives.latest() if each["op"] == "nccl:all_reduce"]
+    recorded = collectives.flight_recorders(with_collectives=True)
+    latest = collectives.latest(recorded)
+    found = [each["number"] for each in latest if each["op"] == "nccl:all_reduce"]
     assert found == list(range(7, 27))
 
 

@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,9 @@ _MOST_GROUPS = 256
 # For each process group: more than two ranks can differ by while one of them waits for the other.
 _MOST_COLLECTIVES = 20
 _LONGEST_TEXT = 300
+
+Recorded = tuple[str, dict[str, Any]]
+"""A backend, and the content of its flight recorder."""
 
 
 def world() -> Any:
@@ -42,7 +45,7 @@ def started(group: Any) -> int | None:
     return None if count is None else errors.attempt(count, None)
 
 
-def groups() -> list[dict[str, Any]]:
+def groups(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
     """The process groups, by the names that they have on all ranks, and how far each has come.
 
     Each group itself counts what it was given, and has one name on all ranks. The flight recorder
@@ -62,12 +65,16 @@ def groups() -> list[dict[str, Any]]:
                 "size": len(members.get(group, ())),
                 "enqueued": started(group),
                 "completed": None,
+                "sends": None,
             }
         )
-    for backend, dump in _flight_recorders(includeCollectives=False):
+    for backend, dump in recorded:
         statuses = dump.get("pg_status")
         if isinstance(statuses, dict):
             _add_statuses(backend, statuses, found)
+            # An empty one stands for a recorder that is switched off.
+            if backend == "gloo" and dump.get("pg_config"):
+                _add_sends(dump, statuses, found)
     return found
 
 
@@ -83,24 +90,47 @@ def _add_statuses(backend: str, statuses: dict[str, Any], found: list[dict[str, 
             group["completed"] = _number(status.get("last_completed_collective"))
 
 
-def latest() -> list[dict[str, Any]]:
-    """Collectives of each process group: on gloo the last ones, on NCCL the first under way. Slow.
+def _add_sends(dump: dict[str, Any], statuses: dict[str, Any], found: list[dict[str, Any]]) -> None:
+    """Gloo counts sends and receives among its collectives; its recorder has none of them."""
+    collectives: dict[str, int] = {}
+    for entry in _collectives_of(dump):
+        name, number = str(entry["process_group"][0]), _number(entry.get("collective_seq_id"))
+        collectives[name] = max(collectives.get(name, 0), number or 0)
+    mine = [each for each in found if "gloo" in each["backend"]]
+    for at, group in enumerate(mine):
+        backends = {each.rpartition(":")[2] for each in group["backend"].split(",")}
+        if backends != {"gloo"} or group["enqueued"] is None:
+            continue
+        if group["name"] in collectives:
+            group["sends"] = group["enqueued"] - collectives[group["name"]]
+        elif str(at) not in statuses:
+            # It has never had a collective.
+            group["sends"] = group["enqueued"]
+
+
+def _collectives_of(dump: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    entries = dump.get("entries")
+    for entry in entries if isinstance(entries, list) else ():
+        name = entry.get("process_group")
+        if not entry.get("is_p2p") and isinstance(name, list) and name:
+            yield entry
+
+
+def latest(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
+    """Collectives of each process group: on gloo the last ones, on NCCL the first under way.
 
     Under NCCL hosts run ahead by hundreds of collectives, and the first is the one that hangs.
     """
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for backend, dump in _flight_recorders(includeCollectives=True, onlyActive=True):
-        entries = dump.get("entries")
-        for entry in entries if isinstance(entries, list) else ():
-            name = entry.get("process_group")
-            if entry.get("is_p2p") or not isinstance(name, list) or not name:
-                continue
-            mine = found.setdefault((backend, str(name[0])), [])
+    for backend, dump in recorded:
+        for entry in _collectives_of(dump):
+            name = str(entry["process_group"][0])
+            mine = found.setdefault((backend, name), [])
             if backend == "nccl" and len(mine) == _MOST_COLLECTIVES:
                 continue
             mine.append(
                 {
-                    "group": str(name[0]),
+                    "group": name,
                     "number": entry.get("collective_seq_id"),
                     "op": str(entry.get("profiling_name"))[:_LONGEST_TEXT],
                     "sizes": str(entry.get("input_sizes"))[:_LONGEST_TEXT],
@@ -111,8 +141,9 @@ def latest() -> list[dict[str, Any]]:
     return [each for mine in found.values() for each in mine]
 
 
-def _flight_recorders(**wanted: bool) -> list[tuple[str, dict[str, Any]]]:
-    """The content of the flight recorders that this torch has, by their backends."""
+def flight_recorders(*, with_collectives: bool) -> list[Recorded]:
+    """The content of the flight recorders that this torch has; slow *with_collectives*."""
+    wanted = {"includeCollectives": with_collectives, "onlyActive": with_collectives}
     found = []
     c10d = getattr(torch._C, "_distributed_c10d", None)
     for backend, name in (("gloo", "_dump_fr_trace_json"), ("nccl", "_dump_nccl_trace_json")):

@@ -134,15 +134,16 @@ class _StackAnswers:
         if not numbers:
             return
         everything = b"what" in words
+        recorded = collectives.flight_recorders(with_collectives=everything)
         answer: dict[str, Any] = {
             "question": max(numbers),
             "kind": "what" if everything else "where",
             "package": _PACKAGE,
             "threads": _threads(threading.get_ident(), self._training()),
-            "groups": collectives.groups(),
+            "groups": collectives.groups(recorded),
         }
         if everything:
-            answer["collectives"] = collectives.latest()
+            answer["collectives"] = collectives.latest(recorded)
             if position := errors.attempt(self._device_position, None):
                 answer["device"] = position._asdict()
         # No room, or no directory any more: there is no answer, and training goes on.

@@ -138,7 +138,9 @@ EVIDENCE = st.builds(
     answered=st.just(True),
     kind=st.sampled_from(["where", "what"]),
     answered_ns=whole,
-    groups=st.lists(st.builds(Group, text, whole, whole, st.none() | whole, text, text)).map(tuple),
+    groups=st.lists(
+        st.builds(Group, text, whole, whole, st.none() | whole, text, text, st.none() | whole)
+    ).map(tuple),
     collectives=st.lists(st.builds(Collective, text, whole, text, text, text)).map(tuple),
     stack=st.lists(st.builds(Frame, text, st.none() | whole, text)).map(tuple),
     device_phase=st.sampled_from(["", "forward", "comm_wait"]),

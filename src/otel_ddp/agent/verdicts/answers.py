@@ -181,6 +181,7 @@ def _group(each: dict[str, Any]) -> Group:
         plain.whole(each.get("completed")),
         str(each.get("backend") or ""),
         str(each.get("description") or ""),
+        plain.whole(each.get("sends")),
     )
 
 

@@ -222,8 +222,8 @@ def _stalls(case: RunCase) -> Iterator[_Row]:
             # The rules name ranks by these numbers.
             where, says = (*labels, ("process_group", group.name)), group.says_who_waits
             done = group.device_completed
-            if says and group.enqueued is not None:
-                yield _Row(catalog.TRAINING_COLLECTIVE_ENQUEUED, where, float(group.enqueued))
+            if says and group.collectives is not None:
+                yield _Row(catalog.TRAINING_COLLECTIVE_ENQUEUED, where, float(group.collectives))
             if says and done is not None:
                 yield _Row(catalog.TRAINING_COLLECTIVE_COMPLETED, where, float(done))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.say import in_phase, rank_list, rank_order, verb
@@ -189,17 +189,13 @@ def _different_collectives(living: Sequence[Suspect]) -> Findings | None:
     return None
 
 
-def _behind(living: Sequence[Suspect]) -> Findings | None:
+def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings | None:
     """Ranks that have put fewer collectives in line than other ranks wait for."""
-    groups: dict[str, list[tuple[Suspect, Group, int]]] = {}
-    for each in living:
-        for group in each.known.groups:
-            if group.enqueued is not None and group.size > 1:
-                groups.setdefault(group.name, []).append((each, group, group.enqueued))
     waiting: set[Labels] = set()
     gaps: dict[Labels, str] = {}
-    for members in groups.values():
-        most = max(enqueued for _, _, enqueued in members)
+    what = "calls" if with_sends else "collectives"
+    for members in _numbers(living, with_sends):
+        most = max((enqueued for _, _, enqueued in members), default=0)
         for each, group, enqueued in members:
             for other, _, its_enqueued in members:
                 # What its device waits in comes after the last one that this has done.
@@ -208,26 +204,45 @@ def _behind(living: Sequence[Suspect]) -> Findings | None:
                     its_enqueued < enqueued if done is None else its_enqueued <= done < enqueued
                 ):
                     waiting.add(each.labels)
-                    gaps[other.labels] = (
-                        f"{its_enqueued} collectives where others have entered {most}"
-                    )
+                    gaps[other.labels] = f", {its_enqueued} {what} where others have entered {most}"
     behind = [each for each in living if each.labels in gaps]
     if not behind:
         return None
     # A rank that is late because it waits for a later one is not to blame. It may sleep in a line
-    # of its own, `work.wait()`: a wait, if another rank is late and has nothing to wait for.
-    free = any(each.labels not in waiting and not each.is_waiting for each in behind)
-    late = [
-        each
-        for each in behind
-        if each.labels not in waiting or not (each.is_waiting or (free and each.doing == "sleeps"))
-    ]
+    # of its own, `work.wait()`: a wait, if another rank has nothing to wait for.
+    free = [each for each in living if each.labels not in waiting and not each.is_waiting]
+    late = [each for each in behind if not each.is_waiting]
+    if free:
+        late = [e for e in late if e.labels not in waiting or e.doing != "sleeps"] or free
+    else:
+        late += [each for each in behind if each.is_waiting and each.labels not in waiting]
     culprits = late or behind
-    why = [f"{_activity(each)}, {gaps[each.labels]}" for each in culprits]
+    why = [_activity(each) + gaps.get(each.labels, "") for each in culprits]
     why += _waits(living, culprits)
     cause = "not_reached" if late else "crossed"
     advice = _advice(late[0], others_wait=True) if late else _ADVICE[cause]
     return _findings(cause, living, culprits, why, advice)
+
+
+def _numbers(
+    living: Sequence[Suspect], with_sends: bool
+) -> Iterator[list[tuple[Suspect, Group, int]]]:
+    """For each process group its members, and how many collectives each has entered."""
+    groups: dict[str, list[tuple[Suspect, Group]]] = {}
+    for each in living:
+        for group in each.known.groups:
+            if group.enqueued is not None and group.size > 1:
+                groups.setdefault(group.name, []).append((each, group))
+    for members in groups.values():
+        # Stages of a pipeline send and receive more than others, or less.
+        if with_sends or not any(group.sends for _, group in members):
+            yield [(each, group, group.enqueued or 0) for each, group in members]
+        else:
+            yield [
+                (each, group, (group.enqueued or 0) - group.sends)
+                for each, group in members
+                if group.sends is not None
+            ]
 
 
 def _not_begun(living: Sequence[Suspect]) -> Findings | None:
@@ -282,6 +297,9 @@ def _not_waiting(living: Sequence[Suspect]) -> Findings | None:
     culprits = [each for each in living if not each.is_waiting]
     if not culprits:
         return None
+    # In a line of its own, `work.wait()`, each of them may wait for a message.
+    if len(culprits) == len(living) and (found := _behind(living, with_sends=True)):
+        return found
     waits = _waits(living, culprits)
     why = [*map(_activity, culprits), *waits]
     advice = _advice(culprits[0], others_wait=bool(waits))

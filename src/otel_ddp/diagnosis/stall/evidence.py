@@ -39,9 +39,17 @@ class Group(NamedTuple):
     name: str
     size: int
     enqueued: int | None
+    """Gloo counts sends and receives, too."""
     completed: int | None = None
     backend: str = ""
     description: str = ""
+    sends: int | None = None
+    """How many of them are sends and receives; None: that is not known."""
+
+    @property
+    def collectives(self) -> int | None:
+        """How many of them are collectives, as far as that is known."""
+        return None if self.enqueued is None else self.enqueued - (self.sends or 0)
 
     @property
     def device_completed(self) -> int | None:
