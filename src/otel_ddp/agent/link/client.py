@@ -13,6 +13,7 @@ import random
 import ssl
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -24,13 +25,12 @@ from otel_ddp.agent.link.channel import Channel
 from otel_ddp.agent.link.clock_offset import ClockOffset
 from otel_ddp.agent.link.link_pb2 import Answer, Report
 from otel_ddp.agent.link.link_thread import LinkThread, within
-from otel_ddp.agent.link.queues import WaitingReports
 
 log = logging.getLogger("otel_ddp.agent")
 
-_MOST_WAITING_BYTES = 8 << 20
 _CONNECT_WITHIN_S = 2.0
 _ANSWER_WITHIN_S = 5.0
+_NO_ANSWER = f"no answer within {_ANSWER_WITHIN_S:g} s"
 _CONFIRMED_WITHIN_S, _CONFIRMED_LOOK_S = 1.0, 0.01
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 5.0
@@ -49,37 +49,33 @@ class _Link(Channel):
     def __init__(self, context: ssl.SSLContext) -> None:
         super().__init__(context, limits.MOST_ANSWER_BYTES + limits.STAMP_BYTES)
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.may_send = asyncio.Event()
-        self.may_send.set()
 
-    async def next(self, within_s: float, late: str = "") -> bytes:
+    async def next(self, within_s: float, late: str) -> bytes:
         """Its next message, and before all others an empty one, once it is proved to be the lead.
 
-        Raises _Unreachable. *late*: why nothing has come.
+        Raises _Unreachable. *late*: why, where nothing is heard for so long.
         """
-        try:
-            message = await within(within_s, self._messages.get())
-        except asyncio.TimeoutError:
-            raise _Unreachable(late or f"no answer within {within_s:g} s") from None
-        if message is None:
-            raise _Unreachable("closed" if self.is_proved else "it is not the lead of this run")
-        return message
+        while True:
+            try:
+                message = await within(limits.PING_EVERY_S, self._messages.get())
+            except asyncio.TimeoutError:
+                if time.monotonic() - self.heard_s > within_s:
+                    raise _Unreachable(late) from None
+                self.send(b"")
+                continue
+            if message is None:
+                raise _Unreachable("closed" if self.is_proved else "it is not the lead of this run")
+            return message
 
     def proved(self) -> None:
         self._messages.put_nowait(b"")
 
     def received(self, message: bytes) -> None:
-        self._messages.put_nowait(message)
+        if message:
+            self._messages.put_nowait(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._messages.put_nowait(None)
-        self.may_send.set()
-
-    def pause_writing(self) -> None:
-        self.may_send.clear()
-
-    def resume_writing(self) -> None:
-        self.may_send.set()
 
 
 class LinkClient:
@@ -103,19 +99,23 @@ class LinkClient:
             "agent_began_ns": time.time_ns(),
         }
         self._hosts, self._ports = hosts, ports
-        self._waiting = WaitingReports(_MOST_WAITING_BYTES)
         # By the agent's loop, and by the thread of links.
         self._sent = self._answered_reports = 0
         self._answered = Answered()
         self._clock = ClockOffset()
-        self._wake: asyncio.Event | None = None
+        self._link: _Link | None = None
         self._lead_agent: int | None = None
         self._last: Place | None = None
         self.new_leads = 0
         """How often another lead has taken the place of the last one: it knows nothing yet."""
         self.state = "not connected yet"
         """What `status` says of the link."""
-        self.is_connected = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a report can be sent: else what it would tell stays in the journals."""
+        link = self._link
+        return link is not None and link.is_writable
 
     def start(self) -> None:
         self._thread.add(self._follow)
@@ -123,7 +123,7 @@ class LinkClient:
     def stop(self) -> None:
         """Close the link once the lead has acknowledged what was sent; waits a second at most."""
         until = time.monotonic() + _CONFIRMED_WITHIN_S
-        while self.is_connected and self._answered_reports < self._sent:
+        while self._link is not None and self._answered_reports < self._sent:
             if time.monotonic() > until:
                 break
             time.sleep(_CONFIRMED_LOOK_S)
@@ -135,14 +135,10 @@ class LinkClient:
         The report belongs to the link from here on: who sends it does not change it any more.
         """
         report.MergeFrom(Report(**self._sender))
-        if (size := report.ByteSize()) > limits.MOST_REPORT_BYTES:
-            # It would end the stream.
-            return
-        self._sent += 1
-        self._waiting.add("", report, size)
-        wake = self._wake
-        if wake is not None:
-            self._thread.call(wake.set)
+        # It would end the stream.
+        if report.ByteSize() <= limits.MOST_REPORT_BYTES:
+            self._sent += 1
+            self._thread.call(partial(self._send, report))
 
     def take(self) -> list[Any]:
         """The answers since the last call that say more than that a report has come."""
@@ -166,7 +162,6 @@ class LinkClient:
     # -- in the thread of links
 
     async def _follow(self) -> None:
-        self._wake = asyncio.Event()
         pause_s = _FIRST_PAUSE_S
         try:
             while True:
@@ -178,7 +173,7 @@ class LinkClient:
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:
-            self._wake, self.state = None, "not connected"
+            self._link, self.state = None, "not connected"
 
     async def _try_all(self) -> None:
         """Converse with the first place that is the lead, until the link breaks."""
@@ -203,8 +198,8 @@ class LinkClient:
         try:
             for place, link in zip(places, found, strict=True):
                 ended = link if isinstance(link, str) else await self._converse(place, link)
-                if self.is_connected:
-                    self.is_connected, self._last = False, place
+                if self._link is not None:
+                    self._link, self._last = None, place
                     self.state = f"lost {place}: {ended}"
                     log.info("the link to the lead of a run: %s", self.state)
                     return True
@@ -227,40 +222,33 @@ class LinkClient:
         except OSError as error:
             return _text(error)
         try:
-            await link.next(_ANSWER_WITHIN_S)
+            await link.next(_ANSWER_WITHIN_S, _NO_ANSWER)
         except _Unreachable as why:
             link.transport.abort()
             return str(why)
         return link
 
     async def _converse(self, place: Place, link: _Link) -> str:
-        """Send and receive until the link breaks; why it did, or why there was none."""
+        """Receive until the link breaks; why it did, or why there was none."""
         link.send(Report(sent_ns=time.monotonic_ns(), **self._sender).SerializeToString())
         try:
-            self._begin(place, _parsed(await link.next(_ANSWER_WITHIN_S)))
-            sends = asyncio.create_task(self._send_all(link))
-            try:
-                while True:
-                    # Empty: it has answered a ping.
-                    if message := await link.next(limits.DEAD_AFTER_S, "no longer heard"):
-                        self._received(_parsed(message))
-            finally:
-                sends.cancel()
+            self._begin(place, link, _parsed(await link.next(_ANSWER_WITHIN_S, _NO_ANSWER)))
+            while True:
+                message = await link.next(limits.DEAD_AFTER_S, "no longer heard")
+                self._received(_parsed(message))
         except _Unreachable as why:
             return str(why)
 
-    def _begin(self, place: Place, answer: Any) -> None:
-        # These reports were queued for the previous connection.
-        self._waiting.take()
+    def _begin(self, place: Place, link: _Link, answer: Any) -> None:
         now = time.strftime("%H:%M:%S")
-        node = _printable(answer.node)
-        self.state, self.is_connected = f"connected to {node} ({place}) since {now}", True
+        self.state = f"connected to {_printable(answer.node)} ({place}) since {now}"
         log.info("the link to the lead of a run: %s", self.state)
         if self._lead_agent not in (None, answer.agent):
             self.new_leads += 1
         self._lead_agent = answer.agent
         self._received(answer)
         self._answered_reports = self._sent
+        self._link = link
 
     def _received(self, answer: Any) -> None:
         if answer.report_sent_ns:
@@ -269,17 +257,9 @@ class LinkClient:
             self._answered_reports += 1
         self._answered.add(answer)
 
-    async def _send_all(self, link: _Link) -> None:
-        assert self._wake is not None
-        while True:
-            self._wake.clear()
-            for _, report in self._waiting.take():
-                await link.may_send.wait()
-                link.send(self._stamped(report))
-            try:
-                await within(limits.PING_EVERY_S, self._wake.wait())
-            except asyncio.TimeoutError:
-                link.send(b"")
+    def _send(self, report: Any) -> None:
+        if self._link is not None:
+            self._link.send(self._stamped(report))
 
     def _stamped(self, report: Any) -> bytes:
         if self._clock.ns is not None:

@@ -6,7 +6,6 @@ The agent's own loop never waits for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -28,32 +27,31 @@ class LinkThread:
     def __init__(self) -> None:
         self.thread = KeptThread("link", self._work)
         self._jobs: set[Job] = set()
+        self._running: dict[Job, asyncio.Task[None]] = {}
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._changed: asyncio.Event | None = None
         self._ends = False
+        self._ended: asyncio.Event | None = None
 
     def start(self) -> None:
         self.thread.keep_running()
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """End all jobs and the thread."""
-        with self._lock:
-            self._ends = True
-        self._notify()
+        self._jobs.clear()
+        self._ends = True
+        self.call(self._update)
         self.thread.join(timeout_s)
 
     def add(self, job: Job) -> None:
         """Run it from now on."""
-        with self._lock:
-            self._jobs.add(job)
-        self._notify()
+        self._jobs.add(job)
+        self.call(self._update)
 
     def discard(self, job: Job) -> None:
         """Cancel it, soon."""
-        with self._lock:
-            self._jobs.discard(job)
-        self._notify()
+        self._jobs.discard(job)
+        self.call(self._update)
 
     def call(self, function: Callable[[], None]) -> None:
         """Call it in the thread, soon; not at all where the thread does not run."""
@@ -61,36 +59,29 @@ class LinkThread:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(function)
 
-    def _notify(self) -> None:
-        changed = self._changed
-        if changed is not None:
-            self.call(changed.set)
-
     def _work(self) -> None:
         asyncio.run(self._run_jobs())
 
     async def _run_jobs(self) -> None:
-        changed = asyncio.Event()
         with self._lock:
-            self._changed, self._loop = changed, asyncio.get_running_loop()
-        running: dict[Job, asyncio.Task[None]] = {}
+            self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         try:
-            while True:
-                changed.clear()
-                with self._lock:
-                    wanted = set() if self._ends else set(self._jobs)
-                    ends = self._ends
-                # They may hold the port of a new one.
-                await _cancelled([running.pop(job) for job in running.keys() - wanted])
-                for job in wanted - running.keys():
-                    running[job] = asyncio.create_task(_kept(job))
-                if ends:
-                    return
-                await changed.wait()
+            self._update()
+            await self._ended.wait()
         finally:
             with self._lock:
-                self._loop = self._changed = None
-            await _cancelled(list(running.values()))
+                self._loop = None
+            # asyncio.run cancels those that are left.
+            self._running.clear()
+
+    def _update(self) -> None:
+        """Cancel what was discarded, which may hold the port of a new job, and begin that."""
+        for job in self._running.keys() - self._jobs:
+            self._running.pop(job).cancel()
+        for job in {*self._jobs} - self._running.keys():
+            self._running[job] = asyncio.create_task(_kept(job))
+        if self._ends and self._ended is not None:
+            self._ended.set()
 
 
 async def _kept(job: Job) -> None:
@@ -100,14 +91,6 @@ async def _kept(job: Job) -> None:
         except errors.ANY_ERROR:
             errors.record_failure("a link")
         await asyncio.sleep(_AGAIN_AFTER_S)
-
-
-async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def within(seconds: float, awaited: Awaitable[_T]) -> _T:

@@ -1,4 +1,4 @@
-"""Reports that wait, bounded: at a follower to be sent, at the lead for its judge.
+"""Reports that wait at the lead for its judge, bounded.
 
 What is dropped is asked for again: it is in the journals still.
 """
