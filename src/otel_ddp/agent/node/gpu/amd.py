@@ -152,7 +152,7 @@ class Amd:
         given = [each for each in boards if nodes.intersection(_names_in(f"{each[1]}/drm"))]
         return bool(boards), sorted(given)
 
-    def questions(self, device: Device) -> Sequence[Question]:
+    def questions(self, device: Device) -> Sequence[Question[Measurement]]:
         board = self._known(device)
         found = []
         for row in _ROWS:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from otel_ddp.agent.node.source import Measurement
+
+T = TypeVar("T")
+
+_S = 1_000_000_000
+_FRESH_PERIODS = 3
+# A call that comes a little early must not postpone a question by a whole period.
+_EARLY_NS = _S // 4
 
 
 class DriverMissing(Exception):
@@ -45,16 +52,34 @@ class User(NamedTuple):
     used_bytes: int | None
 
 
-class Question(NamedTuple):
-    """A question that one device is asked periodically."""
+class Question(Generic[T]):
+    """A question that one device is asked periodically, and the last answer to it."""
 
-    name: str
-    every_s: float
-    ask: Callable[[], Iterable[Measurement]]
-    """Raises NotSupported or DeviceLost; any other error means that one attempt failed.
+    def __init__(self, name: str, every_s: float, ask: Callable[[], Iterable[T]]) -> None:
+        """*ask* raises NotSupported or DeviceLost; any other error means that one attempt failed.
 
-    An impossible number is NaN: it is left out and counted.
-    """
+        An impossible number is NaN: it is left out and counted.
+        """
+        self.name, self.every_s, self.ask = name, every_s, ask
+        self.is_unsupported = False
+        self._every_ns = max(1, int(every_s * _S))
+        self._due_ns = 0
+        self._answered_ns, self._answer = 0, tuple[T, ...]()
+
+    def due(self, now_ns: int) -> bool:
+        """Whether to ask now; if so, the question is due again in the next period."""
+        if self.is_unsupported or now_ns + _EARLY_NS < self._due_ns:
+            return False
+        self._due_ns = now_ns + self._every_ns
+        return True
+
+    def keep(self, answer: Iterable[T], now_ns: int) -> None:
+        self._answered_ns, self._answer = now_ns, tuple(answer)
+
+    def fresh(self, now_ns: int) -> tuple[T, ...]:
+        """The last answer; empty if it is too old."""
+        is_old = now_ns - self._answered_ns > _FRESH_PERIODS * self._every_ns
+        return () if is_old or self.is_unsupported else self._answer
 
 
 class Driver(Protocol):
@@ -76,7 +101,7 @@ class Driver(Protocol):
     def devices(self) -> Sequence[Device]:
         """All devices, in the order of their indices."""
 
-    def questions(self, device: Device) -> Sequence[Question]:
+    def questions(self, device: Device) -> Sequence[Question[Measurement]]:
         """The questions that this device can answer."""
 
     def users(self, device: Device) -> Sequence[User]:

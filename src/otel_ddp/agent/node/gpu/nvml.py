@@ -202,7 +202,7 @@ class Nvml:
             device = Device(uuid, f"{board.index}:{index}", name, board.pci, board.uuid)
             yield device, part
 
-    def questions(self, device: Device) -> Sequence[Question]:
+    def questions(self, device: Device) -> Sequence[Question[Measurement]]:
         calls, xids = self._parts.get(device.uuid), self._xids_of(device)
         if calls is None:
             return (self._question_to_failed(xids),)
@@ -221,7 +221,7 @@ class Nvml:
                 held.append(gpm)
         return [*asked, *questions(calls, device.pci, self._loaded_ns, gpm)]
 
-    def _question_to_failed(self, xids: Xids) -> Question:
+    def _question_to_failed(self, xids: Xids) -> Question[Measurement]:
         failed_s = self._clock()
 
         def ask() -> Sequence[Measurement]:

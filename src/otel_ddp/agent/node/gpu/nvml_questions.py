@@ -268,7 +268,9 @@ _LINK_COUNT = Field(91)
 _MOST_LINKS = 72
 
 
-def questions(calls: Calls, pci: str, loaded_ns: int, gpm: GpmSamples | None) -> list[Question]:
+def questions(
+    calls: Calls, pci: str, loaded_ns: int, gpm: GpmSamples | None
+) -> list[Question[Measurement]]:
     """*loaded_ns*: about since when the driver counts. *gpm*: None if the board lacks it."""
     rows = [row for row in ROWS if row.of_parts or calls.instance is None]
     every_way = [way for row in rows for each in row.series.values() for way in each]

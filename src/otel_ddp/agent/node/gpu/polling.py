@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from otel_ddp import errors
 from otel_ddp.agent.node.gpu.driver import (
@@ -16,6 +15,7 @@ from otel_ddp.agent.node.gpu.driver import (
     Driver,
     DriverMissing,
     NotSupported,
+    Question,
     User,
 )
 from otel_ddp.agent.node.gpu.drivers import opened
@@ -29,9 +29,6 @@ _S = 1_000_000_000
 _FIND_EVERY_NS = 60 * _S
 # Three calls a board, so no more often than a person would notice a new process.
 _USERS_EVERY_S = 2.0
-_FRESH_PERIODS = 3
-# A call that comes a little early must not postpone a question by a whole period.
-_EARLY_NS = _S // 4
 
 
 class DeviceSample(NamedTuple):
@@ -59,50 +56,21 @@ def identity(device: Device) -> Attributes:
     )
 
 
-class _Periodic(Generic[T]):
-    """A question, when it is due, and the last answer to it."""
-
-    def __init__(self, name: str, every_s: float, ask: Callable[[], T]) -> None:
-        self.name = name
-        self.ask = ask
-        self.unsupported = False
-        self._every_ns = max(1, int(every_s * _S))
-        self._due_ns = 0
-        self._last: tuple[int, T] | None = None
-
-    def due(self, now_ns: int) -> bool:
-        """Whether to ask now; if so, the question is due again in the next period."""
-        if self.unsupported or now_ns + _EARLY_NS < self._due_ns:
-            return False
-        self._due_ns = now_ns + self._every_ns
-        return True
-
-    def keep(self, answer: T, now_ns: int) -> None:
-        self._last = (now_ns, answer)
-
-    def fresh(self, now_ns: int) -> T | None:
-        """The last answer; None if it is too old."""
-        if self.unsupported or self._last is None:
-            return None
-        answered_ns, answer = self._last
-        return answer if now_ns - answered_ns <= _FRESH_PERIODS * self._every_ns else None
-
-
-@dataclass
 class _Watched:
     """A device, and the questions that it is asked."""
 
-    device: Device
-    users: _Periodic[tuple[User, ...]]
-    questions: list[_Periodic[tuple[Measurement, ...]]] | None = None
-    """None until the driver has listed them."""
-    lost: str = ""
-    """Why the device is no longer asked; empty while it answers."""
+    def __init__(self, driver: Driver, device: Device) -> None:
+        self.device = device
+        self.users = Question("users", _USERS_EVERY_S, lambda: driver.users(device))
+        self.questions: Sequence[Question[Measurement]] | None = None
+        """None until the driver has listed them."""
+        self.lost = ""
+        """Why the device is no longer asked; empty while it answers."""
 
     def sample(self, now_ns: int) -> DeviceSample:
-        answers = (each.fresh(now_ns) or () for each in self.questions or ())
-        measurements = tuple(itertools.chain.from_iterable(answers))
-        return DeviceSample(self.device, measurements, self.users.fresh(now_ns) or ())
+        fresh = (each.fresh(now_ns) for each in self.questions or ())
+        measurements = tuple(itertools.chain.from_iterable(fresh))
+        return DeviceSample(self.device, measurements, self.users.fresh(now_ns))
 
 
 class Gpus:
@@ -149,8 +117,7 @@ class Gpus:
             raise DeviceLost("its devices could not be listed")
         # All anew: a board that was repartitioned can answer other questions.
         if found is not None and [*found] != [each.device for each in self._watched]:
-            driver = self._driver
-            self._watched = [self._watch(driver, device) for device in found]
+            self._watched = [_Watched(self._driver, device) for device in found]
         self._remark = "" if self._watched else "The GPU driver is there, but it shows no device."
 
     def _close(self, remark: str) -> None:
@@ -162,12 +129,6 @@ class Gpus:
 
     # -- asking
 
-    def _watch(self, driver: Driver, device: Device) -> _Watched:
-        def users() -> tuple[User, ...]:
-            return tuple(driver.users(device))
-
-        return _Watched(device, _Periodic("users", _USERS_EVERY_S, users))
-
     def _ask_all(self, now_ns: int) -> None:
         for watched in self._watched:
             if not watched.lost:
@@ -177,45 +138,40 @@ class Gpus:
             raise DeviceLost(lost[0])
 
     def _ask(self, watched: _Watched, now_ns: int) -> None:
-        device, driver = watched.device, self._driver
+        device, driver, users = watched.device, self._driver, watched.users
         try:
             if watched.questions is None and driver is not None:
-                listed = self._attempt("what can be asked", lambda: driver.questions(device))
-                if listed is not None:
-                    watched.questions = [
-                        _Periodic(name, every_s, partial(self._answer, device, name, ask))
-                        for name, every_s, ask in listed
-                    ]
+                list_all = partial(driver.questions, device)
+                watched.questions = self._attempt("what can be asked", list_all)
             for question in watched.questions or ():
-                self._ask_if_due(question, now_ns)
-            self._ask_if_due(watched.users, now_ns)
+                if (answer := self._answer(question, now_ns)) is not None:
+                    question.keep(self._possible(device, question.name, answer), now_ns)
+            if (seen := self._answer(users, now_ns)) is not None:
+                users.keep(seen, now_ns)
         except DeviceLost as why:
             # The other devices go on; answers of this one are shown while they are fresh.
             watched.lost = str(why)
 
-    def _ask_if_due(self, question: _Periodic[T], now_ns: int) -> None:
+    def _answer(self, question: Question[T], now_ns: int) -> Iterable[T] | None:
+        """None: it is not due, or this attempt failed."""
         if not question.due(now_ns):
-            return
+            return None
         try:
-            answer = self._attempt(question.name, question.ask)
+            return self._attempt(question.name, lambda: tuple(question.ask()))
         except NotSupported:
-            question.unsupported = True
-            return
-        if answer is not None:
-            question.keep(answer, now_ns)
+            question.is_unsupported = True
+            return None
 
-    def _answer(
-        self, device: Device, name: str, ask: Callable[[], Iterable[Measurement]]
-    ) -> tuple[Measurement, ...]:
-        good, own = [], identity(device)
-        for each in ask():
-            if _possible(each):
-                good.append(each._replace(attributes=own + each.attributes))
+    def _possible(
+        self, device: Device, name: str, found: Iterable[Measurement]
+    ) -> Iterator[Measurement]:
+        for each in found:
+            if _is_possible(each):
+                yield each._replace(attributes=identity(device) + each.attributes)
                 continue
             self.errors += 1
             sentence = f"GPU {device.index} has impossible values of {each.metric.name}"
             errors.warn_once(f"gpu impossible {name}", "%s: they are left out.", sentence)
-        return tuple(good)
 
     def _attempt(self, what: str, ask: Callable[[], T]) -> T | None:
         """The answer; None if this attempt failed, which is counted."""
@@ -241,7 +197,7 @@ class Gpus:
         return GpuSample(devices, remark, self._version)
 
 
-def _possible(measurement: Measurement) -> bool:
+def _is_possible(measurement: Measurement) -> bool:
     """Whether a number is finite, not negative, and at most 1 if it is a ratio."""
     if not math.isfinite(measurement.value) or measurement.value < 0.0:
         return False
