@@ -29,6 +29,10 @@ class Peer:
     def __init__(self) -> None:
         self.answers: list[Any] = []
         self.ended = ""
+        self.rests = 0
+
+    def rest(self, seconds: float) -> None:
+        self.rests += 1
 
     def send(self, message: bytes) -> None:
         self.answers.append(Answer.FromString(message))
@@ -112,6 +116,12 @@ def test_each_refusal_is_counted_by_its_reason() -> None:
 
     assert [each.readings for _, each in lead.take()] == [b"a", b"b"]
     assert lead.refused == {"no name": 1, "unreadable": 1, "other node": 1}
+
+
+def test_a_node_that_reports_beyond_measure_is_not_listened_to_for_a_while() -> None:
+    # Two seconds may have begun meanwhile, and hardly three.
+    assert serve(lead_of_four(), *[report()] * 200).rests == 0
+    assert serve(lead_of_four(), *[report()] * 1000).rests > 0
 
 
 ANSWERS = st.builds(

@@ -55,6 +55,16 @@ def test_reports_reach_the_lead_in_order_and_questions_come_back_at_once(links: 
     assert abs(follower.clock_offset_ns - (time.time_ns() - time.monotonic_ns())) < 1e9
 
 
+def test_reports_beyond_measure_are_taken_later_and_all_of_them(links: Links) -> None:
+    lead, follower = links.lead(), links.follower()
+    until(lambda: follower.is_connected)
+
+    numbers = [b"%d" % number for number in range(600)]
+    send(follower, *numbers)
+
+    assert [text for _, text in said(lead, 600)] == numbers
+
+
 def test_an_answer_without_a_question_goes_with_the_next_report(links: Links) -> None:
     lead, follower = links.lead(), links.follower()
     until(lambda: follower.is_connected)
