@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -80,49 +81,32 @@ def with_gpus(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
     whole = {each.get("parent") for each in gpus}
     gpus = [each for each in gpus if each.get("uuid") is None or each["uuid"] not in whole]
     late = dict(verdict.labels)
-    if "rank" not in late:
-        return _with_gpus_of_node(verdict, gpus)
-    mine = [each for each in gpus if _labels(each) == late]
-    if len(mine) != 1:
-        return verdict
-    (gpu,) = mine
-    others = [each for each in gpus if each is not gpu and _is_of_run(each, verdict.labels)]
-    found = {name: gpu[name] for name in _NUMBERS if name in gpu}
-    evidence = {**found, "index": gpu.get("index")}
-    if "throttled" in gpu:
-        evidence["throttled"] = list(_throttled(gpu))
-    causes = [*_held_back(mine, others), *_slow(mine, others)]
-    return _with(verdict, f"Its GPU {gpu.get('index')}", causes, {"gpu": evidence})
-
-
-def _with_gpus_of_node(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
-    node = dict(verdict.labels).get("node")
+    is_rank = "rank" in late
     of_run = [each for each in gpus if _is_of_run(each, verdict.labels)]
-    mine = [each for each in of_run if _labels(each).get("node") == node]
-    others = [each for each in of_run if each not in mine]
-    if not mine:
+    if is_rank:
+        mine = [each for each in gpus if _labels(each) == late]
+    else:
+        mine = [each for each in of_run if _labels(each).get("node") == late.get("node")]
+    if not mine or (is_rank and len(mine) > 1):
         return verdict
+    others = [each for each in of_run if each not in mine]
     evidence: dict[str, Any] = {
         name: median([each[name] for each in mine if name in each])
         for name in _NUMBERS
         if any(name in each for each in mine)
     }
-    reasons = sorted({reason for each in mine for reason in _throttled(each)})
     if any("throttled" in each for each in mine):
-        evidence["throttled"] = {
-            reason: sum(reason in _throttled(each) for each in mine) for reason in reasons
-        }
-    causes = [*_held_back(mine, others), *_slow(mine, others)]
-    return _with(verdict, "Most of its GPUs", causes, {"gpus": evidence})
-
-
-def _with(
-    verdict: Verdict, whose: str, causes: Sequence[str], evidence: Mapping[str, Any]
-) -> Verdict:
-    sentence = verdict.sentence
+        times = Counter(reason for each in mine for reason in _throttled(each))
+        evidence["throttled"] = list(times) if is_rank else dict(sorted(times.items()))
+    whose = "Most of its GPUs"
+    if is_rank:
+        evidence["index"] = mine[0].get("index")
+        whose = f"Its GPU {evidence['index']}"
+    causes, sentence = [*_held_back(mine, others), *_slow(mine, others)], verdict.sentence
     if causes and verdict.phase not in _NOT_ON_GPU:
         sentence += f" {whose} {' and '.join(causes)}."
-    return verdict._replace(sentence=sentence, evidence={**verdict.evidence, **evidence})
+    found = {"gpu" if is_rank else "gpus": evidence}
+    return verdict._replace(sentence=sentence, evidence={**verdict.evidence, **found})
 
 
 def _held_back(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[str]:
