@@ -1,12 +1,14 @@
 """Callbacks, loggers and trackers for frameworks: a module for each, which imports it.
 
-Here is what they share: their arguments, and phases between two events of a framework. `trackers`
-hears W&B and others, and imports none of them.
+Here is what they share: their arguments, phases between two events of a framework, and how they
+hear a program without a line of ours. `trackers` hears W&B and others, and imports none of them.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,6 +19,20 @@ def checked(arguments: dict[str, Any]) -> dict[str, Any]:
     """These arguments; a TypeError if `instrument` does not take them beside its model."""
     inspect.signature(otel_ddp.instrument).bind(None, **arguments)
     return arguments
+
+
+def after(owner: Any, name: str, act: Callable[..., Any]) -> None:
+    """From here on call *act* after each call of a function, with the same arguments."""
+    function = getattr(owner, name)
+
+    # As it is called: the defaults of what is left out differ between versions.
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        act(*args, **kwargs)
+        return result
+
+    setattr(owner, name, called)
 
 
 class OpenPhase:

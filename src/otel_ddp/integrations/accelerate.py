@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from accelerate.accelerator import Accelerator
@@ -10,7 +9,7 @@ from accelerate.tracking import GeneralTracker
 
 import otel_ddp
 from otel_ddp import errors
-from otel_ddp.integrations import checked
+from otel_ddp.integrations import after, checked
 from otel_ddp.run import for_frameworks
 
 
@@ -56,20 +55,8 @@ def _numbers(values: dict[str, Any]) -> dict[str, Any]:
 
 def log_every_accelerator() -> None:
     """From here on what an Accelerator is given is logged here too, unless ours is a tracker."""
-    start, log = Accelerator.init_trackers, Accelerator.log
-
-    # As they are called: the defaults of what is left out differ between versions.
-    @functools.wraps(start)
-    def start_here_too(self: Any, *args: Any, **kwargs: Any) -> None:
-        start(self, *args, **kwargs)
-        _configure(self, *args, **kwargs)
-
-    @functools.wraps(log)
-    def log_here_too(self: Any, *args: Any, **kwargs: Any) -> None:
-        log(self, *args, **kwargs)
-        _log(self, *args, **kwargs)
-
-    Accelerator.init_trackers, Accelerator.log = start_here_too, log_here_too
+    after(Accelerator, "init_trackers", _configure)
+    after(Accelerator, "log", _log)
 
 
 @errors.contained()

@@ -11,7 +11,7 @@ from typing import Any
 
 import otel_ddp
 from otel_ddp import errors
-from otel_ddp.integrations import OpenPhase, checked
+from otel_ddp.integrations import OpenPhase, after, checked
 from otel_ddp.recording import values
 from otel_ddp.run import for_frameworks
 
@@ -220,23 +220,12 @@ class _AddedCallback(OtelDdpCallback):
 
 def add_to_every_trainer() -> None:
     """From here on each Trainer and each Fabric has ours, unless the program gives it one."""
-    _add_to_each(import_module(_PACKAGE).Trainer, _add_to_trainer)
-    _add_to_each(import_module(_FABRIC).Fabric, _add_to_fabric)
-
-
-def _add_to_each(kind: Any, add: Callable[[Any], None]) -> None:
-    make = kind.__init__
-
-    @functools.wraps(make)
-    def make_with_ours(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        add(self)
-
-    kind.__init__ = make_with_ours
+    after(import_module(_PACKAGE).Trainer, "__init__", _add_to_trainer)
+    after(import_module(_FABRIC).Fabric, "__init__", _add_to_fabric)
 
 
 @errors.contained()
-def _add_to_fabric(fabric: Any) -> None:
+def _add_to_fabric(fabric: Any, *_: Any, **__: Any) -> None:
     # Without one of the program, `fabric.logger` would be ours.
     if fabric.loggers and not _is_there(fabric.loggers):
         # A new list: the old one is the program's own.
@@ -244,7 +233,7 @@ def _add_to_fabric(fabric: Any) -> None:
 
 
 @errors.contained()
-def _add_to_trainer(trainer: Any) -> None:
+def _add_to_trainer(trainer: Any, *_: Any, **__: Any) -> None:
     if _is_there(trainer.callbacks) or _is_there(trainer.loggers):
         return
     # Before the one that saves: a checkpoint is no part of the evaluation before it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from transformers.integrations import integration_utils
 
 import otel_ddp
 from otel_ddp import errors
-from otel_ddp.integrations import OpenPhase, checked
+from otel_ddp.integrations import OpenPhase, after, checked
 from otel_ddp.run import for_frameworks
 
 # The prefix of what an evaluation and a prediction report -> the split of these values.
@@ -194,18 +193,11 @@ def add_to_every_trainer() -> None:
     """From here on each Trainer has a callback, unless the program gives it one."""
     from transformers import Trainer
 
-    make = Trainer.__init__
-
-    @functools.wraps(make)
-    def make_with_ours(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        _add_ours(self)
-
-    Trainer.__init__ = make_with_ours
+    after(Trainer, "__init__", _add_ours)
 
 
 @errors.contained()
-def _add_ours(trainer: Any) -> None:
+def _add_ours(trainer: Any, *_: Any, **__: Any) -> None:
     there = trainer.callback_handler.callbacks
     if not any(isinstance(each, OtelDdpCallback) for each in there):
         trainer.add_callback(_Added())
