@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from otel_ddp import errors, settings
+from otel_ddp import settings
 from otel_ddp.errors import warn_once
 from otel_ddp.history.terminal import printable
 from otel_ddp.identity import addresses
@@ -135,24 +135,13 @@ def comes_too_late(name: str, known: object, asked: object) -> None:
 _MOST_BYTES = 4096
 
 
-class WhereToLook:
-    """One a run, of the process that speaks for all of it."""
-
-    def __init__(self) -> None:
-        self.said = False
-
-    @errors.contained()
-    def say(self, place: Place, run: str) -> None:
-        """Say it, if the agent has an address by now."""
-        if self.said or not (base := addresses.page(place)):
-            return
-        # Before it is said: what a signal handler interrupts is not said twice.
-        self.said = True
-        address = addresses.page_of_run(base, run)
-        tunnel = addresses.tunnel(base, os.environ)
-        line = f"otel_ddp: run {run} · {address}"
-        text = f"{line}\n          from your machine: {tunnel}\n" if tunnel else f"{line}\n"
-        say(text)
+def where_to_look(place: Place, run: str) -> str:
+    """Empty if the agent has no address yet."""
+    if not (base := addresses.page(place)):
+        return ""
+    tunnel = addresses.tunnel(base, os.environ)
+    more = f"          from your machine: {tunnel}\n" if tunnel else ""
+    return f"otel_ddp: run {run} · {addresses.page_of_run(base, run)}\n{more}"
 
 
 def say(text: str) -> None:

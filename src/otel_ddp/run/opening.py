@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 from otel_ddp import errors
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity import launchers
+from otel_ddp.identity import launchers, lead
+from otel_ddp.identity.identity import GroupFacts
+from otel_ddp.identity.lead import Lead
 from otel_ddp.identity.run_names import clean
 from otel_ddp.journal import place
 from otel_ddp.journal.writer import JournalWriter
@@ -89,6 +91,34 @@ def _after_fork() -> None:
 # Systems without it import this module too, and record nothing.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+class LeadSearch:
+    """Finds out where the agent is that leads a run, by the process group."""
+
+    def __init__(self, conf: Settings | None = None) -> None:
+        # The stores of torchft's replica groups know nothing of each other.
+        in_one_store = launchers.replicas(os.environ) is None
+        self.is_sought = conf is not None and conf.lead != "off" and in_one_store
+        """Whether the process group may still tell more of it."""
+        self._found: Lead | None = None
+        self._was_told = False
+
+    def is_due(self, *, has_synced: bool) -> bool:
+        """Whether to ask now. *has_synced*: a step has ended, so each rank has begun one."""
+        # In between a rank that is not the first would ask in vain.
+        return self.is_sought and (has_synced or not self._was_told)
+
+    def heard(self, group: GroupFacts, *, has_synced: bool) -> None:
+        """What the process group has said."""
+        self._found = group.lead or self._found
+        # Rank 0 may come last to say where it is, but before its first step ends.
+        self.is_sought &= group.lead is not None and group.global_rank != 0 and not has_synced
+        self._was_told = True
+
+    def facts(self) -> dict[str, Any]:
+        """The fact for the journal, if the lead is known."""
+        return {} if self._found is None else {lead.FACT: self._found.as_json()}
 
 
 def in_data_worker() -> bool:

@@ -23,10 +23,8 @@ from otel_ddp.recording.log_lines import LogLines
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.run import announcements, current_run, opening
-from otel_ddp.run.announcements import WhereToLook
 from otel_ddp.run.current_run import Act, Ending
-from otel_ddp.run.lead_search import LeadSearch, is_sought
-from otel_ddp.run.opening import Task
+from otel_ddp.run.opening import LeadSearch, Task
 from otel_ddp.vocabulary import catalog
 
 T = TypeVar("T")
@@ -53,16 +51,19 @@ class Records:
     """What a run records with, from its opening to its end."""
 
     def __init__(
-        self, conf: settings.Settings, recorder: Recorder, where: place.Place, exported: bool | None
+        self, conf: settings.Settings, recorder: Recorder, process: Identity, exported: bool | None
     ) -> None:
         self.conf = conf
         self.recorder = recorder
         self.progress = Progress(recorder)
-        self.place = where
+        self.place = place.Place(recorder.writer.path.parent)
         self.exported = exported
         """None: the rank is not known yet."""
+        self.settled = process.settled
+        """Whether the journal has the final identity."""
         self.log_lines: LogLines | None = None
-        self.where_to_look = WhereToLook()
+        self.said_where = False
+        """Whether people were told where to look at the run."""
 
     def unhook_logs(self) -> None:
         """Record no log lines from here on."""
@@ -80,7 +81,6 @@ class Run:
         self._choice = Choice("all")
         # A run that came into a child by pickle or by fork opens itself at its first use.
         self._opened = False
-        self._settled = False
         self._records: Records | None = None
         self._ending = Ending()
         self._lead = LeadSearch()
@@ -133,7 +133,7 @@ class Run:
             records.recorder.disown(partial(Run.log, self))
             records.unhook_logs()
         self._ending, self._lead = Ending(), LeadSearch()
-        self._opened, self._settled = not joinable, not joinable
+        self._opened = not joinable
         return joinable
 
     # -- opening
@@ -186,23 +186,20 @@ class Run:
         self._choice = Choice(conf.strategy if strategy is None else strategy)
         process = self._identity = self._resolve(asked)
         if conf.disabled:
-            self._settled = True
             return
         if lacking := place.missing_calls():
-            self._settled = True
             if not process.local_rank:
                 announcements.nothing_is_recorded(lacking)
             return
-        self._lead = LeadSearch(is_sought=is_sought(conf))
+        self._lead = LeadSearch(conf)
         process = self._identity = self._ask_group(process)
-        self._settled = process.settled
         announcements.doubts(conf, process)
         records = self._open_journal(conf, process)
         if records is None:
             return
         if self._speaks_for_all():
             announcements.where_it_is_kept(conf, records.recorder.writer.ring_bytes)
-        if self._settled:
+        if records.settled:
             self._announce(records)
         self._check_agent(records.recorder.writer.created_ns)
         records.place.wake_agent()
@@ -219,7 +216,7 @@ class Run:
         if writer is None:
             return None
         recorder = Recorder(writer, self._check_agent)
-        records = self._records = Records(conf, recorder, place.Place(writer.path.parent), exported)
+        records = self._records = Records(conf, recorder, process, exported)
         recorder.run_span = of_run
         errors.count_failure = self._count_failures
         self._count_failures(0.0)
@@ -255,9 +252,18 @@ class Run:
             return False
         return not self.identity.global_rank and not self.identity.local_rank
 
-    def _says_where_to_look(self, conf: settings.Settings) -> bool:
-        wanted = conf.say != "nothing" and conf.agent != "off"
-        return wanted and self._settled and self._speaks_for_all()
+    @errors.contained(default=False)
+    def _say_where_to_look(self, records: Records) -> bool:
+        """Say it if the agent has an address by now; whether it is still to be said."""
+        conf = records.conf
+        is_wanted = conf.say != "nothing" and conf.agent != "off" and records.settled
+        if records.said_where or not is_wanted or not self._speaks_for_all():
+            return False
+        if text := announcements.where_to_look(records.place, self.run):
+            # Before it is said: what a signal handler interrupts is not said twice.
+            records.said_where = True
+            announcements.say(text)
+        return not records.said_where
 
     def _ask_group(self, process: Identity) -> Identity:
         if not opening.group_is_up():
@@ -282,12 +288,12 @@ class Run:
             return True
         self._look_again(records)
         _record_backend(records.recorder)
-        is_known = self._settled and (not self.identity.may_have_others or opening.group_is_up())
+        is_known = records.settled and (not self.identity.may_have_others or opening.group_is_up())
         return is_known and (not self._lead.is_sought or records.recorder.steps.have_ended)
 
     def _look_again(self, records: Records) -> None:
         """Asks the process group what it may know by now, and finds loggers that have come."""
-        if not self._settled or self.identity.may_have_others:
+        if not records.settled or self.identity.may_have_others:
             self._settle(records)
         if records.log_lines is not None and records.recorder.steps.have_begun:
             records.log_lines.check_levels()
@@ -309,15 +315,15 @@ class Run:
     def _change_identity(self, records: Records, process: Identity) -> None:
         if process != self._identity:
             self._identity = process
-            self._settled = False
+            records.settled = False
             self._log_by_run()
         records.exported = self._choice.exports(process)
         written = records.recorder.documents.identity(self._identity_record(records.exported))
         # A signal handler came in the middle of a record: the next call writes the identity.
         if written is None:
             return
-        self._settled = self.identity.settled
-        if self._settled:
+        records.settled = self.identity.settled
+        if records.settled:
             self._announce(records)
             records.place.wake_agent()
 
@@ -328,7 +334,7 @@ class Run:
                 return None
             self._join()
         records = self._records
-        if records is not None and not self._settled:
+        if records is not None and not records.settled:
             self._settle(records)
         return records
 
@@ -395,7 +401,7 @@ class Run:
         records = self._ready()
         if records is None:
             return
-        if self._settled:
+        if records.settled:
             # Further calls need nothing of this run, so they go straight to the recorder.
             vars(self)["log"] = records.recorder.log
         elif records.exported is None:
@@ -479,7 +485,7 @@ class Run:
         if records is None:
             return None
         # A span that is not exported is no parent.
-        run = self.identity.run if self._settled and records.exported else ""
+        run = self.identity.run if records.settled and records.exported else ""
         try:
             return spans.OpenSpan(records.progress, name, run, phase=phase, expect_s=expect_s)
         except values.Refused as why:
@@ -653,7 +659,7 @@ class Run:
 
     def _acts_at_end(self, state: str, reason: str, records: Records) -> list[Act]:
         recorder, progress = records.recorder, records.progress
-        acts: list[Act] = [] if self._settled else [partial(self._settle, records)]
+        acts: list[Act] = [] if records.settled else [partial(self._settle, records)]
         acts += [
             records.unhook_logs,
             partial(_unwatch, progress),
@@ -695,15 +701,13 @@ class Run:
             agent_start.ensure_agent(records.place)
         if records.conf.agent != "off":
             agent_start.wait_for_agent(records.place, records.recorder.writer)
-        if self._says_where_to_look(records.conf):
-            records.where_to_look.say(records.place, self.run)
+        self._say_where_to_look(records)
 
     def go_silent(self) -> None:
         """Record nothing from here on."""
         self._opened = True
         self._log_by_run()
         self._records = None
-        self._settled = True
 
     def __enter__(self) -> Run:
         return self
@@ -757,11 +761,9 @@ class Run:
             return
         if conf.starts_agent:
             agent_start.ensure_agent(records.place)
-        look = records.where_to_look
-        if not look.said and self._says_where_to_look(conf):
-            look.say(records.place, self.run)
-            if not look.said and now - recorder.writer.created_ns < _AGENT_STARTS_NS:
-                recorder.gate.check_due_ns = now + _ASK_AGAIN_NS
+        is_new = now - recorder.writer.created_ns < _AGENT_STARTS_NS
+        if self._say_where_to_look(records) and is_new:
+            recorder.gate.check_due_ns = now + _ASK_AGAIN_NS
         if (
             self._speaks_for_all()
             and recorder.writer.overwrites_unread()
