@@ -98,19 +98,9 @@ _TORCHRUN = _Variables(
 _OWN = ("environment", "kubernetes")
 _ENVIRONMENT = _Variables("environment", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # OMPI_COMM_WORLD_NODE_RANK is the process's index on its node over all jobs, not the node's index.
-_OPENMPI = _Variables(
-    "openmpi",
-    "OMPI_COMM_WORLD_RANK",
-    ("OMPI_COMM_WORLD_SIZE",),
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
-_MVAPICH = _Variables(
-    "mvapich",
-    "MV2_COMM_WORLD_RANK",
-    ("MV2_COMM_WORLD_SIZE",),
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
+_OPENMPI, _MVAPICH = (
+    _Variables(name, f"{of}_RANK", (f"{of}_SIZE",), f"{of}_LOCAL_RANK", f"{of}_LOCAL_SIZE")
+    for name, of in (("openmpi", "OMPI_COMM_WORLD"), ("mvapich", "MV2_COMM_WORLD"))
 )
 # MPICH and Intel MPI. srun sets PMI_RANK as well, but not the local ones.
 _HYDRA = _Variables("hydra", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS")

@@ -37,13 +37,6 @@ class SpanContext(NamedTuple):
     span_id: str
 
 
-def _users_current() -> SpanContext | None:
-    """The user's span that is open here; None if there is none, or if it is not recorded."""
-    if "opentelemetry.trace" not in sys.modules:
-        return None
-    return errors.attempt(_read_current, None)
-
-
 def _read_current() -> SpanContext | None:
     context = sys.modules["opentelemetry.trace"].get_current_span().get_span_context()
     # One that is not sampled never arrives: what lies below it would have no parent.
@@ -62,14 +55,8 @@ def _of_environment(env: Mapping[str, str]) -> SpanContext | None:
     return SpanContext(trace_id, span_id) if int(flags, 16) & 1 else None
 
 
-def _attach(ours: SpanContext) -> Callable[[], None] | None:
-    """Let the user's next spans be below this one; what is returned ends that."""
-    if "opentelemetry.trace" not in sys.modules:
-        return None
-    return errors.attempt(lambda: _attached(ours), None)
-
-
 def _attached(ours: SpanContext) -> Callable[[], None]:
+    """Let the user's next spans be below this one; what is returned ends that."""
     trace: Any = sys.modules["opentelemetry.trace"]
     context: Any = sys.modules["opentelemetry.context"]
     flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
@@ -98,7 +85,9 @@ _open_here: contextvars.ContextVar[_Open] = contextvars.ContextVar("otel_ddp_spa
 
 def _users_span() -> SpanContext | None:
     """The user's span that is open here, unless it stands for the innermost one of ours."""
-    found = _users_current()
+    if "opentelemetry.trace" not in sys.modules:
+        return None
+    found = errors.attempt(_read_current, None)
     ours = found is not None and found.span_id == _open_here.get().span_id
     return None if ours else found
 
@@ -151,9 +140,9 @@ class OpenSpan:
         self._span_id, beside = os.urandom(8).hex(), _users_span()
         trace = self._inside["trace"]
         self._detach: Callable[[], None] | None = None
-        if run:
-            trace_id = layout.trace_id(run, trace).hex()
-            self._detach = _attach(SpanContext(trace_id, self._span_id))
+        if run and "opentelemetry.trace" in sys.modules:
+            ours = SpanContext(layout.trace_id(run, trace).hex(), self._span_id)
+            self._detach = errors.attempt(lambda: _attached(ours), None)
         # Where ours is not attached, the user's span that is open now stays around it.
         here = _Open(recorder.writer.journal_id, self._span_id, trace, beside)
         self._token = _open_here.set(here)

@@ -60,9 +60,8 @@ class OpenAnnotations:
         self._replace(record_function, "__enter__", entered)
         self._replace(record_function, "__exit__", left)
         for name in _ENTRANCES:
-            original = getattr(torch_profiler, name, None)
-            if original is not None:
-                self._replace(torch_profiler, name, _entrance(original, give_way))
+            if (original := getattr(torch_profiler, name, None)) is not None:
+                self._replace(torch_profiler, name, _after(give_way, original))
 
     def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         self._originals.append((owner, name, getattr(owner, name)))
@@ -79,12 +78,12 @@ class OpenAnnotations:
         self._open.clear()
 
 
-def _entrance(original: Callable[..., Any], give_way: Callable[[], None]) -> Callable[..., Any]:
-    def entrance(*args: Any, **kwargs: Any) -> Any:
-        give_way()
-        return original(*args, **kwargs)
+def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    def both(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return function(*args, **kwargs)
 
-    return entrance
+    return both
 
 
 # Where a process grows by this much, its window ends early. Its trace is text, and as large.
@@ -101,10 +100,9 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Asked(NamedTuple):
-    """What was asked for."""
+    """What was asked for, by the question of this number."""
 
     number: int
-    """Of the question."""
     steps: int
     trace: Path
     until_ns: int
@@ -220,10 +218,7 @@ class ProfileWindow:
             _check(asked)
             self._quiet += 1
             if self._quiet >= _QUIET_STEPS and step >= self._last_step + _STEPS_BETWEEN:
-                _make_file(asked.trace)
-                self._made = True
-                self._start()
-                self._write("recording", asked)
+                self._start(asked)
             return
         self._leave_annotation()
         if self._first:
@@ -257,7 +252,14 @@ class ProfileWindow:
                 raise _Refused(why)
             self._save(asked)
 
-    def _start(self) -> None:
+    def _start(self, asked: Asked) -> None:
+        # Only a file of our own making is written over.
+        try:
+            os.close(files.create(asked.trace))
+        except OSError as error:
+            errors.reraise_foreign()
+            raise _Refused(_not_writable(asked.trace.parent, error)) from None
+        self._made = True
         profiler = torch.profiler.profile(activities=activities())
         self._thread, self._first, self._done = threading.get_ident(), 0, 0
         self._began_bytes = _resident_bytes()
@@ -267,6 +269,7 @@ class ProfileWindow:
         with _in_phase(self._progress):
             profiler.start()
         self._annotations.watch(self._check_growth, self._give_way)
+        self._write("recording", asked)
 
     def _annotate(self, step: int) -> None:
         """Give the step that begins its name in the trace, the one by which viewers know a step."""
@@ -397,20 +400,15 @@ def _check(asked: Asked) -> None:
         found, disk = os.stat(folder), os.statvfs(folder)
     except OSError as error:
         errors.reraise_foreign()
-        raise _Refused(f"it cannot write to {folder}: {error.strerror}") from None
+        raise _Refused(_not_writable(folder, error)) from None
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise _Refused(f"{folder} is not a directory of its user alone")
     if disk.f_bavail * disk.f_frsize < _LEAST_ROOM:
         raise _Refused(f"there are less than {_LEAST_ROOM >> 20} MiB free in {folder}")
 
 
-def _make_file(path: Path) -> None:
-    """Only a file of our own making is written over."""
-    try:
-        os.close(files.create(path))
-    except OSError as error:
-        errors.reraise_foreign()
-        raise _Refused(f"it cannot write to {path.parent}: {error.strerror}") from None
+def _not_writable(folder: Path, error: OSError) -> str:
+    return f"it cannot write to {folder}: {error.strerror}"
 
 
 def _resident_bytes() -> int:
