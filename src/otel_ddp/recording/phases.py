@@ -19,7 +19,6 @@ class DevicePosition(NamedTuple):
     """Where a device is in the training."""
 
     phase: int
-    """Its code."""
     step: int | None
     """The number of the last step that it has done; None where that is the same as its host's."""
 

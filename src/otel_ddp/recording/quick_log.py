@@ -39,10 +39,9 @@ class Shapes:
     __slots__ = ("_by_ids", "_names", "known", "last")
 
     def __init__(self) -> None:
+        # By split and names; and those of the last call.
         self.known: dict[tuple[str | None, ...], KnownNames] = {}
-        """By split and names."""
         self.last = _NO_NAMES
-        """Those of the last call."""
         self._by_ids: dict[tuple[int, ...], Shape] = {}
         self._names = 0
 

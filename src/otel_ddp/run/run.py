@@ -36,10 +36,9 @@ _AGENT_STARTS_NS, _ASK_AGAIN_NS = 15_000_000_000, 500_000_000
 
 
 class Origin(NamedTuple):
-    """How a run came to be."""
+    """How a run came to be: by these arguments of `init`."""
 
     arguments: dict[str, Any]
-    """Those of `init`."""
     joins: bool = False
     """Whether another process has opened it."""
     task: Task | None = None

@@ -57,16 +57,9 @@ class EndedProcess(NamedTuple):
     phase: str
     phase_since_ns: int
     seen_alive_ns: int
-    """When it was last seen alive, taken before its lock was looked at.
-
-    If it reported its end, the moment of that report.
-    """
     ended_ns: int
-    """When it was first seen to have ended, taken after its lock was looked at.
-
-    The death lies between the two moments; no process counts as the first on less. If it
-    reported its end, the moment of that report.
-    """
+    """It died between the two: the time before the look at its lock that was the last to find it
+    alive, and the time after the first look that did not. Both are that of its report, if any."""
     reason: str = ""
     """What it reported of its end, if anything."""
     cause: Mapping[str, Any] = {}
@@ -74,15 +67,9 @@ class EndedProcess(NamedTuple):
     world_size: int | None = None
     """How many ranks the run has, on all nodes."""
     last_present_ns: int = 0
-    """When the process was last seen to exist after it reported its end; 0: never.
-
-    Python takes a while to leave.
-    """
+    """When the process was last seen to exist after its report: Python takes a while to leave."""
     known_for_s: float = 0.0
-    """How long ago its end was first seen.
-
-    In that time the others report their ends, and the launcher looks.
-    """
+    """How long ago its end was seen: others report theirs meanwhile, and the launcher looks."""
 
 
 def manner(process: EndedProcess) -> Manner:

@@ -90,10 +90,8 @@ class Kernel(NamedTuple):
     """What the kernel says of a process, without the process's help."""
 
     state: str
-    """The state of the thread that trains, where that thread is known, else of the main one.
-
-    R runs, S sleeps, D waits for a device, T is stopped, Z is dead.
-    """
+    """Of the thread that trains if it is known, else of the main one: R runs, S sleeps, D waits for
+    a device, T is stopped, Z is dead."""
     lasting: bool
     """Whether the state was the same the last time."""
     busy: float | None

@@ -29,10 +29,8 @@ class StepLoss:
     """What the backward of a step begins at."""
 
     def __init__(self) -> None:
-        self.asked = False
-        """Whether it was asked for at all."""
-        self.missing = ""
-        """Why the last step that was asked gave no loss; empty where it gave one."""
+        # Whether it was asked for at all, and why the last step that was asked gave none.
+        self.asked, self.missing = False, ""
         self._loss: tuple[int, Any] | None = None
         # The step of the forward that was asked, and its number; the backwards since then.
         self._asked_in = self._asked = self._backwards = 0

@@ -49,11 +49,11 @@ class ModelFlops:
         self._work, self._recorder = stepper.progress.work, stepper.progress.recorder
         self._counter = flops.ForwardCounter()
         self._works: dict[int, _ModelWork] = {}
+        # What the user knows, forward and backward.
         self.given_per_sample: float | None = None
-        """What the user knows, forward and backward."""
         self.device: torch.device | None = None
+        # Why the last model that could not be counted was not.
         self.uncounted = ""
-        """Why the last model that could not be counted was not."""
 
     @property
     def any_shared(self) -> bool:

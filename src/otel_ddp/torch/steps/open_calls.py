@@ -58,14 +58,10 @@ class OpenCalls:
         self.load = phases.of_hooks("data")
         self.model: WatchedModel | None = None
         """The model of the last training forward."""
-        self.forwards = 0
-        """Forwards of watched models, one inside the other."""
-        self.trains = False
-        """Whether the outermost forward is one of training."""
-        self.in_backward = False
-        """One backward at a time, of whatever models."""
-        self.backward_id = -1
-        """The number that autograd gave to that backward."""
+        # Forwards of watched models, one inside the other, and whether the outermost one trains.
+        self.forwards, self.trains = 0, False
+        # One backward at a time, of whatever models, and the number that autograd gave to it.
+        self.in_backward, self.backward_id = False, -1
         self.forward_thread = 0
         """The thread of the last forward; that of the last training forward is in the progress."""
 
