@@ -30,10 +30,11 @@ STEP_S = sum(STEP.values()) / 1000
 
 
 class FakeDevice:
-    """What torch.cuda offers; the device does what it was given when the test says so."""
+    """What torch.cuda offers; it works off what the host has launched, as the test says."""
 
     def __init__(self) -> None:
-        self.now_ms = 0.0  # when the device will have done all it was given up to now
+        self.host_ms = 0.0
+        self.busy_until_ms = 0.0  # when it will have done all that was launched
         self.late = False  # whether it is still busy with all of it
         self.capturing = False
         self.broken = ""  # the one call that fails
@@ -54,8 +55,8 @@ class FakeDevice:
                 device.seen()
                 device.fails("record")
                 device.streams.append(stream)
-                self.at_ms = device.now_ms
-                self.passed = not device.late
+                self.at_ms = max(device.busy_until_ms, device.host_ms)
+                self.waits = device.late
                 if device.late:
                     device.waiting.append(self)
 
@@ -63,6 +64,10 @@ class FakeDevice:
                 assert not device.capturing, "a query spoils the graph"
                 device.fails("query")
                 return self.passed
+
+            @property
+            def passed(self) -> bool:
+                return device.host_ms >= self.at_ms and not self.waits
 
             def elapsed_time(self, end: Any) -> float:
                 device.fails("elapsed_time")
@@ -82,10 +87,18 @@ class FakeDevice:
         if self.broken == call:
             raise RuntimeError("CUDA error: device-side assert triggered")
 
+    def launch(self, host_ms: float, device_ms: float) -> None:
+        """The host launches for so long; the device needs so long for it."""
+        began_ms = max(self.busy_until_ms, self.host_ms)
+        self.host_ms += host_ms
+        # The last of it is launched at the end.
+        self.busy_until_ms = max(began_ms + device_ms, self.host_ms if device_ms else 0.0)
+
     def catch_up(self) -> None:
         self.late = False
+        self.host_ms = max(self.host_ms, self.busy_until_ms)
         for event in self.waiting:
-            event.passed = True
+            event.waits = False
 
     def current_stream(self, index: Any) -> str:
         return f"the stream of {index}"
@@ -141,14 +154,14 @@ def word(code: int, ms: float) -> int:
 
 
 def work(device: FakeDevice, clock: DeviceClock, code: int, took_ms: float) -> None:
-    clock.mark(word(code, device.now_ms))
-    device.now_ms += took_ms
+    clock.mark(word(code, device.host_ms))
+    device.host_ms += took_ms
 
 
 def ended(device: FakeDevice, clock: DeviceClock, number: int = 1) -> None:
-    clock.mark(word(OTHER, device.now_ms))
-    clock.step_finished(number, round(device.now_ms * 1e6))
-    device.now_ms += STEP[OTHER]
+    clock.mark(word(OTHER, device.host_ms))
+    clock.step_finished(number, round(device.host_ms * 1e6))
+    device.host_ms += STEP[OTHER]
 
 
 def step(device: FakeDevice, clock: DeviceClock, times: int = 1) -> None:
@@ -202,10 +215,10 @@ def test_a_stream_that_was_ahead_takes_no_time_from_other_phases(
     device: FakeDevice, clock: DeviceClock, book: Book
 ) -> None:
     work(device, clock, FORWARD, 8)
-    began = device.now_ms
+    began = device.host_ms
     work(device, clock, BACKWARD, -3)
     work(device, clock, OPTIMIZER, 0)
-    device.now_ms = began + 5
+    device.host_ms = began + 5
     ended(device, clock)
     step(device, clock, 3)
 
@@ -331,7 +344,7 @@ def test_a_clock_that_is_closed_tells_what_is_done_and_keeps_nothing(
 ) -> None:
     work(device, clock, FORWARD, 1)
     work(device, clock, BACKWARD, 2)
-    clock.mark(word(OTHER, device.now_ms))
+    clock.mark(word(OTHER, device.host_ms))
 
     clock.close()
     told = list(book.charges)
@@ -355,50 +368,6 @@ def test_autograds_own_thread_marks_as_well(
     assert book.spent() == pytest.approx({FORWARD: 0.005, BACKWARD: 0.010, OTHER: 0.004})
 
 
-class AheadDevice:
-    """A device that works off what the host has launched, and a host that may be ahead of it."""
-
-    def __init__(self) -> None:
-        self.host_ms = 0.0
-        self.capturing = False
-        # When the device will have done all that was launched.
-        self.busy_until_ms = 0.0
-        device = self
-
-        class Event:
-            def __init__(self, enable_timing: bool) -> None:
-                assert enable_timing
-
-            def record(self, stream: None) -> None:
-                self.at_ms = max(device.busy_until_ms, device.host_ms)
-
-            def query(self) -> bool:
-                return device.host_ms >= self.at_ms
-
-            def elapsed_time(self, end: Any) -> float:
-                assert self.query()
-                assert end.query()
-                return float(end.at_ms - self.at_ms)
-
-        self.Event = Event
-
-    def current_stream(self, index: int | None) -> None:
-        pass
-
-    def is_current_stream_capturing(self) -> bool:
-        return self.capturing
-
-    def launch(self, host_ms: float, device_ms: float) -> None:
-        """The host launches for so long; the device needs so long for it."""
-        began_ms = max(self.busy_until_ms, self.host_ms)
-        self.host_ms += host_ms
-        # The last of it is launched at the end.
-        self.busy_until_ms = max(began_ms + device_ms, self.host_ms if device_ms else 0.0)
-
-    def synchronize(self) -> None:
-        self.host_ms = max(self.host_ms, self.busy_until_ms)
-
-
 class Phases(NamedTuple):
     """A step: of each phase, how long the host launches and the device works, in milliseconds."""
 
@@ -412,7 +381,7 @@ class Phases(NamedTuple):
 class Trained:
     """Steps on such a device, as they are read from the journal."""
 
-    def __init__(self, device: AheadDevice) -> None:
+    def __init__(self, device: FakeDevice) -> None:
         self.device = device
         self.book = Book()
         self.clock = DeviceClock(torch.device("cuda", 0), module=device, times=self.book)
@@ -420,7 +389,7 @@ class Trained:
         # The device's time from the end of a step to that of the next one, and its true lag.
         self.ends_ms: list[tuple[float, float]] = []
 
-    def step(self, phases: Phases, times: int = 1, synchronize: bool = False) -> None:
+    def step(self, phases: Phases, times: int = 1) -> None:
         device = self.device
         for _ in range(times):
             for name, (host_ms, device_ms) in phases._asdict().items():
@@ -430,8 +399,6 @@ class Trained:
             self.clock.mark(word(OTHER, device.host_ms))
             self.ends_ms.append((max(device.busy_until_ms, device.host_ms), device.host_ms))
             self.clock.step_finished(self.number, round(device.host_ms * 1e6))
-            if synchronize:
-                device.synchronize()
 
     def steps(self) -> list[Step]:
         words = struct.pack(f"<{len(self.book.words)}Q", *self.book.words)
@@ -449,9 +416,9 @@ def paced_ms(step: Step) -> dict[str, float]:
 
 
 def test_steps_are_told_by_the_devices_clock_whoever_is_ahead() -> None:
-    trained = Trained(AheadDevice())
+    trained = Trained(FakeDevice())
     trained.step(Phases(), 40)
-    trained.device.synchronize()
+    trained.device.catch_up()
     trained.step(Phases())
 
     steps = trained.steps()
@@ -464,9 +431,9 @@ def test_steps_are_told_by_the_devices_clock_whoever_is_ahead() -> None:
 
 
 def test_a_device_that_is_behind_keeps_up_in_no_phase() -> None:
-    trained = Trained(AheadDevice())
+    trained = Trained(FakeDevice())
     trained.step(Phases(), 40)
-    trained.device.synchronize()
+    trained.device.catch_up()
     trained.step(Phases())
 
     steps = trained.steps()[5:39]
@@ -478,7 +445,7 @@ def test_a_device_that_is_behind_keeps_up_in_no_phase() -> None:
 
 
 def test_a_device_that_runs_dry_has_kept_up_in_that_phase() -> None:
-    trained = Trained(AheadDevice())
+    trained = Trained(FakeDevice())
     late = Phases(data=(60, 0))
     trained.step(late, 20)
 
@@ -489,7 +456,7 @@ def test_a_device_that_runs_dry_has_kept_up_in_that_phase() -> None:
 
 
 def test_a_device_that_waits_for_launches_keeps_up_all_the_while() -> None:
-    trained = Trained(AheadDevice())
+    trained = Trained(FakeDevice())
     trained.step(Phases((1, 0), (12, 10), (25, 20), (0.1, 0), (4, 3)), 20)
 
     for step in trained.steps()[2:]:
@@ -500,13 +467,13 @@ def test_a_device_that_waits_for_launches_keeps_up_all_the_while() -> None:
 
 
 def test_steps_that_are_not_measured_are_one_stretch_and_the_device_is_as_late_after_it() -> None:
-    trained = Trained(AheadDevice())
+    trained = Trained(FakeDevice())
     trained.step(Phases(), 5)
     trained.clock.pause()
     trained.step(Phases(), 7)
     trained.clock.resume(12, word(OTHER, trained.device.host_ms))
     trained.step(Phases(), 3)
-    trained.device.synchronize()
+    trained.device.catch_up()
     trained.step(Phases())
 
     steps = {each.number: each for each in trained.steps()}
@@ -519,16 +486,16 @@ def test_steps_that_are_not_measured_are_one_stretch_and_the_device_is_as_late_a
 
 
 def test_where_the_device_is_is_known_while_the_host_stands_still() -> None:
-    device = AheadDevice()
+    device = FakeDevice()
     trained = Trained(device)
     trained.step(Phases(), 20)
-    device.synchronize()
+    device.catch_up()
     trained.step(Phases())
     # Forward takes it 10 ms and backward 20 ms.
     device.host_ms = device.busy_until_ms - 3 - 5 - 1
     assert trained.clock.position() == (BACKWARD, 20)
 
-    device.synchronize()
+    device.catch_up()
     assert trained.clock.position() == (OTHER, None)
 
     trained.clock.close()

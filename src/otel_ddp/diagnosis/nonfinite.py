@@ -16,7 +16,6 @@ _MOST_NAMED = 8
 
 
 class _Found(NamedTuple):
-    order: tuple[bool, int, bool, int]
     labels: Labels
     value: NonfiniteValue
 
@@ -39,19 +38,13 @@ class Nonfinite(Detector):
             self._values[rank.labels] = seen.nonfinite
 
     def poll(self, now_ns: int) -> list[Change]:
-        found = sorted(
-            (
-                _Found(value.order, labels, value)
-                for labels, values in self._values.items()
-                for value in values
-            ),
-            key=lambda each: each[:2],
-        )
+        every = [_Found(labels, one) for labels, some in self._values.items() for one in some]
+        found = sorted(every, key=lambda each: (each.value.order, each.labels))
         if not found:
             return self._close_when_finite(now_ns)
         self._finite_since_ns = 0
         # The first one stays, even if it is finite again. An earlier one may be read later.
-        if self._first is None or found[0].order < self._first.order:
+        if self._first is None or found[0].value.order < self._first.value.order:
             self._first = found[0]
         verdict = _verdict([self._first, *(each for each in found if each != self._first)])
         if self._open is not None and verdict.sentence == self._open.sentence:
@@ -70,7 +63,7 @@ class Nonfinite(Detector):
 
 
 def _verdict(found: Sequence[_Found]) -> Verdict:
-    _, labels, first = found[0]
+    labels, first = found[0]
     what = "NaN" if math.isnan(first.value) else "infinite"
     lost = [
         each
