@@ -211,8 +211,8 @@ run.log({"late": 7.0}, step=9)
 run.log({"after": 7.0})
 wandb.alert("rises", text="much", level=wandb.AlertLevel.WARN)
 wandb.finish(exit_code=3)
-with wandb.init(config={"fold": 2}) as run:
-    run.log({"other": 1.0})
+wandb.init(config={"fold": 2}).log({"other": 1.0})
+wandb.finish(exit_code=1)
 """
 WANDB_WROTE = """
 import glob, json
@@ -386,7 +386,9 @@ def test_names_settings_and_points_are_heard_in_each_mode(
     # The next run of theirs is another one here.
     (other,) = [each for each in journals if each is not first]
     assert (points(other), other.config) == ([("other", 1.0, 0)], {"fold": 2})
-    assert (first.state, first.reason, other.state) == ("failed", "exit code 3", "finished")
+    ends = [(each.state, each.reason) for each in (first, other)]
+    # The last one ends with the process.
+    assert ends == [("failed", "exit code 3"), ("failed", "exit code 1")]
     documents = [str(each.content) for each in first.records if isinstance(each, Document)]
     assert sum("rises" in each for each in documents) == 1
 

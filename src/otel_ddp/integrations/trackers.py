@@ -61,8 +61,6 @@ _mirrors: WeakSet[Any] = WeakSet()
 _named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # By run: the runs of W&B and SwanLab that are open in it, as a program may have several at once.
 _open: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
-# By run: state and reason of the last of the trackers' runs that have ended in it.
-_ended: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
 # By the tracker's run: the step of the next values.
 _next_steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # By run: the folder of the first writer that has logged.
@@ -153,10 +151,12 @@ def _run_of(call: Call, *, begins: bool = False, opens: bool = True) -> Any:
         return None
     if run is None or (begins and run.was_unasked):
         run = for_frameworks.init()
-    ended = _ended.pop(run, None) if begins else None
-    if ended and run.was_unasked and run.identity.world_size == 1:
-        run.finish(ended[0], reason=ended[1])
+    if begins and run.told_end and run.was_unasked and run.identity.world_size == 1:
+        state, reason = run.told_end
+        run.finish(state, reason=reason)
         run = for_frameworks.init(again=True)
+    elif begins:
+        run.told_end = None
     hears = (run.was_unasked or run in _mirrors) and not run.is_closed
     return run if hears else None
 
@@ -221,7 +221,7 @@ def _end(call: Call, theirs: Any, failed: Any, reason: Any) -> None:
     if run is None or _open.get(run) or (mlflow is not None and mlflow.active_run() is not None):
         return
     # What follows still belongs to this run, until another one begins or the process ends.
-    _ended[run] = ("failed", str(reason)) if failed else ("finished", "")
+    run.told_end = ("failed", str(reason)) if failed else ("finished", "")
 
 
 def _wandb_finish(call: Call, theirs: Any, exit_code: Any = 0, *_: Any, **__: Any) -> None:
@@ -312,7 +312,7 @@ def _config(call: Call, config: Mapping[str, Any], *_: Any, **__: Any) -> None:
 def _changed(call: Call, config: Mapping[str, Any], *_: Any, **__: Any) -> None:
     # Before their run begins, and while the next one does, it is no run's.
     run = _run_of(call, opens=False)
-    if run is not None and run not in _ended:
+    if run is not None and run.told_end is None:
         run.config(dict(config.items()))
 
 

@@ -17,6 +17,8 @@ from otel_ddp.recording import values
 class ProcessRun(Protocol):
     """The part of a run that this module needs."""
 
+    told_end: tuple[str, str] | None
+
     @property
     def opened(self) -> bool: ...
 
@@ -159,7 +161,9 @@ def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
         if run is not None:
             if error is not None:
                 run.ended_by(error)
-            run.close("failed" if reason else "finished", reason)
+            told = run.told_end or ("finished", "")
+            state, why = ("failed", reason) if reason else told
+            run.close(state, why)
 
 
 def _after_fork() -> None:

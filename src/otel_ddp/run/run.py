@@ -85,6 +85,8 @@ class Run:
         self._lead = LeadSearch()
         # Whether it was opened for a program that had not asked for it, and may do so yet.
         self.was_unasked: bool = False
+        self.told_end: tuple[str, str] | None = None
+        """State and reason of the last of its trackers' runs, where that has ended."""
         # As the user says: name -> where its best value lies.
         self._best: dict[str, str] = {}
 
