@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import Any
 
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_ddp.agent.reading.steps import Part, Step, StepStream
+from otel_ddp.diagnosis.step_facts import Call, batches_of, facts_of
 from otel_ddp.journal import layout
-from otel_ddp.journal.parser import Steps
+from otel_ddp.journal.parser import Name, Steps
 from otel_ddp.vocabulary.words import PHASES
 
 CREATED = 1_700_000_000_000_000_000
@@ -269,3 +271,84 @@ def test_steps_read_at_once_are_those_that_are_read_word_by_word(made: list[Any]
 
     cut = min(cut, len(words))
     assert feed(at_once, words[:cut]) + feed(at_once, words[cut:], cut) == found
+
+
+# -- the calls to process groups
+
+GATHER = ("0:ab", "shard", "allgather", -1, False, "forward")
+SEND = ("1:cd", "pp", "send", 3, True, "other")
+NAMES = {4: Name(json.dumps(GATHER), ""), 700: Name(json.dumps(SEND), "")}
+
+
+def call(name: int, after: int) -> int:
+    return word(layout.STEP_CALL, name << layout.CALL_SHIFT | after * MS)
+
+
+def step_with(*calls: int, count: int | None = None, began: int = 10) -> list[int]:
+    words = told((layout.STEPS_BEGAN, began), (DATA, began), (FORWARD, began + 4))
+    words += [*calls, word(layout.STEP_CALLS, len(calls) if count is None else count)]
+    return words + told((layout.STEP_NUMBER, 7), (layout.STEP_ENDED, began + 10))
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_step_tells_each_call_and_when_it_was_made(size: int) -> None:
+    stream = StepStream(CREATED, NAMES)
+    words = step_with(call(4, 1), call(700, 2), call(4, 6))
+    # The next one is read at once where it comes in one record.
+    words += step_with(call(4, 1), call(700, 3), call(4, 5), began=20)[1:]
+
+    found = [
+        facts
+        for at in range(0, len(words), size)
+        for batch in batches_of(feed(stream, words[at : at + size], at))
+        for facts in facts_of(batch)
+    ]
+
+    first, second = [each.calls for each in found]
+    assert first is not None
+    assert second is not None
+    assert first.each == (Call(*GATHER), Call(*SEND), Call(*GATHER))
+    assert list(first.at_ns) == [CREATED + at * MS for at in (11, 12, 16)]
+    assert list(second.at_ns) == [CREATED + at * MS for at in (21, 23, 25)]
+    assert second.each is first.each
+
+
+def test_ranks_that_make_the_same_calls_share_their_description() -> None:
+    first, second = (
+        feed(StepStream(CREATED, dict(NAMES)), step_with(call(4, 1), call(700, 2)))[0].calls
+        for _ in range(2)
+    )
+
+    assert first is not None
+    assert second is not None
+    assert first.each is second.each
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        step_with(call(4, 1), count=2),
+        step_with(call(4, 1), call(5, 2)),
+        [each for each in step_with(call(4, 1)) if each >> 56 != layout.STEP_CALLS],
+    ],
+    ids=["one is missing", "a name is missing", "not all are noted"],
+)
+def test_calls_are_known_whole_or_not_at_all(words: list[int]) -> None:
+    (step,) = feed(StepStream(CREATED, NAMES), words)
+
+    assert step.calls is None
+    assert step.number == 7
+
+
+def test_a_step_without_calls_says_so() -> None:
+    (step,) = feed(StepStream(CREATED, NAMES), step_with())
+
+    assert step.calls is not None
+    assert step.calls.each == ()
+
+
+@pytest.mark.parametrize("text", ["", "7", "[]", '["0:ab","","send","3",true,"other"]'])
+def test_a_name_that_is_no_call_is_none(text: str) -> None:
+    (step,) = feed(StepStream(CREATED, {4: Name(text, "")}), step_with(call(4, 1)))
+
+    assert step.calls is None

@@ -126,6 +126,8 @@ class StepStream:
         """The current step is unknown: the next step begins at the next end of one."""
         self._code = _OTHER
         self._start(None)
+        # The words of the calls since the last end of a step.
+        self._calls = b""
 
     def _start(self, now_ns: int | None) -> None:
         self._began_ns = now_ns
@@ -134,9 +136,8 @@ class StepStream:
         self._codes = bytearray()
         self._ends: list[int] = []
         self._rest: dict[int, int] = {}
-        # The numbers that the journal tells of it, by their codes; and the words of its calls.
+        # The numbers that the journal tells of it, by their codes.
         self._told: dict[int, list[int]] = {}
-        self._calls = b""
 
     def feed(self, record: Steps) -> list[Step]:
         """The steps that end in this record."""
@@ -212,6 +213,7 @@ class StepStream:
                     steps.append(self._finished(self._began_ns))
                 # If times went back a little, the next step begins at the end of this one.
                 self._start(max(created_ns + value, self._until_ns))
+                self._calls = b""
             elif code == layout.STEPS_BEGAN:
                 self._start(created_ns + value)
             else:

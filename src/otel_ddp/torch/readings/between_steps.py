@@ -135,6 +135,8 @@ class Readings:
         if device is None or device.type == "cpu":
             return
         self._device = self._flops.device = device
+        # There this rank arrives later than its host calls, and nobody has looked when.
+        self._stepper.group_calls.give_up()
         self._memory = MemoryReadings(device, self._stepper.progress)
         self._clock = clock_for(device, self._stepper.progress.device_times)
         self._stepper.progress.phases.device_clock = self._clock

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import json
 import sys
 from collections.abc import Callable
@@ -58,8 +60,9 @@ class GroupCalls:
         self._progress, self._open = progress, calls
         self._words: list[int] = []
         self._hooks = WeakKeyDictionary[Any, Callable[[Any], None]]()
-        # The groups that have theirs.
+        # The groups that have theirs; and whether the end of the process waits for that.
         self._on = WeakSet[Any]()
+        self._guarded = False
         # At the call after so many the hooks look what to do; _OFF: the step is not noted.
         self._look_at = _OFF
         # Whether all calls of the step so far are noted, and when it began.
@@ -105,10 +108,20 @@ class GroupCalls:
         """Note no more."""
         self.leave_to_parent()
         errors.attempt(self._take_off, None)
+        if not self._on:
+            self._guarded = False
+            atexit.unregister(self._at_exit)
 
     def leave_to_parent(self) -> None:
         """In a forked child: nothing is noted, and torch's map is left as it is."""
         self._given_up, self._look_at = True, _OFF
+
+    def _at_exit(self) -> None:
+        """Torch lets its groups go once there is no Python left, which their hooks need then."""
+        self.give_up()
+        for group in self._on:
+            # Another thread is in a call, so they stay: and then so does the group.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _put_on(self) -> bool:
         """Whether the groups of several ranks have our hooks now; and there are some."""
@@ -118,6 +131,9 @@ class GroupCalls:
         new = [each for each in groups if each not in self._on]
         if new and (not hasattr(new[0], "register_pre_hook") or _may_be_in_call()):
             return False
+        if new and not self._guarded:
+            self._guarded = True
+            atexit.register(self._at_exit)
         for group in new:
             hook = self._hooks.get(group)
             if hook is None:
@@ -187,7 +203,7 @@ class GroupCalls:
             peer = ranks[call.root]
         tensors = (*call.input_tensors, *call.output_tensors)
         # There this rank arrives later, and nobody has looked when.
-        self._given_up = any(each.device.type != "cpu" for each in tensors)
+        self._given_up |= any(each.device.type != "cpu" for each in tensors)
         content = [key, dimension, op, peer, call.async_op, phase_word(code & PHASE_CODE)]
         number = 0
         if self._left and not self._given_up:
@@ -202,17 +218,20 @@ class GroupCalls:
 def _may_be_in_call() -> bool:
     """Whether a call to a process group may be under way now: on another thread, or around this.
 
-    Another thread is in one only where it has left Python for it: in what torch has for that, or in
-    a line that names such a call. From there it may come back into our hook. And a signal's handler
-    may have interrupted that hook. The other threads go on only after this one, for torch keeps the
-    interpreter's lock while it changes the map.
+    Another thread is in one only if it has left Python for it: from what torch has for that, or
+    from a line that names such a call. A hook may have brought it back into Python. And a signal's
+    handler may have interrupted our own hook. The other threads go on only after this one, for
+    torch keeps the interpreter's lock while it changes the map.
     """
     own = get_ident()
     for thread, frame in sys._current_frames().items():
-        module, names = str(frame.f_globals.get("__name__")), frame.f_code.co_names
-        if thread != own and (module.startswith(_CALLERS) or not _CALLED.isdisjoint(names)):
+        around = outward(frame)
+        if any(_is_hook(each) for each in around):
             return True
-        if any(_is_hook(each) for each in outward(frame)):
+        if thread != own and (
+            not _CALLED.isdisjoint(frame.f_code.co_names)
+            or any(str(each.f_globals.get("__name__")).startswith(_CALLERS) for each in around)
+        ):
             return True
     return False
 

@@ -1,0 +1,459 @@
+"""Which calls to process groups are noted, on real ranks; and when their hooks are on and off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import otel_ddp
+from measured import Measured
+from node import Node, finished
+from otel_ddp.agent.reading.steps import StepStream
+from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
+from otel_ddp.journal import layout
+from otel_ddp.journal.parser import Steps
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.torch.steps.group_calls import GroupCalls
+from otel_ddp.torch.steps.open_calls import OpenCalls
+from otel_ddp.torch.steps.sampled import SampledSteps
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "register_pre_hook"), reason="PyTorch 2.15 has these hooks"
+)
+
+# -- four real ranks, one way of being parallel after the other
+
+RANKS, STEPS = 4, 6
+Step = Callable[[], None]
+
+
+def trains(model: nn.Module) -> Step:
+    def step() -> None:
+        model(torch.ones(4, 8)).sum().backward()
+
+    return step
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1))
+
+
+def ddp() -> tuple[nn.Module, Step]:
+    model = DistributedDataParallel(net())
+    return model, trains(model)
+
+
+def sharded(mesh: DeviceMesh, model: nn.Module) -> tuple[nn.Module, Step]:
+    for block in (*list(model.children())[:2], model):
+        fully_shard(block, mesh=mesh)
+    return model, trains(model)
+
+
+def hsdp() -> tuple[nn.Module, Step]:
+    return sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "shard")), net())
+
+
+def split() -> tuple[nn.Module, Step]:
+    """Tensor parallelism, and FSDP of that."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    return sharded(mesh["dp"], parallelize_module(net(), mesh["tp"], plan))
+
+
+def pipeline() -> tuple[nn.Module, Step]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    number, group = mesh["pp"].get_local_rank(), mesh["pp"].get_group()
+    model = DistributedDataParallel(nn.Linear(8, 8), process_group=mesh["dp"].get_group())
+    stage = PipelineStage(model, number, 2, torch.device("cpu"), group=group)
+    schedule = Schedule1F1B(stage, 4, loss_fn=lambda output, _: output.sum())
+
+    def step() -> None:
+        if number:
+            schedule.step(target=torch.zeros(8, 8))
+        else:
+            schedule.step(torch.ones(8, 8))
+
+    return model, step
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        found = torch.empty_like(value)
+        dist.all_to_all_single(found, value.contiguous())
+        return found
+
+    backward = forward
+
+
+def experts() -> tuple[nn.Module, Step]:
+    model = net()
+    return model, lambda: Exchange.apply(model(torch.ones(4, 8))).sum().backward()
+
+
+MODES = {each.__name__: each for each in (ddp, hsdp, split, pipeline, experts)}
+# A step's calls: how often, in which dimension, what, in which phase.
+USUAL = {
+    "ddp": {("", "allreduce", "backward"): 1},
+    "hsdp": {
+        ("shard", "allgather_base", "forward"): 3,
+        ("shard", "allgather_base", "backward"): 2,
+        ("shard", "reduce_scatter_base", "backward"): 1,
+        ("dp", "allreduce", "backward"): 1,
+        ("shard", "reduce_scatter_base", "comm_wait"): 2,
+        ("dp", "allreduce", "comm_wait"): 2,
+    },
+    "split": {
+        ("dp", "allgather_base", "forward"): 3,
+        ("tp", "allreduce", "forward"): 1,
+        ("dp", "allgather_base", "backward"): 2,
+        ("dp", "reduce_scatter_base", "backward"): 1,
+        ("dp", "reduce_scatter_base", "comm_wait"): 2,
+    },
+    "pipeline": {
+        ("pp", "send", "other"): 4,
+        ("pp", "recv", "other"): 4,
+        ("dp", "allreduce", "backward"): 1,
+    },
+    # Once before the first gradient reaches the model.
+    "experts": {("", "alltoall_base", "other"): 2},
+}
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [getattr(each, "to_local", each.detach)().clone() for each in model.parameters()]
+
+
+def train_on_ranks() -> None:
+    """What each of the ranks does: each way twice, without us first."""
+    dist.init_process_group("gloo")
+    for name, make in MODES.items():
+        kept = []
+        for watched in (False, True):
+            torch.manual_seed(3)
+            model, step = make()
+            run = otel_ddp.init(group=name) if watched else None
+            if run is not None:
+                otel_ddp.instrument(model)
+            optimizer = SGD(model.parameters(), lr=0.01)
+            for _ in range(STEPS):
+                step()
+                optimizer.step()
+                optimizer.zero_grad()
+            if run is not None:
+                run.finish()
+            kept.append(weights(model))
+        assert all(torch.equal(*each) for each in zip(*kept, strict=True)), name
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def on_ranks() -> dict[tuple[str, int], list[StepFacts]]:
+    """The steps of every way and rank, from one launch."""
+    found: dict[tuple[str, int], list[StepFacts]] = {}
+    with Node(
+        OTEL_DDP_AGENT="off", PYTHONPATH=os.pathsep.join(map(str, Path(__file__).parents[1:3]))
+    ) as node:
+        finished(node.torchrun(RANKS, __file__))
+        for path in node.place.journals():
+            with closing(JournalReader(path)) as reader:
+                stream = StepStream(reader.created_ns, reader.names)
+                records = [each for each in reader.read() if isinstance(each, Steps)]
+                steps = [step for each in records for step in stream.feed(each)]
+                key = reader.identity["group"], reader.identity["global_rank"]
+            found[key] = [each for batch in batches_of(steps) for each in facts_of(batch)]
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_step_tells_its_calls_alike_on_all_ranks(
+    mode: str, on_ranks: dict[tuple[str, int], list[StepFacts]]
+) -> None:
+    ranks = [on_ranks[mode, rank] for rank in range(RANKS)]
+
+    # The groups are not known before the first step.
+    assert [[each.number for each in steps if each.calls] for steps in ranks] == [
+        [*range(2, STEPS + 1)]
+    ] * RANKS
+    for steps in zip(*ranks, strict=True):
+        by_group: dict[str, list[list[str]]] = {}
+        sent = Counter[tuple[int, int, bool]]()
+        for rank, each in enumerate(steps):
+            if each.calls is None:
+                continue
+            calls, at_ns = each.calls
+            if each.number > 2:
+                # DDP has told itself by then in which order gradients come.
+                found = Counter((call.dimension, call.op, call.phase) for call in calls)
+                assert dict(found) == USUAL[mode]
+            assert [each.ended_ns - each.took_ns, *at_ns, each.ended_ns] == sorted(
+                [each.ended_ns - each.took_ns, *at_ns, each.ended_ns]
+            )
+            for group in {call.group for call in calls}:
+                ops = [call.op for call in calls if call.group == group and call.peer < 0]
+                by_group.setdefault(group, []).append(ops)
+            for call in calls:
+                if call.peer >= 0:
+                    sends = call.op == "send"
+                    a, b = (rank, call.peer) if sends else (call.peer, rank)
+                    sent[a, b, sends] += 1
+        assert all(mine == members[0] for members in by_group.values() for mine in members)
+        assert all(count == sent[a, b, not sends] for (a, b, sends), count in sent.items())
+
+
+# -- one process, and a group of two ranks that is none
+
+
+class Loop:
+    """The calls of one process whose steps are as the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.measured = Measured(folder)
+        self.progress = self.measured.progress
+        self.open = OpenCalls(self.progress, SampledSteps())
+        self.calls = GroupCalls(self.progress, self.open)
+        self.progress.begin_steps()
+
+    def begin(self, *, measured: bool = True) -> None:
+        self.calls.begin(self.measured.now_ns, measured)
+
+    def step(self, *acts: Callable[[], Any]) -> int | None:
+        """A measured step that does this: how many calls are noted; None: that is not known."""
+        self.begin()
+        return self.rest_of_step(*acts)
+
+    def rest_of_step(self, *acts: Callable[[], Any]) -> int | None:
+        for act in acts:
+            act()
+        before = len(self.progress.phases.pending)
+        self.calls.step_ended(self.measured.now_ns)
+        codes = [each >> 56 for each in self.progress.phases.pending[before:]]
+        if layout.STEP_CALLS not in codes:
+            assert codes == []
+            return None
+        assert codes[-1] == layout.STEP_CALLS
+        return codes.count(layout.STEP_CALL)
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    loop = Loop(tmp_path)
+    yield loop
+    loop.calls.give_up()
+    loop.measured.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def reduce() -> None:
+    dist.all_reduce(torch.ones(1))
+
+
+def elsewhere() -> None:
+    thread = Thread(target=reduce)
+    thread.start()
+    thread.join()
+
+
+def hooks_called(act: Callable[[], Any]) -> int:
+    """How often this calls a hook of ours."""
+    count = 0
+
+    def look(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        ours = frame.f_globals["__name__"] == GroupCalls.__module__
+        count += event == "call" and ours and frame.f_code.co_name == "called"
+
+    sys.setprofile(look)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_hooks_are_on_in_measured_steps_alone(loop: Loop) -> None:
+    assert hooks_called(reduce) == 0
+    assert loop.step(reduce, reduce) == 2
+
+    loop.begin(measured=False)
+    assert hooks_called(reduce) == 0
+
+    assert loop.step(reduce) == 1
+    loop.calls.give_up()
+    assert hooks_called(reduce) == 0
+
+
+def test_calls_of_a_thread_that_does_not_train_are_of_no_step(loop: Loop) -> None:
+    assert loop.step(reduce, elsewhere, elsewhere) == 1
+
+
+def test_a_group_made_in_a_step_is_noted_from_the_next_one_on(loop: Loop) -> None:
+    made = []
+    call_it = lambda: dist.all_reduce(torch.ones(1), group=made[0])  # noqa: E731
+
+    assert loop.step(lambda: made.append(dist.new_group([0, 1])), call_it, reduce) == 1
+    assert loop.step(call_it, reduce) == 2
+    dist.destroy_process_group(made.pop())
+    assert loop.step(reduce) == 1
+    # All of them are gone, and made anew.
+    loop.begin()
+    dist.destroy_process_group()
+    assert loop.rest_of_step() == 0
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    assert loop.step(reduce) == 1
+
+
+def test_hooks_stay_as_they_are_while_another_thread_is_in_a_call(loop: Loop) -> None:
+    entered, go_on = Event(), Event()
+
+    def wait(_: Any) -> None:
+        entered.set()
+        go_on.wait(60)
+
+    loop.step(reduce)
+    # A hook of the user's own, before ours: torch has begun to go through them.
+    dist.group.WORLD.register_pre_hook(1, wait)
+    thread = Thread(target=reduce)
+    thread.start()
+    entered.wait(60)
+    loop.begin(measured=False)
+    dist.group.WORLD.unregister_pre_hook(2)
+    go_on.set()
+    thread.join()
+    dist.group.WORLD.unregister_pre_hook(1)
+
+    assert hooks_called(reduce) == 1
+    assert loop.rest_of_step() is None
+    loop.begin(measured=False)
+    assert hooks_called(reduce) == 0
+
+
+def test_a_handler_that_ends_the_run_within_our_hook_leaves_it_where_it_is(loop: Loop) -> None:
+    loop.begin()
+    before = signal.signal(signal.SIGUSR1, lambda *_: loop.calls.give_up())
+    clock = loop.progress.phases.clock
+
+    def interrupted() -> int:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return clock()
+
+    loop.progress.phases.clock = interrupted
+    # This hook is of the group that comes now, and so has that clock.
+    group = dist.new_group([0, 1])
+    try:
+        loop.begin()
+        dist.all_reduce(torch.ones(1), group=group)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert not loop.calls.noted
+    assert hooks_called(reduce) == 1
+    loop.begin()
+    assert hooks_called(reduce) == 0
+
+
+def test_a_step_is_not_noted_that_has_more_calls_than_there_is_room_for(loop: Loop) -> None:
+    loop.calls._left = 1
+
+    assert loop.step(reduce) == 1
+    assert loop.step(reduce, dist.barrier, reduce) is None
+    assert loop.step(reduce) == 1
+
+
+def test_a_step_is_not_noted_that_lasts_longer_than_its_words_can_tell(loop: Loop) -> None:
+    assert loop.step(reduce, lambda: loop.measured.spend(1099)) == 1
+    assert loop.step(reduce, lambda: loop.measured.spend(1100)) is None
+
+
+def test_calls_on_a_device_are_not_noted(loop: Loop) -> None:
+    tensors = [torch.ones(1, device="meta")]
+    call = SimpleNamespace(input_tensors=tensors, output_tensors=[], async_op=True, root=-1)
+    call.name = SimpleNamespace(name="ALLREDUCE", value=3)
+    on_device = partial(loop.calls._hook("7", object(), [0, 1]), call)
+
+    assert loop.step(reduce) == 1
+    assert loop.calls.noted
+    assert loop.step(reduce, on_device, reduce) is None
+    assert not loop.calls.noted
+    assert loop.step(reduce) is None
+    assert hooks_called(reduce) == 0
+
+
+def test_a_failure_of_ours_ends_the_noting_and_no_call(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: str) -> int:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(loop.progress.recorder.names, "of_text", fails)
+
+    assert loop.step(reduce) is None
+    assert loop.step(reduce) is None
+    assert hooks_called(reduce) == 0
+
+
+EXITS = """
+import os, sys, threading, time
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+import otel_ddp
+
+dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+model = torch.nn.Linear(4, 1)
+otel_ddp.instrument(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(_=None):
+    model(torch.ones(2, 4)).sum().backward()
+    dist.all_reduce(torch.ones(1))
+    optimizer.step()
+
+step(), step()
+if "in a forked child" in sys.argv:
+    child = os.fork()
+    if child:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+if "while a thread is in a call" in sys.argv:
+    entered = threading.Event()
+    dist.group.WORLD.register_pre_hook(1, lambda _: entered.set() or time.sleep(600))
+    threading.Thread(target=dist.all_reduce, args=(torch.ones(1),), daemon=True).start()
+    entered.wait()
+"""
+
+
+@pytest.mark.parametrize("way", ["as it is", "in a forked child", "while a thread is in a call"])
+def test_a_program_may_end_while_hooks_are_on(way: str) -> None:
+    with Node(OTEL_DDP_AGENT="off") as node:
+        finished(node.start(sys.executable, "-c", EXITS, way))
+
+
+if __name__ == "__main__":
+    train_on_ranks()
