@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -47,6 +47,10 @@ class Program:
         self.calls = {rank: tuple(each) for rank, each in calls.items()}
         self.works_ms = works_ms
         self.waits = waits
+        self.phases: Callable[[float], Mapping[str, float]] = lambda took_ms: {
+            "forward": took_ms - 1,
+            "other": 1,
+        }
         self.number = 0
         self.ends = dict.fromkeys(calls, 1_700_000_000 * 10**9)
         self.changes: list[Change] = []
@@ -81,8 +85,7 @@ class Program:
             done = [self._until(at, rank, n) for n in range(len(each))]
             ended_ns = max([now[rank], *done]) + varied[rank][-1]
             took_ms = (ended_ns - self.ends[rank]) / MS
-            phases_ms = {"forward": took_ms - 1, "other": 1}
-            calls = Calls(each, at[rank])
+            calls, phases_ms = Calls(each, at[rank]), self.phases(took_ms)
             self.told.feed(rank, [step_facts(self.number, ended_ns, phases_ms, calls=calls)])
             self.ends[rank] = ended_ns
         self.changes += self.detector.poll(0)
@@ -260,6 +263,20 @@ def test_what_ddp_waits_for_its_gradients_is_not_taken_twice() -> None:
     works = [each.work_s for each in detector.report().ranks]
 
     assert works == [pytest.approx(0.08), pytest.approx(0.09)]
+
+
+@pytest.mark.parametrize("after", [[], [call("dp", "reduce_scatter_base", phase="comm_wait")]])
+def test_tensor_parallel_backward_is_not_taken_for_the_gradients_of_ddp(after: list[Call]) -> None:
+    # A little time passes between the last gradient and the optimizer, and is `comm_wait`.
+    reduce = call("tp", "allreduce", asynchronous=True, phase="backward")
+    calls = {rank: [reduce] * 4 + after for rank in range(3)}
+    run = Program(calls, {rank: [10.0] * 4 + [0.1] * len(after) + [9] for rank in range(3)})
+    run.phases = lambda took_ms: {"comm_wait": 0.02, "backward": took_ms - 1.02, "other": 1}
+
+    assert run.steps(100) == []
+    assert run.steps(120, {1: [0, 6, *[0] * (3 + len(after))]}) == [
+        ("straggler", "1", "backward", True)
+    ]
 
 
 def test_ranks_that_do_not_agree_on_their_calls_are_not_compared_and_that_is_said() -> None:

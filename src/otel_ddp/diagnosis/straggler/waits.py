@@ -8,7 +8,7 @@ waits in a collective until the last member arrives, and in a receive until the 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import groupby
 from operator import sub
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from otel_ddp.diagnosis.verdict import Labels, node_of
 from otel_ddp.vocabulary.words import WORK_PHASES
 
 _PEERS = ("send", "recv")
+_BACKWARD = ("backward", "comm_wait")
 _INDEX = {word: at for at, word in enumerate(WORK_PHASES)}
 # What a step has of calls changes little: with a log of every tenth step there are two kinds.
 _MOST_PLANS = 8
@@ -61,12 +62,25 @@ class _Group:
         self.overlapped: list[int] = []
         """What lies between such a collective and the wait for it is not known."""
         self.known: list[int] = []
-        """The waits in these are known already."""
+        """The waits in these are `comm_wait`."""
+        self._longer = 0
 
-    def leave_out_asynchronous(self) -> None:
-        """The waits in these are known already."""
-        self.known = [*self._went_on]
-        self._went_on.clear()
+    def leave_out(self, known: Sequence[int]) -> None:
+        """The waits in these are known already, unless steps show that they are not."""
+        self.known = [*known]
+
+    def look_for_longer(
+        self, waits_ns: Sequence[Sequence[int]], facts: Sequence[StepFacts]
+    ) -> None:
+        """What a rank waits in the last of these is no longer than its `comm_wait`, if it is it."""
+        if self.known:
+            last = self.known[-1]
+            self._longer += any(
+                own_ns[last] > facts[member.rank].wait_ns + limits.CALL_GRAIN_NS
+                for member, own_ns in zip(self.members, waits_ns, strict=True)
+            )
+            if self._longer >= limits.CALLS_WENT_ON:
+                self.known = []
 
     def arrivals(self, at_ns: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
         """When each member has arrived at each collective, and when the last one has."""
@@ -75,7 +89,7 @@ class _Group:
 
     def look_for_overlap(self, at_ns: Sequence[Sequence[int]], last_ns: Sequence[int]) -> None:
         """Who waits for a collective does not call the next one before its last member has come."""
-        for n in [*self._went_on]:
+        for n in self._went_on.keys() - self.known:
             least_ns = last_ns[n] - limits.CALL_GRAIN_NS
             for i, places, _ in self.members:
                 after = places[n] + 1
@@ -118,7 +132,7 @@ class _Plan:
         self.receives = self._receives(numbers)
         self.stages = self._stages(numbers)
         if any(each.wait_ns for each in facts):
-            self._leave_out_replicated()
+            self._leave_out_gradients()
 
     def _groups(self) -> list[_Group]:
         members: defaultdict[str, list[tuple[int, list[int]]]] = defaultdict(list)
@@ -191,6 +205,15 @@ class _Plan:
         if any(len({nodes[i] for i in each}) > 1 for each in meet):
             raise _Unknown(CLOCKS)
 
+    def passed(self, i: int) -> set[int]:
+        """The places of the calls in which nobody waits for rank *i*. In the last one, some may."""
+        found = {at for at, call in enumerate(self.each[i]) if call.op == "recv"}
+        for group in self.groups:
+            for member in group.members:
+                if member.rank == i:
+                    found |= {member.places[n] for n in (*group.known, *group.overlapped)}
+        return found - {len(self.each[i]) - 1}
+
     def alike(self, i: int, late: Sequence[int]) -> list[int]:
         """Ranks of the same stage as rank *i* that make as many calls, without the *late* ones."""
         stages = self.stages or (0,) * len(self.each)
@@ -200,19 +223,21 @@ class _Plan:
             if stages[at] == stages[i] and len(each) == len(self.each[i]) and at not in late
         ]
 
-    def _leave_out_replicated(self) -> None:
-        """The waits of DistributedDataParallel are `comm_wait`, and known.
+    def _leave_out_gradients(self) -> None:
+        """The waits of DistributedDataParallel are `comm_wait`.
 
-        It reduces the last gradients once backward has computed all of them.
+        It reduces the last gradients when all are computed. No collective comes after that.
         """
-        last = {
-            [call.group for call in each if _is_of_gradients(call)][-1]
-            for each in self.each
-            if any(map(_is_of_gradients, each))
-        }
+        last = set()
+        for each in self.each:
+            in_backward = [e for e in each if e.phase in _BACKWARD and e.op not in _PEERS]
+            if in_backward and _is_of_gradients(in_backward[-1]):
+                last.add(in_backward[-1].group)
         for group in self.groups:
             if group.call.group in last:
-                group.leave_out_asynchronous()
+                rank, places, _ = group.members[0]
+                calls = [self.each[rank][place] for place in places]
+                group.leave_out([n for n, call in enumerate(calls) if _is_of_gradients(call)])
 
 
 def _is_of_gradients(call: Call) -> bool:
@@ -231,6 +256,36 @@ class Taken(NamedTuple):
     """The share of the step in which a rank may have waited or not."""
 
 
+class _Step(NamedTuple):
+    """One step of all ranks, as it is kept for who asks where they have waited."""
+
+    plan: _Plan
+    facts: Sequence[StepFacts]
+    ahead_ns: Sequence[int]
+    """Of each rank: what its clock is ahead of the one that all have in common."""
+    at_ns: Sequence[Sequence[int]]
+    """Of each rank: when it has arrived at each call, on that clock."""
+    lasts_ns: Sequence[Sequence[int]]
+    """Of each group: when the last member has arrived at each collective."""
+
+    def works_ns(self, i: int) -> list[int]:
+        """How long rank *i* worked before each of its calls, and behind the last one."""
+        plan, own_ns = self.plan, self.at_ns[i]
+        ends_ns = [*own_ns]
+        for group, last_ns in zip(plan.groups, self.lasts_ns, strict=True):
+            places = next((each.places for each in group.members if each.rank == i), ())
+            left_out = {*group.known, *group.overlapped}
+            for n, place in enumerate(places):
+                if n not in left_out:
+                    ends_ns[place] = last_ns[n]
+        for receive in plan.receives.get(i, ()):
+            sent_ns = self.at_ns[receive.sender][receive.send]
+            ends_ns[receive.place] = max(ends_ns[receive.place], sent_ns)
+        ended_ns = self.facts[i].ended_ns - self.ahead_ns[i]
+        began_ns = ended_ns - self.facts[i].took_ns
+        return list(map(sub, [*own_ns, ended_ns], [began_ns, *ends_ns]))
+
+
 class Waits:
     """The ranks of one run."""
 
@@ -244,7 +299,7 @@ class Waits:
         self.why = ""
         """Why it was not known of the last step who has waited for whom; empty: it was."""
         # The last steps, for who asks where ranks have waited.
-        self._last: deque[tuple[_Plan, Sequence[StepFacts]]] = deque(maxlen=limits.CALLS_KEPT)
+        self._last: deque[_Step] = deque(maxlen=limits.CALLS_KEPT)
 
     def start_again(self, ranks: Sequence[RankState]) -> None:
         """From now on these ranks are compared, in this order."""
@@ -275,11 +330,14 @@ class Waits:
         at_ns = self._at_ns(facts)
         spent_ns = [[0] * len(WORK_PHASES) for _ in facts]
         unclear_ns = 0
+        lasts_ns = []
         for group in plan.groups:
             columns, last_ns = group.arrivals(at_ns)
+            lasts_ns.append(last_ns)
             group.look_for_overlap(at_ns, last_ns)
-            for (i, _, phases), column in zip(group.members, columns, strict=True):
-                waits_ns = list(map(sub, last_ns, column))
+            each_ns = [list(map(sub, last_ns, column)) for column in columns]
+            group.look_for_longer(each_ns, facts)
+            for (i, _, phases), waits_ns in zip(group.members, each_ns, strict=True):
                 for n in group.overlapped:
                     unclear_ns = max(unclear_ns, waits_ns[n])
                     waits_ns[n] = 0
@@ -293,7 +351,7 @@ class Waits:
                 bubble_ns[i] += wait_ns
                 if phase in _INDEX:
                     spent_ns[i][_INDEX[phase]] += wait_ns
-        self._last.append((plan, facts))
+        self._last.append(_Step(plan, facts, self._ahead_ns, at_ns, lasts_ns))
         return Taken(
             list(map(_without, facts, spent_ns)),
             plan.stages,
@@ -308,12 +366,12 @@ class Waits:
         are as late, and so is each rank that has waited for them.
         """
         found: Counter[Call] = Counter()
-        for plan, facts in self._last:
-            at_ns = self._at_ns(facts)
+        for step in self._last:
+            plan = step.plan
             for i in late[: limits.CALLS_ALIKE]:
                 several = [i, *plan.alike(i, late)[: limits.CALLS_ALIKE]]
-                works_ns = [_works_ns(plan, facts[at], at_ns, at) for at in several]
-                found.update(_more_before(plan.each[i], works_ns))
+                works_ns = [step.works_ns(at) for at in several]
+                found.update(_more_before(plan.each[i], plan.passed(i), works_ns))
         dimensions: Counter[str] = Counter()
         for call, more_ns in found.items():
             dimensions[call.dimension] += more_ns
@@ -327,8 +385,8 @@ class Waits:
         where = f"mesh dimension {call.dimension}" if call.dimension else "process group"
         if call.op == "send":
             return f"{where}: sends to rank {call.peer}"
-        plan, _ = self._last[-1]
-        members = next((g.members for g in plan.groups if g.call.group == call.group), [])
+        groups = self._last[-1].plan.groups
+        members = next((each.members for each in groups if each.call.group == call.group), [])
         if len(members) == len(self._numbers):
             return f"{where}: all ranks"
         numbers = list(self._numbers)
@@ -387,26 +445,11 @@ def _without(facts: StepFacts, spent_ns: Sequence[int]) -> StepFacts:
     )
 
 
-def _works_ns(plan: _Plan, facts: StepFacts, at_ns: Sequence[Sequence[int]], i: int) -> list[int]:
-    """How long rank *i* worked before each of its calls, and behind the last one."""
-    ends_ns = [*at_ns[i]]
-    for group in plan.groups:
-        for member in group.members:
-            if member.rank == i:
-                _, last_ns = group.arrivals(at_ns)
-                left_out = {*group.known, *group.overlapped}
-                for n, place in enumerate(member.places):
-                    if n not in left_out:
-                        ends_ns[place] = last_ns[n]
-    for receive in plan.receives.get(i, ()):
-        sent_ns = at_ns[receive.sender][receive.send]
-        ends_ns[receive.place] = max(ends_ns[receive.place], sent_ns)
-    began_ns = facts.ended_ns - facts.took_ns
-    return list(map(sub, [*at_ns[i], facts.ended_ns], [began_ns, *ends_ns]))
+def _more_before(each: _Each, passed: Set[int], works_ns: Sequence[Sequence[int]]) -> Counter[Call]:
+    """What the first of these needed longer than the others, by the call that shows it.
 
-
-def _more_before(each: _Each, works_ns: Sequence[Sequence[int]]) -> Counter[Call]:
-    """What the first of these needed longer than the others, by the call that shows it."""
+    *passed*: the places of those in which nobody waits for it.
+    """
     found: Counter[Call] = Counter()
     own_ns, *others_ns = works_ns
     if not others_ns or not each:
@@ -414,10 +457,9 @@ def _more_before(each: _Each, works_ns: Sequence[Sequence[int]]) -> Counter[Call
     more_ns = list(map(sub, own_ns, map(round, map(median, zip(*others_ns, strict=True)))))
     # What comes behind the last call shows in the first one of the next step.
     carried_ns = more_ns.pop()
-    for call, ns in zip(each, more_ns, strict=True):
+    for at, (call, ns) in enumerate(zip(each, more_ns, strict=True)):
         carried_ns += ns
-        if call.op != "recv":
-            # Nobody waits for a receive.
+        if at not in passed:
             found[call] += max(carried_ns, 0)
             carried_ns = 0
     return found

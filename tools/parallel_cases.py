@@ -1,0 +1,437 @@
+"""Simulates trainings that are parallel in several ways, and writes down what the detector finds.
+
+    python tools/parallel_cases.py
+
+prints a table of docs/diagnosis.md and puts it there. Each rank has a program of work and of calls
+to process groups; who waits for whom follows, and the detector has to find it out again.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_ddp.diagnosis.detector import Observation, RankState
+from otel_ddp.diagnosis.step_facts import Call, Calls, StepFacts
+from otel_ddp.diagnosis.straggler.detector import Stragglers
+from otel_ddp.vocabulary.words import WORK_PHASES
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tools.diagnosis_cases import NOW_NS, labels_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
+BEGIN, END = "<!-- parallel cases: begin -->", "<!-- parallel cases: end -->"
+SEED = 5
+BEGINS, LASTS = 60, 200
+TRANSFER_MS = 0.1
+FORWARD_MS, BACKWARD_MS = 30.0, 55.0
+LAYERS, MICRO_BATCHES = 6, 8
+
+
+class Work(NamedTuple):
+    """A rank computes."""
+
+    phase: str
+    ms: float
+
+
+class Meet(NamedTuple):
+    """A rank calls its process group."""
+
+    group: str
+    dimension: str
+    op: str
+    phase: str
+    peer: int = -1
+    asynchronous: bool = False
+    waited: bool = True
+    """At once; else before the next `Wait`."""
+
+
+class Wait(NamedTuple):
+    """A rank waits for what it has not yet waited for."""
+
+    phase: str
+
+
+Program = Sequence[Work | Meet | Wait]
+
+
+def _sharded(forward: Sequence[Meet], backward: Sequence[Meet], after: Program) -> Program:
+    """Layers with such calls before each, and others behind each in backward."""
+    steps: list[Work | Meet | Wait] = [Work("data", 4)]
+    for _ in range(LAYERS):
+        steps += [*forward, Work("forward", FORWARD_MS / LAYERS)]
+    for _ in range(LAYERS):
+        steps += [
+            *(each._replace(phase="backward") for each in forward),
+            Work("backward", BACKWARD_MS / LAYERS),
+            *backward,
+        ]
+    return [*steps, *after, Work("optimizer", 5), Work("other", 2)]
+
+
+def fsdp(rank: int, ranks: int) -> Program:
+    """One group."""
+    gather = Meet("all", "", "_allgather_base", "forward")
+    return _sharded([gather], [Meet("all", "", "_reduce_scatter_base", "backward")], [])
+
+
+def hsdp(rank: int, ranks: int) -> Program:
+    """Shards in pairs, and replicas of them."""
+    shard = f"shard{rank // 2}"
+    gather = Meet(shard, "shard", "_allgather_base", "forward")
+    scatter = Meet(shard, "shard", "_reduce_scatter_base", "backward")
+    reduce = Meet(f"dp{rank % 2}", "dp", "allreduce", "backward")
+    return _sharded([gather], [scatter, reduce], [])
+
+
+def tensor(rank: int, ranks: int) -> Program:
+    """Tensor parallel in pairs, by functional collectives, and sharded over those."""
+    reduce = Meet(f"tp{rank // 2}", "tp", "allreduce", "forward", asynchronous=True)
+    gather = Meet(f"dp{rank % 2}", "dp", "_allgather_base", "forward")
+    scatter = Meet(f"dp{rank % 2}", "dp", "_reduce_scatter_base", "backward")
+    return _sharded([gather, reduce], [reduce._replace(phase="backward"), scatter], [])
+
+
+def experts(rank: int, ranks: int) -> Program:
+    """All-to-all before each layer, and the gradients in several asynchronous parts."""
+    swap = Meet("all", "ep", "alltoall_base", "forward")
+    bucket = Meet("ddp", "", "allreduce", "backward", asynchronous=True, waited=False)
+    return _sharded([swap], [bucket], [Wait("comm_wait")])
+
+
+def pipeline(rank: int, ranks: int, stages: int = 2) -> Program:
+    """1F1B, and replicas of each stage."""
+    stage, many = rank % stages, MICRO_BATCHES
+    # The last stage has the head and the loss, too.
+    heavier = 1.2 if stage == stages - 1 else 1.0
+    to = {"group": "pp", "dimension": "pp", "asynchronous": True}
+    program: list[Work | Meet | Wait] = [Work("data", 2)]
+
+    def receive(phase: str, peer: int) -> None:
+        if rank // stages * stages <= peer < rank // stages * stages + stages:
+            program.append(Meet(op="recv", phase=phase, peer=peer, **to))
+
+    def send(phase: str, peer: int) -> None:
+        if rank // stages * stages <= peer < rank // stages * stages + stages:
+            program.append(Meet(op="send", phase=phase, peer=peer, waited=False, **to))
+
+    def forward() -> None:
+        receive("forward", rank - 1)
+        program.append(Work("forward", heavier * FORWARD_MS / many))
+        send("forward", rank + 1)
+
+    def backward() -> None:
+        receive("backward", rank + 1)
+        program.append(Work("backward", heavier * BACKWARD_MS / many))
+        send("backward", rank - 1)
+
+    first = min(stages - stage, many)
+    for _ in range(first):
+        forward()
+    for _ in range(many - first):
+        backward()
+        forward()
+    for _ in range(first):
+        backward()
+    bucket = Meet(f"dp{stage}", "dp", "allreduce", "backward", asynchronous=True, waited=False)
+    return [*program, bucket, Wait("comm_wait"), Work("optimizer", 4), Work("other", 2)]
+
+
+def four_stages(rank: int, ranks: int) -> Program:
+    """The same with four stages."""
+    return pipeline(rank, ranks, 4)
+
+
+class Kind(NamedTuple):
+    """A way of being parallel."""
+
+    title: str
+    program: Callable[[int, int], Program]
+    ranks: tuple[int, ...]
+    where: Mapping[str, str]
+    """By the phase in which a rank is late: in which calls others wait for it first."""
+
+
+KINDS = (
+    Kind("FSDP2", fsdp, (2, 4, 8), {"forward": "process group", "backward": "process group"}),
+    Kind(
+        "HSDP, shards of 2",
+        hsdp,
+        (4, 8),
+        {"forward": "mesh dimension shard", "backward": "mesh dimension shard"},
+    ),
+    Kind(
+        "tensor parallel in pairs x FSDP2",
+        tensor,
+        (4, 8),
+        {"forward": "mesh dimension dp", "backward": "mesh dimension tp"},
+    ),
+    Kind(
+        "pipeline 1F1B of 2 stages x DDP",
+        pipeline,
+        (4, 8),
+        {"forward": "mesh dimension pp", "backward": "mesh dimension pp"},
+    ),
+    Kind(
+        "pipeline 1F1B of 4 stages x DDP",
+        four_stages,
+        (8, 12),
+        {"forward": "mesh dimension pp", "backward": "mesh dimension pp"},
+    ),
+    Kind(
+        "experts by all-to-all, DDP",
+        experts,
+        (2, 4, 8),
+        {"forward": "mesh dimension ep", "backward": "mesh dimension ep"},
+    ),
+)
+
+
+class Case(NamedTuple):
+    """One run."""
+
+    kind: Kind
+    ranks: int
+    jitter: float
+    late: int = -1
+    phase: str = ""
+    excess: float = 0.0
+    """As a share of the step of some 100 ms."""
+    steps: int = BEGINS + LASTS
+    disturbances: bool = True
+
+
+class _Rank:
+    """Where one rank is in its program."""
+
+    def __init__(self, program: Program, now_ns: int, factor: Callable[[str], float]) -> None:
+        self.program, self.now_ns, self.began_ns = program, now_ns, now_ns
+        self.at = 0
+        self.factor = factor
+        self.spent_ns: defaultdict[str, int] = defaultdict(int)
+        self.calls_ns: list[int] = []
+        self.open: list[tuple[str, int]] = []
+        self.met: defaultdict[str, int] = defaultdict(int)
+        self.is_in = False
+
+
+def simulated(case: Case) -> Iterator[list[StepFacts]]:
+    """The same step of each rank, again and again."""
+    chance = random.Random(repr((case.kind.title, *case[1:])))
+    programs = [case.kind.program(rank, case.ranks) for rank in range(case.ranks)]
+    each = [
+        tuple(
+            Call(e.group, e.dimension, e.op, e.peer, e.asynchronous, e.phase)
+            for e in program
+            if isinstance(e, Meet)
+        )
+        for program in programs
+    ]
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for program in programs:
+        for group in {e.group for e in program if isinstance(e, Meet) and e.peer < 0}:
+            sizes[group] += 1
+    ends_ns = [NOW_NS] * case.ranks
+    for number in range(1, case.steps + 1):
+        ranks = []
+        for rank, program in enumerate(programs):
+            whole = 2.718281828459045 ** chance.gauss(0, case.jitter)
+            if case.disturbances and chance.random() < 0.005:
+                whole += chance.uniform(0.3, 2)
+            is_late = rank == case.late and number > BEGINS
+            more = {case.phase: case.excess * 100} if is_late else {}
+            totals = {
+                phase: sum(e.ms for e in program if isinstance(e, Work) and e.phase == phase)
+                for phase in more
+            }
+
+            def factor(
+                phase: str,
+                whole: float = whole,
+                more: dict[str, float] = more,
+                totals: dict[str, float] = totals,
+            ) -> float:
+                own = whole * 2.718281828459045 ** chance.gauss(0, case.jitter / 2)
+                return own + more[phase] / totals[phase] if phase in more else own
+
+            ranks.append(_Rank(program, ends_ns[rank], factor))
+        _run(ranks, sizes)
+        facts = []
+        for rank, state in enumerate(ranks):
+            phases_ns = tuple([state.spent_ns[word] for word in WORK_PHASES])
+            took_ns = state.now_ns - state.began_ns
+            facts.append(
+                StepFacts(
+                    *(number, state.now_ns, took_ns, state.spent_ns["comm_wait"], phases_ns),
+                    *({}, False, 0),
+                    calls=Calls(each[rank], state.calls_ns),
+                )
+            )
+            ends_ns[rank] = state.now_ns
+        yield facts
+
+
+def _run(ranks: Sequence[_Rank], sizes: dict[str, int]) -> None:
+    """Let all ranks come to the end of their programs."""
+    arrived: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    open_ranks = set(range(len(ranks)))
+    while open_ranks:
+        before = [(ranks[i].at, ranks[i].is_in) for i in open_ranks]
+        seen = list(open_ranks)
+        for i in seen:
+            rank = ranks[i]
+            while rank.at < len(rank.program) and _advance(i, rank, arrived, sizes):
+                rank.at += 1
+                rank.is_in = False
+            if rank.at == len(rank.program):
+                open_ranks.discard(i)
+        if before == [(ranks[i].at, ranks[i].is_in) for i in seen]:
+            raise RuntimeError("deadlock")
+
+
+def _advance(
+    i: int,
+    rank: _Rank,
+    arrived: defaultdict[tuple[str, int], dict[int, int]],
+    sizes: dict[str, int],
+) -> bool:
+    """Whether the rank is through what comes next."""
+    what = rank.program[rank.at]
+    if isinstance(what, Work):
+        ns = round(what.ms * 1e6 * rank.factor(what.phase))
+        rank.now_ns += ns
+        rank.spent_ns[what.phase] += ns
+        return True
+    if isinstance(what, Meet) and not rank.is_in:
+        rank.is_in = True
+        rank.calls_ns.append(rank.now_ns)
+        name = what.group
+        if what.peer >= 0:
+            ends = (i, what.peer) if what.op == "send" else (what.peer, i)
+            name = f"{what.group} {ends}"
+        number = rank.met[name]
+        rank.met[name] += 1
+        if what.op != "recv":
+            arrived[name, number][i] = rank.now_ns
+        rank.open.append((name, number))
+        if what.op == "send":
+            rank.open.pop()
+    if isinstance(what, Meet) and not what.waited:
+        return True
+    for name, number in rank.open:
+        if len(arrived[name, number]) < sizes.get(name, 1):
+            return False
+    ends_ns = [max(arrived[key].values()) + round(TRANSFER_MS * 1e6) for key in rank.open]
+    wait_ns = max(0, *ends_ns, rank.now_ns) - rank.now_ns if ends_ns else 0
+    rank.open.clear()
+    rank.now_ns += wait_ns
+    rank.spent_ns[what.phase] += wait_ns
+    return True
+
+
+class Found(NamedTuple):
+    """What the detector says of a case."""
+
+    named: dict[int, tuple[str, str, int]]
+    """By rank: its phase, where others wait for it, and after how many steps."""
+    kinds: set[str]
+    why: str
+
+
+def replayed(case: Case) -> Found:
+    """The verdicts of the detector."""
+    detector = Stragglers()
+    states = [
+        RankState(labels_of(rank), case.ranks, waits_known=False, calls_noted=True)
+        for rank in range(case.ranks)
+    ]
+    found = Found({}, set(), "")
+    for facts in simulated(case):
+        for state, each in zip(states, facts, strict=True):
+            detector.feed(state, Observation(facts=[each]))
+        for verdict, opened in detector.poll(0):
+            found.kinds.add(verdict.kind)
+            if opened and verdict.kind in ("straggler", "imbalance"):
+                rank = int(dict(verdict.labels)["rank"])
+                after = (verdict.step or 0) - BEGINS
+                where = str(verdict.evidence.get("waits_in"))
+                found.named.setdefault(rank, (verdict.phase, where, after))
+    return found._replace(why=detector.report().insufficient)
+
+
+def late(kind: Kind, excess: float) -> list[Case]:
+    """One rank late, at each jitter, in forward or backward."""
+    chance = random.Random(SEED)
+    cases = [
+        Case(kind, ranks, jitter, chance.randrange(ranks), phase, excess)
+        for ranks, jitter, phase in product(
+            kind.ranks, (0.0, 0.02, 0.05, 0.1), ("forward", "backward")
+        )
+    ]
+    chance.shuffle(cases)
+    return cases
+
+
+def balanced(kind: Kind, steps: int) -> list[Case]:
+    """No rank late, for so many steps in all."""
+    kinds = list(product(kind.ranks, (0.0, 0.02, 0.05, 0.1)))
+    return [
+        Case(kind, ranks, jitter, steps=steps // len(kinds), disturbances=i % 3 > 0)
+        for i, (ranks, jitter) in enumerate(kinds)
+    ]
+
+
+def is_right(case: Case, found: Found) -> bool:
+    """The late rank and no other, after it began."""
+    return set(found.named) == {case.late} and found.named[case.late][2] > 0
+
+
+def row(title: str, cases: Sequence[Case], false: str) -> str:
+    """A row of the table."""
+    every = [(case, replayed(case)) for case in cases]
+    named = [(case, found.named[case.late]) for case, found in every if is_right(case, found)]
+    phase = sum(case.phase == found[0] for case, found in named)
+    where = sum(found[1].startswith(case.kind.where[case.phase]) for case, found in named)
+    after = sorted(found[2] for _, found in named)
+    rank_right, many = 100 * len(named) / len(every), max(len(named), 1)
+    soon = f"{after[len(after) // 2]}, {after[len(after) * 95 // 100]}, {after[-1]}"
+    return (
+        f"| {title} | {len(every)} | {rank_right:.1f} % | {100 * phase / many:.1f} % "
+        f"| {100 * where / many:.1f} % | {soon} | {false} |"
+    )
+
+
+def markdown(steps: int) -> str:
+    """The whole table. *steps*: so many balanced ones of each kind."""
+    rows = [
+        "| cases | runs | rank right | phase right | dimension right "
+        f"| steps until named: median, 95 %, all | verdicts in {steps:,} balanced steps |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind in KINDS:
+        false = sum(len(replayed(case).named) for case in balanced(kind, steps))
+        cases = [case for excess in (0.15, 0.25, 0.5) for case in late(kind, excess)[::2]]
+        rows.append(row(f"{kind.title}, one rank 15 to 50 % late", cases, str(false)))
+    for excess in (0.05, 0.1):
+        cases = [case for kind in KINDS for case in late(kind, excess)[::4]]
+        rows.append(row(f"all of these, one rank {excess * 100:.0f} % late", cases, ""))
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Print it, and put it where it belongs."""
+    table = markdown(35_000)
+    print(table)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    main()
