@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import math
+import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -567,6 +568,35 @@ def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch, backend: str = "gloo") 
     bench.ranks[1].enter("data")
     for _ in range(14):
         bench.poll(later_s=5)
+
+
+def test_what_nccl_itself_says_of_a_stall_is_told_with_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setenv("NCCL_RAS_ADDR", f"127.0.0.1:{listening.getsockname()[1]}")
+        bench.join(0, 1)
+        for each in bench.ranks:
+            each.writer.document(layout.FACTS, {"backend": "nccl"})
+        bench.train(25)
+        bench.ranks[0].enter("comm_wait")
+        bench.ranks[1].enter("comm_wait")
+        for _ in range(14):
+            bench.poll(later_s=5)
+        before = bench.verdict("stall")["sentence"]
+        here = {"rank": 0, "host": "10.0.0.7", "pid": bench.ranks[0].process.reader.pid}
+        gone = {"rank": 1, "host": "10.0.0.8", "pid": 7, "status": {"considered_dead": True}}
+        communicator = {"size": 2, "ranks": [here], "missing_ranks": [gone]}
+        client, _ = listening.accept()
+        with client:
+            assert client.recv(100) == b"set format json\nverbose status\n"
+            client.sendall(b"OK\n" + json.dumps({"communicators": [communicator]}).encode())
+        bench.poll(later_s=5)
+        bench.poll(later_s=5)
+
+    said = "NCCL does not reach rank 1 (process 7 on 10.0.0.8), which it takes for dead. Look at"
+    assert said not in before
+    assert said in bench.verdict("stall")["sentence"]
 
 
 def test_a_stall_is_reported_and_is_over_when_a_rank_moves(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.ends import Exits
 from otel_ddp.agent.verdicts.judgement import Judgement, Led
 from otel_ddp.agent.verdicts.pace import Pace
+from otel_ddp.agent.verdicts.ras import Ras, remark
 from otel_ddp.agent.verdicts.reports import Incident, RunReports
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
@@ -143,6 +145,7 @@ class RunCase:
         floor_s: float,
         origin_ns: int,
         cores: Callable[[], Cores] = dict,
+        env: Mapping[str, str] = os.environ,
     ) -> None:
         """*floor_s*: the shortest stall limit; *origin_ns*: when the monotonic clock was 0.
 
@@ -162,6 +165,7 @@ class RunCase:
         self._deaths = Deaths()
         self._silence = Silence()
         self.stalls = Stalls(floor_s)
+        self._ras = Ras(env)
         bounds = Bounds()
         self.stragglers = Stragglers(hint, bounds)
         self._others: Sequence[Detector] = (bounds, MemoryCreep(), Nonfinite())
@@ -271,6 +275,7 @@ class RunCase:
                 _contained(detector.leave_out, left_out)
         self._feed_ends(now_ns)
         changes = self._poll_detectors(now_ns)
+        _contained(self._ask_nccl, now_ns)
         for verdict, opened in changes:
             self.reports.found.pop(verdict.key, None)
             if opened:
@@ -293,6 +298,16 @@ class RunCase:
         for each in self._others:
             changes += _contained(each.poll, now_ns)
         return changes
+
+    def _ask_nccl(self, now_ns: int) -> None:
+        """Ask NCCL itself, once all ranks stand."""
+        if self.judgement is not None or not self.stalls.present():
+            self._ras.forget()
+            return
+        here = [(each, known.rank) for each, known in self._processes.known.items() if each.is_here]
+        pids = {each.reader.pid for each, rank in here if rank is not None and rank.under_nccl}
+        if pids and (answer := self._ras.poll(now_ns)):
+            self.stalls.remark = remark(answer, pids, self._world.size)
 
     def follow(self, judgement: Judgement | None, now_ns: int) -> list[Change]:
         """What has changed, where another agent leads the run and says this; None: none leads it.
@@ -362,6 +377,7 @@ class RunCase:
     def close(self) -> None:
         """The run is not shown any more."""
         self._exits.forget_all()
+        self._ras.forget()
 
 
 def _has_told(last: Judgement | None, end: Verdict) -> bool:

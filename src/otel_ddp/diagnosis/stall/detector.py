@@ -201,6 +201,8 @@ class Stalls(Detector):
         # How long a verdict waits where that is longer than all limits.
         self._patience_s = 0.0
         self._open: _Open | None = None
+        self.remark = ""
+        """What else is known while the ranks stand, for the sentence."""
         self.ended: frozenset[Labels] = frozenset()
         """The ranks that have ended since all stood."""
         self.standing: dict[Labels, Standing] = {}
@@ -419,11 +421,12 @@ class Stalls(Detector):
             if still_s < before.said_s + longer_s:
                 return []
         limit_s = max(*(each.limit_s for each in self.standing.values()), self._patience_s)
+        why = f"{findings.why}; {self.remark}" if self.remark else findings.why
         verdict = Verdict(
             "stall",
             _common_labels(found),
             findings.phase,
-            f"no rank has moved for {still_s:.0f} s (limit {limit_s:.0f} s): {findings.why}. "
+            f"no rank has moved for {still_s:.0f} s (limit {limit_s:.0f} s): {why}. "
             f"{findings.advice}",
             {
                 "cause": findings.cause,
@@ -444,7 +447,7 @@ class Stalls(Detector):
 
     def _close(self) -> list[Change]:
         """A rank moves, or none is left."""
-        before, self._open = self._open, None
+        before, self._open, self.remark = self._open, None, ""
         return [] if before is None else [Change(before.verdict, opened=False)]
 
 

@@ -1,0 +1,201 @@
+"""What NCCL's RAS says of a job that stands, by a stand-in that answers as NVIDIA documents it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from node import until
+from otel_ddp.agent.verdicts.ras import Ras, remark
+
+S = 10**9
+HOST, OTHER = "172.16.64.245", "172.16.64.246"
+STATUS = {"init_state": 0, "async_error": 0, "finalize_called": False}
+STATUS |= {"destroy_flag": False, "abort_flag": False}
+
+
+def member(rank: int, host: str = HOST, launched: int = 6650) -> dict[str, Any]:
+    counts = {"Broadcast": 1, "Reduce": 0, "AllGather": 0, "ReduceScatter": 0}
+    return {
+        "rank": rank,
+        "host": host,
+        "pid": 1524344 + rank,
+        "cuda_dev": rank,
+        "nvml_dev": rank,
+        "status": STATUS,
+        "collective_counts": {**counts, "AllReduce": launched - 1},
+    }
+
+
+def lost(rank: int, host: str = HOST, *, dead: bool = False) -> dict[str, Any]:
+    found = member(rank, host)
+    del found["collective_counts"]
+    return {**found, "status": {"unresponsive": not dead, "considered_dead": dead}}
+
+
+def document(
+    ranks: list[dict[str, Any]], missing: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    missing = missing or []
+    communicator = {
+        "hash": "0xae94423cfbb2ef4a",
+        "secondary_hash": "0xb7e7:0xb824",
+        "size": len(ranks) + len(missing),
+        "ranks_count": len(ranks),
+        "missing_ranks_count": len(missing),
+        "ranks": ranks,
+        "missing_ranks": missing,
+    }
+    return {
+        "nccl_version": "2.29.1",
+        "cuda_runtime_version": 13000,
+        "cuda_driver_version": 13000,
+        "timestamp": "2025-12-19 13:06:53",
+        "communicators_count": 1,
+        "communicators": [communicator],
+        "ras": {"collection_time_sec": 0.0, "timeouts_count": len(missing)},
+    }
+
+
+# -- what it means
+
+RANK_2 = f"process 1524346 on {OTHER}"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            document([member(0), member(1)], [lost(2, OTHER)]),
+            f"NCCL does not reach rank 2 ({RANK_2}), which does not respond",
+        ),
+        (
+            document([member(0), member(1)], [lost(2, OTHER, dead=True)]),
+            f"NCCL does not reach rank 2 ({RANK_2}), which it takes for dead",
+        ),
+        (
+            document([member(0), member(1), member(2, OTHER, launched=6649)]),
+            f"NCCL has launched 6650 collectives, but on rank 2 ({RANK_2}), 6649",
+        ),
+        (document([member(0), member(1), member(2, OTHER)]), ""),
+        # Of two groups of ranks, the larger one may as well have run ahead.
+        (document([member(0), member(1, launched=7), member(2, OTHER, launched=7)]), ""),
+        # In a communicator of some ranks they have other numbers than in the program.
+        (document([member(0)], [lost(2, OTHER)]), f"NCCL does not reach {RANK_2}, which does not"),
+        # It is of another job on this host.
+        (document([member(7), member(8)], [lost(9)]), ""),
+        ({"communicators": [{"ranks": [{"pid": 1524344}, 7], "missing_ranks": "x"}, 8]}, ""),
+        ({}, ""),
+    ],
+)
+def test_ranks_that_are_missing_or_behind_are_named(content: dict[str, Any], said: str) -> None:
+    found = remark(content, {1524344}, world_size=3)
+
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+
+
+def test_of_very_many_that_are_missing_some_are_named() -> None:
+    content = document([member(0)], [lost(rank) for rank in range(1, 100)])
+
+    assert remark(content, {1524344}, world_size=100).endswith("; and 91 more")
+
+
+# -- asking
+
+
+class StandIn:
+    """One client after the other; what it has been asked."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.asked: list[bytes] = []
+        self._answers = answers
+        self._goes_on = threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.env = {"NCCL_RAS_ADDR": f"127.0.0.1:{self._listening.getsockname()[1]}"}
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        for answer in self._answers:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            with client, client.makefile("rb") as lines:
+                self.asked.append(lines.readline() + lines.readline())
+                half = len(answer) // 2
+                client.sendall(answer[:half])
+                self._goes_on.wait()
+                client.sendall(answer[half:])
+
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+    def close(self) -> None:
+        self.go_on()
+        # Whoever waits in `accept` is woken.
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listening.close()
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandIn]:
+    answer = json.dumps(document([member(0)], [lost(1)]), indent=2).encode()
+    text = b"ERROR: Unknown command set format json\nJob summary\n===========\n"
+    found = StandIn(b"OK\n" + answer, text)
+    yield found
+    found.close()
+
+
+def test_an_answer_that_comes_in_parts_is_waited_for_and_told_once(stand_in: StandIn) -> None:
+    ras = Ras(stand_in.env)
+
+    assert ras.poll(0) == {}
+    until(lambda: stand_in.asked, "the question")
+    assert ras.poll(S) == {}
+    stand_in.go_on()
+    found = until(lambda: ras.poll(2 * S), "the answer")
+    assert found["communicators"][0]["missing_ranks"] == [lost(1)]
+    assert ras.poll(3 * S) == {}
+    assert stand_in.asked == [b"set format json\nverbose status\n"]
+
+    # The next stall is another question: an older NCCL answers in words alone.
+    ras.forget()
+    ras.poll(4 * S)
+    until(lambda: not ras.poll(5 * S) and ras._socket is None, "the end of the answer")
+    assert len(stand_in.asked) == 2
+
+
+def test_nobody_who_listens_is_no_failure_and_not_asked_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    ras = Ras({"NCCL_RAS_ADDR": f"127.0.0.1:{port}"})
+
+    assert ras.poll(0) == {}
+    with socket.create_server(("127.0.0.1", port)) as listening:
+        listening.setblocking(False)
+        assert ras.poll(S) == {}
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
+def test_an_answer_without_an_end_is_not_waited_for(stand_in: StandIn) -> None:
+    ras = Ras(stand_in.env)
+    ras.poll(0)
+    until(lambda: stand_in.asked, "the question")
+
+    ras.poll(31 * S)
+
+    assert ras._socket is None
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:x", "[::1]:1"])
+def test_an_address_that_is_none_is_no_failure(address: str) -> None:
+    assert Ras({"NCCL_RAS_ADDR": address}).poll(0) == {}
