@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter, Shape

@@ -16,9 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
+from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.vocabulary.words import PHASES, UNMEASURED

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.detector import Observation, RankState
-from otel_ddp.diagnosis.step_facts import Call, Calls, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.steps import Call, Calls
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.vocabulary.words import WORK_PHASES
 

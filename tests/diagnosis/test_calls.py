@@ -11,7 +11,8 @@ import pytest
 from make import labels_of, step_facts
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.detector import RankState
-from otel_ddp.diagnosis.step_facts import Call, Calls, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.steps import Call, Calls
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change
 from ranks import Told, summary

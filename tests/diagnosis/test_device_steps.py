@@ -9,8 +9,8 @@ import pytest
 
 import make
 from make import labels_of
-from otel_ddp.agent.reading.steps import Step
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Verdict
 from otel_ddp.journal.layout import PACED_SHIFT

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from make import is_measured, step_facts
-from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.death.cause import EndedProcess, how_it_ended
 from otel_ddp.diagnosis.stall.evidence import Evidence, Frame
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change, Verdict
 from otel_ddp.vocabulary.words import PHASES

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from make import labels_of
-from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.stall.culprits import find_culprits
@@ -22,6 +21,7 @@ from otel_ddp.diagnosis.stall.evidence import (
     Suspect,
 )
 from otel_ddp.diagnosis.step_facts import StepBatch
+from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import PHASES, STALL_REASONS
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from make import labels_of, step_facts, step_of
-from otel_ddp.agent.reading.steps import Step
 from otel_ddp.diagnosis.say import past_sentence
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.straggler.alignment import Alignment
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change

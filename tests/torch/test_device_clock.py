@@ -14,7 +14,8 @@ from otel_ddp.vocabulary.words import PHASES
 
 torch = pytest.importorskip("torch")
 
-from otel_ddp.agent.reading.steps import Step, StepStream  # noqa: E402
+from otel_ddp.agent.reading.steps import StepStream  # noqa: E402
+from otel_ddp.diagnosis.steps import Step  # noqa: E402
 from otel_ddp.journal import layout  # noqa: E402
 from otel_ddp.journal.parser import Steps  # noqa: E402
 from otel_ddp.journal.writer import scratch_words  # noqa: E402

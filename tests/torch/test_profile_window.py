@@ -20,8 +20,9 @@ import otel_ddp
 from conftest import Here
 from loops import train
 from node import Node, finished, until
-from otel_ddp.agent.reading.steps import Step, StepStream
+from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal.parser import Steps
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import measure

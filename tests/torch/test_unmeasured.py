@@ -22,7 +22,8 @@ from torch.optim import optimizer as torch_optimizer
 
 from conftest import Journal
 from measured import Measured, Slow
-from otel_ddp.agent.reading.steps import Step, StepStream
+from otel_ddp.agent.reading.steps import StepStream
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Scalars, Steps
 from otel_ddp.journal.reader import JournalReader

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from otel_ddp.diagnosis.steps import Calls, Step
 from otel_ddp.vocabulary.words import (
     PHASE_CODE,
     PHASES,
@@ -21,69 +22,6 @@ _NOTHING: Mapping[str, int] = {}
 _SMALL_GC_S = 0.0005
 _LONG_GC_S = 0.005
 _GC_SHARE = 0.01
-
-
-class _Parts(Protocol):
-    """The stretches of one step, in their order: phase codes and durations."""
-
-    @property
-    def codes(self) -> bytes: ...
-    @property
-    def spans_ns(self) -> Sequence[int]: ...
-
-
-class TimedStep(Protocol):
-    """One step, as the agent has put it together from the journal."""
-
-    @property
-    def number(self) -> int | None: ...
-    @property
-    def ended_ns(self) -> int: ...
-    @property
-    def began_ns(self) -> int: ...
-    @property
-    def parts(self) -> _Parts: ...
-    @property
-    def rest(self) -> Sequence[tuple[int, int]]:
-        """The time after the last part of a step with very many parts, by phase code."""
-        ...
-
-    @property
-    def gc_s(self) -> float: ...
-    @property
-    def skipped(self) -> bool: ...
-    @property
-    def profiled(self) -> bool: ...
-    @property
-    def work(self) -> int: ...
-    @property
-    def calls(self) -> Calls | None: ...
-
-
-class Call(NamedTuple):
-    """What is alike in each step of a call to a process group."""
-
-    group: str
-    """The same on all members of the group, and on no other ranks."""
-    dimension: str
-    """Of the device mesh; empty for a group of no mesh."""
-    op: str
-    """`allreduce`, `allgather`, `send`, `recv`, ..."""
-    peer: int
-    """The global rank of the other end of a send or receive; else -1."""
-    asynchronous: bool
-    """The call returns before the operation has ended."""
-    phase: str
-    """In which it was made."""
-
-
-class Calls(NamedTuple):
-    """The calls to process groups of one measured step, in their order."""
-
-    each: tuple[Call, ...]
-    """One object for all steps that make the same calls."""
-    at_ns: Sequence[int]
-    """When this rank has arrived at each of them, on the clock of `StepFacts.ended_ns`."""
 
 
 class StepFacts(NamedTuple):
@@ -129,7 +67,7 @@ class StepBatch(NamedTuple):
     """The phase code of each part, then of each rest."""
     spans_ns: Sequence[Sequence[int]]
     """For each part, then for each rest: the time that every step spent in it."""
-    steps: Sequence[TimedStep]
+    steps: Sequence[Step]
 
     def longest_ns(self) -> dict[int, int]:
         """The longest stretch of each phase, by phase code."""
@@ -146,7 +84,7 @@ class StepBatch(NamedTuple):
 # The agent runs this for every step of every rank, so it works in columns, which is cheaper.
 
 
-def batches_of(steps: Sequence[TimedStep]) -> list[StepBatch]:
+def batches_of(steps: Sequence[Step]) -> list[StepBatch]:
     """The steps in batches: nearly all steps of one training have the same parts."""
     parts = [step.parts for step in steps]
     kinds = [each.codes for each in parts]
@@ -228,15 +166,6 @@ _PACED_NS = (1 << _PACED_SHIFT) - 1
 _CODES = [PHASES[word] for word in WORK_PHASES]
 
 
-class DeviceStep(TimedStep, Protocol):
-    """One step on the device's clock, as the agent has put it together from the journal."""
-
-    @property
-    def paced(self) -> tuple[int, ...]: ...
-    @property
-    def lag_ns(self) -> int | None: ...
-
-
 class DeviceSteps:
     """One per rank that has such a clock."""
 
@@ -254,7 +183,7 @@ class DeviceSteps:
         while len(on_host) > _MOST_WAITING:
             del on_host[next(iter(on_host))]
 
-    def feed(self, steps: Sequence[DeviceStep]) -> list[StepFacts]:
+    def feed(self, steps: Sequence[Step]) -> list[StepFacts]:
         """Steps as the device saw them; the facts of those that the host has told, too.
 
         Steps that were not measured stay as the host saw them, between the others.

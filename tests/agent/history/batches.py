@@ -6,7 +6,7 @@ from typing import Any
 
 from otel_ddp.agent.history.kept_run import Batch
 from otel_ddp.agent.reading.process import News
-from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.parser import Document, Name, Scalars
 

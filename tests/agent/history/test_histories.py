@@ -22,7 +22,7 @@ from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
 from otel_ddp.agent.history.run_time import ProcessTime
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.steps import Parts
+from otel_ddp.diagnosis.steps import Parts
 from otel_ddp.history import directory, run_file
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.reader import History

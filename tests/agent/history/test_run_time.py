@@ -10,7 +10,7 @@ import pytest
 from make import step_of
 from otel_ddp.agent.history.attempts import Attempts
 from otel_ddp.agent.history.run_time import ProcessTime, RunTime
-from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.vocabulary.words import PHASES
 
 S = 10**9

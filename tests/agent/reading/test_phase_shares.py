@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fed import Fed
 from otel_ddp.agent.reading.phase_shares import PhaseShares
-from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.vocabulary.words import PHASES, UNMEASURED, phase_word
 
 MS = 1_000_000

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_ddp.agent.reading.steps import Part, Step, StepStream
-from otel_ddp.diagnosis.step_facts import Call, batches_of, facts_of
+from otel_ddp.agent.reading.steps import StepStream
+from otel_ddp.diagnosis.step_facts import batches_of, facts_of
+from otel_ddp.diagnosis.steps import Call, Part, Step
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Name, Steps
 from otel_ddp.vocabulary.words import PHASES

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from otel_ddp.agent.reading.steps import Step
+from otel_ddp.diagnosis.steps import Step
 
 _MOST_ATTEMPTS = 100
 # Steps wait until a rank that logs has told which ones they are: so many of each rank and clock,

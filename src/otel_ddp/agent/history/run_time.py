@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.history.attempts import Attempts, Placed
-from otel_ddp.agent.reading.steps import Step
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.history.newest_attempt import worst_state
 from otel_ddp.vocabulary.words import PHASE_CODE, TIME_CAUSES, is_taken_back, phase_word
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
-from otel_ddp.agent.reading.steps import Step
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.parser import Document, Journal
 from otel_ddp.vocabulary import catalog

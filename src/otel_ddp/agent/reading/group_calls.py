@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Mapping
 from functools import lru_cache
 
-from otel_ddp.diagnosis.step_facts import Call, Calls
+from otel_ddp.diagnosis.steps import Call, Calls
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Name
 

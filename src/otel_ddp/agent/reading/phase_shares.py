@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED, UNUSUAL_PHASES
 
 # So many of the last measured steps say what a step usually consists of.
@@ -76,14 +76,14 @@ class PhaseShares:
 
     def _estimated(self, step: Step) -> Step:
         if self._usual is None:
-            self._spent_ns = _by_phase(span for each in self._measured for span in _spans(each))
+            self._spent_ns = _by_phase(span for each in self._measured for span in each.spans())
             self._usual = _Shares.of(self._spent_ns)
         usual, began_ns = self._usual, step.began_ns
         if step.parts.codes == _ALONE and not step.rest:
             # As nearly all are.
             parts = Parts(began_ns, usual.codes, usual.spans_ns(step.ended_ns - began_ns))
             return step._replace(parts=parts)
-        known = _spans(step)
+        known = step.spans()
         shares = self._left(known)
         count = len(step.parts.codes)
         codes, spans_ns = zip(*_filled(known[:count], shares), strict=True)
@@ -109,10 +109,6 @@ def _since(before: Step | None, step: Step) -> Iterator[Step]:
         for number, (began_ns, ended_ns) in enumerate(pairwise(edges), before.number + 1):
             parts = Parts(began_ns, _ALONE, (ended_ns - began_ns,))
             yield Step(number, began_ns, ended_ns, parts, (), 0.0, False, 0)
-
-
-def _spans(step: Step) -> _Spans:
-    return (*zip(step.parts.codes, step.parts.spans_ns, strict=True), *step.rest)
 
 
 def _by_phase(spans: Iterable[tuple[int, int]]) -> Counter[int]:

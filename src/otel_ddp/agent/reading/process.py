@@ -17,10 +17,11 @@ from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.documents import Devices, RunDescription, checkpoint_event
 from otel_ddp.agent.reading.nonfinite import NonfiniteValues
 from otel_ddp.agent.reading.phase_shares import PhaseShares
-from otel_ddp.agent.reading.steps import Step, StepStream
+from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
 from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal.layout import END, EVENT
 from otel_ddp.journal.parser import Document, Journal, Name, Record, Scalars, Steps
 from otel_ddp.journal.process_state import ENDED, ProcessState, ended_by_parent, last_step, state_of

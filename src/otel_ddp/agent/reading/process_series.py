@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger
 from otel_ddp.agent.reading.documents import RunDescription, label_text
 from otel_ddp.agent.reading.logged_values import LoggedValues
-from otel_ddp.agent.reading.steps import Step
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal.layout import trace_id
 from otel_ddp.journal.parser import Journal, Total
 from otel_ddp.journal.process_state import ProcessState

@@ -8,7 +8,7 @@ from hashlib import blake2s
 from typing import Any
 
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.agent.reading.steps import Step
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal.layout import OF_BUFFERS, trace_of_step
 from otel_ddp.vocabulary.words import PHASES, UNMEASURED, phase_word
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.detector import RankState
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import first_of, rank_number
-from otel_ddp.diagnosis.step_facts import Call, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.steps import Call
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.verdict import Labels, node_of
 from otel_ddp.vocabulary.words import WORK_PHASES
