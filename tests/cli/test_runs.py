@@ -26,14 +26,15 @@ def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def last(name: str, value: object, split: str = "") -> dict[str, object]:
-    return {"name": name, "split": split, "direction": "", "last": {"value": value, "step": 59}}
+def last(name: str, value: object, split: str = "", way: str = "") -> dict[str, object]:
+    return {"name": name, "split": split, "direction": way, "last": {"value": value, "step": 59}}
 
 
 def test_runs_are_listed_the_newest_first_with_their_end_and_last_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    values = [last("loss", 0.25, "train"), last("lr", 1e-4), last("acc", None), last("x", 1)]
+    loss = last("loss", 0.25, "train", "min")
+    values = [last("lr", 1e-4), loss, last("acc", None), last("x", 1)]
     write_history(tmp_path, "old", steps=60, ranks=2, began_ns=20_000 * DAY)
     for node, first_rank in (("n0", 0), ("n1", 2)):
         write_history(

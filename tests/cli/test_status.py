@@ -488,6 +488,18 @@ def test_the_picture_fits_any_terminal_and_the_worst_ranks_come_first(
         assert len(table) - len(drawn[gpus + 1 : drawn.index("", gpus)]) in (0, 1)
 
 
+def test_runs_that_have_ended_take_no_room_from_those_that_go_on() -> None:
+    ended = [process(run=f"old-{at}", state="finished") for at in range(9)]
+    going_on, over = surveyed(*ended, process(), agents=[{}]), surveyed(*ended, agents=[{}])
+
+    drawn = lines(going_on, columns=79, rows=24)
+
+    assert [line.split(",")[0] for line in drawn if line.startswith("run ")] == ["run one"]
+    assert "ended runs that `otel-ddp status` shows: 9" in drawn
+    assert any(line.startswith("endpoint") for line in drawn)
+    assert "run old-8, train, 1 of 2 ranks here" in lines(over, columns=79, rows=24)
+
+
 def test_the_picture_of_a_pipe_has_twenty_rows_of_each_run_and_whole_sentences() -> None:
     drawn = lines(many(40, verdicts=[LATE]))
 

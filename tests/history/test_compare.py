@@ -13,7 +13,7 @@ import pytest
 from histories import write_history
 from history.noisy_runs import noisy_side
 from otel_ddp.history.compare import blocks, render, rows
-from otel_ddp.history.compare.result import Comparison
+from otel_ddp.history.compare.result import Comparison, percent
 from otel_ddp.history.compare.result import compare as compare_runs
 from otel_ddp.history.compare.rows import Row, Side
 from otel_ddp.history.directory import NotFound, find_run
@@ -303,3 +303,9 @@ def test_a_long_run_is_compared_by_its_buckets(tmp_path: Path) -> None:
 
     assert verdicts(found)["backward"] == "worse"
     assert "forward" not in verdicts(found)
+
+
+def test_a_change_of_what_was_near_0_has_no_absurd_share() -> None:
+    shares = [percent(each) for each in (None, -0.123, 9.99, 4000.0, -25.0)]
+
+    assert shares == ["-", "-12.3 %", "+999.0 %", "> +999 %", "< -999 %"]

@@ -64,12 +64,17 @@ def picture(
     # Runs are shown in the order in which their first process started, but the living ones first.
     for process in found.processes:
         runs.setdefault(process.of_run, []).append(process)
-    living = sorted(runs.items(), key=lambda item: all(each.ended for each in item[1]))
+    ended = {of for of, processes in runs.items() if all(each.ended for each in processes)}
+    drawn = sorted(runs, key=lambda of: of in ended)
+    if rows is not None:
+        drawn = [of for of in drawn if of not in ended] or drawn[-1:]
     if not runs:
         parts.append(Line("no runs" if named else "no runs of this user"))
-    for of, processes in living:
+    for of in drawn:
         parts += [Line("")] if parts else []
-        parts += _run(found, of, processes, now_ns, columns, fits=rows is not None)
+        parts += _run(found, of, runs[of], now_ns, columns, fits=rows is not None)
+    if more := len(runs) - len(drawn):
+        parts += [Line(""), Line(f"ended runs that `otel-ddp status` shows: {more}", "dim")]
     for each in found.agents:
         if each["alive"]:
             parts += _gpus(each, columns)

@@ -54,7 +54,8 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
                 "split": each.get("split") or "",
                 "last": plain.mapping(each.get("last")).get("value"),
             }
-            for each in row["summary"]
+            # Those that have a best one first.
+            for each in sorted(row["summary"], key=lambda one: not one.get("direction"))
         ],
         "verdicts": row["verdicts"],
     }

@@ -20,6 +20,7 @@ from otel_ddp.history.whole_run import Cell
 # The first steps fill caches, grow buffers, tune kernels.
 _WARM_UP_SHARE, _FEWEST_WARM_UP, _MOST_WARM_UP = 0.05, 10, 500
 
+_LARGEST_CHANGE = 9.99
 SCHEMA = 3
 """The number of its JSON."""
 
@@ -133,7 +134,12 @@ def _json_row(row: Row) -> dict[str, Any]:
 
 
 def percent(share: float | None) -> str:
-    return "-" if share is None else f"{round(share * 100, 1) + 0.0:+.1f} %"
+    if share is None:
+        return "-"
+    # Of what was near 0 a share says nothing.
+    if abs(share) > _LARGEST_CHANGE:
+        return "> +999 %" if share > 0 else "< -999 %"
+    return f"{round(share * 100, 1) + 0.0:+.1f} %"
 
 
 def compare(before: Sequence[Side], after: Sequence[Side]) -> Comparison:
