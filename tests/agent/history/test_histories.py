@@ -151,14 +151,22 @@ def test_what_an_earlier_attempt_did_and_comes_late_is_kept_up_to_where_the_next
         assert len(history.about["attempts"]) == 2
 
 
-def test_an_attempt_without_a_step_replaces_values_from_its_first_one_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["killed", "finished"])
+@pytest.mark.parametrize("agents", [1, 2])
+def test_an_attempt_without_a_step_replaces_values_from_its_first_one_on(
+    tmp_path: Path, state: str, agents: int
+) -> None:
     run = KeptRun(tmp_path / "a.sqlite")
     run.open()
     no_steps: Any = {"steps": [], "estimated": []}
     run.feed(batch(0, 10, **no_steps))
-    killed = ProcessTime("0", 1, 1, 30 * S, "killed")
-    run.feed_state(State({}, {}, (), (), [killed]))
+    ended = ProcessTime("0", 1, 1, 30 * S, state)
+    run.feed_state(State({}, {}, (), (), [ended]))
     run.write(1)
+    if agents == 2:
+        run.close()
+        run = KeptRun(tmp_path / "a.sqlite")
+        run.open()
     # Its values come before anything else is known of it.
     run.feed(_later(batch(5, 3, **no_steps)))
     run.write(2)

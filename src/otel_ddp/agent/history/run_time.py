@@ -164,8 +164,8 @@ class RunTime:
             found.has_trained, found.has_ended = trained, ended
 
     def to_json(self) -> dict[str, Any]:
-        """Of `about`; nothing before the first step."""
-        if not any(any(each.ns.values()) for each in self._spent.values()):
+        """Of `about`; nothing before the first process."""
+        if not self.attempts.told:
             return {}
         ranks = {
             rank: (
@@ -177,7 +177,8 @@ class RunTime:
         nodes = {node: each.to_json() for node, each in self._spent.items()}
         here = nodes.pop("")
         attempts = [dict(each) for each in self.attempts.told]
-        self.told = Told(here["seconds"], attempts[-1]["attempt"], attempts[0]["began_ns"])
+        if any(any(each.ns.values()) for each in self._spent.values()):
+            self.told = Told(here["seconds"], attempts[-1]["attempt"], attempts[0]["began_ns"])
         return {"time": {**here, "ranks": ranks, "nodes": nodes}, "attempts": attempts}
 
     # -- what comes
@@ -216,7 +217,7 @@ class RunTime:
         is_next = known is not None and known.attempt == self.attempts.present and not is_late
         state, ended_ns = self._last_end(is_over=is_next) if told and not is_late else ("", 0)
         if not told or is_next or 0 < ended_ns < began_ns:
-            if state == "finished" and not trains:
+            if state == "finished" and not trains and (known is None or known.has_trained):
                 # It may evaluate what was trained.
                 return
             if ended_ns:
