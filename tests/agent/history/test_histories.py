@@ -311,6 +311,39 @@ def test_records_that_were_overwritten_unread_are_a_gap(made: Histories) -> None
     }
 
 
+def test_what_an_agent_had_read_and_could_not_write_before_it_was_killed_is_a_gap(
+    tmp_path: Path, made: Histories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = Fed(tmp_path)
+
+    def collect() -> None:
+        fed.poll()
+        Collector(made, Ledger(), "n").feed([fed.process])
+        made._write_all()
+
+    for number in range(1, 4):
+        fed.log({"loss": 1.0}, number)
+        if number == 2:
+            with monkeypatch.context() as patch:
+                patch.setattr(KeptRun, "open", _full)
+                collect()
+            assert made.has(made.fed)
+        else:
+            collect()
+        fed.process.reader.commit(*fed.process.reader.bookmark())
+        for run, _ in made._runs.values():
+            run.close()
+        made._runs.clear()
+        fed.start_again()
+    Fed.close_all()
+
+    with History(path_of(made)) as history:
+        (series,) = history.series("value")
+        assert [each.first for each in history.sums(series)] == [1, 3]
+        (gap,) = history.about["gaps"]
+    assert gap["why"] == "records of rank 0 were read while nothing could be written"
+
+
 def test_what_no_longer_waits_is_told_as_a_gap(
     made: Histories, monkeypatch: pytest.MonkeyPatch
 ) -> None:

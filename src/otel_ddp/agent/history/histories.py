@@ -359,7 +359,7 @@ class Collector:
         """What the last poll has read: of a rank's processes the earlier first."""
         for each in self._told(processes):
             new = each.new if each.exported else each.new._replace(scalars=[])
-            if any(new):
+            if any(new) or each.reader.bookmark() != each.mark_before:
                 key, rank = self._key_and_rank(each)
                 reader = each.reader
                 self._histories.feed(
@@ -374,6 +374,7 @@ class Collector:
                         names=reader.names,
                         news=new,
                         node=_node(each),
+                        since=each.mark_first[0] if each.is_here else 0,
                     )
                 )
 

@@ -68,6 +68,8 @@ class Batch(NamedTuple):
     news: News
     node: str = ""
     """Where the process is; empty: here."""
+    since: int = 0
+    """From where on this agent has read the journal."""
 
 
 class State(NamedTuple):
@@ -219,6 +221,9 @@ class KeptRun:
         attempt = self.time.attempts.of(began_ns)
         new = self._new[attempt]
         position, host_ns, device_ns = self._positions_of(batch.journal)
+        if position < batch.since:
+            why = f"records of rank {rank} were read while nothing could be written"
+            self._lack(max(host_ns, began_ns), time.time_ns(), why)
         self._add_values(new, batch, [each for each in news.scalars if each.position >= position])
         for document in news.events:
             if document.position >= position:
@@ -230,7 +235,8 @@ class KeptRun:
             unread = [each for each in steps if each.ended_ns + shift_ns > after_ns]
             self._add_steps(new, rank, clock, self.time.feed(rank, clock, unread, attempt))
         for since_ns, until_ns in news.overwritten:
-            self._overwritten(since_ns, until_ns, rank)
+            why = f"records of rank {rank} were overwritten before they were read"
+            self._lack(since_ns, until_ns, why)
         new.positions[batch.journal] = (
             max(position, batch.position),
             max([host_ns, *(each.ended_ns + shift_ns for each in news.steps)]),
@@ -243,8 +249,7 @@ class KeptRun:
         ]
         return max(found, default=self._positions.get(journal, (0, 0, 0)))
 
-    def _overwritten(self, since_ns: int, until_ns: int, rank: str) -> None:
-        why = f"records of rank {rank} were overwritten before they were read"
+    def _lack(self, since_ns: int, until_ns: int, why: str) -> None:
         # One gap, as long as it happens again and again.
         if self._gaps and self._gaps[-1]["why"] == why:
             last = self._gaps[-1]
