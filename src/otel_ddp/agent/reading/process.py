@@ -165,11 +165,13 @@ class Life:
             self.ended_at = time.monotonic()
             if progress is not None and progress.state in ENDED:
                 self.ended_ns = progress.state_since_ns
+                # Also where no agent was there.
+                self.seen_alive_ns = max(self.seen_alive_ns, self.ended_ns)
             elif progress is not None and self._was_unseen(reader):
                 written_ns = [each.time_ns for each in reader.latest()]
                 phase_ns = reader.created_ns + progress.phase_after_ns
                 last_ns = max([self.seen_alive_ns, phase_ns, *written_ns])
-                self.ended_ns = min(self.gone_ns, last_ns)
+                self.ended_ns = self.seen_alive_ns = min(self.gone_ns, last_ns)
             else:
                 self.ended_ns = self.gone_ns
 
