@@ -238,12 +238,25 @@ def test_receives_of_equals_in_a_ring_are_no_pipeline() -> None:
     assert run.changes[0].verdict.evidence["waits_in"] == "process group: sends to rank 2"
 
 
-def test_waits_that_work_may_hide_are_not_counted_at_each_collective() -> None:
+@pytest.mark.parametrize("gap_ms", [1.0, 4.0], ids=["short", "long"])
+def test_a_wait_that_work_hides_is_not_counted_at_each_collective(gap_ms: float) -> None:
     # A rank that begins 2 ms later is 2 ms late in each of them, and costs the others 2 ms once.
     calls = {rank: [call("all", "allreduce", asynchronous=True)] * 20 for rank in range(4)}
-    run = Program(calls, {rank: [10, *[1.0] * 19, 70] for rank in range(4)}, waits=False)
+    run = Program(calls, {rank: [20, *[gap_ms] * 19, 40] for rank in range(4)}, waits=False)
 
     assert run.steps(300, {1: [2, *[0.0] * 20]}) == []
+
+
+def test_that_work_may_hide_waits_is_said() -> None:
+    calls = {rank: [call("all", "allreduce", asynchronous=True)] * 20 for rank in range(4)}
+    run = Program(calls, {rank: [20, *[4] * 19, 40] for rank in range(4)}, waits=False)
+
+    # By less than goes on between two calls, and by more.
+    for late_ms in (3, 12):
+        assert run.steps(200, {1: [late_ms, *[0.0] * 20]}) == []
+        assert run.detector.report().insufficient.startswith(
+            "insufficient data: work goes on beside collectives"
+        )
 
 
 def test_what_ddp_waits_for_its_gradients_is_not_taken_twice() -> None:

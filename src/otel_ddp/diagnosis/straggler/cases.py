@@ -112,6 +112,8 @@ class Cases:
         self._waiting: dict[Labels, int] = {}
         self.lost_time = excess_history.LostTime()
         self._world_size = 0
+        self.hidden_at: int | None = None
+        """The last step of which it was not clear whether ranks wait, or work hides that."""
         self._steps_since_look, self._ns_since_look = 0, 0.0
         self._states: Mapping[Labels, RankState] = {}
         self._changes: list[Change] = []
@@ -126,7 +128,7 @@ class Cases:
 
         *stages*: of each rank, its stage of a pipeline.
         """
-        self.window = Window(left_out, stages)
+        self.window, self.hidden_at = Window(left_out, stages), None
         ranked = excess_history.ranks_of(ranks, stages)
         self.ranks = excess_history.ExcessHistory(self.window, ranked)
         of_nodes = excess_history.nodes_of(ranks, stages)
@@ -166,6 +168,12 @@ class Cases:
         if self.ranks.is_at_stride and self._ns_since_look >= limits.LOOK_NS:
             return True
         return self.ranks.is_any_far_above or self._nodes.is_any_far_above
+
+    @property
+    def seems_hidden(self) -> bool:
+        """Whether work seems to hide waits, in the steps that the rule looks back on at most."""
+        last = self.window.last(limits.LENGTHS[-1])
+        return self.hidden_at is not None and bool(last) and self.hidden_at >= last[0].number
 
     def poll(self) -> list[Change]:
         """What has changed since the last poll."""
@@ -208,7 +216,7 @@ class Cases:
                 if rule.is_over(nodes, i, case.length) or rule.is_alike_no_more(nodes, i):
                     self._end(unit.labels, case.length)
             elif len(unit.members) > 1:
-                length = rule.late_over(nodes, i, lambda length: look.table(nodes, length))
+                length = self._late_over(nodes, i, lambda length: look.table(nodes, length))
                 if length is not None:
                     opening[i] = length
         late = {i for i, unit in enumerate(nodes.units) if unit.labels in self._open} | {*opening}
@@ -217,6 +225,15 @@ class Cases:
             for i, length in opening.items()
             if rule.is_alike(nodes, i, length) and rule.is_apart(nodes, i, length, late)
         ]
+
+    def _late_over(
+        self, history: excess_history.ExcessHistory, i: int, table: Callable[[int], PhaseTable]
+    ) -> int | None:
+        length = rule.late_over(history, i, table)
+        if length and self.window.may_hide and rule.is_counted_twice(history, i, length):
+            self.hidden_at = self.window.last(1)[0].number
+            return None
+        return length
 
     def _late_ranks(
         self, look: _Look, late_nodes: Sequence[excess_history.Late]
@@ -240,7 +257,7 @@ class Cases:
             elif case is not None:
                 if rule.is_over(ranks, i, case.length):
                     self._end(unit.labels, case.length)
-            elif (length := rule.late_over(ranks, i, table)) is not None:
+            elif (length := self._late_over(ranks, i, table)) is not None:
                 waited = self._waiting.get(unit.labels, 0)
                 may_be_its_node = node and rule.may_be_its_node(self._nodes, node[i], length)
                 if may_be_its_node and waited < limits.NODE_WAITS:

@@ -245,6 +245,7 @@ class Stragglers(Detector):
         if taken is None:
             return None
         self._unclear += limits.PACE_FORGETS * (taken.unclear - self._unclear)
+        self._cases.window.may_hide |= taken.may_hide
         if taken.stages and taken.stages != self._stages:
             self._stages = taken.stages
             self._cases.close_all()
@@ -345,7 +346,7 @@ class Stragglers(Detector):
         if table and table.left_out_s() > rule.least_excess_ns(step_s * 1e9) / 1e9:
             words = ", ".join(f"`{WORK_PHASES[at]}`" for at in self._not_compared)
             yield f"collectives of your own in {words}: a rank that is late there cannot be named"
-        if self._unclear > limits.EXCESS:
+        if self._unclear > limits.EXCESS or self._cases.seems_hidden:
             yield "work goes on beside collectives: how long a rank waits for them is not known"
         if self._pace.unclear > limits.EXCESS:
             yield (

@@ -68,6 +68,11 @@ CALL_GRAIN_NS = 50_000
 # A collective that is asynchronous is not waited for at once where a rank makes its next call in so
 # many steps before the last member has come.
 CALLS_WENT_ON = 3
+# Whether `comm_wait` has the waits in some of them, so many steps tell.
+CALLS_KNOWN = 10
+# Where the work of the others varies by so many times as much as that of a late rank, what they
+# wait for it is counted more than once: real programs have up to 1.4, hidden waits some ten.
+TWICE_SPREAD = 3.0
 # So many steps say in which calls others wait for a late rank.
 CALLS_KEPT = 9
 # So many ranks of a node are looked at for that, each beside so many others.

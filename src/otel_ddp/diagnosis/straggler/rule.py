@@ -32,6 +32,24 @@ def late_over(history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]
     return None
 
 
+def is_counted_twice(history: ExcessHistory, i: int, length: int) -> bool:
+    """Whether the others seem to work by far less regularly than unit *i*, which they wait for.
+
+    A wait that work hides is counted at each of several calls, though it comes once or not at all.
+    So what moves this unit a little moves them by several times as much.
+    """
+    members = history.units[i].members
+    own_ns = [median([step.works_ns[at] for at in members]) for step in history.window.last(length)]
+    excess_ns = history.excess_ns(i, length)
+    others_ns = [own - more for own, more in zip(own_ns, excess_ns, strict=True)]
+    return _spread(others_ns) > limits.TWICE_SPREAD * _spread(own_ns) + limits.CALL_GRAIN_NS
+
+
+def _spread(values: Sequence[float]) -> float:
+    middle = median(values)
+    return median([abs(each - middle) for each in values])
+
+
 def is_over(history: ExcessHistory, i: int, length: int) -> bool:
     """Whether a unit that was late over *length* steps no longer is."""
     length = max(length, history.soon)
@@ -119,9 +137,8 @@ def _stands_out(history: ExcessHistory, i: int, length: int) -> bool:
 def _is_far_out(history: ExcessHistory, i: int, length: int) -> bool:
     """Whether unit *i* is further above the others than it ever moves by itself."""
     excess_ns = history.excess_ns(i, limits.LENGTHS[0])
-    middle_ns = median(excess_ns)
     # Of a normal distribution, the median distance from the middle is 0.674 standard deviations.
-    deviation_ns = median([abs(each - middle_ns) for each in excess_ns]) / 0.674
+    deviation_ns = _spread(excess_ns) / 0.674
     return min(_window_medians(excess_ns[-length:])) > limits.SOON_SIGMAS * deviation_ns
 
 

@@ -55,32 +55,32 @@ class _Group:
 
     def __init__(self, each: Sequence[_Each], members: Sequence[tuple[int, Sequence[int]]]) -> None:
         rank, places = members[0]
-        self.call = each[rank][places[0]]
+        self.calls = [each[rank][place] for place in places]
         self.members = [_Member(i, at, _stretches(each[i], at)) for i, at in members]
         # Those that are asynchronous: in how many steps each was seen not to be waited for before
         # the next call.
-        self._went_on = {n: 0 for n, at in enumerate(places) if each[rank][at].asynchronous}
+        self._went_on = {n: 0 for n, call in enumerate(self.calls) if call.asynchronous}
         self.overlapped: list[int] = []
         """What lies between such a collective and the wait for it is not known."""
         self.known: list[int] = []
-        """The waits in these are `comm_wait`."""
-        self._longer = 0
+        """The waits in these are `comm_wait`, unless steps show that they are not."""
+        self._steps = self._waited_ns = self._known_ns = 0
 
-    def leave_out(self, known: Sequence[int]) -> None:
-        """The waits in these are known already, unless steps show that they are not."""
-        self.known = [*known]
+    @property
+    def may_hide(self) -> bool:
+        """Whether waits are taken that work may hide."""
+        return len(self._went_on) > len(self.known)
 
     def look_for_longer(
         self, waits_ns: Sequence[Sequence[int]], facts: Sequence[StepFacts]
     ) -> None:
-        """What a rank waits in the last of these is no longer than its `comm_wait`, if it is it."""
+        """Waits that are known already are about as long as the `comm_wait` that they are."""
         if self.known:
-            last = self.known[-1]
-            self._longer += any(
-                own_ns[last] > facts[member.rank].wait_ns + limits.CALL_GRAIN_NS
-                for member, own_ns in zip(self.members, waits_ns, strict=True)
-            )
-            if self._longer >= limits.CALLS_WENT_ON:
+            self._steps += 1
+            for member, each_ns in zip(self.members, waits_ns, strict=True):
+                self._waited_ns += each_ns[self.known[-1]]
+                self._known_ns += facts[member.rank].wait_ns
+            if self._steps >= limits.CALLS_KNOWN and self._waited_ns > 2 * self._known_ns:
                 self.known = []
 
     def arrivals(self, at_ns: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
@@ -98,8 +98,12 @@ class _Group:
                     self._went_on[n] += 1
                     break
             if self._went_on[n] >= limits.CALLS_WENT_ON:
-                del self._went_on[n]
-                self.overlapped.append(n)
+                # All of a kind are called by the same lines, mostly, and waited for alike.
+                alike = [at for at in self._went_on if self.calls[at] == self.calls[n]]
+                self.overlapped += alike
+                for at in alike:
+                    del self._went_on[at]
+                return
 
 
 def _stretches(each: _Each, places: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -235,10 +239,8 @@ class _Plan:
             if in_backward and _is_of_gradients(in_backward[-1]):
                 last.add(in_backward[-1].group)
         for group in self.groups:
-            if group.call.group in last:
-                rank, places, _ = group.members[0]
-                calls = [self.each[rank][place] for place in places]
-                group.leave_out([n for n, call in enumerate(calls) if _is_of_gradients(call)])
+            if group.calls[0].group in last:
+                group.known = [n for n, e in enumerate(group.calls) if _is_of_gradients(e)]
 
 
 def _is_of_gradients(call: Call) -> bool:
@@ -255,6 +257,8 @@ class Taken(NamedTuple):
     """Of each rank: how long it waited in receives."""
     unclear: float
     """The share of the step in which a rank may have waited or not."""
+    may_hide: bool
+    """Some of the waits are in asynchronous calls: work may have gone on meanwhile."""
 
 
 class _Step(NamedTuple):
@@ -358,6 +362,7 @@ class Waits:
             plan.stages,
             bubble_ns,
             unclear_ns / facts[0].took_ns,
+            any(bubble_ns) or any(group.may_hide for group in plan.groups),
         )
 
     def where(self, late: Sequence[int]) -> str:
@@ -387,7 +392,7 @@ class Waits:
         if call.op == "send":
             return f"{where}: sends to rank {call.peer}"
         groups = self._last[-1].plan.groups
-        members = next((each.members for each in groups if each.call.group == call.group), [])
+        members = next((each.members for each in groups if each.calls[0].group == call.group), [])
         if len(members) == len(self._numbers):
             return f"{where}: all ranks"
         numbers = list(self._numbers)
