@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import leftovers
+import otel_ddp
 import warm
 from otel_ddp import errors
 from otel_ddp.journal import layout
@@ -298,6 +299,14 @@ def place() -> Iterator[Here]:
     errors.warned.add("off")
     yield Here(Path(path))
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def run(place: Here) -> Iterator[otel_ddp.Run]:
+    """A run that is open during the test."""
+    opened = otel_ddp.init()
+    yield opened
+    opened.finish()
 
 
 @pytest.fixture

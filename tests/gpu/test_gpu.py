@@ -48,13 +48,6 @@ def train(model: nn.Module, optimizer: Any, batch: torch.Tensor, steps: int) -> 
         optimizer.step()
 
 
-@pytest.fixture
-def run(place: Here) -> Iterator[otel_ddp.Run]:
-    opened = otel_ddp.init()
-    yield opened
-    opened.finish()
-
-
 def test_nothing_waits_for_the_device(run: otel_ddp.Run) -> None:
     model, batch = nn.Linear(64, 1).cuda(), inputs()
     optimizer = SGD(model.parameters(), lr=0.001)

@@ -7,12 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
-from torch.optim import SGD
 
-import otel_ddp
 from conftest import Here
+from loops import train, watched
 from otel_ddp.torch.readings import capabilities
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
@@ -30,13 +27,7 @@ def test_where_replica_groups_of_torchft_wait_is_not_known(place: Here) -> None:
         REPLICA_GROUP_ID="1", NUM_REPLICA_GROUPS="2", TORCHFT_LIGHTHOUSE="http://localhost:29510"
     )
     # torchft's own DDP is one, and waits in a hook within backward.
-    model = nn.Linear(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    otel_ddp.instrument(model)
-
-    for _ in range(30):
-        model(torch.ones(8, 4)).sum().backward()
-        optimizer.step()
+    train(*watched(), steps=30)
 
     assert place.only().facts["capability"]["comm_wait"] == "replica_groups"
 
@@ -47,12 +38,6 @@ def test_of_all_nodes_one_rank_says_what_is_not_measured(
 ) -> None:
     where = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     os.environ.update(where)
-    model = nn.Linear(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    otel_ddp.instrument(model)
-
-    for _ in range(30):
-        model(torch.ones(8, 4)).sum().backward()
-        optimizer.step()
+    train(*watched(), steps=30)
 
     assert caplog.text.count("Not measured in this run") == said

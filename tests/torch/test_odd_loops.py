@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -30,13 +29,6 @@ from otel_ddp.torch import measure
 from otel_ddp.vocabulary import catalog
 
 pytestmark = pytest.mark.timed
-
-
-@pytest.fixture
-def run(place: Place) -> Iterator[otel_ddp.Run]:
-    opened = otel_ddp.init()
-    yield opened
-    opened.finish()
 
 
 REPLACED = """

@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,6 @@ from otel_ddp.torch import models
 from otel_ddp.torch.hooks import model as model_hooks
 
 pytestmark = pytest.mark.timed
-
-
-@pytest.fixture
-def run(place: Place) -> Iterator[otel_ddp.Run]:
-    opened = otel_ddp.init()
-    yield opened
-    opened.finish()
 
 
 def test_each_step_is_counted_as_it_ends(run: otel_ddp.Run, place: Place) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ import otel_ddp
 from conftest import Here, Journal
 from loops import INPUT, watched
 from otel_ddp.journal.parser import Document
-
-
-@pytest.fixture
-def run(place: Here) -> Iterator[otel_ddp.Run]:
-    opened = otel_ddp.init()
-    yield opened
-    opened.finish()
 
 
 def test_a_value_has_the_step_that_it_was_logged_in_or_after(
