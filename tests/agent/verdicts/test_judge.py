@@ -421,6 +421,20 @@ def test_what_bounds_a_run_is_no_warning_and_is_over_with_the_run(
     assert bench.judge.past() == []
 
 
+def test_a_process_is_shown_with_its_pace_until_it_ends(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.train(50, late_ms=30)
+
+    living = [rank.process.describe_now() for rank in bench.ranks]
+    for rank in bench.ranks:
+        rank.writer.state(STATES["finished"], 1)
+    bench.poll()
+    ended = [rank.process.describe_now() for rank in bench.ranks]
+
+    assert [(each.step_s, each.wait_ratio) for each in living] == [(0.0665, 0.471), (0.0665, 0.02)]
+    assert [(each.step_s, each.wait_ratio) for each in ended] == [(None, None)] * 2
+
+
 def test_a_death_is_reported_at_once_looked_at_again_and_over_when_the_run_is_started_anew(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

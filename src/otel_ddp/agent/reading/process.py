@@ -16,6 +16,7 @@ from otel_ddp import errors, files
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.documents import Devices, RunDescription, checkpoint_event
 from otel_ddp.agent.reading.nonfinite import NonfiniteValues
+from otel_ddp.agent.reading.pace import Pace
 from otel_ddp.agent.reading.phase_shares import PhaseShares
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.death.cause import EndedProcess
@@ -219,6 +220,8 @@ class Process:
         self._streams = StepStream(created_ns, self.reader.names), StepStream(created_ns)
         self._shares = (PhaseShares(), PhaseShares(on_device=True)) if host.is_kept else ()
         self._nonfinite = NonfiniteValues()
+        self.pace = Pace()
+        """As the judge feeds it, by the clock that its waits are on."""
         self._overruns = _Overruns(self.reader)
 
     @cached_property
@@ -338,9 +341,16 @@ class Process:
         """The last, lowest and highest value of each name."""
         return described(self.reader, self.extremes)
 
+    def describe_now(self) -> ProcessState:
+        """The same with its pace, which nothing but the status shows."""
+        found, pace = self.describe(), self.pace
+        if found.ended:
+            return found
+        return replace(found, step_s=pace.step_s, wait_ratio=pace.wait_ratio)
+
     def describe_in_full(self) -> ProcessState:
-        """The same with its long texts."""
-        return with_texts(self.describe(), self.reader, self.extremes)
+        """That with its long texts."""
+        return with_texts(self.describe_now(), self.reader, self.extremes)
 
     # -- its records
 

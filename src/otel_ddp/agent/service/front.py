@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import __version__, files
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("otel_ddp.agent")
 
 _STATUS_EVERY_S = 5.0
-_OF_RANK = ("group", "run", "job_type", "rank")
 
 
 class Front:
@@ -140,7 +137,7 @@ class Front:
         processes = process_state.table(watch.journals.describe(), self._elsewhere)
         return Survey(
             agents=[self._describe()],
-            processes=[*_paced(processes, judge.paces())],
+            processes=processes,
             verdicts=judge.verdicts(),
             past=judge.past(),
             insufficient=judge.insufficient(),
@@ -184,14 +181,3 @@ class Front:
         except OSError:
             return  # a full tmpfs: the status shows less, nothing else
         self._written = now, content
-
-
-def _paced(
-    processes: Iterable[ProcessState], paces: Iterable[Mapping[str, Any]]
-) -> Iterator[ProcessState]:
-    """The same processes; the living ones with what is known of their last steps."""
-    by_rank = {tuple(str(each[name]) for name in _OF_RANK): each for each in paces}
-    for each in processes:
-        of_rank = tuple(str(getattr(each, name)) for name in _OF_RANK)
-        pace = {} if each.ended else by_rank.get(of_rank, {})
-        yield replace(each, step_s=pace.get("step_s"), wait_ratio=pace.get("wait_ratio"))

@@ -171,10 +171,6 @@ class Judge:
                 found.append({**dict(run), "why": report.insufficient})
         return found
 
-    def paces(self) -> list[dict[str, Any]]:
-        """How fast each rank goes, and how much of its time it waits for others."""
-        return [each for case in list(self._cases.values()) for each in case.paces()]
-
     def judgement(self, run: Labels, by: str) -> Judgement | None:
         """What is said here of a run, for the nodes whose agents follow this one; *by*: its node.
 

@@ -11,7 +11,6 @@ from otel_ddp import errors
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.ends import Exits
 from otel_ddp.agent.verdicts.judgement import Judgement, Led
-from otel_ddp.agent.verdicts.pace import Pace
 from otel_ddp.agent.verdicts.ras import Ras, remark
 from otel_ddp.agent.verdicts.reports import Incident, RunReports
 from otel_ddp.diagnosis.bounds import Bounds
@@ -38,7 +37,6 @@ class _Process:
     def __init__(self) -> None:
         self.end_is_known = False
         self.rank: RankState | None = None
-        self.pace = Pace()
         self._device: DeviceSteps | None = None
 
     def observe(self, source: Process, rank: RankState) -> Observation:
@@ -52,7 +50,7 @@ class _Process:
         elif rank.device_clock is not None:
             self._device, facts = None, []
         seen = Observation(batches=batches, facts=facts)
-        self.pace.feed(seen)
+        source.pace.feed(seen)
         return seen
 
 
@@ -196,15 +194,6 @@ class RunCase:
             for rank in ranks
             if rank is not None and not rank.is_beside
         }
-
-    def paces(self) -> list[dict[str, Any]]:
-        """How fast each living process goes. Other threads may ask."""
-        known = list(self._processes.known.items())
-        return [
-            {**dict(source.labels), **process.pace.to_json()}
-            for source, process in known
-            if not process.end_is_known
-        ]
 
     @property
     def sources(self) -> Collection[Process]:

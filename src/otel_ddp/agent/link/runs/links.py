@@ -203,7 +203,7 @@ class Links:
 
     def elsewhere(self) -> list[ProcessState]:
         """The processes of other nodes, for people."""
-        return [each.describe() for each in islice(self.sources(), _MOST_SHOWN)]
+        return [each.describe_now() for each in islice(self.sources(), _MOST_SHOWN)]
 
     def ask_stacks(self, group: str, run: str, rank: int) -> list[dict[str, Any]]:
         """The stacks of this rank, if it runs on another node. Threads of the endpoint ask."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from make import MS, step_facts
-from otel_ddp.agent.verdicts.pace import Pace
+from otel_ddp.agent.reading.pace import Pace
 from otel_ddp.diagnosis.detector import Observation
 from otel_ddp.diagnosis.step_facts import StepBatch
 
@@ -20,22 +20,22 @@ def seen(steps: int, took_ms: float, work_ms: float, **more: Any) -> Observation
 
 def test_a_pace_is_that_of_the_last_seconds_with_the_waits_of_usual_measured_steps() -> None:
     pace = Pace()
-    nothing = pace.to_json()
+    nothing = pace.step_s, pace.wait_ratio
     pace.feed(seen(50, 100, 40))
-    slow = pace.to_json()
+    slow = pace.step_s, pace.wait_ratio
     # Two windows later the slow steps are too long ago.
     for _ in range(3):
         pace.feed(seen(100, 50, 50))
-    fast = pace.to_json()
+    fast = pace.step_s, pace.wait_ratio
     pace.feed(seen(1, 1000, 100, unusual=True))
-    saved = pace.to_json()
+    saved = pace.wait_ratio
     pace.feed(seen(1, 1000, 100, measured=False))
-    bare = pace.to_json()
+    bare = pace.wait_ratio
 
-    assert nothing == {"step_s": None, "wait_ratio": None}
-    assert slow == {"step_s": 0.1, "wait_ratio": 0.6}
-    assert fast == {"step_s": 0.05, "wait_ratio": 0.0}
-    assert saved["wait_ratio"] == bare["wait_ratio"] == 0.0
+    assert nothing == (None, None)
+    assert slow == (0.1, 0.6)
+    assert fast == (0.05, 0.0)
+    assert saved == bare == 0.0
 
 
 def test_a_rank_whose_waits_are_not_known_has_a_pace() -> None:
@@ -43,4 +43,4 @@ def test_a_rank_whose_waits_are_not_known_has_a_pace() -> None:
 
     pace.feed(seen(10, 20, 20)._replace(facts=[]))
 
-    assert pace.to_json() == {"step_s": 0.02, "wait_ratio": None}
+    assert (pace.step_s, pace.wait_ratio) == (0.02, None)

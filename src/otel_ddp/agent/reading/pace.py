@@ -44,11 +44,14 @@ class Pace:
             took_ns = sum([each.took_ns for each in usual])
             self._waits.add(len(usual), took_ns, sum([each.wait_ns for each in usual]))
 
-    def to_json(self) -> dict[str, float | None]:
-        """Seconds per step, and the share of them that are waits; None: not known."""
+    @property
+    def step_s(self) -> float | None:
+        """How long a step takes; None: not known."""
         steps, took_ns, _ = self._steps.total()
+        return float(f"{took_ns / steps / 1e9:.3g}") if steps else None
+
+    @property
+    def wait_ratio(self) -> float | None:
+        """The share of that which is spent waiting; None: not known."""
         _, all_ns, waits_ns = self._waits.total()
-        return {
-            "step_s": float(f"{took_ns / steps / 1e9:.3g}") if steps else None,
-            "wait_ratio": round(waits_ns / all_ns, 3) if all_ns else None,
-        }
+        return round(waits_ns / all_ns, 3) if all_ns else None
