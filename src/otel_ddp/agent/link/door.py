@@ -46,11 +46,16 @@ class Door:
         for port in ports:
             with contextlib.ExitStack() as bound, contextlib.suppress(OSError):
                 sockets = [bound.enter_context(_bound(each, port)) for each in addresses]
-                bound.pop_all()
                 loop = asyncio.get_running_loop()
                 for each in sockets:
-                    server = await loop.create_server(made, sock=each, backlog=_ACCEPTED_AT_ONCE)
+                    # Nothing is awaited until all are the servers', which `close` ends.
+                    server = await loop.create_server(
+                        made, sock=each, backlog=_ACCEPTED_AT_ONCE, start_serving=False
+                    )
                     self._servers.append(server)
+                bound.pop_all()
+                for server, each in zip(self._servers, sockets, strict=True):
+                    await server.start_serving()
                     each.listen(_BACKLOG)
                 return port
         return 0
