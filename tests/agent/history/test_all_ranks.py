@@ -87,8 +87,7 @@ class KeptAgents(TwoAgents):
         """Agents that begin, as far as their histories and the lead's end of the link go."""
         agents = zip(self._folders, (self.lead, self.led), ("node-0", "node-1"), strict=True)
         self.kept = [Kept(folder, agent, node) for folder, agent, node in agents]
-        whole = self.kept[0].collector.whole(KEY)
-        self.leading = Leading(RUN, "node-0", self.leading._server, whole)
+        self.leading = Leading(RUN, "node-0", self.leading._server, self.kept[0].collector)
 
     def start_lead_again(self) -> None:
         """After a kill: what it had not written is gone. It measures the clocks anew."""

@@ -78,13 +78,12 @@ def test_an_attempt_on_one_node_has_no_lead_whatever_the_last_one_had(process: M
 class Kept:
     """What an agent keeps in histories, as `Links` sees it."""
 
-    def __init__(self) -> None:
-        self.whole_of: list[tuple[str, str]] = []
-
-    def whole(self, run: tuple[str, str]) -> None:
-        self.whole_of.append(run)
+    keeps = True
 
     def readings(self, run: tuple[str, str], lead: str) -> None: ...
+
+    def positions(self, run: tuple[str, str]) -> dict[str, int]:
+        return {}
 
 
 def test_a_link_stays_for_a_minute_after_the_journals_are_gone(process: Made) -> None:
@@ -207,16 +206,18 @@ def test_a_run_of_more_ranks_than_one_agent_compares_has_no_link_and_status_says
 
 @pytest.mark.parametrize(("world_size", "is_whole"), [(512, True), (513, False)])
 def test_of_a_larger_run_each_agent_writes_the_history_of_its_own_ranks(
-    process: Made, world_size: int, is_whole: bool
+    process: Made, monkeypatch: pytest.MonkeyPatch, world_size: int, is_whole: bool
 ) -> None:
-    kept: Any = Kept()
-    links = Links("node-0", kept)
+    other = process(1, world_size)
+    monkeypatch.setattr(LinkServer, "take", lambda _: [report(other, "node-1", 1)])
+    links = Links("node-0", cast(Any, Kept()))
     try:
         links.poll([process(0, world_size)])
+        kept = [each.is_kept for each in links.sources()]
     finally:
         links.stop()
 
-    assert bool(kept.whole_of) is is_whole
+    assert kept == [is_whole]
 
 
 # -- what an agent that has the secret can make a lead keep

@@ -6,6 +6,7 @@ import logging
 import sqlite3
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -301,21 +302,20 @@ _METRICS = (
 )
 
 
-class LedHistory:
-    """The history of a run that this agent leads, as its link fills it."""
+class _Run:
+    """What is collected of one run."""
 
-    def __init__(self, histories: Histories, run: RunKey, nodes: dict[str, Readings]) -> None:
-        self._histories, self._run, self._nodes = histories, run, nodes
-
-    def take_readings(self, node: str, found: Readings) -> None:
-        """Add new samples and the agent's cost of another node."""
-        before = self._nodes.get(node)
-        waiting = [] if before is None else before.samples
-        self._nodes[node] = found._replace(samples=[*waiting, *found.samples][-_MOST_SAMPLES:])
-
-    def positions(self) -> Mapping[str, int] | None:
-        """The offset up to which it has each journal; None: its file is not open yet."""
-        return self._histories.positions(self._run)
+    def __init__(self) -> None:
+        self.job_type = ""
+        """The role of those that train; without it that of the process that was seen first."""
+        self.led_by = ""
+        """The node of its lead as last known; empty: this one, or it has one node."""
+        self.samples: Sequence[Sample] = ()
+        """The newest of each series."""
+        self.sent_ns: dict[SeriesKey, int] = {}
+        """When those were taken that the lead has."""
+        self.nodes: dict[str, Readings] = {}
+        """What came of other nodes since the last look, where this agent leads it."""
 
 
 class Collector:
@@ -325,33 +325,30 @@ class Collector:
         self._histories = histories
         self._ledger = ledger
         self._node = node
-        # The role of those that train; of a run without it that of the process that was seen first.
-        self._job_types: dict[RunKey, str] = {}
+        self.keeps = histories.keeps
         # What this process had needed at the last look.
         self._cpu_s = 0.0
-        # What came of other nodes since the last look, of the runs that this agent leads.
-        self._nodes: dict[RunKey, dict[str, Readings]] = {}
-        # Of the other runs on several nodes: the lead's node, as last known; the newest samples of
-        # each series, and when those were taken that the lead has.
-        self._led_by: dict[RunKey, str] = {}
-        self._samples: dict[RunKey, Sequence[Sample]] = {}
-        self._sent_ns: dict[RunKey, dict[SeriesKey, int]] = {}
+        self._runs: defaultdict[RunKey, _Run] = defaultdict(_Run)
 
     # -- of runs on several nodes
 
-    def whole(self, run: RunKey) -> LedHistory | None:
-        """The history of a run that this agent leads; None where it keeps none."""
-        if not self._histories.keeps:
-            return None
-        return LedHistory(self._histories, run, self._nodes.setdefault(run, {}))
+    def take_readings(self, run: RunKey, node: str, found: Readings) -> None:
+        """Add new samples and the agent's cost of another node of a run that this agent leads."""
+        nodes = self._runs[run].nodes
+        waiting = nodes[node].samples if node in nodes else []
+        nodes[node] = found._replace(samples=[*waiting, *found.samples][-_MOST_SAMPLES:])
 
-    def readings(self, run: RunKey, lead: str) -> Readings:
+    def positions(self, run: RunKey) -> Mapping[str, int] | None:
+        """The offset up to which the history has each journal; None: its file is not open yet."""
+        return self._histories.positions(run)
+
+    def readings(self, key: RunKey, lead: str) -> Readings:
         """What the lead's history of a run lacks of this node. *lead*: the lead's node."""
-        self._led_by[run] = lead
-        samples, sent_ns = self._samples.get(run, ()), self._sent_ns.get(run, {})
-        new = [each for each in samples if sent_ns.get(each.key) != each.time_ns]
-        self._sent_ns[run] = {each.key: each.time_ns for each in samples}
-        return Readings(new, self._histories.agent_cpu_s(run))
+        run = self._runs[key]
+        run.led_by, sent_ns = lead, run.sent_ns
+        new = [each for each in run.samples if sent_ns.get(each.key) != each.time_ns]
+        run.sent_ns = {each.key: each.time_ns for each in run.samples}
+        return Readings(new, self._histories.agent_cpu_s(key))
 
     # -- collecting
 
@@ -405,11 +402,8 @@ class Collector:
             states[key] = states[key]._replace(agent_cpu_s=cpu_s / len(living))
         self._histories.feed_states(states)
         self._update_time(states)
-        for of_runs in (self._job_types, self._led_by, self._samples, self._sent_ns):
-            for key in of_runs.keys() - states.keys():
-                del of_runs[key]
-        for key in self._nodes.keys() - states.keys():
-            self._nodes[key].clear()
+        for key in self._runs.keys() - states.keys():
+            del self._runs[key]
 
     def _update_time(self, present: Collection[RunKey]) -> None:
         now_ns = time.time_ns()
@@ -430,12 +424,10 @@ class Collector:
     def _key_and_rank(self, feed: Process) -> tuple[RunKey, str]:
         labels = dict(feed.labels)
         key = labels["group"], labels["run"]
-        job_type = labels["job_type"]
-        if job_type == "train":
-            # What evaluates it may have come first.
-            self._job_types[key] = job_type
-        of_run = self._job_types.setdefault(key, job_type)
-        return key, rank_key(labels["rank"], job_type, of_run)
+        run, job_type = self._runs[key], labels["job_type"]
+        # What evaluates it may have come first.
+        run.job_type = job_type if job_type == "train" else run.job_type or job_type
+        return key, rank_key(labels["rank"], job_type, run.job_type)
 
     def _state(
         self,
@@ -444,8 +436,9 @@ class Collector:
         verdicts: Sequence[Mapping[str, Any]],
         taken: Sequence[Sample],
     ) -> State:
+        run = self._runs[key]
         ranks: dict[str, dict[str, Any]] = {}
-        about: dict[str, Any] = {"group": key[0], "run": key[1], "job_type": self._job_types[key]}
+        about: dict[str, Any] = {"group": key[0], "run": key[1], "job_type": run.job_type}
         times: list[ProcessTime] = []
         since_ns: dict[str, int] = {}
         # The newest process of a rank describes it.
@@ -463,21 +456,21 @@ class Collector:
             # An agent that comes later has not seen the run until now.
             about["seen_ns"] = max(each.life.ended_ns for each in processes)
         here = [each for each in taken if each.run == key or (each.run is None and alive)]
-        self._samples[key] = here
-        came, nodes = [], self._nodes.get(key, {})
-        for node, found in nodes.items():
+        run.samples = here
+        came: list[Sample] = []
+        for node, found in run.nodes.items():
             came += found.samples
-            nodes[node] = found._replace(samples=[])
+            run.nodes[node] = found._replace(samples=[])
         since_ns.pop("", None)
         about |= {
             "node": self._node,
             "version": __version__,
             "began_ns": processes[0].began_ns,
-            "led_by": self._led_by.get(key, ""),
+            "led_by": run.led_by,
         }
         if since_ns:
             about["nodes"] = since_ns
-        cpu_s = {node: each.agent_cpu_s for node, each in nodes.items() if each.agent_cpu_s}
+        cpu_s = {node: each.agent_cpu_s for node, each in run.nodes.items() if each.agent_cpu_s}
         return State(about, ranks, own, [*here, *came], times, nodes_cpu_s=cpu_s)
 
     def _about(self, feed: Process) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
-from otel_ddp.agent.history.kept_run import Readings
+from otel_ddp.agent.history.histories import Collector
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import readings
 from otel_ddp.agent.link.runs.elsewhere import Asked, AskedElsewhere
@@ -155,22 +155,15 @@ def _stretch(message: wire.Stretch) -> Stretch:
     return Stretch(message.since, message.until, pieces)
 
 
-class Kept(Protocol):
-    """The history of the run."""
-
-    def take_readings(self, node: str, found: Readings) -> None:
-        """Add new samples and the agent's cost of another node."""
-
-    def positions(self) -> Mapping[str, int] | None:
-        """The offset up to which it has each journal; None: its file is not open yet."""
-
-
 class Leading:
     """One a run. Called from the agent's loop alone."""
 
-    def __init__(self, run: Labels, node: str, server: LinkServer, history: Kept | None) -> None:
+    def __init__(
+        self, run: Labels, node: str, server: LinkServer, history: Collector | None
+    ) -> None:
         """*node*: of this agent. *history*: None: of other nodes none is written."""
         self._run, self._own_node = run, node
+        self._key = dict(run)["group"], dict(run)["run"]
         self._server = server
         self._history = history
         self._asked = AskedElsewhere()
@@ -203,7 +196,7 @@ class Leading:
             self._moved_ns = now_ns
         self._room = _MOST_OF_RUN - sum(len(each.hosts) for each in self._nodes.values())
         fresh: dict[Elsewhere, _Node] = {}
-        written = {} if self._history is None else self._history.positions()
+        written = {} if self._history is None else self._history.positions(self._key)
         for name, report in self._server.take():
             if (of := self._take(name, report)) is not None:
                 before = len(of.hosts)
@@ -237,7 +230,7 @@ class Leading:
         if self._history is not None and report.readings:
             with contextlib.suppress(Senseless):
                 found = readings.unpack(report.readings, name, node.ahead_ns)
-                self._history.take_readings(name, found)
+                self._history.take_readings(self._key, name, found)
         for each in report.told:
             with contextlib.suppress(Senseless):
                 self._asked.take(each)
@@ -303,7 +296,7 @@ class Leading:
                 self._server.answer(name, answer)
 
     def _kept(self, node: _Node) -> Iterator[wire.Kept]:
-        positions = None if self._history is None else self._history.positions()
+        positions = None if self._history is None else self._history.positions(self._key)
         for number, host in node.hosts.items():
             if number > 0 and positions and (position := positions.get(host.process.journal)):
                 yield wire.Kept(process=number, position=position)

@@ -167,8 +167,8 @@ class Links:
         is_kept = wanted.world_size <= _MOST_RANKS_OF_HISTORY
         if wanted.leads:
             server = LinkServer(self._thread, secret, clock=self._now_ns, **ends)
-            whole = self._collector.whole(_key(run)) if is_kept else None
-            return Leading(run, self._node, server, whole)
+            history = self._collector if is_kept and self._collector.keeps else None
+            return Leading(run, self._node, server, history)
         client = LinkClient(self._thread, secret, **ends)
         readings = partial(self._collector.readings, _key(run)) if is_kept else None
         return Following(run, client, self._origin_ns, readings)
