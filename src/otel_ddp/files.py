@@ -91,6 +91,12 @@ def read_text(path: Path | str, most: int = _PIECE) -> str | None:
         return None
 
 
+def stat_fields(task: Path) -> list[str]:
+    """The fields of a process or thread under /proc from its state on; none where it is gone."""
+    # The name before them may contain anything, a parenthesis too.
+    return (read_text(task / "stat") or "").rpartition(")")[2].split()
+
+
 def read_json(path: Path, most: int = _MOST_BYTES) -> Any:
     """A file in a directory of ours; None if it cannot be read, or is damaged or longer."""
     try:

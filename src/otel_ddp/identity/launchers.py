@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import errors
+from otel_ddp import errors, files
 from otel_ddp.errors import ConfigError
 
 _MOST_ANCESTORS = 16
@@ -232,7 +232,7 @@ def launcher_process(process: ProcessFacts, markers: tuple[str, ...]) -> tuple[s
             break
         pid = above
     # A process id is used again, and after a reboot even with the same start time.
-    stat = _stat(process.proc, pid)
+    stat = files.stat_fields(process.proc / str(pid))
     started = stat[19] if len(stat) > 19 else ""
     return "process", _boot_id(process.proc), process.host, str(pid), started
 
@@ -333,17 +333,8 @@ def _digits(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
 
-def _stat(proc: Path, pid: int) -> list[str]:
-    try:
-        text = (proc / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return []
-    # The second field is a name in brackets that may hold spaces and brackets.
-    return text.rpartition(")")[2].split()
-
-
 def _parent(proc: Path, pid: int) -> int:
-    stat = _stat(proc, pid)
+    stat = files.stat_fields(proc / str(pid))
     if len(stat) > 1 and stat[1].isdecimal():
         return int(stat[1])
     return os.getppid() if pid == os.getpid() else 0

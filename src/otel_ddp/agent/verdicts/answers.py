@@ -100,7 +100,7 @@ class Answers:
     # -- the kernel
 
     def _kernel(self, now_ns: int) -> Kernel | None:
-        status = _status(self._process / "stat")
+        status = _status(self._process)
         # By now, or in our namespace, the number may belong to another process.
         if status is None or not self._start_ticks or status[2] != self._start_ticks:
             self._before = self._last = None
@@ -111,7 +111,7 @@ class Answers:
         elif before is not None and now_ns - before[0] < _OFTEN_NS:
             return self._last
         # The process's own `stat` has the state of its first thread and the time of all threads.
-        state, ticks, _ = _status(self._process / "task" / self._task / "stat") or status
+        state, ticks, _ = _status(self._process / "task" / self._task) or status
         self._before = now_ns, ticks, state
         busy = None
         if before is not None:
@@ -125,10 +125,9 @@ class Answers:
         return "" if name == "0" else name[:100]
 
 
-def _status(path: Path) -> tuple[str, int, int] | None:
+def _status(task: Path) -> tuple[str, int, int] | None:
     """The state letter, ticks of processor time, and ticks from boot to the start."""
-    # The name may contain anything, a parenthesis too.
-    fields = (files.read_text(path) or "").rpartition(")")[2].split()
+    fields = files.stat_fields(task)
     try:
         return fields[0], int(fields[11]) + int(fields[12]), int(fields[19])
     except (ValueError, IndexError):

@@ -140,7 +140,8 @@ class ExitCauses:
         It has replaced its program, or closed all that it had open, as a daemon does.
         The kernel takes a dying process's memory, its command line too, before its locks.
         """
-        return self._started(pid) == start_ticks and bool(self._read(f"proc/{pid}/cmdline"))
+        command = files.read_text(self._root / f"proc/{pid}/cmdline")
+        return bool(command) and self._started(pid) == start_ticks
 
     @errors.contained()
     def forget(self, pid: int, start_ticks: int) -> None:
@@ -232,19 +233,13 @@ class ExitCauses:
 
     # -- /proc
 
-    def _stat(self, pid: int) -> list[str]:
-        """The fields from the third on."""
-        text = self._read(f"proc/{pid}/stat")
-        # The name in parentheses may contain anything, parentheses too.
-        return text.rpartition(")")[2].split() if text else []
-
     def _started(self, pid: int) -> int | None:
-        fields = self._stat(pid)
+        fields = files.stat_fields(self._root / f"proc/{pid}")
         return int(fields[19]) if len(fields) > 19 and fields[19].isdigit() else None
 
     def _zombie_status(self, pid: int, start_ticks: int) -> int | None:
         """How the process ended, as long as its parent has not asked."""
-        fields = self._stat(pid)
+        fields = files.stat_fields(self._root / f"proc/{pid}")
         if len(fields) < 50 or fields[0] != "Z" or fields[19] != str(start_ticks):
             return None
         with contextlib.suppress(OSError, ValueError):
@@ -252,9 +247,6 @@ class ExitCauses:
             if os.stat(self._root / f"proc/{pid}").st_uid == os.geteuid():
                 return int(fields[49])
         return None
-
-    def _read(self, path: str) -> str | None:
-        return files.read_text(self._root / path)
 
 
 def _signal_name(number: int) -> str:
