@@ -54,7 +54,7 @@ class Judge:
         # All times in verdicts are on this clock: it is set once, and then goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
         self._reporter = VerdictReporter(ledger, postmortems, grafana, gpus)
-        self._series = VerdictSeries(ledger, self._origin_ns)
+        self._series: dict[Labels, VerdictSeries] = {}
 
     @errors.contained()
     def poll(
@@ -97,6 +97,7 @@ class Judge:
         case = self._cases.get(run)
         if case is None:
             case = self._cases[run] = RunCase(run, self._floor_s, self._origin_ns, self._cores)
+            self._series[run] = VerdictSeries(self._ledger, self._origin_ns)
         return case
 
     @errors.contained()
@@ -122,15 +123,15 @@ class Judge:
 
     def update_series(self, now_ns: int) -> None:
         """Write into the ledger what is true now. The caller holds the ledger's lock."""
-        for case in self._cases.values():
-            self._series.update_series(case, now_ns)
+        for run, case in self._cases.items():
+            self._series[run].update_series(case, now_ns)
 
     def retire(self, runs: set[Labels]) -> None:
         """Forget all runs but these."""
         for run in [each for each in self._cases if each not in runs]:
             self._cases.pop(run).close()
             self._present = []
-            self._series.forget(run)
+            del self._series[run]
             with self._ledger.lock:
                 self._ledger.drop(run)
 

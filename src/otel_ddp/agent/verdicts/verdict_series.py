@@ -93,15 +93,16 @@ class _Deaths:
 
 
 class VerdictSeries:
-    """One per node, for all of its runs. The caller holds the ledger's lock."""
+    """One a run. The caller holds the ledger's lock."""
 
     def __init__(self, ledger: Ledger, origin_ns: int) -> None:
         """*origin_ns*: when the counters began, in nanoseconds since 1970."""
         self._ledger = ledger
-        # By run: the series that were told at the last update, and what each stays at.
-        self._shown: dict[Labels, dict[tuple[catalog.Metric, Labels], float | None]] = {}
-        self._lost: dict[Labels, defaultdict[Labels, _LostTime]] = {}
-        self._died: dict[Labels, defaultdict[Labels, _Deaths]] = {}
+        # Those that were told at the last update, and what each stays at.
+        self._shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
+        # By rank.
+        self._lost: defaultdict[Labels, _LostTime] = defaultdict(_LostTime)
+        self._died: defaultdict[Labels, _Deaths] = defaultdict(_Deaths)
         self._origin_ns = origin_ns
 
     def update_series(self, case: RunCase, now_ns: int) -> None:
@@ -113,7 +114,7 @@ class VerdictSeries:
                 if case.is_here(labels):
                     self._ledger.put(metric, labels, value, now_ns, self._origin_ns)
                     shown[metric, labels] = stays_at
-        for (metric, labels), stays_at in self._shown.get(case.run, {}).items():
+        for (metric, labels), stays_at in self._shown.items():
             if (metric, labels) in shown:
                 continue
             # Of a finding too: another agent may judge the run now, which has not named this rank.
@@ -121,33 +122,25 @@ class VerdictSeries:
                 self._ledger.forget(self._ledger.series(metric, labels))
             else:
                 self._ledger.put(metric, labels, stays_at, now_ns, self._origin_ns)
-        self._shown[case.run] = shown
+        self._shown = shown
 
     def _lost_time(self, case: RunCase) -> Iterator[_Row]:
         own, report, led = case.report(), _compared(case), case.judgement
         by = "" if led is None or report is own else led.by
-        known = self._lost.setdefault(case.run, defaultdict(_LostTime))
         for rank in report.ranks:
             if not case.is_here(rank.labels):
                 continue
-            lost_s = known[rank.labels].add(by, rank.lost_s)
+            lost_s = self._lost[rank.labels].add(by, rank.lost_s)
             metric = catalog.TRAINING_STRAGGLER_LOST_TIME
             yield _Row(metric, rank.labels, lost_s, stays_at=lost_s)
 
     def _deaths(self, case: RunCase) -> Iterator[_Row]:
-        known = self._died.setdefault(case.run, defaultdict(_Deaths))
         for told in _told_deaths(case):
             if "rank" in dict(told.labels):
-                known[told.labels].note(told)
-        for labels, deaths in known.items():
+                self._died[told.labels].note(told)
+        for labels, deaths in self._died.items():
             for cause, times in deaths.by_cause().items():
                 yield _Row(catalog.TRAINING_DEATHS, (*labels, ("cause", cause)), float(times))
-
-    def forget(self, run: Labels) -> None:
-        """The run is not shown any more."""
-        self._shown.pop(run, None)
-        self._lost.pop(run, None)
-        self._died.pop(run, None)
 
 
 @errors.contained(default=())

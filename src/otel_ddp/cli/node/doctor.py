@@ -31,6 +31,9 @@ from otel_ddp.journal import place
 from otel_ddp.journal.survey import Survey, survey
 from otel_ddp.torch.models import loses_overlap, too_old
 
+# A collector has so long to answer.
+_ANSWER_S = 5.0
+
 Level = Literal["ok", "warn", "fail"]
 Said = Iterator[tuple[Level, str]]
 Check = Callable[["Inputs"], Said]
@@ -47,14 +50,8 @@ class Finding(NamedTuple):
 class Inputs:
     """What the checks look at."""
 
-    def __init__(
-        self,
-        directory: str = "",
-        env: Mapping[str, str] = os.environ,
-        *,
-        answer_s: float = 5.0,
-    ) -> None:
-        self.directory, self.env, self.answer_s = directory, env, answer_s
+    def __init__(self, directory: str = "", env: Mapping[str, str] = os.environ) -> None:
+        self.directory, self.env = directory, env
         self.wrong: list[str] = []
         """A sentence for each variable that is wrong."""
         usable = dict(env)
@@ -240,7 +237,7 @@ def collector(inputs: Inputs) -> Said:
     if not (signals := signals_with_endpoint(inputs.conf, env)):
         yield "ok", f"{NO_COLLECTOR}: scrape only"
         return
-    conf = replace(inputs.conf, timeout_s=min(inputs.conf.timeout_s, inputs.answer_s))
+    conf = replace(inputs.conf, timeout_s=min(inputs.conf.timeout_s, _ANSWER_S))
     # A person waits for the answer, so the long timeouts of an export do not count.
     without_timeouts = {name: text for name, text in env.items() if not name.endswith("_TIMEOUT")}
     transport = Transport(conf, without_timeouts)
