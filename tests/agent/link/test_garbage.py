@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.link.linked import SECRET
+from otel_ddp import __version__
 from otel_ddp.agent.link.answered import Answered
 from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
 from otel_ddp.agent.link.link_thread import LinkThread
@@ -57,8 +58,8 @@ def serve(lead: LinkServer, *messages: bytes) -> Peer:
 
 
 def report(text: bytes = b"", *, node: str = "node-1", agent: int = 1, **more: Any) -> bytes:
-    made = Report(node=node, agent=agent, agent_began_ns=agent, readings=text, **more)
-    return bytes(made.SerializeToString())
+    sender = {"node": node, "agent": agent, "agent_began_ns": agent, "version": __version__}
+    return bytes(Report(**sender, readings=text, **more).SerializeToString())
 
 
 NODES = st.sampled_from(["", "node-1", "node-2", "n" * 300, "\u2603\n"])

@@ -12,7 +12,8 @@ from tools.stack.server import free_port
 
 from agent.link import linked
 from agent.link.linked import Links, until
-from otel_ddp.agent.link import limits
+from otel_ddp import __version__
+from otel_ddp.agent.link import client, limits
 from otel_ddp.agent.link.client import LinkClient
 from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
 from otel_ddp.agent.link.link_thread import within
@@ -232,6 +233,19 @@ def test_a_newer_agent_of_a_node_replaces_the_older_one_and_not_the_other_way(li
     assert said(lead, 1) == [("node-1", b"a")]
     assert newer.is_connected
     assert lead.refused["second agent"] >= 1
+
+
+def test_agents_of_different_versions_do_not_talk_and_say_so(
+    links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead = links.lead()
+    monkeypatch.setattr(client, "__version__", "0.0.9")
+    follower = links.follower()
+    until(lambda: follower.state.startswith("cannot"))
+
+    why = f"its otel_ddp is {__version__}, and the nodes of a run need one version"
+    assert follower.state == f"cannot reach the lead: 127.0.0.1 ({links.port}): {why}"
+    assert lead.refused == {"other version": 1}
 
 
 def test_a_wait_that_is_cancelled_as_its_result_comes_is_cancelled() -> None:

@@ -17,6 +17,7 @@ from cryptography import x509
 
 from agent.link import linked
 from agent.link.linked import SECRET, Links, until
+from otel_ddp import __version__
 from otel_ddp.agent.link import credentials, limits
 from otel_ddp.agent.link.link_pb2 import Answer, Report
 from otel_ddp.agent.link.server import LinkServer
@@ -75,7 +76,7 @@ def answers(port: int, given: ssl.SSLContext | None, *reports: bytes) -> list[An
     return found
 
 
-GREETING = Report(node="node-1", agent=1, agent_began_ns=1)
+GREETING = Report(node="node-1", agent=1, agent_began_ns=1, version=__version__)
 
 
 def test_with_the_secret_a_greeting_is_answered(links: Links, lead: LinkServer) -> None:
@@ -235,7 +236,8 @@ def test_garbage_of_one_agent_with_the_secret_ends_its_stream_and_no_other(
     follower = links.follower()
     until(lambda: follower.is_connected)
     known = with_the_secret()
-    greeting = Report(node="node-2", agent=2, agent_began_ns=1).SerializeToString()
+    made = Report(node="node-2", agent=2, agent_began_ns=1, version=__version__)
+    greeting = made.SerializeToString()
 
     unreadable = answers(links.port, known, greeting, b"\xff")
     answers(links.port, known, greeting, b"x" * (limits.MOST_REPORT_BYTES + 5000))

@@ -18,6 +18,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from otel_ddp import __version__
 from otel_ddp.agent.link import addresses, credentials, limits
 from otel_ddp.agent.link.addresses import Place
 from otel_ddp.agent.link.answered import Answered
@@ -230,7 +231,8 @@ class LinkClient:
 
     async def _converse(self, place: Place, link: _Link) -> str:
         """Receive until the link breaks; why it did, or why there was none."""
-        link.send(Report(sent_ns=time.monotonic_ns(), **self._sender).SerializeToString())
+        greeting = Report(version=__version__, sent_ns=time.monotonic_ns(), **self._sender)
+        link.send(greeting.SerializeToString())
         try:
             self._begin(place, link, _parsed(await link.next(_ANSWER_WITHIN_S, _NO_ANSWER)))
             while True:

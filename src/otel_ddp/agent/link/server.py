@@ -18,6 +18,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from otel_ddp import __version__
 from otel_ddp.agent.link import addresses, credentials, limits
 from otel_ddp.agent.link.channel import Channel
 from otel_ddp.agent.link.door import Door
@@ -247,6 +248,9 @@ class LinkServer:
         node = greeting.node
         if not (0 < len(node) <= limits.MOST_NODE_LETTERS and node.isprintable()):
             raise _Refused("no name", "this is no name of a node")
+        if greeting.version != __version__:
+            text = f"its otel_ddp is {__version__}, and the nodes of a run need one version"
+            raise _Refused("other version", text)
         old = self._streams.get(node)
         stream = old if old is not None and old.agent == greeting.agent else None
         if stream is None:
