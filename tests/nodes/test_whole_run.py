@@ -77,20 +77,34 @@ def test_a_cut_cable_between_agents_costs_no_step_and_no_value() -> None:
         began = time.monotonic()
         assert until_said(other, LED) - began < 20.0
 
-        last = max(rig.steps().values()) + 30
-        rig.stop_at(last)
-        for process in [each for node in rig.nodes for each in node.started]:
-            finished(process)
-        for node in rig.nodes:
-            node.stop_agent()
-        # A request whose answer the cable has swallowed is sent again.
-        found: dict[str, set[float]] = {}
-        for point in receiver.points():
-            named = point.metric, point.attributes.get("name")
-            if named == ("training.scalar", "samples"):
-                found.setdefault(point.attributes["rank"], set()).add(point.value)
-    every_one = {SAMPLES * float(step) for step in range(1, last + 1)}
-    assert found == dict.fromkeys("0123", every_one)
+        last = ended_at(rig)
+        assert sent(rig, receiver) == every_one(last)
+
+
+def ended_at(rig: Rig) -> int:
+    """Let all ranks end soon; their last step."""
+    last = max(rig.steps().values()) + 30
+    rig.stop_at(last)
+    for process in [each for node in rig.nodes for each in node.started]:
+        finished(process)
+    return last
+
+
+def sent(rig: Rig, receiver: Receiver) -> dict[str, set[float]]:
+    """By rank, the values that the collector has in the end."""
+    for node in rig.nodes:
+        node.stop_agent()
+    # A request whose answer the cable has swallowed is sent again.
+    found: dict[str, set[float]] = {}
+    for point in receiver.points():
+        named = point.metric, point.attributes.get("name")
+        if named == ("training.scalar", "samples"):
+            found.setdefault(point.attributes["rank"], set()).add(point.value)
+    return found
+
+
+def every_one(last: int) -> dict[str, set[float]]:
+    return {rank: {SAMPLES * float(step) for step in range(1, last + 1)} for rank in "0123"}
 
 
 def kept(node: RealNode) -> dict[str, int]:
@@ -118,10 +132,33 @@ def test_the_lead_keeps_each_value_of_the_other_node_once_whichever_agent_is_kil
             until_said(other, LED)
             rig.until_step(max(rig.steps().values()) + 20)
 
-        last = max(rig.steps().values()) + 30
-        rig.stop_at(last)
-        for process in [each for node in rig.nodes for each in node.started]:
-            finished(process)
+        last = ended_at(rig)
 
         everything = {"2": last, "3": last}
         until(lambda: everything.items() <= kept(one).items(), "all values of node-1")
+
+
+@pytest.mark.stress
+def test_agents_that_are_killed_and_a_cable_that_is_cut_in_turn_cost_no_value() -> None:
+    with Rig() as rig, Receiver() as receiver:
+        one, other = rig.nodes
+        rig.export_to(receiver)
+        train(rig, "--by-node")
+        until_said(one, LEADS)
+        until_said(other, LED)
+        for killed in ([other], [one], [], [one, other]):
+            for node in killed:
+                node.kill_agent()
+            if not killed:
+                other.cut()
+                until_said(other, ALONE + "(lost|cannot reach)")
+                rig.until_step(max(rig.steps().values()) + 600)
+                other.restore()
+            until_said(one, LEADS)
+            until_said(other, LED)
+            rig.until_step(max(rig.steps().values()) + AT_STEP)
+
+        last = ended_at(rig)
+        until(lambda: kept(one) == dict.fromkeys("0123", last), "all values of both nodes")
+        assert kept(other) == dict.fromkeys("23", last)
+        assert sent(rig, receiver) == every_one(last)
