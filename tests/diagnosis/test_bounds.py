@@ -170,6 +170,18 @@ def test_waiting_for_one_late_rank_in_collectives_of_the_users_own_is_no_bound()
     assert phases(run.steps(500, late, waiting, waiting)) == [("compute", True)]
 
 
+@pytest.mark.parametrize(("phase", "may"), [("forward", True), ("other", False)])
+def test_a_bound_of_computation_may_hold_waits_where_its_phases_have_collectives(
+    phase: str, may: bool
+) -> None:
+    run = Run()
+    run.told.know(1, own_collectives=(phase,))
+
+    (change,) = run.steps(400, COMPUTE, COMPUTE)
+    assert change.verdict.phase == "compute"
+    assert ("may hold waits for other ranks" in change.verdict.sentence) is may
+
+
 def test_the_first_steps_are_left_out() -> None:
     run = Run()
     run.steps(20, {**COMPUTE, "compile": 100_000})

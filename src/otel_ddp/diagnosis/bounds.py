@@ -288,7 +288,11 @@ class Bounds(Detector):
         )
         if leading == "comm_wait" and len(nodes) == 1:
             sentence += " If the run has other nodes, a rank there may be late."
-        if not self._waits_show and any(each.waits_known is False for each in self._ranks):
+        own = {word for each in self._ranks for word in each.own_collectives}
+        # As where experts of a mixture exchange tokens in forward: that is no computation.
+        in_compute = leading == "compute" and not own.isdisjoint(COMPUTE_PHASES)
+        unknown = in_compute or any(each.waits_known is False for each in self._ranks)
+        if unknown and not self._waits_show:
             sentence += " A phase may hold waits for other ranks, which cannot be told apart here."
         evidence = {"shares": rounded(shares), "steps": _STEPS}
         return {"sentence": sentence, "evidence": evidence}
