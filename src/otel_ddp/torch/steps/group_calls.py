@@ -127,9 +127,13 @@ class GroupCalls:
         """Whether the groups of several ranks have our hooks now; and there are some."""
         table = world()
         members = getattr(table, "pg_group_ranks", {})
-        groups = [e for e in list(getattr(table, "pg_names", ())) if len(members[e]) > 1]
+        groups = [e for e in list(getattr(table, "pg_names", ())) if len(members.get(e, ())) != 1]
         new = [each for each in groups if each not in self._on]
-        if new and (not hasattr(new[0], "register_pre_hook") or _may_be_in_call()):
+        if not all(hasattr(each, "register_pre_hook") and each in members for each in new):
+            # An older PyTorch, or a group of another library's that does not say whose it is.
+            self._given_up = True
+            return False
+        if new and _may_be_in_call():
             return False
         if new and not self._guarded:
             self._guarded = True
