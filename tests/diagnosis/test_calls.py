@@ -347,11 +347,34 @@ def test_clocks_of_processes_that_disagree_are_turned_to_the_one_of_their_node()
     assert run.steps(120, {2: [0, 0, 12, 0, 0]}) == [("straggler", "2", "forward", True)]
 
 
-def test_ranks_that_wait_for_another_node_are_not_compared_and_that_is_said() -> None:
+def on_two_nodes(**known: Any) -> Program:
     run = sharded()
     for rank in range(4):
         labels = labels_of(rank, node=f"n{rank // 2}")
-        run.told.states[rank] = RankState(labels, 4, waits_known=False, calls_noted=True)
+        run.told.states[rank] = RankState(labels, 4, calls_noted=True, **known)
+    return run
+
+
+def test_ranks_that_wait_for_another_node_are_not_compared_and_that_is_said() -> None:
+    run = on_two_nodes(waits_known=False)
 
     assert run.steps(200, {2: [0, 0, 12, 0, 0]}) == []
-    assert "ranks wait for other nodes" in run.detector.report().insufficient
+    assert (
+        "work on rank 0, 1, 2, 3: ranks wait for other nodes" in run.detector.report().insufficient
+    )
+
+
+def test_where_calls_are_of_no_use_ddp_is_compared_without_them() -> None:
+    run = on_two_nodes(waits_known=True, own_collectives=("other",))
+    plain = run.told.feed
+
+    def with_known_waits(rank: int, facts: Sequence[StepFacts] = ()) -> None:
+        for each in facts:
+            wait_ns = 0 if rank == 2 else 12 * MS
+            phases_ns = (0, each.phases_ns[1] - wait_ns, *each.phases_ns[2:])
+            plain(rank, [each._replace(wait_ns=wait_ns, phases_ns=phases_ns)])
+
+    run.told.feed = with_known_waits  # type: ignore[method-assign]
+
+    assert run.steps(200, {2: [0, 0, 12, 0, 0]}) == [("straggler", "2", "forward", True)]
+    assert run.changes[0].verdict.evidence["not_compared"] == ["other"]

@@ -23,7 +23,7 @@ from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.straggler.host_pace import HostPace
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
-from otel_ddp.diagnosis.straggler.waits import DISAGREE, Taken, Waits
+from otel_ddp.diagnosis.straggler.waits import Taken, Waits
 from otel_ddp.diagnosis.straggler.window import Compared
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.vocabulary.words import WORK_PHASES
@@ -67,9 +67,10 @@ class Stragglers(Detector):
         self._without_calls: set[Labels] = set()
         # Of each rank that is compared, its stage of a pipeline.
         self._stages: Sequence[int] = ()
-        # The share of the last steps in which it was not known who waits for whom, and the share of
-        # a step in which a rank may have waited or not.
-        self._unknown = self._unclear = 0.0
+        # In how many steps in a row it was not known who waits for whom; why calls are given up.
+        self._failed, self._useless = 0, ""
+        # The share of a step in which a rank may have waited or not.
+        self._unclear = 0.0
         self._pace = HostPace()
         self._unusual_share = 0.0
         self._regression: Regression | None = None
@@ -122,7 +123,11 @@ class Stragglers(Detector):
             if not rank.calls_noted or rank.device_clock is not None:
                 self._without_calls.add(rank.labels)
             self._own_collectives.update(rank.own_collectives)
-        by_calls, phases = not self._without_calls, self._own_collectives
+        self._choose()
+
+    def _choose(self) -> None:
+        """By what waits are told from work."""
+        by_calls, phases = not (self._without_calls or self._useless), self._own_collectives
         not_compared = tuple(at for at, word in enumerate(WORK_PHASES) if phases[word] > 0)
         if by_calls:
             not_compared = ()
@@ -141,6 +146,7 @@ class Stragglers(Detector):
         self._cases.close(labels)
         self._start_again()
         self._count(rank, None)
+        self._try_calls()
         if len(self._alignment) < 2:
             self._cases.close_all()
         if not self._alignment and self._regression:
@@ -150,7 +156,13 @@ class Stragglers(Detector):
     def expect(self, labels: Labels) -> None:
         """Compare no step any more without this rank."""
         if self._alignment.add(labels):
+            self._try_calls()
             self._start_again()
+
+    def _try_calls(self) -> None:
+        """Other ranks may agree on their calls."""
+        self._useless, self._failed = "", 0
+        self._choose()
 
     def _start_again(self) -> None:
         """Other ranks, or other phases, are compared, once no more of that changes."""
@@ -164,7 +176,7 @@ class Stragglers(Detector):
         if len(self._stages) != len(ranks):
             self._stages = (0,) * len(ranks)
         self._waits.start_again([self._ranks[labels] for labels in ranks if self._by_calls])
-        self._unknown = self._unclear = 0.0
+        self._unclear = 0.0
         self._cases.start_again(ranks, self._not_compared, self._stages)
         self._pace.start_again(ranks)
         self._recurring.start_again(ranks, self._not_compared)
@@ -192,7 +204,7 @@ class Stragglers(Detector):
             taken = self._take_waits(facts)
         if taken is not None:
             facts, columns = taken.facts, columns_of(taken.facts)
-        elif self._waits_unknown or (self._by_calls and +self._own_collectives):
+        elif self._waits_unknown or self._by_calls:
             # What ranks wait for each other looks like work.
             comparable = False
         if measured and self._bounds is not None:
@@ -241,9 +253,13 @@ class Stragglers(Detector):
     def _take_waits(self, facts: Sequence[StepFacts]) -> Taken | None:
         """The step without the waits in calls; None where it is not known who waits for whom."""
         taken = self._waits.take(facts, self._world_size)
-        self._unknown += limits.PACE_FORGETS * ((taken is None) - self._unknown)
         if taken is None:
+            self._failed += 1
+            if self._failed == limits.CALLS_FAIL:
+                self._useless = self._waits.why
+                self._choose()
             return None
+        self._failed = 0
         self._unclear += limits.PACE_FORGETS * (taken.unclear - self._unclear)
         self._cases.window.may_hide |= taken.may_hide
         if taken.stages and taken.stages != self._stages:
@@ -327,13 +343,12 @@ class Stragglers(Detector):
             yield why
         if alone:
             yield "each of these processes trains alone, so none waits for another"
-        if self._by_calls:
-            if self._unknown > 0.5:
-                yield self._waits.why or DISAGREE
-            if len(set(self._stages)) == len(self._stages) > 1:
-                yield "each stage of the pipeline has one rank, and none is like another"
-        elif unknown := self._named(lambda rank: rank.waits_known is False):
-            yield f"waiting for other ranks cannot be told from work on rank {unknown}"
+        if self._by_calls and len(set(self._stages)) == len(self._stages) > 1:
+            yield "each stage of the pipeline has one rank, and none is like another"
+        unknown = self._named(lambda rank: rank.waits_known is False)
+        if unknown and not self._by_calls:
+            why = self._useless and f": {self._useless}"
+            yield f"waiting for other ranks cannot be told from work on rank {unknown}{why}"
         if len(self._steps_ns) == limits.MOST_UNMEASURED:
             yield f"none of the last {limits.MOST_UNMEASURED} steps was measured on all ranks"
         if self._unusual_share > 0.5:

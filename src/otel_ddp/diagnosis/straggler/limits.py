@@ -68,6 +68,8 @@ CALL_GRAIN_NS = 50_000
 # A collective that is asynchronous is not waited for at once where a rank makes its next call in so
 # many steps before the last member has come.
 CALLS_WENT_ON = 3
+# After so many steps in a row of which it is not known who waits for whom, calls are given up.
+CALLS_FAIL = 10
 # Whether `comm_wait` has the waits in some of them, so many steps tell.
 CALLS_KNOWN = 10
 # Where the work of the others varies by so many times as much as that of a late rank, what they

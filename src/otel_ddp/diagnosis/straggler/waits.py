@@ -31,9 +31,9 @@ _MOST_PLANS = 8
 _Each = tuple[Call, ...]
 
 
-DISAGREE = "the ranks do not agree on how often they call their process groups"
-FEW_KNOWN = "ranks that are not known here are in some of the process groups"
-CLOCKS = "ranks wait for other nodes, and no clock is exact enough to say for how long"
+_DISAGREE = "the ranks do not agree on how often they call their process groups"
+_FEW_KNOWN = "ranks that are not known here are in some of the process groups"
+_CLOCKS = "ranks wait for other nodes, and no clock is exact enough to say for how long"
 
 
 class _Unknown(Exception):
@@ -120,9 +120,8 @@ def _stretches(each: _Each, places: Sequence[int]) -> list[tuple[int, int, int]]
 class _Receive:
     """One receive of a step."""
 
-    def __init__(self, place: int, call: Call, sender: int, send: int) -> None:
-        self.place, self.call = place, call
-        self.sender, self.send = sender, send
+    def __init__(self, place: int, sender: int, send: int) -> None:
+        self.place, self.sender, self.send = place, sender, send
         # The call behind which it is waited for: several may be made at once, and waited for then.
         self.behind = place
 
@@ -150,7 +149,7 @@ class _Plan:
                 members[group].append((i, places))
         for found in members.values():
             if len({len(places) for _, places in found}) > 1:
-                raise _Unknown(DISAGREE)
+                raise _Unknown(_DISAGREE)
         return [_Group(self.each, found) for found in members.values() if len(found) > 1]
 
     def _receives(self, numbers: Mapping[int, int]) -> dict[int, list[_Receive]]:
@@ -169,11 +168,11 @@ class _Plan:
                 sender = numbers.get(call.peer, -1)
                 key = call.group, sender, i
                 if sender < 0 or met[key] >= len(sends[key]):
-                    raise _Unknown(DISAGREE)
-                found[i].append(_Receive(at, call, sender, sends[key][met[key]]))
+                    raise _Unknown(_DISAGREE)
+                found[i].append(_Receive(at, sender, sends[key][met[key]]))
                 met[key] += 1
         if any(len(places) != met[key] for key, places in sends.items()):
-            raise _Unknown(DISAGREE)
+            raise _Unknown(_DISAGREE)
         return found
 
     def _stages(self, numbers: Mapping[int, int]) -> tuple[int, ...]:
@@ -204,11 +203,11 @@ class _Plan:
         """Raise where some ranks wait for others that are not known, or whose clock is another."""
         known = len(self.each)
         if known < world_size and any(len(each.members) < known for each in self.groups):
-            raise _Unknown(FEW_KNOWN)
+            raise _Unknown(_FEW_KNOWN)
         meet = [[each.rank for each in group.members] for group in self.groups]
         meet += [[i, each.sender] for i, several in self.receives.items() for each in several]
         if any(len({nodes[i] for i in each}) > 1 for each in meet):
-            raise _Unknown(CLOCKS)
+            raise _Unknown(_CLOCKS)
 
     def passed(self, i: int) -> set[int]:
         """The places of the calls in which nobody waits for rank *i*. In the last one, some may."""
@@ -326,7 +325,7 @@ class Waits:
     def take(self, facts: Sequence[StepFacts], world_size: int) -> Taken | None:
         """None where it is not known who has waited for whom."""
         if any(each.calls is None for each in facts):
-            self.why = DISAGREE
+            self.why = _DISAGREE
             return None
         plan = self._plan(facts, world_size)
         self.why = plan if isinstance(plan, str) else ""
