@@ -247,6 +247,27 @@ def test_a_wait_that_work_hides_is_not_counted_at_each_collective(gap_ms: float)
     assert run.steps(300, {1: [2, *[0.0] * 20]}) == []
 
 
+def test_what_is_received_at_once_is_waited_for_behind_all_of_it() -> None:
+    detector = Stragglers()
+    told = Told(detector, world_size=2, waits_known=False, calls_noted=True)
+    calls = {
+        rank: (call("pp", "recv", peer=1 - rank), call("pp", "send", peer=1 - rank))
+        for rank in range(2)
+    }
+    for number in range(1, 200):
+        for rank in range(2):
+            # Rank 0 receives and sends, and waits for both: rank 1 comes 10 ms later.
+            at_ns = [(number * 100 - 80 + 10 * rank + ms) * MS for ms in (0, 1)]
+            facts = step_facts(
+                *(number, number * 100 * MS, {"forward": 100}), calls=Calls(calls[rank], at_ns)
+            )
+            told.feed(rank, [facts])
+    works = [each.work_s for each in detector.report().ranks]
+
+    # It sends 1 ms after it comes, and has waited from its own send on.
+    assert works == [pytest.approx(0.09), pytest.approx(0.1)]
+
+
 def test_that_work_may_hide_waits_is_said() -> None:
     calls = {rank: [call("all", "allreduce", asynchronous=True)] * 20 for rank in range(4)}
     run = Program(calls, {rank: [20, *[4] * 19, 40] for rank in range(4)}, waits=False)
@@ -281,11 +302,13 @@ def test_what_ddp_waits_for_its_gradients_is_not_taken_twice() -> None:
 
 @pytest.mark.parametrize("after", [[], [call("dp", "reduce_scatter_base", phase="comm_wait")]])
 def test_tensor_parallel_backward_is_not_taken_for_the_gradients_of_ddp(after: list[Call]) -> None:
-    # A little time passes between the last gradient and the optimizer, and is `comm_wait`.
+    # A little time passes between the last gradient and the optimizer, and is `comm_wait`. Under
+    # FSDP that has more in it.
     reduce = call("tp", "allreduce", asynchronous=True, phase="backward")
     calls = {rank: [reduce] * 4 + after for rank in range(3)}
     run = Program(calls, {rank: [10.0] * 4 + [0.1] * len(after) + [9] for rank in range(3)})
-    run.phases = lambda took_ms: {"comm_wait": 0.02, "backward": took_ms - 1.02, "other": 1}
+    wait_ms = 8 if after else 0.02
+    run.phases = lambda took_ms: {"comm_wait": wait_ms, "backward": took_ms - wait_ms}
 
     assert run.steps(100) == []
     assert run.steps(120, {1: [0, 6, *[0] * (3 + len(after))]}) == [

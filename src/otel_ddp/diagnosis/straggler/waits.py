@@ -185,7 +185,7 @@ class _Plan:
         first = [next((e for e in each if e.op in _PEERS), None) for each in self.each]
         sends = [next((e for e in each if e.op == "send"), None) for each in self.each]
         front = [i for i, call in enumerate(first) if call is not None and call.op == "send"]
-        if not front or len(front) == sum(call is not None for call in first):
+        if not front:
             return (0,) * len(first) if any(first) else ()
         stages = dict.fromkeys(front, 0)
         while front:
