@@ -268,6 +268,14 @@ def test_what_is_received_at_once_is_waited_for_behind_all_of_it() -> None:
     assert works == [pytest.approx(0.09), pytest.approx(0.1)]
 
 
+def test_where_work_may_hide_waits_no_rank_is_named_beside_one_that_is_far_later() -> None:
+    run = mesh()
+
+    run.steps(100)
+    late = {2: [0, 25, 0, 0, 0], 1: [0, 0, 0, 10, 0]}
+    assert run.steps(200, late) == [("straggler", "2", "forward", True)]
+
+
 def test_that_work_may_hide_waits_is_said() -> None:
     calls = {rank: [call("all", "allreduce", asynchronous=True)] * 20 for rank in range(4)}
     run = Program(calls, {rank: [20, *[4] * 19, 40] for rank in range(4)}, waits=False)

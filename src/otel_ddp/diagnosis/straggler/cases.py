@@ -265,7 +265,22 @@ class Cases:
                 else:
                     found.append(excess_history.Late(ranks, i, length))
         self._waiting = waiting
-        return found
+        return self._without_inherited(found) if self.window.may_hide else found
+
+    def _without_inherited(self, found: Sequence[_Late]) -> list[_Late]:
+        """Those that are about as late as the latest rank.
+
+        Where work hides a part of a wait, who waits seems to work less, and who has come late for
+        another one's sake seems late beside it.
+        """
+        named = [i for i, unit in enumerate(self.ranks.units) if unit.labels in self._open]
+        return [
+            each
+            for each in found
+            if each.excess_s()
+            >= limits.INHERITED
+            * max([self.ranks.excess_s(i, each.length) for i in (*named, *[e.i for e in found])])
+        ]
 
     def _end(self, labels: Labels, length: int) -> None:
         """It was late no more when the steps began that show it."""

@@ -70,6 +70,9 @@ CALL_GRAIN_NS = 50_000
 CALLS_WENT_ON = 3
 # After so many steps in a row of which it is not known who waits for whom, calls are given up.
 CALLS_FAIL = 10
+# Beside a rank that is late, no other one is named for less than this part of it, where work may
+# hide waits.
+INHERITED = 0.6
 # Whether `comm_wait` has the waits in some of them, so many steps tell.
 CALLS_KNOWN = 10
 # Where the work of the others varies by so many times as much as that of a late rank, what they
