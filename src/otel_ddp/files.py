@@ -93,8 +93,13 @@ def read_text(path: Path | str, most: int = _PIECE) -> str | None:
 
 def stat_fields(task: Path) -> list[str]:
     """The fields of a process or thread under /proc from its state on; none where it is gone."""
+    # As plainly as Windows can, which has no such file.
+    try:
+        text = (task / "stat").read_text(errors="replace")
+    except OSError:
+        return []
     # The name before them may contain anything, a parenthesis too.
-    return (read_text(task / "stat") or "").rpartition(")")[2].split()
+    return text.rpartition(")")[2].split()
 
 
 def read_json(path: Path, most: int = _MOST_BYTES) -> Any:

@@ -197,7 +197,8 @@ def test_where_another_user_takes_a_removed_place_nothing_is_read_or_written() -
         status, _ = node.start(sys.executable, "-m", "otel_ddp", "status").communicate(timeout=300)
 
         assert (
-            status == f"{node.place.directory} cannot be read (belongs to user 65534, not to us).\n"
+            status == f"otel-ddp status: {node.place.directory} cannot be read "
+            "(belongs to user 65534, not to us).\n"
         )
         assert sorted(os.listdir(node.place.directory)) == theirs
         assert not store.exists()

@@ -267,7 +267,7 @@ class Cases:
         self._waiting = waiting
         return self._without_inherited(found) if self.window.may_hide else found
 
-    def _without_inherited(self, found: Sequence[_Late]) -> list[_Late]:
+    def _without_inherited(self, found: Sequence[excess_history.Late]) -> list[excess_history.Late]:
         """Those that are about as late as the latest rank.
 
         Where work hides a part of a wait, who waits seems to work less, and who has come late for
