@@ -472,6 +472,24 @@ def test_what_the_ranks_exchange_is_no_wait_for_a_late_rank() -> None:
     assert played.seconds["late_rank"] == pytest.approx(0.4)
 
 
+def test_where_waits_lie_in_calls_a_late_rank_takes_its_share_of_any_phase() -> None:
+    evidence = {"step_s": 1.0, "step_without_s": 0.8, "waits_in": "process group: all ranks"}
+    who = {"rank": "3", "node": "node-1"}
+    late = {"kind": "straggler", "since_ns": BEGAN, "until_ns": None, "who": who}
+    played = Played()
+    played.begins(0)
+    played.steps(1, 10, 1)
+    before = played.seconds
+    played.notes(10, {**late, "evidence": evidence})
+    played.steps(11, 20, 11, forward=450, backward=450, data=100)
+
+    # Waiting for data is not waiting for a rank.
+    assert played.seconds["late_rank"] == pytest.approx(2)
+    assert played.seconds["data"] - before["data"] == pytest.approx(1)
+    assert played.seconds["productive"] - before["productive"] == pytest.approx(7)
+    assert played.time.to_json()["time"]["late"] == {"rank 3 (node-1)": pytest.approx(2)}
+
+
 def test_an_evaluation_is_also_what_it_does_between_two_batches() -> None:
     played = Played()
     played.begins(0)

@@ -79,6 +79,8 @@ class _Late(NamedTuple):
     """They do not wait for themselves."""
     share: float
     """How much of a step is lost to them. The rest of a wait is what the ranks exchange."""
+    in_any_phase: bool
+    """The others wait for them in calls of any phase, not in `comm_wait` alone."""
 
     @classmethod
     def of(cls, verdict: Mapping[str, Any]) -> _Late:
@@ -88,7 +90,7 @@ class _Late(NamedTuple):
         step_s, without_s = (evidence.get(each) for each in ("step_s", "step_without_s"))
         share = 1.0 if not step_s or without_s is None else 1 - without_s / step_s
         ranks = frozenset([rank, *evidence.get("ranks", ())])
-        return cls(name, ranks, max(share, 0.0))
+        return cls(name, ranks, max(share, 0.0), "waits_in" in evidence)
 
 
 class _Spent:
@@ -315,21 +317,24 @@ class RunTime:
     def _count_phases(self, rank: _Rank, step: Step) -> None:
         """Of a step that has moved the run on."""
         # A part of it may be counted already, as that of a hang.
-        spent, left_ns = self._of(rank), step.ended_ns - rank.until_ns
-        share = left_ns / step.took_ns
+        spent, step_ns = self._of(rank), step.ended_ns - rank.until_ns
+        left_ns, waited_ns, share = step_ns, 0, step_ns / step.took_ns
         late = self._late if self._late and rank.rank not in self._late.ranks else None
-        late_ns = round(late.share * left_ns) if late else 0
         codes = step.parts.codes + bytes([code for code, _ in step.rest])
         spans_ns = (*step.parts.spans_ns, *[ns for _, ns in step.rest])
         for at, cause in _causes(codes):
             some_ns = min(round(spans_ns[at] * share), left_ns)
             if cause == "late_rank":
-                some_ns = min(some_ns, late_ns)
-                late_ns -= some_ns
-                if late:
-                    spent.late_ns[late.name] = spent.late_ns.get(late.name, 0) + some_ns
+                waited_ns += some_ns
+                continue
             spent.ns[cause] += some_ns
             left_ns -= some_ns
+        if late:
+            may_wait_ns = left_ns if late.in_any_phase else min(waited_ns, left_ns)
+            lost_ns = min(round(late.share * step_ns), may_wait_ns)
+            spent.late_ns[late.name] = spent.late_ns.get(late.name, 0) + lost_ns
+            spent.ns["late_rank"] += lost_ns
+            left_ns -= lost_ns
         spent.ns["productive"] += left_ns
         rank.until_ns = step.ended_ns
 
