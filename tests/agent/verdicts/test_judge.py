@@ -435,6 +435,19 @@ def test_a_process_is_shown_with_its_pace_until_it_ends(bench: Bench) -> None:
     assert [(each.step_s, each.wait_ratio) for each in ended] == [(None, None)] * 2
 
 
+def test_a_process_whose_waits_lie_inside_its_work_is_not_shown_as_waiting_for_nobody(
+    bench: Bench,
+) -> None:
+    bench.join(0, 1)
+    for rank in bench.ranks:
+        rank.writer.document(layout.FACTS, {"capability": {"comm_wait": "fsdp"}})
+    bench.train(50)
+
+    shown = [rank.process.describe_now() for rank in bench.ranks]
+    assert [each.wait_ratio for each in shown] == [None, None]
+    assert None not in [each.step_s for each in shown]
+
+
 def test_a_death_is_reported_at_once_looked_at_again_and_over_when_the_run_is_started_anew(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

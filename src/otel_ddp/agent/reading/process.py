@@ -346,7 +346,9 @@ class Process:
         found, pace = self.describe(), self.pace
         if found.ended:
             return found
-        return replace(found, step_s=pace.step_s, wait_ratio=pace.wait_ratio)
+        # Waits inside forward and backward are in no phase of their own.
+        known = self.state().waits_known is not False
+        return replace(found, step_s=pace.step_s, wait_ratio=pace.wait_ratio if known else None)
 
     def describe_in_full(self) -> ProcessState:
         """That with its long texts."""
