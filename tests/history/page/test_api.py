@@ -26,6 +26,7 @@ from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import SeriesKey
+from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import Survey
 from otel_ddp.vocabulary.words import MEASURED_PHASES
 
@@ -392,6 +393,20 @@ def test_an_agent_that_keeps_nothing_says_so_above_the_list(tmp_path: Path) -> N
         [fault] = client.api("runs").json["faults"]
 
     assert fault.startswith("This agent keeps no history")
+
+
+@pytest.mark.parametrize(("state", "expected"), [("running", ["why"]), ("finished", [])])
+def test_why_ranks_are_not_compared_is_told_of_runs_that_go_on(
+    tmp_path: Path, state: str, expected: list[str]
+) -> None:
+    write_history(tmp_path, state=state)
+    rank = ProcessState(group="sweep", run="lr-0.3", rank=0, state=state)
+    lacks = {"group": "sweep", "run": "lr-0.3", "why": "why"}
+    app = App(tmp_path, live=lambda: Survey(processes=[rank], insufficient=[lacks]))
+    with served(app) as client:
+        found = client.api("run", run="lr-0.3").json
+
+    assert found["insufficient"] == expected
 
 
 def test_while_the_disk_hangs_the_page_says_so_and_touches_no_file(

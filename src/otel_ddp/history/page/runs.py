@@ -201,6 +201,8 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
         if each.of_run == of_run
     }
     newest = newest_attempt([*run.of_nodes, OfNode(living, now_ns)])
+    # The agent compares no ranks of a run that is over, and says so.
+    goes_on = any(each.of_run == of_run and not each.ended for each in live.processes)
     told = verdicts(run.verdicts())
     return {
         "now_ns": now_ns,
@@ -230,7 +232,9 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
         "telemetry": cost_words(run.cost),
         "look": run.look,
         "insufficient": [
-            str(each.get("why")) for each in live.insufficient if labelled(each) == of_run
+            str(each.get("why"))
+            for each in live.insufficient
+            if goes_on and labelled(each) == of_run
         ],
     }
 
