@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -195,6 +196,18 @@ def test_a_follower_finds_its_lead_behind_the_wrong_places(links: Links) -> None
 
     assert said(lead, 1) == [("node-1", b"a")]
     assert not taken.take()
+
+
+def test_a_place_that_says_nothing_keeps_no_follower_from_its_lead(links: Links) -> None:
+    lead = links.lead()
+    until(lambda: lead.state.startswith("listens"))
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        follower = links.follower(ports=[silent.getsockname()[1], links.port])
+        until(lambda: follower.is_connected)
+        send(follower, b"a")
+
+        assert said(lead, 1) == [("node-1", b"a")]
 
 
 def test_a_follower_says_why_it_reaches_no_lead(links: Links) -> None:

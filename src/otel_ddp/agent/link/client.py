@@ -194,24 +194,31 @@ class LinkClient:
 
     async def _tried(self, places: Sequence[Place], why: dict[str, dict[str, list[int]]]) -> bool:
         """Whether one of them was the lead; else why not, by reason, address and port."""
-        # Together: an address that lets nothing through answers on none of its ports.
-        found = await asyncio.gather(*map(self._reached, places))
+        # Together: an address that lets nothing through answers on none of its ports. The first
+        # that is proved is greeted at once: the lead closes a link that waits for the others.
+        reaching = [asyncio.ensure_future(self._reached(each)) for each in places]
+        reasons: dict[Place, str] = {}
         try:
-            for place, link in zip(places, found, strict=True):
+            for first in asyncio.as_completed(reaching):
+                place, link = await first
                 ended = link if isinstance(link, str) else await self._converse(place, link)
                 if self._link is not None:
                     self._link, self._last = None, place
                     self.state = f"lost {place}: {ended}"
                     log.info("the link to the lead of a run: %s", self.state)
                     return True
-                why.setdefault(ended, {}).setdefault(place.address, []).append(place.port)
-            return False
+                reasons[place] = ended
         finally:
-            for link in found:
-                if isinstance(link, _Link):
-                    link.transport.abort()
+            for each in reaching:
+                each.cancel()
+            for found in await asyncio.gather(*reaching, return_exceptions=True):
+                if isinstance(found, tuple) and isinstance(found[1], _Link):
+                    found[1].transport.abort()
+        for place in places:
+            why.setdefault(reasons[place], {}).setdefault(place.address, []).append(place.port)
+        return False
 
-    async def _reached(self, place: Place) -> _Link | str:
+    async def _reached(self, place: Place) -> tuple[Place, _Link | str]:
         """A connection to the lead of this run, or why there is none."""
         connected = asyncio.get_running_loop().create_connection(
             lambda: _Link(self._context), place.address, place.port
@@ -219,15 +226,18 @@ class LinkClient:
         try:
             _, link = await within(_CONNECT_WITHIN_S, connected)
         except asyncio.TimeoutError:
-            return f"no answer within {_CONNECT_WITHIN_S:g} s"
+            return place, f"no answer within {_CONNECT_WITHIN_S:g} s"
         except OSError as error:
-            return _text(error)
+            return place, _text(error)
         try:
             await link.next(_ANSWER_WITHIN_S, _NO_ANSWER)
         except _Unreachable as why:
             link.transport.abort()
-            return str(why)
-        return link
+            return place, str(why)
+        except asyncio.CancelledError:
+            link.transport.abort()
+            raise
+        return place, link
 
     async def _converse(self, place: Place, link: _Link) -> str:
         """Receive until the link breaks; why it did, or why there was none."""
