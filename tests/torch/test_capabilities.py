@@ -22,6 +22,20 @@ def test_the_page_tells_of_every_reason_what_to_do() -> None:
     assert sorted(re.findall("`(.+?)`", firsts)) == sorted(filter(None, capabilities.REASONS))
 
 
+def test_where_calls_are_noted_a_wait_that_is_not_measured_hides_no_late_rank() -> None:
+    waits = {"forward": "", "comm_wait": "fsdp"}
+
+    assert list(capabilities.sentences(waits)) == [
+        "comm_wait (FSDP waits inside forward and backward)"
+    ]
+    assert list(capabilities.sentences({**waits, "calls": ""})) == [
+        "comm_wait (FSDP waits inside forward and backward; within a node a late rank is found by "
+        "its calls to process groups)"
+    ]
+    (torchft,) = capabilities.sentences({"comm_wait": "replica_groups", "calls": ""})
+    assert "late rank" not in torchft
+
+
 def test_where_replica_groups_of_torchft_wait_is_not_known(place: Here) -> None:
     os.environ.update(
         REPLICA_GROUP_ID="1", NUM_REPLICA_GROUPS="2", TORCHFT_LIGHTHOUSE="http://localhost:29510"

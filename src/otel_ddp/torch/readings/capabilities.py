@@ -139,8 +139,12 @@ def sentences(found: Mapping[str, str]) -> Iterator[str]:
     for what, reason in found.items():
         if reason and reason not in NO_LOSS:
             reasons.setdefault(reason, []).append(what)
+    # People take a missing `comm_wait` for a late rank that is not found.
+    by_calls = "; within a node a late rank is found by its calls to process groups"
     for reason, missing in reasons.items():
-        yield f"{', '.join(missing)} ({REASONS[reason]})"
+        noted = found.get("calls") == "" and reason != "replica_groups"
+        more = by_calls if "comm_wait" in missing and noted else ""
+        yield f"{', '.join(missing)} ({REASONS[reason]}{more})"
 
 
 def world_size() -> int:
