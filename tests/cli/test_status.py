@@ -108,7 +108,10 @@ def test_each_rank_is_shown_under_the_heading_of_its_run() -> None:
 @pytest.mark.parametrize(
     ("fact", "words"),
     [
-        ({"one_of": 8, "share": 0.0041}, "measures 1 of 8 steps, 0.41 % of the training thread; "),
+        (
+            {"one_of": 8, "share": 0.0041},
+            "measures 1 of 8 steps, for 0.41 % of the training thread's time; ",
+        ),
         ({"one_of": 2}, "measures 1 of 2 steps; "),
         ({"one_of": 1, "share": 0.002}, ""),
         ({"one_of": "8"}, ""),

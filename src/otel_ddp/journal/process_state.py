@@ -122,8 +122,8 @@ def measuring(fact: Any) -> str:
     one_of, share = plain.whole(told.get("one_of")), plain.number(told.get("share"), 0, 1)
     if one_of is None or one_of < 2:
         return ""
-    cost = "" if share is None else f", {shown.share(share)} of the training thread"
-    return f"measures 1 of {one_of} steps{cost}; stalls that recur take every step to be seen"
+    cost = "" if share is None else f", for {shown.share(share)} of the training thread's time"
+    return f"measures 1 of {one_of} steps{cost}; stalls that recur are seen only if each is"
 
 
 # -- all that is known
