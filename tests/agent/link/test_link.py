@@ -14,7 +14,8 @@ from tools.stack.server import free_port
 from agent.link import linked
 from agent.link.linked import Links, until
 from otel_ddp import __version__
-from otel_ddp.agent.link import client, limits
+from otel_ddp.agent.link import client, credentials, limits
+from otel_ddp.agent.link.channel import Channel
 from otel_ddp.agent.link.client import LinkClient
 from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
 from otel_ddp.agent.link.link_thread import within
@@ -93,6 +94,60 @@ def test_of_judgements_that_wait_the_newest_alone_is_told(links: Links) -> None:
     until(lambda: found.extend(e.judged for e in follower.take()) or b"fifth" in found)
     said(lead, 2)
     assert found == [b"third", b"fifth"]
+
+
+def test_a_lead_that_answers_without_end_is_read_as_fast_as_it_is_understood(links: Links) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        follower = links.follower(ports=[server.getsockname()[1]])
+        here, _ = server.accept()
+        with credentials.context(linked.SECRET, leads=True).wrap_socket(
+            here, server_side=True
+        ) as lead:
+            asks = Answer(questions=[Question(process=3, kind=Question.WHERE)])
+            lead.sendall(framed(Answer(agent=1)) * 20_000 + framed(asks))
+            waiting: list[int] = []
+
+            def has_asked() -> bool:
+                if follower._link is not None:
+                    waiting.append(follower._link._messages.qsize())
+                return bool(follower.take())
+
+            until(has_asked)
+
+    assert max(waiting) <= 65
+
+
+def framed(answer: Any) -> bytes:
+    content: bytes = answer.SerializeToString()
+    return len(content).to_bytes(4, "big") + content
+
+
+def test_a_peer_that_reads_no_answers_is_not_read_once_it_has_rested() -> None:
+    class Transport:
+        reads = True
+
+        def is_closing(self) -> bool:
+            return False
+
+        def pause_reading(self) -> None:
+            self.reads = False
+
+        def resume_reading(self) -> None:
+            self.reads = True
+
+    async def reads() -> list[bool]:
+        transport: Any = Transport()
+        channel = Channel(credentials.context(linked.SECRET, leads=True), 1)
+        channel.transport = transport
+        channel.rest(0.0)
+        channel.hold("reads no answers", True)
+        # Timers fire in the order of their times.
+        await asyncio.sleep(0.01)
+        found = [transport.reads]
+        channel.hold("reads no answers", False)
+        return [*found, transport.reads]
+
+    assert asyncio.run(reads()) == [False, True]
 
 
 def test_what_is_too_large_costs_itself_and_not_the_link(links: Links) -> None:

@@ -30,7 +30,7 @@ class Channel(asyncio.Protocol):
         )
         self._most_bytes = most_bytes
         self._unread = bytearray()
-        self._rests = False
+        self._held = set[str]()
         self.is_proved = False
         """Whether the peer has shown that it has the secret."""
         self.is_writable = True
@@ -47,9 +47,21 @@ class Channel(asyncio.Protocol):
 
     def rest(self, seconds: float) -> None:
         """Take no message for so long."""
-        self._rests = True
-        self.transport.pause_reading()
-        asyncio.get_running_loop().call_later(seconds, self._go_on)
+        self.hold("rests", True)
+        asyncio.get_running_loop().call_later(seconds, self.hold, "rests", False)
+
+    def hold(self, why: str, holds: bool) -> None:
+        """Take no message, and read nothing, while there is any reason not to."""
+        if self.transport.is_closing():
+            return
+        if holds:
+            self._held.add(why)
+            self.transport.pause_reading()
+        elif why in self._held:
+            self._held.remove(why)
+            if not self._held:
+                self.transport.resume_reading()
+                self._take_messages()
 
     def proved(self) -> None:
         """The peer has the secret: from here on both ends can send."""
@@ -99,7 +111,7 @@ class Channel(asyncio.Protocol):
 
     def _take_messages(self) -> None:
         unread = self._unread
-        while len(unread) >= _LENGTH_BYTES and not (self._rests or self.transport.is_closing()):
+        while len(unread) >= _LENGTH_BYTES and not (self._held or self.transport.is_closing()):
             size = int.from_bytes(unread[:_LENGTH_BYTES], "big")
             until = _LENGTH_BYTES + size
             if size > self._most_bytes:
@@ -111,9 +123,3 @@ class Channel(asyncio.Protocol):
             del unread[:until]
             self.heard_s = time.monotonic()
             self.received(message)
-
-    def _go_on(self) -> None:
-        self._rests = False
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
-            self._take_messages()

@@ -38,6 +38,8 @@ _LONGEST_PAUSE_S = 5.0
 # A lead that takes each link and cuts it at once is tried ever less often too.
 _LASTING_S = 30.0
 _MOST_LETTERS = 200
+# The lead sends one answer a report: more wait unread.
+_MOST_UNREAD = 64
 
 
 class _Unreachable(Exception):
@@ -64,6 +66,7 @@ class _Link(Channel):
                     raise _Unreachable(late) from None
                 self.send(b"")
                 continue
+            self.hold("unread", False)
             if message is None:
                 raise _Unreachable("closed" if self.is_proved else "it is not the lead of this run")
             return message
@@ -74,6 +77,8 @@ class _Link(Channel):
     def received(self, message: bytes) -> None:
         if message:
             self._messages.put_nowait(message)
+            if self._messages.qsize() >= _MOST_UNREAD:
+                self.hold("unread", True)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._messages.put_nowait(None)

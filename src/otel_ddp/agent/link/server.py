@@ -74,11 +74,11 @@ class _Peer(Channel):
     def pause_writing(self) -> None:
         self.is_writable = False
         # Each report is answered: what is not read there would pile up here.
-        self.transport.pause_reading()
+        self.hold("reads no answers", True)
 
     def resume_writing(self) -> None:
         self.is_writable = True
-        self.transport.resume_reading()
+        self.hold("reads no answers", False)
         if self.stream is not None:
             self._server.write(self.stream)
 
