@@ -137,13 +137,19 @@ def mesh() -> Program:
     return Program(calls, {rank: [10, 20, 20, 20, 5] for rank in range(4)})
 
 
-def pipeline(replicas: int = 2, stages: int = 2, heavier: float = 1.0) -> Program:
-    """Forward to the last stage, backward to the first, three times; then all replicas meet."""
+def pipeline(
+    replicas: int = 2, stages: int = 2, heavier: float = 1.0, heavy: tuple[int, ...] = ()
+) -> Program:
+    """*heavy*: stages; without any it is the last one.
+
+    Forward to the last stage, backward to the first, three times; then all replicas meet.
+    """
+    heavy = heavy or (stages - 1,)
     calls: dict[int, list[Call]] = {}
     works: dict[int, list[float]] = {}
     for rank in range(replicas * stages):
         stage, own, work, back = rank % stages, list[Call](), list[float](), 0.0
-        ms = 10 * (heavier if stage == stages - 1 else 1)
+        ms = 10 * (heavier if stage in heavy else 1)
         for _ in range(3):
             if stage:
                 own.append(call("pp", "recv", peer=rank - 1, asynchronous=True))
@@ -202,15 +208,21 @@ def test_a_rank_is_compared_with_the_replicas_of_its_own_stage() -> None:
     assert run.steps(120, {3: late}) == [("straggler", "3", "forward", True)]
 
 
-def test_a_stage_that_is_slower_in_all_replicas_bounds_the_run() -> None:
-    run = pipeline(heavier=1.6, stages=3)
+@pytest.mark.parametrize(
+    ("stages", "heavy", "heavier", "said"),
+    [(3, (2,), 1.6, "stage 2 {} 32 %"), (4, (1, 2), 2.5, "stage 1 and 2 {} 42 %")],
+)
+def test_stages_that_are_slower_in_all_replicas_bound_the_run(
+    stages: int, heavy: tuple[int, ...], heavier: float, said: str
+) -> None:
+    run = pipeline(stages=stages, heavier=heavier, heavy=heavy)
     opened = []
     for _ in range(400):
         run.steps(1)
         opened += [v.sentence for v, _ in run.bounds.poll(0)]
 
     assert run.changes == []
-    assert opened[0].startswith("stage 2 limits the pipeline: it works 32 % more than the mean")
+    assert said.format("of the pipeline, which works up to") in opened[0]
 
 
 def test_the_only_rank_of_each_stage_is_compared_with_none_and_that_is_said() -> None:

@@ -64,8 +64,8 @@ _SENTENCES = {
     "or graphs (torch.compile's `reduce-overhead`) would help.",
     "bubble": "pipeline-bound: {share} of the step a rank waits for the stage before it or behind "
     "it (the bubble). More micro-batches or an interleaved schedule would help.",
-    "stage": "stage {stage} limits the pipeline: it works {share} more than the mean of all "
-    "stages, in every replica. Move layers from it to the others.",
+    "stage": "bound by stage {stage} of the pipeline, which works up to {share} more than the mean "
+    "of all stages. Moving layers from there to other stages would help.",
     "compute": "compute-bound: {share} of the step is forward, backward and the optimizer.",
 }
 
@@ -96,7 +96,7 @@ class Bounds(Detector):
         self._stages: Mapping[int, Sequence[int]] = {}
         # All waits of the last step are known, by the calls of all ranks.
         self._waits_show = False
-        self._slowest_stage = 0
+        self._slow_stages = ""
         # What their hosts need to launch: it may show in the first steps alone.
         self._launches: dict[Labels, LaunchNeed] = {}
         # The last ones, of all ranks, and how many came since the last check.
@@ -201,13 +201,15 @@ class Bounds(Detector):
         by_stage_ns = {
             stage: median([works_ns[at] for at in places]) for stage, places in self._stages.items()
         }
-        self._slowest_stage = max(by_stage_ns, key=by_stage_ns.__getitem__)
         mean_ns = sum(by_stage_ns.values()) / len(by_stage_ns)
+        more = {stage: ns / mean_ns - 1 for stage, ns in by_stage_ns.items()}
+        slow = [stage for stage, each in more.items() if each >= _LIMITS["stage"]]
+        self._slow_stages = " and ".join(map(str, sorted(slow))) or self._slow_stages
         return {
             "bubble": lower_median(
                 [ns / each["took"] for each, ns in zip(ranks, bubbles_ns, strict=True)]
             ),
-            "stage": by_stage_ns[self._slowest_stage] / mean_ns - 1,
+            "stage": max(more.values()),
         }
 
     def _waits(self, ranks: Sequence[Mapping[str, int]]) -> dict[str, float]:
@@ -284,7 +286,7 @@ class Bounds(Detector):
         nodes = {dict(each.labels).get("node") for each in self._ranks}
         where = "this node" if len(nodes) == 1 else "the run"
         sentence = _SENTENCES[leading].format(
-            share=percent(shares[leading]), where=where, stage=self._slowest_stage
+            share=percent(shares[leading]), where=where, stage=self._slow_stages
         )
         if leading == "comm_wait" and len(nodes) == 1:
             sentence += " If the run has other nodes, a rank there may be late."
