@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -236,6 +237,32 @@ def test_both_ends_notice_within_seconds_that_nothing_comes_any_more(links: Link
     assert follower.state == f"lost 127.0.0.1:{relay.port}: no longer heard"
     # 8 s on a machine that is not busy.
     assert noticed_s < 40
+
+
+def test_a_message_that_takes_long_on_a_slow_network_ends_no_link(links: Links) -> None:
+    lead = links.lead()
+    until(lambda: lead.state.startswith("listens"))
+    known = {"node": "node-1", "agent": 1}
+    greeting = Report(version=__version__, agent_began_ns=1, **known)
+    message = framed(Report(readings=b"a" * 1000, **known))
+
+    made = socket.create_connection(("127.0.0.1", links.port))
+    context = credentials.context(linked.SECRET, leads=False)
+    with context.wrap_socket(made, server_hostname=credentials.NAME) as link:
+        link.sendall(framed(greeting))
+        size = int.from_bytes(link.recv(4), "big")
+        assert len(link.recv(size)) == size
+        # Longer than the 8 s after which an end that says nothing is dead.
+        for at in range(10):
+            link.sendall(message[at : at + 1])
+            threading.Event().wait(1.0)
+        link.sendall(message[10:])
+        (taken,) = until(lead.take)
+        heard = link.recv(4)
+
+    assert taken[1].readings == b"a" * 1000
+    # Meanwhile the follower hears what answers a ping.
+    assert heard == b"\0" * 4
 
 
 def test_a_follower_finds_its_lead_behind_the_wrong_places(links: Links) -> None:

@@ -95,6 +95,8 @@ class Channel(asyncio.Protocol):
                 self.proved()
             while data := self._tls.read(_PIECE_BYTES):
                 self._unread += data
+                # A large message lasts on a slow network.
+                self.heard_s = time.monotonic()
                 self._take_messages()
         except ssl.SSLWantReadError:
             self._flush()
@@ -121,5 +123,4 @@ class Channel(asyncio.Protocol):
                 return
             message = bytes(unread[_LENGTH_BYTES:until])
             del unread[:until]
-            self.heard_s = time.monotonic()
             self.received(message)

@@ -57,6 +57,9 @@ class _Peer(Channel):
     def data_received(self, data: bytes) -> None:
         self._door.spoke(self)
         super().data_received(data)
+        if time.monotonic() - self.sent_s > limits.PING_EVERY_S:
+            # Pings of the follower wait behind its message: it hears that this one comes.
+            self.send(b"")
 
     def received(self, message: bytes) -> None:
         if not message:
