@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.link.linked import SECRET
 from otel_ddp import __version__
 from otel_ddp.agent.link.answered import Answered
-from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
+from otel_ddp.agent.link.link_pb2 import Answer, Process, Question, Report, Stretch
 from otel_ddp.agent.link.link_thread import LinkThread
 from otel_ddp.agent.link.server import LinkServer
 
@@ -117,6 +117,20 @@ def test_each_refusal_is_counted_by_its_reason() -> None:
 
     assert [each.readings for _, each in lead.take()] == [b"a", b"b"]
     assert lead.refused == {"no name": 1, "unreadable": 1, "other node": 1}
+
+
+def test_what_waits_takes_no_more_memory_than_it_may_whatever_it_is_made_of() -> None:
+    lead = lead_of_four()
+    pieces = report(processes=[Process(records=Stretch(content=[b""] * 100_000))])
+    parts = report(processes=[Process()] * 8000)
+
+    # Each part takes 160 bytes and each piece 32.
+    serve(lead, report(), *[pieces] * 40)
+    assert 0 < len(lead.take()) * 100_000 * 32 <= 32 << 20
+    serve(lead, report(), *[parts] * 40)
+    assert 0 < len(lead.take()) * 8000 * 160 <= 32 << 20
+    many = serve(lead, report(), report(processes=[Process()] * 8193))
+    assert many.ended == "a report of too many parts"
 
 
 def test_a_node_that_reports_beyond_measure_is_not_listened_to_for_a_while() -> None:

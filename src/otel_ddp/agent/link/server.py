@@ -32,6 +32,10 @@ _MOST_NODES = 2048
 _MOST_WAITING_BYTES = 32 << 20
 _MOST_ANSWERS = 16
 _MOST_REPORTS_A_SECOND = 256
+# Processes and answers in one report: an agent begins another report long before.
+_MOST_PARTS = 8192
+# What says nothing takes two bytes on its way, and so many once it is parsed.
+_PART_BYTES, _PIECE_BYTES = 160, 32
 _LATE_EVERY_S = 0.5
 
 
@@ -244,6 +248,10 @@ class LinkServer:
         stream.taken += 1
         if stream.taken > _MOST_REPORTS_A_SECOND:
             peer.rest(1.0)
+        parts = len(report.processes) + len(report.told)
+        if parts > _MOST_PARTS:
+            raise _Refused("too many parts", "a report of too many parts")
+        size += _PART_BYTES * parts + _PIECE_BYTES * _pieces(report)
         self._waiting.add(stream.node, report, size)
 
     def _admitted(self, greeting: Any, peer: _Peer) -> _Stream:
@@ -283,6 +291,11 @@ class LinkServer:
     def _stamped(self, answer: Any) -> bytes:
         answer.node, answer.agent, answer.sent_ns = self._node, self._agent, self._clock()
         return bytes(answer.SerializeToString())
+
+
+def _pieces(report: Any) -> int:
+    stretches = [part for each in report.processes for part in (each.definitions, each.records)]
+    return sum(len(each.at) + len(each.content) for each in stretches)
 
 
 def _parsed(message: bytes) -> Any:
