@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -97,6 +98,14 @@ def test_an_uncaught_exception_is_the_reason_and_passes_untouched(
         "    raise ValueError('no more data')",
         "ValueError: no more data",
     ] == err.splitlines()
+
+
+def test_what_a_person_interrupts_ends_by_the_signal(place: Here, tmp_path: Path) -> None:
+    status, _, err = run(f"{LOG}raise KeyboardInterrupt", tmp_path, OTEL_DDP_SAY="all")
+
+    assert status == -signal.SIGINT
+    assert "KeyboardInterrupt" in err.splitlines()
+    assert (place.only().state, place.only().reason) == ("failed", "KeyboardInterrupt")
 
 
 def test_what_failed_at_a_prompt_hours_ago_did_not_end_the_process(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -164,6 +165,18 @@ def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
             told = run.told_end or ("finished", "")
             state, why = ("failed", reason) if reason else told
             run.close(state, why)
+    if isinstance(error, KeyboardInterrupt):
+        _be_ended_by_interrupt()
+
+
+def _be_ended_by_interrupt() -> None:
+    """Python ends by SIGINT after an uncaught Ctrl-C: a shell then ends its loop too.
+
+    It forgets that where code is executed from text, as a named tuple's is when a module of ours
+    is imported for the end of the run.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")
 
 
 def _after_fork() -> None:
