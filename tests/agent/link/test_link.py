@@ -124,6 +124,10 @@ def framed(answer: Any) -> bytes:
 
 
 def test_a_peer_that_reads_no_answers_is_not_read_once_it_has_rested() -> None:
+    class End(Channel):
+        def received(self, message: bytes) -> None:
+            pass
+
     class Transport:
         reads = True
 
@@ -138,7 +142,7 @@ def test_a_peer_that_reads_no_answers_is_not_read_once_it_has_rested() -> None:
 
     async def reads() -> list[bool]:
         transport: Any = Transport()
-        channel = Channel(credentials.context(linked.SECRET, leads=True), 1)
+        channel = End(credentials.context(linked.SECRET, leads=True), 1)
         channel.transport = transport
         channel.rest(0.0)
         channel.hold("reads no answers", True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from abc import ABC, abstractmethod
 
 from otel_ddp.agent.link.credentials import NAME
 
@@ -12,7 +13,7 @@ _LENGTH_BYTES = 4
 _PIECE_BYTES = 1 << 16
 
 
-class Channel(asyncio.Protocol):
+class Channel(asyncio.Protocol, ABC):
     """Called in the thread of links alone. An empty message is a ping, or the answer to one."""
 
     transport: asyncio.Transport
@@ -34,7 +35,7 @@ class Channel(asyncio.Protocol):
         self.is_proved = False
         """Whether the peer has shown that it has the secret."""
         self.is_writable = True
-        """Whether what was sent is on its way, so that more may be sent."""
+        """Whether the transport takes more: its buffer is not full."""
         self.began_s = self.heard_s = self.sent_s = time.monotonic()
 
     # -- for those who use it
@@ -66,8 +67,9 @@ class Channel(asyncio.Protocol):
     def proved(self) -> None:
         """The peer has the secret: from here on both ends can send."""
 
+    @abstractmethod
     def received(self, message: bytes) -> None:
-        raise NotImplementedError
+        """The next message of the peer."""
 
     # -- as asyncio calls it
 

@@ -119,7 +119,7 @@ class LinkClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a report can be sent: else what it would tell stays in the journals."""
+        """Whether a report can be sent now. Until then its records stay in the journals."""
         link = self._link
         return link is not None and link.is_writable
 
