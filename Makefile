@@ -80,7 +80,7 @@ peers:
 	.venv-peers/bin/python bench/peers.py
 
 # Programs of others, each in an environment of its own: an hour, and 20 GB. Their repositories are
-# fetched. docs/programs.md has what was found.
+# fetched. docs/internals/programs.md has what was found.
 programs: .venv/.with-torch,programs
 	$(BIN)/python -m tools.programs
 

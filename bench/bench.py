@@ -1,8 +1,8 @@
-"""What otel_ddp costs, measured here and now: `make bench` prints the table of docs/performance.md.
+"""What otel_ddp costs, measured here and now: `make bench` prints docs/internals/performance.md.
 
     python bench/bench.py               all of it
     python bench/bench.py log hooks     some parts
-    python bench/bench.py --write       all of it, into docs/performance.md and README.md too
+    python bench/bench.py --write       all of it, into that page and README.md too
 
 Ratios and limits, not digits: run it on a quiet machine, and name the machine.
 """
@@ -1059,8 +1059,8 @@ def _head(cells: int) -> str:
 
 
 def _write(tables: dict[int, list[str]]) -> None:
-    """All rows into docs/performance.md; into README.md those that it has, by what they are of."""
-    page = ROOT / "docs" / "performance.md"
+    """All rows into the page of costs; into README.md those that it has, by what they are of."""
+    page = ROOT / "docs" / "internals" / "performance.md"
     text = page.read_text()
     for cells, lines in tables.items():
         before, mark, rest = text.partition(_head(cells) + "\n")

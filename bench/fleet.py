@@ -1,4 +1,4 @@
-"""Plays N nodes of eight ranks into a real collector and Prometheus; the source of docs/scale.md.
+"""Plays N nodes of eight ranks into a real collector and Prometheus, for docs/internals/scale.md.
 
     python bench/fleet.py 4 16 64            measure these sizes, a minute each
     python bench/fleet.py 8 --past-h 1.5     so many hours as fast as the servers take them, for

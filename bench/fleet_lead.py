@@ -1,4 +1,4 @@
-"""Plays the nodes of a large run to one real agent that leads it; the source of docs/scale.md.
+"""Plays the nodes of a large run to one real agent that leads it, for docs/internals/scale.md.
 
     python bench/fleet_lead.py [--nodes 1250] [--seconds 240] [--late-after 150]
 

@@ -1,4 +1,4 @@
-"""How long the rules on machines take over 30 days of N nodes; a source of docs/scale.md.
+"""How long the rules on machines take over 30 days of N nodes, for docs/internals/scale.md.
 
     python bench/fleet_months.py [1250]
 

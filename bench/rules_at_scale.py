@@ -1,4 +1,4 @@
-"""Measures one evaluation of all rules and alerts over many ranks; the source of docs/scale.md.
+"""Measures one evaluation of all rules and alerts over many ranks, for docs/internals/scale.md.
 
     python bench/rules_at_scale.py 1000 10000        these numbers of ranks
     python bench/rules_at_scale.py 10000 --each      the dearest rules as well

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CONTRACT = (ROOT / "docs" / "contract.md").read_text()
-PARITY = (ROOT / "docs" / "parity.md").read_text()
+PARITY = (ROOT / "docs" / "internals" / "parity.md").read_text()
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(?:\w+::)?(\w+)`")
 
 

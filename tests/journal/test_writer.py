@@ -48,7 +48,7 @@ def read(writer: JournalWriter) -> list[Scalars | Document]:
 
 
 def test_every_byte_lies_where_the_documentation_says(writer: JournalWriter) -> None:
-    # Only numbers that docs/journal.md states, none from the code: the two must not drift apart.
+    # Only numbers of docs/internals/journal.md, none from the code: they must not drift apart.
     loss, grad = writer.name("loss", "train"), writer.name("größe")
     steps = writer.counter("steps", {"kind": "x"})
     times = writer.histogram("times", (0.5, 1.0))

@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.programs", description=__doc__)
     parser.add_argument("names", nargs="*", help="files of listed/; without one, all")
     parser.add_argument("--at", type=Path, default=ROOT / "build" / "programs", help="the folder")
-    parser.add_argument("--write", action="store_true", help="write docs/programs.md, run nothing")
+    parser.add_argument("--write", action="store_true", help="write the page, run nothing")
     options = parser.parse_args()
     programs = [each for each in listed() if not options.names or each.name in options.names]
     if options.write:

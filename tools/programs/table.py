@@ -1,4 +1,4 @@
-"""Writes docs/programs.md from what was found of each program."""
+"""Writes docs/internals/programs.md from what was found of each program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.programs.judge import Result
 from tools.programs.program import Program
 
-PAGE = Path(__file__).parents[2] / "docs" / "programs.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "programs.md"
 _MOST_NAMES = 6
 _FIRST, _LAST = "<!-- found -->", "<!-- end of what was found -->"
 

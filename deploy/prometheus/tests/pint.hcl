@@ -4,7 +4,7 @@
 
 checks {
   # A rule that reads another group's result sees that of 30 s before, at most. In one group, all rules would be
-  # evaluated one after the other: at 10,000 ranks that takes 6 to 11 s of each 30 s (docs/scale.md).
+  # evaluated one after the other: at 10,000 ranks that takes 6 to 11 s of each 30 s (docs/internals/scale.md).
   disabled = ["rule/dependency"]
 }
 

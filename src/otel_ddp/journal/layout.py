@@ -1,4 +1,4 @@
-"""The format of a journal: where each byte lies, what traces are called. See docs/journal.md."""
+"""The format of a journal: where each byte lies. See docs/internals/journal.md."""
 
 from __future__ import annotations
 
