@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from conftest import _STRANGE
-from otel_ddp.agent.node.gpu import drivers
-from otel_ddp.agent.node.gpu.amd import Amd
 from otel_ddp.identity import launchers
 from otel_ddp.integrations.launch.startup.sitecustomize import NAMES
 from otel_ddp.vocabulary.words import MEASURED_PHASES, VERDICTS
@@ -22,7 +20,7 @@ PACKAGE = ROOT / "src" / "otel_ddp"
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 _ROW = re.compile(r"\| `([^`]+)` \| (.+) \|")
 RECIPES = (
-    "Add a number of a GPU, or another vendor's GPUs",
+    "Add a number of a GPU",
     *("Add a fact for the judge", "Add a panel of the page"),
     *("Add a launcher", "Add a phase", "Add a framework", "Add a verdict", "Add a setting"),
 )
@@ -73,15 +71,6 @@ def test_a_walk_passes_files_that_there_are_and_few_of_them(walk: str, most: int
     assert [str(each) for each in passed if not (PACKAGE / each).is_file()] == []
 
 
-def test_every_driver_of_gpus_has_a_home_for_its_library() -> None:
-    homes = " ".join(HOMES.values())
-
-    # AMD's are read from files of the kernel.
-    for driver in (each for each in drivers.known() if not isinstance(each, Amd)):
-        module = type(driver).__module__.removeprefix("otel_ddp.").replace(".", "/")
-        assert f"{module}.py" in homes
-
-
 def test_every_launcher_has_its_case_and_its_variables_are_kept_from_tests() -> None:
     known = [each for each in vars(launchers).values() if isinstance(each, launchers._Variables)]
     cases = (ROOT / "tests" / "identity" / "test_identity.py").read_text()
@@ -118,7 +107,7 @@ def test_every_framework_has_its_home_its_heading_and_what_its_import_calls() ->
 def test_every_name_that_is_said_to_be_of_a_file_is_in_it() -> None:
     said = re.findall(r"((?:`\w+`(?:, | or | and )?)+) (?:of|in) `([\w/]+\.py)`", PAGE)
 
-    assert len(said) >= 5
+    assert len(said) >= 3
     for names, file in said:
         words = set(re.findall(r"\w+", (ROOT / file).read_text()))
         assert set(re.findall(r"\w+", names)) <= words | {"or", "and"}, file

@@ -45,12 +45,6 @@
 {{- include "otel-ddp.set-variables" (dict "container" $.container "variables" (dict "OTEL_EXPORTER_OTLP_ENDPOINT" .)) }}
 {{- end }}
 {{- end }}
-{{- if ne $values.agent.gpu "nvidia" }}
-{{- $_ := unset .spec "runtimeClassName" }}
-{{- include "otel-ddp.remove" (dict "of" .container "key" "env" "names" (list "NVIDIA_VISIBLE_DEVICES" "NVIDIA_DRIVER_CAPABILITIES")) }}
-{{- $_ := set .container "volumeMounts" (append .container.volumeMounts (dict "name" "dri" "mountPath" "/dev/dri" "readOnly" true)) }}
-{{- $_ := set .spec "volumes" (append .spec.volumes (dict "name" "dri" "hostPath" (dict "path" "/dev/dri"))) }}
-{{- end }}
 {{- include "otel-ddp.set-variables" (dict "container" .container "variables" $values.agent.env) }}
 {{- end }}
 

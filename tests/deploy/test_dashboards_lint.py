@@ -162,7 +162,7 @@ def links_lead_somewhere(board: Told) -> Iterator[str]:
 
 
 def an_empty_panel_of_gpus_says_why(board: Told) -> Iterator[str]:
-    """No vendor's driver tells all numbers: "No data" reads as if something were broken."""
+    """No board tells all numbers: "No data" reads as if something were broken."""
     for _, panel in panels(board):
         asked = names.mentioned([target["expr"] for target in _targets(panel)])[0]
         gpu = ("hw_gpu_", "hw_temperature", "hw_power", "hw_energy", "hw_fan", "otel_ddp_gpu_")

@@ -30,12 +30,10 @@ _RATE = "[$__rate_interval]"
 # By UUID: two boards are never shown as one, and an instance of MIG has its own.
 _BY = "node, gpu, hw_id, rank"
 _WHOSE = "{{node}} · GPU {{gpu}}{{whose}}"
-# A vendor's driver does not tell all numbers.
+# No board tells all numbers.
 _UNTOLD, _NONE_TOLD = "not told by these GPUs", "none that these GPUs tell"
 # Held back by something wrong; `sw_power`, the limit that everybody runs into, is shown apart.
 _WRONG = 'reason=~"hw_.*|sw_thermal|thermal"'
-# By the form of its UUID: old drivers do not name the vendor, and AMD's have no second dash.
-_NVIDIA = 'hw_id=~"GPU-.+-.+|MIG-.+"'
 _OF_RANK = 'rank!=""'
 _HOT = steps((80, WARN), (88, BAD))
 _FULL = steps((0.9, WARN), (0.97, BAD))
@@ -177,7 +175,6 @@ def _wrong() -> list[Panel]:
     reasons = _gpu("otel_ddp.gpu.throttle.active", _WRONG)
     faults = _gpu("otel_ddp.gpu.xid.errors")
     memory = _gpu("hw.gpu.memory.limit")
-    nvidias = _gpu("hw.gpu.memory.limit", _NVIDIA)
     errors = _gpu("hw.errors", 'error_type="uncorrected"')
     corrected = _gpu("hw.errors", 'error_type="corrected"')
     remapped = _gpu("otel_ddp.gpu.remapped_rows")
@@ -215,11 +212,10 @@ def _wrong() -> list[Panel]:
         stat(
             Text(
                 "Xid faults",
-                "Faults that NVIDIA's driver has reported since the agents began to look; – where "
-                "no board is NVIDIA's.",
+                "Faults that NVIDIA's driver has reported since the agents began to look.",
                 "The table has the codes; NVIDIA's list says what each asks for.",
             ),
-            now(f"sum(max by (node, hw_id, code) ({faults})) or {_none_of(nvidias)}"),
+            now(f"sum(max by (node, hw_id, code) ({faults})) or {_none_of(memory)}"),
             levels=ABOVE_0_IS_BAD,
             size=(4, 4),
         ),

@@ -25,22 +25,19 @@ class FakeDriver:
         self.periods_s = {"power": 1.0, "limit": 10.0}
         self.answers: dict[tuple[str, str], Any] = {}
         """By UUID and question; what is not here answers well."""
-        self.named: Any = "driver 999.1"
         self.tried = self.opened = self.closed = 0
         self.asked: Counter[tuple[str, str]] = Counter()
 
-    def open(self) -> None:
+    def open(self) -> str:
         self.tried += 1
         _answer(self.opening)
         assert self.opened == self.closed, "opened twice"
         self.opened += 1
+        return "driver 999.1"
 
     def close(self) -> None:
         assert self.opened == self.closed + 1, "closed what is not open"
         self.closed += 1
-
-    def version(self) -> str:
-        return str(_answer(self.named))
 
     def devices(self) -> Sequence[Device]:
         return list(_answer(self.found))

@@ -482,8 +482,7 @@ def test_one_sentence_says_why_there_are_no_devices(
     assert words in str(said.value)
     assert str(said.value).endswith(".")
     seen.show(h100())
-    seen.driver.open()
-    assert seen.driver.version() == "NVIDIA driver 550.54.14"
+    assert seen.driver.open() == "NVIDIA driver 550.54.14"
 
 
 def test_without_nvidia_ml_py_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,7 +497,7 @@ def test_without_nvidia_ml_py_it_is_said_what_to_install(monkeypatch: pytest.Mon
 
 @pytest.mark.gpu
 def test_a_real_board_answers_in_our_units() -> None:
-    gpus = Gpus([Nvml()])
+    gpus = Gpus(Nvml())
     gpus.read(time.monotonic_ns())
     time.sleep(0.2)  # the driver refuses samples that are too close
     sample = gpus.read(time.monotonic_ns() + 20 * 10**9)

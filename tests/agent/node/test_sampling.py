@@ -47,7 +47,7 @@ class Bench:
     def __init__(self, driver: FakeDriver, *sources: str) -> None:
         self.ledger = Ledger()
         self.driver = driver
-        self.sampling = Sampling(self.ledger, "n", sources, [driver])
+        self.sampling = Sampling(self.ledger, "n", sources, driver)
         for thread in self.sampling.threads():
             thread.keep_running()
 

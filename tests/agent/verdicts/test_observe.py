@@ -316,55 +316,6 @@ def test_errors_of_the_gpu_are_evidence_if_they_are_recent_and_not_of_another_pr
     assert [each.split()[3] for each in found.why(PID, TICKS)["xid"]] == ["31,", "79,"]
 
 
-FAULT = "[gfxhub0] no-retry page fault (src_id:0 ring:24 vmid:3 pasid:32769"
-UNKNOWN = "for process  pid 0 thread  pid 0)"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"amdgpu 0000:65:00.0: amdgpu: {FAULT}, for process python pid {PID} thread python pid 9)",
-        f"amdgpu 0000:65:00.0: amdgpu: {FAULT}, {UNKNOWN}",
-        f"amdgpu 0000:65:00.0: amdgpu: {FAULT})",
-        "amdgpu 0000:65:00.0: amdgpu: ring sdma0 timeout, signaled seq=1, emitted seq=3",
-        "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx timeout, signaled seq=1, emitted "
-        "seq=3",
-        "amdgpu 0000:65:00.0: amdgpu: GPU reset begin!. Source:  3",
-        "amdgpu 0000:65:00.0: amdgpu: socket: 0, die: 1, 2 new uncorrectable hardware errors "
-        "detected in umc block",
-    ],
-)
-def test_what_the_driver_of_amd_says_of_a_failed_gpu_is_evidence_too(
-    line: str, machine: Machine, start: Start
-) -> None:
-    found = start(machine)
-    found.watch(PID, TICKS)
-
-    machine.says(f"3,9,9,-;{line}\n")
-
-    assert found.why(PID, TICKS)["xid"] == [line]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"amdgpu 0000:65:00.0: amdgpu: {FAULT}, for process x pid {PID + 1} thread y pid {PID})",
-        "amdgpu 0000:65:00.0: amdgpu: ring gfx timeout, but soft recovered",
-        "amdgpu 0000:65:00.0: amdgpu: no uncorrectable hardware errors detected in umc block",
-        "amdgpu 0000:65:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block",
-    ],
-)
-def test_lines_about_other_processes_old_errors_or_killed_jobs_are_no_evidence(
-    line: str, machine: Machine, start: Start
-) -> None:
-    found = start(machine)
-    found.watch(PID, TICKS)
-
-    machine.says(f"3,9,9,-;{line}\n")
-
-    assert "xid" not in found.why(PID, TICKS)
-
-
 # -- which process it is about
 
 

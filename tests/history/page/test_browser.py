@@ -18,11 +18,8 @@ from typing import Any
 
 import pytest
 
-from amd_boards import AmdBoards, mi300x
 from histories import SPENT_S, S, two_attempts, value_sums, write_history
 from history.page.serving import Served
-from otel_ddp.agent.node.gpu.amd import Amd
-from otel_ddp.agent.node.gpu.polling import Gpus
 from otel_ddp.history.directory import find_run
 from otel_ddp.history.page import answers
 from otel_ddp.history.page.app import App
@@ -41,7 +38,6 @@ MARKS_IN = (
     ".map(e => [e.text, e.x])"
 )
 MARKED = MARKS_IN.format("loss")
-MI300X = "AMD Instinct MI300X OAM"
 # The colours of a picture's lines, by rank.
 COLORS = """title => document.querySelector(`figure[data-picture="${title}"] .plot`).data
     .filter(each => each.line.width)
@@ -345,48 +341,6 @@ def test_a_run_shows_what_its_time_went_to_and_its_attempts(
     assert brief == "#spent"
     assert "60 % · 60 s" in saved
     assert saved_bar == bar
-
-
-def write_boards(file: RunFile, folder: Path) -> None:
-    """A run whose rank has one of AMD's boards."""
-    amd = AmdBoards(folder)
-    amd.write([mi300x()])
-    gpus = Gpus([Amd(sys=amd.sys, dev=amd.dev)])
-    points: dict[SeriesKey, list[tuple[int, int, float]]] = {}
-    for second in (0, 600, 1200):
-        for metric, value, attributes, _ in gpus.read(second * S).devices[0].measurements:
-            # At first the rank has not said yet which it uses.
-            key = SeriesKey("node", metric.name, "0" if second else "", attributes)
-            points.setdefault(key, []).append((second, second * S, value))
-    file.write(
-        values={key: value_sums(file, key, found) for key, found in points.items()},
-        about={"run": "amd", "node": "n", "began_ns": S, "seen_ns": 1200 * S},
-        ranks={"0": {"state": "running", "rank": 0, "node": "n"}},
-    )
-
-
-def test_a_gpu_has_the_numbers_that_its_vendor_reports(window: Window, tmp_path: Path) -> None:
-    file = RunFile(tmp_path / "amd.sqlite")
-    write_boards(file, tmp_path)
-    file.close()
-
-    with Served(App(tmp_path)) as server:
-        page = window.page
-        page.goto(f"{server.url}/run/amd")
-        devices = page.get_by_role("region", name="Each device")
-        devices.get_by_role("cell", name=MI300X).wait_for()
-        window.draw_all()
-        rows = [each.split("\t") for each in devices.inner_text().splitlines()[2:]]
-        caption = window.figure("hw.power").locator("figcaption").inner_text()
-        content = page.content()
-        # The page would go on asking a server that is gone.
-        page.goto("about:blank")
-
-    assert [[cell.partition(",")[0] for cell in row] for row in rows] == [
-        ["0", "n", f"{MI300X} GPU-{mi300x().serial}", "87 %", "64.4 GB", "682 W", "64 °C"],
-    ]
-    assert set(re.findall(r"rank \d", caption)) == {"rank 0"}
-    assert not re.search("NVIDIA|CUDA|NVLink|Xid", content)
 
 
 @STRESS

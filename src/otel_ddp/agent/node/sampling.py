@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger, Series
-from otel_ddp.agent.node.gpu.driver import Driver
+from otel_ddp.agent.node.gpu.nvml import Nvml
 from otel_ddp.agent.node.gpu.owners import (
     Ownership,
     owners,
@@ -43,7 +43,7 @@ class Sampling:
         ledger: Ledger,
         node: str,
         sources: Collection[str],
-        drivers: Sequence[Driver],
+        driver: Nvml,
         proc: Path = Path("/proc"),
     ) -> None:
         self._ledger = ledger
@@ -54,7 +54,7 @@ class Sampling:
         self._started_ns = time.time_ns()
         # The series in the ledger now.
         self._shown: set[Series] = set()
-        self._gpus = Gpus(drivers)
+        self._gpus = Gpus(driver)
         self._process_reader = ProcessReader(proc)
         host = Host(proc, pids=self._rank_pids)
         self._sources: dict[str, Any] = {

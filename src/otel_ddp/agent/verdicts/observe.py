@@ -38,14 +38,8 @@ _MOST_XIDS_KEPT = 100
 _LINE = re.compile(r"\d+,\d+,\d+,[^;]*;(.*)")
 _OOM_KILL = re.compile(r"((?:Memory cgroup o|O)ut of memory).*?: Kill(?:ed)? process (\d+) \(")
 _OOM_RESIDENT = re.compile(r"(?:anon|file|shmem)-rss:(\d+)kB")
-# AMD's counts of memory errors are old ones too, where they are not new.
-_XID = re.compile(
-    r"NVRM: Xid \(.*?\): \d+"
-    r"|amdgpu.*(?:page fault \(src_id:|ring \S+ timeout, signaled seq=|GPU reset begin!"
-    r"|\d new uncorrectable hardware errors detected)"
-)
-# amdgpu writes 0 where it does not know the process.
-_XID_PROCESS = re.compile(r"\bpid[= ]([1-9]\d*)")
+_XID = re.compile(r"NVRM: Xid \(.*?\): \d+")
+_XID_PROCESS = re.compile(r"\bpid=(\d+)")
 # A cgroup of version 1 without a limit says so with a number near 2^63.
 _NO_LIMIT = 1 << 60
 _PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -1,12 +1,10 @@
-"""The interface of a vendor's GPU driver: implement it to support other devices."""
+"""What a GPU driver is asked and what it answers: devices, their users, questions, errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
-
-from otel_ddp.agent.node.source import Measurement
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -18,10 +16,6 @@ _EARLY_NS = _S // 4
 
 class DriverMissing(Exception):
     """There is no driver, or no device. The text is one sentence that a user can act on."""
-
-
-class NothingHere(DriverMissing):
-    """Nothing shows that the machine has boards of this vendor."""
 
 
 class NotSupported(Exception):
@@ -38,7 +32,7 @@ class Device:
 
     uuid: str
     index: str
-    """As the vendor's own tools count: `3`, and `3:1` for the second part of that board."""
+    """As `nvidia-smi` counts: `3`, and `3:1` for the second part of that board."""
     name: str
     pci: str = ""
     parent: str = ""
@@ -80,29 +74,3 @@ class Question(Generic[T]):
         """The last answer; empty if it is too old."""
         is_old = now_ns - self._answered_ns > _FRESH_PERIODS * self._every_ns
         return () if is_old or self.is_unsupported else self._answer
-
-
-class Driver(Protocol):
-    """One vendor's devices. Only one thread calls it; every call may hang."""
-
-    @property
-    def silent(self) -> Sequence[str]:
-        """One sentence for each device that did not answer when the devices were last listed."""
-
-    def open(self) -> None:
-        """Open the driver; raises DriverMissing. Called again after DeviceLost."""
-
-    def close(self) -> None:
-        """Release everything; never raises."""
-
-    def version(self) -> str:
-        """The driver's version, for people."""
-
-    def devices(self) -> Sequence[Device]:
-        """All devices, in the order of their indices."""
-
-    def questions(self, device: Device) -> Sequence[Question[Measurement]]:
-        """The questions that this device can answer."""
-
-    def users(self, device: Device) -> Sequence[User]:
-        """The processes that compute on this device."""

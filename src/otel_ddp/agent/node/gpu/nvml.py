@@ -1,4 +1,4 @@
-"""Implements the GPU driver interface for NVIDIA: lists devices and their questions by NVML."""
+"""NVIDIA's driver: lists the devices, the questions to each, and its users, by NVML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from otel_ddp.agent.node.gpu.driver import (
     Device,
     DeviceLost,
     DriverMissing,
-    NothingHere,
     NotSupported,
     Question,
     User,
@@ -63,7 +62,7 @@ _NO_DEVICES = (
 
 
 class Nvml:
-    """NVIDIA's driver, through nvidia-ml-py; *lib* has the interface of that module."""
+    """Only one thread calls it; every call may hang. *lib*: has the interface of pynvml."""
 
     def __init__(
         self,
@@ -88,9 +87,11 @@ class Nvml:
 
     @property
     def silent(self) -> Sequence[str]:
+        """One sentence for each board that did not answer when they were last listed."""
         return tuple(self._silent)
 
-    def open(self) -> None:
+    def open(self) -> str:
+        """The driver's version; raises DriverMissing. Called again after DeviceLost."""
         if self._lib is None:
             try:
                 # Imported only here, so that a node without a GPU does not pay for it.
@@ -106,17 +107,21 @@ class Nvml:
             count = self._lib.nvmlDeviceGetCount()
         except self._lib.NVMLError as error:
             self.close()
-            absent = error.value in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED)
-            raise (NothingHere if absent else DriverMissing)(self._hint(error)) from error
+            raise DriverMissing(self._hint(error)) from error
         if not count:
             self.close()
             raise DriverMissing(_NO_DEVICES)
+        try:
+            return f"NVIDIA driver {words(self._lib.nvmlSystemGetDriverVersion)}"
+        except self._lib.NVMLError:
+            return "NVIDIA driver"
 
     def _hint(self, error: Any) -> str:
         sentence = f"The NVIDIA driver does not answer ({printable(str(error))}): see `nvidia-smi`."
         return _HINTS.get(error.value, sentence)
 
     def close(self) -> None:
+        """Release everything; never raises."""
         for uuid in tuple(self._held):
             self._release(uuid)
         self._parts = {}
@@ -129,13 +134,8 @@ class Nvml:
         for each in self._held.pop(uuid, ()):
             each.close()
 
-    def version(self) -> str:
-        try:
-            return f"NVIDIA driver {words(self._lib.nvmlSystemGetDriverVersion)}"
-        except self._lib.NVMLError:
-            return "NVIDIA driver"
-
     def devices(self) -> Sequence[Device]:
+        """All devices, in the order of their indices."""
         try:
             count = self._lib.nvmlDeviceGetCount()
         except self._lib.NVMLError as error:
@@ -203,6 +203,7 @@ class Nvml:
             yield device, part
 
     def questions(self, device: Device) -> Sequence[Question[Measurement]]:
+        """Those that this device can answer."""
         calls, xids = self._parts.get(device.uuid), self._xids_of(device)
         if calls is None:
             return (self._question_to_failed(xids),)
@@ -235,6 +236,7 @@ class Nvml:
         return self._xids.setdefault(device.uuid, Xids(device.pci, self._wall_ns()))
 
     def users(self, device: Device) -> Sequence[User]:
+        """The processes that compute on this device."""
         calls = self._parts.get(device.uuid)
         users: dict[int, User] = {}
         if calls is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -116,14 +115,8 @@ def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) ->
 
 
 def bare_uuid(uuid: str) -> str:
-    """A UUID without the vendor's prefix, which torch leaves out."""
-    bare = uuid.strip().lower().removeprefix("mig-").removeprefix("gpu-")
-    # AMD's has the 16 digits of the board's number as text, which torch takes for 16 bytes.
-    with contextlib.suppress(ValueError):
-        text = bytes.fromhex(bare.replace("-", "")).decode("ascii")
-        if len(text) == 16 and int(text, 16):
-            return text
-    return bare
+    """A UUID without NVIDIA's prefix, which torch leaves out."""
+    return uuid.strip().lower().removeprefix("mig-").removeprefix("gpu-")
 
 
 def _address(pci: str) -> str:

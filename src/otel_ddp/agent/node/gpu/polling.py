@@ -12,13 +12,12 @@ from otel_ddp import errors
 from otel_ddp.agent.node.gpu.driver import (
     Device,
     DeviceLost,
-    Driver,
     DriverMissing,
     NotSupported,
     Question,
     User,
 )
-from otel_ddp.agent.node.gpu.drivers import opened
+from otel_ddp.agent.node.gpu.nvml import Nvml
 from otel_ddp.agent.node.source import Measurement
 
 T = TypeVar("T")
@@ -59,7 +58,7 @@ def identity(device: Device) -> Attributes:
 class _Watched:
     """A device, and the questions that it is asked."""
 
-    def __init__(self, driver: Driver, device: Device) -> None:
+    def __init__(self, driver: Nvml, device: Device) -> None:
         self.device = device
         self.users = Question("users", _USERS_EVERY_S, lambda: driver.users(device))
         self.questions: Sequence[Question[Measurement]] | None = None
@@ -76,10 +75,9 @@ class _Watched:
 class Gpus:
     """The node's devices. `read` may hang with the driver: only a Sampler's thread calls it."""
 
-    def __init__(self, drivers: Sequence[Driver]) -> None:
-        """*drivers*: the first one counts that has devices; chosen again when it has lost them."""
-        self._drivers = drivers
-        self._driver: Driver | None = None
+    def __init__(self, driver: Nvml) -> None:
+        self._driver = driver
+        self._is_open = False
         self._version = ""
         self._remark = ""
         self.errors = 0
@@ -107,11 +105,11 @@ class Gpus:
         if any(each.lost for each in self._watched):
             # A board that was reset appears again only once the driver is opened anew.
             self._close("")
-        if self._driver is None:
-            self._driver = self._attempt("opening the driver", lambda: opened(self._drivers))
-            if self._driver is None:
+        if not self._is_open:
+            version = self._attempt("opening the driver", self._driver.open)
+            if version is None:
                 raise DriverMissing("The GPU driver could not be opened; the agent's log says why.")
-            self._version = self._attempt("the driver's version", self._driver.version) or ""
+            self._is_open, self._version = True, version
         found = self._attempt("the list of devices", self._driver.devices)
         if found is None and not self._watched:
             raise DeviceLost("its devices could not be listed")
@@ -123,9 +121,9 @@ class Gpus:
     def _close(self, remark: str) -> None:
         self._remark = remark
         self._watched = []
-        if self._driver is not None:
+        if self._is_open:
             self._driver.close()
-            self._driver = None
+            self._is_open = False
 
     # -- asking
 
@@ -138,10 +136,10 @@ class Gpus:
             raise DeviceLost(lost[0])
 
     def _ask(self, watched: _Watched, now_ns: int) -> None:
-        device, driver, users = watched.device, self._driver, watched.users
+        device, users = watched.device, watched.users
         try:
-            if watched.questions is None and driver is not None:
-                list_all = partial(driver.questions, device)
+            if watched.questions is None:
+                list_all = partial(self._driver.questions, device)
                 watched.questions = self._attempt("what can be asked", list_all)
             for question in watched.questions or ():
                 if (answer := self._answer(question, now_ns)) is not None:
@@ -192,7 +190,7 @@ class Gpus:
             if each.lost
         ]
         devices = tuple(each.sample(now_ns) for each in self._watched)
-        silent = self._driver.silent if self._driver is not None else ()
+        silent = self._driver.silent if self._is_open else ()
         remark = " ".join([self._remark, *left, *silent]).strip()
         return GpuSample(devices, remark, self._version)
 
