@@ -45,7 +45,7 @@ KNOWS = {
         "history": "kept_thread ledger reading",
         "queue": "kept_thread",
         "export": "kept_thread ledger node queue",
-        "scrape": "kept_thread ledger node",
+        "scrape": "kept_thread ledger",
         "link": "history kept_thread reading verdicts",
         "notify": "export kept_thread queue reading verdicts",
         "service": (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from tools.exposition import parse
 
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, is_logged
-from otel_ddp.agent.scrape.endpoint import LedgerCollector
+from otel_ddp.agent.scrape.endpoint import LedgerRegistry
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind, Metric
 from otlp_receiver import points_in
@@ -39,10 +39,7 @@ def ledger_with(metric: Metric) -> Ledger:
 @pytest.mark.parametrize("metric", catalog.METRICS, ids=lambda metric: metric.name)
 def test_every_metric_is_the_same_on_the_endpoint_and_over_otlp(metric: Metric) -> None:
     ledger = ledger_with(metric)
-    registry = CollectorRegistry()
-    registry.register(LedgerCollector(ledger))
-
-    scraped = list(parse(generate_latest(registry).decode()))
+    scraped = list(parse(generate_latest(LedgerRegistry(ledger)).decode()))
     (request,) = Renderer({"service.name": "otel-ddp"}).metrics(ledger, NOW_NS)
 
     (point,) = points_in(request.body)

@@ -12,7 +12,6 @@ from functools import lru_cache
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as ShownExemplar
 
 from otel_ddp import errors
@@ -38,10 +37,11 @@ _TYPES = {
 }
 
 
-class LedgerCollector(Collector):
+class LedgerRegistry(CollectorRegistry):
     """The ledger as Prometheus families, named as an OpenTelemetry collector names them."""
 
     def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
         self._ledger = ledger
 
     def collect(self) -> Iterator[Family]:
@@ -109,8 +109,7 @@ class Endpoint:
         *problems*: what else does not run in the agent.
         *token*: what a request has to show; empty: nothing.
         """
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(LedgerCollector(ledger))
+        self._registry = LedgerRegistry(ledger)
         self._rendering = threading.Lock()
         self._page, self._idle_s, self._problems, self._token = page, idle_s, problems, token
         self._server = bind(host, port, self._answer, any_name=bool(token))

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from weakref import WeakSet
 
-from otel_ddp.agent.node import socket_owners
+from otel_ddp.agent.scrape import access
 from otel_ddp.history.page import guard
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.exchange import Answer, Question, Refused, as_text
@@ -64,9 +64,13 @@ class BoundedServer(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._clients) >= _MOST_CLIENTS and not self._make_room():
-            self.shutdown_request(request)
-            return
+        if len(self._clients) >= _MOST_CLIENTS:
+            waits = (each for each in list(self._clients) if each not in self._worked_for)
+            slow = next(waits, None)
+            if slow is None:
+                self.shutdown_request(request)
+                return
+            self._cut_off(slow)
         self._clients[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
@@ -88,15 +92,6 @@ class BoundedServer(ThreadingHTTPServer):
         # Behind those that are awaited longer.
         if since := self._clients.pop(request, None):
             self._clients[request] = since
-
-    def _make_room(self) -> bool:
-        """Cut off the client that is awaited longest; False where all are worked for."""
-        waits = (each for each in list(self._clients) if each not in self._worked_for)
-        slow = next(waits, None)
-        if slow is None:
-            return False
-        self._cut_off(slow)
-        return True
 
     def _cut_off(self, request: Any) -> None:
         """Its thread closes it; its place is free at once."""
@@ -143,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
             peer, own = self.connection.getpeername(), self.connection.getsockname()
         except OSError:
             return False
-        return socket_owners.is_own(peer[:2], own[:2])
+        return access.is_own(peer[:2], own[:2])
 
     def do_GET(self) -> None:
         self.server.has_asked(self.connection)
