@@ -29,14 +29,14 @@ class Bench:
 
     def __init__(self, *devices: Device) -> None:
         self.driver = FakeDriver(*devices)
-        self.gpus = Gpus(self.driver)
+        self.gpus = Gpus(self.driver, clock_ns=lambda: self.now_ns)
         self.now_ns = 1000 * S
         self.last: GpuSample | None = None
 
     def tick(self, seconds: float = 0.0) -> GpuSample:
         """Let this much time pass, with one reading at its end."""
         self.now_ns += int(seconds * S)
-        self.last = self.gpus.read(self.now_ns)
+        self.last = self.gpus.read()
         return self.last
 
     def ticks(self, count: int) -> GpuSample:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.node.node_trees import BOOT_S, NodeTree, rows, values
-from otel_ddp.agent.node.processes import CoreUse, ProcessReader
+from otel_ddp.agent.node.processes import ProcessReader
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.vocabulary import catalog
@@ -62,8 +62,7 @@ def test_the_use_of_a_real_worker_stays_when_it_has_ended(tmp_path: Path) -> Non
         assert process.stdin is not None
         answer = process.stdout.readline().strip()
         stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        reader.begin_round()
-        found = reader.read(process.pid, int(stat[19])) or []
+        found = read(reader, process.pid, int(stat[19]))
         size = written(int(answer) if answer.isdecimal() else process.pid)
         process.stdin.write("\n")
         process.stdin.flush()
@@ -99,11 +98,17 @@ def reader_of(node: NodeTree) -> ProcessReader:
     return ProcessReader(node.proc, own_pid=0, boot_ns=lambda: boot_ns)
 
 
-def read(reader: ProcessReader, *others: int) -> list[Measurement]:
-    reader.begin_round()
-    measurements = reader.read(77, 5000, others)
-    assert measurements is not None
-    return measurements
+LABELS = (("run", "r"), ("rank", "1"))
+
+
+def rank(pid: int, start_ticks: int = 5000) -> Rank:
+    return Rank(LABELS, pid, start_ticks, {})
+
+
+def read(reader: ProcessReader, pid: int = 77, start_ticks: int = 5000) -> list[Measurement]:
+    reader.ranks = [rank(pid, start_ticks)]
+    (use,) = reader.read().uses.values()
+    return use.measurements
 
 
 def children(measurements: list[Measurement]) -> float:
@@ -145,7 +150,10 @@ def test_other_ranks_and_we_ourselves_are_no_descendants(node: NodeTree) -> None
         node.process(pid, parent=parent)
     reader = ProcessReader(node.proc, own_pid=80)
 
-    assert (children(read(reader)), children(read(reader, 78))) == (3, 1)
+    alone = children(read(reader))
+    reader.pids = (77, 78)
+
+    assert (alone, children(read(reader))) == (3, 1)
 
 
 Break = Callable[[NodeTree], None]
@@ -190,9 +198,11 @@ def test_a_zombie_another_one_and_a_line_that_makes_no_sense_are_no_process(
     node.process(78, start=5001)
     node.write("proc/77/stat", content)
     reader = reader_of(node)
-    reader.begin_round()
+    reader.ranks = [rank(pid) for pid in (76, 77, 78, 79)]
 
-    assert [reader.read(pid, 5000) for pid in (76, 77, 78, 79)] == [None] * 4
+    sample = reader.read()
+
+    assert (sample.uses, sample.missed) == ({}, ["1"] * 4)
 
 
 def test_a_count_never_falls_if_a_worker_ends_between_two_reads(node: NodeTree) -> None:
@@ -244,42 +254,44 @@ def test_parents_that_form_a_ring_do_not_block(node: NodeTree) -> None:
 
 
 S = 1_000_000_000
-LABELS = (("run", "r"), ("rank", "1"))
 
 
-def rank(pid: int = 7, start_ticks: int = 1) -> Rank:
-    return Rank(LABELS, pid, start_ticks, {})
+class Waits:
+    """What a process says for how long it had no core, by a clock of the test's."""
+
+    def __init__(self, node: NodeTree) -> None:
+        self.node, self.now_s = node, 0
+        self.reader = ProcessReader(node.proc, clock_ns=lambda: self.now_s * S)
+
+    def after(self, seconds: int, schedstat: str, pid: int = 77) -> float | None:
+        self.now_s += seconds
+        self.node.process(pid)
+        self.node.write(f"proc/{pid}/schedstat", schedstat)
+        self.reader.ranks = [rank(pid)]
+        (use,) = self.reader.read().uses.values()
+        return use.core_wait
 
 
-def waited(proc: Path, waited_ns: int, pid: int = 7) -> None:
-    (proc / str(pid)).mkdir(exist_ok=True)
-    (proc / str(pid) / "schedstat").write_text(f"123456789 {waited_ns} 42\n")
+@pytest.fixture
+def waits(node: NodeTree) -> Waits:
+    return Waits(node)
 
 
-def test_the_rate_is_that_of_the_last_half_minute(tmp_path: Path) -> None:
-    use = CoreUse(tmp_path)
-    for at in range(100):
-        # Not at all, and then a fifth of the time; looked at each second, read each other one.
-        waited(tmp_path, max(at - 50, 0) * S // 5)
-        use.poll([rank()], (at + 10) * S)
+def test_the_rate_is_that_of_the_last_half_minute(waits: Waits) -> None:
+    # Not at all, and then a fifth of the time.
+    rates = [waits.after(2, f"123456789 {max(at - 25, 0) * 2 * S // 5} 42\n") for at in range(50)]
 
-    assert use.waits() == {LABELS: pytest.approx(0.2)}
+    assert rates[:26] == [None, *[0.0] * 25]
+    assert rates[-1] == pytest.approx(0.2)
 
 
-def test_a_process_with_the_labels_of_another_one_begins_anew(tmp_path: Path) -> None:
-    use = CoreUse(tmp_path)
-    for at, process in ((2, rank()), (4, rank()), (6, rank(8)), (8, rank(8))):
-        waited(tmp_path, at * S, process.pid)
-        use.poll([process], at * S)
-        assert use.waits() == ({LABELS: 1.0} if at in (4, 8) else {})
-    use.poll([], 10 * S)
-    assert use.waits() == {}
+def test_another_process_begins_anew(waits: Waits) -> None:
+    told = [waits.after(2, f"1 {at * S} 1", pid) for at, pid in ((2, 77), (4, 77), (6, 78))]
+
+    assert told == [None, 1.0, None]
+    assert waits.after(2, f"1 {8 * S} 1", 78) == 1.0
 
 
-def test_where_the_kernel_does_not_tell_there_is_no_rate(tmp_path: Path) -> None:
-    use = CoreUse(tmp_path)
-    (tmp_path / "7").mkdir()
-    for at, text in ((2, "no numbers"), (4, "1")):
-        (tmp_path / "7" / "schedstat").write_text(text)
-        use.poll([rank()], at * S)
-    assert use.waits() == {}
+@pytest.mark.parametrize("text", ["no numbers", "1"])
+def test_where_the_kernel_does_not_tell_there_is_no_rate(waits: Waits, text: str) -> None:
+    assert [waits.after(2, text), waits.after(2, text)] == [None, None]

@@ -8,7 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from otel_ddp.agent.node.source import KernelFiles, number
+from otel_ddp.agent.node.source import KernelFiles
 
 
 class Group(NamedTuple):
@@ -50,17 +50,13 @@ class Cgroups:
         self._files = files
         self._proc = proc
         self._root = root
+        mounts = files.read(f"{proc}/self/mountinfo", self._mounts_of) or []
         # A hybrid machine has both, version 2 without controllers: so version 1 comes first.
-        self._mounts = sorted(self._read_mounts(), key=lambda mount: mount.version)
+        self._mounts = sorted(mounts, key=lambda mount: mount.version)
 
     def groups(self, pid: int | str, controller: str) -> Iterator[Group]:
         """The cgroups that may control a process (or `self`); their files may be missing."""
-        inner: dict[str, str] = {}
-        for line in (self._files.text(f"{self._proc}/{pid}/cgroup", "cgroup") or "").splitlines():
-            _, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            for each in controllers.split(","):
-                inner[each] = path
+        inner = self._files.read(f"{self._proc}/{pid}/cgroup", _by_controller, "cgroup") or {}
         for mount in self._mounts:
             if mount.version == 1 and controller not in mount.controllers:
                 continue
@@ -73,15 +69,25 @@ class Cgroups:
                 below = path[len(top) :].rstrip("/")
                 yield Group(f"{mount.point}{below}", mount.point, mount.version)
 
-    def _read_mounts(self) -> Iterator[_Mount]:
-        for line in (self._files.text(f"{self._proc}/self/mountinfo") or "").splitlines():
+    def _mounts_of(self, text: str) -> list[_Mount]:
+        found = []
+        for line in text.splitlines():
             left, _, right = line.partition(" - ")
             fields, kind = left.split(" "), right.split(" ")
-            if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
-                continue
-            version = 2 if kind[0] == "cgroup2" else 1
-            point = str(self._root / fields[4].lstrip("/"))
-            yield _Mount(version, frozenset(kind[2].split(",")), fields[3], point)
+            if kind[0] in ("cgroup", "cgroup2"):
+                version = 2 if kind[0] == "cgroup2" else 1
+                point = str(self._root / fields[4].lstrip("/"))
+                found.append(_Mount(version, frozenset(kind[2].split(",")), fields[3], point))
+        return found
+
+
+def _by_controller(text: str) -> dict[str, str]:
+    """The cgroup of a process by each controller; that of version 2 by none."""
+    inner = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        inner.update(dict.fromkeys(controllers.split(","), path))
+    return inner
 
 
 # In version 1 a cgroup without a limit has a number near 2^63.
@@ -128,11 +134,9 @@ class Limits:
         """None if the training may use all memory of the node."""
         for group in self._groups("memory"):
             name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
-            found = [
-                (limit, path)
-                for path in group.upward()
-                if (limit := self._memory_limit(f"{path}/{name}", node_bytes)) is not None
-            ]
+            read = ((self._files.read(f"{path}/{name}", _limit), path) for path in group.upward())
+            most = node_bytes or _NO_LIMIT
+            found = [(limit, path) for limit, path in read if limit and limit < most]
             if found:
                 limit_bytes, path = min(reversed(found), key=itemgetter(0))
                 return Share(path, group.version, limit_bytes)
@@ -145,12 +149,13 @@ class Limits:
 
         Version 1 has other files, which are not read.
         """
+        files = (("cpu.max", _quota), ("cpuset.cpus.effective", _count))
         found = [
             (cores, path)
             for group in self._groups("cpu")
             for path in group.upward()
-            for cores in (self._quota(path), self._processor_set(path))
-            if cores is not None and cores < online
+            for cores in (self._files.read(f"{path}/{name}", parse) for name, parse in files)
+            if cores and cores < online
         ]
         if found:
             cores, path = min(reversed(found), key=itemgetter(0))
@@ -165,36 +170,18 @@ class Limits:
                 return group.top
         return ""
 
-    def _memory_limit(self, file: str, node_bytes: int | None) -> int | None:
-        text = (self._files.text(file) or "max").strip()
-        if text == "max":
-            return None
-        limit = number(text)
-        if not limit:
-            self._files.leave_out(file, f"{text[:50]!r} is no limit")
-            return None
-        return limit if limit < (node_bytes or _NO_LIMIT) else None
 
-    def _quota(self, path: str) -> float | None:
-        text = self._files.text(f"{path}/cpu.max") or ""
-        words = text.split()
-        if not words or words[0] == "max":
-            return None
-        numbers = [number(word) for word in words]
-        if len(numbers) == 2 and numbers[0] and numbers[1]:
-            return numbers[0] / numbers[1]
-        self._files.leave_out(f"{path}/cpu.max", f"{text[:50]!r} is no quota")
-        return None
+def _limit(text: str) -> int | None:
+    return None if text.strip() == "max" else int(text)
 
-    def _processor_set(self, path: str) -> int | None:
-        file = f"{path}/cpuset.cpus.effective"
-        text = (self._files.text(file) or "").strip()
-        count = 0
-        for part in text.split(",") if text else ():
-            first, _, last = part.partition("-")
-            low, high = number(first), number(last or first)
-            if low is None or high is None or high < low:
-                self._files.leave_out(file, f"{text[:50]!r} is no list")
-                return None
-            count += high - low + 1
-        return count or None
+
+def _quota(text: str) -> float | None:
+    """In cores."""
+    quota, period = text.split()
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _count(text: str) -> float:
+    """How many processors are in a list such as `0,2-3`."""
+    parts = (part.partition("-") for part in text.strip().split(",") if part)
+    return sum(int(last or first) - int(first) + 1 for first, _, last in parts)

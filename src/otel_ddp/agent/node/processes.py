@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from otel_ddp.agent.ledger import Labels
-from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, number
+from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, numbers
 from otel_ddp.agent.reading.journals import Rank
-from otel_ddp.errors import contained
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Metric
 
@@ -38,17 +36,14 @@ _PLACES = (1, 11, 12, 13, 14, 17, 19, 21)
 
 def read_process_stat(files: KernelFiles, proc: str, pid: int) -> ProcessStat | None:
     """The fields of a process; None if there is no such process."""
-    text = files.text(f"{proc}/{pid}/stat", "stat")
-    if not text:
-        return None
+    return files.read(f"{proc}/{pid}/stat", _stat, "stat")
+
+
+def _stat(text: str) -> ProcessStat:
     # The name in parentheses may contain anything, even parentheses.
     words = text.rpartition(")")[2].split()
-    fields = [number(words[place]) for place in _PLACES if place < len(words)]
-    known = [field for field in fields if field is not None]
-    if len(known) < len(_PLACES):
-        files.leave_out("stat", "the line of a process lacks numbers")
-        return None
-    return ProcessStat(words[0] not in ("Z", "X", "x"), *known)
+    fields = [int(words[place]) for place in _PLACES]
+    return ProcessStat(words[0] not in ("Z", "X", "x"), *fields)
 
 
 class ProcessTree:
@@ -66,7 +61,8 @@ class ProcessTree:
 
     def poll(self) -> None:
         """Read the processes that are new, and forget those that ended."""
-        pids = {int(name) for name in self._files.names(self._proc) if name.isdecimal()}
+        names = self._files.names(self._proc) or ()
+        pids = {int(name) for name in names if name.isdecimal()}
         parents: dict[int, int] = {}
         children: dict[int, list[int]] = defaultdict(list)
         # A process id that was reused between two polls would be taken for the same process. The
@@ -99,49 +95,42 @@ class ProcessTree:
         return found
 
 
-_EVERY_NS = 2_000_000_000
-# The rate is over so many of the last readings.
-_KEPT = 16
-
-
-class CoreUse:
-    """One per node. Only the agent's loop calls it: one small file for each rank."""
-
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
-        self._read_ns = 0
-        # When, and how long the main thread has waited so far, by process.
-        self._waits_ns: dict[tuple[Labels, int, int], deque[tuple[int, int]]] = {}
-
-    def poll(self, ranks: Iterable[Rank], now_ns: int) -> None:
-        """Read those of these ranks; the others have ended."""
-        if now_ns - self._read_ns < _EVERY_NS:
-            return
-        self._read_ns = now_ns
-        before, self._waits_ns = self._waits_ns, {}
-        for rank in ranks:
-            # A kernel without it, another PID namespace, or a process that has just ended.
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                text = (self._proc / str(rank.pid) / "schedstat").read_text()
-                # How long the main thread, which trains, was ready to run and had no core.
-                waited_ns = int(text.split()[1])
-                key = rank.labels, rank.pid, rank.start_ticks
-                points = self._waits_ns[key] = before.get(key, deque(maxlen=_KEPT))
-                points.append((now_ns, waited_ns))
-
-    def waits(self) -> dict[Labels, float]:
-        """By rank: seconds for which it waited for a core, in each second of late."""
-        found = {}
-        for (labels, _, _), points in self._waits_ns.items():
-            (first_ns, first), (last_ns, last) = points[0], points[-1]
-            if last_ns > first_ns:
-                found[labels] = (last - first) / (last_ns - first_ns)
-        return found
-
-
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _NS_PER_TICK = 1_000_000_000 // _TICKS_PER_S
+# The share of time without a core is over so many of the last readings.
+_KEPT = 16
+
+
+class _Seen:
+    """What is remembered of a process between two readings."""
+
+    def __init__(self) -> None:
+        self.highest: dict[str, int] = {}
+        """The highest count of each series."""
+        self.waits_ns: deque[tuple[int, int]] = deque(maxlen=_KEPT)
+        """When it was read, and how long the main thread had waited for a core by then."""
+
+    def core_wait(self) -> float | None:
+        """For which share of the time the main thread was ready to run and had no core."""
+        (first_ns, first), (last_ns, last) = self.waits_ns[0], self.waits_ns[-1]
+        return (last - first) / (last_ns - first_ns) if last_ns > first_ns else None
+
+
+class ProcessUse(NamedTuple):
+    """What one training process uses, with its descendants."""
+
+    measurements: list[Measurement]
+    core_wait: float | None
+    """The share of the last half minute in which it had no core; None if unknown."""
+
+
+class ProcessSample(NamedTuple):
+    """The processes at one moment, by process id and start."""
+
+    uses: dict[tuple[int, int], ProcessUse]
+    missed: list[str]
+    """Ranks whose process could not be read."""
 
 
 class ProcessReader:
@@ -153,60 +142,70 @@ class ProcessReader:
         *,
         own_pid: int | None = None,
         boot_ns: Callable[[], int] = boot_ns,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._files = KernelFiles()
         self._proc = str(proc)
         # If the training is process 1 of a container, the agent is its child.
         self._own_pid = os.getpid() if own_pid is None else own_pid
         self._tree = ProcessTree(self._files, self._proc)
-        # By process id and start: the highest count of each series.
-        self._highest: dict[tuple[int, int], dict[str, int]] = {}
+        self._seen: dict[tuple[int, int], _Seen] = {}
         self._boot_ns = boot_ns()
+        self._clock_ns = clock_ns
+        self.ranks: Sequence[Rank] = ()
+        """Whom to read."""
+        self.pids: Collection[int] = ()
+        """All training processes; none of them counts as a worker of another one."""
 
     @property
     def errors(self) -> int:
-        """How many numbers were left out so far."""
+        """How many files could not be read so far."""
         return self._files.errors
 
-    @contained()
-    def begin_round(self) -> None:
-        """List the processes of the node; call it before each round of `read`."""
-        self._tree.poll()
-        self._highest = {key: each for key, each in self._highest.items() if key[0] in self._tree}
+    def read(self) -> ProcessSample:
+        """All measurements of each rank's process."""
+        ranks, uses, missed = self.ranks, {}, []
+        if ranks:
+            self._tree.poll()
+        self._seen = {key: each for key, each in self._seen.items() if key[0] in self._tree}
+        for rank in ranks:
+            use = self._read(rank.pid, rank.start_ticks) if rank.pid else None
+            if use is not None:
+                uses[rank.pid, rank.start_ticks] = use
+            else:
+                missed.append(dict(rank.labels).get("rank", ""))
+        return ProcessSample(uses, missed)
 
-    @contained()
-    def read(
-        self, pid: int, start_ticks: int, others: Collection[int] = ()
-    ) -> list[Measurement] | None:
-        """All measurements of this process; None if it has ended or the id was reused.
-
-        *others*: the other training processes of the node.
-        """
+    def _read(self, pid: int, start_ticks: int) -> ProcessUse | None:
+        """None if the process has ended or the id was reused."""
         stat = read_process_stat(self._files, self._proc, pid)
         if stat is None or stat.start != start_ticks or not stat.alive:
             return None
-        counts, alive = self._with_descendants(stat, pid, {*others, self._own_pid})
-        highest = self._highest.setdefault((pid, start_ticks), {})
+        counts, alive = self._with_descendants(stat, pid, {*self.pids, self._own_pid} - {pid})
+        seen = self._seen.setdefault((pid, start_ticks), _Seen())
+        highest = seen.highest
         for name, count in counts.items():
             highest[name] = max(count, highest.get(name, 0))
         start_ns = self._boot_ns + stat.start * _NS_PER_TICK
         pages = sum(each.resident_pages for each in alive)
         children_ticks = highest["user"], highest["system"]
-        return [
+        measurements = [
             *self._of_kernel(pid, stat, start_ns),
             Measurement(catalog.TRAINING_CHILDREN_COUNT, len(alive)),
             Measurement(catalog.TRAINING_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES),
             *_times(catalog.TRAINING_CHILDREN_CPU_TIME, *children_ticks, start_ns),
-            *(
-                Measurement(
-                    *(catalog.PROCESS_DISK_IO, highest[direction]),
-                    (("disk.io.direction", direction),),
-                    start_ns,
-                )
-                for direction in ("read", "write")
-                if direction in counts
-            ),
         ]
+        for direction in ("read", "write"):
+            if direction in counts:
+                labels = (("disk.io.direction", direction),)
+                moved = highest[direction]
+                measurements.append(Measurement(catalog.PROCESS_DISK_IO, moved, labels, start_ns))
+        path = f"{self._proc}/{pid}/schedstat"
+        waited_ns = self._files.read(path, lambda text: int(text.split()[1]), "schedstat")
+        if waited_ns is None:
+            return ProcessUse(measurements, None)
+        seen.waits_ns.append((self._clock_ns(), waited_ns))
+        return ProcessUse(measurements, seen.core_wait())
 
     def _with_descendants(
         self, stat: ProcessStat, pid: int, without: Collection[int]
@@ -235,17 +234,18 @@ class ProcessReader:
         yield from _times(catalog.PROCESS_CPU_TIME, stat.user, stat.system, start_ns)
         yield Measurement(catalog.PROCESS_MEMORY_USAGE, stat.resident_pages * _PAGE_BYTES)
         yield Measurement(catalog.PROCESS_THREAD_COUNT, stat.threads)
-        try:
-            count = len(os.listdir(f"{self._proc}/{pid}/fd"))
-        except OSError as error:
-            self._files.failed("fd", error)
-        else:
-            yield Measurement(catalog.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, count)
+        descriptors = self._files.names(f"{self._proc}/{pid}/fd", "fd")
+        if descriptors is not None:
+            yield Measurement(catalog.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, len(descriptors))
 
     def _io(self, pid: int) -> dict[str, int]:
         """Bytes by direction; those that may not be read are left out."""
-        found = self._files.numbers(f"{self._proc}/{pid}/io", ("read_bytes", "write_bytes"), "io")
-        return {name.removesuffix("_bytes"): value for name, value in found.items()}
+        return self._files.read(f"{self._proc}/{pid}/io", _moved, "io") or {}
+
+
+def _moved(text: str) -> dict[str, int]:
+    found = numbers(text)
+    return {"read": found["read_bytes"], "write": found["write_bytes"]}
 
 
 def _times(metric: Metric, user: int, system: int, start_ns: int) -> Iterator[Measurement]:

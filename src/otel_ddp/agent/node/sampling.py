@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.agent.node.gpu.nvml import Nvml
-from otel_ddp.agent.node.gpu.owners import (
-    Ownership,
-    owners,
-    shared_labels,
-)
+from otel_ddp.agent.node.gpu.owners import Ownership, owners, shared_labels
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, identity
 from otel_ddp.agent.node.host import Host
-from otel_ddp.agent.node.processes import CoreUse, ProcessReader
+from otel_ddp.agent.node.processes import ProcessReader
 from otel_ddp.agent.node.source import Measurement, Sampler
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.vocabulary import catalog
 
 _GPU_S, _HOST_S, _PROCESS_S = 1.0, 5.0, 2.0
 _STOP_S = 0.5
-
-
-class _ProcessSample(NamedTuple):
-    """The processes at one moment, by process id and start."""
-
-    measurements: dict[tuple[int, int], list[Measurement]]
-    missed: list[str]
-    """Ranks whose process could not be read."""
 
 
 class Sampling:
@@ -48,30 +36,22 @@ class Sampling:
     ) -> None:
         self._ledger = ledger
         self._node = node
-        self._proc = proc
         self._ranks: tuple[Rank, ...] = ()
-        self._pids: Collection[int] = ()
         self._started_ns = time.time_ns()
         # The series in the ledger now.
         self._shown: set[Series] = set()
-        self._gpus = Gpus(driver)
-        self._process_reader = ProcessReader(proc)
-        host = Host(proc, pids=self._rank_pids)
-        self._sources: dict[str, Any] = {
-            "gpu": self._gpus,
-            "host": host,
-            "process": self._process_reader,
-        }
-        every: tuple[tuple[str, Callable[[], Any], float], ...] = (
-            ("gpu", lambda: self._gpus.read(time.monotonic_ns()), _GPU_S),
-            ("host", host.read, _HOST_S),
-            ("process", self._read_processes, _PROCESS_S),
+        self._processes = ProcessReader(proc)
+        every: tuple[tuple[str, Any, float], ...] = (
+            ("gpu", Gpus(driver), _GPU_S),
+            ("host", Host(proc, pids=self._rank_pids), _HOST_S),
+            ("process", self._processes, _PROCESS_S),
         )
         self._samplers = {
-            name: Sampler(name, read, every_s) for name, read, every_s in every if name in sources
+            name: Sampler(name, source, every_s)
+            for name, source, every_s in every
+            if name in sources
         }
         self._ownership = Ownership({}, [], [])
-        self._core_use = CoreUse(proc)
 
     def threads(self) -> list[KeptThread]:
         """The thread of each source."""
@@ -81,22 +61,6 @@ class Sampling:
         """Stop the threads; one that hangs is left behind."""
         for sampler in self._samplers.values():
             sampler.stop(_STOP_S)
-
-    # -- what the threads read
-
-    def _read_processes(self) -> _ProcessSample:
-        reader, ranks = self._process_reader, self._ranks
-        if ranks:
-            reader.begin_round()
-        found, missed = {}, []
-        for rank in ranks:
-            others = set(self._pids) - {rank.pid}
-            measurements = reader.read(rank.pid, rank.start_ticks, others) if rank.pid else None
-            if measurements is not None:
-                found[rank.pid, rank.start_ticks] = measurements
-            else:
-                missed.append(dict(rank.labels).get("rank", ""))
-        return _ProcessSample(found, missed)
 
     def _rank_pids(self) -> Collection[int | str]:
         """The processes whose cgroups limit the node: the agent may run in those of a service."""
@@ -110,7 +74,8 @@ class Sampling:
 
         *pids*: all training processes; none of them counts as a worker of another one.
         """
-        self._ranks, self._pids = tuple(ranks), pids
+        self._ranks = self._processes.ranks = tuple(ranks)
+        self._processes.pids = pids
         shown: set[Series] = set()
         for labels, measurement, taken_ns in self._labelled():
             series = self._ledger.series(measurement.metric, labels + measurement.attributes)
@@ -120,21 +85,24 @@ class Sampling:
         for series in self._shown - shown:
             self._ledger.forget(series)
         self._shown = shown
-        if "process" in self._samplers:
-            self._core_use.poll(self._newest(), now_ns)
         for sampler in self._samplers.values():
             self._put_source_health(sampler, now_ns)
 
     def cores(self) -> dict[Labels, float]:
         """For how long each rank has waited for a core, in each second of late."""
-        return self._core_use.waits()
+        sample, _ = self._fresh("process")
+        found = {}
+        for rank in self._newest() if sample else ():
+            use = sample.uses.get((rank.pid, rank.start_ticks))
+            if use is not None and use.core_wait is not None:
+                found[rank.labels] = use.core_wait
+        return found
 
-    def _put_source_health(self, sampler: Sampler[Any], now_ns: int) -> None:
+    def _put_source_health(self, sampler: Sampler, now_ns: int) -> None:
         labels = (("node", self._node), ("source", sampler.name))
-        errors = sampler.failures + self._sources[sampler.name].errors
         self._ledger.put(catalog.OTEL_DDP_SOURCE_AGE, labels, sampler.age_s(), now_ns)
         metric, began_ns = catalog.OTEL_DDP_SOURCE_ERRORS, self._started_ns
-        self._ledger.put(metric, labels, float(errors), now_ns, began_ns)
+        self._ledger.put(metric, labels, float(sampler.errors()), now_ns, began_ns)
 
     def _labelled(self) -> Iterator[tuple[Labels, Measurement, int]]:
         node_labels = shared_labels([rank.labels for rank in self._ranks], self._node)
@@ -143,7 +111,8 @@ class Sampling:
             yield node_labels, measurement, taken_ns
         sample, taken_ns = self._fresh("process")
         for rank in self._newest() if sample else ():
-            for measurement in sample.measurements.get((rank.pid, rank.start_ticks), ()):
+            use = sample.uses.get((rank.pid, rank.start_ticks))
+            for measurement in use.measurements if use else ():
                 yield rank.labels, measurement, taken_ns
         sample, taken_ns = self._fresh("gpu")
         devices = sample.devices if sample else ()

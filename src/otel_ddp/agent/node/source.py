@@ -7,8 +7,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from otel_ddp import errors, files
 from otel_ddp.agent.kept_thread import KeptThread
@@ -41,88 +41,69 @@ def boot_ns() -> int:
 log = logging.getLogger("otel_ddp.agent")
 
 # The machine, the container or the device lacks this file; or the process has ended.
-_NOT_THERE = {
+_NOT_THERE = (
     *(errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV, errno.ENXIO),
     *(errno.EOPNOTSUPP, errno.EINVAL),
-}
-_MOST_PLACES = 200
+)
 _FRESH_PERIODS = 3
+
+T = TypeVar("T")
 
 
 class KernelFiles:
-    """The files of one source; `errors` counts the numbers that it had to leave out."""
+    """The files of one source; `errors` counts those that could not be read."""
 
     def __init__(self) -> None:
         self.errors = 0
         self._said: set[str] = set()
 
-    def text(self, path: str, place: str = "") -> str | None:
-        """The whole file. *place*: its name in the log if its path has a process id in it."""
+    def read(self, path: str, parse: Callable[[str], T], place: str = "") -> T | None:
+        """What *parse* makes of a file; None where there is none, or where it makes no sense.
+
+        *place*: its name in the log if its path has a process id in it.
+        """
+        return self._attempt(
+            place or path, lambda: parse(files.read(path).decode("utf-8", "replace"))
+        )
+
+    def names(self, folder: str, place: str = "") -> list[str] | None:
+        """The names in a folder; None if there is none."""
+        return self._attempt(place or folder, lambda: os.listdir(folder))
+
+    def _attempt(self, place: str, read: Callable[[], T]) -> T | None:
         try:
-            return files.read(path).decode("utf-8", "replace")
+            return read()
         except OSError as error:
-            self.failed(place or path, error)
-            return None
-
-    def value(self, path: str) -> int | None:
-        """The number that is the whole file."""
-        text = self.text(path)
-        if text is None:
-            return None
-        value = number(text.strip())
-        if value is None:
-            self.leave_out(path, f"{text.strip()[:50]!r} is no number")
-        return value
-
-    def numbers(self, path: str, names: Collection[str], place: str = "") -> dict[str, int]:
-        """The numbers of the lines that begin with these names."""
-        place = place or path
-        text = self.text(path, place)
-        said: dict[str, str] = {}
-        for name, *words in (line.split(None, 2) or [""] for line in (text or "").splitlines()):
-            said.setdefault(name.rstrip(":"), words[0] if words else "")
-        found = {}
-        for name in names if text is not None else ():
-            value = number(said.get(name, ""))
-            if value is None:
-                self.leave_out(place, f"it has no number of {name}")
-            else:
-                found[name] = value
-        return found
-
-    def names(self, folder: str, place: str = "") -> list[str]:
-        """The names in a folder."""
-        try:
-            return os.listdir(folder)
-        except OSError as error:
-            self.failed(place or folder, error)
-            return []
-
-    def failed(self, place: str, error: OSError) -> None:
-        """Count an error, unless it only means that there is no such file."""
-        if error.errno not in _NOT_THERE:
-            self.leave_out(place, error.strerror or str(error))
-
-    def leave_out(self, place: str, what: str) -> None:
-        """Count a number that is left out; log it once a place."""
+            if error.errno in _NOT_THERE:
+                return None
+            why = error.strerror or str(error)
+        except (ValueError, LookupError) as error:
+            why = f"it makes no sense ({error})"
         self.errors += 1
-        if place not in self._said and len(self._said) < _MOST_PLACES:
+        if place not in self._said:
             self._said.add(place)
-            log.info("A number of %s is left out: %s.", place, what)
-
-
-def number(word: str) -> int | None:
-    """A count of the kernel: not negative, and at most 64 bits."""
-    if not (word.isascii() and word.isdigit() and len(word) <= 20):
+            log.info("%s is left out: %s.", place, why)
         return None
-    value = int(word)
-    return value if value < 1 << 64 else None
 
 
-T = TypeVar("T")
+def numbers(text: str) -> dict[str, int]:
+    """The numbers of a file whose lines begin with a name and a number."""
+    lines = [line.split() for line in text.splitlines()]
+    return {words[0].rstrip(":"): int(words[1]) for words in lines}
 
 
-class Sampler(Generic[T]):
+class Source(Protocol):
+    """What a thread of its own reads."""
+
+    @property
+    def errors(self) -> int:
+        """How many numbers could not be read so far."""
+
+    def read(self) -> Any:
+        """All of it, at this moment."""
+
+
+class Sampler:
     """If a read never returns, as in a hung driver, only the age grows.
 
     Any thread may call these methods; none of them waits for a reading.
@@ -131,7 +112,7 @@ class Sampler(Generic[T]):
     def __init__(
         self,
         name: str,
-        read: Callable[[], T],
+        source: Source,
         every_s: float,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -139,14 +120,14 @@ class Sampler(Generic[T]):
         stopping: threading.Event | None = None,
     ) -> None:
         self.name = name
-        self.failures = 0
-        self._read = read
+        self._failures = 0
+        self._source = source
         self._every_s = every_s
         self._clock = clock
         self._wall_ns = wall_ns
         self._stopping = stopping or threading.Event()
         # Replaced as a whole, so that value and time always belong together.
-        self._last: tuple[T, int, float] | None = None
+        self._last: tuple[Any, int, float] | None = None
         self._finished_at = clock()
         self.thread = KeptThread(name, self._run)
 
@@ -155,7 +136,7 @@ class Sampler(Generic[T]):
         self._stopping.set()
         return self.thread.join(timeout_s)
 
-    def fresh(self) -> tuple[T, int] | None:
+    def fresh(self) -> tuple[Any, int] | None:
         """The last reading, and when it began, in nanoseconds since 1970; None if it is old.
 
         Better no number than one of another time.
@@ -169,6 +150,10 @@ class Sampler(Generic[T]):
     def hangs(self) -> bool:
         """Whether no reading has come to its end for too long."""
         return self._is_old(self._finished_at)
+
+    def errors(self) -> int:
+        """How many readings have failed, and how many numbers of the others."""
+        return self._failures + self._source.errors
 
     def age_s(self) -> float:
         """The time since the last reading that succeeded; before the first one, since the start."""
@@ -189,8 +174,8 @@ class Sampler(Generic[T]):
     def _read_once(self, began_at: float) -> None:
         taken_ns = self._wall_ns()
         try:
-            self._last = (self._read(), taken_ns, began_at)
+            self._last = (self._source.read(), taken_ns, began_at)
             self._finished_at = self._clock()
         except errors.ANY_ERROR:
-            self.failures += 1
+            self._failures += 1
             errors.record_failure(f"reading the {self.name}")

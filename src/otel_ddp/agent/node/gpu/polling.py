@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -75,8 +76,9 @@ class _Watched:
 class Gpus:
     """The node's devices. `read` may hang with the driver: only a Sampler's thread calls it."""
 
-    def __init__(self, driver: Nvml) -> None:
+    def __init__(self, driver: Nvml, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._driver = driver
+        self._clock_ns = clock_ns
         self._is_open = False
         self._version = ""
         self._remark = ""
@@ -85,8 +87,9 @@ class Gpus:
         self._watched: list[_Watched] = []
         self._find_at_ns = 0
 
-    def read(self, now_ns: int) -> GpuSample:
-        """Ask the questions that are due. *now_ns*: from a clock that never goes back."""
+    def read(self) -> GpuSample:
+        """Ask the questions that are due."""
+        now_ns = self._clock_ns()
         try:
             if now_ns >= self._find_at_ns:
                 self._find_at_ns = now_ns + _FIND_EVERY_NS
