@@ -170,3 +170,7 @@ def test_of_two_processes_with_the_same_labels_the_last_one_is_shown(
 
     assert shown == here.told(time_used, newer)
     assert shown != here.told(time_used, older)
+    # Known once its process was read twice.
+    here.told(time_used, newer)
+    waits = until(here.sampling.cores, "how long the rank has waited for a core")
+    assert waits.keys() == {newer.labels}
