@@ -48,9 +48,10 @@ KNOWS = {
         "scrape": "kept_thread ledger",
         "link": "history kept_thread reading verdicts",
         "notify": "export kept_thread queue reading verdicts",
-        "service": (
-            "artifacts export history kept_thread ledger link node notify reading scrape verdicts"
-        ),
+        "node_watch": "artifacts history kept_thread ledger link node reading verdicts",
+        "front": "export kept_thread node_watch notify scrape verdicts",
+        "startup": "",
+        "service": "export front node_watch notify startup",
     },
 }
 # What each room may import besides.

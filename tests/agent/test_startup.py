@@ -7,7 +7,7 @@ import sys
 
 LOGS = r"""
 import logging
-from otel_ddp.agent.service import startup
+from otel_ddp.agent import startup
 startup.log_to_stderr()
 logging.getLogger("otel_ddp.agent").warning("%s is damaged", "a\x1b[31m\nb\udcff")
 """

@@ -83,6 +83,8 @@ class NodeWatch:
         with self.ledger.lock:
             self.journals.update_series(now_ns)
             self.judge.update_series(now_ns)
+            ranks, pids = self.journals.ranks(), self.journals.pids()
+            self.sampling.update_series(ranks, pids, now_ns)
         if self.histories.keeps:
             past = [*self.judge.past_bounds(), *self.judge.past()]
             with self.ledger.lock:
@@ -90,18 +92,9 @@ class NodeWatch:
                 processes = [*self.journals.processes(), *self.links.sources()]
                 self._collector.feed_states(processes, verdicts)
 
-    def sample(self) -> None:
-        """Write into the ledger what the node's devices and processes do now."""
-        with self.ledger.lock:
-            ranks, pids = self.journals.ranks(), self.journals.pids()
-            self.sampling.update_series(ranks, pids, time.time_ns())
-
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The spans and events that are new: of verdicts, and those of the journals."""
-        return [
-            *self.judge.flush_documents(),
-            *self.journals.flush_documents(),
-        ]
+        return [*self.judge.flush_documents(), *self.journals.flush_documents()]
 
     def marks(self) -> Marks:
         """How far each journal is read."""

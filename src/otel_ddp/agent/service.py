@@ -9,11 +9,11 @@ import socket
 import time
 
 from otel_ddp import files, settings
+from otel_ddp.agent import startup
 from otel_ddp.agent.export import Exporter, folder_of
+from otel_ddp.agent.front import Front
+from otel_ddp.agent.node_watch import NodeWatch
 from otel_ddp.agent.notify.notifier import Notifier
-from otel_ddp.agent.service import startup
-from otel_ddp.agent.service.front import Front
-from otel_ddp.agent.service.node_watch import NodeWatch
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import Place, agent_digest
 from otel_ddp.journal.survey import leave, told_by_agent
@@ -170,19 +170,11 @@ class Agent:
     def _update_series(self) -> None:
         """Write into the ledger what is true now."""
         self._watch.update_series()
-        self._watch.sample()
-        with self._watch.ledger.lock:
-            self._update_own_series(time.time_ns())
-
-    def _update_own_series(self, now_ns: int) -> None:
-        ledger, labels = self._watch.ledger, (("node", self._node),)
-
-        def put(metric: catalog.Metric, value: float, *more: tuple[str, str]) -> None:
-            ledger.put(metric, (*labels, *more), float(value), now_ns, self._front.started_ns)
-
-        put(catalog.OTEL_DDP_AGENT_CPU_TIME, time.process_time())
-        for metric, count, more in self._exporter.counts():
-            put(metric, count, *more)
+        ledger, now_ns, node = self._watch.ledger, time.time_ns(), ("node", self._node)
+        own = [(catalog.OTEL_DDP_AGENT_CPU_TIME, time.process_time(), ())]
+        with ledger.lock:
+            for metric, value, more in (*own, *self._exporter.counts()):
+                ledger.put(metric, (node, *more), float(value), now_ns, self._front.started_ns)
 
     def _delete_done(self) -> None:
         """Delete the journals of dead processes once everything in them is exported."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from otel_ddp import __version__, files
 from otel_ddp.agent.export import Exporter
 from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.agent.node_watch import NodeWatch
 from otel_ddp.agent.notify.notifier import Notifier
-from otel_ddp.agent.service.node_watch import NodeWatch
 from otel_ddp.agent.verdicts import answers
 from otel_ddp.journal import process_state
 from otel_ddp.journal.place import Place
@@ -22,7 +22,6 @@ from otel_ddp.settings import Settings
 
 if TYPE_CHECKING:
     from otel_ddp.agent.scrape.endpoint import Endpoint
-    from otel_ddp.history.page.app import App
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -67,14 +66,23 @@ class Front:
         """Open the endpoint; where that is not possible, a remark says why."""
         from otel_ddp.agent.scrape import access
         from otel_ddp.agent.scrape.endpoint import Endpoint
+        from otel_ddp.history.page.app import App
 
         host, port = self._conf.scrape_host, self._conf.scrape_port
+        histories = self._watch.histories
+        page = App(
+            histories.directory,
+            ours=True,
+            disk_hangs=histories.hang,
+            live=self.state,
+            ask_stacks=self._ask_stacks,
+        )
         try:
             self._endpoint = Endpoint(
                 self._watch.ledger,
                 host,
                 port,
-                self._page(),
+                page,
                 idle_s=lambda: time.monotonic() - self.moved_at,
                 token=access.find_token(self._conf.scrape_token_file, host),
                 problems=self._problems,
@@ -101,18 +109,6 @@ class Front:
     @property
     def url(self) -> str | None:
         return None if self._endpoint is None else self._endpoint.url
-
-    def _page(self) -> App:
-        from otel_ddp.history.page.app import App
-
-        histories = self._watch.histories
-        return App(
-            histories.directory,
-            ours=True,
-            disk_hangs=histories.hang,
-            live=self.state,
-            ask_stacks=self._ask_stacks,
-        )
 
     def _ask_stacks(self, group: str, run: str, rank: str) -> list[dict[str, Any]]:
         """The stacks of a run's processes, for the page; of another node those of one rank."""
@@ -148,8 +144,6 @@ class Front:
     def _describe(self) -> dict[str, Any]:
         """The agent itself, and the devices of its node."""
         watch = self._watch
-        threads = [thread.problem for thread in self.threads()]
-        remarks = (*self.remarks.values(), watch.histories.remark(), *threads)
         return {
             "pid": os.getpid(),
             "pid_here": os.getpid(),
@@ -163,7 +157,7 @@ class Front:
             "notify": self._notifier.describe(),
             "grafana": self._conf.grafana_url,
             "history": watch.histories.describe(),
-            "remark": "; ".join(filter(None, remarks)),
+            "remark": "; ".join([*self.remarks.values(), *self._problems()]),
             **watch.sampling.describe(),
         }
 
