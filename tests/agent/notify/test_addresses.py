@@ -10,8 +10,7 @@ import threading
 import pytest
 
 from extras import needed
-from otel_ddp.agent.notify.addresses import Address
-from otel_ddp.agent.notify.message import Message
+from otel_ddp.agent.notify.addresses import Address, Message
 from otel_ddp.agent.queue import Outcome
 from webhook import Webhook
 

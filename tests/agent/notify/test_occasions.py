@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from make import labels_of
-from otel_ddp.agent.notify.message import Message
+from otel_ddp.agent.notify.addresses import Message
 from otel_ddp.agent.notify.notifier import Notifier
 from otel_ddp.agent.notify.occasions import Occasions
 from otel_ddp.agent.verdicts.reports import Incident, RunReports

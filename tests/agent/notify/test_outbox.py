@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from make import Clock
-from otel_ddp.agent.notify.addresses import Address
-from otel_ddp.agent.notify.message import Message
-from otel_ddp.agent.notify.outbox import MOST_OF_A_KIND, Outbox
+from otel_ddp.agent.notify.addresses import Address, Message
+from otel_ddp.agent.notify.notifier import MOST_OF_A_KIND, Outbox
 from webhook import Webhook
 
 

@@ -1,4 +1,4 @@
-"""Sends messages to one address: a webhook by itself, any other by the library apprise.
+"""One message, and one address that it goes to: a webhook, or any other by the library apprise.
 
 An address may be a secret as a whole. So it is never logged, and no error's own text is shown.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections.abc import Mapping
 from hashlib import blake2s
+from typing import Any, NamedTuple
 
 from otel_ddp import __version__, errors
 from otel_ddp.agent.export.otlp import take_user
-from otel_ddp.agent.notify.message import Message
 from otel_ddp.agent.queue import Outcome
 from otel_ddp.history.terminal import without_mentions
 
@@ -26,6 +27,39 @@ _LEVELS = {"info": "info", "warn": "warning", "error": "failure"}
 # One at a time: it tells of an answer in its log alone.
 _APPRISE = threading.Lock()
 _NEEDS_APPRISE = "it needs the library apprise: pip install 'otel-ddp[notify]'"
+
+
+# A receiver may rely on the names of this version: docs/notifications.md lists them.
+SCHEMA = 1
+
+
+class Message(NamedTuple):
+    """One notification; what it is not about is empty."""
+
+    id: str
+    """The same each time it is sent."""
+    kind: str
+    """A kind of verdict, or `ended`, `alert`, `test`."""
+    level: str
+    """`info`, `warn` or `error`."""
+    title: str
+    text: str
+    time: str
+    """When it was made, in UTC, as RFC 3339 writes it."""
+    group: str = ""
+    run: str = ""
+    node: str = ""
+    rank: str = ""
+    url: str = ""
+    """The page of the run."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **self._asdict()}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Message:
+        """Raises KeyError where it is none."""
+        return cls(*(str(content[name]) for name in cls._fields))
 
 
 class Address:

@@ -10,7 +10,7 @@ from hashlib import blake2s
 from typing import Any
 
 from otel_ddp import shown
-from otel_ddp.agent.notify.message import Message
+from otel_ddp.agent.notify.addresses import Message
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.reports import Incident
 from otel_ddp.agent.verdicts.run_case import RunCase
