@@ -76,7 +76,8 @@ class PlayedRank:
         """One more, and all that was told before where that is to be told again."""
         if tells_all:
             message.CopyFrom(self._first)
-            message.records.since = message.records.until = self._position
+            # What lies before is nothing that it lacks.
+            message.records.since, message.records.until = 0, self._position
         self.number += 1
         pairs = [] if self._words else [(layout.STEPS_BEGAN, self._at_ns)]
         for word, ms in spent_ms(self._chance, late, any_late).items():
@@ -112,15 +113,13 @@ class PlayedNode:
         )
         ranks = range(number * RANKS, (number + 1) * RANKS)
         self.ranks = [PlayedRank(folder, rank, world) for rank in ranks]
-        self._new_leads = -1
         # As often as agents report.
         self._every, self._turn = min(-(-world // 4096), 3), number
         self._report = wire.Report()
         self._link.start()
 
     def step(self, late: bool, any_late: bool) -> None:
-        self._link.take()
-        tells_all, self._new_leads = self._new_leads != self._link.new_leads, self._link.new_leads
+        tells_all = any(answer.lacking for answer in self._link.take())
         processes = self._report.processes
         for at, rank in enumerate(self.ranks):
             message = processes[at] if at < len(processes) else processes.add()

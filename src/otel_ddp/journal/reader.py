@@ -115,6 +115,12 @@ class Ring(parser.Records):
                 break
         return records
 
+    def go_back(self, position: int) -> None:
+        """Read again from there on, where no record need begin."""
+        # Of those that are overwritten by now the number is not known: they count as one.
+        self.lost += self.end() - position > self.size
+        self.position, self.stuck = position & ~7, _MOST_STUCK_READS
+
     def _skip(self, position: int) -> int:
         waits = self.stuck < _MOST_STUCK_READS
         if waits and position >= self._gone + self._unpublished:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,8 +37,6 @@ _MOST_DEFINITIONS, _MOST_DEFINED = 64 * 1024, 256 * 1024
 _PROGRESS_BYTES = layout.IN_MARK + 8 - layout.PHASE
 # The first totals of a process are those of the lists above, or near them.
 _TOTALS_BYTES = 4096
-# So many of the last reports a lead that starts again may lack.
-_MOST_MARKS = 1024
 # In bytes.
 _SOME_STEPS = 16 * 1024
 # Of events and spans, by the wall clock.
@@ -68,13 +65,12 @@ class SentJournal:
     """A journal of this node, also after its reader was closed and its file was deleted."""
 
     def __init__(self, reader: parser.Journal, mark: tuple[int, int, int]) -> None:
-        """*mark*: from where on its records are sent."""
+        """*mark*: from where on its records are sent, until earlier ones are asked for."""
         self._reader = reader
         self._file = reader.content.again()
         self._areas = reader.areas
         self._ring = Ring(self._file, self._areas.ring, mark, self._sent)
         self._defined, self._lost_before = 0, mark[2]
-        self._marks = deque([mark], _MOST_MARKS)
         self.sends_values = False
         """Whether values, events and checkpoints are sent too: a history keeps them."""
 
@@ -89,26 +85,8 @@ class SentJournal:
     def go_back(self, defined: int, position: int | None = None) -> None:
         """Send again what lies behind these positions, as far as it is still there."""
         self._defined = min(defined, self._defined)
-        if position is None or position >= self._ring.position:
-            return
-        while len(self._marks) > 1 and self._marks[-1][0] > position:
-            self._marks.pop()
-        ring, mark = self._ring, self._marks[-1]
-        ring.position, ring.expected, ring.lost = mark
-        if position < mark[0]:
-            # Another agent of this node has sent that. Of its records this one knows no number.
-            ring.position = position & ~7
-            ring.lost += ring.end() - ring.position > ring.size
-
-    def kept(self, position: int) -> None:
-        """The lead has what lies before this position."""
-        # A step begins with the end of the one before.
-        while len(self._marks) > 1 and self._marks[1][0] <= position - _SOME_STEPS:
-            self._marks.popleft()
-
-    def go_back_to_kept(self) -> None:
-        """Send again what the history of the lead does not surely have."""
-        self.go_back(0, self._marks[0][0])
+        if position is not None and position < self._ring.position:
+            self._ring.go_back(position)
 
     def head(self) -> bytes:
         return self._file.read(0, layout.FIXED.size + layout.FIXED_CRC.size)
@@ -141,11 +119,9 @@ class SentJournal:
 
     def records(self, most: int) -> Stretch:
         """Those that were read here, and were not sent; *most*: within so many bytes."""
-        ring, since = self._ring, self._ring.position
-        if since > self._marks[-1][0]:
-            self._marks.append((since, ring.expected, ring.lost))
-        found = ring.read(self._reader.position, most)
-        return Stretch(since, ring.position, _joined(found))
+        since = self._ring.position
+        found = self._ring.read(self._reader.position, most)
+        return Stretch(since, self._ring.position, _joined(found))
 
     def _sent(self, kind: int, whole: bytes, position: int) -> Piece:
         return Piece(position, whole if kind in _STEPS or self._is_kept(kind, whole) else b"")
@@ -197,7 +173,6 @@ class ReceivedJournal(parser.Journal):
         self._new: list[parser.Record] = []
         self._lost = self._new_lost = self._told_lost = self._defined_bytes = 0
         self._until = -1
-        self._known: int | None = None
         self.created_ns = -1
         self.set_clock(ahead_ns)
         if self.created_ns < 0:
@@ -215,8 +190,9 @@ class ReceivedJournal(parser.Journal):
         return self._until < 0
 
     def resume(self, position: int) -> None:
-        """The history has all before this offset: request everything after it."""
-        self._known = position
+        """The history has all before this offset: take what comes from there on."""
+        # A step begins with the end of the one before.
+        self._until = max(position - _SOME_STEPS, 0)
 
     @property
     def position(self) -> int:
@@ -253,7 +229,7 @@ class ReceivedJournal(parser.Journal):
         *lost*: how many were overwritten before they could be sent.
         """
         if self._until < 0:
-            self._until = stretch.since if self._known is None else min(stretch.since, self._known)
+            self._until = stretch.since
         if stretch.since > self._until:
             return False
         for position, content in stretch.pieces:

@@ -26,7 +26,7 @@ RUN: Labels = (("group", "g"), ("run", "r"))
 class Cable:
     """Both ends of a link, without a network: a lead for `Leading`, a follower for `Following`."""
 
-    state, new_leads, dropped, is_connected = "connected", 0, 0, True
+    state, dropped, is_connected = "connected", 0, True
     refused: Mapping[str, int] = {}
     refused_questions = 0
 

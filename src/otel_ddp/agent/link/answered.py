@@ -35,7 +35,7 @@ class Answered:
             del answer.questions[:]
             answer.questions.extend(kept)
         self._asked += len(kept)
-        if answer.questions or answer.judged or answer.lacking or answer.kept:
+        if answer.questions or answer.judged or answer.lacking:
             self._answers.append(answer)
 
     def take(self) -> list[Any]:

@@ -110,10 +110,7 @@ class LinkClient:
         self._answered = Answered()
         self._clock = ClockOffset()
         self._link: _Link | None = None
-        self._lead_agent: int | None = None
         self._last: Place | None = None
-        self.new_leads = 0
-        """How often another lead has taken the place of the last one: it knows nothing yet."""
         self.state = "not connected yet"
         """What `status` says of the link."""
 
@@ -260,9 +257,6 @@ class LinkClient:
         now = time.strftime("%H:%M:%S")
         self.state = f"connected to {_printable(answer.node)} ({place}) since {now}"
         log.info("the link to the lead of a run: %s", self.state)
-        if self._lead_agent not in (None, answer.agent):
-            self.new_leads += 1
-        self._lead_agent = answer.agent
         self._received(answer)
         self._answered_reports = self._sent
         self._link = link

@@ -59,7 +59,6 @@ class Following:
         self._processes: dict[Process, Outflow] = {}
         self._numbers = 0
         self._report_at_ns = 0
-        self._new_leads = 0
         self._said: Judgement | None = None
         self._said_ns = self._now_ns = 0
         # The lead's clock less ours, in whole seconds: a verdict is known again by its time.
@@ -119,10 +118,6 @@ class Following:
 
     @errors.contained()
     def _report(self, now_ns: int) -> None:
-        if self._client.new_leads != self._new_leads:
-            self._new_leads = self._client.new_leads
-            for process in self._processes.values():
-                process.tell_all_again()
         report = wire.Report(told=self._stacks.take())
         if self._history is not None and (led := self.judgement()) is not None:
             report.readings = readings.pack(self._history(led.by))
@@ -155,10 +150,6 @@ class Following:
             if process is not None:
                 position = lacking.position if lacking.HasField("position") else None
                 process.go_back(lacking.defined, position)
-        for kept in answer.kept:
-            _, process = by_number.get(kept.process, (None, None))
-            if process is not None:
-                process.kept(kept.position)
         if answer.judged:
             own = [source.labels for source in self._processes]
             try:

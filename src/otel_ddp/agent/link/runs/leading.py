@@ -78,7 +78,7 @@ class _Node:
     ) -> Iterator[Elsewhere]:
         """Take its processes in; what has news by it. *most*: so many processes fit.
 
-        *written*: the offset up to which the history has each journal; None: not known yet.
+        *written*: the offset up to which the history has each journal; None: not known.
         """
         if report.agent != self.agent:
             # Its agent was started again, and gives its processes other numbers.
@@ -119,14 +119,13 @@ class _Node:
         journal = host.reader
         journal.set_clock(self.ahead_ns)
         journal.put(message.progress, message.totals, message.reason)
-        if journal.is_new:
+        if journal.is_new and self._is_kept:
             if written is None:
                 self.lacking.append(wire.Lacking(process=message.id))
                 self._reported.add(message.id)
                 return host
-            # If both agents were restarted, the follower's first offset may be beyond ours.
-            if position := written.get(f"{host.node}/{journal.name}"):
-                journal.resume(position)
+            # Where its agent begins says nothing: what the history lacks lies before, or behind.
+            journal.resume(written.get(f"{host.node}/{journal.name}", 0))
         is_whole = journal.define(_stretch(message.definitions))
         if not (journal.add(_stretch(message.records), message.lost) and is_whole):
             places = {"defined": journal.defined, "position": journal.position}
@@ -196,7 +195,7 @@ class Leading:
             self._moved_ns = now_ns
         self._room = _MOST_OF_RUN - sum(len(each.hosts) for each in self._nodes.values())
         fresh: dict[Elsewhere, _Node] = {}
-        written = {} if self._history is None else self._history.positions(self._key)
+        written = None if self._history is None else self._history.positions(self._key)
         for name, report in self._server.take():
             if (of := self._take(name, report)) is not None:
                 before = len(of.hosts)
@@ -291,15 +290,8 @@ class Leading:
                     answer.questions.add(process=number, kind=kind, number=each.number)
             if said is not None:
                 answer.judged = said.to([each.process.labels for each in node.hosts.values()])
-                answer.kept.extend(self._kept(node))
             if answer.questions or answer.judged or answer.lacking:
                 self._server.answer(name, answer)
-
-    def _kept(self, node: _Node) -> Iterator[wire.Kept]:
-        positions = None if self._history is None else self._history.positions(self._key)
-        for number, host in node.hosts.items():
-            if number > 0 and positions and (position := positions.get(host.process.journal)):
-                yield wire.Kept(process=number, position=position)
 
     def _new_said(self, judgement: Judgement | None, now_ns: int) -> Said | None:
         before, since_ns = self._said, now_ns - self._said_ns

@@ -31,8 +31,7 @@ class Outflow:
         and so needs all that was read here."""
         self.number, self.process = number, process
         self._is_kept = is_kept
-        mark = process.mark_first if is_kept else process.mark_before
-        self._journal = SentJournal(process.reader, mark)
+        self._journal = SentJournal(process.reader, process.mark_before)
         self._told: bytes | None = None
         self._told_ns = self._tell_again_ns = self._asked_ns = self._ended_at_ns = 0
         self._evidence = Evidence()
@@ -77,23 +76,12 @@ class Outflow:
     def _is_asked(self, now_ns: int) -> bool:
         return bool(self._asked_ns) and now_ns - self._asked_ns < _ASKED_NS
 
-    def tell_all_again(self) -> None:
-        """The lead knows nothing of it: it has begun anew."""
-        self._told = None
-        if self._is_kept:
-            self._journal.go_back_to_kept()
-        else:
-            self._journal.go_back(0)
-
-    def kept(self, position: int) -> None:
-        """The history of the lead has what lies before this position."""
-        self._journal.kept(position)
-
     def go_back(self, defined: int, position: int | None) -> None:
         """What lies behind these positions has not come."""
         self._journal.go_back(defined, position)
         if not defined:
-            self.tell_all_again()
+            # The lead knows nothing of it.
+            self._told = None
 
     @errors.contained()
     def write(self, message: wire.Process, now_ns: int, most: int) -> None:
