@@ -30,10 +30,6 @@ class Peer:
     def __init__(self) -> None:
         self.answers: list[Any] = []
         self.ended = ""
-        self.rests = 0
-
-    def rest(self, seconds: float) -> None:
-        self.rests += 1
 
     def send(self, message: bytes) -> None:
         self.answers.append(Answer.FromString(message))
@@ -131,12 +127,6 @@ def test_what_waits_takes_no_more_memory_than_it_may_whatever_it_is_made_of() ->
     assert 0 < len(lead.take()) * 8000 * 160 <= 32 << 20
     many = serve(lead, report(), report(processes=[Process()] * 8193))
     assert many.ended == "a report of too many parts"
-
-
-def test_a_node_that_reports_beyond_measure_is_not_listened_to_for_a_while() -> None:
-    # Two seconds may have begun meanwhile, and hardly three.
-    assert serve(lead_of_four(), *[report()] * 200).rests == 0
-    assert serve(lead_of_four(), *[report()] * 1000).rests > 0
 
 
 ANSWERS = st.builds(

@@ -8,6 +8,8 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +21,7 @@ from agent.link import linked
 from agent.link.linked import SECRET, Links, until
 from otel_ddp import __version__
 from otel_ddp.agent.link import credentials, limits
-from otel_ddp.agent.link.link_pb2 import Answer, Report
+from otel_ddp.agent.link.link_pb2 import Answer, Process, Report
 from otel_ddp.agent.link.server import LinkServer
 
 TESTS = Path(__file__).parents[2]
@@ -62,7 +64,7 @@ def with_a_certificate_of_another_run() -> ssl.SSLContext:
 
 def answers(port: int, given: ssl.SSLContext | None, *reports: bytes) -> list[Any]:
     """What the lead answers to these messages."""
-    found = []
+    found: list[Any] = []
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         link = socket.create_connection(("127.0.0.1", port), linked.WITHIN_S)
         stack.callback(link.close)
@@ -71,8 +73,8 @@ def answers(port: int, given: ssl.SSLContext | None, *reports: bytes) -> list[An
         # The last one is a ping, which is answered once the others are.
         link.sendall(b"".join(len(each).to_bytes(4, "big") + each for each in (*reports, b"")))
         read = stack.enter_context(link.makefile("rb")).read
-        while size := int.from_bytes(read(4), "big"):
-            found.append(Answer.FromString(read(size)))
+        sizes = (int.from_bytes(read(4), "big") for _ in (*reports, b""))
+        found.extend(Answer.FromString(read(size)) for size in sizes if size)
     return found
 
 
@@ -143,6 +145,25 @@ def test_the_lead_takes_as_many_nodes_as_it_says(links: Links) -> None:
     until(lambda: any("the lead takes 2 nodes" in each.state for each in followers))
 
     assert lead.refused["too many nodes"] >= 1
+
+
+@pytest.mark.parametrize(
+    "said", [[b""] * 1000, [Report(node="node-1", agent=1, processes=[Process()] * 8000)] * 20]
+)
+def test_a_peer_takes_little_of_the_thread_of_links_whatever_it_sends(
+    links: Links, lead: LinkServer, said: list[Any]
+) -> None:
+    (thread,) = (each for each in threading.enumerate() if each.name == "otel-ddp-link")
+    clock = time.pthread_getcpuclockid(thread.ident or 0)
+    messages = [each and each.SerializeToString() for each in said]
+    made = with_the_secret()
+    began_s, used_s = time.monotonic(), time.clock_gettime(clock)
+
+    answers(links.port, made, GREETING.SerializeToString(), *messages)
+
+    # A tenth for messages, and some for TLS.
+    lasted_s = time.monotonic() - began_s
+    assert lasted_s > 6 * (time.clock_gettime(clock) - used_s)
 
 
 def test_a_secret_that_could_be_guessed_is_refused() -> None:

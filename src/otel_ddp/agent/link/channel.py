@@ -11,6 +11,8 @@ from otel_ddp.agent.link.credentials import NAME
 
 _LENGTH_BYTES = 4
 _PIECE_BYTES = 1 << 16
+# A peer may take a tenth of this thread, whatever it sends: it rests for so many times as long.
+_RESTS = 9
 
 
 class Channel(asyncio.Protocol, ABC):
@@ -45,11 +47,6 @@ class Channel(asyncio.Protocol, ABC):
             self.sent_s = time.monotonic()
             self._tls.write(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
             self._flush()
-
-    def rest(self, seconds: float) -> None:
-        """Take no message for so long."""
-        self.hold("rests", True)
-        asyncio.get_running_loop().call_later(seconds, self.hold, "rests", False)
 
     def hold(self, why: str, holds: bool) -> None:
         """Take no message, and read nothing, while there is any reason not to."""
@@ -125,4 +122,8 @@ class Channel(asyncio.Protocol, ABC):
                 return
             message = bytes(unread[_LENGTH_BYTES:until])
             del unread[:until]
+            began_s = time.thread_time()
             self.received(message)
+            took_s = time.thread_time() - began_s
+            self.hold("rests", True)
+            asyncio.get_running_loop().call_later(_RESTS * took_s, self.hold, "rests", False)

@@ -31,7 +31,6 @@ log = logging.getLogger("otel_ddp.agent")
 _MOST_NODES = 2048
 _MOST_WAITING_BYTES = 32 << 20
 _MOST_ANSWERS = 16
-_MOST_REPORTS_A_SECOND = 256
 # Processes and answers in one report: an agent begins another report long before.
 _MOST_PARTS = 8192
 # What says nothing takes two bytes on its way, and so many once it is parsed.
@@ -110,8 +109,6 @@ class _Stream:
         self.heard_ns = 0
         self.peer: _Peer | None = None
         """The connection that it has now."""
-        # How many reports have come in this second.
-        self.second = self.taken = 0
 
 
 class LinkServer:
@@ -222,7 +219,7 @@ class LinkServer:
             if stream is None:
                 stream = peer.stream = self._admitted(report, peer)
             else:
-                self._take(stream, peer, report, len(message))
+                self._take(stream, report, len(message))
         except _Refused as refused:
             self.refused[refused.why] += 1
             self._end(peer, str(refused))
@@ -240,14 +237,9 @@ class LinkServer:
         while stream.answers and stream.peer is not None and stream.peer.is_writable:
             stream.peer.send(self._stamped(stream.answers.popleft()))
 
-    def _take(self, stream: _Stream, peer: _Peer, report: Any, size: int) -> None:
+    def _take(self, stream: _Stream, report: Any, size: int) -> None:
         if (report.node, report.agent) != (stream.node, stream.agent):
             raise _Refused("other node", "a report of another node")
-        if (now := int(time.monotonic())) != stream.second:
-            stream.second, stream.taken = now, 0
-        stream.taken += 1
-        if stream.taken > _MOST_REPORTS_A_SECOND:
-            peer.rest(1.0)
         parts = len(report.processes) + len(report.told)
         if parts > _MOST_PARTS:
             raise _Refused("too many parts", "a report of too many parts")
