@@ -285,6 +285,31 @@ def test_values_of_an_earlier_attempt_that_come_late_are_not_mixed_with_the_new_
         assert history.about["gaps"] == []
 
 
+def test_what_an_attempt_did_while_the_link_was_cut_comes_to_the_lead_of_the_next_one(
+    agents: KeptAgents, tmp_path: Path
+) -> None:
+    agents.train(50)
+    agents.cable.is_connected = False
+    agents.train(100)
+    agents.start_run_again(tmp_path)
+    # Their journals are exported, and deleted.
+    for each in set(agents.led.seen) - set(agents.led.ranks):
+        each.close()
+    agents.led.seen = [*agents.led.ranks]
+    for _ in range(60):
+        agents.poll()
+    asked = partial(agents.kept[1].collector.readings, KEY)
+    before, agents.following = agents.following, Following(RUN, agents._led_end, 0, asked)
+    agents.following.take_over(before)
+    agents.leading = Leading(RUN, "node-0", agents.leading._server, agents.kept[0].collector)
+    agents.cable.is_connected = True
+    agents.settle()
+
+    lead, _ = agents.kept
+    assert lead.values() == all_ranks(150)
+    assert lead.about()["gaps"] == []
+
+
 def test_what_was_overwritten_before_the_lead_had_it_is_a_gap_there(agents: KeptAgents) -> None:
     agents.train(50)
     agents.cable.is_connected = False

@@ -34,11 +34,11 @@ def process(tmp_path: Path) -> Iterator[Made]:
     """Makes a process of this rank and world, alive or not, and maybe with a lead."""
     written: list[Any] = []
 
-    def make(rank: int, world_size: int, *, alive: bool = True, knows: bool = True) -> Process:
+    def make(rank: int, world_size: int, *, alive: bool = True, named: Any = NAMED) -> Process:
         folder = tmp_path / str(len(written))
         made = ReadRank(folder, rank, "node-0", world_size=world_size)
         written.append(made)
-        made.writer.document(layout.FACTS, {lead.FACT: NAMED} if knows else {})
+        made.writer.document(layout.FACTS, {lead.FACT: named} if named else {})
         made.alive = alive
         made.poll()
         return made.process
@@ -69,7 +69,7 @@ def test_the_node_of_rank_0_leads_on_when_that_rank_ends_first(process: Made) ->
 
 def test_an_attempt_on_one_node_has_no_lead_whatever_the_last_one_had(process: Made) -> None:
     before = [process(rank, 4, alive=False) for rank in (0, 1)]
-    now = [process(rank, 2, knows=False) for rank in (0, 1)]
+    now = [process(rank, 2, named=None) for rank in (0, 1)]
 
     assert wanted_by(before) is not None
     assert wanted_by([*before, *now]) is None
@@ -99,6 +99,18 @@ def test_a_link_stays_for_a_minute_after_the_journals_are_gone(process: Made) ->
         now_s[0] += 61
         links.poll([])
         assert links.describe() == []
+    finally:
+        links.stop()
+
+
+def test_what_the_lead_of_one_attempt_lacks_goes_to_that_of_the_next_one(process: Made) -> None:
+    links = Links("node-1", cast(Any, Kept()))
+    try:
+        links.poll([process(1, 4, alive=False)])
+        links.poll([process(1, 4, named=lead.propose(["node-2"]).as_json())])
+
+        following: Any = links._open[RUN].link
+        assert len(following._processes) == 2
     finally:
         links.stop()
 
@@ -179,7 +191,7 @@ def test_a_lead_stays_one_when_rank_0_goes_before_a_rank_that_came_after_it(proc
 def test_ranks_that_name_no_lead_are_compared_alone_and_status_says_so(process: Made) -> None:
     kept: Any = Kept()
     links = Links("node-0", kept)
-    two = [process(rank, 4, knows=False) for rank in (0, 1)]
+    two = [process(rank, 4, named=None) for rank in (0, 1)]
     said = (
         "2 of 4 ranks are known here and compared with each other alone: they name no lead (no "
         "process group yet, or OTEL_DDP_LEAD=off)"
@@ -188,7 +200,7 @@ def test_ranks_that_name_no_lead_are_compared_alone_and_status_says_so(process: 
     links.poll(two)
     assert [each["sentence"] for each in links.describe()] == [said]
 
-    links.poll([*two, *(process(rank, 4, knows=False) for rank in (2, 3))])
+    links.poll([*two, *(process(rank, 4, named=None) for rank in (2, 3))])
     assert links.describe() == []
 
 

@@ -29,10 +29,14 @@ _RANKS_A_SECOND, _SELDOM = 4096, 3
 # A lead that has said nothing for so long leads no more.
 _LEADS_NO_MORE_NS = 10_000_000_000
 
+# More is known of an end for so long after it.
+_ENDED_NS = 30_000_000_000
 # Within so many bytes of all rings together records are sent in one round: 20,000 steps.
 _MOST_OF_RINGS = 2 << 20
 # One that has more is sent, and another one goes on.
 _LARGE_REPORT = 1 << 20
+# Of processes that are gone, whose journals stay in memory until a lead has them.
+_MOST_GONE = 32
 
 QUESTIONS: Mapping[int, Question] = {
     wire.Question.WHERE: "where",
@@ -61,11 +65,18 @@ class Following:
         self._report_at_ns = 0
         self._said: Judgement | None = None
         self._said_ns = self._now_ns = 0
+        # When the lead was out of reach last.
+        self._unlinked_ns = 0
         # The lead's clock less ours, in whole seconds: a verdict is known again by its time.
         self._ahead_ns = 0
 
     def start(self) -> None:
         self._client.start()
+
+    def take_over(self, before: Following) -> None:
+        """Go on with the processes of the last attempt: the next lead asks for what it lacks."""
+        self._processes, before._processes = before._processes, {}
+        self._numbers, self._unlinked_ns = before._numbers, before._now_ns
 
     def stop(self) -> None:
         """Report what was read last, and close the link."""
@@ -100,15 +111,17 @@ class Following:
             self._report(now_ns - self._origin_ns)
 
     def _keep(self, here: Collection[Process]) -> None:
-        # What ended is told for a while longer than it has a journal, and until the lead is heard.
-        over = [
-            source
-            for source, each in self._processes.items()
-            if source not in here
-            and (not each.has_ended or each.is_over(self._now_ns - self._origin_ns))
-            and self._client.is_connected
-        ]
-        for source in over:
+        # What ended is told for a while longer than it has a journal, while the lead is heard.
+        if not self._client.is_connected:
+            self._unlinked_ns = self._now_ns
+        gone = [source for source in self._processes if source not in here]
+        over = gone[:-_MOST_GONE]
+        for source in gone if self._client.is_connected else ():
+            each = self._processes[source]
+            told_since_ns = max(each.ended_at_ns + self._origin_ns, self._unlinked_ns)
+            if not each.has_ended or self._now_ns - told_since_ns > _ENDED_NS:
+                over.append(source)
+        for source in dict.fromkeys(over):
             self._processes.pop(source).close()
         for source in here:
             if source not in self._processes:

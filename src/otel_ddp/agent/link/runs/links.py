@@ -140,15 +140,17 @@ class Links:
             self._open[run] = known.seen(sources, now_ns)
             return
         # The first link of the run; or a new attempt, which may have another lead.
-        self._close(run)
         if wanted.world_size > _MOST_RANKS:
+            self._close(run)
             self._why_alone[run] = (
                 f"this run has {wanted.world_size} ranks, more than one agent compares "
                 f"({_MOST_RANKS}): those of this node are compared with each other alone"
             )
             return
-        self._open[run] = _Open(wanted, self._opened(run, wanted), 0).seen(sources, now_ns)
-        self._open[run].link.start()
+        link = self._opened(run, wanted)
+        self._close(run)
+        self._open[run] = _Open(wanted, link, 0).seen(sources, now_ns)
+        link.start()
 
     def _opened(self, run: Labels, wanted: Wanted) -> Leading | Following:
         # Protobuf and cryptography are loaded for runs on several nodes alone.
@@ -171,7 +173,10 @@ class Links:
             return Leading(run, self._node, server, history)
         client = LinkClient(self._thread, secret, **ends)
         readings = partial(self._collector.readings, _key(run)) if is_kept else None
-        return Following(run, client, self._origin_ns, readings)
+        following, before = Following(run, client, self._origin_ns, readings), self._open.get(run)
+        if before is not None and isinstance(before.link, Following):
+            following.take_over(before.link)
+        return following
 
     def _close(self, run: Labels) -> None:
         self._why_alone.pop(run, None)

@@ -16,8 +16,6 @@ from otel_ddp.vocabulary.words import state_word
 
 # For so long after a question the lead is told what the kernel says of the process.
 _ASKED_NS = 30_000_000_000
-# More is known of an end for so long after it.
-_ENDED_NS = 30_000_000_000
 # Memory changes all the time.
 _KNOWN_EVERY_NS = 2_000_000_000
 _TELL_AGAIN_NS = 10_000_000_000
@@ -33,7 +31,9 @@ class Outflow:
         self._is_kept = is_kept
         self._journal = SentJournal(process.reader, process.mark_before)
         self._told: bytes | None = None
-        self._told_ns = self._tell_again_ns = self._asked_ns = self._ended_at_ns = 0
+        self._told_ns = self._tell_again_ns = self._asked_ns = 0
+        self.ended_at_ns = 0
+        """When its end was seen; 0: it has none."""
         self._evidence = Evidence()
         self._ended: dict[str, Any] | None = None
         self._cause: Mapping[str, Any] = {}
@@ -43,10 +43,6 @@ class Outflow:
     @property
     def has_ended(self) -> bool:
         return self._ended is not None
-
-    def is_over(self, now_ns: int) -> bool:
-        """Whether it has ended, and no more will be known of that."""
-        return self.has_ended and now_ns - self._ended_at_ns > _ENDED_NS
 
     def close(self) -> None:
         self._journal.close()
@@ -60,7 +56,7 @@ class Outflow:
             self.is_urgent |= self._evidence.answered_ns != before.answered_ns
         if self._ended is None and not process.is_at_work:
             origin_ns, life = wall_origin_ns(), process.life
-            self._ended_at_ns, self.is_urgent = now_ns, True
+            self.ended_at_ns, self.is_urgent = now_ns, True
             self._ended = {
                 "state": state_word(life.state),
                 "seen_alive_ns": life.seen_alive_ns - origin_ns,
