@@ -103,16 +103,6 @@ def test_stalls_that_recur_are_looked_for_where_every_step_is_measured_alone() -
     assert [each.opened for each in train(every, 10)] == [False]
 
 
-def test_a_run_that_is_slower_is_seen_by_the_times_of_all_steps() -> None:
-    job = Measuring(4, 4)
-    slower = {rank: {"backward": 0.03} for rank in job.ranks}
-    job.steps(700 * 4)
-    changes = job.steps(2700, slower)
-
-    assert opened(changes) == [("regression", "", "backward")]
-    assert changes[0].verdict.evidence["usual_step_s"] == pytest.approx(STEP_S, abs=0.001)
-
-
 def test_what_bounds_a_run_is_told_from_its_measured_steps() -> None:
     bounds = Bounds()
     told, changes = Told(Stragglers(bounds=bounds)), list[Change]()

@@ -17,7 +17,7 @@ from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.vocabulary.words import PHASES, WORK_PHASES
-from ranks import STEP_S, Job, Told, summary
+from ranks import Job, Told, summary
 
 MS = 1_000_000
 S = 1000 * MS
@@ -695,92 +695,6 @@ def test_what_is_kept_is_bounded_when_a_rank_is_far_behind() -> None:
 
     assert len(job.detector._alignment._waiting) <= 1000
     assert len(job.detector._cases.ranks) <= 300
-
-
-# --- Slower than it was ---------------------------------------------------------------------------
-
-
-def slow_for(job: Job, seconds: float, phase: str = "backward", by_s: float = 0.03) -> list[Change]:
-    more = {key: {phase: by_s} for key in job.ranks}
-    return job.steps(round(seconds / (STEP_S + by_s)), more)
-
-
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_a_run_that_is_slower_than_it_was_is_reported_after_minutes(ranks: int) -> None:
-    job = Job(ranks)
-    job.steps(700)
-
-    assert slow_for(job, 280) == []
-    changes = slow_for(job, 60)
-
-    assert summary(changes) == [("regression", "", "backward", True)]
-    assert changes[0].verdict.labels == (("group", "g"), ("run", "r"))
-    assert changes[0].verdict.evidence["slower"] == pytest.approx(0.3, abs=0.02)
-    assert changes[0].verdict.evidence["more_s"]["backward"] == pytest.approx(0.03, abs=0.002)
-    assert summary(job.steps(500)) == [("regression", "", "backward", False)]
-
-
-def test_an_open_regression_has_the_present_figures_without_a_further_change() -> None:
-    job = Job()
-    job.steps(700)
-    (opened, _), *more = slow_for(job, 400)
-
-    changes = slow_for(job, 100, by_s=0.05)
-    (grown,) = job.detector.present()
-    changes += slow_for(job, 100, phase="data", by_s=0.01)
-    (shrunk,) = job.detector.present()
-
-    assert [*more, *changes] == []
-    assert "30 % more" in opened.sentence
-    assert "50 % more" in grown.sentence
-    assert "10 % more" in shrunk.sentence
-    assert grown.evidence["more_s"]["backward"] == pytest.approx(0.05, abs=0.002)
-    assert (grown.since_ns, grown.phase) == (opened.since_ns, "backward")
-    assert (shrunk.since_ns, shrunk.phase) == (opened.since_ns, "data")
-    # Less than that is no regression, and is not told as one.
-    ((over, _),) = job.steps(500)
-    assert over.sentence == shrunk.sentence
-    assert job.detector.present() == []
-
-
-def test_a_short_slowness_and_a_small_one_are_no_regression() -> None:
-    job = Job()
-    job.steps(700)
-
-    assert slow_for(job, 200) == []
-    assert job.steps(200) == []
-    assert slow_for(job, 200) == []
-    assert job.steps(200) == []
-    assert slow_for(job, 600, by_s=0.01) == []
-
-
-@pytest.mark.parametrize(
-    ("late", "work", "kinds"),
-    [(range(4), 1300, []), ((1,), 1000, ["straggler"])],
-    ids=["larger batches", "a straggler"],
-)
-def test_what_else_explains_it_is_no_regression(
-    late: Sequence[int], work: int, kinds: list[str]
-) -> None:
-    job = Job()
-    job.steps(700)
-    more = {rank: {"backward": 0.03} for rank in late}
-
-    changes = job.steps(2600, more, {rank: {"work": work} for rank in range(4)})
-
-    assert [each.verdict.kind for each in changes] == kinds
-
-
-def test_a_regression_is_seen_where_waiting_is_not_known_and_ends_with_its_run() -> None:
-    job = Job(2)
-    for rank in job.ranks:
-        job.told.know(rank, waits_known=False)
-    job.steps(700)
-
-    assert summary(slow_for(job, 400)) == [("regression", "", "backward", True)]
-    for rank in job.ranks:
-        job.told.forget(rank)
-    assert summary(job.detector.poll(0)) == [("regression", "", "backward", False)]
 
 
 def test_restarts_leave_no_ranks_behind() -> None:

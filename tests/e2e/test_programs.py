@@ -25,7 +25,7 @@ PROGRAMS = sorted(
 MOST_CHANGED_LINES = 9
 
 # Verdicts on how fast ranks are.
-OF_PACE = ("straggler", "imbalance", "recurring", "regression")
+OF_PACE = ("straggler", "imbalance", "recurring")
 
 
 class Value(NamedTuple):

@@ -24,7 +24,7 @@ from watched import Watched, assert_nobody_named, opened
 pytestmark = [pytest.mark.timed, pytest.mark.gpu]
 
 PROGRAM = Path(__file__).with_name("train.py")
-SPEED = ("straggler", "imbalance", "recurring", "regression", "stall")
+SPEED = ("straggler", "imbalance", "recurring", "stall")
 Record = Callable[[str, object], None]
 
 

@@ -105,7 +105,6 @@ Kind = Literal[
     "nonfinite",  # a logged value became NaN or infinite
     "straggler",  # one rank keeps the others waiting
     "creep",  # memory that grows without end
-    "regression",  # all ranks are slower than they were
     "imbalance",  # one rank has more to do than the others
     "recurring",  # one rank stalls again and again
     "bound",  # what most of the step goes to

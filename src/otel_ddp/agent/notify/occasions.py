@@ -40,7 +40,6 @@ _KINDS: Mapping[Kind, tuple[str, str, float]] = {
     "nonfinite": ("error", "has a value that is not finite", 0.0),
     "straggler": ("warn", "keeps the others waiting", _STOOD_S),
     "creep": ("warn", "needs more and more memory", _STOOD_S),
-    "regression": ("warn", "is slower than it was", _STOOD_S),
 }
 # Of a step: what a late rank or node must cost.
 _COSTS = 0.05

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.medians import median
-from otel_ddp.diagnosis.regression import Regression
 from otel_ddp.diagnosis.say import rank_numbers, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler import limits, rule
@@ -25,7 +24,7 @@ from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
 from otel_ddp.diagnosis.straggler.waits import Taken, Waits
 from otel_ddp.diagnosis.straggler.window import Compared
-from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import WORK_PHASES
 
 
@@ -73,8 +72,6 @@ class Stragglers(Detector):
         self._unclear = 0.0
         self._pace = HostPace()
         self._unusual_share = 0.0
-        self._regression: Regression | None = None
-        self._changes: list[Change] = []
         self._compared: _Present | None = None
 
     @property
@@ -149,9 +146,6 @@ class Stragglers(Detector):
         self._try_calls()
         if len(self._alignment) < 2:
             self._cases.close_all()
-        if not self._alignment and self._regression:
-            self._changes += self._regression.close()
-            self._regression = None
 
     def expect(self, labels: Labels) -> None:
         """Compare no step any more without this rank."""
@@ -187,8 +181,6 @@ class Stragglers(Detector):
     # -- steps
 
     def _feed_steps(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
-        if self._regression is None:
-            self._regression = Regression(run_labels(labels))
         self._pace.begin(labels, [each for each in steps if each.measured])
         for row in self._alignment.feed(labels, steps, limits.FIRST_STEPS):
             self._feed_row(row)
@@ -227,15 +219,13 @@ class Stragglers(Detector):
             self._pause_recurring()
             return
         # A measured step stands for those before it, and takes a little longer than they do.
-        steps_ns, step_ns = [*self._steps_ns], median(self._steps_ns)
+        steps, step_ns = len(self._steps_ns), median(self._steps_ns)
         self._steps_ns.clear()
-        if self._regression is not None:
-            self._changes += self._regression.feed(facts, steps_ns, bool(self._cases))
         if not comparable:
             return
         if (adjusted := self._pace.adjusted(facts)) is not facts:
             facts, columns = adjusted, columns_of(adjusted)
-        step = Compared.of(row.number, columns, self._not_compared, len(steps_ns), step_ns)
+        step = Compared.of(row.number, columns, self._not_compared, steps, step_ns)
         usual_ns = [*step.works_ns]
         for i in unusual:
             # Among very many ranks there is one in nearly every step. It says nothing of itself.
@@ -246,7 +236,7 @@ class Stragglers(Detector):
             ]
             usual_ns[i] = round(median(alike_ns))
         excesses_ns = self._cases.feed(step, usual_ns, self._ranks, self._world_size)
-        if recurring is not None and len(steps_ns) == 1:
+        if recurring is not None and steps == 1:
             self._recurs = True
             recurring.feed(row.number, facts, None if unusual else excesses_ns, others)
 
@@ -281,14 +271,12 @@ class Stragglers(Detector):
 
     def poll(self, now_ns: int) -> list[Change]:
         self._settle()
-        changes, self._changes = [*self._cases.poll(), *self._changes], []
-        return [*changes, *self._recurring.poll()]
+        return [*self._cases.poll(), *self._recurring.poll()]
 
     def present(self) -> list[Verdict]:
         """The open verdicts with the figures of the last check that found them."""
         self._settle()
-        slower = self._regression.present() if self._regression is not None else []
-        return [*self._cases.present(), *self._recurring.present(), *slower]
+        return [*self._cases.present(), *self._recurring.present()]
 
     # -- the present state
 
