@@ -6,9 +6,8 @@ import pytest
 
 from make import labels_of, step_facts
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
-from otel_ddp.diagnosis.straggler.excess_history import ranks_of
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
-from otel_ddp.diagnosis.straggler.window import Compared
+from otel_ddp.diagnosis.straggler.window import Compared, ranks_of
 from otel_ddp.vocabulary.words import WORK_PHASES
 
 MS = 1_000_000

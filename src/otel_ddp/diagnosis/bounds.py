@@ -10,8 +10,8 @@ from otel_ddp.diagnosis.detector import Detector, RankState
 from otel_ddp.diagnosis.medians import lower_median, median
 from otel_ddp.diagnosis.say import COLLECT_TOGETHER, percent, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
-from otel_ddp.diagnosis.straggler.excess_history import by_stage
 from otel_ddp.diagnosis.straggler.host_pace import LaunchNeed
+from otel_ddp.diagnosis.straggler.window import by_stage
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, GARBAGE, WORK_PHASES
 

@@ -5,14 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from otel_ddp.diagnosis.detector import RankState
-from otel_ddp.diagnosis.straggler import excess_history, limits, rule
+from otel_ddp.diagnosis.straggler import limits, rule
 from otel_ddp.diagnosis.straggler.finding import Finding
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
-from otel_ddp.diagnosis.straggler.window import Compared, Window
+from otel_ddp.diagnosis.straggler.window import (
+    Compared,
+    ExcessHistory,
+    Late,
+    Window,
+    nodes_of,
+    ranks_of,
+)
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import Kind
 
@@ -71,14 +78,14 @@ class _Case:
 class _Look:
     """One look at the last steps: what several verdicts need of them."""
 
-    def __init__(self, table: Callable[[excess_history.ExcessHistory, int], PhaseTable]) -> None:
+    def __init__(self, table: Callable[[ExcessHistory, int], PhaseTable]) -> None:
         self._table = table
-        self._tables: dict[tuple[excess_history.ExcessHistory, int], PhaseTable] = {}
-        self.late: list[excess_history.Late] = []
+        self._tables: dict[tuple[ExcessHistory, int], PhaseTable] = {}
+        self.late: list[Late] = []
         self._excesses_s: dict[int, dict[Labels, float]] = {}
         self._without_s: dict[int, float] = {}
 
-    def table(self, history: excess_history.ExcessHistory, length: int) -> PhaseTable:
+    def table(self, history: ExcessHistory, length: int) -> PhaseTable:
         key = history, length
         if key not in self._tables:
             self._tables[key] = self._table(history, length)
@@ -104,13 +111,14 @@ class Cases:
     def __init__(self, hint: Hint | None, where: Where) -> None:
         self._hint, self._where = hint, where
         self.window = Window()
-        self.ranks = excess_history.ExcessHistory(self.window)
+        self.ranks = ExcessHistory(self.window)
         # Without units where there is nothing to say of nodes.
-        self._nodes = excess_history.ExcessHistory(self.window)
+        self._nodes = ExcessHistory(self.window)
         self._open: dict[Labels, _Case] = {}
         # Late ranks that wait for a verdict on their node: since how many steps.
         self._waiting: dict[Labels, int] = {}
-        self.lost_time = excess_history.LostTime()
+        self.lost_s: dict[Labels, float] = {}
+        """Seconds that the others have lost to each rank. They stay when its verdict is over."""
         self._world_size = 0
         self.hidden_at: int | None = None
         """The last step of which it was not clear whether ranks wait, or work hides that."""
@@ -129,10 +137,10 @@ class Cases:
         *stages*: of each rank, its stage of a pipeline.
         """
         self.window, self.hidden_at = Window(left_out, stages), None
-        ranked = excess_history.ranks_of(ranks, stages)
-        self.ranks = excess_history.ExcessHistory(self.window, ranked)
-        of_nodes = excess_history.nodes_of(ranks, stages)
-        self._nodes = excess_history.ExcessHistory(self.window, of_nodes)
+        ranked = ranks_of(ranks, stages)
+        self.ranks = ExcessHistory(self.window, ranked)
+        of_nodes = nodes_of(ranks, stages)
+        self._nodes = ExcessHistory(self.window, of_nodes)
         self._waiting.clear()
         self._steps_since_look, self._ns_since_look = 0, 0.0
         compared = {unit.labels for unit in (*self.ranks.units, *self._nodes.units)}
@@ -184,7 +192,7 @@ class Cases:
         """The open verdicts with the figures of the last check that found them."""
         return [case.verdict for case in self._open.values()]
 
-    def table(self, history: excess_history.ExcessHistory, steps: Sequence[Compared]) -> PhaseTable:
+    def table(self, history: ExcessHistory, steps: Sequence[Compared]) -> PhaseTable:
         """What the units of a history needed in these steps."""
         return PhaseTable(steps, history.units, self.window.left_out)
 
@@ -196,7 +204,7 @@ class Cases:
         opening += self._late_ranks(look, opening)
         # The cost of each one depends on the other late ones: from here on all are known.
         named = [
-            excess_history.Late(history, i, self._open[unit.labels].length)
+            Late(history, i, self._open[unit.labels].length)
             for history in (self._nodes, self.ranks)
             for i, unit in enumerate(history.units)
             if unit.labels in self._open
@@ -207,7 +215,7 @@ class Cases:
         for each in opening:
             self._begin(each, look, named)
 
-    def _late_nodes(self, look: _Look) -> list[excess_history.Late]:
+    def _late_nodes(self, look: _Look) -> list[Late]:
         """Those without a verdict yet."""
         nodes, opening = self._nodes, {}
         for i, unit in enumerate(nodes.units):
@@ -221,13 +229,13 @@ class Cases:
                     opening[i] = length
         late = {i for i, unit in enumerate(nodes.units) if unit.labels in self._open} | {*opening}
         return [
-            excess_history.Late(nodes, i, length)
+            Late(nodes, i, length)
             for i, length in opening.items()
             if rule.is_alike(nodes, i, length) and rule.is_apart(nodes, i, length, late)
         ]
 
     def _late_over(
-        self, history: excess_history.ExcessHistory, i: int, table: Callable[[int], PhaseTable]
+        self, history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]
     ) -> int | None:
         length = rule.late_over(history, i, table)
         if length and self.window.may_hide and rule.is_counted_twice(history, i, length):
@@ -235,9 +243,7 @@ class Cases:
             return None
         return length
 
-    def _late_ranks(
-        self, look: _Look, late_nodes: Sequence[excess_history.Late]
-    ) -> list[excess_history.Late]:
+    def _late_ranks(self, look: _Look, late_nodes: Sequence[Late]) -> list[Late]:
         """Those without a verdict yet, on themselves or on their nodes."""
         ranks, nodes = self.ranks, self._nodes.units
         in_late_node = {rank for each in late_nodes for rank in each.members} | {
@@ -263,11 +269,11 @@ class Cases:
                 if may_be_its_node and waited < limits.NODE_WAITS:
                     waiting[unit.labels] = waited + self._steps_since_look
                 else:
-                    found.append(excess_history.Late(ranks, i, length))
+                    found.append(Late(ranks, i, length))
         self._waiting = waiting
         return self._without_inherited(found) if self.window.may_hide else found
 
-    def _without_inherited(self, found: Sequence[excess_history.Late]) -> list[excess_history.Late]:
+    def _without_inherited(self, found: Sequence[Late]) -> list[Late]:
         """Those that are about as late as the latest rank.
 
         Where work hides a part of a wait, who waits seems to work less, and who has come late for
@@ -288,46 +294,48 @@ class Cases:
 
     # -- the verdicts on them
 
-    def _others(self, late: excess_history.Late) -> int:
+    def _others(self, late: Late) -> int:
         """How many ranks of the whole job wait for it."""
         return max(self._world_size, len(self.ranks.units)) - len(late.members)
 
-    def _charge(
-        self, late: excess_history.Late, wait_s: float, steps: int, before: int = 0
-    ) -> float:
-        """For so many of the last steps, but for those *before* was charged for."""
-        many = self.window.stand_for(steps) - self.window.stand_for(before)
-        ranks = [self.ranks.units[i].labels for i in late.members]
-        return self.lost_time.charge(ranks, wait_s, many, self._others(late))
+    def _charge(self, late: Late, wait_s: float, steps: int, before: int = 0) -> float:
+        """For so many of the last steps, but for those *before* was charged for.
 
-    def _begin(
-        self, late: excess_history.Late, look: _Look, named: Sequence[excess_history.Late]
-    ) -> None:
+        Each of the others has waited *wait_s* in each. Its ranks answer for that in equal parts.
+        """
+        many = self.window.stand_for(steps) - self.window.stand_for(before)
+        more_s = wait_s * many * self._others(late)
+        for at in late.members:
+            labels = self.ranks.units[at].labels
+            self.lost_s[labels] = self.lost_s.get(labels, 0.0) + more_s / len(late.members)
+        return more_s
+
+    def _begin(self, late: Late, look: _Look, named: Sequence[Late]) -> None:
         """*named*: the late ones that have a verdict already, and have been charged."""
         labels, length = late.labels, late.length
         late_s = look.excesses_s(length)
-        charged_s = excess_history.latest_s([late_s[each.labels] for each in named])
-        left_s = max(excess_history.latest_s(late_s.values()) - charged_s, 0.0)
+        charged_s = _latest_s([late_s[each.labels] for each in named])
+        left_s = max(_latest_s(late_s.values()) - charged_s, 0.0)
         before = {each.labels for each in named}
         opening_s = {each: late_s[each] for each in late_s if each not in before}
         table = look.table(late.history, length)
         reading = table.kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
         steps = min(self._steps_since_look, length)
-        lost_s = self._charge(late, excess_history.part(labels, opening_s) * left_s, length, steps)
-        lost_s += self._charge(late, excess_history.share_s(labels, late_s), steps)
+        lost_s = self._charge(late, _part(labels, opening_s) * left_s, length, steps)
+        lost_s += self._charge(late, _share_s(labels, late_s), steps)
         case.add(length, late.excess_s(), self.window.step_s(length), lost_s)
         case.verdict = case.with_cost()
         self._open[labels] = case
         self._changes.append(Change(case.verdict, True))
 
-    def _continue(self, late: excess_history.Late, look: _Look) -> None:
+    def _continue(self, late: Late, look: _Look) -> None:
         """Charge a late one for the steps since the last look, and check its phase now and then."""
         case = self._open[late.labels]
         steps = min(self._steps_since_look, len(late.history))
         # Medians over the length of the case are late for half as long again as it was.
         if steps and late.is_late(steps, limits.EXCESS_OVER):
-            wait_s = excess_history.share_s(late.labels, look.excesses_s(steps))
+            wait_s = _share_s(late.labels, look.excesses_s(steps))
             lost_s = self._charge(late, wait_s, steps)
             case.add(steps, late.excess_s(steps), self.window.step_s(steps), lost_s)
         case.steps_since_check += self._steps_since_look
@@ -361,9 +369,7 @@ class Cases:
         case.other_reading, case.checks = None, 0
         self._changes.append(Change(case.verdict, True))
 
-    def _verdict(
-        self, late: excess_history.Late, look: _Look, reading: tuple[Kind, str]
-    ) -> Verdict:
+    def _verdict(self, late: Late, look: _Look, reading: tuple[Kind, str]) -> Verdict:
         kind, phase = reading
         length, ranks = late.length, [self.ranks.units[at].labels for at in late.members]
         finding = Finding(
@@ -372,7 +378,7 @@ class Cases:
             look.table(late.history, length),
             ranks,
             others=self._others(late),
-            wait_s=excess_history.share_s(late.labels, look.excesses_s(length)),
+            wait_s=_share_s(late.labels, look.excesses_s(length)),
             step_without_s=look.step_without_s(length),
             late_ones=len(look.late),
             waits_in=self._where(late.members),
@@ -395,3 +401,26 @@ class Cases:
         """All verdicts are over."""
         for labels in list(self._open):
             self.close(labels)
+
+
+# -- what the other ranks have waited for each of several late ones
+
+
+def _share_s(one: Labels, late_s: Mapping[Labels, float]) -> float:
+    """The wait per step that this late unit answers for.
+
+    The others wait for the latest one only. Where several are late, they share that wait in
+    proportion to their excesses, which *late_s* has.
+    """
+    return _part(one, late_s) * _latest_s(late_s.values())
+
+
+def _part(one: Labels, late_s: Mapping[Labels, float]) -> float:
+    """The share of this late unit in the excesses of all late ones."""
+    total_s = sum(max(each_s, 0.0) for each_s in late_s.values())
+    return max(late_s[one], 0.0) / total_s if total_s else 0.0
+
+
+def _latest_s(excesses_s: Collection[float]) -> float:
+    """The excess of the latest one."""
+    return max([0.0, *excesses_s])

@@ -17,7 +17,6 @@ from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler import limits, rule
 from otel_ddp.diagnosis.straggler.alignment import Alignment, Row
 from otel_ddp.diagnosis.straggler.cases import Cases, Hint
-from otel_ddp.diagnosis.straggler.excess_history import LostTime
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.straggler.host_pace import HostPace
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
@@ -73,11 +72,6 @@ class Stragglers(Detector):
         self._pace = HostPace()
         self._unusual_share = 0.0
         self._compared: _Present | None = None
-
-    @property
-    def lost_time(self) -> LostTime:
-        """What the other ranks have lost to late ones."""
-        return self._cases.lost_time
 
     # -- what is known of the ranks
 
@@ -298,7 +292,7 @@ class Stragglers(Detector):
         steps = history.some_steps(limits.LENGTHS[0])
         table = self._cases.table(history, steps) if steps else None
         step_s = window.step_s(limits.LENGTHS[0]) if steps else 0.0
-        lost_s = Counter(self.lost_time.lost_s)
+        lost_s = Counter(self._cases.lost_s)
         lost_s.update(self._recurring.lost_s)
         found = []
         for i, labels in enumerate(ranks):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import duration, percent, rank_number, rounded, unit_name
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.excess_history import Late
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
+from otel_ddp.diagnosis.straggler.window import Late
 from otel_ddp.diagnosis.verdict import Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, PHASE, WORK_PHASES, Kind, shown_phase
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.excess_history import Unit, by_stage
-from otel_ddp.diagnosis.straggler.window import Compared
+from otel_ddp.diagnosis.straggler.window import Compared, Unit, by_stage
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES, Kind
 
 # How a step begins. Of these phases it is known how far the device is behind its host.

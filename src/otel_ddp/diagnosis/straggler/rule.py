@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.excess_history import ExcessHistory
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable, spread
+from otel_ddp.diagnosis.straggler.window import ExcessHistory
 
 # Length, strides in it, and the steps above the others that it takes.
 _OFTEN = [

@@ -1,16 +1,20 @@
-"""The last steps that all ranks of a run have made, as columns: all that is compared looks here."""
+"""The last steps of all ranks as columns, and how much longer each rank or node worked in them.
+
+All that is compared looks here.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
-from math import log2
+from math import ceil, log2
 from operator import sub
 from typing import Any, NamedTuple
 
-from otel_ddp.diagnosis.medians import median
+from otel_ddp.diagnosis.medians import excesses_within, median
 from otel_ddp.diagnosis.straggler import limits
+from otel_ddp.diagnosis.verdict import Labels, node_of
 
 _MOST_STEPS = limits.LENGTHS[-1]
 _Column = Sequence[int]
@@ -129,3 +133,199 @@ def works_ns(columns: Any, left_out: Sequence[int]) -> list[int]:
     for at in left_out:
         found = list(map(sub, found, [each[at] for each in columns.phases_ns]))
     return found
+
+
+# -- how much longer than the others each unit worked
+
+
+class Unit(NamedTuple):
+    """A rank, or a node with all of its ranks."""
+
+    labels: Labels
+    members: tuple[int, ...]
+    """The places of its ranks in a row."""
+    stage: int = 0
+    """Of a pipeline: stages differ by nature, so a unit is compared with others of its own."""
+
+
+def ranks_of(ranks: Sequence[Labels], stages: Sequence[int]) -> list[Unit]:
+    """Each rank by itself."""
+    return [
+        Unit(labels, (i,), stage)
+        for i, (labels, stage) in enumerate(zip(ranks, stages, strict=True))
+    ]
+
+
+def nodes_of(ranks: Sequence[Labels], stages: Sequence[int]) -> list[Unit]:
+    """The nodes, with their ranks; empty where there is one, or none has several ranks.
+
+    Empty as well where the ranks of one node work at several stages.
+    """
+    nodes: dict[Labels, list[int]] = {}
+    for i, labels in enumerate(ranks):
+        nodes.setdefault(node_of(labels), []).append(i)
+    mixed = any(len({stages[i] for i in members}) > 1 for members in nodes.values())
+    if mixed or not 1 < len(nodes) < len(ranks):
+        return []
+    return [Unit(labels, tuple(each), stages[each[0]]) for labels, each in nodes.items()]
+
+
+def by_stage(stages: Sequence[int]) -> dict[int, list[int]]:
+    """The places of what belongs to each stage."""
+    found: dict[int, list[int]] = {}
+    for at, stage in enumerate(stages):
+        found.setdefault(stage, []).append(at)
+    return found
+
+
+class ExcessHistory:
+    """The excess of each unit over the median of the others, in nanoseconds, step by step.
+
+    A node counts with the median of its ranks.
+    """
+
+    def __init__(self, window: Window, units: Sequence[Unit] = ()) -> None:
+        """*window*: the steps themselves."""
+        self.window, self.units = window, units
+        self._kinds = by_stage([unit.stage for unit in units]).values()
+        self._excesses_ns: list[array[float]] = []
+        # The steps since the last full stride.
+        self._fresh: list[list[float]] = []
+        # By unit and stride: in how many steps the unit was above the others.
+        self._above: list[list[int]] = [[] for _ in units]
+        # By unit: in how many of the last steps in a row it was far above. Empty where steps are
+        # fast.
+        self._in_a_row: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self._excesses_ns)
+
+    def append(self, works_ns: Sequence[int], step_ns: float) -> list[float]:
+        """Add the last step: what each rank worked in it. The excess of each unit."""
+        each_ns: Sequence[float] = works_ns
+        if len(self.units) < len(works_ns):
+            each_ns = [median([works_ns[i] for i in unit.members]) for unit in self.units]
+        found = excesses_within(each_ns, self._kinds)
+        self._excesses_ns.append(array("d", found))
+        del self._excesses_ns[:-_MOST_STEPS]
+        self._fresh.append(found)
+        if len(self._fresh) == limits.STRIDE:
+            for counts, excess_ns in zip(self._above, zip(*self._fresh, strict=True), strict=True):
+                counts.append(_count_above(excess_ns))
+                del counts[: -_MOST_STEPS // limits.STRIDE]
+            self._fresh.clear()
+        self._in_a_row = self._one_more(found, step_ns)
+        return found
+
+    def _one_more(self, excesses_ns: Sequence[float], step_ns: float) -> Sequence[int]:
+        if step_ns * self.window.apart * limits.LENGTHS[0] <= limits.SOON_NS:
+            return ()
+        least_ns = limits.EXCESS_PER_WINDOW * step_ns
+        before = self._in_a_row or [0] * len(excesses_ns)
+        return [
+            steps + 1 if ns > least_ns else 0 for steps, ns in zip(before, excesses_ns, strict=True)
+        ]
+
+    @property
+    def soon(self) -> int:
+        """How many steps show a clear case: fewer than the rule takes, where steps are slow."""
+        if not self._in_a_row:
+            return limits.LENGTHS[0]
+        step_ns = self.window.apart * median(self.window.steps_ns(limits.SOON_FEWEST))
+        steps = ceil(limits.SOON_NS / step_ns)
+        return min(max(steps, limits.SOON_FEWEST), limits.LENGTHS[0])
+
+    def far_above(self, i: int) -> int:
+        """In how many of the last steps, one after the other, unit *i* was far above the others."""
+        return self._in_a_row[i] if self._in_a_row else 0
+
+    @property
+    def is_any_far_above(self) -> bool:
+        """Whether a unit has just been far above the others for as long as shows a clear case."""
+        return bool(self._in_a_row) and self.soon in self._in_a_row
+
+    @property
+    def is_at_stride(self) -> bool:
+        """Whether the last step has completed a stride."""
+        return not self._fresh and bool(self._excesses_ns)
+
+    def above_counts(self, i: int) -> Sequence[int]:
+        """For each of the last strides: in how many steps unit *i* was above the others."""
+        return self._above[i]
+
+    def excess_ns(self, i: int, length: int) -> list[float]:
+        """The last excesses of unit *i*."""
+        return [each[i] for each in self._excesses_ns[max(len(self) - length, 0) :]]
+
+    def waits_ns(self, i: int, length: int) -> list[float]:
+        """How long unit *i* waited for others in each of the last steps."""
+        members = self.units[i].members
+        return [median([each.waits_ns[at] for at in members]) for each in self.window.last(length)]
+
+    def rank_excesses_ns(
+        self, i: int, ranks: Sequence[int], length: int
+    ) -> list[tuple[float, ...]]:
+        """How much longer than the typical other node each of these ranks worked, step by step.
+
+        *i*: the node that the others are other than.
+        """
+        members = self.units[i].members
+        found = []
+        for step, excess_ns in zip(
+            self.window.last(length), self.excess_ns(i, length), strict=True
+        ):
+            typical_ns = median([step.works_ns[at] for at in members]) - excess_ns
+            found.append([step.works_ns[at] - typical_ns for at in ranks])
+        return list(zip(*found, strict=True))
+
+    def some_steps(self, length: int) -> list[Compared]:
+        """Some of the last steps, which say the same as all; the last one first."""
+        return self.window.last(length)[:: -3 if len(self.units) < limits.MANY_RANKS else -9]
+
+    def step_without_s(self, late: Set[int], length: int) -> float:
+        """What a step would take without these ranks: the latest of the others ends it then."""
+        kinds = [at for at in by_stage(self.window.stages).values() if not late.isdisjoint(at)]
+        found = []
+        for each in self.some_steps(length):
+            gains_ns = [0]
+            for places in kinds:
+                others_ns = [each.works_ns[at] for at in places if at not in late]
+                most_ns = max([each.works_ns[at] for at in places])
+                gains_ns.append(most_ns - max(others_ns, default=0))
+            found.append(each.step_ns - max(gains_ns))
+        return median(found) / 1e9
+
+    def excess_s(self, i: int, length: int) -> float:
+        """The median excess of unit *i* over the last steps, in seconds."""
+        return median(self.excess_ns(i, length)) / 1e9
+
+    def share_above(self, i: int, length: int) -> float:
+        """The share of the last steps in which unit *i* was above the others."""
+        return _count_above(self.excess_ns(i, length)) / length
+
+
+def _count_above(excesses: Sequence[float]) -> int:
+    return [each > 0 for each in excesses].count(True)
+
+
+class Late(NamedTuple):
+    """A late rank or node: its place in the history, and the steps that show it."""
+
+    history: ExcessHistory
+    i: int
+    length: int
+
+    @property
+    def labels(self) -> Labels:
+        return self.history.units[self.i].labels
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.history.units[self.i].members
+
+    def excess_s(self, length: int = 0) -> float:
+        return self.history.excess_s(self.i, length or self.length)
+
+    def is_late(self, steps: int, least: float) -> bool:
+        """Whether it was, in the last steps, by this share of them."""
+        return self.excess_s(steps) >= least * self.history.window.step_s(steps)
