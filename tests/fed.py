@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 from make import WrittenRank
 from otel_ddp.agent.ledger import Ledger, Series
 from otel_ddp.agent.reading.exports import Exports
+from otel_ddp.agent.reading.journals import NodeNames
 from otel_ddp.agent.reading.logged_values import Summaries
-from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.process import Host, Process
-from otel_ddp.agent.verdicts.ends import Parents
-from otel_ddp.agent.verdicts.here import Here
+from otel_ddp.agent.verdicts.ends import Here, Parents
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout

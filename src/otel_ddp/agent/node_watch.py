@@ -13,8 +13,7 @@ from otel_ddp.agent.link.runs.links import Links
 from otel_ddp.agent.node.gpu.nvml import Nvml
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals, Marks
-from otel_ddp.agent.verdicts.ends import Parents
-from otel_ddp.agent.verdicts.here import Here
+from otel_ddp.agent.verdicts.ends import Here, Parents
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.diagnosis.verdict import run_labels

@@ -15,7 +15,7 @@ from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.runs import said
 from otel_ddp.agent.link.runs.known import Senseless
 from otel_ddp.agent.link.runs.leading import Leading
-from otel_ddp.agent.verdicts.judgement import Judgement
+from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.vocabulary import catalog
 

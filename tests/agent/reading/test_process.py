@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from fed import IDENTITY, Fed, ReadRank
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.reading.documents import RunDescription
-from otel_ddp.agent.reading.node_names import NodeNames
+from otel_ddp.agent.reading.journals import NodeNames
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import Shape
 from otel_ddp.vocabulary import catalog

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from make import labels_of
-from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
+from otel_ddp.agent.reading.documents import StepSpans, sampled_every
 from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.vocabulary.words import PHASES

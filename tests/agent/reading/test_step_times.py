@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from otel_ddp.agent.reading.process_series import StepTimes
+from otel_ddp.agent.reading.exports import StepTimes
 from otel_ddp.journal.parser import Total
 from otel_ddp.vocabulary import catalog
 

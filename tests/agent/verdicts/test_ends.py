@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.ends import Parents
-from otel_ddp.agent.verdicts.here import Here
+from otel_ddp.agent.verdicts.ends import Here, Parents
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader

@@ -21,8 +21,8 @@ from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.verdicts import run_case as run_case_module
 from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.judge import Judge
-from otel_ddp.agent.verdicts.judgement import Judgement, Named
 from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.agent.verdicts.reports import Judgement, Named
 from otel_ddp.diagnosis.detector import Memory
 from otel_ddp.diagnosis.stall.evidence import Evidence, Group
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.documents import Documents
+from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger
+from otel_ddp.agent.reading.documents import Documents, label_text
 from otel_ddp.agent.reading.logged_values import LoggedValues, Summaries
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.reading.process_series import ProcessSeries
+from otel_ddp.diagnosis.steps import Step
+from otel_ddp.journal.layout import trace_id
+from otel_ddp.journal.parser import Total
+from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
+
+# The name of an exception class; a user's own reason for an end mostly does not match.
+_ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
+
+
+_OF_ARTIFACT = ("name", "type", "direction", "digest", "uri")
 
 
 class Exports:
@@ -31,7 +46,11 @@ class Exports:
         self._labels = process.labels
         self._ledger = ledger
         self._values = LoggedValues(reader, ledger, {} if summaries is None else summaries)
-        self._series = ProcessSeries(reader, ledger)
+        self._step_times = StepTimes()
+        # Of metrics whose labels say what is true now: the labels that were shown last.
+        self._shown: dict[catalog.Metric, set[Labels]] = {}
+        # Of the duration of steps: bucket -> the last step in it that has a span.
+        self._exemplars: dict[int, Exemplar] = {}
 
     @property
     def is_sent(self) -> bool:
@@ -46,7 +65,7 @@ class Exports:
         if labels != self._labels:
             if self._labels:
                 self._ledger.drop(self._labels)
-            self._series.relabel(labels)
+            self._shown.clear()
             self._values.relabel(labels)
             self._labels, process.extremes = labels, self._values.extremes
         self._values.restore(process.mark_before[0])
@@ -55,18 +74,197 @@ class Exports:
         if self.is_sent:
             spans = self.documents.add_steps(new.steps, labels, self.reader.position)
             for step, span in spans:
-                self._series.exemplify(step, span)
+                self._exemplify(step, span)
             self.documents.waiting += [*new.spans, *new.events]
             ended = not process.is_at_work
             self.documents.add_run(now_ns, process.life.state, process.life.ended_ns, ended=ended)
 
+    def _exemplify(self, step: Step, span: Mapping[str, Any]) -> None:
+        """This step has a span, and so stands for its bucket."""
+        took_s = step.took_ns / 1e9
+        bucket = bisect_left(catalog.TRAINING_STEP_DURATION.bounds, took_s)
+        trace = trace_id(dict(self._labels).get("run", ""), span["trace"])
+        self._exemplars[bucket] = Exemplar(took_s, step.ended_ns, trace, bytes.fromhex(span["id"]))
+
     def update_series(self, now_ns: int, *, is_newest: bool) -> None:
-        """Write state and totals into the ledger.
+        """Write into the ledger what is true of it now.
 
         *is_newest*: false if a newer process has the same labels, as a child that became rank 0
         or the next attempt: only the newest one writes.
         """
-        process = self.process
-        if self._labels and process.exported and is_newest:
-            self._series.update(process.describe(), self._values, process.description, now_ns)
-            self._series.update_artifacts(self.artifacts.values(), now_ns)
+        if self._labels and self.process.exported and is_newest:
+            self._put_state(self.process.describe(), now_ns)
+            self._put_totals(now_ns)
+            self._put_values(now_ns)
+            self._put_artifacts(now_ns)
+
+    def _put_state(self, process: ProcessState, now_ns: int) -> None:
+        reader = self.reader
+        single = {
+            catalog.TRAINING_STATE: STATES[process.state],
+            catalog.TRAINING_RESTARTS: reader.identity.get("restarts") or 0,
+            catalog.TRAINING_WORLD_SIZE: process.world_size,
+            catalog.TRAINING_STEP: process.step,
+            catalog.TRAINING_EPOCH: self._values.last_epoch,
+        }
+        single[catalog.TRAINING_HEARTBEAT_TIMESTAMP] = (process.seen_alive_ns or 0) / 1e9
+        if (progress := reader.progress()) is not None:
+            since_ns = reader.created_ns + progress.phase_after_ns
+            single[catalog.TRAINING_PHASE] = progress.phase_code
+            single[catalog.TRAINING_PROGRESS_TIMESTAMP] = since_ns / 1e9
+        for metric, value in single.items():
+            if value is not None:
+                self._put(metric, value, now_ns)
+        if process.state == "failed" and (kind := _ERROR.match(process.reason)):
+            self._put(catalog.TRAINING_EXCEPTIONS, 1, now_ns, ("error.type", kind[1]))
+        for why, count in (
+            ("overwritten", reader.lost),
+            ("unreadable", reader.unreadable),
+            ("too_fast", self._values.too_fast),
+        ):
+            self._put(catalog.OTEL_DDP_RECORDS_LOST, count, now_ns, ("why", why))
+        reasons = reader.facts.get("capability")
+        if isinstance(reasons, dict):
+            able: dict[Labels, float] = {
+                (("what", str(what)), ("reason", str(reason))): 0.0 if reason else 1.0
+                for what, reason in reasons.items()
+            }
+            self._put_all(catalog.OTEL_DDP_CAPABILITY, able, now_ns)
+        if process.rank == 0:
+            self._put_run(now_ns)
+
+    def _put_values(self, now_ns: int) -> None:
+        best: dict[Labels, float] = {}
+        at_step: dict[Labels, float] = {}
+        for (name, split), way, point in self._values.best():
+            labels = ("name", name), ("split", split), ("direction", way)
+            best[labels] = point.value
+            if point.step is not None:
+                at_step[labels] = point.step
+        self._put_all(catalog.TRAINING_SCALAR_BEST, best, now_ns)
+        self._put_all(catalog.TRAINING_SCALAR_BEST_STEP, at_step, now_ns)
+
+    def _put_artifacts(self, now_ns: int) -> None:
+        by_labels: dict[Labels, Mapping[str, Any]] = {}
+        for each in self.artifacts.values():
+            by_labels[tuple((word, label_text(each.get(word))) for word in _OF_ARTIFACT)] = each
+        for metric, key, unit in (
+            (catalog.TRAINING_ARTIFACT_TIMESTAMP, "time", 1e9),
+            (catalog.TRAINING_ARTIFACT_SIZE, "size", 1),
+            (catalog.TRAINING_ARTIFACT_STEP, "step", 1),
+        ):
+            known = {of: each[key] for of, each in by_labels.items() if each.get(key) is not None}
+            self._put_all(metric, {of: value / unit for of, value in known.items()}, now_ns)
+
+    def _put_totals(self, now_ns: int) -> None:
+        totals = self.reader.totals()
+        seconds = self._step_times.feed(totals, now_ns)
+        per_step: dict[Labels, float] = {(("phase", each),): seconds[each] for each in seconds}
+        self._put_all(catalog.TRAINING_PHASE_STEP_TIME, per_step, now_ns)
+        for total in totals:
+            metric = catalog.BY_NAME.get(total.metric)
+            if metric is None:
+                continue
+            more = [(str(key), str(value)) for key, value in total.attributes.items()]
+            if total.bounds is None:
+                self._put(metric, total.values[0], now_ns, *more)
+            elif len(total.bounds) == len(metric.bounds):
+                found = self._exemplars if metric is catalog.TRAINING_STEP_DURATION else {}
+                buckets = Buckets(total.values[1:], total.values[0], found.copy())
+                self._put(metric, buckets, now_ns, *more)
+
+    def _put_run(self, now_ns: int) -> None:
+        reader, described = self.reader, self.process.description
+        self._put(catalog.TRAINING_RUN_START_TIMESTAMP, reader.created_ns / 1e9, now_ns)
+        parameters = reader.facts.get("parameters")
+        for trainable, count in parameters.items() if isinstance(parameters, dict) else ():
+            if isinstance(count, int):
+                pair = ("trainable", str(trainable))
+                self._put(catalog.TRAINING_PARAMETERS, count, now_ns, pair)
+        self._put_all(catalog.TRAINING_RUN_INFO, {described.info_labels(): 1}, now_ns)
+        said = described.settings()
+        now: dict[Labels, float] = {
+            (("setting", setting), ("value", value)): 1 for setting, value in said.items()
+        }
+        self._put_all(catalog.TRAINING_RUN_SETTING, now, now_ns)
+
+    def _put_all(self, metric: catalog.Metric, values: Mapping[Labels, float], now_ns: int) -> None:
+        """These are all series of this metric: others that were shown are not true any more."""
+        for more in self._shown.get(metric, set()) - values.keys():
+            self._ledger.forget(self._ledger.series(metric, (*self._labels, *more)))
+        self._shown[metric] = set(values)
+        for more, value in values.items():
+            self._put(metric, value, now_ns, *more)
+
+    def _put(
+        self, metric: catalog.Metric, value: float | Buckets, now_ns: int, *more: tuple[str, str]
+    ) -> None:
+        self._ledger.put(
+            metric,
+            (*self._labels, *more),
+            value if isinstance(value, Buckets) else float(value),
+            now_ns,
+            self.reader.created_ns,
+            str(self.reader.identity.get("project") or ""),
+        )
+
+
+# -- the time per step in each phase, over the last two minutes
+
+_WINDOW_NS = 120 * 10**9
+# So the window is up to this much longer, and holds two dozen readings.
+_KEEP_EVERY_NS = 5 * 10**9
+# Every step has them, so 0 is told too. Of the others only what has taken time.
+
+
+class _Reading(NamedTuple):
+    at_ns: int
+    steps: float
+    seconds: Mapping[tuple[str, str], float]
+    """By clock and phase."""
+
+
+class StepTimes:
+    """One a process: of its totals now and two minutes ago."""
+
+    def __init__(self) -> None:
+        self._readings: deque[_Reading] = deque()
+
+    def feed(self, totals: Iterable[Total], now_ns: int) -> dict[str, float]:
+        """The seconds per step by phase; {} where there was no step.
+
+        By the clock of the device, where that has counted: its host only launches, and may run
+        ahead.
+        """
+        now = _reading(totals, now_ns)
+        readings = self._readings
+        # A clock that was set back must not keep old readings for ever.
+        while readings and not 0 <= now_ns - readings[0].at_ns <= _WINDOW_NS + _KEEP_EVERY_NS:
+            readings.popleft()
+        before = readings[0] if readings else now
+        if not readings or now_ns - readings[-1].at_ns >= _KEEP_EVERY_NS:
+            readings.append(now)
+        steps = now.steps - before.steps
+        if steps <= 0:
+            return {}
+        grown = {
+            key: seconds - before.seconds.get(key, 0.0) for key, seconds in now.seconds.items()
+        }
+        on_device = any(seconds > 0 for (clock, _), seconds in grown.items() if clock == "device")
+        counts = "device" if on_device else "host"
+        return {
+            phase: seconds / steps
+            for (clock, phase), seconds in grown.items()
+            if clock == counts and (seconds > 0 or phase not in UNUSUAL_PHASES)
+        }
+
+
+def _reading(totals: Iterable[Total], now_ns: int) -> _Reading:
+    steps, seconds = 0.0, dict[tuple[str, str], float]()
+    for total in totals:
+        if total.metric == catalog.TRAINING_STEPS.name:
+            steps += total.values[0]
+        elif total.metric == catalog.TRAINING_PHASE_TIME.name:
+            key = (str(total.attributes.get("clock")), str(total.attributes.get("phase")))
+            seconds[key] = seconds.get(key, 0.0) + total.values[0]
+    return _Reading(now_ns, steps, seconds)

@@ -10,8 +10,7 @@ from typing import Any
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.judgement import Judgement, compared_ranks, named
-from otel_ddp.agent.verdicts.reports import VerdictReporter
+from otel_ddp.agent.verdicts.reports import Judgement, VerdictReporter, compared_ranks, named
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.agent.verdicts.verdict_series import VerdictSeries
 from otel_ddp.diagnosis.hardware import Cores, Gpu

@@ -10,9 +10,8 @@ from typing import Any
 from otel_ddp import errors
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.ends import Exits
-from otel_ddp.agent.verdicts.judgement import Judgement, Led
 from otel_ddp.agent.verdicts.ras import Ras, remark
-from otel_ddp.agent.verdicts.reports import Incident, RunReports
+from otel_ddp.agent.verdicts.reports import Incident, Judgement, Led, RunReports
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
 from otel_ddp.diagnosis.death.incident import Deaths

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.verdicts.judgement import compared_ranks, named
+from otel_ddp.agent.verdicts.reports import compared_ranks, named
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
 from otel_ddp.diagnosis.medians import median

@@ -13,7 +13,7 @@ from otel_ddp.agent.link.runs.known import Senseless, wall_origin_ns
 from otel_ddp.agent.link.runs.outflow import Outflow
 from otel_ddp.agent.link.runs.stacks import StacksHere
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.judgement import Judgement
+from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.stall.evidence import Question
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.history.terminal import where_to_look

@@ -15,7 +15,7 @@ from otel_ddp.agent.link.runs.following import QUESTIONS
 from otel_ddp.agent.link.runs.known import Elsewhere, Senseless
 from otel_ddp.agent.link.runs.said import Said
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.judgement import Judgement
+from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.say import about, first_of, plural
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal.parser import Unreadable

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from otel_ddp.agent.link import limits
 from otel_ddp.agent.link.runs.known import Senseless, read_json
-from otel_ddp.agent.verdicts.judgement import Judgement, Named
+from otel_ddp.agent.verdicts.reports import Judgement, Named
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.verdict import Labels, node_of, run_labels
 from otel_ddp.vocabulary.words import Kind
