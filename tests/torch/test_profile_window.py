@@ -301,29 +301,6 @@ def test_a_folder_that_is_missing_or_open_to_others_or_a_file_that_is_there_is_r
     assert list(folder.iterdir()) == []
 
 
-def test_a_step_without_end_that_takes_much_memory_ends_the_window(training: Training) -> None:
-    for number, before, done in ((1, BEFORE, 0), (2, 10, 1)):
-        trace = training.ask(number, steps=50)
-        training.step(before + READY + done)
-        assert training.answer()["state"] == "recording"
-        kept = bytearray(os.urandom(4096)) * (300 * 256)
-        # As an evaluation has them, in which no step ends.
-        until(lambda: annotated(training) != "recording", "the end of the window")
-
-        said = training.answer()
-        assert (said["state"], said["steps"]) == (("written", 1) if done else ("refused", None))
-        assert trace.exists() == bool(done)
-        assert len(kept) > 256 * 1024 * 1024
-        assert not torch_profiler._is_profiler_enabled
-        del kept
-
-
-def annotated(training: Training) -> Any:
-    with torch_profiler.record_function("evaluation"):
-        torch.ones(1).add(1)
-    return training.answer()["state"]
-
-
 def test_a_run_that_ends_in_a_window_leaves_what_is_recorded_by_then(training: Training) -> None:
     trace = training.ask(steps=20)
     training.step(BEFORE + READY + 2)

@@ -19,6 +19,7 @@ from otel_ddp import errors, files
 from otel_ddp.journal.layout import MOST_PROFILED_STEPS, PROFILE_SUFFIX
 from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.progress import Progress
+from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.steps.sampled import SampledSteps
 
 # What every user of torch's profiler comes through, also those of emit_nvtx.
@@ -35,68 +36,47 @@ class OpenAnnotations:
 
     def __init__(self) -> None:
         self._open: dict[int, record_function] = {}
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._watched: list[Called] = []
 
-    def watch(self, began: Callable[[], None], give_way: Callable[[], None]) -> None:
+    def watch(self, give_way: Callable[..., None]) -> None:
         """Look at each annotation that begins or ends; call it when a profile has begun.
 
-        *began* is called before one begins: loaders, DDP, optimizers and users have them, also
-        where no step ends for long. *give_way*: before the program itself profiles, since torch has
-        one profiler at a time and would raise there.
+        *give_way*: before the program itself profiles, since torch has one profiler at a time and
+        would raise there.
         """
-        enter, leave = record_function.__enter__, record_function.__exit__
         opened = self._open
 
-        def entered(annotation: record_function) -> Any:
-            began()
-            found = enter(annotation)
+        def began(annotation: record_function) -> None:
             opened[id(annotation)] = annotation
-            return found
 
-        def left(annotation: record_function, *why: Any) -> Any:
+        def ends(annotation: record_function, *_: Any) -> None:
             opened.pop(id(annotation), None)
-            return leave(annotation, *why)
 
-        self._replace(record_function, "__enter__", entered)
-        self._replace(record_function, "__exit__", left)
+        self._watched = [
+            Called(record_function, "__enter__", began),
+            Called(record_function, "__exit__", ends, before=True),
+        ]
         for name in _ENTRANCES:
-            if (original := getattr(torch_profiler, name, None)) is not None:
-                self._replace(torch_profiler, name, _after(give_way, original))
-
-    def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        self._originals.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, function)
+            if hasattr(torch_profiler, name):
+                self._watched.append(Called(torch_profiler, name, give_way, before=True))
 
     def leave(self) -> None:
         """The profile is over: what is still open never ends."""
-        originals, self._originals = self._originals, []
-        for owner, name, original in originals:
-            setattr(owner, name, original)
+        watched, self._watched = self._watched, []
+        for each in watched:
+            each.take_off()
         for annotation in self._open.values():
             annotation.run_callbacks_on_exit = False
             _never_ended.append(annotation.record)
         self._open.clear()
 
 
-def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
-    def both(*args: Any, **kwargs: Any) -> Any:
-        first()
-        return function(*args, **kwargs)
-
-    return both
-
-
-# Where a process grows by this much, its window ends early. Its trace is text, and as large.
-_MOST_MEMORY = 256 * 1024 * 1024
-# Room that must be on the disk before a window begins.
-_LEAST_ROOM = 2 * _MOST_MEMORY
+# Room that must be on the disk before a window begins: its trace is text, and as large.
+_LEAST_ROOM = 512 * 1024 * 1024
 # Between two windows, and after a profile of the program: by then what has begun in one has ended.
 _STEPS_BETWEEN, _QUIET_STEPS = 10, 3
 # So long the process may start, stop or write without being taken for one that hangs.
 _EXPECT_S = 120.0
-# How often the memory is looked at while no step ends.
-_CHECK_EVERY_S = 0.1
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Asked(NamedTuple):
@@ -168,9 +148,8 @@ class ProfileWindow:
         self._made = False
         # The step with which the last window ended.
         self._last_step = -_STEPS_BETWEEN
-        # Of the window: its first step, how many there are, and the memory when it began.
-        self._first = self._done = self._began_bytes = 0
-        self._check_due_s = 0.0
+        # Of the window: its first step, and how many there are.
+        self._first = self._done = 0
         self._annotation: Any = None
         self._annotations = OpenAnnotations()
 
@@ -223,34 +202,11 @@ class ProfileWindow:
         self._leave_annotation()
         if self._first:
             self._done += 1
-        if self._done < asked.steps and not (self._done and self._has_grown()):
+        if self._done < asked.steps:
             self._progress.mark_profiled()
             self._annotate(step + 1)
             return
         self._save(asked)
-
-    def _has_grown(self) -> bool:
-        return _resident_bytes() - self._began_bytes > _MOST_MEMORY
-
-    @errors.contained()
-    def _check_growth(self) -> None:
-        """End the window within a step: an evaluation in it may be long, and all is recorded."""
-        now_s = time.monotonic()
-        asked = self._asked
-        if now_s < self._check_due_s or asked is None or threading.get_ident() != self._thread:
-            return
-        self._check_due_s = now_s + _CHECK_EVERY_S
-        if self._profiler is not None and self._has_grown():
-            self._end_early(asked, "a step took too much memory to record")
-
-    def _end_early(self, asked: Asked, why: str) -> None:
-        """Keep the whole steps that are recorded, if there are any."""
-        with self._answered(asked):
-            self._leave_annotation()
-            if not self._done:
-                self._progress.mark_profiled()
-                raise _Refused(why)
-            self._save(asked)
 
     def _start(self, asked: Asked) -> None:
         # Only a file of our own making is written over.
@@ -262,24 +218,20 @@ class ProfileWindow:
         self._made = True
         profiler = torch.profiler.profile(activities=activities())
         self._thread, self._first, self._done = threading.get_ident(), 0, 0
-        self._began_bytes = _resident_bytes()
         # From here on it may have to be stopped.
         self._profiler = profiler
         self._progress.mark_profiled()
         with _in_phase(self._progress):
             profiler.start()
-        self._annotations.watch(self._check_growth, self._give_way)
+        self._annotations.watch(self._give_way)
         self._write("recording", asked)
 
     def _annotate(self, step: int) -> None:
         """Give the step that begins its name in the trace, the one by which viewers know a step."""
         self._first = self._first or step
         annotation = torch_profiler.record_function(f"ProfilerStep#{step}")
-        # Entering it may end the window, which leaves only what was entered before.
         annotation.__enter__()
         self._annotation = annotation
-        if self._profiler is None:
-            self._leave_annotation()
 
     def _leave_annotation(self) -> None:
         annotation, self._annotation = self._annotation, None
@@ -332,7 +284,12 @@ class ProfileWindow:
             return
         mine = threading.get_ident() == self._thread
         if self._profiler is None or mine:
-            self._end_early(asked, "the training ended before that many steps")
+            with self._answered(asked):
+                self._leave_annotation()
+                # The whole steps that are recorded, if there are any.
+                if not self._done:
+                    raise _Refused("the training ended before that many steps")
+                self._save(asked)
         else:
             # Only its own thread could stop it, and no step ends there any more.
             self._annotations.leave()
@@ -349,7 +306,7 @@ class ProfileWindow:
     # -- the program's own profiler
 
     @errors.contained()
-    def _give_way(self) -> None:
+    def _give_way(self, *_: Any, **__: Any) -> None:
         asked = self._asked
         if asked is not None and self._profiler is not None:
             if threading.get_ident() != self._thread:
@@ -409,13 +366,3 @@ def _check(asked: Asked) -> None:
 
 def _not_writable(folder: Path, error: OSError) -> str:
     return f"it cannot write to {folder}: {error.strerror}"
-
-
-def _resident_bytes() -> int:
-    """The memory of this process; 0 where it cannot be read."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except (OSError, ValueError, IndexError):
-        errors.reraise_foreign()
-        return 0
