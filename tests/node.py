@@ -22,7 +22,7 @@ from tools.exposition import parse
 
 import leftovers
 import warm
-from otel_ddp.cli.node.picture import picture
+from otel_ddp.cli.picture import picture
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import Survey, survey, told_by_agent
 

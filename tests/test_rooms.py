@@ -71,7 +71,7 @@ HOMES = {
     "transformers": "integrations/transformers.py",
     "lightning": "integrations/lightning.py",
     "accelerate": "integrations/accelerate.py",
-    "mcp": "cli/programs/mcp.py",
+    "mcp": "cli/mcp.py",
 }
 
 

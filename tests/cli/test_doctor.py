@@ -15,9 +15,8 @@ import otel_ddp
 from conftest import Here
 from node import Node, finished
 from otel_ddp import __version__
-from otel_ddp.cli import main
-from otel_ddp.cli.node import doctor
-from otel_ddp.cli.node.doctor import Check, Finding, Inputs, Said, examine
+from otel_ddp.cli import doctor, main
+from otel_ddp.cli.doctor import Check, Finding, Inputs, Said, examine
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.survey import Survey
 from otlp_receiver import Receiver

@@ -26,7 +26,6 @@ def test_all_ranks_of_a_slow_node_are_late_and_no_others() -> None:
 
     assert [injected.late_s("backward", rank, rank // 2) for rank in range(4)] == [0, 0, 0.02, 0.02]
     assert injected.late_s("forward", 2, 1) == 0
-    assert parse(injected.text) == injected
 
 
 @pytest.mark.parametrize("text", ["sideways:1:30ms", "backward:1:30", "hang:1:3s", "backward:-1"])

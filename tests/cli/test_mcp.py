@@ -15,7 +15,7 @@ from extras import needed
 from histories import write_history
 from node import PATIENCE_S, Node
 from otel_ddp.cli import main
-from otel_ddp.cli.programs.mcp import Questions, answering, shortened
+from otel_ddp.cli.mcp import Questions, answering, shortened
 
 
 def test_without_the_package_one_line_says_how_to_install_it(

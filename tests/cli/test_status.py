@@ -19,8 +19,8 @@ import pytest
 import otel_ddp
 from conftest import Here
 from otel_ddp.cli import main
-from otel_ddp.cli.node import screen
-from otel_ddp.cli.node.picture import NO_AGENT, Line, picture
+from otel_ddp.cli.picture import NO_AGENT, Line, picture
+from otel_ddp.cli.status import has_colours, styled
 from otel_ddp.journal.process_state import ProcessState, measuring, table
 from otel_ddp.journal.survey import Survey, survey
 from shortages import locked_elsewhere
@@ -514,12 +514,12 @@ def test_the_picture_of_a_pipe_has_twenty_rows_of_each_run_and_whole_sentences()
 def test_colours_are_for_terminals_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with_colours = screen.has_colours()
+    with_colours = has_colours()
     monkeypatch.setenv("NO_COLOR", "1")
 
-    assert (with_colours, screen.has_colours()) == (True, False)
-    assert screen.styled(Line("bad", "trouble"), True) == "\x1b[1;31mbad\x1b[0m"
-    assert screen.styled(Line("bad", "trouble"), False) == "bad"
+    assert (with_colours, has_colours()) == (True, False)
+    assert styled([Line("bad", "trouble")], coloured=True) == ["\x1b[1;31mbad\x1b[0m"]
+    assert styled([Line("bad", "trouble")], coloured=False) == ["bad"]
 
 
 # --- GPUs

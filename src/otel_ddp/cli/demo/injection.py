@@ -25,13 +25,6 @@ class Injection(NamedTuple):
     """Of a slow node the number of that."""
     seconds: float = _DEFAULT_S
 
-    @property
-    def text(self) -> str:
-        """As the user types it."""
-        if self.what in (*PHASES, SLOW_NODE):
-            return f"{self.what}:{self.rank}:{self.seconds * 1000:g}ms"
-        return f"{self.what}:{self.rank}" if self.what else ""
-
     def late_s(self, phase: str, rank: int, node: int) -> float:
         """How many seconds this rank of this node is late in this phase."""
         if self.what == SLOW_NODE:
@@ -48,13 +41,10 @@ class Injection(NamedTuple):
         return self.what in ("hang", "kill")
 
 
-NOTHING = Injection("")
-
-
 def parse(text: str) -> Injection:
     """Parse what the user typed; raises ConfigError."""
     if not text:
-        return NOTHING
+        return Injection("")
     found = _PATTERN.fullmatch(text.strip().lower())
     what = found[1] if found else ""
     if found is None or what not in (*PHASES, *FAULTS, SLOW_NODE):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from otel_ddp import plain, shown
@@ -37,14 +37,6 @@ class Line(NamedTuple):
     style: Literal["", "bold", "trouble", "dim"] = ""
 
 
-class Table(NamedTuple):
-    """Lines of which only some may have room."""
-
-    rows: int
-    draw: Callable[[int], Iterable[Line]]
-    """At most so many rows, below the heads."""
-
-
 def picture(
     found: Survey,
     now_ns: int,
@@ -59,7 +51,6 @@ def picture(
     *agent* is the value of OTEL_DDP_AGENT. *named*: a directory was named; otherwise only the
     user's own are searched.
     """
-    parts: list[Line | Table] = [*_remarks(found, agent)]
     runs: dict[tuple[str, str], list[ProcessState]] = {}
     # Runs are shown in the order in which their first process started, but the living ones first.
     for process in found.processes:
@@ -68,49 +59,42 @@ def picture(
     drawn = sorted(runs, key=lambda of: of in ended)
     if rows is not None:
         drawn = [of for of in drawn if of not in ended] or drawn[-1:]
-    if not runs:
-        parts.append(Line("no runs" if named else "no runs of this user"))
-    for of in drawn:
-        parts += [Line("")] if parts else []
-        parts += _run(found, of, runs[of], now_ns, columns, fits=rows is not None)
-    if more := len(runs) - len(drawn):
-        parts += [Line(""), Line(f"ended runs that `otel-ddp status` shows: {more}", "dim")]
-    for each in found.agents:
-        if each["alive"]:
-            parts += _gpus(each, columns)
-    if agents := [*_agents(found)]:
-        parts += [Line(""), *agents]
-    parts = [line for part in parts for line in _wrapped(part, columns)]
-    tables = [part for part in parts if isinstance(part, Table)]
-    room = None if rows is None else rows - len(parts)
-    most = iter(_shares([each.rows for each in tables], room))
-    lines: list[Line] = []
-    for part in parts:
-        lines += part.draw(next(most)) if isinstance(part, Table) else [part]
-    # Cells are cut: lines below each other would be no table.
-    lines = [each._replace(text=each.text[:columns]) for each in lines]
+    tables = max(len(drawn) + len(found.agents), 1)
+
+    def draw(most: int) -> list[Line]:
+        """With tables of so many rows."""
+        lines = [*_remarks(found, agent)]
+        if not runs:
+            lines.append(Line("no runs" if named else "no runs of this user"))
+        for of in drawn:
+            lines += [Line("")] if lines else []
+            lines += _run(found, of, runs[of], now_ns, columns, most, fits=rows is not None)
+        if more := len(runs) - len(drawn):
+            lines += [Line(""), Line(f"ended runs that `otel-ddp status` shows: {more}", "dim")]
+        for each in found.agents:
+            if each["alive"]:
+                lines += _gpus(each, columns, most)
+        if agents := [*_agents(found)]:
+            lines += [Line(""), *agents]
+        return [part for line in lines for part in _wrapped(line, columns)]
+
+    if rows is None:
+        return draw(_MOST_ROWS)
+    most = max(rows, _FEWEST_ROWS)
+    while len(lines := draw(most)) > rows and most > _FEWEST_ROWS:
+        # Never too few: a table loses one line at most for each row less.
+        most = max(most - max((len(lines) - rows) // tables, 1), _FEWEST_ROWS)
     return lines[:rows]
 
 
-def _shares(needs: Sequence[int], room: int | None) -> list[int]:
-    """How many rows each table gets: small ones all of theirs, larger ones equal parts."""
-    if room is None:
-        return [_MOST_ROWS] * len(needs)
-    shares = [0] * len(needs)
-    for done, at in enumerate(sorted(range(len(needs)), key=needs.__getitem__)):
-        shares[at] = min(needs[at], max(_FEWEST_ROWS, room // (len(needs) - done)))
-        room -= shares[at]
-    return shares
-
-
-def _wrapped(part: Line | Table, columns: int | None) -> Iterator[Line | Table]:
+def _wrapped(line: Line, columns: int | None) -> Iterator[Line]:
     """A long sentence in several lines."""
-    if columns is None or isinstance(part, Table):
-        yield part
+    if columns is None or len(line.text) <= columns:
+        yield line
         return
-    indent = " " * (len(part.text) - len(part.text.lstrip()) + 2)
-    texts = textwrap.wrap(part.text, columns, subsequent_indent=indent)
-    yield from (part._replace(text=text) for text in texts or [""])
+    indent = " " * (len(line.text) - len(line.text.lstrip()) + 2)
+    for text in textwrap.wrap(line.text, columns, subsequent_indent=indent):
+        yield line._replace(text=text)
 
 
 # -- agents
@@ -167,9 +151,10 @@ def _run(
     processes: list[ProcessState],
     now_ns: int,
     columns: int | None,
+    most: int,
     *,
     fits: bool,
-) -> Iterator[Line | Table]:
+) -> Iterator[Line]:
     """What is wrong with it first; then its values and ranks, and what is over."""
     verdicts = [each for each in found.verdicts if of_run(each["who"]) == run]
     trouble = [each for each in verdicts if each.get("kind") not in HARMLESS_VERDICTS]
@@ -191,9 +176,7 @@ def _run(
     if values := _values(processes):
         yield Line(f"  {values}")
     late = {rank for each in trouble for rank in named_ranks(each)}
-    yield Table(
-        len(processes), lambda most: ranks(processes, now_ns, late, columns=columns, most=most)
-    )
+    yield from ranks(processes, now_ns, late, columns=columns, most=most)
     for link in found.links:
         if of_run(link) == run:
             yield Line(f"  {cell(link.get('sentence'), '?')}")
@@ -350,7 +333,8 @@ def _table(
         if columns is not None and sum(widths.values()) + 2 * len(widths) > columns:
             widths.pop(head, None)
     cells = [tuple(row[head] for head in widths) for row in rows]
-    return (f"  {line}" for line in aligned([tuple(widths), *cells], right))
+    # Cells are cut: lines below each other would be no table.
+    return (f"  {line}"[:columns] for line in aligned([tuple(widths), *cells], right))
 
 
 # -- GPUs
@@ -363,7 +347,7 @@ _GPUS_GO = ("name", "power", "temp")
 NO_DRIVER = ("There is no NVIDIA driver", "The NVIDIA kernel driver is not loaded")
 
 
-def _gpus(agent: Mapping[str, Any], columns: int | None) -> Iterator[Line | Table]:
+def _gpus(agent: Mapping[str, Any], columns: int | None, most: int) -> Iterator[Line]:
     """The GPUs of one agent's node, and the agent's remarks on them."""
     gpus = plain.list_of(dict, agent.get("gpus"))
     remarks = [cell(each, "?") for each in plain.list_of(object, agent.get("gpu_remarks"))]
@@ -376,18 +360,14 @@ def _gpus(agent: Mapping[str, Any], columns: int | None) -> Iterator[Line | Tabl
     heading = ", ".join(filter(None, (f"GPUs of {cell(agent.get('node'), '?')}", driver)))
     yield Line(heading, "bold")
     if gpus:
-        yield Table(len(gpus), lambda most: _gpu_rows(gpus, columns, most))
+        runs = {cell(plain.mapping(each.get("labels")).get("run")) for each in gpus} - {""}
+        drawn = gpus if len(gpus) <= most else gpus[: most - 1]
+        head, *texts = _table([_gpu(each, len(runs) > 1) for each in drawn], columns, _GPUS_GO)
+        yield Line(head, "bold")
+        yield from map(Line, texts)
+        if len(drawn) < len(gpus):
+            yield Line(f"  and {len(gpus) - len(drawn)} more GPUs")
     yield from (Line(f"  ! {each}", "trouble") for each in remarks)
-
-
-def _gpu_rows(gpus: Sequence[Mapping[str, Any]], columns: int | None, most: int) -> Iterator[Line]:
-    runs = {cell(plain.mapping(each.get("labels")).get("run")) for each in gpus} - {""}
-    drawn = gpus if len(gpus) <= most else gpus[: most - 1]
-    head, *texts = _table([_gpu(each, len(runs) > 1) for each in drawn], columns, _GPUS_GO)
-    yield Line(head, "bold")
-    yield from map(Line, texts)
-    if len(drawn) < len(gpus):
-        yield Line(f"  and {len(gpus) - len(drawn)} more GPUs")
 
 
 def _gpu(each: Mapping[str, Any], several_runs: bool) -> dict[str, str]:

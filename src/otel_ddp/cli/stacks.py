@@ -7,20 +7,25 @@ that leads the run.
 from __future__ import annotations
 
 import argparse
+import http.client
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
-from otel_ddp import plain, settings
+from otel_ddp import files, plain, settings
+from otel_ddp.agent.scrape import access
 from otel_ddp.agent.verdicts.answers import AskedProcess, ask
-from otel_ddp.cli.node import agent_page
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, print_answer, print_json
+from otel_ddp.history.page.guard import ASKED
+from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import survey
 
 # The question crosses the link, and the process has its time to answer.
 _ELSEWHERE_S = 15.0
+_MOST_BYTES = 64 * 1024 * 1024
 
 SCHEMA = 1
 """The number of its JSON; docs/json.md describes each key."""
@@ -93,21 +98,55 @@ def _row_here(process: AskedProcess) -> dict[str, Any]:
 def _of_other_nodes(
     conf: settings.Settings, places: list[Place], ranks: Collection[int]
 ) -> Iterator[dict[str, Any]]:
-    allowed = agent_page.credentials(conf.scrape_token_file)
+    headers = {ASKED: "page", **_credentials(conf.scrape_token_file)}
     for place in places:
         living = [each for each in survey([place]).processes if not each.ended]
         for each in living:
             if each.rank not in ranks or (place.directory / each.journal).exists():
                 continue
             query = {"group": each.group, "run": each.run, "rank": str(each.rank)}
-            answer = agent_page.ask_stacks(place, allowed, _ELSEWHERE_S, query)
-            told = {"why": answer} if isinstance(answer, str) else _told(answer, each)
-            yield _row(each, each.node, told)
+            found = _ask_agent(place, f"/api/stacks?{urlencode(query)}", headers)
+            if isinstance(found, str):
+                yield _row(each, each.node, {"why": found})
+                continue
+            rows = plain.list_of(dict, found.get("processes"))
+            own = (row for row in rows if row.get("rank") == each.rank)
+            yield _row(each, each.node, next(own, {"why": "no answer"}))
 
 
-def _told(answer: Mapping[str, Any], process: ProcessState) -> Mapping[str, Any]:
-    rows = plain.list_of(dict, answer.get("processes"))
-    return next((row for row in rows if row.get("rank") == process.rank), {"why": "no answer"})
+def _credentials(named: str) -> Mapping[str, str]:
+    """The header that shows the token of OTEL_DDP_SCRAPE_TOKEN_FILE."""
+    try:
+        token = access.find_token(named, "127.0.0.1").decode()
+    except (access.Refused, ValueError):
+        token = ""  # the agent says what is wrong with it
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _ask_agent(place: Place, path: str, headers: Mapping[str, str]) -> Mapping[str, Any] | str:
+    """The answer of the agent of a place, as its page gets it, or a sentence on why there is none.
+
+    By HTTP alone: urllib would ask the proxy of a cluster, and follow a redirect with the token.
+    """
+    if not place.agent_is_alive():
+        return "no agent runs here"
+    if not (base := addresses.page(place)):
+        return "the agent has no endpoint: `otel-ddp doctor` says why"
+    connection = http.client.HTTPConnection(urlsplit(base).netloc, timeout=_ELSEWHERE_S)
+    try:
+        connection.request("POST", path, headers=dict(headers))
+        answer = connection.getresponse()
+        status, body = answer.status, answer.read(_MOST_BYTES)
+        found = files.parse_json(body) if status == http.client.OK else None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return f"the agent at {base} does not answer ({error})"
+    finally:
+        connection.close()
+    if status == http.client.UNAUTHORIZED:
+        return f"{base} wants a token: set OTEL_DDP_SCRAPE_TOKEN_FILE as its agent has it"
+    if not isinstance(found, dict):
+        return f"the agent at {base} answers {status}: is it of another version?"
+    return found
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from otel_ddp import plain, shown
-from otel_ddp.cli.programs import documents
+from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import cell, print_answer, print_json
+from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.terminal import aligned, shown_time
+from otel_ddp.vocabulary.words import ENDED_STATES
 
+SCHEMA = 1
+"""The number of its JSON; docs/json.md describes each key."""
+_OF_RUN = ("group", "run", "job_type", "project", "name", "tags", "state", "silent")
 _HEADS = ("run", "state", "began", "ended", "nodes", "world", "step", "last values")
 _MOST_VALUES = 3
 
@@ -20,8 +26,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    found = documents.runs()
+    found = document()
     return print_json(found) if options.json else print_answer("\n".join(lines(found)))
+
+
+def document() -> dict[str, Any]:
+    """The runs whose histories are kept on this node, the newest first."""
+    folder = history_directory()
+    rows, faults = Runs(folder, ours=True).rows()
+    return {
+        "schema": SCHEMA,
+        "now_ns": time.time_ns(),
+        "folder": str(folder),
+        "runs": [_described(row) for row in rows],
+        "faults": faults,
+    }
+
+
+def _described(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{key: row[key] for key in _OF_RUN},
+        "began_ns": row["began_ns"],
+        "ended_ns": row["seen_ns"] if row["state"] in ENDED_STATES else None,
+        "seen_ns": row["seen_ns"],
+        "nodes": row["nodes"],
+        "world_size": row["world_size"],
+        "step": row["step"],
+        "values": [
+            {
+                "name": each.get("name"),
+                "split": each.get("split") or "",
+                "last": plain.mapping(each.get("last")).get("value"),
+            }
+            # Those that have a best one first.
+            for each in sorted(row["summary"], key=lambda one: not one.get("direction"))
+        ],
+        "verdicts": row["verdicts"],
+    }
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:

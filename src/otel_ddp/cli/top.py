@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from otel_ddp.cli.node import status
+from otel_ddp.cli import status
 from otel_ddp.cli.options import add_directory_option
 
 

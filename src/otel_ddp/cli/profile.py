@@ -1,0 +1,330 @@
+"""otel-ddp profile: traces the same steps of a suspect and of a healthy rank."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from otel_ddp import __version__, files, plain
+from otel_ddp.cli.options import add_directory_option, find_places
+from otel_ddp.cli.text import cell, named_ranks, print_answer
+from otel_ddp.errors import ConfigError, OtelDdpError
+from otel_ddp.history import beside
+from otel_ddp.journal.layout import ASK_SUFFIX, MOST_PROFILED_STEPS, PROFILE_SUFFIX
+from otel_ddp.journal.place import Place
+from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.survey import survey
+
+_MOST_RANKS = 2
+# A question that is open holds up the next one.
+_WAIT_S = 120.0
+# A step that takes longer than this hangs.
+_LONGEST_STEP_S = 600.0
+_POLL_S = 0.05
+_LARGEST_ANSWER = 64 * 1024
+
+
+class NotFound(OtelDdpError):
+    """There is nothing to profile; the text says why, and what to do."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Record some steps of a rank with torch's profiler while it trains, and the same steps of "
+        "a healthy rank: two traces to open side by side."
+    )
+    parser.add_argument(
+        *("--rank", "-r"),
+        type=int,
+        action="append",
+        help="this rank (default: the one that a verdict names), and one that no verdict names; "
+        "given twice, these two",
+    )
+    parser.add_argument(
+        "--steps",
+        type=_steps,
+        default=5,
+        help=f"how many steps, up to {MOST_PROFILED_STEPS} (default: 5)",
+    )
+    parser.add_argument(
+        "--run", dest="of_run", default="", help="the run, if several have such a rank"
+    )
+    parser.add_argument(
+        "--out", type=Path, help=f"where the folder is made (default: {beside.profile_directory()})"
+    )
+    add_directory_option(parser)
+
+
+def _steps(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= MOST_PROFILED_STEPS:
+        raise argparse.ArgumentTypeError(f"must be 1 to {MOST_PROFILED_STEPS}, got {text!r}")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    ranks = options.rank or []
+    if len(set(ranks)) > _MOST_RANKS:
+        raise ConfigError(f"At most {_MOST_RANKS} ranks are profiled at once.")
+    _, places, missing = find_places(options.dir)
+    try:
+        chosen, why = _choose(places, ranks, options.of_run)
+        folder = _make_folder(options.out, chosen[0].process.run)
+    except NotFound as error:
+        raise NotFound(f"{error} {missing}".strip()) from None
+    except OSError as error:
+        raise ConfigError(f"No folder for the traces: {error}.") from None
+    windows = [Window(each, folder) for each in chosen]
+    print(f"profile of run {cell(chosen[0].process.run)}: {why}")
+    _record(windows, options.steps)
+    return _report(folder, why, windows, options.steps)
+
+
+def _make_folder(out: Path | None, run_name: str) -> Path:
+    root = beside.profile_directory()
+    if out is None:
+        files.make_kept(root)
+    else:
+        root = out.expanduser().absolute()
+        root.mkdir(parents=True, exist_ok=True)
+    seconds, ns = divmod(time.time_ns(), 10**9)
+    at = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
+    folder = root / beside.profile_name(run_name, f"{at}-{ns // 1_000_000:03}")
+    folder.mkdir(0o700)
+    return folder
+
+
+def _record(windows: Sequence[Window], steps: int) -> None:
+    said = dict.fromkeys(windows, "waiting")
+    for each in windows:
+        each.ask(steps, _WAIT_S)
+    began_s = time.monotonic()
+    while any(said[each] in ("waiting", "recording") for each in windows):
+        waited_s = time.monotonic() - began_s
+        for each in windows:
+            each.poll()
+            # The process may notice the same a moment later: then its answer counts.
+            if each.state == "waiting" and waited_s > _WAIT_S + 1:
+                each.refuse(f"no step ended within {_WAIT_S:g} s")
+            elif waited_s > _WAIT_S + _LONGEST_STEP_S:
+                each.refuse("its steps did not end")
+            if said[each] != each.state:
+                said[each] = each.state
+                print(f"  rank {each.rank.rank}: {_said(each)}", flush=True)
+        time.sleep(_POLL_S)
+
+
+def _said(window: Window) -> str:
+    if window.state == "recording":
+        return "its steps are being recorded"
+    if window.state == "written":
+        return f"{window.steps} steps from step {window.first_step} on"
+    return f"{'failed' if window.state == 'failed' else 'not profiled'}: {window.why}"
+
+
+def _report(folder: Path, why: str, windows: Sequence[Window], steps: int) -> int:
+    written = [each for each in windows if each.state == "written"]
+    if not written:
+        shutil.rmtree(folder, ignore_errors=True)
+        return 1
+    try:
+        kept = {each: each.keep() for each in written}
+    except OSError as error:
+        print(f"A trace in {folder} cannot be compressed: {error}.", file=sys.stderr)
+        return 1
+    content = {
+        "version": __version__,
+        "run": windows[0].rank.process.run,
+        "group": windows[0].rank.process.group,
+        "asked_ns": windows[0].asked_ns,
+        "asked_steps": steps,
+        "why": why,
+        "ranks": [{**each.answer(), "file": kept.get(each)} for each in windows],
+        "files": list(kept.values()),
+    }
+    # Whole at once: page and report may look at any moment.
+    files.replace(folder / beside.PROFILE, json.dumps(content, indent=1))
+    opened = "Open them side by side" if len(kept) > 1 else "Open it"
+    late = "; what takes longer in the first makes its rank late" if len(kept) > 1 else ""
+    shown = [str(folder), *(f"  {name}" for name in kept.values())]
+    shown.append(f"{opened} in https://ui.perfetto.dev or chrome://tracing{late}.")
+    print_answer("\n".join(["", *shown]))
+    return 0 if len(written) == len(windows) else 1
+
+
+# -- the ranks
+
+
+class Candidate(NamedTuple):
+    """A living rank, of this node or of another one of which the agent here knows."""
+
+    place: Place
+    process: ProcessState
+
+    @property
+    def journal(self) -> Path:
+        return self.place.directory / self.process.journal
+
+    @property
+    def rank(self) -> int:
+        return self.process.rank or 0
+
+    @property
+    def is_here(self) -> bool:
+        return self.journal.exists()
+
+    @property
+    def takes_questions(self) -> bool:
+        return self.journal.with_suffix(ASK_SUFFIX).exists()
+
+
+def _choose(places: Sequence[Place], ranks: Sequence[int], run: str) -> tuple[list[Candidate], str]:
+    """The ranks of one run, the suspect first, and why these; raises NotFound."""
+    found: list[Candidate] = []
+    verdicts: list[Mapping[str, Any]] = []
+    looks: list[str] = []
+    for place in places:
+        here = survey([place])
+        verdicts += here.verdicts
+        looks += here.looks(run)
+        found += [
+            Candidate(place, each)
+            for each in here.processes
+            if not each.ended and each.rank is not None and run in ("", each.run)
+        ]
+    # The last one counts. Evaluators and processes that only log give way to a rank of the same
+    # number that trains.
+    found.sort(key=lambda each: (each.takes_questions, each.is_here))
+    suspects = [who for told in verdicts for who in reversed(found) if _is_named(who, told)]
+    try:
+        if not found:
+            which = f"no rank of the run {run!r}" if run else "no rank"
+            raise NotFound(f"{which} runs on this node.")
+        if ranks:
+            chosen, why = _asked_for(found, ranks), "named"
+        elif suspects:
+            chosen, why = suspects[:1], f"rank {suspects[0].rank} is named by a verdict"
+        else:
+            raise NotFound("No open verdict names a rank of this node: say which one by --rank.")
+        for each in chosen:
+            if not each.is_here:
+                where = cell(each.process.node)
+                raise NotFound(f"Rank {each.rank} runs on {where}: use this command there.")
+    except NotFound as what:
+        raise NotFound("\n".join((str(what), *map(cell, looks)))) from None
+    if len(chosen) == 1:
+        of_run, rank = chosen[0].process.of_run, chosen[0].rank
+        others = [
+            each
+            for each in found
+            if each.takes_questions and each.process.of_run == of_run and each.rank != rank
+        ]
+        # One that is late as well would hide what both are late by.
+        for healthy in sorted(others, key=lambda each: each in suspects)[:1]:
+            return [*chosen, healthy], f"{why}; rank {healthy.rank} beside it"
+    return chosen, why
+
+
+def _asked_for(found: Sequence[Candidate], ranks: Sequence[int]) -> list[Candidate]:
+    runs = {each.process.of_run for each in found if each.rank in ranks}
+    if len(runs) > 1:
+        names = ", ".join(sorted(cell(run) for _, run in runs))
+        raise NotFound(f"Several runs here have such a rank: {names}. Choose one by --run.")
+    newest = {each.rank: each for each in found}
+    for rank in ranks:
+        if rank not in newest:
+            known = ", ".join(map(str, sorted(newest)))
+            raise NotFound(f"Rank {rank} is not known on this node; known are: {known}.")
+    return [newest[rank] for rank in dict.fromkeys(ranks)]
+
+
+def _is_named(each: Candidate, verdict: Mapping[str, Any]) -> bool:
+    who = verdict["who"]
+    run = cell(who.get("group")), cell(who.get("run"))
+    return run == each.process.of_run and str(each.rank) in named_ranks(verdict)
+
+
+# -- one of them
+
+
+class Window:
+    """Some steps of one rank, which is asked through the fifo beside its journal."""
+
+    def __init__(self, rank: Candidate, folder: Path) -> None:
+        self.rank = rank
+        self.state = "waiting"
+        """Then `recording`, and at last `written`, or `refused` or `failed`, with a reason."""
+        self.why = ""
+        self.steps = 0
+        self.first_step: int | None = None
+        # The process writes it there, not compressed.
+        self._trace = folder / f"rank-{rank.rank}.json"
+        self.asked_ns = 0
+        """When, which is the number of the question too."""
+
+    def ask(self, steps: int, wait_s: float) -> None:
+        """Ask; the window must begin within that time."""
+        self.asked_ns = time.time_ns()
+        question = {
+            "number": self.asked_ns,
+            "steps": steps,
+            "trace": str(self._trace),
+            "until_ns": self.asked_ns + int(wait_s * 1e9),
+        }
+        try:
+            # In one write, which a fifo takes as a whole.
+            line = f"profile {json.dumps(question)}\n"
+            files.tell(self.rank.journal.with_suffix(ASK_SUFFIX), line)
+        except OSError:
+            self.refuse(
+                "it takes no questions: it has not called otel_ddp.instrument, or is about to end"
+            )
+
+    def poll(self) -> None:
+        """Look for an answer."""
+        answer = files.read_mapping(self.rank.journal.with_suffix(PROFILE_SUFFIX), _LARGEST_ANSWER)
+        state = answer.get("state")
+        if not self._is_over and answer.get("number") == self.asked_ns:
+            self.state = plain.text(state) or "failed"
+            self.why = cell(answer.get("why"))
+            self.steps = plain.whole(answer.get("steps")) or 0
+            self.first_step = plain.whole(answer.get("first_step"))
+        elif self.state == "waiting" and state == "recording":
+            self.refuse("another profile of this rank is under way")
+        if files.lock_holder(self.rank.journal) is None:
+            self.refuse("it ended")
+
+    def refuse(self, why: str) -> None:
+        """There will be no answer, unless there is one."""
+        if not self._is_over:
+            self.state, self.why = "refused", why
+
+    @property
+    def _is_over(self) -> bool:
+        return self.state not in ("waiting", "recording")
+
+    def answer(self) -> dict[str, Any]:
+        """How it ended, for `profile.json`."""
+        process = self.rank.process
+        who = {"rank": self.rank.rank, "node": process.node, "pid": process.pid}
+        names = ("state", "why", "steps", "first_step")
+        return who | {name: getattr(self, name) for name in names}
+
+    def keep(self) -> str:
+        """Compress the trace; returns the name of its file. Raises OSError."""
+        name = f"{self._trace.name}.gz"
+        with (
+            self._trace.open("rb") as source,
+            os.fdopen(files.create(self._trace.with_name(name)), "wb") as file,
+            gzip.GzipFile(self._trace.name, "wb", 6, file) as packed,
+        ):
+            shutil.copyfileobj(source, packed, 1 << 20)
+        self._trace.unlink()
+        return name
