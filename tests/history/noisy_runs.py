@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Mapping
 
-from otel_ddp.history.compare.rows import Side, Value
+from otel_ddp.history.compare import Side, Value
 from otel_ddp.history.whole_run import Cell
 from otel_ddp.vocabulary.words import PHASES
 

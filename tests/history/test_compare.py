@@ -12,10 +12,10 @@ import pytest
 
 from histories import write_history
 from history.noisy_runs import noisy_side
-from otel_ddp.history.compare import blocks, render, rows
-from otel_ddp.history.compare.result import Comparison, percent
-from otel_ddp.history.compare.result import compare as compare_runs
-from otel_ddp.history.compare.rows import Row, Side
+from otel_ddp.cli.compare import lines, titles
+from otel_ddp.history import blocks
+from otel_ddp.history.compare import Comparison, Row, Side, load, of_run, percent
+from otel_ddp.history.compare import compare as compare_runs
 from otel_ddp.history.directory import NotFound, find_run
 
 
@@ -29,7 +29,7 @@ def usual(seed: int) -> Side:
 
 
 def loaded(words: str, folder: Path) -> Side:
-    [only] = rows.load(words, folder)
+    [only] = load(words, folder)
     return only
 
 
@@ -97,7 +97,7 @@ def test_a_wild_machine_makes_it_doubt_rather_than_accuse() -> None:
 
     assert [verdicts(each) for each in wild if verdicts(each)] == []
     # Nothing takes less than no time.
-    assert "-100.0 % to +" in " ".join(" ".join(render.text(each)) for each in wild)
+    assert "-100.0 % to +" in " ".join(" ".join(lines(each)) for each in wild)
 
 
 def test_the_pace_of_a_machine_is_not_told_as_a_change_of_the_code() -> None:
@@ -226,7 +226,7 @@ def test_several_runs_find_what_is_more_than_they_differ() -> None:
 
     assert row(found, "step_time").verdict == "worse"
     assert "One run on each side" not in " ".join(found.notes())
-    assert render.titles(found.before) == "run-1, run-3, run-5, run-7, run-9 (5 runs)"
+    assert titles(found.before) == "run-1, run-3, run-5, run-7, run-9 (5 runs)"
     assert found.used[0].warm_up == 75
 
 
@@ -244,7 +244,7 @@ def test_the_steps_of_two_nodes_are_one_run(tmp_path: Path) -> None:
         write_history(tmp_path, "r", node=f"n{node}", ranks=2, first_rank=2 * node, seed=node)
 
     with find_run("r", tmp_path) as run:
-        found = rows.of_run(run)
+        found = of_run(run)
 
     assert run.nodes == ["n0", "n1"]
     assert list(run.ranks) == ["0", "1", "2", "3"]
@@ -256,7 +256,7 @@ def test_a_run_is_a_name_a_file_or_a_folder(tmp_path: Path) -> None:
     path = write_history(tmp_path, "r", group="g")
 
     titles = {loaded(words, tmp_path).title for words in ("r", "g/r", str(path), str(tmp_path))}
-    both = rows.load("r, g/r", tmp_path)
+    both = load("r, g/r", tmp_path)
 
     assert titles == {"g/r"}
     assert [each.title for each in both] == ["g/r", "g/r"]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import print_answer, print_json
-
-if TYPE_CHECKING:
-    from otel_ddp.history.compare.result import Comparison
+from otel_ddp.history import compare
+from otel_ddp.history.compare import Comparison, Differing, Side
+from otel_ddp.history.directory import NotFound
+from otel_ddp.history.terminal import aligned, printable
 
 OK, WORSE, CANNOT = 0, 1, 2
+_MOST_SETTINGS, _LONGEST_SETTING = 20, 80
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,13 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from otel_ddp.history.compare import render
-
     found = compared(options.a, options.b)
     if options.json:
         status = print_json(found.to_json())
     else:
-        status = print_answer("\n".join(render.text(found)))
+        status = print_answer("\n".join(lines(found)))
     if options.fail_if_worse and found.is_worse:
         return WORSE
     return CANNOT if status else OK
@@ -49,11 +49,46 @@ def compared(a: str, b: str, *, paths: bool = True) -> Comparison:
 
     *paths*: as in find_run.
     """
-    from otel_ddp.history.compare import result, rows
-    from otel_ddp.history.directory import NotFound
-
     folder = history_directory()
-    found = result.compare(*(rows.load(words, folder, paths=paths) for words in (a, b)))
+    found = compare.compare(*(compare.load(words, folder, paths=paths) for words in (a, b)))
     if not found.rows:
         raise NotFound("The two runs have neither steps nor a logged value in common.")
     return found
+
+
+def lines(found: Comparison) -> Iterator[str]:
+    """For a terminal."""
+    for letter, runs in (("A", found.before), ("B", found.after)):
+        yield f"{letter}  {printable(titles(runs))}"
+    for title, differing in (
+        ("These differ, and may explain what follows:", found.conditions),
+        ("Settings that differ:", found.config),
+    ):
+        if differing:
+            yield f"\n{title}"
+            yield from (f"  {printable(_of_both(each))}" for each in differing[:_MOST_SETTINGS])
+        if (more := len(differing) - _MOST_SETTINGS) > 0:
+            yield f"  and {more} more"
+    for heads, rows in compare.tables(found):
+        yield ""
+        clean = [[printable(cell) for cell in row] for row in rows]
+        yield from aligned([heads, *clean], right=heads[1:])
+    yield ""
+    yield from map(printable, found.notes())
+    yield f"Result: {printable(found.conclusion)}"
+
+
+def titles(runs: Sequence[Side]) -> str:
+    """The name of a run, or of several."""
+    names = ", ".join(each.title for each in runs[:5])
+    if len(runs) == 1:
+        return names
+    return f"{names}{', ...' if len(runs) > 5 else ''} ({len(runs)} runs)"
+
+
+def _of_both(each: Differing) -> str:
+    name, before, after = (
+        word if len(word) <= _LONGEST_SETTING else f"{word[: _LONGEST_SETTING - 1]}…"
+        for word in each
+    )
+    return f"{name}: {before} → {after}"

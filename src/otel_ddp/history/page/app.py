@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import errors, files
-from otel_ddp.history import beside
-from otel_ddp.history.compare import render, result, rows
+from otel_ddp.history import beside, compare
 from otel_ddp.history.page import answers, guard, runs
 from otel_ddp.history.page.exchange import (
     PACKED,
@@ -166,11 +165,11 @@ class App:
         sides = []
         for each in question.of_each_run()[:2]:
             with self._runs.opened(each.group, each.text("run")) as found:
-                sides.append(rows.of_run(found))
+                sides.append(compare.of_run(found))
         if len(sides) < 2:
             raise Refused(400, "name two runs")
-        told = result.compare(sides[:1], sides[1:])
-        return {**told.to_json(), "tables": [each._asdict() for each in render.tables(told)]}
+        told = compare.compare(sides[:1], sides[1:])
+        return {**told.to_json(), "tables": [each._asdict() for each in compare.tables(told)]}
 
     def _folders(self) -> list[Path]:
         """Where post-mortems may lie."""
