@@ -13,12 +13,12 @@ import pytest
 
 from documents import check
 from histories import S, value_sums, write_history
+from otel_ddp.history.card import lines
 from otel_ddp.history.directory import find_run
 from otel_ddp.history.page import answers as page_answers
 from otel_ddp.history.report import card_of, gather, gpu_words
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import SeriesKey
-from otel_ddp.history.terminal import lines
 from otel_ddp.vocabulary import catalog
 
 EVIL = "<img src=x onerror=alert(1)>'\"&\x1b[31m"

@@ -42,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from otel_ddp.history import report
+    from otel_ddp.history.card import lines
     from otel_ddp.history.directory import find_run
     from otel_ddp.history.page import answers
     from otel_ddp.history.page.exchange import as_json
-    from otel_ddp.history.terminal import lines
 
     # All of it before the history is closed, which says so if it is damaged.
     with find_run(options.which, history_directory()) as run:

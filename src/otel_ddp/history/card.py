@@ -1,13 +1,14 @@
-"""Makes the card of a run from the journal of its first rank."""
+"""The card of a run, which it shows at its end, in twenty lines or fewer."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
+from typing import NamedTuple
 
 from otel_ddp import shown
-from otel_ddp.history.terminal import Card, CardValue
+from otel_ddp.history.terminal import printable
 from otel_ddp.journal.parser import Journal, Name
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.values import (
@@ -18,7 +19,105 @@ from otel_ddp.journal.values import (
     last_values,
 )
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import STATES
+from otel_ddp.vocabulary.words import STATES, shown_phase
+
+_MOST_VALUES, _MOST_SENTENCES = 5, 4
+_WIDTH = 100
+_LEAST_SHARE = 0.005
+
+
+class CardValue(NamedTuple):
+    """A logged value at the end."""
+
+    name: str
+    split: str
+    last: float | None
+    best: float | None = None
+    best_step: int | None = None
+
+
+class Card(NamedTuple):
+    """What is known at the end of a run; what is not known is empty."""
+
+    title: str
+    state: str
+    duration_s: float | None
+    reason: str = ""
+    where: str = ""
+    """On how many ranks and nodes."""
+    steps: int = 0
+    step_s: float | None = None
+    phases_s: Mapping[str, float] = {}
+    """Of one rank, or of all on average."""
+    goodput: str = ""
+    """What moved the run on, of all its time."""
+    of_rank: str = ""
+    """Whose phases these are, if they are not those of all."""
+    values: Sequence[CardValue] = ()
+    sentences: Sequence[str] = ()
+    """Verdicts."""
+    gpus: Sequence[str] = ()
+    cost: str = ""
+    look: Sequence[str] = ()
+    """Where there is more to see."""
+
+
+def lines(card: Card) -> Iterator[str]:
+    """Twenty lines at most."""
+    took = "" if card.duration_s is None else f" after {shown.seconds(card.duration_s)}"
+    yield _cut(f"otel_ddp: {card.title} {card.state}{took}{_after(', ', card.where)}")
+    if card.reason:
+        yield _row("reason", card.reason)
+    if card.steps:
+        each = "" if card.step_s is None else f", {shown.seconds(card.step_s)} each"
+        yield _row("steps", f"{card.steps}{each}")
+    if time := "  ".join(_time(card.phases_s)):
+        yield _row("time", f"{time}{_after('  of ', card.of_rank)}")
+    if card.goodput:
+        yield _row("goodput", card.goodput)
+    for value in card.values[:_MOST_VALUES]:
+        yield _row(shown.name(value.name, value.split), _value(value))
+    if (more := len(card.values) - _MOST_VALUES) > 0:
+        yield _row("", f"and {more} more values")
+    for sentence in card.sentences[:_MOST_SENTENCES]:
+        yield _row("!", sentence)
+    if (more := len(card.sentences) - _MOST_SENTENCES) > 0:
+        yield _row("", f"and {more} more findings")
+    for gpu in card.gpus[:2]:
+        yield _row("gpus", gpu)
+    if card.cost:
+        yield _row("telemetry", card.cost)
+    for words in card.look[:3]:
+        yield _row("look", words)
+
+
+def _time(phases_s: Mapping[str, float]) -> Iterator[str]:
+    total_s = sum(phases_s.values())
+    for word, seconds in sorted(phases_s.items(), key=lambda item: -item[1]):
+        if total_s and seconds >= _LEAST_SHARE * total_s:
+            yield f"{shown_phase(word)} {shown.share(seconds / total_s)}"
+
+
+def _value(value: CardValue) -> str:
+    step = "" if value.best_step is None else f" at step {value.best_step}"
+    best = "" if value.best is None else f"best {shown.number(value.best)}{step}, "
+    return f"{best}last {shown.number(value.last)}"
+
+
+def _row(head: str, words: str) -> str:
+    return _cut(f"  {printable(head):<18} {words}", 4 * _WIDTH if head == "!" else 2 * _WIDTH)
+
+
+def _cut(words: str, most: int = 2 * _WIDTH) -> str:
+    clean = printable(words)
+    return clean if len(clean) <= most else f"{clean[: most - 1]}…"
+
+
+def _after(before: str, words: str) -> str:
+    return f"{before}{words}" if words else ""
+
+
+# -- out of the journal of its first rank
 
 
 def card_of(
@@ -30,16 +129,17 @@ def card_of(
     look: Sequence[str] = (),
 ) -> Card | None:
     """What is known of a run when it ends; None of one without a step."""
-    totals = _Totals(reader)
-    steps = round(totals.sum_of(catalog.TRAINING_STEPS))
+    steps = round(_sum_of(reader, catalog.TRAINING_STEPS))
     values, last_step = _values(reader, extremes)
     if not steps and last_step < 0:
         return None
     process = ProcessState.read(reader, STATES[state])
     group, run = process.group, process.run or "?"
     world, rank = process.world_size, process.rank
-    hook_s = totals.sum_of(catalog.OTEL_DDP_HOOK_TIME)
-    phases_s = totals.phases_s()
+    hook_s = _sum_of(reader, catalog.OTEL_DDP_HOOK_TIME)
+    # Of each its sum, then the count of each bucket.
+    durations = [each.values for each in reader.totals(catalog.TRAINING_STEP_DURATION.name)]
+    timed = sum(sum(each[1:]) for each in durations)
     return Card(
         title=f"run {group}/{run}" if group else f"run {run}",
         state=state,
@@ -47,8 +147,8 @@ def card_of(
         reason=process.reason,
         where=f"{world} ranks" if world and world > 1 else "",
         steps=steps or last_step + 1,
-        step_s=totals.mean_of(catalog.TRAINING_STEP_DURATION),
-        phases_s=phases_s,
+        step_s=sum(each[0] for each in durations) / timed if timed else None,
+        phases_s=_phases_s(reader),
         of_rank=f"rank {rank}" if world and world > 1 and rank is not None else "",
         values=values,
         sentences=sentences,
@@ -57,33 +157,19 @@ def card_of(
     )
 
 
-class _Totals:
-    """What the process has counted."""
+def _sum_of(reader: Journal, metric: catalog.Metric) -> float:
+    """Over all its attributes."""
+    return sum(each.values[0] for each in reader.totals(metric.name))
 
-    def __init__(self, reader: Journal) -> None:
-        self._totals = reader.totals()
 
-    def sum_of(self, metric: catalog.Metric) -> float:
-        """Over all its attributes."""
-        return sum(each.values[0] for each in self._totals if each.metric == metric.name)
-
-    def mean_of(self, metric: catalog.Metric) -> float | None:
-        """Of a histogram: its sum, then the count of each bucket."""
-        for each in self._totals:
-            counted = float(sum(each.values[1:]))
-            if each.metric == metric.name and counted:
-                return each.values[0] / counted
-        return None
-
-    def phases_s(self) -> dict[str, float]:
-        """By the device's clock where it has counted: the host's phases only launch there."""
-        by_clock: dict[str, dict[str, float]] = {}
-        for each in self._totals:
-            if each.metric == catalog.TRAINING_PHASE_TIME.name:
-                phases = by_clock.setdefault(each.attributes.get("clock", ""), {})
-                word = str(each.attributes.get("phase"))
-                phases[word] = phases.get(word, 0.0) + each.values[0]
-        return by_clock.get("device") or by_clock.get("host") or {}
+def _phases_s(reader: Journal) -> dict[str, float]:
+    """By the device's clock where it has counted: the host's phases only launch there."""
+    by_clock: dict[str, dict[str, float]] = {}
+    for each in reader.totals(catalog.TRAINING_PHASE_TIME.name):
+        phases = by_clock.setdefault(each.attributes.get("clock", ""), {})
+        word = str(each.attributes.get("phase"))
+        phases[word] = phases.get(word, 0.0) + each.values[0]
+    return by_clock.get("device") or by_clock.get("host") or {}
 
 
 def _values(reader: Journal, extremes: Mapping[Name, Extremes]) -> tuple[list[CardValue], int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from otel_ddp import plain, shown
 from otel_ddp.history import goodput
-from otel_ddp.history.terminal import Card, CardValue
+from otel_ddp.history.card import Card, CardValue
 from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, MEASURED_PHASES, is_taken_back

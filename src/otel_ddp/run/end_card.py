@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from otel_ddp import errors
-from otel_ddp.history.card import card_of
-from otel_ddp.history.terminal import lines, when
+from otel_ddp.history.card import card_of, lines
+from otel_ddp.history.terminal import when
 from otel_ddp.journal.parser import Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState

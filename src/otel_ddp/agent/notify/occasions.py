@@ -16,9 +16,9 @@ from otel_ddp.agent.verdicts.reports import Incident
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.say import unit_name
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
-from otel_ddp.history.card import card_of
+from otel_ddp.history.card import Card, card_of, lines
 from otel_ddp.history.newest_attempt import Newest, OfNode, newest_attempt
-from otel_ddp.history.terminal import Card, lines, printable, when
+from otel_ddp.history.terminal import printable, when
 from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.vocabulary import catalog
