@@ -10,7 +10,6 @@ from tools.programs.judge import Result
 from tools.programs.program import Program
 
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "programs.md"
-_MOST_NAMES = 6
 _FIRST, _LAST = "<!-- found -->", "<!-- end of what was found -->"
 
 
@@ -27,23 +26,18 @@ def kept(program: Program, root: Path) -> Result | None:
 
 def write(programs: list[Program], root: Path) -> None:
     """Put the table between its marks."""
-    lines = ["| program | of | ranks | steps of all ranks | values | settings | late in |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    apart = ["| program | what we changed | what is not shown |", "|---|---|---|"]
+    lines = ["| program | of | ranks | steps | values | settings | late in | not shown |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
     for program in programs:
         found = kept(program, root)
         if found is None or found.faults:
             raise SystemExit(f"{program.name} is not there, or has faults: run it first.")
-        values = ", ".join(f"`{each}`" for each in found.values[:_MOST_NAMES]) or "-"
-        if more := len(found.values[_MOST_NAMES:]):
-            values += f" and {more} more"
         late = found.late if program.late else ""
         lines.append(
-            f"| {program.title} | {program.author} | {program.ranks} | {found.steps} | {values} "
-            f"| {found.settings} | {late} |"
+            f"| {program.title} | {program.author} | {program.ranks} | {found.steps} "
+            f"| {len(found.values)} | {found.settings} | {late} | {program.lacks} |"
         )
-        apart.append(f"| {program.title} | {program.changed} | {program.lacks} |")
     text = PAGE.read_text()
     before, after = text.split(_FIRST)[0], text.split(_LAST)[1]
-    table = "\n".join([*lines, "", *apart])
+    table = "\n".join(lines)
     PAGE.write_text(f"{before}{_FIRST}\n{table}\n{_LAST}{after}")
