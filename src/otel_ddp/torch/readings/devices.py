@@ -35,20 +35,7 @@ def gpu_facts(
         # torch 2.4 does not know it: then the agent goes by what the driver sees.
         return errors.attempt(lambda: str(properties(device).uuid), "")
 
-    def pci(device: torch.device) -> str:
-        # Nor does it know this before 2.8, nor of every vendor's devices.
-        return errors.attempt(lambda: _address(properties(device)), "")
-
-    return {
-        "boards": [
-            {"index": each.index or 0, "uuid": uuid(each), "pci": pci(each)} for each in found
-        ]
-    }
-
-
-def _address(known: Any) -> str:
-    domain, bus, device = known.pci_domain_id, known.pci_bus_id, known.pci_device_id
-    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+    return {"boards": [{"index": each.index or 0, "uuid": uuid(each)} for each in found]}
 
 
 # -- memory

@@ -37,17 +37,12 @@ class _Boards:
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.by_uuid = {each.uuid: each for each in devices}
-        self._by_bare = {bare_uuid(each.uuid): each.uuid for each in devices}
-        self._by_address = {
-            _address(each.pci): each.uuid for each in devices if each.pci and not each.parent
-        }
+        self._by_bare = {_bare(each.uuid): each.uuid for each in devices}
 
-    def known(self, declared: Iterable[tuple[str, str]]) -> list[str]:
-        """Those that exist of these UUIDs and addresses, as the driver spells the UUIDs."""
-        found = (
-            self._by_bare.get(bare_uuid(uuid)) or self._by_address.get(_address(pci))
-            for uuid, pci in declared
-        )
+    def declared_by(self, rank: Rank) -> list[str]:
+        """Those whose UUIDs its process has written down, as the driver spells them."""
+        written = plain.list_of(dict, rank.facts.get("boards"))
+        found = (self._by_bare.get(_bare(plain.text(each.get("uuid")))) for each in written)
         return [uuid for uuid in found if uuid is not None]
 
     def parts(self, uuid: str) -> list[str]:
@@ -90,7 +85,7 @@ def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) ->
     """Assign the devices to the ranks. *node*: the label of a device that no run uses."""
     boards = _Boards([each.device for each in devices])
     found = [
-        _Process(each.labels, boards.known(_declared(each)), _seen(each.pid, ranks, devices))
+        _Process(each.labels, boards.declared_by(each), _seen(each.pid, ranks, devices))
         for each in ranks
     ]
     declared_by_any = {uuid for each in found for uuid in each.declared}
@@ -114,22 +109,9 @@ def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) ->
     return Ownership(labels, memory, _remarks(found, own, users, boards))
 
 
-def bare_uuid(uuid: str) -> str:
+def _bare(uuid: str) -> str:
     """A UUID without NVIDIA's prefix, which torch leaves out."""
     return uuid.strip().lower().removeprefix("mig-").removeprefix("gpu-")
-
-
-def _address(pci: str) -> str:
-    """A PCI address with four digits for its domain, where NVIDIA's library has eight."""
-    return pci.strip().lower()[-12:]
-
-
-def _declared(rank: Rank) -> list[tuple[str, str]]:
-    """The UUIDs and PCI addresses that its process has written down."""
-    return [
-        (plain.text(each.get("uuid")), plain.text(each.get("pci")))
-        for each in plain.list_of(dict, rank.facts.get("boards"))
-    ]
 
 
 def _seen(
