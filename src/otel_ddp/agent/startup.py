@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import select
-import stat
 import time
 from pathlib import Path
 
@@ -59,21 +58,14 @@ def lock_place(place: Place) -> int | None:
     """Become the agent of this place; None if it has one. Closing the descriptor unlocks it."""
     fd = files.open_own(place.agent_lock, os.O_RDWR | os.O_CREAT)
     deadline = time.monotonic() + _LOCK_PATIENCE_S
-    while not _locked(fd):
-        if time.monotonic() > deadline:
-            os.close(fd)
-            return None
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            files.lock(fd)
+            return fd
         # The agent before this one may be about to end.
         time.sleep(0.05)
-    return fd
-
-
-def _locked(fd: int) -> bool:
-    try:
-        files.lock(fd)
-    except OSError:
-        return False
-    return True
+    os.close(fd)
+    return None
 
 
 def leave_training_alone() -> None:
@@ -100,11 +92,8 @@ def search_garbage_seldom() -> None:
 def open_doorbell(path: Path) -> int:
     """The fifo that wakes the agent; -1 if it cannot be opened: then only the clock wakes it."""
     try:
-        try:
-            if not stat.S_ISFIFO(os.lstat(path).st_mode):
-                files.remove(path)
-                files.make_fifo(path)
-        except FileNotFoundError:
+        if not path.is_fifo() or path.is_symlink():
+            files.remove(path)
             files.make_fifo(path)
         # Read and write: a fifo whose last writer has left would be readable for ever.
         return files.open_own(path, os.O_RDWR)

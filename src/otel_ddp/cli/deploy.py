@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from otel_ddp import __version__, files
 from otel_ddp.cli.text import print_answer
@@ -23,13 +22,6 @@ _TESTS = "prometheus/tests/"
 
 class Refused(Exception):
     """Says why nothing was written, or not all of it."""
-
-
-class Written(NamedTuple):
-    """How many files there are, and how many of them were not there like this."""
-
-    files: int
-    new: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,16 +42,16 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("name a directory.")
     folder = Path(options.directory)
     try:
-        written = write(folder, force=options.force)
+        shipped, new = write(folder, force=options.force)
     except Refused as error:
         print(error, file=sys.stderr)
         return 1
     # To be pasted, from any folder.
     compose = f"docker compose -f {shlex.quote(str(folder.absolute() / 'compose.yaml'))}"
     # Compose leaves servers alone that run already, and these have read the files before.
-    anew = " --force-recreate" if written.new else ""
+    anew = " --force-recreate" if new else ""
     return print_answer(
-        f"{written.files} files of otel_ddp {__version__} are in {folder} ({written.new} new).\n"
+        f"{shipped} files of otel_ddp {__version__} are in {folder} ({new} new).\n"
         f"On one machine, with Docker: {compose} up --detach --wait{anew}\n"
         f"The end of it:               {compose} down\n"
         f"Everything else: {folder}/README.md"
@@ -75,8 +67,11 @@ def shipped_files() -> dict[str, Path]:
     }
 
 
-def write(folder: Path, *, force: bool = False) -> Written:
-    """Write all files, or raise Refused and name those that differ."""
+def write(folder: Path, *, force: bool) -> tuple[int, int]:
+    """Write all files, or raise Refused and name those that differ.
+
+    How many there are, and how many of them were not there like this.
+    """
     files = shipped_files()
     try:
         new = [name for name, path in files.items() if not _is_there(folder / name, path)]
@@ -92,7 +87,7 @@ def write(folder: Path, *, force: bool = False) -> Written:
             _write(folder, Path(name), files[name].read_bytes())
     except OSError as error:
         raise Refused(f"{error.filename or folder} cannot be written: {error.strerror}.") from error
-    return Written(len(files), len(new))
+    return len(files), len(new)
 
 
 def _write(folder: Path, name: Path, content: bytes) -> None:
