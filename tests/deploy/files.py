@@ -55,16 +55,6 @@ def in_use(configuration: dict[str, Any]) -> dict[str, Any]:
     return parts | {name: configuration["extensions"][name] for name in service["extensions"]}
 
 
-def unset(path: Path, env: dict[str, str]) -> set[str]:
-    """The variables without a default that nobody has set."""
-    needed = re.findall(r"\$\{env:(\w+)\}", _without_comments(path.read_text()))
-    return set(needed) - set(env)
-
-
-def _without_comments(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-
-
 COMPOSE = documents(DEPLOY / "compose.yaml")[0]
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 

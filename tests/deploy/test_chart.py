@@ -321,8 +321,6 @@ def test_the_gateway_has_what_is_set_and_keeps_the_rest(rendered: Rendered) -> N
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        # By the schema.
-        ({"collectors": {}}, "additional properties 'collectors' not allowed"),
         ({"agent": {"kind": "DaemonSet"}}, "agent.image: no image is published. Build one"),
         (
             {"agent": {**DAEMONSET, "endpoint": "https://collector:4318"}},

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from urllib.parse import urlsplit
 
-import yaml
-
-from deploy.files import (
-    DEPLOY,
-    SERVICES,
-    documents,
-    in_use,
-    unset,
-    with_environment,
-)
+from deploy.files import DEPLOY, SERVICES, documents
 
 
 def test_compose_publishes_loopback_only() -> None:
@@ -40,24 +30,6 @@ def test_compose_holds_no_secret_and_grafana_lets_nobody_in() -> None:
     # Else there is admin with the password that everybody knows.
     assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
     assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
-
-
-def test_the_collector_of_compose_reaches_the_others_by_their_names() -> None:
-    collector = SERVICES["collector"]
-    path = DEPLOY / "otel-collector" / "all-in-one.yaml"
-    env = collector["environment"]
-
-    parts = in_use(yaml.safe_load(with_environment(path.read_text(), env)))
-
-    assert not unset(path, env)
-    # Loopback would be the container itself.
-    assert not [name for name, part in parts.items() if re.search("127.0.0.1|localhost", str(part))]
-    known = set(re.findall(r"\$\{env:(\w+)", path.read_text()))
-    assert set(env) - known == {"GOMEMLIMIT"}
-    queue = Path(env["QUEUE_DIR"])
-    assert [m["source"] for m in collector["volumes"] if Path(m["target"]) in queue.parents] == [
-        "collector-queue"
-    ]
 
 
 def test_every_address_in_compose_is_one_that_listens() -> None:

@@ -174,18 +174,6 @@ def an_empty_panel_of_gpus_says_why(board: Told) -> Iterator[str]:
             yield panel["title"]
 
 
-def parts_have_names_that_every_vendor_knows(board: Told) -> Iterator[str]:
-    for _, panel in panels(board):
-        heads = [
-            head
-            for each in panel.get("transformations", [])
-            for head in each["options"].get("renameByName", {}).values()
-        ]
-        for text in (panel["title"], panel.get("description", ""), *heads):
-            if "NVIDIA" not in text and re.search(r"\bSM\b|ultiproc|CUDA|Hopper|in NCCL", text):
-                yield text
-
-
 def _columns(panel: Told) -> set[str]:
     for each in panel.get("transformations", []):
         if each["id"] == "organize" and "indexByName" in each["options"]:
@@ -245,7 +233,6 @@ LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     links_lead_somewhere,
     boards_lead_to_each_other,
     an_empty_panel_of_gpus_says_why,
-    parts_have_names_that_every_vendor_knows,
     queries_of_a_panel_have_names_of_their_own,
     hours_are_never_weeks,
     runs_are_told_apart,

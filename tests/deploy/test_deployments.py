@@ -5,10 +5,22 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import yaml
 
-from deploy.files import DEPLOY, GUIDE, ROOT, SERVICES, containers, environment, pods
+from deploy.files import (
+    DEPLOY,
+    GUIDE,
+    ROOT,
+    SERVICES,
+    containers,
+    environment,
+    in_use,
+    pods,
+    with_environment,
+)
 from otel_ddp.vocabulary import catalog
 from stack.servers import CONFIGURATIONS, binaries, validated
 
@@ -29,20 +41,58 @@ def test_deployments_and_tests_take_the_same_versions_of_the_servers() -> None:
     }
 
 
-def test_the_real_collector_takes_its_configurations_with_what_the_deployments_set(
-    tmp_path: Path,
-) -> None:
-    built = binaries()
-    (gateway,) = pods()["otel-ddp-gateway"]["spec"]["containers"]
-    deployed = {
-        "all-in-one.yaml": SERVICES["collector"]["environment"],
-        "gateway.yaml": environment(gateway),
-    }
-    # It looks whether these are there, and on this machine they are not.
-    files = {"TLS_CERT_FILE": __file__, "TLS_KEY_FILE": __file__, "QUEUE_DIR": str(tmp_path / "q")}
+(GATEWAY,) = pods()["otel-ddp-gateway"]["spec"]["containers"]
+OF_COMPOSE = SERVICES["collector"]
+# Its own numbers; the others are in the configuration as a whole address.
+TELEMETRY = 8888
 
-    for name, env in deployed.items():
-        assert validated(built, CONFIGURATIONS / name, **(env | files)) == (0, ""), name
+
+class Deployed(NamedTuple):
+    """What a deployment gives its collector."""
+
+    env: dict[str, str]
+    command: list[str]
+    mounted: list[str]
+    ports: set[int]
+
+
+DEPLOYED = {
+    "all-in-one.yaml": Deployed(
+        OF_COMPOSE["environment"],
+        OF_COMPOSE["command"],
+        [each["target"] for each in OF_COMPOSE["volumes"]],
+        {int(each.rpartition(":")[2]) for each in OF_COMPOSE["ports"]},
+    ),
+    "gateway.yaml": Deployed(
+        environment(GATEWAY),
+        GATEWAY["args"],
+        [each["mountPath"] for each in GATEWAY["volumeMounts"]],
+        {each["containerPort"] for each in GATEWAY["ports"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEPLOYED)
+def test_a_deployment_sets_all_that_its_collector_reads(name: str, tmp_path: Path) -> None:
+    env, command, mounted, ports = DEPLOYED[name]
+    text = (CONFIGURATIONS / name).read_text()
+
+    parts = in_use(yaml.safe_load(with_environment(text, env)))
+
+    needed = re.findall(r"\$\{env:(\w+)\}", re.sub(r"(?m)^ *#.*$", "", text))
+    assert set(needed) <= set(env)
+    # Loopback would be the container itself.
+    assert not [each for each, part in parts.items() if re.search("127.0.0.1|localhost", str(part))]
+    protocols = parts["otlp"]["protocols"]
+    tls = protocols["http"].get("tls", {})
+    files = [env["QUEUE_DIR"], command[0].partition("=")[2]]
+    files += [tls[each] for each in ("cert_file", "key_file") if each in tls]
+    assert [each for each in files if not each.startswith(tuple(mounted))] == []
+    listening = [each["endpoint"] for each in (*protocols.values(), parts["health_check"])]
+    assert ports - {TELEMETRY} <= {int(each.rpartition(":")[2]) for each in listening}
+    # The real one looks whether these are there, and on this machine they are not.
+    here = {"TLS_CERT_FILE": __file__, "TLS_KEY_FILE": __file__, "QUEUE_DIR": str(tmp_path / "q")}
+    assert validated(binaries(), CONFIGURATIONS / name, **(env | here)) == (0, "")
 
 
 WORDS = [path for path in (*DEPLOY.rglob("*"), GUIDE) if path.is_file() and path.suffix != ".json"]

@@ -21,11 +21,8 @@ from deploy.files import (
     containers,
     documents,
     environment,
-    in_use,
     manifests,
     pods,
-    unset,
-    with_environment,
 )
 
 # A label of ours, so that those of the user's pods are the user's.
@@ -51,32 +48,6 @@ def test_a_manifest_is_what_kubernetes_knows(path: Path, version: str) -> None:
 def test_a_manifest_is_what_its_operator_knows(path: Path) -> None:
     for manifest in filter(schemas.of_an_operator, documents(path)):
         schemas.check_with_operator(manifest)
-
-
-def test_the_gateway_has_every_variable_that_it_needs() -> None:
-    (gateway,) = pods()["otel-ddp-gateway"]["spec"]["containers"]
-    path = DEPLOY / "otel-collector" / "gateway.yaml"
-    env = environment(gateway)
-
-    parts = in_use(yaml.safe_load(with_environment(path.read_text(), env)))
-
-    assert not unset(path, env)
-    assert not [name for name, part in parts.items() if re.search("127.0.0.1|localhost", str(part))]
-    mounted = [Path(each["mountPath"]) for each in gateway["volumeMounts"]]
-    tls = parts["otlp"]["protocols"]["http"]["tls"]
-    for file in (
-        tls["cert_file"],
-        tls["key_file"],
-        env["QUEUE_DIR"],
-        gateway["args"][0].partition("=")[2],
-    ):
-        assert any(each in Path(file).parents for each in mounted), file
-    ports = {each["containerPort"] for each in gateway["ports"]}
-    endpoints = [
-        parts["health_check"]["endpoint"],
-        *(each["endpoint"] for each in parts["otlp"]["protocols"].values()),
-    ]
-    assert {int(each.rpartition(":")[2]) for each in endpoints} <= ports
 
 
 def test_our_images_can_be_built_and_do_not_run_as_root() -> None:

@@ -152,23 +152,6 @@ def test_an_address_that_is_down_holds_up_no_other(
     assert len(webhook.posted) == 3
 
 
-def test_a_message_that_is_refused_is_given_up_and_the_next_one_goes(
-    webhook: Webhook, folder: Path, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    outbox = Outbox(folder, [Address(f"{webhook.url}/s3cret")], clock)
-    webhook.code = 400
-    outbox.put(message(1))
-    deliver(outbox)
-    webhook.code = 200
-    outbox.put(message(2))
-    deliver(outbox)
-
-    assert titles(webhook) == ["title 2"]
-    assert waiting(folder) == []
-    assert outbox.describe().endswith(": 1 taken, 1 given up")
-    assert caplog.messages == [f"notification to {webhook.url}: it answered 400; dropped: 1."]
-
-
 def test_an_address_that_does_not_take_it_is_told_with_why_and_since_when(
     webhook: Webhook, folder: Path, clock: Clock
 ) -> None:

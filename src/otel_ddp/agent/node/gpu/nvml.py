@@ -79,16 +79,12 @@ class Nvml:
         self._loaded_ns = boot_ns()
         self._opened = False
         self._parts: dict[str, Calls] = {}
-        self._silent: list[str] = []
+        self.silent: list[str] = []
+        """One sentence for each board that did not answer when they were last listed."""
         self._held: dict[str, list[Xids | GpmSamples]] = {}
         # Both are kept when the driver is closed: the board of each index, and its Xid faults.
         self._boards_before: dict[int, Device] = {}
         self._xids: dict[str, Xids] = {}
-
-    @property
-    def silent(self) -> Sequence[str]:
-        """One sentence for each board that did not answer when they were last listed."""
-        return tuple(self._silent)
 
     def open(self) -> str:
         """The driver's version; raises DriverMissing. Called again after DeviceLost."""
@@ -142,7 +138,7 @@ class Nvml:
             raise DeviceLost("the driver no longer counts its devices") from error
         parts: dict[str, Calls] = {}
         found: list[Device] = []
-        self._silent = []
+        self.silent = []
         for index in range(count):
             try:
                 calls = Calls(self._lib, self._lib.nvmlDeviceGetHandleByIndex(index))
@@ -178,7 +174,7 @@ class Nvml:
             f"GPU {index} does not answer ({printable(str(error))}): see `nvidia-smi`, and the "
             "kernel's log for Xid."
         )
-        self._silent.append(sentence)
+        self.silent.append(sentence)
         errors.warn_once(f"gpu {sentence}", "GPU: %s", sentence)
         before = self._boards_before.get(index)
         if before is not None and self._xids_of(before).codes:
