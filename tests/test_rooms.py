@@ -50,8 +50,7 @@ KNOWS = {
         "notify": "export kept_thread queue reading verdicts",
         "node_watch": "artifacts history kept_thread ledger link node reading verdicts",
         "front": "export kept_thread node_watch notify scrape verdicts",
-        "startup": "",
-        "service": "export front node_watch notify startup",
+        "service": "export front node_watch notify",
     },
 }
 # What each room may import besides.

@@ -7,8 +7,8 @@ import sys
 
 LOGS = r"""
 import logging
-from otel_ddp.agent import startup
-startup.log_to_stderr()
+from otel_ddp.agent import service
+service.log_to_stderr()
 logging.getLogger("otel_ddp.agent").warning("%s is damaged", "a\x1b[31m\nb\udcff")
 """
 

@@ -79,7 +79,7 @@ class Gpus:
     def __init__(self, driver: Nvml, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._driver = driver
         self._clock_ns = clock_ns
-        self._is_open = False
+        # Empty while the driver is not open.
         self._version = ""
         self._remark = ""
         self.errors = 0
@@ -108,11 +108,11 @@ class Gpus:
         if any(each.lost for each in self._watched):
             # A board that was reset appears again only once the driver is opened anew.
             self._close("")
-        if not self._is_open:
+        if not self._version:
             version = self._attempt("opening the driver", self._driver.open)
             if version is None:
                 raise DriverMissing("The GPU driver could not be opened; the agent's log says why.")
-            self._is_open, self._version = True, version
+            self._version = version
         found = self._attempt("the list of devices", self._driver.devices)
         if found is None and not self._watched:
             raise DeviceLost("its devices could not be listed")
@@ -124,9 +124,9 @@ class Gpus:
     def _close(self, remark: str) -> None:
         self._remark = remark
         self._watched = []
-        if self._is_open:
+        if self._version:
             self._driver.close()
-            self._is_open = False
+            self._version = ""
 
     # -- asking
 
@@ -193,7 +193,7 @@ class Gpus:
             if each.lost
         ]
         devices = tuple(each.sample(now_ns) for each in self._watched)
-        silent = self._driver.silent if self._is_open else ()
+        silent = self._driver.silent if self._version else ()
         remark = " ".join([self._remark, *left, *silent]).strip()
         return GpuSample(devices, remark, self._version)
 
