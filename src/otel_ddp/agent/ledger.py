@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -137,14 +137,15 @@ class Ledger:
     def drop(self, labels: Labels) -> None:
         """Remove every series whose attributes begin with these."""
         length = len(labels)
-        for family in self._families.values():
-            for key in [key for key in family if key[:length] == labels]:
-                self._end(family.pop(key))
+        self._remove(lambda key: key[:length] == labels)
 
     def end_all(self, kept_runs: Collection[str]) -> None:
         """Remove every series but those of these runs: the agent leaves."""
+        self._remove(lambda key: dict(key).get("run") not in kept_runs)
+
+    def _remove(self, which: Callable[[Labels], bool]) -> None:
         for family in self._families.values():
-            for key in [key for key in family if dict(key).get("run") not in kept_runs]:
+            for key in [key for key in family if which(key)]:
                 self._end(family.pop(key))
 
     def forget(self, series: Series) -> None:

@@ -20,42 +20,6 @@ SpentS = dict[str, float]
 """Seconds by mode."""
 
 
-class Processors:
-    """Shares of the time since the last read; the first one returns none."""
-
-    def __init__(self, files: KernelFiles, proc: Path, clock: Callable[[], float]) -> None:
-        self._files = files
-        self._path = f"{proc}/stat"
-        self._clock = clock
-        # The cgroup, the moment, and what was spent by then.
-        self._before: tuple[str, float, SpentS] | None = None
-
-    def read(self, share: Share | None, online: int) -> list[Measurement]:
-        now_s, cgroup = self._clock(), share.path if share else ""
-        if share:
-            spent_s = self._files.read(f"{share.path}/cpu.stat", _of_group)
-        else:
-            spent_s = self._files.read(self._path, _of_node)
-        if spent_s is None:
-            return []
-        before, self._before = self._before, (cgroup, now_s, spent_s)
-        if before is None or before[0] != cgroup:
-            return []
-        # By the kernel's manual idle time may go back a little.
-        passed_s = {mode: max(value - before[2][mode], 0.0) for mode, value in spent_s.items()}
-        if share:
-            # Quotas come in slices and can be saved up: usage may exceed them for a moment.
-            free_s = (now_s - before[1]) * (share.limit or online) - sum(passed_s.values())
-            passed_s["idle"] = max(free_s, 0.0)
-        total_s = sum(passed_s.values())
-        metric = catalog.SYSTEM_CPU_UTILIZATION
-        return [
-            Measurement(metric, value / total_s, (("cpu.mode", mode),))
-            for mode, value in passed_s.items()
-            if total_s > 0
-        ]
-
-
 def _of_group(text: str) -> SpentS:
     found = numbers(text)
     return {mode: found[f"{mode}_usec"] / 1e6 for mode in ("user", "system")}
@@ -142,7 +106,9 @@ class Host:
         self._meminfo = f"{proc}/meminfo"
         self._cores = cores
         self._limits = Limits(self._files, Cgroups(self._files, proc=proc, root=root), pids)
-        self._processors = Processors(self._files, proc, clock)
+        self._clock = clock
+        # The cgroup, the moment, and what the processors had spent by then.
+        self._before: tuple[str, float, SpentS] | None = None
         self._boot_ns = boot_ns()
         self._disks = disks(self._files, proc, sys, self._boot_ns)
         self._network = network(self._files, proc, sys, self._boot_ns)
@@ -162,12 +128,38 @@ class Host:
         of_memory = memory.path if memory and memory.version == 2 else self._limits.container()
         groups = {"cpu": of_processors, "memory": of_memory, "io": of_memory}
         return [
-            *self._processors.read(processors, online),
+            *self._shares(processors, online),
             *self._memory(node_bytes, memory),
             *self._pressure(groups),
             *self._disks.read(),
             *self._network.read(),
             *infiniband(self._files, self._sys, self._boot_ns),
+        ]
+
+    def _shares(self, share: Share | None, online: int) -> list[Measurement]:
+        """Of the processors' time since the last read; the first one returns none."""
+        now_s, cgroup = self._clock(), share.path if share else ""
+        if share:
+            spent_s = self._files.read(f"{share.path}/cpu.stat", _of_group)
+        else:
+            spent_s = self._files.read(f"{self._proc}/stat", _of_node)
+        if spent_s is None:
+            return []
+        before, self._before = self._before, (cgroup, now_s, spent_s)
+        if before is None or before[0] != cgroup:
+            return []
+        # By the kernel's manual idle time may go back a little.
+        passed_s = {mode: max(value - before[2][mode], 0.0) for mode, value in spent_s.items()}
+        if share:
+            # Quotas come in slices and can be saved up: usage may exceed them for a moment.
+            free_s = (now_s - before[1]) * (share.limit or online) - sum(passed_s.values())
+            passed_s["idle"] = max(free_s, 0.0)
+        total_s = sum(passed_s.values())
+        metric = catalog.SYSTEM_CPU_UTILIZATION
+        return [
+            Measurement(metric, value / total_s, (("cpu.mode", mode),))
+            for mode, value in passed_s.items()
+            if total_s > 0
         ]
 
     def _memory(self, node_bytes: int | None, share: Share | None) -> list[Measurement]:
