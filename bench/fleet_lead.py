@@ -27,8 +27,8 @@ from make import WrittenRank  # noqa: E402
 from node import Node  # noqa: E402
 from otel_ddp.agent.link import link_pb2 as wire  # noqa: E402
 from otel_ddp.agent.link.client import LinkClient  # noqa: E402
+from otel_ddp.agent.link.following import Outflow  # noqa: E402
 from otel_ddp.agent.link.link_thread import LinkThread  # noqa: E402
-from otel_ddp.agent.link.runs.outflow import Outflow  # noqa: E402
 from otel_ddp.agent.reading.process import Host, Process  # noqa: E402
 from otel_ddp.journal import layout  # noqa: E402
 from otel_ddp.journal.reader import JournalReader  # noqa: E402

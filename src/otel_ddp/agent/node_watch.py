@@ -9,7 +9,7 @@ from otel_ddp.agent.artifacts.artifacts import Artifacts
 from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.link.runs.links import Links
+from otel_ddp.agent.link.links import Links
 from otel_ddp.agent.node.gpu.nvml import Nvml
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals, Marks

@@ -14,10 +14,9 @@ import pytest
 from agent.link.two_agents import RUN, Agent, TwoAgents
 from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.history.kept_run import Readings, Sample
-from otel_ddp.agent.link.runs import readings
-from otel_ddp.agent.link.runs.following import Following
-from otel_ddp.agent.link.runs.known import Senseless
-from otel_ddp.agent.link.runs.leading import Leading
+from otel_ddp.agent.link.following import Following
+from otel_ddp.agent.link.known import Senseless, pack_readings, unpack_readings
+from otel_ddp.agent.link.leading import Leading
 from otel_ddp.history.directory import file_name, find_run
 from otel_ddp.history.goodput import goodput_of
 from otel_ddp.history.reader import History
@@ -428,16 +427,16 @@ def test_samples_without_sense_are_refused(bad: list[Any]) -> None:
 
     key = SeriesKey("node", "hw.power", "3", (("hw.id", "GPU-0"), ("node", "node-1")))
     expected = Readings([Sample(None, key, 8 * S, 0.5)], 1.5)
-    assert readings.unpack(content(GOOD), "node-1", S) == expected
+    assert unpack_readings(content(GOOD), "node-1", S) == expected
     with pytest.raises(Senseless):
-        readings.unpack(content(bad), "node-1", S)
+        unpack_readings(content(bad), "node-1", S)
 
 
 def test_a_sample_is_of_the_node_that_sends_it_whatever_it_says() -> None:
     key = SeriesKey("node", "hw.power", "", (("node", "node-0"),))
 
-    content = readings.pack(Readings([Sample(None, key, time.time_ns(), 1.0)], None))
+    content = pack_readings(Readings([Sample(None, key, time.time_ns(), 1.0)], None))
 
-    [sample] = readings.unpack(content, "node-1", time.time_ns() - time.monotonic_ns()).samples
+    [sample] = unpack_readings(content, "node-1", time.time_ns() - time.monotonic_ns()).samples
     assert sample.key.labels == (("node", "node-1"),)
     assert abs(sample.time_ns - time.time_ns()) < 60 * S

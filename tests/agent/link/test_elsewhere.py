@@ -11,8 +11,8 @@ import pytest
 
 from node import until
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.runs.elsewhere import AskedElsewhere
-from otel_ddp.agent.link.runs.known import Senseless
+from otel_ddp.agent.link.known import Senseless
+from otel_ddp.agent.link.stacks import AskedElsewhere
 
 
 def told(number: int, content: Any) -> wire.Told:
@@ -22,7 +22,7 @@ def told(number: int, content: Any) -> wire.Told:
 def test_many_ask_at_once_and_the_newest_sixteen_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("otel_ddp.agent.link.runs.elsewhere.ANSWER_S", -4.0)
+    monkeypatch.setattr("otel_ddp.agent.link.stacks.ANSWER_S", -4.0)
     asked = AskedElsewhere()
     processes: list[Any] = [SimpleNamespace(name=n) for n in range(20)]
     for process in processes:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.link.linked import SECRET
 from otel_ddp import __version__
-from otel_ddp.agent.link.answered import Answered
+from otel_ddp.agent.link.client import Answered
 from otel_ddp.agent.link.link_pb2 import Answer, Process, Question, Report, Stretch
 from otel_ddp.agent.link.link_thread import LinkThread
 from otel_ddp.agent.link.server import LinkServer

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_ddp.agent.link.clock_offset import ClockOffset
-from otel_ddp.agent.link.queues import WaitingReports
+from otel_ddp.agent.link.server import WaitingReports
 
 S = 1_000_000_000
 

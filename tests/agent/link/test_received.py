@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from fed import ReadRank
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.runs.known import _MOST_MEMBERS
-from otel_ddp.agent.link.runs.leading import _Node
-from otel_ddp.agent.link.runs.outflow import Outflow
+from otel_ddp.agent.link.following import Outflow
+from otel_ddp.agent.link.known import _MOST_MEMBERS
+from otel_ddp.agent.link.leading import _Node
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.answers import content_of, evidence_of
 from otel_ddp.diagnosis.detector import Memory

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from otel_ddp.agent.link import limits
-from otel_ddp.agent.link.runs.stacks import StacksHere
+from otel_ddp.agent.link.stacks import StacksHere
 
 
 class Answered:

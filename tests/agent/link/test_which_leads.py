@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from fed import ReadRank
+from otel_ddp.agent.link import leading as leading_module
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.runs import leading as leading_module
-from otel_ddp.agent.link.runs.known import Senseless, read_json
-from otel_ddp.agent.link.runs.leading import Leading
-from otel_ddp.agent.link.runs.links import Links, wanted_by
-from otel_ddp.agent.link.runs.outflow import Outflow
+from otel_ddp.agent.link.following import Outflow
+from otel_ddp.agent.link.known import Senseless, read_json
+from otel_ddp.agent.link.leading import Leading
+from otel_ddp.agent.link.links import Links, wanted_by
 from otel_ddp.agent.link.server import LinkServer
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.diagnosis.verdict import Labels

@@ -11,8 +11,8 @@ from fed import ReadRank
 from node import without_figures
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.runs.following import Following
-from otel_ddp.agent.link.runs.leading import Leading
+from otel_ddp.agent.link.following import Following
+from otel_ddp.agent.link.leading import Leading
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.observe import ExitCauses

@@ -1,5 +1,5 @@
 """The agents of a run on several nodes: one leads, the others follow it over mutual TLS.
 
-What is here imports protobuf and cryptography: only an agent that has a run on several nodes
+All but `links` imports protobuf and cryptography: only an agent that has a run on several nodes
 imports it.
 """

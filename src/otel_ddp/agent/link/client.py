@@ -7,12 +7,14 @@ a silent one: answers are bounded, and a question can only be one that our own a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
 import ssl
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,10 +23,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from otel_ddp import __version__
 from otel_ddp.agent.link import addresses, credentials, limits
 from otel_ddp.agent.link.addresses import Place
-from otel_ddp.agent.link.answered import Answered
 from otel_ddp.agent.link.channel import Channel
 from otel_ddp.agent.link.clock_offset import ClockOffset
-from otel_ddp.agent.link.link_pb2 import Answer, Report
+from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
 from otel_ddp.agent.link.link_thread import LinkThread, within
 
 log = logging.getLogger("otel_ddp.agent")
@@ -82,6 +83,43 @@ class _Link(Channel):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._messages.put_nowait(None)
+
+
+_MOST_ANSWERS = 32
+_MOST_QUESTIONS_A_SECOND = 32
+_KINDS = frozenset(Question.Kind.values()) - {Question.NONE}
+
+
+class Answered:
+    """The thread of links adds to it, and the agent's loop takes all."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._answers: deque[Any] = deque(maxlen=_MOST_ANSWERS)
+        self._second = self._asked = 0
+        self.refused_questions = 0
+
+    def add(self, answer: Any) -> None:
+        """Keep it if it says more than that a report has come; without questions beyond measure."""
+        if (now := int(self._clock())) != self._second:
+            self._second, self._asked = now, 0
+        known = [each for each in answer.questions if each.kind in _KINDS]
+        kept = known[: max(_MOST_QUESTIONS_A_SECOND - self._asked, 0)]
+        if len(kept) < len(answer.questions):
+            self.refused_questions += len(answer.questions) - len(kept)
+            del answer.questions[:]
+            answer.questions.extend(kept)
+        self._asked += len(kept)
+        if answer.questions or answer.judged or answer.lacking:
+            self._answers.append(answer)
+
+    def take(self) -> list[Any]:
+        """All, as they came."""
+        found = []
+        with contextlib.suppress(IndexError):
+            while True:
+                found.append(self._answers.popleft())
+        return found
 
 
 class LinkClient:

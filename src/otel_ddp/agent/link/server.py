@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 import resource
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -24,7 +25,6 @@ from otel_ddp.agent.link.channel import Channel
 from otel_ddp.agent.link.door import Door
 from otel_ddp.agent.link.link_pb2 import Answer, Report
 from otel_ddp.agent.link.link_thread import LinkThread
-from otel_ddp.agent.link.queues import WaitingReports
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -109,6 +109,45 @@ class _Stream:
         self.heard_ns = 0
         self.peer: _Peer | None = None
         """The connection that it has now."""
+
+
+class WaitingReports:
+    """Reports that wait for the judge, bounded: what is dropped is in the journals still.
+
+    One thread adds to it, and another one takes all. Of too many the node that has most loses its
+    oldest.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._waiting: list[tuple[str, int, Any]] = []
+        self._bytes_of: Counter[str] = Counter()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self.dropped = 0
+
+    def add(self, node: str, report: Any, size: int) -> None:
+        """*size*: its length in bytes."""
+        with self._lock:
+            self._waiting.append((node, size, report))
+            self._count(node, size)
+            while self._bytes > self._most_bytes:
+                ((most, _),) = self._bytes_of.most_common(1)
+                oldest = next(at for at, each in enumerate(self._waiting) if each[0] == most)
+                self._count(most, -self._waiting.pop(oldest)[1])
+                self.dropped += 1
+
+    def _count(self, node: str, size: int) -> None:
+        self._bytes += size
+        self._bytes_of[node] += size
+
+    def take(self) -> list[tuple[str, Any]]:
+        """All, as they came; they no longer wait."""
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+            self._bytes_of.clear()
+            self._bytes = 0
+        return [(node, report) for node, _, report in taken]
 
 
 class LinkServer:

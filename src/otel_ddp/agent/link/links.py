@@ -21,9 +21,9 @@ from otel_ddp.identity.lead import Lead
 from otel_ddp.journal.process_state import ProcessState
 
 if TYPE_CHECKING:
+    from otel_ddp.agent.link.following import Following
+    from otel_ddp.agent.link.leading import Leading
     from otel_ddp.agent.link.link_thread import LinkThread
-    from otel_ddp.agent.link.runs.following import Following
-    from otel_ddp.agent.link.runs.leading import Leading
 
 # A link goes on for so long after the last process here has ended: others may end later.
 _AFTER_END_NS = 60_000_000_000
@@ -155,9 +155,9 @@ class Links:
     def _opened(self, run: Labels, wanted: Wanted) -> Leading | Following:
         # Protobuf and cryptography are loaded for runs on several nodes alone.
         from otel_ddp.agent.link.client import LinkClient
+        from otel_ddp.agent.link.following import Following
+        from otel_ddp.agent.link.leading import Leading
         from otel_ddp.agent.link.link_thread import LinkThread
-        from otel_ddp.agent.link.runs.following import Following
-        from otel_ddp.agent.link.runs.leading import Leading
         from otel_ddp.agent.link.server import LinkServer
 
         if self._thread is None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from otel_ddp.agent.link import limits
-from otel_ddp.agent.link.runs.known import Senseless, read_json
+from otel_ddp.agent.link.known import Senseless, read_json
 from otel_ddp.agent.verdicts.reports import Judgement, Named
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.verdict import Labels, node_of, run_labels
@@ -21,9 +21,7 @@ _MOST_VERDICTS = 100
 class Said:
     """What is said of a run at one moment: to each agent what is true of all, and of its ranks."""
 
-    def __init__(self, judgement: Judgement, *, of_ranks: bool = True) -> None:
-        """*of_ranks*: also what is said of single ranks; else that is as it was said before."""
-        self._of_ranks = of_ranks
+    def __init__(self, judgement: Judgement) -> None:
         of_all = {
             "by": judgement.by,
             "open": [_lean(each) for each in judgement.open[-_MOST_VERDICTS:]],
@@ -40,8 +38,6 @@ class Said:
 
     def to(self, own: Sequence[Labels]) -> bytes:
         """For the agent whose processes have these labels, whatever that agent is called."""
-        if not self._of_ranks:
-            return self.of_all.encode()
         ranks = [
             [each.labels, dict(each.excess), each.lost_s, each.work_s]
             for labels in own
@@ -72,24 +68,14 @@ def _is_short(value: Any) -> bool:
     return len(value) <= (_MOST_NAMES if are_names else _MOST_MEMBERS)
 
 
-def unpack(
-    content: bytes,
-    run: Labels,
-    own: Sequence[Labels],
-    before: Judgement | None = None,
-    ahead_ns: int = 0,
-) -> Judgement:
+def unpack(content: bytes, run: Labels, own: Sequence[Labels], ahead_ns: int = 0) -> Judgement:
     """What the lead says; of ranks and nodes only what it says of these. Raises Senseless.
 
-    *before*: what it has said of single ranks is true still, where it says nothing of them now.
     *ahead_ns*: its clock less ours.
     """
     found = read_json(content, limits.MOST_ANSWER_BYTES)
     try:
-        if "ranks" in found:
-            ranks, named = _of_ranks(found, own)
-        else:
-            ranks, named = (before.report.ranks, before.named) if before else ((), ())
+        ranks, named = _of_ranks(found, own)
         still, past = (
             [_turned(e, ahead_ns) for e in found[name][:_MOST_VERDICTS] if _is_verdict(e, run)]
             for name in ("open", "past")

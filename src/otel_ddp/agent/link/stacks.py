@@ -1,20 +1,27 @@
-"""Stacks of a process here that a person asks for on the lead's node."""
+"""Stacks that a person asks for on the lead's node: the question there, and the answer here."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from otel_ddp.agent.link import limits
 from otel_ddp.agent.link import link_pb2 as wire
+from otel_ddp.agent.link.known import read_json
+from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.answers import ANSWER_S, AskedProcess, asked
 
 # Of all people at once.
 _MOST_OPEN = 16
+# One way and back, and the rounds of two loops, besides.
+_ON_THE_WAY_S = 4.0
 _TOO_LARGE = "its answer is too large to be sent here (over 1 MiB): ask for it on its node"
 
 
@@ -57,3 +64,45 @@ class StacksHere:
         fit = sum(size <= limits.MOST_TOLD_BYTES for size in sizes)
         done, self._done = self._done[:fit], self._done[fit:]
         return done
+
+
+class Asked:
+    """One question of one person."""
+
+    def __init__(self, number: int, process: Process) -> None:
+        self.number, self.process = number, process
+        self.answer: Mapping[str, Any] = {}
+        self.is_answered = threading.Event()
+
+
+class AskedElsewhere:
+    """One a run that this agent leads. Threads of the endpoint ask, while the loop goes on."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(time.time_ns())
+        self._new: deque[Asked] = deque(maxlen=_MOST_OPEN)
+        self._open: dict[int, Asked] = {}
+
+    def stacks(self, process: Process) -> Mapping[str, Any]:
+        """What the process answers; empty where nothing comes. Waits for it."""
+        asked = Asked(next(self._numbers), process)
+        for number in list(self._open)[: 1 - _MOST_OPEN]:
+            # More are asked for than there is room for.
+            self._open.pop(number, None)
+        self._open[asked.number] = asked
+        self._new.append(asked)
+        asked.is_answered.wait(ANSWER_S + _ON_THE_WAY_S)
+        self._open.pop(asked.number, None)
+        return asked.answer
+
+    def questions(self) -> Iterator[Asked]:
+        """Those that are new."""
+        while self._new:
+            yield self._new.popleft()
+
+    def take(self, told: wire.Told) -> None:
+        """What has come; raises Senseless."""
+        each = self._open.get(told.number)
+        if each is not None:
+            each.answer = read_json(told.content, limits.MOST_TOLD_BYTES)
+            each.is_answered.set()

@@ -1,17 +1,20 @@
-"""What only the node of a process knows of it, as JSON; and a process of another node by that."""
+"""What only a node knows: of its processes, and of itself. As JSON; and such a process by that."""
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from otel_ddp import files, plain
+from otel_ddp.agent.history.kept_run import Readings, Sample
 from otel_ddp.agent.reading.process import Host, Life, Process
 from otel_ddp.agent.verdicts.answers import content_of, evidence_of
 from otel_ddp.diagnosis.detector import Memory, NonfiniteValue
 from otel_ddp.diagnosis.stall.evidence import Evidence, Kernel, Question
+from otel_ddp.history.tables import SeriesKey
 from otel_ddp.journal.process_state import state_of
 from otel_ddp.journal.sent import ReceivedJournal
 from otel_ddp.vocabulary.words import STATES
@@ -221,3 +224,54 @@ def _kernel(told: Mapping[str, Any]) -> Kernel | None:
     return Kernel(
         str(state)[:1], lasting is True, plain.number(busy), str(waits_in)[:_LONGEST_TEXT]
     )
+
+
+# Of one report. A node has some hundred.
+_MOST_SAMPLES = 4000
+_MOST_OF_READINGS = 1 << 20
+_LONGEST_WORD, _MOST_LABELS = 200, 16
+_KINDS = ("node", "counter")
+_LAST_NS = 1 << 62
+
+
+def pack_readings(found: Readings) -> bytes:
+    """Serialise for the lead, with times on our monotonic clock."""
+    origin_ns = wall_origin_ns()
+    rows = [
+        [*key[:3], [*map(list, key.labels)], time_ns - origin_ns, value]
+        for _, key, time_ns, value in found.samples[:_MOST_SAMPLES]
+        # JSON has no such numbers.
+        if math.isfinite(value)
+    ]
+    return json.dumps({"agent_cpu_s": found.agent_cpu_s, "samples": rows}).encode()
+
+
+def unpack_readings(content: bytes, node: str, ahead_ns: int) -> Readings:
+    """Parse what a node sent; raises Senseless. *ahead_ns*: our clock minus the sender's."""
+    told = read_json(content, _MOST_OF_READINGS)
+    rows = plain.list_of(list, told.get("samples"))[:_MOST_SAMPLES]
+    cpu_s = plain.number(told.get("agent_cpu_s"), 0, 1e12)
+    return Readings([_sample(row, node, ahead_ns) for row in rows], cpu_s)
+
+
+def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:
+    try:
+        kind, name, rank, labels, time_ns, value = row
+        more = tuple((_word(key), _word(word)) for key, word in labels[:_MOST_LABELS])
+    except (ValueError, TypeError):
+        raise Senseless("a sample") from None
+    number, at_ns = plain.number(value), plain.whole(time_ns)
+    if kind not in _KINDS or number is None or at_ns is None:
+        raise Senseless("a sample")
+    if not 0 <= at_ns + ahead_ns < _LAST_NS:
+        raise Senseless("the time of a sample")
+    # The connection decides whose it is, not the message.
+    labelled = tuple({**dict(more), "node": node}.items())
+    key = SeriesKey(kind, _word(name), _word(rank), labelled)
+    return Sample(None, key, at_ns + ahead_ns, number)
+
+
+def _word(text: Any) -> str:
+    if not isinstance(text, str) or len(text) > _LONGEST_WORD:
+        raise Senseless("a word of a sample")
+    return text

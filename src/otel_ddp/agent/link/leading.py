@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from otel_ddp import errors
 from otel_ddp.agent.history.histories import Collector
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.runs import readings
-from otel_ddp.agent.link.runs.elsewhere import Asked, AskedElsewhere
-from otel_ddp.agent.link.runs.following import QUESTIONS
-from otel_ddp.agent.link.runs.known import Elsewhere, Senseless
-from otel_ddp.agent.link.runs.said import Said
+from otel_ddp.agent.link.following import QUESTIONS
+from otel_ddp.agent.link.known import Elsewhere, Senseless, unpack_readings
+from otel_ddp.agent.link.said import Said
+from otel_ddp.agent.link.stacks import Asked, AskedElsewhere
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.say import about, first_of, plural
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 # The nodes are told so often how the run is judged, and at once where that has changed.
 _SAY_EVERY_NS = 3_000_000_000
 _SAY_CHANGED_EVERY_NS = 500_000_000
-# Of many ranks it is told less often how each compares.
-_MANY_RANKS, _SAY_OF_RANKS = 512, 3
+# To pack what is said of thousands of ranks takes a third of a second: of many, so often.
+_MANY_RANKS, _SAY_OF_MANY_EVERY_NS = 512, 5_000_000_000
 # A node that was not heard for so long, while others make steps, is judged by its own agent.
 _LEFT_OUT_NS = 20_000_000_000
 _MOVED_NS = 5_000_000_000
@@ -174,7 +173,7 @@ class Leading:
         self._room = _MOST_OF_RUN
         self._has_twin = False
         self._said: Said | None = None
-        self._said_ns = self._says = 0
+        self._said_ns = 0
 
     def start(self) -> None:
         self._server.start()
@@ -228,7 +227,7 @@ class Leading:
         node.hear(report, self._now_ns)
         if self._history is not None and report.readings:
             with contextlib.suppress(Senseless):
-                found = readings.unpack(report.readings, name, node.ahead_ns)
+                found = unpack_readings(report.readings, name, node.ahead_ns)
                 self._history.take_readings(self._key, name, found)
         for each in report.told:
             with contextlib.suppress(Senseless):
@@ -295,14 +294,14 @@ class Leading:
 
     def _new_said(self, judgement: Judgement | None, now_ns: int) -> Said | None:
         before, since_ns = self._said, now_ns - self._said_ns
-        if judgement is None or not self._nodes or since_ns < _SAY_CHANGED_EVERY_NS:
+        if judgement is None or not self._nodes:
             return None
-        # To pack what is said of thousands of ranks takes a third of a second.
-        few = len(judgement.report.ranks) <= _MANY_RANKS
-        said = Said(judgement, of_ranks=few or self._says % _SAY_OF_RANKS == 0)
+        many = len(judgement.report.ranks) > _MANY_RANKS
+        if since_ns < (_SAY_OF_MANY_EVERY_NS if many else _SAY_CHANGED_EVERY_NS):
+            return None
+        said = Said(judgement)
         if before is not None and before.of_all == said.of_all and since_ns < _SAY_EVERY_NS:
             return None
-        self._says += 1
         self._said, self._said_ns = said, now_ns
         return said
 
