@@ -35,7 +35,7 @@ from otel_ddp.agent.export.otlp import resource  # noqa: E402
 from otel_ddp.agent.export.otlp.transport import Transport  # noqa: E402
 from otel_ddp.agent.export.render import Renderer  # noqa: E402
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series  # noqa: E402
-from otel_ddp.agent.queue import Request  # noqa: E402
+from otel_ddp.agent.queue.folder import Request  # noqa: E402
 from otel_ddp.vocabulary import catalog  # noqa: E402
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus, binaries  # noqa: E402
 

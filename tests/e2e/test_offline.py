@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from node import Node, finished, until
-from otel_ddp.agent.export import OFFLINE_PREFIX
+from otel_ddp.agent.export.exporter import OFFLINE_PREFIX
 from otlp_receiver import Receiver
 
 STEPS = 500

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import __version__, files
-from otel_ddp.agent.export import Exporter
+from otel_ddp.agent.export.exporter import Exporter
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.node_watch import NodeWatch
 from otel_ddp.agent.notify.notifier import Notifier

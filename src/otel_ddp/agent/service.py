@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from otel_ddp import files, settings
-from otel_ddp.agent.export import Exporter, folder_of
+from otel_ddp.agent.export.exporter import Exporter, folder_of
 from otel_ddp.agent.front import Front
 from otel_ddp.agent.node_watch import NodeWatch
 from otel_ddp.agent.notify.notifier import Notifier
@@ -60,7 +60,14 @@ class Agent:
         )
         watch = self._watch
         self._exporter = Exporter(
-            conf, place, watch.ledger, watch, watch.flush_documents, self._node, host
+            conf,
+            place,
+            watch.ledger,
+            watch.marks,
+            watch.commit,
+            watch.flush_documents,
+            self._node,
+            host,
         )
         self._notifier = Notifier(conf, folder_of("notify-", conf, place, self._node))
         self._front = Front(place, conf, self._node, watch, self._exporter, self._notifier)

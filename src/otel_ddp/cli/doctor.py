@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import Any, Literal, NamedTuple
 
 from otel_ddp import __version__, errors, plain, settings
-from otel_ddp.agent.export.otlp import (
+from otel_ddp.agent.export.otlp.variables import (
     NO_COLLECTOR,
     Variables,
     exported_signals,

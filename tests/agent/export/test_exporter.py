@@ -9,7 +9,7 @@ import pytest
 
 from node import until
 from otel_ddp import errors, settings
-from otel_ddp.agent.export import Exporter, Marks
+from otel_ddp.agent.export.exporter import Exporter, Marks
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.journal.place import Place
 from otel_ddp.vocabulary import catalog
@@ -44,7 +44,9 @@ def test_an_agent_that_sends_nothing_says_why(
     tmp_path: Path, signals: dict[str, str], why: str
 ) -> None:
     conf, place = settings.read(signals), Place(tmp_path / "place")
-    exporter = Exporter(conf, place, Ledger(), Source(), list, "n", "h", signals)
+    exporter = Exporter(
+        conf, place, Ledger(), Source().marks, Source().commit, list, "n", "h", signals
+    )
 
     exporter.connect()
 
@@ -60,9 +62,9 @@ def test_an_error_at_the_start_keeps_everything_until_the_next_try(
         conf = settings.read(env, spool_directory=str(tmp_path / "spool"))
         ledger, source = Ledger(), Source()
         place = Place(tmp_path / "place")
-        exporter = Exporter(conf, place, ledger, source, list, "n", "h", env)
+        exporter = Exporter(conf, place, ledger, source.marks, source.commit, list, "n", "h", env)
         with monkeypatch.context() as broken:
-            broken.setitem(sys.modules, "otel_ddp.agent.export.otlp", None)
+            broken.setitem(sys.modules, "otel_ddp.agent.export.otlp.transport", None)
             exporter.connect()
         described = exporter.describe()
         connected = exporter.connected
@@ -93,7 +95,9 @@ def ledger() -> Ledger:
 def connected(receiver: Receiver, spool: Path, ledger: Ledger, source: Source) -> Exporter:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.start_http()}
     conf = settings.read(env, spool_directory=str(spool))
-    exporter = Exporter(conf, Place(spool / "place"), ledger, source, list, "n", "h", env)
+    exporter = Exporter(
+        conf, Place(spool / "place"), ledger, source.marks, source.commit, list, "n", "h", env
+    )
     exporter.connect()
     return exporter
 

@@ -14,7 +14,7 @@ from otel_ddp import __version__, errors
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
-from otel_ddp.agent.queue import Request
+from otel_ddp.agent.queue.folder import Request
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.parser import Document
 from otel_ddp.vocabulary import catalog

@@ -11,7 +11,7 @@ import pytest
 
 from extras import needed
 from otel_ddp.agent.notify.addresses import Address, Message
-from otel_ddp.agent.queue import Outcome
+from otel_ddp.agent.queue.delivery import Outcome
 from webhook import Webhook
 
 MESSAGE = Message(

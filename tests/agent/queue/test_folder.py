@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from otel_ddp import settings
-from otel_ddp.agent.export import folder_of
-from otel_ddp.agent.queue import Request
-from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue
+from otel_ddp.agent.export.exporter import folder_of
+from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue, Request
 from otel_ddp.journal.place import Place
 from shortages import locked_elsewhere
 

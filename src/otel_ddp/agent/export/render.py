@@ -7,10 +7,10 @@ from itertools import groupby
 from operator import itemgetter
 
 from otel_ddp import __version__, errors
-from otel_ddp.agent.export.otlp import encode, in_parts, resource
+from otel_ddp.agent.export.otlp import encode, resource
 from otel_ddp.agent.export.otlp.encode import SCOPE
 from otel_ddp.agent.ledger import Buckets, Ledger, Series, is_logged
-from otel_ddp.agent.queue import Request
+from otel_ddp.agent.queue.folder import Request
 from otel_ddp.vocabulary.catalog import Kind, Metric
 
 _MOST_POINTS = 2000
@@ -105,7 +105,7 @@ class Renderer:
         self, hour: int, may_be_lost: bool, project: str, points: Sequence[_Point]
     ) -> Iterator[Request]:
         described = encode.resource_bytes(resource.with_project(self._attributes, project))
-        for part in in_parts(points, _MOST_POINTS):
+        for part in encode.in_parts(points, _MOST_POINTS):
             of_metrics: dict[str, tuple[Metric, list[bytes]]] = {}
             for metric, points_of in groupby(part, itemgetter(2)):
                 contents = of_metrics.setdefault(metric.name, (metric, []))[1]

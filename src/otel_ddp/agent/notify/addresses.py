@@ -13,8 +13,8 @@ from hashlib import blake2s
 from typing import Any, NamedTuple
 
 from otel_ddp import __version__, errors
-from otel_ddp.agent.export.otlp import take_user
-from otel_ddp.agent.queue import Outcome
+from otel_ddp.agent.export.otlp.variables import take_user
+from otel_ddp.agent.queue.delivery import Outcome
 from otel_ddp.history.terminal import without_mentions
 
 _ANSWER_S = 10.0

@@ -17,9 +17,8 @@ from otel_ddp import errors, files
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.notify.addresses import Address, Message
 from otel_ddp.agent.notify.occasions import Occasions
-from otel_ddp.agent.queue import Outcome, Request
-from otel_ddp.agent.queue.delivery import Delivery
-from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue
+from otel_ddp.agent.queue.delivery import Delivery, Outcome
+from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue, Request
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.verdict import Labels

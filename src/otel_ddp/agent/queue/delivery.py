@@ -19,11 +19,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
-from otel_ddp.agent.queue import Outcome, Request
-from otel_ddp.agent.queue.folder import Waiting
+from otel_ddp.agent.queue.folder import Request, Waiting
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -32,6 +32,24 @@ LOG_EVERY_S = 300.0
 _RETRY_AFTER_LIMIT_S = 60.0
 # How long one request waits where the receiver may fail over it. Then the next ones get their turn.
 _PATIENCE_S = 900.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one attempt to send went."""
+
+    kind: Literal["delivered", "retry", "refused"]
+    """`retry`: kept for later, because people can mend the cause. `refused`: the receiver says that
+    these bytes are wrong."""
+    why: str = ""
+    """One short line, without any credentials."""
+    retry_after_s: float = 0.0
+    """The pause that the receiver asks for."""
+    doubtful: bool = False
+    """To be tried again, but the cause may be this request: a receiver that fails over it."""
+    rejected: int = 0
+    """Points, spans or records that the collector dropped out of a request that it accepted."""
+
 
 Send = Callable[[str, bytes], Outcome]
 """Makes one attempt for a lane, and raises nothing."""

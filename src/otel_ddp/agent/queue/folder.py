@@ -29,11 +29,11 @@ import stat
 import zlib
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from otel_ddp import files, shown
-from otel_ddp.agent.queue import Request
 
 LOCK = "lock"
 # A file takes whole blocks: a hundred thousand tiny spans are not as small as they look.
@@ -54,6 +54,46 @@ _CAUSES = {
 }
 # More living agents of one name and place than this mean a file system whose locks do not work.
 _MOST_OF_A_NAME = 64
+
+
+# Of one request, packed or not: ours have 1 MB. A copy from elsewhere may unpack to any size.
+_LARGEST = 16 << 20
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One, from when it is made until it is delivered or lost."""
+
+    lane: str
+    """Whom it is for. The requests of a lane are sent in their order."""
+    body: bytes
+    """Empty once the request is in its file."""
+    points: int
+    irreplaceable: bool = True
+    """Whether it holds what is sent only once: logged values, spans, events. A request with
+    current values alone is replaced by the next export, so it is dropped first."""
+    oldest_s: int = 0
+    """When the oldest point in it was measured, in seconds; 0: not known."""
+    number: int = 0
+    """Of its file, from 1 on; 0: it is in memory alone."""
+    path: Path = Path()
+    size_bytes: int = 0
+    """What that takes of the disk."""
+
+    def read(self) -> bytes | None:
+        """Its body; OSError where the file cannot be read now.
+
+        None where the file is damaged, or unpacks to more than any request of ours.
+        """
+        if not self.number:
+            return self.body
+        packed = files.read(self.path, _LARGEST)
+        unpacking = zlib.decompressobj()
+        try:
+            body = unpacking.decompress(packed, _LARGEST)
+        except zlib.error:
+            return None
+        return body if unpacking.eof else None
 
 
 def list_requests(folder: Path) -> list[Request]:

@@ -9,7 +9,7 @@ from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import in_parts, resource
+from otel_ddp.agent.export.otlp import resource
 from otel_ddp.agent.export.otlp.encode import (
     EVENT_ATTRIBUTES,
     LOG_ATTRIBUTES,
@@ -17,13 +17,14 @@ from otel_ddp.agent.export.otlp.encode import (
     SPAN_ATTRIBUTES,
     attribute_bytes,
     element,
+    in_parts,
     in_scope,
     request,
     resource_bytes,
     utf8,
 )
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.agent.queue import Request
+from otel_ddp.agent.queue.folder import Request
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import SPAN
 from otel_ddp.journal.parser import Document

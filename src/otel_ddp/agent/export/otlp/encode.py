@@ -1,4 +1,4 @@
-"""Encodes OTLP's metrics, from attributes that were encoded once.
+"""Encodes OTLP's metrics, from attributes that were encoded once; and reads a collector's reply.
 
 The official encoder builds a protobuf object for every attribute of every point, which takes about
 20 us a point. The attributes of a series never change, so they are encoded once. A point is these
@@ -9,17 +9,29 @@ classes. Histograms, spans and log records are few: the official classes encode 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from struct import Struct
+from typing import Any, TypeVar
 
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceResponse,
+)
 from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK,
     HistogramDataPoint,
 )
 
+from otel_ddp.agent.export.otlp.variables import one_line
 from otel_ddp.agent.ledger import Exemplar
+from otel_ddp.agent.queue.delivery import Outcome
 from otel_ddp.vocabulary.catalog import Kind, Metric
+
+# Gateways mostly refuse more than 1 MiB (nginx) or 4 MiB (gRPC) at once.
+_MOST_BYTES = 900 * 1024
 
 AttributeValue = str | bool | int | float
 Attributes = Mapping[str, AttributeValue]
@@ -203,3 +215,32 @@ def in_scope(name: str, version: str, contents: Iterable[bytes]) -> bytes:
 def request(resource: bytes, scopes: Iterable[bytes]) -> bytes:
     """A whole request of any of the three services: they number these fields alike."""
     return element(1, resource + b"".join(scopes) + _SCHEMA)
+
+
+# A point, a span or a log record: its bytes, its time, and what it belongs to.
+Part = TypeVar("Part", bound=tuple[bytes, int, Any])
+
+
+def in_parts(messages: Sequence[Part], most: int) -> Iterator[Sequence[Part]]:
+    """In their order, as many at once as a request may hold: *most*, and one at least."""
+    begin = 0
+    while begin < len(messages):
+        part = messages[begin : begin + most]
+        if sum([len(each[0]) for each in part]) > _MOST_BYTES:
+            ends = accumulate(len(each[0]) for each in part)
+            part = part[: max(sum(end <= _MOST_BYTES for end in ends), 1)]
+        yield part
+        begin += len(part)
+
+
+def accepted_with(reply: bytes, where: str) -> Outcome:
+    """The outcome of a request that was accepted: the reply says whether all of it was."""
+    rejected, message = 0, ""
+    # Some backends answer with text; that they accepted it is what counts.
+    with contextlib.suppress(DecodeError):
+        # The replies of all three services number their fields alike.
+        partial = ExportMetricsServiceResponse.FromString(reply).partial_success
+        rejected = max(partial.rejected_data_points, 0)
+        message = one_line(partial.error_message)
+    why = f"{where} accepted the rest" if rejected else f"accepted by {where}"
+    return Outcome("delivered", f"{why}: {message}" if message else why, rejected=rejected)

@@ -15,15 +15,15 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import (
+from otel_ddp.agent.export.otlp.encode import accepted_with
+from otel_ddp.agent.export.otlp.variables import (
     TOO_LARGE,
     Variables,
     is_loopback,
     one_line,
     without_credentials,
 )
-from otel_ddp.agent.export.otlp.reply import accepted_with
-from otel_ddp.agent.queue import Outcome
+from otel_ddp.agent.queue.delivery import Outcome
 
 _METHODS = {
     "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",

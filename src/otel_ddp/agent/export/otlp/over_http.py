@@ -16,15 +16,15 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp import (
+from otel_ddp.agent.export.otlp.encode import accepted_with
+from otel_ddp.agent.export.otlp.variables import (
     TOO_LARGE,
     Variables,
     is_loopback,
     one_line,
     without_credentials,
 )
-from otel_ddp.agent.export.otlp.reply import accepted_with
-from otel_ddp.agent.queue import Outcome
+from otel_ddp.agent.queue.delivery import Outcome
 
 # A reply of a collector is a few bytes; a longer one comes from another program.
 _REPLY_LIMIT_BYTES = 16 * 1024

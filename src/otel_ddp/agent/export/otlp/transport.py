@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from otel_ddp import errors
-from otel_ddp.agent.export.otlp import (
+from otel_ddp.agent.export.otlp.variables import (
     Variables,
     one_line,
     signals_with_endpoint,
     without_credentials,
 )
-from otel_ddp.agent.queue import Outcome
+from otel_ddp.agent.queue.delivery import Outcome
 from otel_ddp.settings import Settings
 
 if TYPE_CHECKING:

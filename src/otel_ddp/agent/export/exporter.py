@@ -1,0 +1,209 @@
+"""Exports the ledger by OTLP to the configured collector, or to disk."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+from collections.abc import Callable, Mapping
+from hashlib import blake2s
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from otel_ddp import errors
+from otel_ddp.agent.export.otlp.variables import (
+    LANES,
+    NO_COLLECTOR,
+    SIGNALS,
+    exported_signals,
+    signals_with_endpoint,
+)
+from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.queue.folder import Request
+from otel_ddp.journal.place import Place
+from otel_ddp.settings import Settings
+from otel_ddp.vocabulary import catalog
+
+if TYPE_CHECKING:
+    from otel_ddp.agent.queue.delivery import Delivery
+    from otel_ddp.agent.queue.folder import Queue
+    from otel_ddp.journal.parser import Document
+
+# How the names of offline agents' folders begin; a digest follows.
+OFFLINE_PREFIX = "offline-"
+# How long the agent waits for the collector when a process has ended, before it uses the disk.
+_SETTLE_S = 0.12
+
+
+Marks = dict[Path, tuple[int, int, int]]
+
+
+class Exporter:
+    """Sends nothing before `connect`."""
+
+    def __init__(
+        self,
+        conf: Settings,
+        place: Place,
+        ledger: Ledger,
+        marks: Callable[[], Marks],
+        commit: Callable[[Marks], None],
+        documents: Callable[[], list[tuple[Labels, str, list[Document]]]],
+        node: str,
+        host: str,
+        env: Mapping[str, str] = os.environ,
+    ) -> None:
+        """*marks*: how far each journal is read; a journal keeps what is not committed.
+        *commit*: what was read up to here is delivered or on disk. *documents*: the spans and
+        events that are new since the last call."""
+        self._conf = conf
+        self._place = place
+        self._ledger = ledger
+        self._read_marks, self._commit_marks = marks, commit
+        self._documents = documents
+        self._node, self._host = node, host
+        self._env = env
+        self._signals = exported_signals(env) if conf.offline else signals_with_endpoint(conf, env)
+        self._queue: Queue | None = None
+        self._delivery: Delivery | None = None
+        self._destination = ""
+        self._render: Callable[[], list[Request]] = list
+        # How far the journals were read when they were exported last.
+        self._marks: Marks = {}
+
+    @property
+    def connected(self) -> bool:
+        return self._delivery is not None
+
+    def connect(self) -> None:
+        """Begin to export if a collector is named, or to keep all on disk if it is offline.
+
+        Called again and again: where an error keeps us from it, what is logged waits in the ledger.
+        """
+        if self._signals and not self.connected:
+            self._ledger.keep_history = True
+            self._connect()
+
+    @errors.contained()
+    def _connect(self) -> None:
+        # These packages take a fifth of a second to import: only an agent that exports pays.
+        from otel_ddp.agent.export.otlp import resource
+        from otel_ddp.agent.export.otlp.documents import Documents
+        from otel_ddp.agent.export.otlp.transport import Transport
+        from otel_ddp.agent.export.render import Renderer
+        from otel_ddp.agent.queue.delivery import Delivery
+        from otel_ddp.agent.queue.folder import Queue
+
+        attributes = resource.describe(self._node, self._host)
+        renderer, documents = Renderer(attributes), Documents(attributes)
+        self._render = lambda: [
+            *renderer.metrics(self._ledger, time.time_ns()),
+            *documents.render(self._documents()),
+        ]
+        transport = Transport(self._conf, self._env)
+        prefix = OFFLINE_PREFIX if self._conf.offline else "spool-"
+        folder = folder_of(prefix, self._conf, self._place, self._node)
+        if not self._conf.offline:
+            self._destination = transport.destination
+        self._queue = Queue(SIGNALS, folder, self._conf.spool_bytes)
+        self._delivery = Delivery(self._queue, transport.send, LANES)
+        for thread in self.threads():
+            thread.keep_running()
+
+    @errors.contained()
+    def export(self) -> None:
+        """Queue everything new for delivery; without a collector it can be committed as it is."""
+        if self._delivery is None:
+            if not self._signals:
+                self._marks = self._read_marks()
+            return
+        # Whoever took that long for the last ones may take long for all.
+        self._delivery.secure(0.0)
+        self.commit()
+        marks = self._read_marks()
+        self._delivery.put([each for each in self._render() if each.lane in self._signals])
+        self._marks = marks
+
+    def export_at_once(self) -> None:
+        """A process has ended and may wait: deliver its last values now, or put them on disk."""
+        self.export()
+        if self._delivery is not None:
+            self._delivery.secure(_SETTLE_S)
+            self._commit_marks(self._marks)
+
+    def commit(self) -> None:
+        """Commit the journals up to what was delivered, spooled or dropped."""
+        if self._delivery is None or not self._delivery.is_under_way():
+            self._commit_marks(self._marks)
+
+    def busy(self) -> bool:
+        """Whether memory alone has something: the agent should stay until it is taken."""
+        return self._delivery is not None and self._delivery.queue.memory_bytes > 0
+
+    def threads(self) -> list[KeptThread]:
+        """The delivery threads; none offline."""
+        return [] if self._delivery is None or self._conf.offline else self._delivery.threads()
+
+    def stop(self) -> None:
+        """Deliver for a second at most; the rest goes to disk."""
+        if self._delivery is not None:
+            self._delivery.stop(1.0, 1.0)
+            self.commit()
+
+    def counts(self) -> list[tuple[catalog.Metric, int, Labels]]:
+        """The metrics of the delivery; none where nothing is exported."""
+        if self._delivery is None:
+            return []
+        with self._delivery.lock:
+            size_bytes = self._delivery.queue.size_bytes
+            attempts = dict(self._delivery.attempts)
+            dropped = dict(self._delivery.queue.dropped)
+        lost = {"rejected": 0, "history_full": self._ledger.points_dropped, **dropped}
+        found: list[tuple[catalog.Metric, int, Labels]]
+        found = [(catalog.OTEL_DDP_SPOOL_SIZE, size_bytes, ())]
+        for outcome, count in attempts.items():
+            found.append((catalog.OTEL_DDP_EXPORTS, count, (("outcome", outcome),)))
+        for why, count in lost.items():
+            found.append((catalog.OTEL_DDP_POINTS_DROPPED, count, (("why", why),)))
+        return found
+
+    def describe(self) -> str:
+        """How the export goes, in a sentence."""
+        queue = self._queue
+        if self._delivery is None or queue is None:
+            return f"{self._why_none()}: scrape only"
+        with self._delivery.lock:
+            waits, troubles = queue.describe(), self._delivery.troubles()
+            lost = queue.dropped["spool_full"]
+        if self._conf.offline:
+            sentence = (
+                f"offline: {waits}; `otel-ddp replay {shlex.quote(str(queue.folder))}` sends them"
+            )
+            if lost:
+                sentence += f"; {lost} points had to make room (OTEL_DDP_SPOOL_BYTES)"
+            return sentence
+        if troubles:
+            return f"{', '.join(troubles)}: {next(iter(troubles.values()))}, {waits}"
+        done = "delivering" if self._delivery.attempts["delivered"] else "nothing sent yet"
+        return f"{done} to {self._destination}"
+
+    def _why_none(self) -> str:
+        if self._signals:
+            return "exporting has not started, an error would be in the agent's log"
+        off = not exported_signals(self._env)
+        return "switched off by OTEL_*_EXPORTER=none" if off else NO_COLLECTOR
+
+
+def folder_of(prefix: str, conf: Settings, place: Place, node: str = "") -> Path:
+    """The folder of what waits in this agent; agents of different nodes or places never share one.
+
+    The next agent finds it again, also after a reboot. So its name depends on the node's name and
+    on the place, and on nothing that is new with each start. Agents with the same name for both
+    are kept apart by the queue's lock. Offline requests are in folders of their own, where no
+    agent that sends looks for them.
+    """
+    name = f"{node or socket.gethostname()}\0{place.directory}"
+    digest = blake2s(os.fsencode(name), digest_size=4).hexdigest()
+    return Path(conf.spools) / f"{prefix}{digest}"

@@ -1,0 +1,181 @@
+"""What the variables of OpenTelemetry say: what is sent, where to, and how."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from otel_ddp.settings import Settings, value
+
+SIGNALS = ("metrics", "traces", "logs")
+LANES = {each: f"OTLP {each}" for each in SIGNALS}
+"""What the log calls the requests of each signal."""
+
+TOO_LARGE = "requests have up to 900 KiB: raise its limit to 1 MiB"
+_GENERAL = "OTEL_EXPORTER_OTLP_"
+NO_COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT names no collector"
+# What names of headers have in them whose values are secret.
+_SECRET = re.compile("auth|token|key|secret|password|credential|cookie", re.IGNORECASE)
+
+
+def exported_signals(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The signals that are exported: a standard variable switches each of them off."""
+    return tuple(each for each in SIGNALS if value(f"OTEL_{each.upper()}_EXPORTER", env) != "none")
+
+
+def signals_with_endpoint(settings: Settings, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The exported signals for which a variable names a collector."""
+    return tuple(
+        each
+        for each in exported_signals(env)
+        if settings.endpoint or env.get(f"{_GENERAL}{each.upper()}_ENDPOINT", "").strip()
+    )
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """What a collector wrote, made fit for one line of a log."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
+    return words if len(words) <= limit else words[:limit] + "…"
+
+
+# -- where to, and how
+
+
+class TlsFiles(NamedTuple):
+    """Where the files for TLS are; empty for those that are not configured."""
+
+    certificate: str = ""
+    client_key: str = ""
+    client_certificate: str = ""
+
+
+class Variables:
+    """What OTEL_EXPORTER_OTLP_* say of a signal: where it goes, and how. Its own ones win."""
+
+    def __init__(self, signal: str, settings: Settings, env: Mapping[str, str]) -> None:
+        self.signal = signal
+        self._own = f"{_GENERAL}{signal.upper()}_"
+        self._settings = settings
+        self._env = env
+        self.protocol = str(value(f"{self._own}PROTOCOL", env) or settings.protocol)
+        own = env.get(f"{self._own}ENDPOINT", "").strip()
+        self.endpoint_variable = f"{self._own if own else _GENERAL}ENDPOINT"
+        endpoint = own or settings.endpoint
+        # A general endpoint has no path yet.
+        needs_path = not own and self.protocol != "grpc"
+        url = _with_path(endpoint, f"/v1/{signal}") if needs_path else endpoint
+        self.url, self._authorization = take_user(url)
+        """Where requests are sent to, and as whom the address says."""
+
+    def timeout_s(self) -> float:
+        """The time that one attempt may take."""
+        own = value(f"{self._own}TIMEOUT", self._env)
+        return self._settings.timeout_s if own is None else float(own)
+
+    def compression(self) -> str:
+        """none or gzip; by default gzip towards other machines."""
+        default = "none" if is_loopback(self.url) else "gzip"
+        return str(self._value("COMPRESSION") or default)
+
+    def tls_files(self) -> TlsFiles:
+        """Raises OSError for a file that cannot be read, and names it; it may come later."""
+        if self.url.lower().startswith("http://"):
+            return TlsFiles()
+        paths = []
+        for variable, path in map(self._read, ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")):
+            try:
+                if path:
+                    with open(path, "rb"):
+                        pass
+            except OSError as error:
+                raise OSError(f"{variable}: {path}: {error.strerror}") from error
+            paths.append(path)
+        return TlsFiles(*paths)
+
+    def insecure(self) -> bool:
+        """Whether gRPC goes without TLS where the address has no scheme."""
+        return bool(self._value("INSECURE"))
+
+    def headers(self) -> dict[str, str]:
+        """The configured headers, their names in small letters; a user of the address is one."""
+        # Imported here, so that the doctor can say that this package is broken.
+        from opentelemetry.util.re import parse_env_headers
+
+        user = {"authorization": self._authorization} if self._authorization else {}
+        return {**user, **parse_env_headers(self._read("HEADERS")[1], liberal=True)}
+
+    def doubt(self) -> str:
+        """Of a token, or a password in the address, that leaves this machine readable; or empty."""
+        # gRPC takes addresses without a scheme, and a variable that says what one would say.
+        bare = "//" not in self.url and self.insecure()
+        if not (bare or self.url.lower().startswith("http://")) or is_loopback(self.url):
+            return ""
+        where = f"goes to {without_credentials(self.url)} without encryption: use https://."
+        secrets = [text for name, text in self.headers().items() if _SECRET.search(name)]
+        if secrets in ([], [self._authorization]):
+            return f"A password {where}" if secrets else ""
+        return f"{self._read('HEADERS')[0]}: a token {where}"
+
+    def _value(self, name: str) -> Any:
+        own = value(f"{self._own}{name}", self._env)
+        return value(f"{_GENERAL}{name}", self._env) if own is None else own
+
+    def _read(self, name: str) -> tuple[str, str]:
+        """The variable that counts, and its text."""
+        own = self._env.get(f"{self._own}{name}", "").strip()
+        variable = f"{self._own if own else _GENERAL}{name}"
+        return variable, self._env.get(variable, "").strip()
+
+
+# -- addresses: what is shown of them, and what is a secret
+
+
+def without_credentials(url: str, with_path: bool = False) -> str:
+    """An address that may be shown: credentials in it are left out."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "the endpoint"
+    if not parts.netloc:
+        return url.split("?")[0].rpartition("@")[2]
+    # A password with a slash ends the host too early.
+    behind = url.split("?")[0].rpartition("@")[2] if "@" in url else parts.netloc
+    host = behind.partition("/")[0]
+    return f"{parts.scheme}://{host}{parts.path if with_path else ''}"
+
+
+def take_user(url: str) -> tuple[str, str]:
+    """An address without its user and password, and the Authorization that they make; or ""."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url, ""
+    user, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return url, ""
+    pair = unquote(user) if ":" in user else f"{unquote(user)}:"
+    packed = base64.b64encode(pair.encode()).decode()
+    return parts._replace(netloc=host).geturl(), f"Basic {packed}"
+
+
+def _with_path(url: str, path: str) -> str:
+    """An address with more of a path, before its query."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.netloc:
+            return parts._replace(path=f"{parts.path.rstrip('/')}{path}", fragment="").geturl()
+    return f"{url.rstrip('/')}{path}"
+
+
+def is_loopback(url: str) -> bool:
+    """Whether an address is on this machine."""
+    host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
