@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
-from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.link.linked import SECRET
 from otel_ddp import __version__
-from otel_ddp.agent.link.client import Answered
-from otel_ddp.agent.link.link_pb2 import Answer, Process, Question, Report, Stretch
+from otel_ddp.agent.link.link_pb2 import Answer, Process, Report, Stretch
 from otel_ddp.agent.link.link_thread import LinkThread
 from otel_ddp.agent.link.server import LinkServer
 
@@ -127,26 +124,3 @@ def test_what_waits_takes_no_more_memory_than_it_may_whatever_it_is_made_of() ->
     assert 0 < len(lead.take()) * 8000 * 160 <= 32 << 20
     many = serve(lead, report(), report(processes=[Process()] * 8193))
     assert many.ended == "a report of too many parts"
-
-
-ANSWERS = st.builds(
-    Answer,
-    judged=st.binary(max_size=5),
-    questions=st.lists(st.builds(Question, kind=st.integers(-(2**31), 2**31 - 1)), max_size=50),
-)
-
-
-@QUIET
-@given(st.lists(ANSWERS | st.binary(max_size=60), max_size=100))
-def test_whatever_a_lead_answers_is_bounded_and_asks_what_we_ask(lies: list[Any]) -> None:
-    answered = Answered(clock=lambda: 7.0)
-
-    for lie in lies:
-        with contextlib.suppress(DecodeError):
-            answered.add(Answer.FromString(lie) if isinstance(lie, bytes) else lie)
-    taken = answered.take()
-
-    questions = [each.kind for answer in taken for each in answer.questions]
-    assert len(taken) <= 32
-    assert len(questions) <= 32
-    assert set(questions) <= set(Question.Kind.values()) - {Question.NONE}

@@ -203,13 +203,19 @@ def test_a_lead_that_has_dropped_reports_says_so(agents: TwoAgents) -> None:
     assert said_of_it in agents.leading.describe()
 
 
-def test_an_agent_whose_lead_asks_beyond_measure_says_so(agents: TwoAgents) -> None:
-    agents.train(250, late=-1)
-    assert "refused" not in agents.following.describe()
+def test_whatever_a_lead_asks_each_process_is_asked_once_a_second(
+    agents: TwoAgents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents.train(25, late=-1)
+    asked: list[Any] = []
+    for rank in agents.led.ranks:
+        monkeypatch.setattr(rank.process.host, "ask", lambda *question: asked.append(question))
+    flood = [wire.Question(process=1, kind=kind) for kind in (1, 7, 2) * 1000]
+    agents.cable.answers += [wire.Answer(questions=flood)] * 2
 
-    agents.cable.refused_questions = 12
+    agents.following.poll(agents.led.read(), agents.led.now_ns)
 
-    assert agents.following.describe().endswith("; 12 questions of the lead were refused")
+    assert [question for question, _ in asked] == ["where", "what"]
 
 
 def test_a_rank_of_a_silent_node_is_shown_as_not_heard_since_then(agents: TwoAgents) -> None:

@@ -28,7 +28,6 @@ class Cable:
 
     state, dropped, is_connected = "connected", 0, True
     refused: Mapping[str, int] = {}
-    refused_questions = 0
 
     def __init__(self) -> None:
         self.is_cut = False

@@ -7,14 +7,13 @@ a silent one: answers are bounded, and a question can only be one that our own a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import random
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from otel_ddp.agent.link import addresses, credentials, limits
 from otel_ddp.agent.link.addresses import Place
 from otel_ddp.agent.link.channel import Channel
 from otel_ddp.agent.link.clock_offset import ClockOffset
-from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
+from otel_ddp.agent.link.link_pb2 import Answer, Report
 from otel_ddp.agent.link.link_thread import LinkThread, within
 
 log = logging.getLogger("otel_ddp.agent")
@@ -86,40 +85,6 @@ class _Link(Channel):
 
 
 _MOST_ANSWERS = 32
-_MOST_QUESTIONS_A_SECOND = 32
-_KINDS = frozenset(Question.Kind.values()) - {Question.NONE}
-
-
-class Answered:
-    """The thread of links adds to it, and the agent's loop takes all."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._answers: deque[Any] = deque(maxlen=_MOST_ANSWERS)
-        self._second = self._asked = 0
-        self.refused_questions = 0
-
-    def add(self, answer: Any) -> None:
-        """Keep it if it says more than that a report has come; without questions beyond measure."""
-        if (now := int(self._clock())) != self._second:
-            self._second, self._asked = now, 0
-        known = [each for each in answer.questions if each.kind in _KINDS]
-        kept = known[: max(_MOST_QUESTIONS_A_SECOND - self._asked, 0)]
-        if len(kept) < len(answer.questions):
-            self.refused_questions += len(answer.questions) - len(kept)
-            del answer.questions[:]
-            answer.questions.extend(kept)
-        self._asked += len(kept)
-        if answer.questions or answer.judged or answer.lacking:
-            self._answers.append(answer)
-
-    def take(self) -> list[Any]:
-        """All, as they came."""
-        found = []
-        with contextlib.suppress(IndexError):
-            while True:
-                found.append(self._answers.popleft())
-        return found
 
 
 class LinkClient:
@@ -145,7 +110,8 @@ class LinkClient:
         self._hosts, self._ports = hosts, ports
         # By the agent's loop, and by the thread of links.
         self._sent = self._answered_reports = 0
-        self._answered = Answered()
+        # A lead that lies costs no more than one that does not.
+        self._answers: deque[Any] = deque(maxlen=_MOST_ANSWERS)
         self._clock = ClockOffset()
         self._link: _Link | None = None
         self._last: Place | None = None
@@ -183,7 +149,10 @@ class LinkClient:
 
     def take(self) -> list[Any]:
         """The answers since the last call that say more than that a report has come."""
-        return self._answered.take()
+        found = []
+        while self._answers:
+            found.append(self._answers.popleft())
+        return found
 
     @property
     def clock_offset_ns(self) -> int | None:
@@ -194,11 +163,6 @@ class LinkClient:
     def clock_uncertainty_ns(self) -> int:
         """How far the true offset may be from that."""
         return self._clock.uncertainty_ns
-
-    @property
-    def refused_questions(self) -> int:
-        """How many questions of the lead were too many at once, or of no known kind."""
-        return self._answered.refused_questions
 
     # -- in the thread of links
 
@@ -304,7 +268,8 @@ class LinkClient:
             stamps = (answer.report_sent_ns, answer.report_received_ns, answer.sent_ns)
             self._clock.add(*stamps, time.monotonic_ns())
             self._answered_reports += 1
-        self._answered.add(answer)
+        if answer.questions or answer.judged or answer.lacking:
+            self._answers.append(answer)
 
     def _send(self, report: Any) -> None:
         if self._link is not None:

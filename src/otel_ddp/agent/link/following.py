@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
@@ -49,6 +50,8 @@ History = Callable[[str], Readings]
 
 # For so long after a question the lead is told what the kernel says of the process.
 _ASKED_NS = 30_000_000_000
+# The lead asks less often; what it asks beyond that is not answered.
+_ASK_EVERY_NS, _MOST_AT_ONCE = 1_000_000_000, 256
 # Memory changes all the time.
 _KNOWN_EVERY_NS = 2_000_000_000
 _TELL_AGAIN_NS = 10_000_000_000
@@ -67,6 +70,7 @@ class Outflow:
         self._told_ns = self._tell_again_ns = self._asked_ns = 0
         self.ended_at_ns = 0
         """When its end was seen; 0: it has none."""
+        self._questions: dict[Question, int] = {}
         self._evidence = Evidence()
         self._ended: dict[str, Any] | None = None
         self._cause: Mapping[str, Any] = {}
@@ -99,8 +103,9 @@ class Outflow:
 
     def ask(self, question: Question, now_ns: int) -> None:
         """The lead asks the process."""
-        self.process.host.ask(question, now_ns)
-        self._asked_ns = now_ns
+        if now_ns - self._questions.get(question, 0) > _ASK_EVERY_NS:
+            self.process.host.ask(question, now_ns)
+            self._questions[question] = self._asked_ns = now_ns
 
     def _is_asked(self, now_ns: int) -> bool:
         return bool(self._asked_ns) and now_ns - self._asked_ns < _ASKED_NS
@@ -259,7 +264,7 @@ class Following:
     @errors.contained()
     def _heed(self, answer: Any, now_ns: int) -> None:
         by_number = {each.number: (source, each) for source, each in self._processes.items()}
-        for question in answer.questions:
+        for question in islice(answer.questions, _MOST_AT_ONCE):
             source, process = by_number.get(question.process, (None, None))
             if source is None or process is None:
                 continue
@@ -267,7 +272,7 @@ class Following:
                 self._stacks.ask(question.number, source.reader.path)
             elif (asked := QUESTIONS.get(question.kind)) is not None:
                 process.ask(asked, now_ns)
-        for lacking in answer.lacking:
+        for lacking in islice(answer.lacking, _MOST_AT_ONCE):
             _, process = by_number.get(lacking.process, (None, None))
             if process is not None:
                 position = lacking.position if lacking.HasField("position") else None
@@ -307,10 +312,4 @@ class Following:
             sentence = f"the run is judged by the agent of {led.by}: {state}"
         else:
             sentence = f"the run is judged here, by the ranks of this node alone: {state}"
-        refused = self._client.refused_questions
-        parts = (
-            sentence,
-            where_to_look("" if led is None else led.by),
-            f"{refused} questions of the lead were refused" if refused else "",
-        )
-        return "; ".join(filter(None, parts))
+        return "; ".join(filter(None, (sentence, where_to_look("" if led is None else led.by))))

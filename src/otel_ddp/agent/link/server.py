@@ -13,7 +13,7 @@ import random
 import resource
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +30,6 @@ log = logging.getLogger("otel_ddp.agent")
 
 _MOST_NODES = 2048
 _MOST_WAITING_BYTES = 32 << 20
-_MOST_ANSWERS = 16
 # Processes and answers in one report: an agent begins another report long before.
 _MOST_PARTS = 8192
 # What says nothing takes two bytes on its way, and so many once it is parsed.
@@ -101,10 +100,8 @@ class _Stream:
         self.node: str = greeting.node
         self.agent: int = greeting.agent
         self.began_ns: int = greeting.agent_began_ns
-        self.answers: deque[Any] = deque(maxlen=_MOST_ANSWERS)
-        """Those that are written at once."""
-        self.judged = Answer()
-        """How the run was judged last, until it is told."""
+        self.waiting = Answer()
+        """What goes with the answer to its next report, or at once."""
         # Of those that are gone, the one that was heard first makes room.
         self.heard_ns = 0
         self.peer: _Peer | None = None
@@ -203,8 +200,8 @@ class LinkServer:
         return self._waiting.dropped
 
     def answer(self, node: str, answer: Any) -> None:
-        """Send it with the answer to the node's next report, unless there is a newer one by then;
-        at once if there are questions.
+        """Send it with the answer to the node's next report, unless there is a newer judgement by
+        then; at once if there are questions.
 
         What is too large goes without how the run is judged.
         """
@@ -217,13 +214,7 @@ class LinkServer:
             answer.ClearField("judged")
             if not 0 < answer.ByteSize() <= limits.MOST_ANSWER_BYTES:
                 return
-        if not (answer.questions or answer.lacking):
-            stream.judged = answer
-            return
-        if answer.judged:
-            stream.judged = Answer()
-        stream.answers.append(answer)
-        self._thread.call(lambda: self.write(stream))
+        self._thread.call(lambda: self._add(stream, answer))
 
     # -- in the thread of links
 
@@ -264,17 +255,22 @@ class LinkServer:
             self._end(peer, str(refused))
             return
         stream.heard_ns = report.received_ns
-        if stream.answers:
-            answer = stream.answers.popleft()
-        else:
-            answer, stream.judged = stream.judged, Answer()
+        answer, stream.waiting = stream.waiting, Answer()
         answer.report_sent_ns, answer.report_received_ns = report.sent_ns, report.received_ns
         peer.send(self._stamped(answer))
 
+    def _add(self, stream: _Stream, answer: Any) -> None:
+        # Without a connection what is asked would be old by the time that there is one.
+        if stream.peer is not None:
+            stream.waiting.MergeFrom(answer)
+            self.write(stream)
+
     def write(self, stream: _Stream) -> None:
-        """Send the answers that wait for no report."""
-        while stream.answers and stream.peer is not None and stream.peer.is_writable:
-            stream.peer.send(self._stamped(stream.answers.popleft()))
+        """Send what waits for no report."""
+        is_urgent = stream.waiting.questions or stream.waiting.lacking
+        if is_urgent and stream.peer is not None and stream.peer.is_writable:
+            answer, stream.waiting = stream.waiting, Answer()
+            stream.peer.send(self._stamped(answer))
 
     def _take(self, stream: _Stream, report: Any, size: int) -> None:
         if (report.node, report.agent) != (stream.node, stream.agent):
