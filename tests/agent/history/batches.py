@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from otel_ddp.agent.history.kept_run import Batch
+from otel_ddp.agent.history.run_time import ProcessTime
 from otel_ddp.agent.reading.process import News
 from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.journal.layout import EVENT
@@ -43,4 +44,5 @@ def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0", **mor
         overwritten=[],
     )
     until = 100 * (first + count)
-    return Batch(RUN, rank, journal, until, 1, 1, "", NAMES, news._replace(**more))
+    process = ProcessTime(rank, 1, 1, 0, "running", journal=journal)
+    return Batch(RUN, process, until, NAMES, news._replace(**more))

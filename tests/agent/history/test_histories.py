@@ -93,10 +93,9 @@ def _later(earlier: Batch) -> Batch:
         for each in news.steps
     ]
     scalars = [each._replace(time_ns=each.time_ns + later_ns) for each in news.scalars]
+    process = earlier.process._replace(journal="later", began_ns=later_ns, started_ns=later_ns)
     return earlier._replace(
-        journal="later",
-        began_ns=later_ns,
-        started_ns=later_ns,
+        process=process,
         news=news._replace(scalars=scalars, steps=steps, estimated=steps),
     )
 
@@ -247,33 +246,26 @@ def test_its_thread_writes_all_before_it_ends(made: Histories) -> None:
     assert made.describe()["problem"] == ""
 
 
-def test_costly_writing_waits_and_so_does_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("took_s", "failed", "pause_s"),
+    [(0.01, "", 0.5), (0.06, "", 3), (60, "", 5), (0.01, "full", 5)],
+)
+def test_costly_writing_waits_and_so_does_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_s: float, failed: str, pause_s: float
+) -> None:
+    made = Histories(str(tmp_path), 100 * MIB, "node-1")
     clock = {"monotonic": 100.0, "thread_time": 0.0}
     for name in clock:
         monkeypatch.setattr(time, name, lambda name=name: clock[name])
-    pace = module._Pace()
 
-    def write(took: float) -> None:
-        pace.begin()
-        clock["thread_time"] += took
-        pace.end(failed=False)
+    def write(ask: Any) -> str:
+        clock["thread_time"] = took_s
+        return failed
 
-    write(0.01)
-    clock["monotonic"] += 1.0
-    assert pace.is_due()
-    write(0.06)
-    clock["monotonic"] += 1.0
-    assert not pace.is_due()
-    clock["monotonic"] += 2.0
-    assert pace.is_due()
-    write(60.0)
-    clock["monotonic"] += 4.9
-    assert not pace.is_due()
-    clock["monotonic"] += 5.0
-    assert pace.is_due()
-    pace.begin()
-    pace.end(failed=True)
-    assert not pace.is_due()
+    monkeypatch.setattr(made._disk, "attempt", write)
+    made._write_all()
+
+    assert made._write_at - 100 == pytest.approx(pause_s)
 
 
 def test_what_waits_for_its_directory_is_kept_once_that_is_there(made: Histories) -> None:

@@ -175,7 +175,7 @@ def test_an_attempt_that_ends_as_the_next_one_makes_steps_has_all_of_its_own() -
     died = played.process._replace(ended_ns=BEGAN + 113 * S, state="killed", step=61)
     next_ns = BEGAN + 120 * S
     played.time.learn([died, died._replace(began_ns=next_ns, ended_ns=0, state="running")])
-    played.time.begin("0", next_ns, next_ns, "", trains=True)
+    played.time.begin(ProcessTime("0", next_ns, next_ns, 0, "running"), trains=True)
     released = played.time.note([], (), next_ns)
 
     second = played.attempts[1]
@@ -191,7 +191,7 @@ def test_an_end_that_was_seen_late_takes_no_time_of_the_next_attempt() -> None:
     late = played.process._replace(ended_ns=BEGAN + 150 * S, state="killed")
     next_ns = BEGAN + 120 * S
     played.time.learn([late, late._replace(began_ns=next_ns, ended_ns=0, state="running")])
-    played.time.begin("0", next_ns, next_ns, "", trains=True)
+    played.time.begin(ProcessTime("0", next_ns, next_ns, 0, "running"), trains=True)
     played.steps(1, 20, 121, logged=60)
 
     assert played.seconds["repeated"] == pytest.approx(19)
@@ -386,10 +386,10 @@ def test_an_attempt_ends_with_the_ranks_of_which_this_agent_knows() -> None:
     before.begins(0)
     before.steps(1, 10, 1)
     gone = ProcessTime("1", BEGAN, BEGAN, BEGAN + 5 * S, "killed")
-    before.time.begin("1", BEGAN, BEGAN, "", trains=True)
+    before.time.begin(ProcessTime("1", BEGAN, BEGAN, 0, "running"), trains=True)
     before.time.feed("1", "host", [step(1, 1)])
     # It has no rank yet.
-    before.time.begin("p123", BEGAN, BEGAN, "", trains=False)
+    before.time.begin(ProcessTime("p123", BEGAN, BEGAN, 0, "running"), trains=False)
     before.time.note([gone], (), BEGAN + 6 * S)
 
     after = Played(before.time.to_json())
@@ -518,7 +518,7 @@ def test_a_process_that_spawns_the_one_that_trains_is_its_start_and_no_attempt()
     child_ns = BEGAN + 20 * S
     child = parent._replace(began_ns=child_ns, started_ns=child_ns)
     played.time.note([parent, child], (), BEGAN + 25 * S)
-    played.time.begin("0", child_ns, child_ns, "", trains=True)
+    played.time.begin(ProcessTime("0", child_ns, child_ns, 0, "running"), trains=True)
     played.steps(1, 10, 30)
 
     assert [each["attempt"] for each in played.attempts] == [1]
@@ -534,7 +534,9 @@ def test_a_run_that_ended_well_loses_nothing_until_somebody_goes_on_with_it() ->
     played.begins(5000)
     assert len(played.attempts) == 1
 
-    played.time.begin("0", BEGAN + 5000 * S, BEGAN + 5000 * S, "", trains=True)
+    played.time.begin(
+        ProcessTime("0", BEGAN + 5000 * S, BEGAN + 5000 * S, 0, "running"), trains=True
+    )
     played.steps(1, 10, 5001, logged=10)
     assert "between_attempts" not in played.seconds
     assert len(played.attempts) == 2
@@ -545,7 +547,7 @@ def test_a_process_that_evaluates_beside_the_training_has_no_part_in_it() -> Non
     played.begins(0)
     played.steps(1, 10, 1)
     before = played.seconds
-    played.time.begin("eval/0", BEGAN, BEGAN, "", trains=True)
+    played.time.begin(ProcessTime("eval/0", BEGAN, BEGAN, 0, "running"), trains=True)
     played.time.feed("eval/0", "host", [step(1, 5)])
 
     assert played.seconds == before
@@ -554,7 +556,7 @@ def test_a_process_that_evaluates_beside_the_training_has_no_part_in_it() -> Non
 def test_the_numbers_of_what_is_beside_the_training_are_its_own() -> None:
     played = killed_at_100_and_saved_at_60()
     before = played.attempts
-    played.time.begin("critic/0", BEGAN, BEGAN, "", trains=True)
+    played.time.begin(ProcessTime("critic/0", BEGAN, BEGAN, 0, "running"), trains=True)
     placed = played.time.feed("critic/0", "host", [step(n, n, logged=7 * n) for n in range(1, 300)])
 
     assert [each.number for each in placed] == list(range(1, 300))

@@ -82,26 +82,6 @@ class _Waiting:
         return taken
 
 
-class _Pace:
-    """When to write: each second, unless that takes too much of a core, or the last time failed."""
-
-    def __init__(self) -> None:
-        self._due_at = self._began_s = 0.0
-
-    def is_due(self) -> bool:
-        return time.monotonic() >= self._due_at
-
-    def begin(self) -> None:
-        """The thread writes from now on."""
-        self._began_s = time.thread_time()
-
-    def end(self, failed: bool) -> None:
-        """It has written."""
-        took = time.thread_time() - self._began_s
-        pause_s = _WRITE_SELDOM_S if failed else min(took / _WRITING_SHARE, _WRITE_SELDOM_S)
-        self._due_at = time.monotonic() + pause_s
-
-
 class _Disk:
     """How the disk of the histories answers."""
 
@@ -165,8 +145,7 @@ class Histories:
         self._stopping = False
         # By run; and when it was fed last.
         self._runs: dict[RunKey, tuple[KeptRun, float]] = {}
-        self._clean_at = 0.0
-        self._pace = _Pace()
+        self._clean_at = self._write_at = 0.0
         self._written = 0
         self.thread = KeptThread("history", self._work)
 
@@ -235,14 +214,13 @@ class Histories:
         while not self._stopping:
             self._wake.wait(_WRITE_EVERY_S)
             self._wake.clear()
-            if self._pace.is_due():
+            if time.monotonic() >= self._write_at:
                 self._write_all()
         self._write_all()
 
     @errors.contained()
     def _write_all(self) -> None:
-        now_ns, now = time.time_ns(), time.monotonic()
-        self._pace.begin()
+        now_ns, now, began_s = time.time_ns(), time.monotonic(), time.thread_time()
         batches, states, left_out_since_ns, fed = self._waiting.take()
         for key, state in states.items():
             self._run(key, now).learn(state)
@@ -259,7 +237,10 @@ class Histories:
                 self._disk.attempt(run.close)
                 del self._runs[key]
         self._written = fed
-        self._pace.end(bool(failed))
+        pause_s = (time.thread_time() - began_s) / _WRITING_SHARE
+        self._write_at = time.monotonic() + min(
+            _WRITE_SELDOM_S if failed else pause_s, _WRITE_SELDOM_S
+        )
         self._disk.note(failed, now_ns)
         if now >= self._clean_at and not failed:
             self._clean_at = now + _CLEAN_EVERY_S
@@ -358,22 +339,10 @@ class Collector:
             new = each.new if each.exported else each.new._replace(scalars=[])
             if any(new) or each.reader.bookmark() != each.mark_before:
                 key, rank = self._key_and_rank(each)
-                reader = each.reader
-                self._histories.feed(
-                    Batch(
-                        run=key,
-                        rank=rank,
-                        journal=each.journal,
-                        position=reader.position,
-                        began_ns=each.began_ns,
-                        started_ns=each.started_ns,
-                        launched_by=_launched_by(each),
-                        names=reader.names,
-                        news=new,
-                        node=_node(each),
-                        since=each.mark_first[0] if each.is_here else 0,
-                    )
-                )
+                reader, since = each.reader, each.mark_first[0] if each.is_here else 0
+                process = _time_of(each, rank)
+                batch = Batch(key, process, reader.position, reader.names, new, since)
+                self._histories.feed(batch)
 
     def _told(self, processes: Iterable[Process]) -> list[Process]:
         """Those whose history is written here, the earlier first.
@@ -497,14 +466,10 @@ def _time_of(process: Process, rank: str) -> ProcessTime:
         ended_ns=process.life.ended_ns,
         state=state_word(process.life.state),
         step=None if progress is None else progress.step,
-        launched_by=_launched_by(process),
+        launched_by=str(process.identity.get("launched_by") or ""),
         node=_node(process),
         journal=process.journal,
     )
-
-
-def _launched_by(feed: Process) -> str:
-    return str(feed.identity.get("launched_by") or "")
 
 
 def _totals(feed: Process) -> dict[str, float]:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from otel_ddp import errors, files
 from otel_ddp.agent.history.attempts import Placed
-from otel_ddp.agent.history.own_cost import OwnCost
 from otel_ddp.agent.history.run_time import ProcessTime, RunTime
 from otel_ddp.agent.reading.process import News
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import Event, RunKey, SeriesKey, StepSum, ValueSum
 from otel_ddp.journal.parser import Document, Name, Scalars
+from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
 
 log = logging.getLogger("otel_ddp.agent")
@@ -55,19 +55,11 @@ class Batch(NamedTuple):
     """What was read of one process since the last batch."""
 
     run: RunKey
-    rank: str
-    journal: str
-    """Another one for each process of the run."""
+    process: ProcessTime
     position: int
     """How far the journal is read."""
-    began_ns: int
-    """When the journal of the process began, and when the process started."""
-    started_ns: int
-    launched_by: str
     names: Mapping[int, Name]
     news: News
-    node: str = ""
-    """Where the process is; empty: here."""
     since: int = 0
     """From where on this agent has read the journal."""
 
@@ -129,6 +121,55 @@ def _journal_of(rank: Mapping[str, Any]) -> str:
 @lru_cache(256)
 def _is_unusual(codes: bytes) -> bool:
     return not _UNUSUAL.isdisjoint(code & PHASE_CODE for code in codes)
+
+
+# Of hooks, and of the steps that they are a share of.
+_OF_PROCESS = (catalog.OTEL_DDP_HOOK_TIME.name, catalog.TRAINING_STEP_DURATION.name)
+
+
+class OwnCost:
+    """Of one run. Only the thread that writes its history calls it."""
+
+    def __init__(self) -> None:
+        self.agent_cpu_s = 0.0
+        """Of the agents of this node."""
+        self._nodes_cpu_s: dict[str, float] = {}
+        # The totals of processes whose ranks have another one by now; and the newest of each rank.
+        self._earlier: dict[str, float] = {}
+        self._newest: dict[str, Mapping[str, Any]] = {}
+
+    def restore(self, cost: Mapping[str, Any], ranks: Mapping[str, Mapping[str, Any]]) -> None:
+        """What an earlier agent has kept; nothing if this one has counted already."""
+        if not (self._newest or self.agent_cpu_s):
+            self.agent_cpu_s = cost.get("agent_cpu_s", 0.0)
+            self._earlier, self._newest = {**cost.get("earlier", {})}, {**ranks}
+            self._nodes_cpu_s = {**cost.get("nodes", {})}
+
+    def add(
+        self,
+        ranks: Mapping[str, Mapping[str, Any]],
+        agent_cpu_s: float,
+        nodes_cpu_s: Mapping[str, float],
+    ) -> None:
+        """The ranks as they are now, and what this agent has needed for the run since the last.
+
+        *nodes_cpu_s*: what the agents of other nodes have needed until now.
+        """
+        self.agent_cpu_s += agent_cpu_s
+        self._nodes_cpu_s |= nodes_cpu_s
+        for rank, each in ranks.items():
+            before = self._newest.get(rank, each)
+            if before.get("started_ns", 0) < each.get("started_ns", 0):
+                for name in _OF_PROCESS:
+                    total = before.get("totals", {}).get(name, 0.0)
+                    self._earlier[name] = self._earlier.get(name, 0.0) + total
+            self._newest[rank] = each
+
+    def to_json(self) -> dict[str, Any]:
+        """Of `about`; the newest processes are among the ranks."""
+        nodes = {node: round(cpu_s, 1) for node, cpu_s in self._nodes_cpu_s.items()}
+        found = {"agent_cpu_s": round(self.agent_cpu_s, 1), "earlier": {**self._earlier}}
+        return {**found, "nodes": nodes} if nodes else found
 
 
 class KeptRun:
@@ -211,19 +252,19 @@ class KeptRun:
 
     def feed(self, batch: Batch) -> None:
         """Sum up what was not kept before: an agent that starts again reads some of it twice."""
-        news, rank = batch.news, batch.rank
-        began_ns = self._began.setdefault(batch.journal, batch.began_ns)
+        news, process = batch.news, batch.process
+        rank, journal = process.rank, process.journal
+        began_ns = self._began.setdefault(journal, process.began_ns)
         # By the clock as it was known at first: marks of before are on it.
-        shift_ns = began_ns - batch.began_ns
+        shift_ns = began_ns - process.began_ns
         if news.steps or self.time.knows(rank):
-            process = began_ns, batch.started_ns, batch.launched_by
-            self.time.begin(rank, *process, trains=bool(news.steps), node=batch.node)
+            self.time.begin(process._replace(began_ns=began_ns), trains=bool(news.steps))
         attempt = self.time.attempts.of(began_ns)
         new = self._new[attempt]
-        position, host_ns, device_ns = self._positions_of(batch.journal)
+        position, host_ns, device_ns = self._positions_of(journal)
         if position < batch.since:
             why = f"records of rank {rank} were read while nothing could be written"
-            self._lack(max(host_ns, began_ns), time.time_ns(), why)
+            self.leave_out(max(host_ns, began_ns), time.time_ns(), why)
         self._add_values(new, batch, [each for each in news.scalars if each.position >= position])
         for document in news.events:
             if document.position >= position:
@@ -236,8 +277,8 @@ class KeptRun:
             self._add_steps(new, rank, clock, self.time.feed(rank, clock, unread, attempt))
         for since_ns, until_ns in news.overwritten:
             why = f"records of rank {rank} were overwritten before they were read"
-            self._lack(since_ns, until_ns, why)
-        new.positions[batch.journal] = (
+            self.leave_out(since_ns, until_ns, why)
+        new.positions[journal] = (
             max(position, batch.position),
             max([host_ns, *(each.ended_ns + shift_ns for each in news.steps)]),
             max([device_ns, *(each.ended_ns + shift_ns for each in news.device_steps)]),
@@ -248,15 +289,6 @@ class KeptRun:
             each.positions[journal] for each in self._new.values() if journal in each.positions
         ]
         return max(found, default=self._positions.get(journal, (0, 0, 0)))
-
-    def _lack(self, since_ns: int, until_ns: int, why: str) -> None:
-        # One gap, as long as it happens again and again.
-        if self._gaps and self._gaps[-1]["why"] == why:
-            last = self._gaps[-1]
-            if since_ns - last["until_ns"] < _ONE_GAP_NS:
-                self._gaps[-1] = {**last, "until_ns": until_ns}
-                return
-        self.leave_out(since_ns, until_ns, why)
 
     def feed_state(self, state: State) -> None:
         """What is known now."""
@@ -302,7 +334,8 @@ class KeptRun:
     def _add_values(self, new: _Unwritten, batch: Batch, records: Iterable[Scalars]) -> None:
         # This runs for every value of every rank: what a name's series is, is asked once a write.
         names = batch.names
-        known = new.numbered.setdefault((batch.journal, batch.rank), {})
+        rank = batch.process.rank
+        known = new.numbered.setdefault((batch.process.journal, rank), {})
         for record in records:
             time_ns, epoch = record.time_ns, record.epoch
             for number, value in record.values:
@@ -310,7 +343,7 @@ class KeptRun:
                 if series is None:
                     if (name := names.get(number)) is None:
                         continue
-                    series = known[number] = self._numbered(new, batch.rank, name)
+                    series = known[number] = self._numbered(new, rank, name)
                 key, buckets, width = series
                 step = record.step
                 if step is None:
@@ -445,13 +478,17 @@ class KeptRun:
 
     def leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
         """Nothing could be kept in this time: what a picture shows then is not all."""
-        self._gaps = [*self._gaps, {"since_ns": since_ns, "until_ns": until_ns, "why": why}]
-        del self._gaps[:-_MOST_GAPS]
+        gap = {"since_ns": since_ns, "until_ns": until_ns, "why": why}
+        # One gap, as long as it happens again and again.
+        if self._gaps and self._gaps[-1]["why"] == why:
+            last = self._gaps[-1]
+            if since_ns - last["until_ns"] < _ONE_GAP_NS:
+                gap = {**last, "until_ns": until_ns}
+                del self._gaps[-1]
+        self._gaps = [*self._gaps, gap][-_MOST_GAPS:]
 
     def _leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
         for attempt, each in self._new.items():
             self._new[attempt] = _Unwritten()
             self._new[attempt].positions = each.positions
-        if self._gaps and self._gaps[-1]["since_ns"] == since_ns:
-            self._gaps.pop()
         self.leave_out(since_ns, until_ns, why)

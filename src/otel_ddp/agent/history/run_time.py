@@ -6,6 +6,7 @@ Every second of a rank is counted once, from the start of its first process on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -112,26 +113,21 @@ class _Spent:
         }
 
 
+@dataclass
 class _Rank:
     """The present process of one rank."""
 
-    def __init__(
-        self,
-        rank: str,
-        attempt: int,
-        began_ns: int,
-        until_ns: int,
-        launched_by: str,
-        node: str = "",
-    ) -> None:
-        self.rank, self.attempt, self.began_ns = rank, attempt, began_ns
-        self.node = node
-        self.until_ns = until_ns
-        """Up to then the time of the rank is counted."""
-        self.launched_by = launched_by
-        self.has_trained = self.has_ended = False
-        self.clock = "host"
-        """Which clock counts: its device's where it has one."""
+    rank: str
+    attempt: int
+    began_ns: int
+    until_ns: int
+    """Up to then the time of the rank is counted."""
+    launched_by: str
+    node: str
+    has_trained: bool = False
+    has_ended: bool = False
+    clock: str = "host"
+    """Which clock counts: its device's where it has one."""
 
 
 class RunTime:
@@ -161,21 +157,13 @@ class RunTime:
         self.attempts = Attempts(attempts)
         spent = {"": kept, **kept.get("nodes", {})}
         self._spent = {node: _Spent(each) for node, each in spent.items()}
-        for rank, (*process, trained, ended) in kept["ranks"].items():
-            found = self._ranks[rank] = _Rank(rank, *process)
-            found.has_trained, found.has_ended = trained, ended
+        self._ranks = {rank: _Rank(rank, *told) for rank, told in kept["ranks"].items()}
 
     def to_json(self) -> dict[str, Any]:
         """Of `about`; nothing before the first process."""
         if not self.attempts.told:
             return {}
-        ranks = {
-            rank: (
-                *(each.attempt, each.began_ns, each.until_ns, each.launched_by),
-                *(each.node, each.has_trained, each.has_ended),
-            )
-            for rank, each in self._ranks.items()
-        }
+        ranks = {rank: astuple(each)[1:-1] for rank, each in self._ranks.items()}
         nodes = {node: each.to_json() for node, each in self._spent.items()}
         here = nodes.pop("")
         attempts = [dict(each) for each in self.attempts.told]
@@ -196,17 +184,9 @@ class RunTime:
         """Whether this rank has had a process."""
         return rank in self._ranks
 
-    def begin(
-        self,
-        rank: str,
-        began_ns: int,
-        started_ns: int,
-        launched_by: str,
-        *,
-        trains: bool,
-        node: str = "",
-    ) -> None:
-        """A process of this rank is there. What is beside the training has no part in this."""
+    def begin(self, process: ProcessTime, *, trains: bool) -> None:
+        """It is there. What is beside the training has no part in this."""
+        rank, began_ns, started_ns = process.rank, process.began_ns, process.started_ns
         known, told = self._ranks.get(rank), self.attempts.told
         if "/" in rank or (known is not None and began_ns <= known.began_ns):
             return
@@ -232,10 +212,10 @@ class RunTime:
             self.attempts.go_on()
         until_ns = started_ns
         if known is not None:
-            self._fill_gap(rank, known, started_ns, launched_by)
+            self._fill_gap(known, process)
             until_ns = max(known.until_ns, started_ns)
-        process = rank, self.attempts.of(began_ns), began_ns, until_ns, launched_by
-        self._ranks[rank] = _Rank(*process, node)
+        attempt, by = self.attempts.of(began_ns), process.launched_by
+        self._ranks[rank] = _Rank(rank, attempt, began_ns, until_ns, by, process.node)
 
     def _is_at_work(self, rank: str, known: _Rank) -> bool:
         process = self._processes.get((rank, known.began_ns))
@@ -258,20 +238,22 @@ class RunTime:
             return "", 0
         return worst_state(each.state for each in ended), max(each.ended_ns for each in ended)
 
-    def _fill_gap(self, rank: str, before: _Rank, started_ns: int, launched_by: str) -> None:
+    def _fill_gap(self, before: _Rank, after: ProcessTime) -> None:
         """From the end of one process of a rank to the start of the next."""
-        process = self._processes.get((rank, before.began_ns))
+        process = self._processes.get((before.rank, before.began_ns))
         if not before.has_ended and process is not None and process.ended_ns:
             self._end(before, process)
         attempts = [each for each in self.attempts.told if each["attempt"] == before.attempt]
         # A launcher that lives meanwhile keeps the node. Nobody may have paid for a weekend
         # between two launches.
-        is_kept = launched_by and launched_by == before.launched_by
+        is_kept = after.launched_by and after.launched_by == before.launched_by
         # The run went on without it.
         was_gone = not is_kept and before.attempt < self.attempts.told[-1]["attempt"] - 1
         # A run that had finished loses no time until another launch goes on with it.
         if not was_gone and (not attempts or attempts[0].get("state") != "finished"):
-            self._spend(before, "between_attempts" if is_kept else "between_launches", started_ns)
+            self._spend(
+                before, "between_attempts" if is_kept else "between_launches", after.started_ns
+            )
 
     def feed(self, rank: str, clock: str, steps: Iterable[Step], attempt: int = 0) -> list[Placed]:
         """The steps of an attempt by one clock; those whose places are known by now.
@@ -356,8 +338,7 @@ class RunTime:
         """What is known now. The steps that were held until here: attempt, rank, clock, steps."""
         self._note_verdicts(verdicts)
         for each in processes:
-            process = each.rank, each.began_ns, each.started_ns, each.launched_by
-            self.begin(*process, trains=False, node=each.node)
+            self.begin(each, trains=False)
             known = self._ranks.get(each.rank)
             if known is None or known.began_ns != each.began_ns or known.has_ended:
                 continue
