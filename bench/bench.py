@@ -826,7 +826,7 @@ def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Ro
     from otel_ddp.diagnosis.bounds import Bounds
     from otel_ddp.diagnosis.detector import Detector, Observation, RankState
     from otel_ddp.diagnosis.stall.detector import Stalls
-    from otel_ddp.diagnosis.step_facts import batches_of, facts_of
+    from otel_ddp.diagnosis.step_facts import facts_of
     from otel_ddp.diagnosis.straggler.detector import Stragglers
 
     # As the agent reads them: half a second of one rank, then of the next one.
@@ -839,9 +839,8 @@ def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Ro
         before = time.process_time()
         for at in range(0, steps, rate // 2):
             for rank in range(ranks):
-                batches = batches_of(recorded[rank][at : at + rate // 2])
-                facts = [each for batch in batches for each in facts_of(batch)]
-                seen = Observation(1_000_000_000 * at // rate, batches, facts)
+                read = recorded[rank][at : at + rate // 2]
+                seen = Observation(1_000_000_000 * at // rate, read, facts_of(read))
                 for detector in detectors:
                     detector.feed(states[rank], seen)
             if at % rate == 0:

@@ -23,7 +23,7 @@ from tools.diagnosis_cases import labels_of
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.detector import Observation, RankState
-from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import side_of
 
@@ -143,7 +143,7 @@ class _Rank:
         host_words = [word for piece in pieces for word in piece.host]
         device_words = [word for piece in pieces for word in piece.device]
         steps = self._streams[0].feed(self._words[0].record(host_words))
-        self._device_steps.feed_host([f for batch in batches_of(steps) for f in facts_of(batch)])
+        self._device_steps.feed_host(facts_of(steps))
         if not device_words:
             return []
         steps = self._streams[1].feed(self._words[1].record(device_words))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.detector import Observation, RankState
-from otel_ddp.diagnosis.step_facts import batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import facts_of
 from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Labels
@@ -234,8 +234,7 @@ def replayed(case: Case, own: bool = False) -> Found:
         if not steps[0].measured:
             continue
         for state, of_rank in zip(states, zip(*read, strict=True), strict=True):
-            facts = [each for run in batches_of(of_rank) for each in facts_of(run)]
-            detector.feed(state, Observation(facts=facts))
+            detector.feed(state, Observation(facts=facts_of(of_rank)))
         read.clear()
         for verdict, opened in detector.poll(0):
             found.kinds.add(verdict.kind)

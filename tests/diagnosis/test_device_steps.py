@@ -9,7 +9,7 @@ import pytest
 
 import make
 from make import labels_of
-from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, facts_of
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Verdict
@@ -38,7 +38,7 @@ def step_of(
 
 
 def facts(step: Step) -> list[StepFacts]:
-    return [each for batch in batches_of([step]) for each in facts_of(batch)]
+    return facts_of([step])
 
 
 class Ranks:

@@ -11,7 +11,7 @@ from make import is_measured, step_facts
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.death.cause import EndedProcess, how_it_ended
 from otel_ddp.diagnosis.stall.evidence import Evidence, Frame
-from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, facts_of
 from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change, Verdict
@@ -129,7 +129,7 @@ def step_of(number: int, *phases: str, began_ns: int = NOW, **more: Any) -> Step
 
 
 def facts(*steps: Step) -> list[StepFacts]:
-    return [each for batch in batches_of(steps) for each in facts_of(batch)]
+    return facts_of(steps)
 
 
 def test_facts_say_which_steps_were_measured_and_keep_what_always_is() -> None:

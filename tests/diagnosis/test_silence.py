@@ -8,7 +8,6 @@ from make import labels_of, step_of
 from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.stall.evidence import Position
 from otel_ddp.diagnosis.stall.silence import Silence
-from otel_ddp.diagnosis.step_facts import batches_of
 from otel_ddp.diagnosis.verdict import Change
 
 S = 1_000_000_000
@@ -54,7 +53,7 @@ class Run:
         position = Position(
             *(labels, True, "running", self.step, phase, self.since_ns), waits_in=self.waits_in
         )
-        seen = Observation(self.now_ns, batches_of(made), position=position)
+        seen = Observation(self.now_ns, made, position=position)
         self.silence.feed(RankState(labels, 6, 6), seen)
 
 

@@ -20,7 +20,6 @@ from otel_ddp.diagnosis.stall.evidence import (
     Position,
     Suspect,
 )
-from otel_ddp.diagnosis.step_facts import StepBatch
 from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import PHASES, STALL_REASONS
@@ -103,8 +102,7 @@ class Job:
             Step(1, began_ns, began_ns + round(each * SECOND), parts, (), 0.0, False, 0, 0)
             for each in steps_s
         ]
-        batch = StepBatch(parts.codes, [[each] * len(steps) for each in parts.spans_ns], steps)
-        seen = Observation(self.now_ns + round(later_s * SECOND), batches=[batch])
+        seen = Observation(self.now_ns + round(later_s * SECOND), steps)
         self.stalls.feed(RankState(labels_of(0)), seen)
 
     @property

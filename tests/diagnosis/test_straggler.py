@@ -10,7 +10,7 @@ import pytest
 
 from make import labels_of, step_facts, step_of
 from otel_ddp.diagnosis.say import past_sentence
-from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import StepFacts, facts_of
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.straggler.alignment import Alignment
 from otel_ddp.diagnosis.straggler.detector import Stragglers
@@ -35,8 +35,7 @@ def made(pieces: Sequence[tuple[int, int]], **given: Any) -> Step:
 
 
 def facts_of_one(step: Step) -> StepFacts:
-    (run,) = batches_of([step])
-    (facts,) = facts_of(run)
+    (facts,) = facts_of([step])
     return facts
 
 
@@ -98,9 +97,7 @@ def test_a_step_of_very_many_parts_is_counted_to_its_end() -> None:
 
 @pytest.mark.parametrize("step", [made(USUAL, number=None), made(())], ids=["number", "length"])
 def test_a_step_without_a_number_or_without_length_has_no_facts(step: Step) -> None:
-    (run,) = batches_of([step])
-
-    assert list(facts_of(run)) == []
+    assert facts_of([step]) == []
 
 
 def test_steps_of_several_kinds_stay_in_their_order_with_their_own_facts() -> None:
@@ -108,23 +105,13 @@ def test_steps_of_several_kinds_stay_in_their_order_with_their_own_facts() -> No
     kinds.insert(2, ((OTHER, 5), (DATA, 6), (OTHER, 7)))
     steps = [made(pieces, number=number) for number, pieces in enumerate(kinds, 1)]
 
-    facts = [each for run in batches_of(steps) for each in facts_of(run)]
+    facts = facts_of(steps)
 
     assert [(each.number, list(by_word(each).values())) for each in facts] == [
         (1, [1, 2, 0, 0, 0]),
         (2, [3, 4, 0, 0, 0]),
         (3, [6, 0, 0, 0, 12]),
         (4, [8, 9, 0, 0, 0]),
-    ]
-
-
-def test_the_longest_stretch_of_a_phase_is_one_part_of_one_step_and_no_rest() -> None:
-    waits = made(((OF_BUFFERS | FORWARD, 8),))._replace(rest=((DATA, 100 * MS),))
-    first, second = ((DATA, 1), (FORWARD, 2), (DATA, 4)), ((DATA, 5), (FORWARD, 1), (DATA, 3))
-
-    assert [run.longest_ns() for run in batches_of([made(first), made(second), waits])] == [
-        {DATA: 5 * MS, FORWARD: 2 * MS},
-        {FORWARD: 8 * MS},
     ]
 
 

@@ -34,7 +34,7 @@ import otel_ddp
 from measured import Measured
 from node import Node, finished
 from otel_ddp.agent.reading.steps import StepStream
-from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import StepFacts, facts_of
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Steps
 from otel_ddp.journal.reader import JournalReader
@@ -186,7 +186,7 @@ def on_ranks() -> dict[tuple[str, int], list[StepFacts]]:
                 records = [each for each in reader.read() if isinstance(each, Steps)]
                 steps = [step for each in records for step in stream.feed(each)]
                 key = reader.identity["group"], reader.identity["global_rank"]
-            found[key] = [each for batch in batches_of(steps) for each in facts_of(batch)]
+            found[key] = facts_of(steps)
     return found
 
 

@@ -21,7 +21,7 @@ from conftest import Here
 from loops import train
 from node import Node, finished, until
 from otel_ddp.agent.reading.steps import StepStream
-from otel_ddp.diagnosis.step_facts import batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import facts_of
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal.parser import Steps
 from otel_ddp.journal.reader import JournalReader
@@ -180,7 +180,7 @@ def test_the_steps_of_a_window_are_unusual_and_no_other_is(training: Training) -
     # The one in which the profiler starts, those of the window, and the one that writes the trace.
     profiled = [step.number for step in steps if step.profiled]
     assert profiled == [9, 10, 11, 12]
-    unusual = [f.number for batch in batches_of(steps) for f in facts_of(batch) if f.unusual]
+    unusual = [each.number for each in facts_of(steps) if each.unusual]
     assert set(profiled) <= set(unusual)
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.stall.evidence import Evidence, Position
-from otel_ddp.diagnosis.step_facts import StepBatch, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 
 
@@ -86,7 +87,7 @@ class Observation(NamedTuple):
     """What is new of a rank. Each detector takes of it what it needs."""
 
     now_ns: int = 0
-    batches: Sequence[StepBatch] = ()
+    steps: Sequence[Step] = ()
     """Its steps on the clock of its host."""
     facts: Sequence[StepFacts] = ()
     """The same on the clock that its waits are on: its device's where it has one."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.steps import Calls, Step
 from otel_ddp.vocabulary.words import (
     PHASE_CODE,
     PHASES,
-    UNMEASURED,
     UNUSUAL_PHASES,
     WORK_PHASES,
     phase_word,
@@ -60,99 +59,50 @@ def columns_of(steps: Sequence[StepFacts]) -> Any:
     return StepFacts(*zip(*steps, strict=True))  # type: ignore[arg-type]
 
 
-class StepBatch(NamedTuple):
-    """Consecutive steps that have the same parts, so that columns can be summed at once."""
-
-    codes: bytes
-    """The phase code of each part, then of each rest."""
-    spans_ns: Sequence[Sequence[int]]
-    """For each part, then for each rest: the time that every step spent in it."""
-    steps: Sequence[Step]
-
-    def longest_ns(self) -> dict[int, int]:
-        """The longest stretch of each phase, by phase code."""
-        found: dict[int, int] = {}
-        # A rest sums up many stretches; their single lengths are not known.
-        parts = len(self.steps[0].parts.codes)
-        for code, span_ns in zip(self.codes[:parts], map(max, self.spans_ns), strict=False):
-            phase = code & PHASE_CODE
-            if span_ns > found.get(phase, 0):
-                found[phase] = span_ns
-        return found
-
-
-# The agent runs this for every step of every rank, so it works in columns, which is cheaper.
-
-
-def batches_of(steps: Sequence[Step]) -> list[StepBatch]:
-    """The steps in batches: nearly all steps of one training have the same parts."""
-    parts = [step.parts for step in steps]
-    kinds = [each.codes for each in parts]
-    rows = [each.spans_ns for each in parts]
-    for at in [at for at, step in enumerate(steps) if step.rest]:
-        rest = steps[at].rest
-        kinds[at] += bytes([code for code, _ in rest])
-        rows[at] = (*rows[at], *[span_ns for _, span_ns in rest])
-    found = []
-    first = 0
-    for codes, same in groupby(kinds):
-        end = first + len(list(same))
-        found.append(StepBatch(codes, list(zip(*rows[first:end], strict=True)), steps[first:end]))
-        first = end
-    return found
-
-
+# Steps of one training are alike.
 @lru_cache(256)
-def _indices(codes: bytes) -> dict[str, list[int]]:
-    """For steps with these parts: the indices to add up for each phase."""
-    indices: dict[str, list[int]] = {}
-    for at, code in enumerate(codes):
-        indices.setdefault(phase_word(code & PHASE_CODE), []).append(at)
-    return indices
+def _words(codes: bytes) -> tuple[str, ...]:
+    return tuple([phase_word(code & PHASE_CODE) for code in codes])
 
 
-def _spent_ns(batch: StepBatch, phase: str) -> Sequence[int]:
-    """How long each step was in this phase."""
-    indices = _indices(batch.codes).get(phase)
-    if not indices:
-        return [0] * len(batch.steps)
-    if len(indices) == 1:
-        return batch.spans_ns[indices[0]]
-    return list(map(sum, zip(*[batch.spans_ns[at] for at in indices], strict=True)))
+_NO_TIME = dict.fromkeys((*WORK_PHASES, "comm_wait"), 0)
+_in_work = itemgetter(*WORK_PHASES)
 
 
-def _unusual_ns(batch: StepBatch) -> list[Mapping[str, int]]:
-    """What each step had that ordinary steps do not have."""
-    words = [word for word in UNUSUAL_PHASES if word in _indices(batch.codes)]
-    if not words:
-        return [_NOTHING] * len(batch.steps)
-    columns = zip(*[_spent_ns(batch, word) for word in words], strict=True)
-    return [dict(zip(words, spent_ns, strict=True)) for spent_ns in columns]
-
-
-def facts_of(batch: StepBatch) -> list[StepFacts]:
+def facts_of(steps: Iterable[Step]) -> list[StepFacts]:
     """The facts of each step, but for those without a number or a duration."""
     found = []
-    measured = UNMEASURED not in batch.codes
-    for step, wait_ns, phases_ns, unusual_ns in zip(
-        batch.steps,
-        _spent_ns(batch, "comm_wait"),
-        zip(*[_spent_ns(batch, word) for word in WORK_PHASES], strict=True),
-        _unusual_ns(batch),
-        strict=True,
-    ):
+    # The agent runs this for every step of every rank.
+    for step in steps:
         number, ended_ns, gc_s = step.number, step.ended_ns, step.gc_s
         took_ns = ended_ns - step.began_ns
         if number is None or took_ns <= 0:
             continue
+        codes, spans_ns = step.parts.codes, step.parts.spans_ns
+        if step.rest:
+            codes += bytes([code for code, _ in step.rest])
+            spans_ns = [*spans_ns, *[ns for _, ns in step.rest]]
+        spent_ns, unusual_ns = _NO_TIME.copy(), _NOTHING
+        for word, ns in zip(_words(codes), spans_ns, strict=True):
+            spent_ns[word] = spent_ns.get(word, 0) + ns
+        if len(spent_ns) > len(_NO_TIME):
+            unusual_ns = {word: spent_ns[word] for word in UNUSUAL_PHASES if word in spent_ns}
         unusual = bool(unusual_ns) or step.skipped or step.profiled
         collects = gc_s > _SMALL_GC_S and gc_s > min(_GC_SHARE * took_ns / 1e9, _LONG_GC_S)
-        garbage_ns = round(gc_s * 1e9) if collects and not unusual else 0
-        on_host = number, ended_ns, took_ns, wait_ns, phases_ns, unusual_ns
-        of_device = None, None, None
-        kind = unusual or collects
-        facts = *on_host, kind, step.work, *of_device, garbage_ns, measured, step.calls
-        found.append(StepFacts(*facts))
+        facts = StepFacts(
+            number,
+            ended_ns,
+            took_ns,
+            spent_ns["comm_wait"],
+            _in_work(spent_ns),
+            unusual_ns,
+            unusual or collects,
+            step.work,
+            garbage_ns=round(gc_s * 1e9) if collects and not unusual else 0,
+            measured="unmeasured" not in spent_ns,
+            calls=step.calls,
+        )
+        found.append(facts)
     return found
 
 
@@ -190,7 +140,7 @@ class DeviceSteps:
         """
         by_number = {step.number: step for step in steps}
         found = []
-        for facts in [each for batch in batches_of(steps) for each in facts_of(batch)]:
+        for facts in facts_of(steps):
             step = by_number[facts.number]
             (before, behind_ns), self._last = self._last, (facts.number, step.lag_ns)
             found += self._unmeasured_before(facts.number)

@@ -8,14 +8,13 @@ from typing import Any
 from make import MS, step_facts
 from otel_ddp.agent.reading.pace import Pace
 from otel_ddp.diagnosis.detector import Observation
-from otel_ddp.diagnosis.step_facts import StepBatch
 
 
 def seen(steps: int, took_ms: float, work_ms: float, **more: Any) -> Observation:
     """So many steps of this length and own work."""
     facts = [step_facts(1, 0, {"forward": work_ms}, took_ms, **more) for _ in range(steps)]
     ended: Any = SimpleNamespace(number=1, began_ns=0, ended_ns=round(took_ms * MS))
-    return Observation(batches=[StepBatch(b"", [], [ended] * steps)], facts=facts)
+    return Observation(steps=[ended] * steps, facts=facts)
 
 
 def test_a_pace_is_that_of_the_last_seconds_with_the_waits_of_usual_measured_steps() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_ddp.agent.reading.steps import StepStream
-from otel_ddp.diagnosis.step_facts import batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import facts_of
 from otel_ddp.diagnosis.steps import Call, Part, Step
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Name, Steps
@@ -243,37 +242,6 @@ def test_whatever_the_words_say_the_steps_add_up(pieces: list[tuple[int, list[in
         offset += len(words)
 
 
-# What nearly all steps are, and what may come in between.
-USUAL = st.lists(
-    st.tuples(st.sampled_from([OTHER, DATA, FORWARD, BACKWARD, WAIT]), st.integers(0, 3)),
-    min_size=2,
-    max_size=6,
-)
-TOLD = st.lists(st.sampled_from([0x82, 0x83, 0x84, 0x85, 0x86, 0x87, 0x8A]), max_size=3)
-ODD = st.sampled_from([None, None, None, 0x80, -5])
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.lists(st.tuples(USUAL, TOLD, st.integers(0, 2), ODD), max_size=8), st.integers(0, 60))
-def test_steps_read_at_once_are_those_that_are_read_word_by_word(made: list[Any], cut: int) -> None:
-    now, words = 1000, [word(0x80, 1000)]
-    for phases, told, last, odd in made:
-        for at, (code, later) in enumerate(phases):
-            now += later
-            words.append(word(code, now))
-            if odd is not None and not at:
-                words.append(word(odd, now) if odd > 0 else word(FORWARD, now + odd))
-        words += [word(code, 7) for code in told]
-        now += last
-        words.append(word(0x81, now))
-    at_once, one_by_one = StepStream(CREATED), StepStream(CREATED)
-
-    found = [step for at, each in enumerate(words) for step in feed(one_by_one, [each], at)]
-
-    cut = min(cut, len(words))
-    assert feed(at_once, words[:cut]) + feed(at_once, words[cut:], cut) == found
-
-
 # -- the calls to process groups
 
 GATHER = ("0:ab", "shard", "allgather", -1, False, "forward")
@@ -295,14 +263,12 @@ def step_with(*calls: int, count: int | None = None, began: int = 10) -> list[in
 def test_a_step_tells_each_call_and_when_it_was_made(size: int) -> None:
     stream = StepStream(CREATED, NAMES)
     words = step_with(call(4, 1), call(700, 2), call(4, 6))
-    # The next one is read at once where it comes in one record.
     words += step_with(call(4, 1), call(700, 3), call(4, 5), began=20)[1:]
 
     found = [
         facts
         for at in range(0, len(words), size)
-        for batch in batches_of(feed(stream, words[at : at + size], at))
-        for facts in facts_of(batch)
+        for facts in facts_of(feed(stream, words[at : at + size], at))
     ]
 
     first, second = [each.calls for each in found]

@@ -36,7 +36,7 @@ class Pace:
         # The pace is by the host's clock, which every rank has, and over all steps. The waits are
         # by the clock that has them, and not those for a rank that compiles or saves,
         # nor of steps whose phases were not measured.
-        ended = [each for batch in seen.batches for each in batch.steps if each.number is not None]
+        ended = [each for each in seen.steps if each.number is not None]
         if ended:
             self._steps.add(len(ended), sum([each.ended_ns - each.began_ns for each in ended]))
         usual = [each for each in seen.facts if each.measured and not each.unusual]

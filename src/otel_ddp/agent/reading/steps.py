@@ -6,14 +6,12 @@ The host's steps and the device's have the same words, and a stream for each.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from operator import itemgetter, sub
+from collections.abc import Mapping, Sequence
+from operator import sub
 from types import MappingProxyType
-from typing import NamedTuple
 
 from otel_ddp.agent.reading.group_calls import CallNames
-from otel_ddp.diagnosis.steps import Calls, Parts, Step
+from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Name, Steps
 from otel_ddp.vocabulary.words import PHASES
@@ -24,7 +22,7 @@ _MOST_PARTS = 2000
 # is from another clock than the time before it.
 _DISORDER_NS = 1_000_000_000
 _OTHER = PHASES["other"]
-_OF_NEARLY_ALL = {layout.STEP_NUMBER, layout.STEP_WORK, layout.STEP_CALLS}
+_CALL = bytes([layout.STEP_CALL])
 
 
 class StepStream:
@@ -75,51 +73,13 @@ class StepStream:
         steps = list[Step]()
         first = 0
         while first < count:
-            end = codes.find(layout.STEP_ENDED, first) + 1 or count
-            at, calls = end, codes.count(layout.STEP_CALL, first, end)
-            if calls:
-                # One behind the other. There may be hundreds, in many orders.
-                at = codes.find(layout.STEP_CALL, first)
-                self._calls += record.words[8 * at : 8 * (at + calls)]
-            own_codes = codes[first:at] + codes[at + calls : end]
-            own_values = values[first:at] + values[at + calls : end]
-            step = self._whole_step(own_codes, own_values)
-            if step is None:
-                self._feed_words(own_codes, own_values, steps)
-            else:
-                steps.append(step)
-            first = end
+            call = codes.find(_CALL, first)
+            end = count if call < 0 else call
+            self._feed_words(codes[first:end], values[first:end], steps)
+            # Calls come one behind the other. There may be hundreds, in many orders.
+            first = count - len(codes[end:].lstrip(_CALL))
+            self._calls += record.words[8 * end : 8 * first]
         return steps
-
-    def _calls_of(self, began_ns: int, told: Mapping[int, Sequence[int]]) -> Calls | None:
-        """Those of the step that ends, if all of them are here."""
-        words, self._calls = self._calls, b""
-        if 8 * told.get(layout.STEP_CALLS, (-1,))[-1] != len(words):
-            return None
-        return self._call_names.read(words, began_ns)
-
-    def _whole_step(self, codes: bytes, values: Sequence[int]) -> Step | None:
-        """The step that these words are in the order of nearly all; else nothing has changed."""
-        began_ns = self._began_ns
-        if began_ns is None or self._ends or self._told:
-            return None
-        shape = _shape(self._code, codes)
-        if shape is None:
-            return None
-        created_ns = self._created_ns
-        ends_ns = shape.ends(values)
-        spans_ns = tuple(map(sub, ends_ns, (began_ns - created_ns, *ends_ns)))
-        parts = shape.codes
-        if not spans_ns[-1]:
-            # The last phase and the step have ended together.
-            parts, spans_ns = parts[:-1], spans_ns[:-1]
-        if min(spans_ns) <= 0:
-            return None
-        self._code = shape.code
-        self._began_ns = self._until_ns = ended_ns = created_ns + ends_ns[-1]
-        told = {code: [values[at] for at in places] for code, places in shape.told}
-        calls = self._calls_of(began_ns, told)
-        return _step(began_ns, ended_ns, Parts(began_ns, parts, spans_ns), (), told, calls)
 
     def _feed_words(self, codes: bytes, values: Sequence[int], steps: list[Step]) -> None:
         created_ns = self._created_ns
@@ -163,70 +123,26 @@ class StepStream:
         self._until_ns = now_ns
 
     def _finished(self, began_ns: int) -> Step:
+        told = self._told
+        words, self._calls = self._calls, b""
+        calls = None
+        # If all of them are here.
+        if 8 * told.get(layout.STEP_CALLS, (-1,))[-1] == len(words):
+            calls = self._call_names.read(words, began_ns)
         spans_ns = tuple(map(sub, self._ends, (began_ns, *self._ends)))
-        parts = Parts(began_ns, bytes(self._codes), spans_ns)
-        calls = self._calls_of(began_ns, self._told)
-        return _step(began_ns, self._until_ns, parts, tuple(self._rest.items()), self._told, calls)
-
-
-def _step(
-    began_ns: int,
-    ended_ns: int,
-    parts: Parts,
-    rest: tuple[tuple[int, int], ...],
-    told: Mapping[int, Sequence[int]],
-    calls: Calls | None,
-) -> Step:
-    """*told*: the numbers that the journal tells of it, by their codes."""
-    number = told[layout.STEP_NUMBER][-1] if layout.STEP_NUMBER in told else None
-    work = sum(told[layout.STEP_WORK]) if layout.STEP_WORK in told else 0
-    if told.keys() <= _OF_NEARLY_ALL:
-        return Step(number, began_ns, ended_ns, parts, rest, 0.0, False, 0, work, calls=calls)
-    return Step(
-        number,
-        began_ns,
-        ended_ns,
-        parts,
-        rest,
-        gc_s=sum(told.get(layout.STEP_GC, ())) / 1e9,
-        skipped=layout.STEP_SKIPPED in told,
-        retries=sum(told.get(layout.STEP_RETRIES, ())),
-        work=work,
-        logged=told[layout.STEP_LOGGED][-1] if layout.STEP_LOGGED in told else None,
-        paced=tuple(told.get(layout.STEP_PACED, ())),
-        lag_ns=told[layout.STEP_LAG][-1] if layout.STEP_LAG in told else None,
-        profiled=layout.STEP_PROFILED in told,
-        calls=calls,
-    )
-
-
-class _Shape(NamedTuple):
-    """Where the words of a whole step have what, if all its times rise."""
-
-    codes: bytes
-    """Of its parts."""
-    ends: Callable[[Sequence[int]], tuple[int, ...]]
-    """The ends of its parts."""
-    told: Sequence[tuple[int, Sequence[int]]]
-    """By code: the places of the numbers that are no times."""
-    code: int
-    """The phase that is open at its end."""
-
-
-# Steps of one training are alike.
-@lru_cache(256)
-def _shape(code: int, words: bytes) -> _Shape | None:
-    """Of a step that begins in the phase *code*; None: its words are read one by one."""
-    if layout.STEPS_BEGAN in words or words[-1] != layout.STEP_ENDED or len(words) > _MOST_PARTS:
-        return None
-    codes, ends, told = bytearray(), list[int](), dict[int, list[int]]()
-    for at, word in enumerate(words):
-        if word == layout.STEP_ENDED or (word < layout.STEPS_BEGAN and word != code):
-            codes.append(code)
-            ends.append(at)
-            code = word
-        elif word > layout.STEP_ENDED:
-            told.setdefault(word, []).append(at)
-    if len(ends) < 3:
-        return None
-    return _Shape(bytes(codes), itemgetter(*ends), [*told.items()], codes[-1])
+        return Step(
+            told[layout.STEP_NUMBER][-1] if layout.STEP_NUMBER in told else None,
+            began_ns,
+            self._until_ns,
+            Parts(began_ns, bytes(self._codes), spans_ns),
+            tuple(self._rest.items()),
+            gc_s=sum(told.get(layout.STEP_GC, ())) / 1e9,
+            skipped=layout.STEP_SKIPPED in told,
+            retries=sum(told.get(layout.STEP_RETRIES, ())),
+            work=sum(told.get(layout.STEP_WORK, ())),
+            logged=told[layout.STEP_LOGGED][-1] if layout.STEP_LOGGED in told else None,
+            paced=tuple(told.get(layout.STEP_PACED, ())),
+            lag_ns=told[layout.STEP_LAG][-1] if layout.STEP_LAG in told else None,
+            profiled=layout.STEP_PROFILED in told,
+            calls=calls,
+        )

@@ -22,7 +22,7 @@ from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.stall.detector import Stalls
 from otel_ddp.diagnosis.stall.evidence import Evidence
 from otel_ddp.diagnosis.stall.silence import Silence
-from otel_ddp.diagnosis.step_facts import DeviceSteps, batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import DeviceSteps, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
@@ -40,15 +40,14 @@ class _Process:
 
     def observe(self, source: Process, rank: RankState) -> Observation:
         """Its new steps, on the clock that its waits are on: its device's if it has one."""
-        batches = batches_of(source.new.steps)
-        facts = [each for batch in batches for each in facts_of(batch)]
+        facts = facts_of(source.new.steps)
         if rank.device_clock:
             self._device = self._device or DeviceSteps()
             self._device.feed_host(facts)
             facts = self._device.feed(source.new.device_steps)
         elif rank.device_clock is not None:
             self._device, facts = None, []
-        seen = Observation(batches=batches, facts=facts)
+        seen = Observation(steps=source.new.steps, facts=facts)
         source.pace.feed(seen)
         return seen
 
@@ -230,7 +229,7 @@ class RunCase:
         rank = source.state()
         seen = process.observe(source, rank)
         if source.is_at_work:
-            trains = bool(seen.batches) or source.trains
+            trains = bool(seen.steps) or source.trains
             self._world.update(labels, rank.own_world_size, trains)
             self._exits.note_at_work(labels)
         rank = rank._replace(world_size=self._world.size)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.stall.culprits import Findings, find_culprits
 from otel_ddp.diagnosis.stall.evidence import Evidence, Frame, Group, Position, Question, Suspect
-from otel_ddp.diagnosis.step_facts import StepBatch
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.vocabulary.words import NODE_LABELS, UNUSUAL_PHASES, phase_word
+from otel_ddp.vocabulary.words import NODE_LABELS, PHASE_CODE, UNUSUAL_PHASES, phase_word
 
 # The verdict waits for the last answers, but not longer than this.
 _ANSWERS_TAKE_NS = 1_500_000_000
@@ -211,7 +211,7 @@ class Stalls(Detector):
 
     def feed(self, rank: RankState, seen: Observation) -> None:
         # A process or a step began now, without the processes that had ended by then.
-        since_ns = max([rank.began_ns, *(batch.steps[-1].began_ns for batch in seen.batches)])
+        since_ns = max([rank.began_ns, *(step.began_ns for step in seen.steps[-1:])])
         if self._ended:
             self._ended = {key: each for key, each in self._ended.items() if each[1] >= since_ns}
         self._world_size = rank.world_size
@@ -220,15 +220,15 @@ class Stalls(Detector):
             if seen.ended is not None and seen.position is not None:
                 self._ended[rank.labels] = seen.position, seen.ended.ended_ns
             return
-        if seen.batches:
-            self._learn(rank.labels, seen.batches, seen.now_ns)
+        if seen.steps:
+            self._learn(rank.labels, seen.steps, seen.now_ns)
         if seen.position is not None:
             self._living[rank.labels] = Suspect(seen.position, seen.evidence)
 
     def forget(self, labels: Labels) -> None:
         self._living.pop(labels, None)
 
-    def _learn(self, labels: Labels, batches: Sequence[StepBatch], now_ns: int) -> None:
+    def _learn(self, labels: Labels, steps: Sequence[Step], now_ns: int) -> None:
         """How long the steps and phases of a rank take."""
         rank = self._ranks.get(labels)
         if rank is None:
@@ -236,15 +236,18 @@ class Stalls(Detector):
         if self._was_paused(now_ns):
             # What is read first after a pause lies in the pause, and comes before the next poll.
             rank.not_learnt_before_ns = now_ns
-        began_ns = batches[0].steps[0].began_ns
+        began_ns = steps[0].began_ns
         if began_ns < rank.not_learnt_before_ns:
             return
-        for batch in batches:
-            rank.learn_steps([(step.ended_ns - step.began_ns) / 1e9 for step in batch.steps])
-            for code, spent_ns in batch.longest_ns().items():
-                phase = phase_word(code)
-                if spent_ns > 1e9 * rank.longest_s.get(phase, 0.0):
-                    rank.learn_stretch(phase, began_ns, began_ns + spent_ns)
+        rank.learn_steps([(step.ended_ns - step.began_ns) / 1e9 for step in steps])
+        # A rest sums up many stretches; their single lengths are not known.
+        longest_ns: dict[int, int] = {}
+        for parts in [step.parts for step in steps]:
+            for code, spent_ns in zip(parts.codes, parts.spans_ns, strict=True):
+                if spent_ns > longest_ns.get(code, 0):
+                    longest_ns[code] = spent_ns
+        for code, spent_ns in longest_ns.items():
+            rank.learn_stretch(phase_word(code & PHASE_CODE), began_ns, began_ns + spent_ns)
 
     def poll(self, now_ns: int, unheard: Collection[Labels] = ()) -> list[Change]:
         """*unheard*: the nodes that are not heard."""

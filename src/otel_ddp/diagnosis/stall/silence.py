@@ -71,8 +71,7 @@ class Silence(Detector):
         if known is None:
             known = self._ranks[rank.labels] = _Rank(rank.labels)
         known.heard_ns, known.has_device = seen.now_ns, rank.device_clock is not None
-        for batch in seen.batches:
-            known.steps_ns.extend([each.ended_ns - each.began_ns for each in batch.steps])
+        known.steps_ns.extend([each.ended_ns - each.began_ns for each in seen.steps])
         position, before = seen.position, known.position
         if position is not None:
             known.position = position
