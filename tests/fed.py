@@ -93,7 +93,7 @@ class Fed:
         """The name and step of each span that waits for export."""
         return [
             (each.content["name"], each.content["step"])
-            for each in self.exports.documents.waiting
+            for each in self.exports.documents
             if each.kind == layout.SPAN
         ]
 

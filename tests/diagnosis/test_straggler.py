@@ -649,8 +649,8 @@ def test_the_longer_the_steps_the_further_apart_they_may_end(
     alignment.add(labels_of(0))
     alignment.add(labels_of(1))
 
-    alignment.feed(labels_of(0), [early], 0)
-    rows = alignment.feed(labels_of(1), [early._replace(ended_ns=NOW + apart_ms * MS)], 0)
+    alignment.feed(labels_of(0), [early])
+    rows = alignment.feed(labels_of(1), [early._replace(ended_ns=NOW + apart_ms * MS)])
 
     assert [row.number for row in rows] == [7] * one_step
 

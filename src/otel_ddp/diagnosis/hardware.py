@@ -82,11 +82,16 @@ def with_gpus(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
     gpus = [each for each in gpus if each.get("uuid") is None or each["uuid"] not in whole]
     late = dict(verdict.labels)
     is_rank = "rank" in late
-    of_run = [each for each in gpus if _is_of_run(each, verdict.labels)]
+    # Those that ranks of the same run use.
+    of_run = [
+        each
+        for each in gpus
+        if "rank" in each["labels"] and each["labels"].get("run") == late.get("run")
+    ]
     if is_rank:
-        mine = [each for each in gpus if _labels(each) == late]
+        mine = [each for each in gpus if each["labels"] == late]
     else:
-        mine = [each for each in of_run if _labels(each).get("node") == late.get("node")]
+        mine = [each for each in of_run if each["labels"].get("node") == late.get("node")]
     if not mine or (is_rank and len(mine) > 1):
         return verdict
     others = [each for each in of_run if each not in mine]
@@ -133,17 +138,6 @@ def _slow(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[str]:
     ]
 
 
-def _labels(gpu: Gpu) -> Mapping[str, str]:
-    labels = gpu.get("labels")
-    return labels if isinstance(labels, Mapping) else {}
-
-
 def _throttled(gpu: Gpu) -> Sequence[str]:
-    reasons = gpu.get("throttled")
-    return reasons if isinstance(reasons, Sequence) else ()
-
-
-def _is_of_run(gpu: Gpu, late: Labels) -> bool:
-    """Whether a rank of the same run uses this GPU."""
-    labels = _labels(gpu)
-    return "rank" in labels and labels.get("run") == dict(late).get("run")
+    reasons: Sequence[str] = gpu.get("throttled", ())
+    return reasons

@@ -14,6 +14,12 @@ def median(values: Sequence[float]) -> float:
     return (ordered[half - 1] + ordered[half]) / 2
 
 
+def spread(values: Sequence[float]) -> float:
+    """The median distance from the median."""
+    middle = median(values)
+    return median([abs(each - middle) for each in values])
+
+
 def lower_median(values: Sequence[float]) -> float:
     """The median; of an even number of values the lower one of the two in the middle."""
     return sorted(values)[(len(values) - 1) // 2]

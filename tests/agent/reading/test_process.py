@@ -220,7 +220,7 @@ def test_the_runs_info_says_all_that_is_known(tmp_path: Path) -> None:
 
 
 def told_of_config(bench: Fed) -> list[dict[str, Any]]:
-    taken = bench.exports.documents.take()
+    taken = bench.exports.take_documents()
     return [each.content for each in taken]
 
 
@@ -352,7 +352,7 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Fed) -> None:
     bench.poll()
 
     assert bench.spans() == step_spans(100)
-    documents = [(bench.process.labels, bench.process.project, bench.exports.documents.waiting)]
+    documents = [(bench.process.labels, bench.process.project, bench.exports.documents)]
     (request,) = Documents({}).render(documents)
     message = ExportTraceServiceRequest.FromString(request.body)
     whole, *spans = message.resource_spans[0].scope_spans[0].spans
@@ -390,7 +390,7 @@ def test_a_run_is_a_span_that_is_sent_once_however_its_process_ended(
     for _ in range(2):
         bench.read(alive=False)
 
-    (document,) = [each for each in bench.exports.documents.waiting if each.kind == layout.SPAN]
+    (document,) = [each for each in bench.exports.documents if each.kind == layout.SPAN]
     content = document.content
     assert content["name"] == "run"
     assert own.items() <= content.items()
@@ -414,7 +414,7 @@ def test_without_a_collector_no_documents_pile_up(bench: Fed) -> None:
     bench.steps(100)
     bench.writer.append(layout.SPAN, b'{"name": "save"}')
     bench.poll()
-    before = list(bench.exports.documents.waiting)
+    before = list(bench.exports.documents)
 
     # One is found: what comes from now on is kept for it.
     bench.ledger.keep_history = True

@@ -138,7 +138,7 @@ class Artifacts:
         journal, event, named = artifact
         journal.unread_artifacts -= 1
         if answer and journal.is_sent:
-            journal.documents.waiting.append(_record(event, answer))
+            journal.documents.append(_record(event, answer))
         # The newest of a name and direction is shown.
         slot = named["name"], named["direction"]
         journal.artifacts.pop(slot, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2s
 from itertools import islice
 from typing import Any
@@ -16,44 +16,6 @@ from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES, STATES, UNMEASURED, phase_word, state_word
 
 CHECKPOINT_EVENT = "training.checkpoint"
-
-
-class Documents:
-    """One a process. They wait here until the export takes them."""
-
-    def __init__(self, reader: Journal, description: RunDescription) -> None:
-        self.waiting: list[Document] = []
-        self._description = description
-        self._reader = reader
-        self._step_spans = StepSpans()
-        self._has_run_span = False
-
-    def take(self) -> list[Document]:
-        """Those that wait; none waits any more."""
-        taken, self.waiting = self.waiting, []
-        return taken
-
-    def add_steps(
-        self, steps: Sequence[Step], labels: Labels, position: int
-    ) -> Iterator[tuple[Step, dict[str, Any]]]:
-        """Spans of the steps that are worth it; each such step, with its own span."""
-        every = sampled_every(self._reader.facts)
-        for step in steps:
-            spans = self._step_spans.spans(step, labels, every)
-            if spans:
-                spans[0]["link"] = _context(self._reader)
-                self.waiting += [Document(SPAN, each, position) for each in spans]
-                yield step, spans[0]
-
-    def add_run(self, now_ns: int, state: int, ended_ns: int, *, ended: bool) -> None:
-        """What the run says of itself, by its rank 0; and its span, once the process has ended."""
-        reader = self._reader
-        if reader.identity.get("global_rank") == 0:
-            self.waiting += self._description.new_records(now_ns, ended=ended)
-        if ended and not self._has_run_span:
-            self._has_run_span = True
-            if (span := _run_span(reader, state, ended_ns)) is not None:
-                self.waiting.append(Document(SPAN, span, reader.position))
 
 
 def checkpoint_event(document: Document) -> Document | None:
@@ -81,7 +43,7 @@ def checkpoint_event(document: Document) -> Document | None:
     return Document(EVENT, content, document.position)
 
 
-def _context(reader: Journal) -> tuple[str, str] | None:
+def context_of(reader: Journal) -> tuple[str, str] | None:
     """The trace and the id of the run's span, which are known from the beginning."""
     known = reader.facts.get("span")
     if not isinstance(known, dict) or not (known.get("trace") and known.get("id")):
@@ -89,14 +51,14 @@ def _context(reader: Journal) -> tuple[str, str] | None:
     return str(known["trace"]), str(known["id"])
 
 
-def _run_span(reader: Journal, state: int, ended_ns: int) -> dict[str, Any] | None:
-    """The run in this process, as content of a document."""
-    if (ids := _context(reader)) is None:
-        return None
+def run_span(reader: Journal, state: int, ended_ns: int) -> list[Document]:
+    """The run in this process, once it has ended; none where its ids are not known."""
+    if (ids := context_of(reader)) is None:
+        return []
     trace, span_id = ids
     progress, reason = reader.progress(), reader.reason()
     failed = state != STATES["finished"]
-    return {
+    content = {
         "name": "run",
         "id": span_id,
         "parent": str(reader.facts["span"].get("parent") or ""),
@@ -107,6 +69,7 @@ def _run_span(reader: Journal, state: int, ended_ns: int) -> dict[str, Any] | No
         "error": (reason or state_word(state)) if failed else "",
         "attributes": {"state": state_word(state)},
     }
+    return [Document(SPAN, content, reader.position)]
 
 
 # -- which steps are exported as spans

@@ -9,12 +9,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger
-from otel_ddp.agent.reading.documents import Documents, label_text
+from otel_ddp.agent.reading.documents import (
+    StepSpans,
+    context_of,
+    label_text,
+    run_span,
+    sampled_every,
+)
 from otel_ddp.agent.reading.logged_values import LoggedValues, Summaries
-from otel_ddp.agent.reading.process import Process
+from otel_ddp.agent.reading.process import News, Process
 from otel_ddp.diagnosis.steps import Step
-from otel_ddp.journal.layout import trace_id
-from otel_ddp.journal.parser import Total
+from otel_ddp.journal.layout import SPAN, trace_id
+from otel_ddp.journal.parser import Document, Total
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
@@ -39,14 +45,16 @@ class Exports:
     ) -> None:
         """*summaries*: those of the node's other journals."""
         self.reader, self.process = reader, process
-        self.documents = Documents(reader, process.description)
+        self.documents: list[Document] = []
+        """Spans and events that wait for the export."""
         self.artifacts: dict[tuple[str, str], dict[str, Any]] = {}
         """By name and direction: what is known of the newest, once it is read."""
         self.unread_artifacts = 0
         self._labels = process.labels
         self._ledger = ledger
         self._values = LoggedValues(reader, ledger, {} if summaries is None else summaries)
-        self._step_times = StepTimes()
+        self._step_times, self._step_spans = StepTimes(), StepSpans()
+        self._has_run_span = False
         # Of metrics whose labels say what is true now: the labels that were shown last.
         self._shown: dict[catalog.Metric, set[Labels]] = {}
         # Of the duration of steps: bucket -> the last step in it that has a span.
@@ -72,12 +80,29 @@ class Exports:
         for record in new.scalars:
             self._values.feed(record)
         if self.is_sent:
-            spans = self.documents.add_steps(new.steps, labels, self.reader.position)
-            for step, span in spans:
-                self._exemplify(step, span)
-            self.documents.waiting += [*new.spans, *new.events]
-            ended = not process.is_at_work
-            self.documents.add_run(now_ns, process.life.state, process.life.ended_ns, ended=ended)
+            self._add_documents(new, now_ns)
+
+    def _add_documents(self, new: News, now_ns: int) -> None:
+        process, reader = self.process, self.reader
+        every = sampled_every(reader.facts)
+        for step in new.steps:
+            if spans := self._step_spans.spans(step, self._labels, every):
+                spans[0]["link"] = context_of(reader)
+                self.documents += [Document(SPAN, each, reader.position) for each in spans]
+                self._exemplify(step, spans[0])
+        self.documents += [*new.spans, *new.events]
+        ended = not process.is_at_work
+        # What the run says of itself, its rank 0 says.
+        if process.global_rank == 0:
+            self.documents += process.description.new_records(now_ns, ended=ended)
+        if ended and not self._has_run_span:
+            self._has_run_span = True
+            self.documents += run_span(reader, process.life.state, process.life.ended_ns)
+
+    def take_documents(self) -> list[Document]:
+        """Those that wait; none waits any more."""
+        taken, self.documents = self.documents, []
+        return taken
 
     def _exemplify(self, step: Step, span: Mapping[str, Any]) -> None:
         """This step has a span, and so stands for its bucket."""

@@ -179,7 +179,7 @@ class Journals:
         return [
             (journal.process.labels, journal.process.project, taken)
             for journal in self._journals.values()
-            if (taken := journal.documents.take())
+            if (taken := journal.take_documents())
         ]
 
     # -- what is exported
@@ -241,7 +241,7 @@ class Journals:
         reader = journal.reader
         return (
             not journal.process.is_at_work
-            and not journal.documents.waiting
+            and not journal.documents
             and not journal.unread_artifacts
             and reader.drained()
             and self._committed.get(path) == reader.bookmark()

@@ -59,16 +59,6 @@ class _LostTime:
         return self._total_s
 
 
-class _Told(NamedTuple):
-    """A death of one run."""
-
-    by: str
-    """The node of the agent that says so, if that is another one; its clock is another, too."""
-    labels: Labels
-    since_ns: int
-    evidence: Mapping[str, Any]
-
-
 class _Deaths:
     """Of one rank: when it ended as the first of its run, and by what."""
 
@@ -76,17 +66,20 @@ class _Deaths:
         # By whom it was told first, when it was, and the cause.
         self._told: dict[tuple[str, int], str] = {}
 
-    def note(self, told: _Told) -> None:
-        """It is told again and again, and the same by this agent and by the one that leads."""
-        key = told.by, told.since_ns
+    def note(self, by: str, since_ns: int, evidence: Mapping[str, Any]) -> None:
+        """It is told again and again, and the same by this agent and by the one that leads.
+
+        *by*: the node of the agent that says so, if that is another one; its clock is another, too.
+        """
+        key = by, since_ns
         if key not in self._told:
-            others = (each for each in self._told if each[0] != told.by)
-            near = (each for each in others if abs(each[1] - told.since_ns) <= FOLLOWS_S * 1e9)
+            others = (each for each in self._told if each[0] != by)
+            near = (each for each in others if abs(each[1] - since_ns) <= FOLLOWS_S * 1e9)
             key = next(near, key)
-        if is_taken_back(told.evidence):
+        if is_taken_back(evidence):
             self._told.pop(key, None)
         else:
-            self._told[key] = str(told.evidence["cause"])
+            self._told[key] = str(evidence["cause"])
 
     def by_cause(self) -> Mapping[str, int]:
         return Counter(self._told.values())
@@ -135,9 +128,10 @@ class VerdictSeries:
             yield _Row(metric, rank.labels, lost_s, stays_at=lost_s)
 
     def _deaths(self, case: RunCase) -> Iterator[_Row]:
-        for told in _told_deaths(case):
-            if "rank" in dict(told.labels):
-                self._died[told.labels].note(told)
+        for by, who, since_ns, evidence in _told_deaths(case):
+            if "rank" in who:
+                labels = tuple((name, who[name]) for name in RANK_LABELS if name in who)
+                self._died[labels].note(by, since_ns, evidence)
         for labels, deaths in self._died.items():
             for cause, times in deaths.by_cause().items():
                 yield _Row(catalog.TRAINING_DEATHS, (*labels, ("cause", cause)), float(times))
@@ -148,19 +142,19 @@ def _contained(rows: Callable[[RunCase], Iterable[_Row]], case: RunCase) -> Iter
     return list(rows(case))
 
 
-def _told_deaths(case: RunCase) -> Iterator[_Told]:
-    """Those that were told of the run, here and by the agent that leads it; newer ones last."""
+def _told_deaths(
+    case: RunCase,
+) -> Iterator[tuple[str, Mapping[str, str], int, Mapping[str, Any]]]:
+    """By whom, of whom, when and why: here and by the agent that leads the run; newer ones last."""
     reports, led = case.reports, case.judgement
     others = [] if led is None else [(led.by, each) for each in (*led.past, *led.open)]
     for by, each in (*(("", each) for each in reports.past), *others):
         if each["kind"] == "death":
-            who = each["who"]
-            labels = tuple((name, who[name]) for name in RANK_LABELS if name in who)
-            yield _Told(by, labels, each["since_ns"], each["evidence"])
+            yield by, each["who"], each["since_ns"], each["evidence"]
     for incident in reports.open.values():
         verdict = incident.shown
         if verdict.kind == "death":
-            yield _Told("", verdict.labels, verdict.since_ns, verdict.evidence)
+            yield "", dict(verdict.labels), verdict.since_ns, verdict.evidence
 
 
 def _compared(case: RunCase) -> Report:

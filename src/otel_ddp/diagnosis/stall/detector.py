@@ -91,9 +91,7 @@ class _Movement:
         self.position = position
         if before is None:
             self.entered_ns = self.moved_ns = min(position.since_ns, now_ns)
-        elif (before.step, before.phase, before.since_ns) != (
-            *(position.step, position.phase, position.since_ns),
-        ):
+        elif before.place != position.place:
             self.learn_stretch(before.phase, self.entered_ns, self.polled_ns)
             # By the agent's clock: the clock of the process may have been set since.
             self.entered_ns = self.moved_ns = now_ns

@@ -164,6 +164,11 @@ class Position(NamedTuple):
     """The phases of work in which it may wait for other ranks, too; None: that is not known."""
 
     @property
+    def place(self) -> tuple[int | None, str, int]:
+        """It has moved where this is another one."""
+        return self.step, self.phase, self.since_ns
+
+    @property
     def rank(self) -> str:
         """As the labels have it."""
         return dict(self.labels).get("rank", "?")

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.say import about, plural, rank_numbers, rank_order, verb
 from otel_ddp.diagnosis.stall.evidence import Position
-from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.vocabulary.words import NODE_LABELS, UNUSUAL_PHASES
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, node_of
+from otel_ddp.vocabulary.words import UNUSUAL_PHASES
 
 # A node is heard every second, of a very large run every third. What is told of deaths says so
 # after the first time, and a verdict is made after the second.
@@ -27,7 +27,7 @@ class _Rank:
     """One rank that trains."""
 
     def __init__(self, labels: Labels) -> None:
-        self.node = tuple(label for label in labels if label[0] in NODE_LABELS)
+        self.node = node_of(labels)
         self.position: Position | None = None
         self.heard_ns = self.moved_ns = 0
         self.has_device = False
@@ -75,9 +75,7 @@ class Silence(Detector):
         position, before = seen.position, known.position
         if position is not None:
             known.position = position
-            if before is None or (before.step, before.phase, before.since_ns) != (
-                *(position.step, position.phase, position.since_ns),
-            ):
+            if before is None or before.place != position.place:
                 known.moved_ns = seen.now_ns
 
     def forget(self, labels: Labels) -> None:

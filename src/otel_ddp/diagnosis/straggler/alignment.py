@@ -86,11 +86,8 @@ class Alignment:
             rank.since_row = 0
         self._ahead.clear()
 
-    def feed(self, labels: Labels, steps: Sequence[StepFacts], first: int) -> list[Row]:
-        """Add steps of a rank; the rows that they complete.
-
-        *first*: how many steps are first ones.
-        """
+    def feed(self, labels: Labels, steps: Sequence[StepFacts]) -> list[Row]:
+        """Add steps of a rank; the rows that they complete."""
         rank = self._ranks[labels]
         rows = []
         # This runs for every step of every rank.
@@ -103,7 +100,7 @@ class Alignment:
             if len(by_rank) == count:
                 row = self._complete(facts.number, by_rank)
                 if row is not None:
-                    rows.append(row if seen > first else row._replace(first=True))
+                    rows.append(row._replace(first=seen <= limits.FIRST_STEPS))
             elif len(waiting) > limits.MOST_WAITING:
                 self._give_up(next(iter(waiting)))
         rank.seen += len(steps)

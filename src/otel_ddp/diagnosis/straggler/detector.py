@@ -176,7 +176,7 @@ class Stragglers(Detector):
 
     def _feed_steps(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
         self._pace.begin(labels, [each for each in steps if each.measured])
-        for row in self._alignment.feed(labels, steps, limits.FIRST_STEPS):
+        for row in self._alignment.feed(labels, steps):
             self._feed_row(row)
 
     def _feed_row(self, row: Row) -> None:
@@ -201,10 +201,11 @@ class Stragglers(Detector):
             return
         unusual = [i for i, each in enumerate(columns.unusual) if each]
         others = max(self._world_size, len(facts)) - 1
-        recurring = self._recurring_among(len(facts))
+        # Where so many ranks are not all alike, stalls are not looked for.
+        alike = len(set(self._stages[: len(facts)])) == 1
         if len(unusual) > limits.UNUSUAL * len(facts):
-            if comparable and measured and recurring is not None and not self._steps_ns:
-                recurring.feed(row.number, facts, None, others)
+            if comparable and measured and alike and not self._steps_ns:
+                self._recurring.feed(row.number, facts, None, others)
             self._unusual_share = 0.99 * self._unusual_share + 0.01
             return
         self._unusual_share *= 0.99
@@ -230,9 +231,9 @@ class Stragglers(Detector):
             ]
             usual_ns[i] = round(median(alike_ns))
         excesses_ns = self._cases.feed(step, usual_ns, self._ranks, self._world_size)
-        if recurring is not None and steps == 1:
+        if alike and steps == 1:
             self._recurs = True
-            recurring.feed(row.number, facts, None if unusual else excesses_ns, others)
+            self._recurring.feed(row.number, facts, None if unusual else excesses_ns, others)
 
     def _take_waits(self, facts: Sequence[StepFacts]) -> Taken | None:
         """The step without the waits in calls; None where it is not known who waits for whom."""
@@ -252,10 +253,6 @@ class Stragglers(Detector):
             self._start_again()
             self._settle()
         return taken
-
-    def _recurring_among(self, ranks: int) -> RecurringStalls | None:
-        """None where so many ranks are not all alike, or not all of their steps are fed."""
-        return self._recurring if len(set(self._stages[:ranks])) == 1 else None
 
     def _pause_recurring(self) -> None:
         """How often a rank stalls does not show in some of the steps."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.medians import excesses, median
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.phase_table import spread
+from otel_ddp.diagnosis.straggler.phase_table import some_of
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES
 
@@ -108,7 +108,7 @@ class _Hosts:
         self._more_ns = _by_rank([excesses([each[at] for each in usual_ns]) for at in _PHASES])
         self._least_ns = step_ns / limits.PACE_SMALL
         self._launches_ns = [each.launches.usual_ns(step_ns) for each in needs]
-        self._ordered_ns, self._some = sorted(self._launches_ns), spread(len(needs))
+        self._ordered_ns, self._some = sorted(self._launches_ns), some_of(len(needs))
 
     def more(self, i: int) -> _More:
         """What the host of rank *i* needs more than the others'."""

@@ -102,7 +102,7 @@ class PhaseTable:
         self._needs: dict[int, _Need] = {}
         # Of thousands of units, some say what is usual as well as all.
         self._samples = {
-            stage: [places[at] for at in spread(len(places))]
+            stage: [places[at] for at in some_of(len(places))]
             for stage, places in by_stage([unit.stage for unit in units]).items()
         }
         self._usual: dict[tuple[int, int | None], _Need] = {}
@@ -299,7 +299,7 @@ def _against(before: str | None, answer: str) -> float:
     return -limits.PHASE_MARGIN if before == answer else limits.PHASE_MARGIN
 
 
-def spread(many: int) -> Sequence[int]:
+def some_of(many: int) -> Sequence[int]:
     """The places of all units; of very many, of some that lie evenly among them."""
     if many <= limits.COMPARED_WITH:
         return range(many)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from otel_ddp.diagnosis.medians import excesses, median, without
+from otel_ddp.diagnosis.medians import excesses, median, spread, without
 from otel_ddp.diagnosis.say import COLLECT_TOGETHER, duration, phase_in_words, rank_name, recurs
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler import limits
@@ -91,12 +91,11 @@ class _UsualExcess:
         return beyond_ns
 
     def _usual(self) -> tuple[float, float]:
-        usual, spread, since = self._known
+        usual, varies, since = self._known
         if self._steps - since >= limits.RECURS_LEARNS:
-            usual = median(self._last_ns)
-            spread = median([abs(each - usual) for each in self._last_ns])
-            self._known = usual, spread, self._steps
-        return usual, spread
+            usual, varies = median(self._last_ns), spread(self._last_ns)
+            self._known = usual, varies, self._steps
+        return usual, varies
 
 
 class _Burst:
@@ -145,10 +144,8 @@ class _Burst:
         least_ns = max(limits.RECURS_OF_STEP * step_ns, limits.RECURS_SHORTEST_NS)
         if self._excess_ns <= least_ns or self._waited_ns < limits.RECURS_WAITED * self._excess_ns:
             return None
-        return _Stall(
-            *(self.number, self._steps, self._ended_ns, self._excess_ns, step_ns),
-            *(self._after, others),
-        )
+        steps, ended_ns = self._steps, self._ended_ns
+        return _Stall(self.number, steps, ended_ns, self._excess_ns, step_ns, self._after, others)
 
 
 def _waited_ns(i: int, facts: Sequence[StepFacts]) -> float:
@@ -163,12 +160,13 @@ class _Trail:
     """The last stalls of one rank in one phase."""
 
     def __init__(self) -> None:
-        self._stalls: deque[_Stall] = deque(maxlen=limits.RECURS_KEPT)
+        self._stalls: list[_Stall] = []
         self.total = _Total()
 
     def append(self, stall: _Stall) -> None:
         """One more."""
         self._stalls.append(stall)
+        del self._stalls[: -limits.RECURS_KEPT]
         self.total = self.total.plus(stall.excess_ns)
 
     def clear(self) -> None:
@@ -177,7 +175,7 @@ class _Trail:
 
     def last(self, stalls: int) -> list[_Stall]:
         """The last ones, oldest first."""
-        return list(islice(self._stalls, max(len(self._stalls) - stalls, 0), None))
+        return self._stalls[-stalls:]
 
     def recurring(self) -> list[_Stall]:
         """The last stalls, where these are no chance; else none."""
@@ -186,7 +184,7 @@ class _Trail:
             alone = _of_others(stalls) <= limits.RECURS_OF_OTHERS_REGULAR
             if len(stalls) > gaps and alone and _is_regular(stalls, most):
                 return stalls
-        stalls = self.last(limits.RECURS_KEPT)
+        stalls = [*self._stalls]
         alone = _of_others(stalls) <= limits.RECURS_OF_OTHERS
         return stalls if alone and _sigmas(stalls) > limits.SIGMAS else []
 
@@ -194,7 +192,7 @@ class _Trail:
         """Whether they still are no chance. *stalls*: the last ones."""
         if _is_regular(stalls, limits.RECURS_ALIKE_STILL):
             return True
-        return _sigmas(self.last(limits.RECURS_KEPT)) > limits.SIGMAS / 2
+        return _sigmas(self._stalls) > limits.SIGMAS / 2
 
 
 def _is_regular(stalls: Sequence[_Stall], most: float) -> bool:
@@ -370,10 +368,9 @@ class RecurringStalls:
             # While the rank waits itself, its collection keeps no other rank waiting.
             more_ns = min(more_ns, excess_ns)
             if more_ns > limits.EXCESS_NS:
-                stall = _Stall(
-                    *(number, 1, facts[i].ended_ns, more_ns, facts[i].took_ns - more_ns),
-                    *(self._just_before(number), rank.less_garbage),
-                )
+                step_ns, after = facts[i].took_ns - more_ns, self._just_before(number)
+                ended_ns = facts[i].ended_ns
+                stall = _Stall(number, 1, ended_ns, more_ns, step_ns, after, rank.less_garbage)
                 self._collected[i] = stall, _waited_ns(i, facts)
 
     def _end_collections(self, facts: Sequence[StepFacts], others: int) -> None:

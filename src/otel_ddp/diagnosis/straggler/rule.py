@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
-from otel_ddp.diagnosis.medians import median
+from otel_ddp.diagnosis.medians import median, spread
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.phase_table import PhaseTable, spread
+from otel_ddp.diagnosis.straggler.phase_table import PhaseTable, some_of
 from otel_ddp.diagnosis.straggler.window import ExcessHistory
 
 # Length, strides in it, and the steps above the others that it takes.
@@ -42,12 +42,7 @@ def is_counted_twice(history: ExcessHistory, i: int, length: int) -> bool:
     own_ns = [median([step.works_ns[at] for at in members]) for step in history.window.last(length)]
     excess_ns = history.excess_ns(i, length)
     others_ns = [own - more for own, more in zip(own_ns, excess_ns, strict=True)]
-    return _spread(others_ns) > limits.TWICE_SPREAD * _spread(own_ns) + limits.CALL_GRAIN_NS
-
-
-def _spread(values: Sequence[float]) -> float:
-    middle = median(values)
-    return median([abs(each - middle) for each in values])
+    return spread(others_ns) > limits.TWICE_SPREAD * spread(own_ns) + limits.CALL_GRAIN_NS
 
 
 def is_over(history: ExcessHistory, i: int, length: int) -> bool:
@@ -89,7 +84,7 @@ def is_apart(nodes: ExcessHistory, i: int, length: int, late: Collection[int]) -
     if len(node.members) > limits.NODE_OUTNUMBERS * len(others):
         return False
     line_ns = limits.NODE_ALIKE * median(nodes.excess_ns(i, length))
-    some = [others[at] for at in spread(len(others))]
+    some = [others[at] for at in some_of(len(others))]
     each_ns = nodes.rank_excesses_ns(i, some, length)
     return sum(median(ns) >= line_ns for ns in each_ns) <= limits.NODE_OTHERS * len(some)
 
@@ -138,7 +133,7 @@ def _is_far_out(history: ExcessHistory, i: int, length: int) -> bool:
     """Whether unit *i* is further above the others than it ever moves by itself."""
     excess_ns = history.excess_ns(i, limits.LENGTHS[0])
     # Of a normal distribution, the median distance from the middle is 0.674 standard deviations.
-    deviation_ns = _spread(excess_ns) / 0.674
+    deviation_ns = spread(excess_ns) / 0.674
     return min(_window_medians(excess_ns[-length:])) > limits.SOON_SIGMAS * deviation_ns
 
 
