@@ -19,13 +19,14 @@ def test_a_thread_that_counted_before_the_last_step_takes_nothing_away() -> None
     totals = StepTotals(of_process, writer)
     totals.steps = 2
 
-    totals.count(work(20, 40), 2)
-    totals.count(work(10, 20), 1)
+    totals.count(work(20, 40, micro_batches=2))
+    totals.count(work(10, 20, micro_batches=1))
 
     assert written[:5].tolist() == [2.0, 20.0, 40.0, 2.0, 8.0]
 
 
-def work(samples: int, tokens: int) -> Work:
+def work(samples: int, tokens: int, micro_batches: int) -> Work:
     made = Work()
+    made.micro_batches = micro_batches
     made.samples, made.tokens, made.flops, made.flops_method = samples, tokens, 8.0, "counted"
     return made

@@ -448,7 +448,7 @@ def test_a_step_whose_hooks_come_on_after_its_forward_has_done_its_work(
     assert {each.work for each in training.steps()} == {len(BATCH)}
     training.progress.settle()
     steps = training.progress.steps
-    assert (steps.forwards, steps.micro_batches) == (120, 120)
+    assert (steps.work.forwards, steps.work.micro_batches) == (120, 120)
 
 
 @pytest.mark.parametrize("every", [1, EVERY])

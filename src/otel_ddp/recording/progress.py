@@ -16,7 +16,7 @@ from otel_ddp.recording.phases import (
     Phase,
 )
 from otel_ddp.recording.recorder import Recorder
-from otel_ddp.recording.steps import CountedSteps, Work
+from otel_ddp.recording.steps import CountedSteps
 from otel_ddp.recording.totals import NAMED, StepTotals, TimeAccount
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES, STATES
@@ -58,7 +58,7 @@ class Progress:
         self.steps = recorder.steps
         self.counted = self.steps.counted = CountedSteps(clock)
         self._add_work: Callable[[], None] = lambda: None
-        self.work = Work()
+        self.work = self.steps.work
         self.thread = 0
         """The thread that trains: that of a function may end at any time. 0: none has."""
         self.device_times = DeviceTimes(self.phases)
@@ -366,7 +366,7 @@ class Progress:
         on_device.pop(_UNMEASURED, None)
         more = account.whole_of_measured
         totals.were_in(by_phase, {code: each_s * more for code, each_s in on_device.items()})
-        totals.count(self.work, self.steps.micro_batches)
+        totals.count(self.work)
         if self.steps.began and words:
             recorder.documents.append_words(layout.STEPS, self._flushed_words, words)
             self._flushed_words += len(words)

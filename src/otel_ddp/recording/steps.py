@@ -106,7 +106,7 @@ class StepNumbers:
         self.in_step = False
         self.model_called = False
         """Whether a model was called in this step: waiting for a batch may end an epoch."""
-        self.forwards = self.micro_batches = 0
+        self.work = Work()
         # The number of steps is the same on all ranks. The number under which the user logs the
         # last one may differ, and only ranks that log know it.
         self.count = self.logged_number = 0
@@ -179,9 +179,9 @@ class StepNumbers:
         """The hooks' step of a value that is logged now without a step."""
         if self.look is not None:
             self.look()
-        if not self.count and self.micro_batches > _MOST_ACCUMULATED:
+        if not self.count and self.work.micro_batches > _MOST_ACCUMULATED:
             # A loop that changes the weights by itself has only these steps.
-            return self.micro_batches
+            return self.work.micro_batches
         if trains and self.model_called:
             return self.next_logged()
         return self.logged_number if self.last == self.logged_before else self.last
@@ -225,11 +225,22 @@ class StepNumbers:
             self.logged_number = max(self.logged_number, done)
 
 
+class Amounts(NamedTuple):
+    """What was worked on since the beginning, or in one step."""
+
+    samples: int
+    tokens: int
+    flops: float
+    forwards: int
+    micro_batches: int
+
+
 class Work:
     """The work of all steps, raised on the training thread alone and counted with each flush."""
 
     def __init__(self) -> None:
-        self.samples = self.samples_before = self.tokens = self.gc_ns = self.retries = 0
+        self.samples = self.tokens = self.forwards = self.micro_batches = 0
+        self.samples_before = self.gc_ns = self.retries = 0
         """*samples_before*: when the last step ended."""
         self.hook_ns = 0
         """What our hooks took of the training thread."""
@@ -237,6 +248,18 @@ class Work:
         self.flops_method = ""
         self.gc_written_ns = self.written = 0
         """Up to where the words of the steps tell of it."""
+
+    def amounts(self) -> Amounts:
+        """What was worked on so far."""
+        return Amounts(self.samples, self.tokens, self.flops, self.forwards, self.micro_batches)
+
+    def add(self, more: Amounts) -> None:
+        """This much was worked on besides."""
+        self.samples += more.samples
+        self.tokens += more.tokens
+        self.flops += more.flops
+        self.forwards += more.forwards
+        self.micro_batches += more.micro_batches
 
     def write_stops(self, pending: list[int]) -> None:
         """Adds the words of the step that ends: for what it was stopped."""

@@ -131,10 +131,10 @@ class StepTotals:
             labels["sync"] = "buffers" if code & layout.OF_BUFFERS else "gradients"
         return self._of_process.place(catalog.TRAINING_PHASE_TIME, **labels)
 
-    def count(self, work: Work, micro_batches: int) -> None:
+    def count(self, work: Work) -> None:
         """Writes the work so far, and what stopped it."""
         counts = (
-            *(self.steps, work.samples, work.tokens, micro_batches),
+            *(self.steps, work.samples, work.tokens, work.micro_batches),
             *(work.gc_ns / 1e9, work.hook_ns / 1e9),
         )
         for metric, value in zip(_COUNTED, counts, strict=True):

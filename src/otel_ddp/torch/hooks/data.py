@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from time import thread_time_ns
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -155,25 +154,13 @@ def _timed_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _began() -> None:
     stepper = _stepper
     if stepper is not None and stepper.alive and stepper.measured:
-        began_ns = thread_time_ns()
-        try:
-            stepper.load_began()
-        except errors.ANY_ERROR:
-            stepper.failed("a batch began")
-        finally:
-            stepper.took_since(began_ns)
+        stepper.act("a batch began", stepper.load_began)
 
 
 def _ended() -> None:
     stepper = _stepper
     if stepper is not None and stepper.alive and stepper.measured:
-        began_ns = thread_time_ns()
-        try:
-            stepper.load_ended()
-        except errors.ANY_ERROR:
-            stepper.failed("a batch ended")
-        finally:
-            stepper.took_since(began_ns)
+        stepper.act("a batch ended", stepper.load_ended)
 
 
 def timed(loader: Any) -> Any:

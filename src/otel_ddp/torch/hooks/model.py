@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from time import thread_time_ns
 from typing import Any
 from weakref import ref
 
@@ -19,7 +18,6 @@ from torch import nn
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 
-from otel_ddp import errors
 from otel_ddp.torch import inspection, models
 from otel_ddp.torch.hooks import every_module
 from otel_ddp.torch.steps.open_calls import outside_of_backward
@@ -270,17 +268,10 @@ def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: An
     if is_compiling() or watched is None or stepper is None or not stepper.alive:
         return
     watched.called = True
-    if not stepper.measured:
-        return
-    began_ns = thread_time_ns()
-    try:
+    if stepper.measured:
         if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
             inner.pop(INNER_HOOK, None)
-        stepper.forward_began(watched, module, args, kwargs)
-    except errors.ANY_ERROR:
-        stepper.failed("before forward")
-    finally:
-        stepper.took_since(began_ns)
+        stepper.act("before forward", stepper.forward_began, watched, module, args, kwargs)
 
 
 def after_forward(module: nn.Module, args: Any = (), output: Any = None, *_: Any) -> None:
@@ -290,19 +281,17 @@ def after_forward(module: nn.Module, args: Any = (), output: Any = None, *_: Any
     stepper, watched = _stepper, _watched.get(id(module))
     if watched is None or stepper is None or not stepper.alive or not stepper.measured:
         return
-    began_ns = thread_time_ns()
-    try:
-        if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
-            inner[INNER_HOOK] = _before_inner
-        if stepper.forward_ended(watched, module, output):
-            # No full backward hook: that one wraps the outputs, and in-place changes of them then
-            # raise in the user's code.
-            for tensor in differentiable(output):
-                stepper.backward_hook.put_on(tensor, inspection.of_tensor(tensor, "grad_fn"))
-    except errors.ANY_ERROR:
-        stepper.failed("after forward")
-    finally:
-        stepper.took_since(began_ns)
+    if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
+        inner[INNER_HOOK] = _before_inner
+    stepper.act("after forward", _forward_ended, stepper, watched, module, output)
+
+
+def _forward_ended(stepper: Stepper, watched: WatchedModel, module: nn.Module, output: Any) -> None:
+    if stepper.forward_ended(watched, module, output):
+        # No full backward hook: that one wraps the outputs, and in-place changes of them then raise
+        # in the user's code.
+        for tensor in differentiable(output):
+            stepper.backward_hook.put_on(tensor, inspection.of_tensor(tensor, "grad_fn"))
 
 
 def _before_inner(module: nn.Module, *_: Any) -> None:
@@ -311,18 +300,16 @@ def _before_inner(module: nn.Module, *_: Any) -> None:
     stepper, watched = _stepper, _inner.get(id(module))
     if watched is None or stepper is None or not stepper.alive or not stepper.measured:
         return
-    began_ns = thread_time_ns()
-    try:
-        if stepper.evaluated_past_ddp(watched, module):
-            watched.called_past_ddp = True
-            take_off(module, _after_inner)
-            module.register_forward_hook(_after_inner, always_call=True)
-        elif watched.syncs_buffers:
-            stepper.buffers_arrived()
-    except errors.ANY_ERROR:
-        stepper.failed("before the inner forward")
-    finally:
-        stepper.took_since(began_ns)
+    stepper.act("before the inner forward", _inner_began, stepper, watched, module)
+
+
+def _inner_began(stepper: Stepper, watched: WatchedModel, module: nn.Module) -> None:
+    if stepper.evaluated_past_ddp(watched, module):
+        watched.called_past_ddp = True
+        take_off(module, _after_inner)
+        module.register_forward_hook(_after_inner, always_call=True)
+    elif watched.syncs_buffers:
+        stepper.buffers_arrived()
 
 
 def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any) -> None:
@@ -335,13 +322,7 @@ def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any)
     if watched is None or not watched.called_past_ddp or stepper is None or not stepper.alive:
         return
     watched.called_past_ddp = False
-    began_ns = thread_time_ns()
-    try:
-        stepper.forward_ended(watched, module, None)
-    except errors.ANY_ERROR:
-        stepper.failed("after the inner forward")
-    finally:
-        stepper.took_since(began_ns)
+    stepper.act("after the inner forward", stepper.forward_ended, watched, module, None)
 
 
 def differentiable(output: Any) -> Iterator[torch.Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from time import thread_time_ns
 from typing import Any
 from weakref import ref
 
@@ -151,17 +150,14 @@ def before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: An
     if is_dynamo_compiling() and _may_be_one_graph(optimizer):
         return
     stepper = _stepper
-    if stepper is None or not stepper.alive or not stepper.measured:
-        return
-    began_ns = thread_time_ns()
-    try:
-        if _owned(optimizer):
-            # Beside its optimizer, `step` is given a closure. Some wrappers give it None.
-            stepper.optimizer_began(optimizer, _has_closure(args[1:], kwargs))
-    except errors.ANY_ERROR:
-        stepper.failed("before the optimizer")
-    finally:
-        stepper.took_since(began_ns)
+    if stepper is not None and stepper.alive and stepper.measured:
+        stepper.act("before the optimizer", _step_begins, stepper, optimizer, args, kwargs)
+
+
+def _step_begins(stepper: Stepper, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if _owned(optimizer):
+        # Beside its optimizer, `step` is given a closure. Some wrappers give it None.
+        stepper.optimizer_began(optimizer, _has_closure(args[1:], kwargs))
 
 
 def count_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
@@ -185,13 +181,7 @@ def after_step(optimizer: Optimizer, *_: Any) -> None:
         return
     if not stepper.measured and stepper.count_step(optimizer):
         return
-    began_ns = thread_time_ns()
-    try:
-        _step_ended(optimizer, stepper)
-    except errors.ANY_ERROR:
-        stepper.failed("after the optimizer")
-    finally:
-        stepper.took_since(began_ns)
+    stepper.act("after the optimizer", _step_ended, optimizer, stepper)
 
 
 def _step_ended(optimizer: Optimizer, stepper: Stepper) -> None:

@@ -11,8 +11,9 @@ import math
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import thread_time_ns
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import Variable
@@ -21,7 +22,7 @@ from torch.compiler import is_compiling
 from otel_ddp import errors
 from otel_ddp.recording.phases import Phase
 from otel_ddp.recording.progress import Progress
-from otel_ddp.recording.steps import StepNumbers
+from otel_ddp.recording.steps import Amounts, StepNumbers
 from otel_ddp.torch.inspection import CALL_MODULE, times_called
 from otel_ddp.torch.steps.backward_hook import BackwardHook
 from otel_ddp.torch.steps.batches import Batches
@@ -59,16 +60,15 @@ _MOST_OTHERS = 20
 _SETTLED_NS, _MOST_REPORTS = 2 * 10**9, 100
 _is_grad_enabled = torch.is_grad_enabled
 _get_ident = threading.get_ident
+_T = TypeVar("_T")
 
 
 class Seen:
     """What was seen at all. Capabilities are read off it."""
 
-    __slots__ = ("_before", "_steps", "compiles", "float16", "loads")
-
     def __init__(self, steps: StepNumbers) -> None:
-        self._steps = steps
-        self._before = steps.count, steps.forwards, steps.micro_batches
+        self._steps, self._work = steps, steps.work
+        self._before = steps.count, steps.work.forwards, steps.work.micro_batches
         self.loads = 0
         self.compiles = self.float16 = False
 
@@ -80,12 +80,12 @@ class Seen:
     @property
     def forwards(self) -> int:
         """The training forwards since then."""
-        return self._steps.forwards - self._before[1]
+        return self._work.forwards - self._before[1]
 
     @property
     def backwards(self) -> int:
         """The backwards since then."""
-        return self._steps.micro_batches - self._before[2]
+        return self._work.micro_batches - self._before[2]
 
 
 class Search:
@@ -110,26 +110,6 @@ class Search:
 
     def unknown_optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """It has made a step."""
-
-
-class _Amounts(NamedTuple):
-    """What was worked on since the beginning, or in one step."""
-
-    samples: int
-    tokens: int
-    flops: float
-    forwards: int
-    micro_batches: int
-
-    def since(self, before: _Amounts) -> _Amounts:
-        """What was worked on since then."""
-        return _Amounts(
-            self.samples - before.samples,
-            self.tokens - before.tokens,
-            self.flops - before.flops,
-            self.forwards - before.forwards,
-            self.micro_batches - before.micro_batches,
-        )
 
 
 class Stepper:
@@ -192,7 +172,7 @@ class Stepper:
         # what its hooks have seen; 0 where that is not known.
         self._cpu_ns = self._measured_cpu_ns = self._measured_seen_ns = 0
         # Of the last whole measured step; and since the beginning, at the end of a step.
-        self._each = self._before = _Amounts(0, 0, 0.0, 0, 0)
+        self._each = self._before = Amounts(0, 0, 0.0, 0, 0)
         # The nodes of autograd that a measured step makes, and those made when that one ended;
         # whether steps differ in that, and whether a value was logged while the hooks were off.
         self._nodes_each = self._nodes_before = self._nodes_at = 0
@@ -213,12 +193,19 @@ class Stepper:
                 _FAILURES_ALLOWED,
             )
 
-    def took_since(self, began_ns: int) -> None:
-        """A hook is done that has begun then, by the clock of its thread."""
-        ended_ns = thread_time_ns()
-        self._took(ended_ns - began_ns)
-        if self._ended_measured is not None:
-            self._step_over(ended_ns)
+    def act(self, where: str, act: Callable[..., _T], *given: Any) -> _T | None:
+        """Do what a hook is for, contain what it raises, and note what that took of its thread."""
+        began_ns = thread_time_ns()
+        try:
+            return act(*given)
+        except errors.ANY_ERROR:
+            self.failed(where)
+            return None
+        finally:
+            ended_ns = thread_time_ns()
+            self._took(ended_ns - began_ns)
+            if self._ended_measured is not None:
+                self._step_over(ended_ns)
 
     def leave_to_parent(self) -> None:
         """In a forked child, and at the end: measure nothing more."""
@@ -380,9 +367,10 @@ class Stepper:
 
     def _measure_next(self, measures: bool) -> None:
         """The next step begins: its hooks are on, or they are off."""
-        steps, was, amounts = self._steps, self.measured, self._amounts()
+        steps, was, amounts = self._steps, self.measured, self._work.amounts()
         if was and self._whole:
-            self._each = amounts.since(self._before)
+            pairs = zip(amounts, self._before, strict=True)
+            self._each = Amounts._make(now - before for now, before in pairs)
             # Each thread counts its own, and another one may have taken over.
             if (nodes := _autograd_nodes() - self._nodes_before) > 0:
                 self._nodes_each = nodes
@@ -392,16 +380,6 @@ class Stepper:
         steps.look = None if measures else self._looks
         if measures is not was:
             self.switch_hooks(measures)
-
-    def _amounts(self) -> _Amounts:
-        work, steps = self._work, self._steps
-        return _Amounts(
-            samples=work.samples,
-            tokens=work.tokens,
-            flops=work.flops,
-            forwards=steps.forwards,
-            micro_batches=steps.micro_batches,
-        )
 
     def count_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """In a step that is not measured, an optimizer has made its step; whether it ends ours.
@@ -468,23 +446,13 @@ class Stepper:
             self._step_over(thread_time_ns())
 
     def _add_each(self) -> None:
-        work, steps, each = self._work, self._steps, self._each
-        work.samples += each.samples
-        work.tokens += each.tokens
-        work.flops += each.flops
-        steps.forwards += each.forwards
-        steps.micro_batches += each.micro_batches
+        self._work.add(self._each)
 
     def _add_missed(self, times: int) -> None:
         """Hooks have not seen all of so many steps, which have ended: each was as usual."""
-        work, steps, each, before = self._work, self._steps, self._each, self._before
-        work.samples = max(work.samples, before.samples + times * each.samples)
-        work.tokens = max(work.tokens, before.tokens + times * each.tokens)
-        work.flops = max(work.flops, before.flops + times * each.flops)
-        steps.forwards = max(steps.forwards, before.forwards + times * each.forwards)
-        steps.micro_batches = max(
-            steps.micro_batches, before.micro_batches + times * each.micro_batches
-        )
+        found = zip(self._work.amounts(), self._before, self._each, strict=True)
+        missed = (max(before + times * each - now, 0) for now, before, each in found)
+        self._work.add(Amounts._make(missed))
 
     def _count(self, following: int, optimizer: torch.optim.Optimizer) -> None:
         """From this step on count those at whose ends there is nothing to decide."""
@@ -515,9 +483,7 @@ class Stepper:
         if not self.measured:
             self._end_unseen(self._phases.clock(), skipped=True)
         elif self.end.backwards:
-            began_ns = thread_time_ns()
-            self._finish(skipped=True, between=not self.calls.forwards)
-            self.took_since(began_ns)
+            self.act("the scaler", self._finish, True, None, not self.calls.forwards)
 
     def go_on_measured(self) -> None:
         """In the middle of a step that is not measured: from now on it is."""
@@ -525,7 +491,7 @@ class Stepper:
             return
         self.progress.counted.stop()
         self._look()
-        self._missed, self._before = int(self._steps.model_called), self._amounts()
+        self._missed, self._before = int(self._steps.model_called), self._work.amounts()
         self.measured, self._steps.look = True, None
         self._phases.go_on_measured()
         self.switch_hooks(True)
@@ -708,8 +674,8 @@ class Stepper:
             return False
         if calls.trains:
             self._phases.leave(calls.forward)
-            steps.forwards += 1
-            if not steps.forwards % _OFTEN:
+            self._work.forwards += 1
+            if not self._work.forwards % _OFTEN:
                 self.progress.flush_if_due()
             sampled = self.sampled
             if sampled.wants_loss or watched.flops_per_unit is None:
@@ -726,69 +692,53 @@ class Stepper:
 
     def gradient_arrived(self, gradient: torch.Tensor) -> None:
         """The first gradient of a backward."""
-        if not self.alive or not self.measured:
-            return
-        began_ns = thread_time_ns()
-        try:
-            calls = self.calls
-            if calls.in_backward:
-                if not calls.backward_has_raised():
-                    return
-                calls.close_backward()
-            self._count_collectives()
-            calls.in_backward = True
-            calls.backward_id = current_backward()
-            self._phases.enter(calls.backward)
-            # Runs when the local gradients are done, and before DDP's own finaliser, which is
-            # queued later; what that callback queues in turn runs after the finaliser.
-            self._queue_callback(self._gradients_done)
-            if self.sampled.wants_backward:
-                self.sampled.run(self.sampled.readings.backward_began)
-        except errors.ANY_ERROR:
-            self.failed("backward began")
-        finally:
-            self.took_since(began_ns)
+        if self.alive and self.measured:
+            self.act("backward began", self._backward_began)
+
+    def _backward_began(self) -> None:
+        calls = self.calls
+        if calls.in_backward:
+            if not calls.backward_has_raised():
+                return
+            calls.close_backward()
+        self._count_collectives()
+        calls.in_backward = True
+        calls.backward_id = current_backward()
+        self._phases.enter(calls.backward)
+        # Runs when the local gradients are done, and before DDP's own finaliser, which is queued
+        # later; what that callback queues in turn runs after the finaliser.
+        self._queue_callback(partial(self._in_backward, "gradients done", self._gradients_done))
+        if self.sampled.wants_backward:
+            self.sampled.run(self.sampled.readings.backward_began)
+
+    def _in_backward(self, where: str, act: Callable[[], None]) -> None:
+        if self.alive and self.measured:
+            self.act(where, act)
 
     def _gradients_done(self) -> None:
         """The local gradients are there; DDP waits for those of the other ranks."""
-        if not self.alive or not self.measured:
-            return
-        began_ns = thread_time_ns()
-        try:
-            self._count_collectives()
-            self._phases.enter(self.calls.wait)
-            self._queue_callback(self._backward_ended)
-        except errors.ANY_ERROR:
-            self.failed("gradients done")
-        finally:
-            self.took_since(began_ns)
+        self._count_collectives()
+        self._phases.enter(self.calls.wait)
+        self._queue_callback(partial(self._in_backward, "backward ended", self._backward_ended))
 
     def _backward_ended(self) -> None:
         """The gradients of all ranks are there."""
-        if not self.alive or not self.measured:
-            return
-        began_ns = thread_time_ns()
-        try:
-            self._count_collectives()
-            end = self.end
-            # Closes the wait inside it as well.
-            self.calls.close_backward()
-            self._steps.micro_batches += 1
-            self.batches.backward_ended()
-            end.backwards += 1
-            if self._closure and self._optimizer not in self._phases.opened:
-                self._phases.enter(self._optimizer)
-            if not end.backwards % _OFTEN:
-                self.progress.flush_if_due()
-                if end.backwards == _LONGEST_ACCUMULATION and not self.seen.steps:
-                    self.sampled.readings.report()
-            if self._stepped_in_backward:
-                self._stepped_in_backward = False
-                self._finish()
-        except errors.ANY_ERROR:
-            self.failed("backward ended")
-        finally:
-            self.took_since(began_ns)
+        self._count_collectives()
+        end = self.end
+        # Closes the wait inside it as well.
+        self.calls.close_backward()
+        self._work.micro_batches += 1
+        self.batches.backward_ended()
+        end.backwards += 1
+        if self._closure and self._optimizer not in self._phases.opened:
+            self._phases.enter(self._optimizer)
+        if not end.backwards % _OFTEN:
+            self.progress.flush_if_due()
+            if end.backwards == _LONGEST_ACCUMULATION and not self.seen.steps:
+                self.sampled.readings.report()
+        if self._stepped_in_backward:
+            self._stepped_in_backward = False
+            self._finish()
 
     # -- optimizers: one at a time, and what another one does inside of a step is part of that step
 
