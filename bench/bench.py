@@ -460,7 +460,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook as after_ste
 from torch.optim.optimizer import register_optimizer_step_pre_hook as before_step
 import otel_ddp
 from otel_ddp.torch import measure
-from otel_ddp.torch.steps.backward_hook import BackwardHook
+from otel_ddp.torch.steps.open_calls import BackwardHook
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")

@@ -11,7 +11,7 @@ import otel_ddp
 from conftest import Here
 from otel_ddp import Identity
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity.strategy import Choice
+from otel_ddp.identity.identity import Choice
 
 
 def rank(number: int | None, local: int | None = None) -> Identity:

@@ -194,7 +194,7 @@ def test_a_step_that_is_no_whole_number_costs_only_the_step(
     ]
     assert refused(journal) == 2
     (said,) = caplog.messages
-    assert "step must be a whole number from 0 on, got " in said
+    assert "the step was not recorded: a whole number from 0 on was expected, got " in said
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_ddp.torch.steps.budget import Budget, in_sample
-from otel_ddp.torch.steps.calibration import Calibration
+from otel_ddp.torch.steps.budget import Budget, Calibration, in_sample
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 SHARE = 0.005

@@ -19,8 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from otel_ddp.torch.readings.flops import Counted, ForwardCounter, by_parameters, countable
-from otel_ddp.torch.readings.model_flops import COUNTED_FORWARD, ModelFlops
+from otel_ddp.torch.readings.flops import (
+    COUNTED_FORWARD,
+    Counted,
+    ForwardCounter,
+    ModelFlops,
+    by_parameters,
+    countable,
+)
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
 

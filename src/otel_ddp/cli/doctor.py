@@ -26,7 +26,7 @@ from otel_ddp.cli.picture import NO_AGENT, NO_DRIVER, unserved
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import identity
-from otel_ddp.identity.strategy import Choice
+from otel_ddp.identity.identity import Choice
 from otel_ddp.journal import place
 from otel_ddp.journal.survey import Survey, survey
 from otel_ddp.torch.models import loses_overlap, too_old

@@ -10,7 +10,7 @@ import sys
 from otel_ddp import settings
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import identity
-from otel_ddp.identity.strategy import Choice
+from otel_ddp.identity.identity import Choice
 from otel_ddp.integrations import launch
 from otel_ddp.journal import place
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter, scratch_words
@@ -21,16 +21,6 @@ class DevicePosition(NamedTuple):
     phase: int
     step: int | None
     """The number of the last step that it has done; None where that is the same as its host's."""
-
-
-class DeviceClock(Protocol):
-    """Gets each phase when it begins, and says later how long the device took for it."""
-
-    def mark(self, word: int) -> None: ...
-    def pause(self) -> None: ...
-    def resume(self, number: int, word: int) -> None: ...
-    def step_finished(self, number: int, now_ns: int) -> None: ...
-    def position(self) -> DevicePosition | None: ...
 
 
 class Phase:
@@ -68,8 +58,9 @@ class OpenPhases:
         self._bases = [Phase(name, PHASES[name], self.origin_ns) for name in names]
         self.opened = [self._bases[True]]
         self.pending: list[int] = []
-        # The device's clock, if there is one, gets each change on the training thread.
-        self.device_clock: DeviceClock | None = None
+        # The device's clock, if there is one, gets each change on the training thread. It is a
+        # `DeviceClock` of torch/, which this room does not import.
+        self.device_clock: Any = None
 
     def enter(self, phase: Phase) -> None:
         """Enters a phase inside the open one."""
@@ -116,8 +107,6 @@ class OpenPhases:
 
 class DeviceTimes:
     """What the device's clock has learnt; flushed with the rest."""
-
-    __slots__ = ("by_phase", "flushed_words", "phases", "words")
 
     def __init__(self, phases: OpenPhases) -> None:
         self.phases = phases

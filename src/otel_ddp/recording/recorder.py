@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import fsum
 from operator import index
 from time import time_ns
-from typing import Any
+from typing import Any, TypeVar
 
 from otel_ddp import errors
 from otel_ddp.journal import layout
-from otel_ddp.journal.writer import NO_STEP, Gate, JournalWriter
+from otel_ddp.journal.writer import NO_STEP, Gate, JournalWriter, Shape
 from otel_ddp.recording import values
 from otel_ddp.recording.documents import Documents, Names
-from otel_ddp.recording.quick_log import Shapes, quick_log
 from otel_ddp.recording.steps import StepNumbers, When
 from otel_ddp.recording.totals import Totals
 from otel_ddp.vocabulary import catalog
@@ -24,6 +25,7 @@ _LARGEST_STEP = 2**63
 # A value of one of these names is also the epoch of all values of the call. Hugging Face's
 # Trainer logs the second one.
 _EPOCHS = frozenset({"epoch", "train/epoch"})
+_T = TypeVar("_T")
 
 
 class Recorder:
@@ -94,7 +96,8 @@ class Recorder:
         if not _collect(metrics, pairs):
             kind = type(metrics).__name__
             refuse("value", "log", f"log could not read all of the {kind} it was given")
-        clean_epoch, word = self._epoch(epoch), self._split(split)
+        clean_epoch = self._clean("epoch", epoch, _finite)
+        word = self._clean("split", split, _short_text)
         known = [(names.number(name, word), name, value) for name, value in pairs]
         known = [each for each in known if each[0]]
         trains = any(names.of(number)[1] == "train" for number, _, _ in known)
@@ -104,7 +107,7 @@ class Recorder:
             # A value that is no number is refused later, once.
             found = errors.attempt(partial(values.number, epoch_value), _NO_EPOCH)
             clean_epoch = found if found - found == 0.0 else None
-        logged = clean_step = self._whole(step)
+        logged = clean_step = self._clean("step", step, _whole_number)
         if step is None and known:
             clean_step = steps.next(trains)
         when = When(clean_step, clean_epoch, now)
@@ -151,37 +154,15 @@ class Recorder:
                 name, split = self.names.of(number)
                 self.totals.count(catalog.TRAINING_NONFINITE, name=name, split=split)
 
-    def _whole(self, step: Any) -> int | None:
-        if step is None:
-            return None
-        whole = errors.attempt(lambda: _whole_number(step), -1)
-        if not 0 <= whole < _LARGEST_STEP:
-            shown = values.shown(step)
-            self.totals.refuse(
-                "value", "step", f"step must be a whole number from 0 on, got {shown}"
-            )
-            return None
-        return whole
-
-    def _epoch(self, epoch: Any) -> float | None:
-        if epoch is None:
+    def _clean(self, what: str, given: Any, clean: Callable[[Any], _T]) -> _T | None:
+        """An argument beside the values, as it is recorded; None where it makes no sense."""
+        if given is None:
             return None
         try:
-            number = values.number(epoch)
-            if number - number != 0.0:
-                raise values.Refused(f"a finite number was expected, got {number}")
+            return clean(given)
         except values.Refused as why:
-            self.totals.refuse("value", "epoch", f"the epoch was not recorded: {why}")
-            return None
-        return number
-
-    def _split(self, split: Any) -> str | None:
-        if split is None:
-            return None
-        try:
-            return values.text(split, 64)[0]
-        except values.Refused as why:
-            self.totals.refuse("name", "split", f"the split was not recorded: {why}")
+            kind = "name" if what == "split" else "value"
+            self.totals.refuse(kind, what, f"the {what} was not recorded: {why}")
             return None
 
     def record_reading(self, found: Mapping[str, Any], step: int, at_ns: int = 0) -> None:
@@ -251,13 +232,194 @@ def _collect(metrics: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> bool:
     return errors.attempt(walk, False)
 
 
-def _whole_number(value: Any) -> int:
+def _finite(epoch: Any) -> float:
+    number = values.number(epoch)
+    if number - number != 0.0:
+        raise values.Refused(f"a finite number was expected, got {number}")
+    return number
+
+
+def _short_text(split: Any) -> str:
+    return values.text(split, 64)[0]
+
+
+def _whole_number(step: Any) -> int:
+    found = errors.attempt(lambda: _whole(step), -1)
+    if not 0 <= found < _LARGEST_STEP:
+        raise values.Refused(f"a whole number from 0 on was expected, got {values.shown(step)}")
+    return found
+
+
+def _whole(step: Any) -> int:
     """A step as a plain int; -1 if it is none. May run the user's code."""
-    if values.is_device_tensor(value) or values.is_spread(value):
+    if values.is_device_tensor(step) or values.is_spread(step):
         return -1
     # Not by way of a float, which cannot hold a large step.
-    whole = errors.attempt(lambda: index(value), None)
+    whole = errors.attempt(lambda: index(step), None)
     if whole is not None:
         return int(whole)
-    number = values.number(value)
+    number = values.number(step)
     return int(number) if number.is_integer() else -1
+
+
+# -- the hot path: known names with plain finite numbers go straight to the journal
+
+# What else is a number, such as NumPy's, goes the slow way.
+_PLAIN = frozenset({float, int, bool})
+
+_MOST_SHAPES = 4096
+# The limit of all shapes together: names that change with every call must not fill the memory.
+_MOST_SHAPED_NAMES = 200_000
+
+
+# How the hot path writes one set of names: the names, their split and shape; whether all values
+# were floats (other plain numbers are checked one by one); whether one of the names belongs to
+# training, since its step is then the run's step; and the name whose value is the epoch of them
+# all. A plain tuple: Python takes one apart faster than a subclass.
+KnownNames = tuple[list[str], str | None, Shape, bool, bool, str]
+
+# No call has an equal split, so these are the names of none.
+_NO_SPLIT: Any = object()
+_NO_NAMES: KnownNames = ([], _NO_SPLIT, Shape([]), False, False, "")
+
+
+class Shapes:
+    """The sets of names that calls of `log` had, each worked out once."""
+
+    def __init__(self) -> None:
+        # By split and names; and those of the last call.
+        self.known: dict[tuple[str | None, ...], KnownNames] = {}
+        self.last = _NO_NAMES
+        self._by_ids: dict[tuple[int, ...], Shape] = {}
+        self._names = 0
+
+    def forget(self) -> None:
+        """Know none: each call comes to the slow path."""
+        self.known.clear()
+        self.last = _NO_NAMES
+
+    def of(self, ids: tuple[int, ...]) -> Shape:
+        """The shape of the calls with these numbers of names."""
+        shape = self._by_ids.get(ids)
+        if shape is None:
+            self._make_room(len(ids))
+            shape = self._by_ids[ids] = Shape(ids)
+        return shape
+
+    def _make_room(self, more: int) -> None:
+        # If names change with every call, this starts over instead of growing.
+        known = max(len(self._by_ids), len(self.known))
+        if known >= _MOST_SHAPES or self._names >= _MOST_SHAPED_NAMES:
+            self._by_ids.clear()
+            self.known.clear()
+            self._names = 0
+        self._names += more
+
+    def remember(
+        self,
+        metrics: Any,
+        pairs: Sequence[tuple[Any, Any]],
+        split: Any,
+        ids: tuple[int, ...],
+        trains: bool,
+        epoch_name: str,
+    ) -> None:
+        """Let the hot path write this set of names from now on, if it writes it in the same way."""
+        if type(metrics) is not dict or not (split is None or type(split) is str):
+            return
+        shape = self._by_ids.get(ids)
+        if shape is None or len(ids) != len(pairs) or len(set(ids)) != len(ids):
+            return
+        if len(ids) > 512 or not all(
+            type(k) is str and len(k) <= values.LONGEST_NAME for k, _ in pairs
+        ):
+            return
+        if split is not None and not 0 < len(split) <= values.LONGEST_NAME:
+            return
+        self._make_room(len(ids))
+        self._by_ids[ids] = shape
+        floats = all(isinstance(value, float) for _, value in pairs)
+        key = (split, *(name for name, _ in pairs))
+        self.last = self.known[key] = list(metrics), split, shape, floats, trains, epoch_name
+
+
+def _without_tensors(given: Iterable[Any]) -> list[float]:
+    """These numbers, with those of scalar tensors of the CPU in place of the tensors."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    # A subclass may do anything when it is asked, and a device would make training wait. One of
+    # several numbers raises.
+    numbers = [each.item() if type(each) is tensor and each.is_cpu else each for each in given]
+    if not _PLAIN.issuperset(map(type, numbers)):
+        raise TypeError("a value that only the slow path can tell")
+    return numbers
+
+
+def quick_log(
+    writer: JournalWriter,
+    gate: Gate,
+    shapes: Shapes,
+    steps: StepNumbers,
+    slowly: Callable[..., None],
+    check: Callable[[int], None],
+) -> Callable[..., None]:
+    """Builds the `log` of one recorder.
+
+    A closure with everything in local names: attribute lookups would take a part of its time.
+    Anything out of the ordinary goes to *slowly*, which starts over and contains errors. *check* is
+    called every few seconds.
+    """
+    gate_write, known, write = gate.write, shapes.known, writer.scalars
+    clock, any_error, no_epoch = time_ns, errors.ANY_ERROR, _NO_EPOCH
+    # float's own method accepts floats only. A tensor would be asked for its value, and NumPy's
+    # scalars, of which this makes plain floats, would warn in a sum about overflow and infinity.
+    as_float = float.conjugate
+
+    def log(metrics: Any, *, step: Any = None, epoch: Any = None, split: Any = None) -> None:
+        """Record numbers: `run.log({"loss": loss, "lr": lr}, step=step)`."""
+        now = clock()
+        try:
+            # Walking through another mapping could run the user's code.
+            if type(metrics) is not dict:
+                return slowly(metrics, step, epoch, split, now)
+            # Most calls log the names of the call before.
+            names, known_split, shape, floats, trains, epoch_name = shapes.last
+            if [*metrics] != names or split != known_split:
+                key = (split, *metrics)
+                found = shapes.last = known[key]
+                _, _, shape, floats, trains, epoch_name = found
+            numbers: Any = metrics.values()
+            if floats:
+                total = sum(map(as_float, numbers))
+            else:
+                if not _PLAIN.issuperset(map(type, numbers)):
+                    numbers = _without_tensors(numbers)
+                total = fsum(numbers)
+            if total - total != 0.0 or (step is not None and (type(step) is not int or step < 0)):
+                return slowly(metrics, step, epoch, split, now)
+            at = epoch
+            if epoch is None:
+                at = metrics[epoch_name] if epoch_name else no_epoch
+            if type(at) not in _PLAIN or (at - at != 0.0 and at is not no_epoch):
+                return slowly(metrics, step, epoch, split, now)
+
+            def act() -> bool:
+                counted = steps.next(trains) if step is None else step
+                write(shape, now, counted, at, numbers)
+                return True
+
+            if not gate_write(act, False):
+                return None
+            if step is not None and trains:
+                steps.train(step)
+        # Most often these are names seen for the first time.
+        except any_error:
+            errors.reraise_foreign()
+            return slowly(metrics, step, epoch, split, now)
+        gate.logs = logs = gate.logs + 1
+        if not logs & 63:
+            gate.log_ns += (clock() - now) << 6
+        if now > gate.check_due_ns:
+            check(now)
+        return None
+
+    return log

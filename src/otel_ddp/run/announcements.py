@@ -14,8 +14,7 @@ from otel_ddp import settings
 from otel_ddp.errors import warn_once
 from otel_ddp.history.terminal import printable
 from otel_ddp.identity import addresses
-from otel_ddp.identity.identity import Identity
-from otel_ddp.identity.strategy import Choice
+from otel_ddp.identity.identity import Choice, Identity
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording import values

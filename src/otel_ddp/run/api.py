@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import Any, Literal, TypeVar, cast
 
-from otel_ddp.identity.strategy import Strategy
+from otel_ddp.identity.identity import Strategy
 from otel_ddp.run import current_run
 from otel_ddp.run.opening import current_task
 from otel_ddp.run.run import Origin, Run, silent
@@ -58,7 +58,7 @@ def _open(arguments: dict[str, Any]) -> Run:
                 opened.opened_again(arguments)
                 return opened
             opened.close("finished", "")
-        inherited = cast("Run | None", current_run.inherited())
+        inherited: Run | None = current_run.inherited()
         if inherited is None or task is not None or arguments["run"] not in (None, inherited.run):
             opened = Run(Origin(arguments, task=task))
         else:
@@ -130,7 +130,8 @@ def data(loader: T) -> T:
 
 def current() -> Run | None:
     """The run of this process, if one is open."""
-    return cast("Run | None", current_run.current())
+    opened: Run | None = current_run.current()
+    return opened
 
 
 _NO_RUN = silent()
@@ -138,7 +139,8 @@ _NO_RUN = silent()
 
 def _run() -> Run:
     """The run of this process, or one that records nothing."""
-    return cast("Run", current_run.current() or current_run.inherited() or _NO_RUN)
+    found: Run = current_run.current() or current_run.inherited() or _NO_RUN
+    return found
 
 
 def log(

@@ -9,34 +9,17 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.recording import values
 
-
-class ProcessRun(Protocol):
-    """The part of a run that this module needs."""
-
-    told_end: tuple[str, str] | None
-
-    @property
-    def opened(self) -> bool: ...
-
-    def open(self) -> None: ...
-
-    def ended_by(self, error: BaseException) -> None: ...
-
-    def close(self, state: str, reason: str) -> None: ...
-
-    def brought_by_fork(self) -> bool: ...
-
-
-_current: ProcessRun | None = None
+# A `Run`, which imports this module.
+_current: Any = None
 # A run that came into this process by pickle or by fork and was not used yet.
-_inherited: ProcessRun | None = None
+_inherited: Any = None
 # Further runs of a process that has one already. An example is a pool's worker in a sweep.
-_beside: list[ProcessRun] = []
+_beside: list[Any] = []
 _opening = threading.RLock()
 _watched: set[int] = set()
 
@@ -46,12 +29,12 @@ def opening() -> threading.RLock:
     return _opening
 
 
-def current() -> ProcessRun | None:
+def current() -> Any:
     """The run of this process, if one is open."""
     return _current
 
 
-def inherited() -> ProcessRun | None:
+def inherited() -> Any:
     """The run that came into this process by pickle or by fork and was not used yet."""
     return _inherited
 
@@ -61,7 +44,7 @@ def had_one() -> bool:
     return os.getpid() in _watched
 
 
-def attach(unpickled: ProcessRun) -> ProcessRun:
+def attach(unpickled: Any) -> Any:
     """Returns the run that an unpickled one becomes here; it opens at its first use."""
     global _inherited
     with _opening:
@@ -73,7 +56,7 @@ def attach(unpickled: ProcessRun) -> ProcessRun:
         return _inherited
 
 
-def join(run: ProcessRun) -> None:
+def join(run: Any) -> None:
     """Open a run that came by pickle or by fork and is used for the first time."""
     global _inherited
     with _opening:
@@ -89,7 +72,7 @@ def join(run: ProcessRun) -> None:
             _beside.append(run)
 
 
-def start(run: ProcessRun) -> None:
+def start(run: Any) -> None:
     """Open this run and make it the one of the process."""
     try:
         run.open()
@@ -101,7 +84,7 @@ def start(run: ProcessRun) -> None:
         raise
 
 
-def adopt(run: ProcessRun) -> None:
+def adopt(run: Any) -> None:
     """Makes this the run of the process, and ends it when the process ends."""
     global _current, _inherited
     _current = run
@@ -121,7 +104,7 @@ def adopt(run: ProcessRun) -> None:
         Finalize(None, _at_exit, args=(pid, bootstrap), exitpriority=100)
 
 
-def release(run: ProcessRun) -> None:
+def release(run: Any) -> None:
     """Forgets a run that has ended."""
     global _current
     if _current is run:

@@ -21,6 +21,8 @@ from otel_ddp.identity.run_names import clean
 from otel_ddp.journal import place
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.settings import Settings
+from otel_ddp.torch import process_group
+from otel_ddp.torch.models import device_runtime
 from otel_ddp.vocabulary import catalog
 
 _JOB = {
@@ -56,16 +58,6 @@ def directions(best: Any) -> dict[str, str]:
             f'best must map names to "min", "max" or "none", as in {{"wer": "min"}}; got {best!r}.'
         )
     return found
-
-
-def group_is_up() -> bool:
-    """Whether this process is in a process group."""
-    # A process that has not imported torch.distributed has no process group.
-    if "torch.distributed" not in sys.modules:
-        return False
-    from otel_ddp.torch import process_group
-
-    return process_group.is_up()
 
 
 # The process group of the parent, in a forked child. It may be destroyed there.
@@ -159,8 +151,6 @@ def program_facts() -> dict[str, Any]:
         found["pool"] = in_pool_worker()
     torch = sys.modules.get("torch")
     if torch is not None:
-        from otel_ddp.torch.models import device_runtime
-
         found["torch"] = str(getattr(torch, "__version__", ""))
         # A thread may be about to import torch.
         version = sys.modules.get("torch.version")
@@ -197,7 +187,7 @@ def current_task() -> Task | None:
     It is none in a worker's initializer, nor where a process group joins the workers.
     """
     loop, calls = _find_task()
-    if loop is None or group_is_up():
+    if loop is None or process_group.is_up():
         return None
     known = loop.f_locals
     held = [known.get(name) for name in _LOOPS[_function(loop)]]

@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from otel_ddp import errors, settings
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses, identity, run_names
-from otel_ddp.identity.identity import Identity
-from otel_ddp.identity.strategy import Choice
+from otel_ddp.identity.identity import Choice, Identity
 from otel_ddp.journal import layout, place
 from otel_ddp.recording import agent_start, log_lines, spans, values
 from otel_ddp.recording.log_lines import LogLines
@@ -25,6 +24,7 @@ from otel_ddp.recording.recorder import Recorder
 from otel_ddp.run import announcements, current_run, opening
 from otel_ddp.run.current_run import Act, Ending
 from otel_ddp.run.opening import LeadSearch, Task
+from otel_ddp.torch import models, process_group
 from otel_ddp.vocabulary import catalog
 
 T = TypeVar("T")
@@ -267,10 +267,8 @@ class Run:
         return not records.said_where
 
     def _ask_group(self, process: Identity) -> Identity:
-        if not opening.group_is_up():
+        if not process_group.is_up():
             return process
-        from otel_ddp.torch import process_group
-
         may_speak = not opening.group_came_by_fork()
         facts = process_group.facts(process, seeks_lead=self._lead.is_sought, may_speak=may_speak)
         if facts is None:
@@ -289,7 +287,7 @@ class Run:
             return True
         self._look_again(records)
         _record_backend(records.recorder)
-        is_known = records.settled and (not self.identity.may_have_others or opening.group_is_up())
+        is_known = records.settled and (not self.identity.may_have_others or process_group.is_up())
         return is_known and (not self._lead.is_sought or records.recorder.steps.have_ended)
 
     def _look_again(self, records: Records) -> None:
@@ -591,8 +589,6 @@ class Run:
         records = self._ready()
         if records is None:
             return
-        from otel_ddp.torch import models
-
         records.recorder.documents.facts(models.describe(model))
 
     @errors.contained()
@@ -601,8 +597,6 @@ class Run:
         records = self._ready()
         if records is None:
             return
-        from otel_ddp.torch import models
-
         if not models.can_measure(model):
             return
         _record_backend(records.recorder)
@@ -786,7 +780,8 @@ def silent() -> Run:
 
 def _attach(arguments: dict[str, Any]) -> Run:
     """Makes the run of an unpickled one."""
-    return cast("Run", current_run.attach(Run(Origin(arguments, joins=True))))
+    attached: Run = current_run.attach(Run(Origin(arguments, joins=True)))
+    return attached
 
 
 @errors.contained()
@@ -798,7 +793,5 @@ def _unwatch(progress: Progress) -> None:
 
 
 def _record_backend(recorder: Recorder) -> None:
-    from otel_ddp.torch import process_group
-
     if backend := process_group.backend():
         recorder.documents.facts({"backend": backend})

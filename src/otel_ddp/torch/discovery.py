@@ -90,17 +90,6 @@ def detach() -> None:
         optimizer_hooks.take_off_unused()
 
 
-class NamedModel(Search):
-    """A model was named. If steps never call it, the one that is called is searched for."""
-
-    def __init__(self, stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
-        self._stepper, self._found = stepper, found
-
-    def model_not_called(self) -> None:
-        """Its methods are called, or what it wraps."""
-        attach(self._stepper, self._found)
-
-
 class _Announced:
     """A training is announced: the hook on all modules waits for a model that trains."""
 
@@ -192,8 +181,8 @@ class _Search(Search):
     """
 
     def __init__(self, stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
+        super().__init__()
         self.stepper = stepper
-        self.on = False
         self._found = found
         self._reported = False
         self._steps_left = self._calls_left = 0

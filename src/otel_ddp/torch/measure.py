@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,7 @@ from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.profile_window import ProfileWindow
 from otel_ddp.torch.readings.between_steps import Readings, StepOptions
-from otel_ddp.torch.steps.stepper import Stepper
+from otel_ddp.torch.steps.stepper import Search, Stepper
 
 
 class _Measuring:
@@ -32,8 +33,6 @@ class _Measuring:
         self.stepper.switch_hooks = self._switch
         # A loop's evaluation is measured, in whatever step it comes.
         self.evaluates = Called(nn.Module, "eval", self._evaluates)
-        # All functions of `os` that replace the program call one of these.
-        self.replaces = [Called(os, each, _replaced, before=True) for each in ("execv", "execve")]
 
     def _switch(self, on: bool) -> None:
         model_hooks.switch(on)
@@ -48,14 +47,6 @@ class _Measuring:
 
 
 _current: _Measuring | None = None
-
-
-@errors.contained()
-def _replaced(*_: Any) -> None:
-    """Another program takes the place of this one: what was not written yet would be lost."""
-    # None in a forked child, which has a lock of its parent.
-    if (current := _current) is not None:
-        current.stepper.progress.flush()
 
 
 def start(
@@ -79,7 +70,8 @@ def start(
     # Hooks go last: from here on a step may begin at any moment.
     model_hooks.attach(model, stepper)
     stepper.end.model_came()
-    stepper.search = discovery.NamedModel(stepper, found)
+    # Its methods may be called, or what it wraps.
+    stepper.search = Search(partial(discovery.attach, stepper, found))
     model_hooks.watch_compiled_in_place()
 
 
@@ -147,7 +139,7 @@ def _take_off(but_of_optimizers: bool = False) -> None:
     ours: list[Callable[[], None]] = []
     if current is not None:
         ours = [current.window.close, current.readings.close, current.stepper.stop]
-        ours += [each.take_off for each in (current.evaluates, *current.replaces)]
+        ours.append(current.evaluates.take_off)
     # Each by itself: one that fails must not keep the others from being done.
     for act in (
         *ours,
@@ -168,7 +160,8 @@ def _after_fork() -> None:
         current.stepper.leave_to_parent()
         errors.attempt(discovery.detach, None)
         errors.attempt(current.window.leave_to_parent, None)
-        errors.attempt(current.readings.leave_to_parent, None)
+        # Keep no mode of ours in this thread.
+        errors.attempt(current.readings.flops.close, None)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -22,7 +22,7 @@ from otel_ddp.torch import inspection, models
 from otel_ddp.torch.hooks import every_module
 from otel_ddp.torch.steps.open_calls import outside_of_backward
 from otel_ddp.torch.steps.stepper import Stepper
-from otel_ddp.torch.steps.watched_model import INNER_HOOK, WatchedModel
+from otel_ddp.torch.steps.watched_model import WatchedModel
 
 _MOST_OUTPUTS, _MOST_OF_ONE = 64, 48
 _Tensor = torch.Tensor
@@ -31,7 +31,7 @@ _is_tracing = torch._C._is_tracing
 _trace = torch._C._get_tracing_state
 
 # The key of our hooks on a model. It may be inside of a DDP as well, and has that one's hook too.
-_HOOK = "otel_ddp model"
+_HOOK, _INNER_HOOK = "otel_ddp model", "otel_ddp"
 # Pickle and copy look this up on the object itself, before its class.
 _STATE = "__getstate__"
 # Where a module keeps its hooks, and what else it keeps of each of them, under the same keys.
@@ -81,13 +81,9 @@ def _attach_inside(ddp: Any, inside: nn.Module, watched: WatchedModel) -> None:
     within = _inner[id(inside)] = WatchedModel(inside, _inner)
     within.syncs_buffers = watched.syncs_buffers or (known is not None and known.syncs_buffers)
     take_off(inside, _before_inner, _after_inner)
-    inside._forward_pre_hooks[INNER_HOOK] = _before_inner
+    inside._forward_pre_hooks[_INNER_HOOK] = _before_inner
     watched.wraps = within.model
     _keep_out(inside, _ALL)
-    if not within.syncs_buffers:
-        # A hook that has nothing to do costs microseconds in each forward, taking it off costs a
-        # tenth of that.
-        watched.inner_hooks = ref(inside._forward_pre_hooks)
 
 
 def _put_on(module: Any) -> None:
@@ -124,9 +120,9 @@ def switch(on: bool) -> None:
         inside: Any = watched.wraps()
         if inside is not None and inside._compiled_call_impl is None:
             if on:
-                inside._forward_pre_hooks[INNER_HOOK] = _before_inner
+                inside._forward_pre_hooks[_INNER_HOOK] = _before_inner
             else:
-                inside._forward_pre_hooks.pop(INNER_HOOK, None)
+                inside._forward_pre_hooks.pop(_INNER_HOOK, None)
 
 
 def compiling(stepper: Stepper) -> None:
@@ -269,8 +265,6 @@ def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: An
         return
     watched.called = True
     if stepper.measured:
-        if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
-            inner.pop(INNER_HOOK, None)
         stepper.act("before forward", stepper.forward_began, watched, module, args, kwargs)
 
 
@@ -281,8 +275,6 @@ def after_forward(module: nn.Module, args: Any = (), output: Any = None, *_: Any
     stepper, watched = _stepper, _watched.get(id(module))
     if watched is None or stepper is None or not stepper.alive or not stepper.measured:
         return
-    if (inner := watched.inner_hooks and watched.inner_hooks()) is not None:
-        inner[INNER_HOOK] = _before_inner
     stepper.act("after forward", _forward_ended, stepper, watched, module, output)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import ref
@@ -23,9 +23,8 @@ from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.readings import capabilities
 from otel_ddp.torch.readings.devices import MemoryReadings, gpu_facts
-from otel_ddp.torch.readings.gradient_norm import SquareNorm, square_norm
+from otel_ddp.torch.readings.flops import COUNTED_FORWARD, ModelFlops
 from otel_ddp.torch.readings.loss import StepLoss
-from otel_ddp.torch.readings.model_flops import COUNTED_FORWARD, ModelFlops
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel
 from otel_ddp.vocabulary import catalog
@@ -76,7 +75,7 @@ class Readings:
         self._recorder = stepper.progress.recorder
         self._options = StepOptions()
         self._optimizer: Callable[[], Any] = _none
-        self._flops = ModelFlops(stepper)
+        self.flops = ModelFlops(stepper)
         self._loss = StepLoss()
         # The loss, its step, and when it was read.
         self._kept_back: list[tuple[Any, int, int]] = []
@@ -107,7 +106,7 @@ class Readings:
         options = self._options = self._options._replace(**given)
         stepper.sampled.sample_every(options.every)
         stepper.keep_to(options.overhead)
-        self._flops.given_per_sample = options.flops_per_sample
+        self.flops.given_per_sample = options.flops_per_sample
         if options.scaler is not None:
             stepper.end.has_scaler = True
             self._recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, 0.0, reason="overflow")
@@ -134,7 +133,7 @@ class Readings:
         device = next(iter(devices), None)
         if device is None or device.type == "cpu":
             return
-        self._device = self._flops.device = device
+        self._device = self.flops.device = device
         # There this rank arrives later than its host calls, and nobody has looked when.
         self._stepper.group_calls.give_up()
         self._memory = MemoryReadings(device, self._stepper.progress)
@@ -145,17 +144,11 @@ class Readings:
 
     # -- in a step
 
-    def forward_began(
-        self, watched: WatchedModel, module: nn.Module, args: tuple[Any, ...], kwargs: Any
-    ) -> None:
-        """Count its FLOPs, if they are not known."""
-        self._flops.forward_began(watched, module, args, kwargs)
-
     def forward_ended(self, watched: WatchedModel, module: nn.Module, output: Any) -> None:
         """End the count, and read the loss where the backward of this forward begins."""
         if watched.flops_per_unit is None and watched.forwards <= COUNTED_FORWARD:
             self._reentrant |= capabilities.checkpoints_reentrantly(output)
-        self._flops.forward_ended(watched, module, output is not None)
+        self.flops.forward_ended(watched, module, output is not None)
         model_hooks.watch_wrapping_ddp(watched, self._stepper)
         if self._stepper.sampled.wants_loss:
             self._stepper.sampled.wants_loss = False
@@ -181,13 +174,9 @@ class Readings:
             more = roots is None or self._loss.read_roots(roots, stepper.seen)
         stepper.sampled.wants_backward = more
 
-    def forward_interrupted(self) -> None:
-        """Leave nothing of ours behind."""
-        self._flops.interrupt()
-
     def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Read the gradients before the optimizer uses them."""
-        self._flops.check_again()
+        self.flops.check_again()
         self._norm = None
         # A fused optimizer has its gradients unscaled in its own step: they are still scaled here.
         capturing = self._device is not None and captures(module_of(self._device))
@@ -347,22 +336,18 @@ class Readings:
         return found | {"device_clock": "device_failed" if self._clock.failed else ""}
 
     def _correct_work(self, found: dict[str, str]) -> None:
-        if found["flops"] == "uncountable" and self._flops.uncounted:
-            found["flops"] = self._flops.uncounted
+        if found["flops"] == "uncountable" and self.flops.uncounted:
+            found["flops"] = self.flops.uncounted
         if found["samples"] == "shapes_unknown" and self._stepper.progress.work.tokens:
             found["samples"] = "packed"
-        if self._flops.any_shared:
+        if self.flops.any_shared:
             found["samples"] = found["tokens"] = "shared_batch"
             if self._options.flops_per_sample is None:
                 found["flops"] = "shared_batch"
 
-    def leave_to_parent(self) -> None:
-        """In a forked child: keep nothing in its thread, and write nothing."""
-        self._flops.close()
-
     def close(self) -> None:
         """The hooks come off: report if that was not done, and keep nothing."""
-        self._flops.close()
+        self.flops.close()
         self._own_collectives.take_off()
         if self._updates is not None:
             self._updates.take_off()
@@ -379,3 +364,65 @@ class Readings:
 
 def _none() -> None:
     pass
+
+
+# -- the norm of the gradients of a step, without a collective
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+class SquareNorm(NamedTuple):
+    """A number on the device of the gradients: the host does not wait for it."""
+
+    value: torch.Tensor
+    sharded: bool
+    """Whether it is this rank's part of a sum over all ranks."""
+
+
+def square_norm(gradients: Iterable[torch.Tensor | None]) -> SquareNorm | None:
+    """Of all gradients together; None where what this rank holds is not enough to know it."""
+    whole: list[torch.Tensor] = []
+    parts: dict[int, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        if gradient is None:
+            continue
+        copies = _copies(gradient)
+        if copies == 0 or gradient.layout is not torch.strided:
+            return None
+        if copies is None:
+            whole.append(gradient)
+        else:
+            # Never a norm of the DTensor itself: that is a collective.
+            parts.setdefault(copies, []).append(gradient.to_local())
+    if len({each.device for each in [*whole, *(g for many in parts.values() for g in many)]}) != 1:
+        return None
+    with torch.no_grad():
+        if not parts:
+            return SquareNorm(_squares(whole), False)
+        # Gradients that every rank has whole are left out: a sum over ranks would count them many
+        # times.
+        shares = [_squares(many) / copies for copies, many in parts.items()]
+        return SquareNorm(torch.stack(shares).sum(), True)
+
+
+def _copies(gradient: Any) -> int | None:
+    """On how many ranks each part of it lies; None for no DTensor, 0 where that is unknown."""
+    placements = getattr(gradient, "placements", None)
+    if placements is None:
+        return None
+    copies = 1
+    for dimension, placement in enumerate(placements):
+        if placement.is_partial():
+            return 0
+        if placement.is_replicate():
+            copies *= int(gradient.device_mesh.size(dimension))
+    return copies
+
+
+def _squares(gradients: list[torch.Tensor]) -> torch.Tensor:
+    # The square of a float16 overflows one.
+    norms = [
+        torch.linalg.vector_norm(each, dtype=torch.float32 if each.dtype in _NARROW else None)
+        for each in gradients
+    ]
+    return torch.stack([norm.to(torch.float32) for norm in norms]).square().sum()

@@ -21,12 +21,6 @@ _ALONE = 1000
 class StepEnd:
     """Knows the optimizer whose step ends a training step: named by the user, or the first seen."""
 
-    __slots__ = (
-        *("_in_round", "_losses", "_named", "_others", "_others_after", "_several_losses"),
-        *("_since_others", "_stepped_after", "backwards", "has_model", "has_scaler", "known"),
-        *("missed", "scaler_let"),
-    )
-
     def __init__(self) -> None:
         self.has_model = False
         """While no model is known, nothing makes a step."""

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
-
-from torch import nn
-from torch.optim import Optimizer
+from typing import Any
 
 from otel_ddp import errors
-from otel_ddp.torch.steps.watched_model import WatchedModel
 
 _FAILURES_ALLOWED = 3
 _NEVER = 2**63
@@ -17,43 +13,11 @@ _NEVER = 2**63
 _FIRST_WITHIN = 32
 
 
-class Reads(Protocol):
-    """What is read now and then, at these moments: see `readings/between_steps.py`."""
-
-    def first_step_began(self) -> None: ...
-    def forward_began(
-        self, watched: WatchedModel, module: nn.Module, args: tuple[Any, ...], kwargs: Any
-    ) -> None: ...
-    def forward_ended(self, watched: WatchedModel, module: nn.Module, output: Any) -> None: ...
-    def forward_interrupted(self) -> None: ...
-    def backward_began(self) -> None: ...
-    def optimizer_steps(self, optimizer: Optimizer) -> None: ...
-    def step_ended(self) -> None: ...
-    def report(self) -> None: ...
-    def counted_step_begins(self) -> None: ...
-    def hook_called(self, phase: str) -> None: ...
-    def counted_step_ended(self) -> None: ...
-
-
 class SampledSteps:
     """Chooses the steps that are sampled, and those in which collectives are counted."""
 
-    __slots__ = (
-        "_after_step",
-        "_count_at",
-        "_every",
-        "_failures",
-        "_rarely",
-        "_sample_at",
-        "counting",
-        "next_change",
-        "readings",
-        "sampling",
-        "wants_backward",
-        "wants_loss",
-    )
-    readings: Reads
-    """Set before the first hook."""
+    readings: Any
+    """The `Readings`, whose methods are called at their moments; set before the first hook."""
 
     def __init__(self) -> None:
         self._failures: dict[str, int] = {}

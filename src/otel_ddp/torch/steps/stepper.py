@@ -24,20 +24,18 @@ from otel_ddp.recording.phases import Phase
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.steps import Amounts, StepNumbers
 from otel_ddp.torch.inspection import CALL_MODULE, times_called
-from otel_ddp.torch.steps.backward_hook import BackwardHook
-from otel_ddp.torch.steps.batches import Batches
-from otel_ddp.torch.steps.budget import Budget, in_sample
-from otel_ddp.torch.steps.calibration import Calibration
+from otel_ddp.torch.steps.budget import Budget, Calibration, in_sample
 from otel_ddp.torch.steps.ends import StepEnd, is_infinity, steps_made
 from otel_ddp.torch.steps.group_calls import GroupCalls
 from otel_ddp.torch.steps.open_calls import (
+    BackwardHook,
     OpenCalls,
     current_backward,
     is_another_thread,
     outside_of_backward,
 )
 from otel_ddp.torch.steps.sampled import SampledSteps
-from otel_ddp.torch.steps.watched_model import WatchedModel
+from otel_ddp.torch.steps.watched_model import Batches, WatchedModel
 
 _FAILURES_ALLOWED = 3
 # A flush is looked for at every so many events of a kind, for where no step ends.
@@ -93,6 +91,10 @@ class Search:
 
     on = False
 
+    def __init__(self, begin: Callable[[], None] = lambda: None) -> None:
+        """*begin*: begins one, where a model was named and steps never call it."""
+        self._begin = begin
+
     def batch_wanted(self) -> None:
         """A loader is asked for a batch, and no model is known."""
 
@@ -104,6 +106,7 @@ class Search:
 
     def model_not_called(self) -> None:
         """A step has ended, and no call of a watched model was seen."""
+        self._begin()
 
     def unknown_optimizer_came(self) -> None:
         """An optimizer trains no watched model."""
@@ -221,7 +224,7 @@ class Stepper:
         self.group_calls.give_up()
         self.progress.settle()
         calls = self.calls
-        self.sampled.run(self.sampled.readings.forward_interrupted)
+        self.sampled.run(self.sampled.readings.flops.interrupt)
         for phase in (calls.forward, calls.eval, calls.backward, self._optimizer, calls.load):
             self._phases.leave(phase)
         self._steps.look = None
@@ -636,7 +639,7 @@ class Stepper:
         watched.take(args, kwargs, self.progress.work)
         if watched.flops_per_unit is None:
             sampled = self.sampled
-            sampled.run(sampled.readings.forward_began, watched, module, args, kwargs)
+            sampled.run(sampled.readings.flops.forward_began, watched, module, args, kwargs)
         batches.forward_begins(watched)
 
     def _is_beside_step(self, thread: int, trains: bool) -> bool:
